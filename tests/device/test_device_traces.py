@@ -68,8 +68,8 @@ def assert_equal_rows(rows: DeviceRows) -> None:
     records = arena[place.records_at :][: states.max_num_reqs * place.record_size].reshape(states.max_num_reqs, -1)
     known = rows.known_rows()
     for row in np.flatnonzero(states.live & (known == states.row_generation)).tolist():
-        assert records[row, layout.NUM_TOKENS] == states.num_tokens[row]
-        assert records[row, layout.NUM_COMPUTED] == states.num_computed_tokens[row]
+        assert records[row, layout.RECORD.index("num_tokens")] == states.num_tokens[row]
+        assert records[row, layout.RECORD.index("num_computed_tokens")] == states.num_computed_tokens[row]
         v = states.num_tokens[row]
         assert np.array_equal(arena[row * states.max_model_len :][:v], states.token_ids[row, :v])
 

@@ -90,7 +90,7 @@ def test_a_step_sent_before_the_samples_are_known_equals_the_resolved_step(seed)
         for b, row in enumerate(batch.idx_mapping.tolist()):
             n, k = int(batch.num_scheduled_tokens[b]), int(batch.num_draft_tokens[b])
             record = arena[place.records_at + row * place.record_size :]
-            if record[layout.NUM_COMPUTED] + n - k >= record[layout.NUM_TOKENS]:
+            if record[layout.RECORD.index("num_computed_tokens")] + n - k >= record[layout.RECORD.index("num_tokens")]:
                 samples[b, : pick.randint(1, k + 1)] = pick.randrange(90)
         rows.tensors["sampled"].numpy()[: samples.size] = samples.ravel()
         rows.commit(batch.num_reqs_padded)
@@ -198,8 +198,10 @@ def test_a_packet_has_the_changes_alone():
         states.add_request(NewRequest(str(i), [1, 2, 3 + i], [[2 * i + 1, 2 * i + 2]], sampling_params=params))
     assert one_step(rows, buffers, 3) == 3 * 5  # tokens, progress, sampling, blocks and their number
     record = rows.arena.numpy()[rows.layout.records_at + states.row_of("2") * rows.layout.record_size :]
-    assert record[layout.TEMPERATURE : layout.TEMPERATURE + 2].view(np.float32).tolist() == [2.5, np.float32(0.9)]
-    assert record[layout.SEED : layout.SEED + 2].view(np.int64) == (1 << 40) + 2
+    entry = dict(zip(layout.RECORD, record, strict=False))
+    floats = np.array([entry["temperature"], entry["top_p"]], np.int32).view(np.float32)
+    assert floats.tolist() == [2.5, np.float32(0.9)]
+    assert (entry["seed_high"], entry["seed"]) == (1 << 8, 2)
     assert one_step(rows, buffers, 1) == 0
     states.append_blocks("1", [[9]])
     assert one_step(rows, buffers, 1) == 2

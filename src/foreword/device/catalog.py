@@ -9,22 +9,27 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from foreword.device.layout import DEVICE_FIELDS, PREPARED, StepTensors
+
 
 class Kernel(NamedTuple):
     """A kernel of ``foreword.device.kernels.<module>``.
 
-    types: of its arguments, in order, as Triton writes them ("*i32": a pointer). constants: the sizes that a table of
+    types: of its arguments, in order, as Triton writes them ("*i32": a pointer), of an argument with several values a
+    tuple. constants: the sizes that a table of
     compiled kernels shows it with, by name; a type is written as its name. function: its name in the module, None: the
     name that it is listed with.
     """
 
     module: str
-    types: tuple[str, ...]
+    types: tuple[str | tuple[str, ...], ...]
     constants: Mapping[str, Any]
     function: str | None = None
 
 
 _ARENA = ("*i32", "*i32")  # arena, packet
+_POINTERS = {"int32": "*i32", "int64": "*i64", "bool": "*i1"}
+_STEP = StepTensors(*(_POINTERS[DEVICE_FIELDS[name].dtype] for name in PREPARED))
 _ATTENTION = {"HEADS": 14, "KV_HEADS": 2, "DIM": 64, "VALUE_DIM": 64}
 
 
@@ -52,8 +57,7 @@ KERNELS: Mapping[str, Kernel] = {
     "apply_runs": Kernel("rows", _ARENA, {"BLOCK": 256}),
     "prepare_step": Kernel(
         "prepare",
-        (*_ARENA, "*i32", *("i32",) * 7, "*i32", "*i64", "*i32", "*i32", "*i64", "*i64", "*i32", "*i32", "*i1",
-         "*i32", "*i32", "*i32", "*i32", "*i64", "*i32", "*i32", "i32", "i32", "i32"),
+        (*_ARENA, "*i32", *("i32",) * 7, _STEP, "i32", "i32", "i32"),
         {"G": 2, "WIDTH": 4, "BLOCK": 128},
     ),
     "gather_tables": Kernel("rows", (*_ARENA, "*i32", "i32", "i32", "i32", "i32", "*i32", "*i32"), {"BLOCK": 128}),

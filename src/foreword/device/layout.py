@@ -9,7 +9,7 @@ Arena
 
 Packet, for B requests padded to Bp, T tokens, D drafts
 
-    header       [16]      `HEADER`
+    header       [16]      `PacketHeader`
     rows         [Bp]      row of each request; ~row for a cancelled one; padding 0
     query_start  [Bp + 1]  padding T
     cu_drafts    [Bp + 1]  drafts of the requests before; padding D
@@ -18,30 +18,39 @@ Packet, for B requests padded to Bp, T tokens, D drafts
     runs         [n, 3]    (to, length, from): arena[to : to + length] = packet[from : from + length]
     payload                what the runs read
 
-native/batch/packet.cpp writes packets.
+native/batch/packet.cpp writes packets, `PlanArrays` has their parts on the host, and
+`foreword.device.kernels.places` on the device.
 """
 
 from __future__ import annotations
 
+from collections import namedtuple
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
 from foreword.arrays import I32
 from foreword.batch import RequestStates
+from foreword.batch.step.layout import FIELDS, GATHERED, Field
 from foreword.errors import ConfigError
 from foreword.integers import INT32_MAX
 
-HEADER = (
-    "num_reqs",
-    "num_tokens",
-    "num_reqs_padded",
-    "num_tokens_padded",
-    "num_logits",
-    "num_draft_tokens",
-    "num_runs",
-    "runs_at",
-)
+
+class PacketHeader(NamedTuple):
+    """The first entries of a packet."""
+
+    num_reqs: int = 0
+    num_tokens: int = 0
+    num_reqs_padded: int = 0
+    num_tokens_padded: int = 0
+    num_logits: int = 0
+    num_draft_tokens: int = 0
+    num_runs: int = 0
+    runs_at: int = 0
+
+
+HEADER = PacketHeader._fields
 HEADER_SIZE = 16
 NO_TOKEN = -2
 """In place of the first sample of a request whose logits give no token."""
@@ -61,30 +70,68 @@ SAMPLING = (
 INPUTS = ("lora_id", "rope_delta")
 """Of a request, set when it is admitted. They are sent with its sampling parameters."""
 
-NUM_TOKENS, NUM_COMPUTED, PREFILL_LEN, PROMPT_LEN = range(4)  # entries of a record
-NEEDS, TEMPERATURE, TOP_P, MIN_P, TOP_K, REPETITION, FREQUENCY, PRESENCE, SEED = range(4, 4 + len(SAMPLING))
-LORA_ID, ROPE_DELTA = SEED + 2, SEED + 3
-_NUM_BLOCKS = ROPE_DELTA + 1
+RECORD = (*PROGRESS, *SAMPLING, "seed_high", *INPUTS)
+"""The entries of a row's record. The blocks held, one entry per KV group, follow."""
 
-GROUP = (
-    "table_at",
-    "num_blocks_entry",
-    "width",
-    "block_size",
-    "tokens_per_block",
-    "cp_size",
-    "cp_rank",
-    "cp_interleave",
-    "sliding_window",
-)
+
+class GroupRecord(NamedTuple):
+    """What kernels read of a KV group. No sliding window is 0, no slots is rank −1."""
+
+    table_at: int
+    num_blocks_entry: int
+    width: int
+    block_size: int
+    tokens_per_block: int
+    cp_size: int = 1
+    cp_rank: int = 0
+    cp_interleave: int = 1
+    sliding_window: int = 0
+
+
+GROUP = GroupRecord._fields
 GROUP_SIZE = 16
+
+DEVICE_FIELDS = {
+    **{name: field for name, field in FIELDS.items() if field.on_device},
+    "rope_positions": Field("rope_positions", ("Tp",), "int64", 0),  # positions + rope_delta
+}
+"""The tensors that the kernels make: those of the step's table that are on the device, and the rotary positions."""
+
+PREPARED = tuple(name for name in DEVICE_FIELDS if name not in GATHERED)
+"""Those that `prepare_step` makes; `gather_tables` makes the others."""
+
+StepTensors = namedtuple("StepTensors", PREPARED)  # type: ignore[misc]  # mypy wants the names written here
+"""A value of each of `PREPARED`, by name. The kernel takes its pointers as one such argument."""
+
+
+class PlanArrays(NamedTuple):
+    """The parts of a packet before its runs, as views of host memory."""
+
+    header: I32
+    rows: I32
+    query_start: I32
+    cu_drafts: I32
+    owner: I32
+    draft_ids: I32
+
+    @staticmethod
+    def sizes(step: PacketHeader) -> tuple[int, ...]:
+        """Return the number of entries of each part."""
+        Bp = step.num_reqs_padded
+        return HEADER_SIZE, Bp, Bp + 1, Bp + 1, step.num_tokens, step.num_draft_tokens
+
+    @classmethod
+    def of(cls, packet: I32, step: PacketHeader) -> PlanArrays:
+        """Return the parts of the packet of a step with these numbers."""
+        sizes = cls.sizes(step)
+        return cls(*(packet[end - size : end] for end, size in zip(accumulate(sizes), sizes, strict=True)))
 
 
 class RowLayout(NamedTuple):
     """Where the arena of some states has what.
 
     size: its entries. tokens_at, records_at: the first entry of each. record_size: entries of a record.
-    groups: int32 [G, GROUP_SIZE], `GROUP` of each KV group; no sliding window is 0, no slots is rank −1.
+    groups: int32 [G, GROUP_SIZE], the `GroupRecord` of each KV group.
     max_packet: entries of a packet that holds any plan, and the changes of at least one row.
     """
 
@@ -99,15 +146,15 @@ class RowLayout(NamedTuple):
     def of(cls, states: RequestStates, max_num_batched_tokens: int) -> RowLayout:
         """ConfigError for rows that one arena of 2^31 entries does not hold."""
         R, M, tables = states.max_num_reqs, states.max_model_len, states.block_tables
-        record_size = -(-(_NUM_BLOCKS + len(tables)) // 16) * 16
+        record_size = -(-(len(RECORD) + len(tables)) // 16) * 16
         records_at = R * M
         groups = np.zeros((len(tables), GROUP_SIZE), np.int64)
         end, changes = records_at + R * record_size, 6 + record_size + M
         for g, table in enumerate(tables):
             cp, group = table.context_parallel, table.group
             spread = (cp.size, cp.rank, cp.interleave) if cp is not None else (1, -1 if group.recurrent else 0, 1)
-            groups[g, : len(GROUP)] = (
-                end, _NUM_BLOCKS + g, table.width, group.block_size, table.tokens_per_block, *spread,
+            groups[g, : len(GROUP)] = GroupRecord(
+                end, len(RECORD) + g, table.width, group.block_size, table.tokens_per_block, *spread,
                 group.sliding_window or 0,
             )  # fmt: skip
             end += R * table.width
@@ -117,6 +164,8 @@ class RowLayout(NamedTuple):
                 f"max_num_reqs={R}, max_model_len={M}: the rows have {end} entries on the device, the most is "
                 f"{INT32_MAX}; use fewer or shorter rows"
             )
-        drafts = R * states.max_num_draft_tokens
-        plan = HEADER_SIZE + 3 * R + 2 + max_num_batched_tokens + drafts
+        largest = PacketHeader(
+            num_reqs_padded=R, num_tokens=max_num_batched_tokens, num_draft_tokens=R * states.max_num_draft_tokens
+        )
+        plan = sum(PlanArrays.sizes(largest))
         return cls(end, 0, records_at, record_size, groups.astype(np.int32), plan + changes + 16 * R)

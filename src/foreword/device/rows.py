@@ -9,32 +9,14 @@ import numpy as np
 
 from foreword.arrays import I64, AnyArray
 from foreword.batch import InputBatch, InputBuffers, RequestStates
-from foreword.batch.step.layout import EXTENTS, FIELDS, GATHERED, Scalars
+from foreword.batch.step.layout import EXTENTS, GATHERED, Scalars, shape_of
 from foreword.device import layout
 from foreword.device.api import DeviceApi, Tensor
-from foreword.device.layout import RowLayout
+from foreword.device.layout import DEVICE_FIELDS, PREPARED, RowLayout, StepTensors
 from foreword.device.ring import PacketRing, PacketSlot
 from foreword.errors import ConfigError, PlanError
 from foreword.native import available, native
 
-_OUTPUTS = (  # of `prepare_step`, in its order
-    "input_ids",
-    "positions",
-    "req_indices",
-    "lora_tokens",
-    "rope_positions",
-    "slot_mapping",
-    "idx_mapping",
-    "num_computed_tokens",
-    "is_prefilling",
-    "seq_lens",
-    "dcp_local_seq_lens",
-    "query_start_loc",
-    "cu_num_logits",
-    "logits_indices",
-    "expanded_idx_mapping",
-    "expanded_local_pos",
-)
 _BLOCK = 128
 _APPLY_PROGRAMS = 64
 
@@ -64,39 +46,24 @@ class DeviceRows:
         self._max_packet = place.max_packet
         self.width = 1 + states.max_num_draft_tokens
         R, T, G = states.max_num_reqs, max_num_batched_tokens, len(states.block_tables)
-        self.max_num_logits = min(T, R * self.width)
         self.arena, self.packet = api.zeros((place.size,), "int32"), api.zeros((place.max_packet,), "int32")
         self.groups = api.zeros(place.groups.shape, "int32")
         staged = api.pinned(place.groups.size)
         api.to_host(staged)[:] = place.groups.ravel()
         api.copy(self.groups.reshape(-1), staged)
-        shapes: dict[str, tuple[tuple[int, ...], str]] = {
-            "input_ids": ((T,), "int32"),
-            "positions": ((T,), "int64"),
-            "req_indices": ((T,), "int32"),
-            "lora_tokens": ((T,), "int32"),
-            "rope_positions": ((T,), "int64"),
-            "slot_mapping": ((G, T), "int64"),
-            "idx_mapping": ((R,), "int32"),
-            "num_computed_tokens": ((R,), "int32"),
-            "is_prefilling": ((R,), "bool"),
-            "seq_lens": ((R,), "int32"),
-            "dcp_local_seq_lens": ((R,), "int32"),
-            "query_start_loc": ((R + 1,), "int32"),
-            "cu_num_logits": ((R + 1,), "int32"),
-            "logits_indices": ((self.max_num_logits,), "int64"),
-            "expanded_idx_mapping": ((self.max_num_logits,), "int32"),
-            "expanded_local_pos": ((self.max_num_logits,), "int32"),
-            "sampled": ((R * self.width,), "int32"),
-        }
-        self.tensors: dict[str, Any] = {name: api.zeros(*shape) for name, shape in shapes.items()}
+        self.tensors: dict[str, Any] = {"sampled": api.zeros((R * self.width,), "int32")}
+        for name in PREPARED:
+            field = DEVICE_FIELDS[name]
+            shape = shape_of(field, states, T)
+            self.tensors[name] = api.zeros((G, *shape) if field.per_group else shape, field.dtype)
+        self.max_num_logits = len(self.tensors["logits_indices"])
         self.sampled = self.tensors["sampled"]
         self.ring = PacketRing(api, depth=depth, packet_size=place.max_packet, sampled_size=R * self.width)
         self._arguments = (
             self.arena, self.packet, self.groups, place.tokens_at, states.max_model_len, place.records_at,
             place.record_size, T, self.max_num_logits,
         )  # fmt: skip
-        self._outputs = tuple(self.tensors[name] for name in _OUTPUTS)
+        self._outputs = StepTensors(*(self.tensors[name] for name in PREPARED))
         cp = states.context_parallel
         self._ranks = (cp.size, cp.rank, cp.interleave) if cp is not None else (1, 0, 1)
         self._core = core = native.PacketCore(
@@ -108,12 +75,12 @@ class DeviceRows:
             place.records_at,
             place.record_size,
         )
-        for g, table in enumerate(states.block_tables):
-            table_at, entry = place.groups[g, :2].tolist()
-            core.add_table(table.table, table.num_blocks, table.content_id, table_at, place.records_at + entry)
+        for table, values in zip(states.block_tables, place.groups[:, : len(layout.GROUP)].tolist(), strict=True):
+            group = layout.GroupRecord(*values)
+            held_at = place.records_at + group.num_blocks_entry
+            core.add_table(table.table, table.num_blocks, table.content_id, group.table_at, held_at)
         core.forget()
         self._row_order = states.layout_version
-        self._sources: dict[int, tuple[InputBuffers, native.StepBuffers]] = {}
 
     def forget(self) -> None:
         """Send every row again: after an error of the device, or after tokens were replaced in place."""
@@ -135,12 +102,10 @@ class DeviceRows:
         if self.states.layout_version != self._row_order:  # rows moved
             self._core.forget()
             self._row_order = self.states.layout_version
-        source = self._sources.get(id(buffers))
-        if source is None:
-            source = self._sources[id(buffers)] = buffers, _step_buffers(buffers)
+        source = buffers.attach(_step_buffers, _step_buffers)
         slot = self.ring.acquire()
         while True:
-            length = self._core.pack(source[1], slot.packet_array)
+            length = self._core.pack(source, slot.packet_array)
             size = min((abs(length) + 255) & -256, self._max_packet)
             self.api.copy(*slot.packet_to(self.packet, size))
             if length > 0:
@@ -160,17 +125,18 @@ class DeviceRows:
         programs = -(-num_tokens // _BLOCK)
         grid = (programs - (-(num_reqs + 1) // _BLOCK),)
         self.api.launch(
-            "prepare_step", grid, *self._arguments, programs, *self._outputs, *self._ranks,
+            "prepare_step", grid, *self._arguments, programs, self._outputs, *self._ranks,
             G=len(self.states.block_tables), WIDTH=self.width, BLOCK=_BLOCK,
         )  # fmt: skip
 
     def gather(self, num_reqs: int) -> None:
         """K2: the block tables in batch order, for kernels that do not read the rows. Allocates on its first call."""
-        R, place = self.states.max_num_reqs, self.layout
-        tables = self.states.block_tables
+        states, place = self.states, self.layout
+        tables = states.block_tables
         if "block_table" not in self.tensors:
-            self.tensors["block_table"] = [self.api.zeros((R, table.width), "int32") for table in tables]
-            self.tensors["num_blocks"] = [self.api.zeros((R,), "int32") for _ in tables]
+            for field in (DEVICE_FIELDS[name] for name in GATHERED):
+                shapes = (shape_of(field, states, self.max_num_batched_tokens, group=g) for g in range(len(tables)))
+                self.tensors[field.name] = [self.api.zeros(shape, field.dtype) for shape in shapes]
         for g, table in enumerate(tables):
             self.api.launch(
                 "gather_tables", (max(num_reqs, 1), -(-table.width // _BLOCK)), self.arena, self.packet, self.groups, g,
@@ -198,7 +164,7 @@ class DeviceRows:
         for name, values in self.tensors.items():
             if name == "sampled" or (name == "dcp_local_seq_lens" and self.states.context_parallel is None):
                 continue
-            field = FIELDS["positions" if name == "rope_positions" else name]
+            field = DEVICE_FIELDS[name]
             extent, per_group = EXTENTS[field.shape[0]], field.per_group
             size = getattr(step, extent.scalar) + extent.extra
             found[name] = [self._copy_of(v[:size]) for v in values] if per_group else self._copy_of(values[:size])

@@ -11,7 +11,7 @@ from foreword.arrays import I64, U8, AnyArray
 from foreword.batch.state.request_states import RequestStates
 from foreword.batch.state.sampling_metadata import SamplingMetadata, StepCache, StepNeeds, metadata_cache, needs_cache
 from foreword.batch.step.arena import Allocator, carve
-from foreword.batch.step.layout import FIELDS, STEP, Scalars
+from foreword.batch.step.layout import FIELDS, STEP, Scalars, shape_of
 from foreword.batch.values.fields import Field
 from foreword.errors import ConfigError
 from foreword.integers import is_int32
@@ -65,7 +65,11 @@ class InputBuffers:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.generation = 0
         self._allocator = allocator
-        shapes = [(self._shape(field, g), field.dtype) for field in STEP for g in self._groups(field)]
+        shapes = [
+            (shape_of(field, states, max_num_batched_tokens, group=g), field.dtype)
+            for field in STEP
+            for g in self._groups(field)
+        ]
         self.arena: U8
         self.arena, carved = carve(shapes, allocator)
         arrays = iter(carved)
@@ -105,7 +109,8 @@ class InputBuffers:
         array = self._optional.get(key)
         if array is None:
             field = FIELDS[name]
-            array = carve([(self._shape(field, group, size), field.dtype)], self._allocator)[1][0]
+            shape = shape_of(field, self.states, self.max_num_batched_tokens, group=group, size=size)
+            array = carve([(shape, field.dtype)], self._allocator)[1][0]
             array[...] = self._padding(field)
             self._optional[key] = array
         return array
@@ -134,34 +139,6 @@ class InputBuffers:
         if field.padding == "null":
             return self.states.null_block
         return field.padding if isinstance(field.padding, int) else 0
-
-    def _shape(self, field: Field, group: int, size: int = 0) -> tuple[int, ...]:
-        states, table = self.states, self.states.block_tables[group]
-        reqs, tokens, drafts = self.max_num_reqs, self.max_num_batched_tokens, states.max_num_draft_tokens
-        capacity = {
-            "N": len(Scalars._fields),
-            "B": reqs,
-            "B+1": reqs + 1,
-            "Bp": reqs,
-            "Bp+1": reqs + 1,
-            "T": tokens,
-            "Tp": tokens,
-            "L": min(tokens, reqs * (1 + drafts)),
-            "D": reqs * drafts,
-            "4": 4,
-            "K": table.width,
-            "K·r": table.width * (table.group.block_size // (table.group.kernel_block_size or table.group.block_size)),
-            "B·K": reqs * table.width,
-            "M": states.max_model_len,
-            "dims": size,
-            "Lp": size,
-            "2B": 2 * reqs,
-            "2B+1": 2 * reqs + 1,
-            "C/S": size,
-            "V": (pieces := 2 * reqs + tokens // max(size * table.tokens_per_block, 1)),
-            "V+1": pieces + 1,
-        }
-        return tuple(capacity[axis] for axis in field.shape)
 
 
 def _read_only(value: Arrays) -> Arrays:

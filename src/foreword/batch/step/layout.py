@@ -1,11 +1,25 @@
-"""The tensors of a step: the one table from which buffers, views, native pointers and specification follow."""
+"""The tensors of a step: the one table from which buffers, views, native and device pointers, and the page follow."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from foreword.batch.state.request_states import RequestStates
 from foreword.batch.values.fields import Field
+
+__all__ = [
+    "EXTENTS",
+    "FIELDS",
+    "GATHERED",
+    "OPTIONAL",
+    "PAD_SLOT_ID",
+    "STEP",
+    "Extent",
+    "Field",
+    "Scalars",
+    "shape_of",
+]
 
 PAD_SLOT_ID = -1
 
@@ -27,34 +41,33 @@ class Scalars(NamedTuple):
 
 STEP = (
     Field("scalars", ("N",), "int64"),
-    Field("idx_mapping", ("B",), "int32", -1),
+    Field("idx_mapping", ("B",), "int32", -1, on_device=True),
     Field("num_scheduled_tokens", ("B",), "int32"),
     Field("num_draft_tokens", ("B",), "int32"),
-    Field("num_computed_tokens", ("B",), "int32", 0),
+    Field("num_computed_tokens", ("B",), "int32", 0, on_device=True),
     Field("num_placeholders", ("B",), "int32"),
-    Field("is_prefilling", ("B",), "bool", 0),
+    Field("is_prefilling", ("B",), "bool", 0, on_device=True),
     Field("row_generation", ("B",), "int64"),
-    Field("query_start_loc", ("Bp+1",), "int32", "T"),
-    Field("seq_lens", ("Bp",), "int32", 0),
-    Field("dcp_local_seq_lens", ("Bp",), "int32", 0),
-    Field("cu_num_logits", ("B+1",), "int32"),
+    Field("query_start_loc", ("Bp+1",), "int32", "T", on_device=True),
+    Field("seq_lens", ("Bp",), "int32", 0, on_device=True),
+    Field("dcp_local_seq_lens", ("Bp",), "int32", 0, on_device=True),
+    Field("cu_num_logits", ("B+1",), "int32", on_device=True),
     Field("cu_num_draft_tokens", ("B+1",), "int32"),
-    Field("req_indices", ("T",), "int32"),
-    Field("positions", ("Tp",), "int64", 0),
-    Field("input_ids", ("Tp",), "int32", 0),
-    Field("slot_mapping", ("Tp",), "int64", PAD_SLOT_ID, per_group=True),
-    Field("logits_indices", ("L",), "int64", 0),
-    Field("expanded_idx_mapping", ("L",), "int32", -1),
-    Field("expanded_local_pos", ("L",), "int32"),
+    Field("req_indices", ("T",), "int32", on_device=True),
+    Field("positions", ("Tp",), "int64", 0, on_device=True),
+    Field("input_ids", ("Tp",), "int32", 0, on_device=True),
+    Field("slot_mapping", ("Tp",), "int64", PAD_SLOT_ID, per_group=True, on_device=True),
+    Field("logits_indices", ("L",), "int64", 0, on_device=True),
+    Field("expanded_idx_mapping", ("L",), "int32", -1, on_device=True),
+    Field("expanded_local_pos", ("L",), "int32", on_device=True),
     Field("target_logits_indices", ("D",), "int64"),
     Field("bonus_logits_indices", ("B",), "int64"),
     Field("draft_token_ids", ("D",), "int32"),
     Field("samples", ("B",), "bool"),  # of an advanced step: requests whose samples count
-    Field(
-        "written", ("4",), "int64"
-    ),  # by the step before: tokens, requests, logit rows; by the last gathered step: requests
-    Field("block_table", ("Bp", "K"), "int32", "null", per_group=True),
-    Field("num_blocks", ("B",), "int32", 0, per_group=True),  # of the gathered rows
+    # By the step before: tokens, requests, logit rows; by the last gathered step: requests.
+    Field("written", ("4",), "int64"),
+    Field("block_table", ("Bp", "K"), "int32", "null", per_group=True, on_device=True),
+    Field("num_blocks", ("B",), "int32", 0, per_group=True, on_device=True),  # of the gathered rows
     Field("num_nulled", ("B",), "int32", per_group=True),  # entries of a gathered row nulled below the window
     Field("content_id", ("B",), "int64", per_group=True),  # the content a gathered row copies, 0: unknown
 )
@@ -66,7 +79,7 @@ OPTIONAL = (
     Field("mrope_positions", ("dims", "Tp"), "int64", 0),
     Field("encoder_seq_lens", ("Bp",), "int32", 0),
     Field("lora_requests", ("B",), "int32", 0),
-    Field("lora_tokens", ("Tp",), "int32", 0),
+    Field("lora_tokens", ("Tp",), "int32", 0, on_device=True),
     Field("lora_logits", ("L",), "int32", 0),
     Field("discard_mask", ("Bp",), "bool", 1),
     Field("state_read", ("Bp",), "int32", -1, per_group=True),
@@ -113,3 +126,39 @@ EXTENTS: Mapping[str, Extent] = {
     "L": Extent("num_logits", 0),
     "D": Extent("num_draft_tokens", 0),
 }
+
+
+def shape_of(
+    field: Field, states: RequestStates, max_num_batched_tokens: int, *, group: int = 0, size: int = 0
+) -> tuple[int, ...]:
+    """Return the shape of the largest step's tensor, of one KV group where there is one per group.
+
+    size: the number of entries of an axis that the states do not determine (``dims``, ``Lp``, ``C/S``).
+    """
+    table = states.block_tables[group]
+    reqs, tokens, drafts = states.max_num_reqs, max_num_batched_tokens, states.max_num_draft_tokens
+    pieces = 2 * reqs + tokens // max(size * table.tokens_per_block, 1)
+    capacity = {
+        "N": len(Scalars._fields),
+        "B": reqs,
+        "B+1": reqs + 1,
+        "Bp": reqs,
+        "Bp+1": reqs + 1,
+        "T": tokens,
+        "Tp": tokens,
+        "L": min(tokens, reqs * (1 + drafts)),
+        "D": reqs * drafts,
+        "4": 4,
+        "K": table.width,
+        "K·r": table.width * (table.group.block_size // (table.group.kernel_block_size or table.group.block_size)),
+        "B·K": reqs * table.width,
+        "M": states.max_model_len,
+        "dims": size,
+        "Lp": size,
+        "2B": 2 * reqs,
+        "2B+1": 2 * reqs + 1,
+        "C/S": size,
+        "V": pieces,
+        "V+1": pieces + 1,
+    }
+    return tuple(capacity[axis] for axis in field.shape)

@@ -13,6 +13,7 @@ class Field:
     them hold ``padding``. padding: a number, "null" for the null block, "T" for the number of tokens, None where the
     entries are unspecified. In the row state it is the value of a row without a request.
     per_group: a tuple of such arrays, one per KV group.
+    on_device: whether `foreword.device` prepares it too.
     """
 
     name: str
@@ -20,3 +21,4 @@ class Field:
     dtype: str
     padding: int | str | None = None
     per_group: bool = False
+    on_device: bool = False

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from foreword.device.kernels.places import PACKET_NUM_TOKENS
+
 
 @triton.jit
 def shrink(
@@ -15,7 +17,7 @@ def shrink(
     a: [adapters, rank, a_columns]. inner: float32 [Tp, rank].
     """
     t = tl.program_id(0)
-    adapter = tl.load(adapters + t, mask=t < tl.load(packet + 1), other=-1)
+    adapter = tl.load(adapters + t, mask=t < tl.load(packet + PACKET_NUM_TOKENS), other=-1)
     if adapter >= 0:
         r = tl.program_id(1) * BLOCK_RANK + tl.arange(0, BLOCK_RANK)
         of_rank = a + (adapter.to(tl.int64) * rank + r) * a_columns
@@ -38,7 +40,7 @@ def expand(
     b: [adapters, num_outputs, rank]. out: rows of num_outputs, out_stride apart.
     """
     t = tl.program_id(0)
-    adapter = tl.load(adapters + t, mask=t < tl.load(packet + 1), other=-1)
+    adapter = tl.load(adapters + t, mask=t < tl.load(packet + PACKET_NUM_TOKENS), other=-1)
     if adapter >= 0:
         o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         of_output = b + (adapter.to(tl.int64) * num_outputs + o) * rank

@@ -3,12 +3,19 @@
 import triton
 import triton.language as tl
 
-from foreword.device import layout
 from foreword.device.kernels.fp8 import decode
+from foreword.device.kernels.places import (
+    GROUP_BLOCK_SIZE,
+    GROUP_SIZE,
+    GROUP_TABLE_AT,
+    GROUP_WIDTH,
+    PACKET_NUM_REQS,
+    PACKET_NUM_TOKENS,
+    PACKET_NUM_TOKENS_PADDED,
+    ROW_NUM_COMPUTED_TOKENS,
+    plan_of,
+)
 
-HEADER = tl.constexpr(layout.HEADER_SIZE)
-GROUP = tl.constexpr(layout.GROUP_SIZE)
-NUM_COMPUTED = tl.constexpr(layout.NUM_COMPUTED)
 NEGATIVE = tl.constexpr(-1.0e30)  # a score that is not seen: no infinities, whose difference would be NaN
 
 
@@ -37,9 +44,8 @@ def attend(
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
-    num_reqs = tl.load(packet)
-    rows = packet + HEADER
-    query_start = rows + tl.load(packet + 2)
+    num_reqs = tl.load(packet + PACKET_NUM_REQS)
+    rows, query_start, _, _, _ = plan_of(packet)
     low = 0
     high = num_reqs
     while low < high:  # the number of requests whose first tile is at most this one
@@ -53,9 +59,10 @@ def attend(
     local = (tile - start // Q - b) * Q
     row = tl.load(rows + b, mask=b >= 0, other=-1)
     if (local < n) & (row >= 0):
-        computed = tl.load(state + records_at + row.to(tl.int64) * record_size + NUM_COMPUTED)
-        table = state + tl.load(groups + group * GROUP) + row.to(tl.int64) * tl.load(groups + group * GROUP + 2)
-        size = tl.load(groups + group * GROUP + 3)
+        computed = tl.load(state + records_at + row.to(tl.int64) * record_size + ROW_NUM_COMPUTED_TOKENS)
+        record = groups + group * GROUP_SIZE
+        table = state + tl.load(record + GROUP_TABLE_AT) + row.to(tl.int64) * tl.load(record + GROUP_WIDTH)
+        size = tl.load(record + GROUP_BLOCK_SIZE)
         m_at = tl.arange(0, BLOCK_M)
         d = tl.arange(0, BLOCK_DIM)
         dv = tl.arange(0, BLOCK_VALUE)
@@ -113,7 +120,7 @@ def attend(
             top = new
         valid = real[:, None] & (dv < VALUE_DIM)[None, :]
         if SPLIT:
-            num_tokens = tl.load(packet + 3).to(tl.int64)
+            num_tokens = tl.load(packet + PACKET_NUM_TOKENS_PADDED).to(tl.int64)
             to = partial + ((split * num_tokens + token) * HEADS + head) * (VALUE_DIM + 2)
             tl.store(to[:, None] + dv[None, :], sums, mask=valid)
             tl.store(to + VALUE_DIM, top, mask=real)
@@ -131,9 +138,9 @@ def merge_splits(
     """out[t, h] from the parts that `attend` wrote. Grid (Tp, HEADS)."""
     t = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    if t < tl.load(packet + 1):
+    if t < tl.load(packet + PACKET_NUM_TOKENS):
         dv = tl.arange(0, BLOCK_VALUE)
-        num_tokens = tl.load(packet + 3).to(tl.int64)
+        num_tokens = tl.load(packet + PACKET_NUM_TOKENS_PADDED).to(tl.int64)
         top = tl.full([1], NEGATIVE, tl.float32)
         total = tl.zeros([1], tl.float32)
         sums = tl.zeros([BLOCK_VALUE], tl.float32)

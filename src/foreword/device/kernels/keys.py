@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from foreword.device.kernels.fp8 import LARGEST, encode
+from foreword.device.kernels.places import PACKET_NUM_TOKENS
 
 SMALLEST = tl.constexpr(1e-30)  # of the largest number of a head: no division by zero
 
@@ -28,7 +29,7 @@ def write_keys(
     """
     t = tl.program_id(0)
     head = tl.program_id(1)
-    if t < tl.load(packet + 1):
+    if t < tl.load(packet + PACKET_NUM_TOKENS):
         base = qkv + t.to(tl.int64) * qkv_stride
         d = tl.arange(0, BLOCK_DIM)
         slot = tl.load(slot_mapping + t)

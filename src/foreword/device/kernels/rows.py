@@ -1,24 +1,32 @@
 """Kernels over the arena: the packet's changes (K0), gathered block tables (K2), the samples (K6).
 
-`foreword.device.layout` describes arena and packet, and defines the numbers that stand here as constants.
+`foreword.device.layout` describes arena and packet.
 """
 
 import triton
 import triton.language as tl
 
-from foreword.device import layout
-
-HEADER = tl.constexpr(layout.HEADER_SIZE)
-GROUP = tl.constexpr(layout.GROUP_SIZE)
-NUM_TOKENS = tl.constexpr(layout.NUM_TOKENS)
-NUM_COMPUTED = tl.constexpr(layout.NUM_COMPUTED)
+from foreword.device.kernels.places import (
+    GROUP_NUM_BLOCKS_ENTRY,
+    GROUP_SIZE,
+    GROUP_SLIDING_WINDOW,
+    GROUP_TABLE_AT,
+    GROUP_TOKENS_PER_BLOCK,
+    GROUP_WIDTH,
+    PACKET_NUM_REQS,
+    PACKET_NUM_RUNS,
+    PACKET_RUNS_AT,
+    ROW_NUM_COMPUTED_TOKENS,
+    ROW_NUM_TOKENS,
+    plan_of,
+)
 
 
 @triton.jit
 def apply_runs(state, packet, BLOCK: tl.constexpr):
     """arena[to : to + length] = packet[from : from + length] for each run of the packet. Any grid (programs,)."""
-    count = tl.load(packet + 6)
-    runs = packet + tl.load(packet + 7)
+    count = tl.load(packet + PACKET_NUM_RUNS)
+    runs = packet + tl.load(packet + PACKET_RUNS_AT)  # [count, 3]
     for i in range(tl.program_id(0), count, tl.num_programs(0)):
         to = tl.load(runs + 3 * i)
         length = tl.load(runs + 3 * i + 1)
@@ -36,18 +44,19 @@ def gather_tables(state, packet, groups, g, records_at, record_size, null_block,
     out: int32 [Bp, K]; num_blocks: int32 [Bp]. Grid (Bp, ceil(K / BLOCK)).
     """
     b = tl.program_id(0)
-    group = groups + g * GROUP
-    table_at = tl.load(group)
-    width = tl.load(group + 2)
-    per_block = tl.load(group + 4)
-    window = tl.load(group + 8)
-    real = b < tl.load(packet)
-    row = tl.load(packet + HEADER + b)
+    group = groups + g * GROUP_SIZE
+    table_at = tl.load(group + GROUP_TABLE_AT)
+    width = tl.load(group + GROUP_WIDTH)
+    per_block = tl.load(group + GROUP_TOKENS_PER_BLOCK)
+    window = tl.load(group + GROUP_SLIDING_WINDOW)
+    real = b < tl.load(packet + PACKET_NUM_REQS)
+    rows, _, _, _, _ = plan_of(packet)
+    row = tl.load(rows + b)
     real = real & (row >= 0)
     row = tl.maximum(row, 0)
     record = state + records_at + row.to(tl.int64) * record_size
-    held = tl.where(real, tl.load(record + tl.load(group + 1)), 0)
-    computed = tl.load(record + NUM_COMPUTED)
+    held = tl.where(real, tl.load(record + tl.load(group + GROUP_NUM_BLOCKS_ENTRY)), 0)
+    computed = tl.load(record + ROW_NUM_COMPUTED_TOKENS)
     below = tl.where(window >= 2, tl.maximum(computed - window + 1, 0) // per_block, 0)
     k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     blocks = tl.load(state + table_at + row.to(tl.int64) * width + k, mask=(k < held) & (k >= below), other=null_block)
@@ -64,19 +73,17 @@ def commit_samples(
 
     sampled: int32 [Bp, WIDTH], padded with −1.
     """
-    b = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    live = b < tl.load(packet)
-    reqs = tl.load(packet + 2)
-    query_start = packet + HEADER + reqs
-    cu_drafts = query_start + reqs + 1
-    row = tl.load(packet + HEADER + b, mask=live, other=-1)
+    b = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK] requests
+    live = b < tl.load(packet + PACKET_NUM_REQS)
+    rows, query_start, cu_drafts, _, _ = plan_of(packet)
+    row = tl.load(rows + b, mask=live, other=-1)
     live = row >= 0
     row = tl.maximum(row, 0)
     n = tl.load(query_start + b + 1, mask=live, other=0) - tl.load(query_start + b, mask=live, other=0)
     k = tl.load(cu_drafts + b + 1, mask=live, other=0) - tl.load(cu_drafts + b, mask=live, other=0)
     record = state + records_at + row.to(tl.int64) * record_size
-    known = tl.load(record + NUM_TOKENS, mask=live, other=0)
-    end = tl.load(record + NUM_COMPUTED, mask=live, other=0) + n
+    known = tl.load(record + ROW_NUM_TOKENS, mask=live, other=0)
+    end = tl.load(record + ROW_NUM_COMPUTED_TOKENS, mask=live, other=0) + n
     samples = live & (end - k >= known)
     tokens = state + tokens_at + row.to(tl.int64) * max_model_len + known
     taken = tl.zeros([BLOCK], tl.int32)
@@ -86,5 +93,5 @@ def commit_samples(
         tl.store(tokens + j, token, mask=take & (known + j < max_model_len))
         taken += take.to(tl.int32)
     rejected = tl.where(samples, k - tl.maximum(taken - 1, 0), 0)
-    tl.store(record + NUM_COMPUTED, end - rejected, mask=live)
-    tl.store(record + NUM_TOKENS, known + taken, mask=live)
+    tl.store(record + ROW_NUM_COMPUTED_TOKENS, end - rejected, mask=live)
+    tl.store(record + ROW_NUM_TOKENS, known + taken, mask=live)

@@ -7,21 +7,26 @@ import triton.language as tl
 
 from foreword.batch import Need
 from foreword.device import layout
+from foreword.device.kernels.places import (
+    PACKET_NUM_REQS,
+    PACKET_NUM_REQS_PADDED,
+    ROW_FREQUENCY_PENALTY,
+    ROW_MIN_P,
+    ROW_NEEDS,
+    ROW_NUM_COMPUTED_TOKENS,
+    ROW_NUM_TOKENS,
+    ROW_PRESENCE_PENALTY,
+    ROW_PROMPT_LEN,
+    ROW_REPETITION_PENALTY,
+    ROW_SEED,
+    ROW_SEED_HIGH,
+    ROW_TEMPERATURE,
+    ROW_TOP_K,
+    ROW_TOP_P,
+    plan_of,
+)
 
-HEADER = tl.constexpr(layout.HEADER_SIZE)
 NO_TOKEN = tl.constexpr(layout.NO_TOKEN)
-NUM_TOKENS = tl.constexpr(layout.NUM_TOKENS)
-NUM_COMPUTED = tl.constexpr(layout.NUM_COMPUTED)
-PROMPT_LEN = tl.constexpr(layout.PROMPT_LEN)
-NEEDS = tl.constexpr(layout.NEEDS)
-TEMPERATURE = tl.constexpr(layout.TEMPERATURE)
-TOP_P = tl.constexpr(layout.TOP_P)
-MIN_P = tl.constexpr(layout.MIN_P)
-TOP_K = tl.constexpr(layout.TOP_K)
-REPETITION = tl.constexpr(layout.REPETITION)
-FREQUENCY = tl.constexpr(layout.FREQUENCY)
-PRESENCE = tl.constexpr(layout.PRESENCE)
-SEED = tl.constexpr(layout.SEED)
 PENALTIES = tl.constexpr(int(Need.PENALTIES))
 OF_PROMPT = tl.constexpr(1 << 30)
 POSSIBLE = tl.constexpr(-2139095040)  # the lowest key of a logit that is not −∞
@@ -80,26 +85,25 @@ def penalize(
     at = tl.program_id(0).to(tl.int64)
     row = tl.load(expanded_idx_mapping + at)
     record = state + records_at + tl.maximum(row, 0).to(tl.int64) * record_size
-    if (row >= 0) & ((tl.load(record + NEEDS) & PENALTIES) != 0):
+    if (row >= 0) & ((tl.load(record + ROW_NEEDS) & PENALTIES) != 0):
         logits += at * vocab_size
         counts += at * vocab_size
         for j in range(0, vocab_size, BLOCK):
             i = j + tl.arange(0, BLOCK)
             tl.store(counts + i, tl.zeros([BLOCK], tl.int32), mask=i < vocab_size)
         tl.debug_barrier()
-        known = tl.load(record + NUM_TOKENS)
-        prompt = tl.load(record + PROMPT_LEN)
+        known = tl.load(record + ROW_NUM_TOKENS)
+        prompt = tl.load(record + ROW_PROMPT_LEN)
         tokens = state + tokens_at + row.to(tl.int64) * max_model_len
         for j in range(0, known, BLOCK):
             i = j + tl.arange(0, BLOCK)
             token = tl.load(tokens + i, mask=i < known, other=0)
             tl.atomic_or(counts + token, OF_PROMPT, mask=i < prompt)
             tl.atomic_add(counts + token, 1, mask=(i >= prompt) & (i < known))
-        reqs = tl.load(packet + 2)
-        drafts = packet + HEADER + 3 * reqs + 2 + tl.load(packet + 1)
+        _, _, _, _, drafts = plan_of(packet)
         before = tl.load(expanded_local_pos + at)
         low = 0
-        high = tl.load(packet)
+        high = tl.load(packet + PACKET_NUM_REQS)
         while low < high:  # the number of requests whose first row of logits is at most this one
             middle = (low + high) // 2
             is_past = tl.load(cu_num_logits + middle) <= at
@@ -109,9 +113,9 @@ def penalize(
         for j in range(before):
             tl.atomic_add(counts + tl.load(drafts + first + j), 1)
         tl.debug_barrier()
-        repetition = parameter(record, REPETITION)
-        frequency = parameter(record, FREQUENCY)
-        presence = parameter(record, PRESENCE)
+        repetition = parameter(record, ROW_REPETITION_PENALTY)
+        frequency = parameter(record, ROW_FREQUENCY_PENALTY)
+        presence = parameter(record, ROW_PRESENCE_PENALTY)
         for j in range(0, vocab_size, BLOCK):
             i = j + tl.arange(0, BLOCK)
             seen = tl.load(
@@ -153,14 +157,14 @@ def draw_tokens(
             best = tl.where(x > best, x, best)
         top = tl.max(best, 0)
         valid = (tl.max(bad, 0) == 0) & (tl.abs(top) < float("inf"))
-        temperature = parameter(record, TEMPERATURE).to(tl.float64)
+        temperature = parameter(record, ROW_TEMPERATURE).to(tl.float64)
         if valid:
             if temperature > 0:
                 top64 = top.to(tl.float64)
                 top_key = ordered(top)
                 least = top_key * 0 + POSSIBLE
                 ties = vocab_size  # how many of the tokens with the key `least`
-                min_p = parameter(record, MIN_P).to(tl.float64)
+                min_p = parameter(record, ROW_MIN_P).to(tl.float64)
                 if min_p > 0:
                     low = least
                     high = top_key
@@ -171,7 +175,7 @@ def draw_tokens(
                         high = tl.where(reaches, middle, high)
                     least = low
                 count, mass = weigh(logits, vocab_size, least, top64, temperature, BLOCK)
-                k = tl.load(record + TOP_K)
+                k = tl.load(record + ROW_TOP_K)
                 if (k > 0) & (k < count):
                     low = least
                     high = top_key
@@ -184,7 +188,7 @@ def draw_tokens(
                     above, mass = weigh(logits, vocab_size, least + 1, top64, temperature, BLOCK)
                     ties = k - above
                     mass += ties * tl.exp((unordered(least).to(tl.float64) - top64) / temperature)
-                top_p = parameter(record, TOP_P).to(tl.float64)
+                top_p = parameter(record, ROW_TOP_P).to(tl.float64)
                 if top_p < 1:
                     wanted = top_p * mass
                     low = least
@@ -199,8 +203,8 @@ def draw_tokens(
                     missing = tl.maximum(tl.ceil((wanted - reached) / each), 1.0).to(tl.int32)
                     ties = tl.minimum(tl.where(low > least, vocab_size, ties), missing)
                     least = low
-                seed = tl.load(record + SEED).to(tl.int64) & 0xFFFFFFFF
-                seed = seed | (tl.load(record + SEED + 1).to(tl.int64) << 32)
+                seed = tl.load(record + ROW_SEED).to(tl.int64) & 0xFFFFFFFF
+                seed = seed | (tl.load(record + ROW_SEED_HIGH).to(tl.int64) << 32)
                 position = tl.load(positions + tl.load(logits_indices + at)) + 1
                 highest = tl.full([BLOCK], float("-inf"), tl.float64)
                 best_at = tl.zeros([BLOCK], tl.int32)
@@ -235,19 +239,17 @@ def verify_drafts(
     request that samples has none. Grid (ceil(Bp / BLOCK),). sampled: int32 [Bp, WIDTH].
     """
     b = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    reqs = tl.load(packet + 2)
-    real = b < tl.load(packet)
-    cu_drafts = packet + HEADER + reqs + reqs + 1
-    drafts = cu_drafts + reqs + 1 + tl.load(packet + 1)
-    row = tl.load(packet + HEADER + b, mask=real, other=-1)
+    real = b < tl.load(packet + PACKET_NUM_REQS)
+    reqs = tl.load(packet + PACKET_NUM_REQS_PADDED)
+    rows, query_start, cu_drafts, _, drafts = plan_of(packet)
+    row = tl.load(rows + b, mask=real, other=-1)
     record = state + records_at + tl.maximum(row, 0).to(tl.int64) * record_size
-    query_start = packet + HEADER + reqs
     n = tl.load(query_start + b + 1, mask=real, other=0) - tl.load(query_start + b, mask=real, other=0)
     first_draft = tl.load(cu_drafts + b, mask=real, other=0)
     k = tl.load(cu_drafts + b + 1, mask=real, other=0) - first_draft
     first = tl.load(cu_num_logits + b, mask=real, other=0)
-    known = tl.load(record + NUM_TOKENS, mask=real, other=0)
-    samples = (row >= 0) & (tl.load(record + NUM_COMPUTED, mask=real, other=0) + n - k >= known)
+    known = tl.load(record + ROW_NUM_TOKENS, mask=real, other=0)
+    samples = (row >= 0) & (tl.load(record + ROW_NUM_COMPUTED_TOKENS, mask=real, other=0) + n - k >= known)
     reached = real
     for j in tl.static_range(WIDTH):
         token = tl.load(drawn + first + j, mask=reached, other=-1)

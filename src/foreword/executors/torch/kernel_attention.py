@@ -11,13 +11,14 @@ from foreword.arrays import I32, I64
 from foreword.batch import InputBatch
 from foreword.device.api import DeviceApi, Tensor
 from foreword.device.attention import DeviceAttention, LayerCache
-from foreword.device.layout import GROUP_SIZE, HEADER_SIZE, NUM_COMPUTED, RowLayout
+from foreword.device.layout import GROUP, GROUP_SIZE, HEADER, RECORD, GroupRecord, PacketHeader, PlanArrays, RowLayout
 from foreword.executors.torch.attention import AttentionCall, GatheredAttention, PagedAttention
 from foreword.executors.torch.cache import PagedCache
 from foreword.executors.torch.shard import Shard
 
 _DOT = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
-_TABLES_AT = NUM_COMPUTED + 1  # in a record: its block tables, one after the other
+_NUM_COMPUTED = RECORD.index("num_computed_tokens")
+_TABLES_AT = _NUM_COMPUTED + 1  # in a record: its block tables, one after the other
 
 
 def paged_attention(cache: PagedCache, shard: Shard | None = None) -> PagedAttention:
@@ -89,26 +90,22 @@ class _StepRows:
         self.tensors: dict[str, Tensor] = {}  # keys are written by torch
         self.max_num_batched_tokens = 0  # the keys of a request are not split over programs
         R, tables = states.max_num_reqs, states.block_tables
-        records_at = HEADER_SIZE + R + R + 1
+        padded = PacketHeader(num_reqs_padded=R)
+        records_at = sum(PlanArrays.sizes(padded))
         ends = np.cumsum([_TABLES_AT, *(table.width for table in tables)]).tolist()
         record_size, size = ends[-1], records_at + R * ends[-1]
         groups = np.zeros((len(tables), GROUP_SIZE), np.int32)
         for g, table in enumerate(tables):
-            groups[g, :8] = (
-                records_at + ends[g],
-                0,
-                record_size,
-                table.group.block_size,
-                table.tokens_per_block,
-                1,
-                0,
-                1,
-            )
+            groups[g, : len(GROUP)] = GroupRecord(
+                table_at=records_at + ends[g], num_blocks_entry=0, width=record_size,
+                block_size=table.group.block_size, tokens_per_block=table.tokens_per_block,
+            )  # fmt: skip
         self._ends = ends
         self.layout = RowLayout(size, 0, records_at, record_size, groups, records_at)
         staged = api.pinned(size)
         self._staged = staged
         self._host: I32 = staged.numpy()
+        self._plan = PlanArrays.of(self._host, padded)
         self.arena = self.packet = api.zeros((size,), "int32")
         self.groups = api.zeros(groups.shape, "int32")
         pinned_groups = api.pinned(groups.size)
@@ -122,14 +119,13 @@ class _StepRows:
     def begin(self, batch: InputBatch) -> None:
         """Copy the step to the device. The step before has ended."""
         self.num_reqs = B = batch.num_reqs
-        R, at, host = self._states.max_num_reqs, self.layout.records_at, self._host
-        host[:HEADER_SIZE] = 0
-        host[:4] = B, batch.num_tokens, R, batch.num_tokens
-        host[HEADER_SIZE : HEADER_SIZE + B] = np.arange(B)
-        host[HEADER_SIZE + R : HEADER_SIZE + R + B + 1] = batch.query_start_loc[: B + 1]
+        R, T, at, plan = self._states.max_num_reqs, batch.num_tokens, self.layout.records_at, self._plan
+        plan.header[: len(HEADER)] = PacketHeader(num_reqs=B, num_tokens=T, num_reqs_padded=R, num_tokens_padded=T)
+        plan.rows[:B] = np.arange(B)
+        plan.query_start[: B + 1] = batch.query_start_loc[: B + 1]
         end = at + B * self.layout.record_size
-        records = host[at:end].reshape(B, -1)
-        records[:, NUM_COMPUTED] = batch.num_computed_tokens
+        records = self._host[at:end].reshape(B, -1)
+        records[:, _NUM_COMPUTED] = batch.num_computed_tokens
         for g, table in enumerate(batch.block_table):
             records[:, self._ends[g] : self._ends[g + 1]] = table[:B]
         self.api.copy(self.arena[:end], self._staged[:end])
