@@ -21,7 +21,7 @@ from foreword.batch import (
 from foreword.batch.step.layout import STEP
 
 TENSOR_NAMES = [f.name for f in STEP if f.name in dir(InputBatch) and f.name != "scalars"]
-"""The tensors of `layout.STEP` that `foreword.batch.step.tensors.tensor` reads."""
+"""The tensors of `layout.STEP` that a batch has."""
 
 SCENES = (
     "mixed",

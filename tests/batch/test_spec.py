@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from itertools import chain
 from pathlib import Path
 
@@ -16,8 +18,8 @@ from foreword.batch import (
 )
 from foreword.batch.proof import validator
 from foreword.batch.proof.spec import TENSORS, Level, render
-from foreword.batch.step.layout import Scalars
-from foreword.batch.step.tensors import BatchTensors
+from foreword.batch.step.layout import FIELDS, Scalars
+from foreword.batch.step.tensors import BatchTensors, View
 
 BUFFERS = {"num_blocks": "num_blocks"}  # where a tensor of the batch lies, if not under its own name
 
@@ -205,3 +207,33 @@ def test_every_array_of_a_row_is_specified():
 def test_the_reference_page_is_the_specification():
     page = Path(__file__).parents[2] / "docs" / "tensors.md"
     assert page.read_text(encoding="utf-8") == render(TENSORS), "python -m foreword.batch.proof.spec > docs/tensors.md"
+
+
+def test_every_expression_of_the_reference_page_reads_its_tensor():
+    """In each scene that has the tensor, and the page's shape and type are those of what the expression gives."""
+    page = Path(__file__).parents[2] / "docs" / "tensors.md"
+    entries = re.findall(r"^\*\*`(\w+)`\*\* (scalar|\[.*?\] \w+) · `(.*?)`", page.read_text(encoding="utf-8"), re.M)
+    assert [name for name, _, _ in entries] == [spec.name for level in Level for spec in TENSORS if spec.level is level]
+    specs = {spec.expression: spec for spec in TENSORS}
+    read = set()
+    for made in map(scene, SCENES):
+        for name, kind, expression in entries:
+            for g, array in validator.arrays_of(specs[expression], made.batch):
+                value = np.asarray(eval(expression, {"batch": made.batch, "states": made.states, "g": g}))
+                assert np.array_equal(value, array), expression
+                assert kind == "scalar" if value.ndim == 0 else kind.endswith(f"] {value.dtype}"), expression
+                assert kind.count(",") + 1 == max(value.ndim, 1), expression
+                assert specs[expression].name == name
+                read.add(expression)
+    assert read == {expression for _, _, expression in entries}
+
+
+def test_the_comment_beside_each_view_is_the_table():
+    source = inspect.getsource(BatchTensors)
+    comments = dict(re.findall(r"^    (\w+) = View\[.*\]\(\)  # (.*)$", source, re.M))
+    views = {name for name, value in vars(BatchTensors).items() if isinstance(value, View)}
+    assert comments == {
+        name: f"[{', '.join(FIELDS[name].shape)}] {FIELDS[name].dtype}"
+        + (", one per KV group" if FIELDS[name].per_group else "")
+        for name in views
+    }

@@ -112,29 +112,29 @@ class BatchTensors:
     max_seq_len = Scalar()
     _attention_state = Scalar()
 
-    idx_mapping = View[I32]()
-    num_scheduled_tokens = View[I32]()
-    num_draft_tokens = View[I32]()
-    num_computed_tokens = View[I32]()
-    num_placeholders = View[I32]()
-    is_prefilling = View[Bools]()
-    row_generation = View[I64]()
-    query_start_loc = View[I32]()
-    seq_lens = View[I32]()
-    cu_num_logits = View[I32]()
-    cu_num_draft_tokens = View[I32]()
-    req_indices = View[I32]()
-    positions = View[I64]()
-    input_ids = View[I32]()
-    slot_mapping = View[tuple[I64, ...]]()
-    logits_indices = View[I64]()
-    expanded_idx_mapping = View[I32]()
-    expanded_local_pos = View[I32]()
-    target_logits_indices = View[I64]()
-    bonus_logits_indices = View[I64]()
-    draft_token_ids = View[I32]()
-    block_table = View[tuple[I32, ...]]()
-    num_blocks = View[tuple[I32, ...]]()
+    idx_mapping = View[I32]()  # [B] int32
+    num_scheduled_tokens = View[I32]()  # [B] int32
+    num_draft_tokens = View[I32]()  # [B] int32
+    num_computed_tokens = View[I32]()  # [B] int32
+    num_placeholders = View[I32]()  # [B] int32
+    is_prefilling = View[Bools]()  # [B] bool
+    row_generation = View[I64]()  # [B] int64
+    query_start_loc = View[I32]()  # [Bp+1] int32
+    seq_lens = View[I32]()  # [Bp] int32
+    cu_num_logits = View[I32]()  # [B+1] int32
+    cu_num_draft_tokens = View[I32]()  # [B+1] int32
+    req_indices = View[I32]()  # [T] int32
+    positions = View[I64]()  # [Tp] int64
+    input_ids = View[I32]()  # [Tp] int32
+    slot_mapping = View[tuple[I64, ...]]()  # [Tp] int64, one per KV group
+    logits_indices = View[I64]()  # [L] int64
+    expanded_idx_mapping = View[I32]()  # [L] int32
+    expanded_local_pos = View[I32]()  # [L] int32
+    target_logits_indices = View[I64]()  # [D] int64
+    bonus_logits_indices = View[I64]()  # [B] int64
+    draft_token_ids = View[I32]()  # [D] int32
+    block_table = View[tuple[I32, ...]]()  # [Bp, K] int32, one per KV group
+    num_blocks = View[tuple[I32, ...]]()  # [B] int32, one per KV group
 
     def __init__(
         self,

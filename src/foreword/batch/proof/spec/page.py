@@ -28,7 +28,8 @@ def render(tensors: Iterable[TensorSpec]) -> str:
         *(f"| `{name}` | {meaning} |" for name, meaning in SYMBOLS.items()),
         "",
         "An axis `Tp` or `Bp` has `T` or `B` live entries, and the padding value from there to its end. At system",
-        "level padding is what a row without a request holds. Ranges include both ends.",
+        "level padding is what a row without a request holds. Ranges include both ends. The second entry of a tensor's",
+        "line reads it: `batch` is what `prepare_inputs` returned, `states` are its `RequestStates`, `g` is a KV group.",
     ]
     tensors = tuple(tensors)
     for level, (title, lead) in _HEADINGS.items():
@@ -40,13 +41,11 @@ def render(tensors: Iterable[TensorSpec]) -> str:
 
 
 def _entry(spec: TensorSpec) -> list[str]:
-    facts = [f"[{', '.join(spec.shape)}] {spec.dtype}" if spec.shape else "scalar"]
+    facts = [f"[{', '.join(spec.shape)}] {spec.dtype}" if spec.shape else "scalar", f"`{spec.expression}`"]
     if spec.per_group:
         facts.append("one per KV group")
     if spec.optional:
         facts.append(f"with {spec.optional}")
-    if spec.attribute == "explain":
-        facts.append("through `batch.explain(group)`")
     if spec.range is not None:
         low, high = spec.range
         facts.append(f"{low} … {'' if high is None else high}".rstrip())

@@ -59,12 +59,22 @@ class TensorSpec:
     relations: tuple[Relation, ...] = ()
     per_group: bool = False
     optional: str | None = None
-    attribute: str | None = None  # the path to it, if not its name
+    attribute: str | None = None  # the path to it from the states, if not its name; "explain": of an explanation
 
     @property
     def label(self) -> str:
         """The name in messages; state and batch share some names."""
         return f"states.{self.name}" if self.level is Level.SYSTEM else self.name
+
+    @property
+    def expression(self) -> str:
+        """Return what reads it: of ``batch``, a step, or of ``states``, its rows; ``g`` is a KV group."""
+        group = "[g]" if self.per_group else ""
+        if self.attribute == "explain":
+            return f"batch.explain({'g' if group else ''}).{self.name}"
+        first, _, rest = (self.attribute or self.name).partition(".")
+        root = "states" if self.level is Level.SYSTEM else "batch"
+        return f"{root}.{first}{group}{rest and '.' + rest}"
 
 
 def row_tensor(name: str, definition: str, *relations: Relation, **facts: Any) -> TensorSpec:
