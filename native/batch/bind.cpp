@@ -203,6 +203,15 @@ void init_step(PyStepCore *self, const Arrays &rows, const Arrays &arrays, int32
   core.buffers = make_buffers(arrays);
 }
 
+GroupBuffers make_group_buffers(const nb::dict &arrays) {
+  GroupBuffers buffers;
+#define FOREWORD_BIND(type, name) \
+  buffers.name = nb::cast<nb::ndarray<type, nb::c_contig, nb::device::cpu>>(arrays[#name]).data();
+  FOREWORD_GROUP_STEP_ARRAYS(FOREWORD_BIND)
+#undef FOREWORD_BIND
+  return buffers;
+}
+
 // `table`: the arrays of the group's BlockTable; `step`: the step's arrays of the group; both by name.
 void add_group(PyStepCore &core, const Arrays &table, const Arrays &step, int32_t block_size,
                int32_t tokens_per_block, int32_t sliding_window, std::tuple<int32_t, int32_t, int32_t> context_parallel,
@@ -215,14 +224,7 @@ void add_group(PyStepCore &core, const Arrays &table, const Arrays &step, int32_
       .num_blocks = pointer<int32_t>(table, "num_blocks"),
       .content_id = pointer<int64_t>(table, "content_id"),
       .holds_null = pointer<bool>(table, "holds_null"),
-      .step =
-          {
-              .slot_mapping = pointer<int64_t>(step, "slot_mapping"),
-              .block_table = nb::cast<Matrix<int32_t>>(step["block_table"]).data(),
-              .num_blocks = pointer<int32_t>(step, "num_blocks"),
-              .num_nulled = pointer<int32_t>(step, "num_nulled"),
-              .content_id = pointer<int64_t>(step, "content_id"),
-          },
+      .step = make_group_buffers(step),
       .width = int32_t(blocks.shape(1)),
       .block_size = block_size,
       .tokens_per_block = tokens_per_block,

@@ -30,6 +30,7 @@ from foreword.batch import (
     prepare_inputs,
     validate,
 )
+from foreword.batch.proof.spec import TENSORS, Level
 
 VOCAB = 61
 EXAMPLES = os.environ.get("FOREWORD_EXAMPLES")
@@ -362,6 +363,13 @@ def compare(batch, buffers, expected: dict, gathered: bool, backend: str) -> Non
             continue
         want = np.array(want).reshape(np.shape(got)) if np.size(got) == 0 else np.array(want)
         assert np.array_equal(got, want), f"{backend}: {name}: expected {want.tolist()}, got {np.asarray(got).tolist()}"
+
+
+def test_the_model_has_every_tensor_of_a_step():
+    model = Model(max_num_reqs=1, max_model_len=4, groups=[Group(2, None, None)], max_drafts=0, ranks=(2, 0, 1))
+    names = {name.partition("[")[0] for name in model.tensors([], None, None, 4)}
+    elsewhere = {"num_placeholders", "row_generation", "num_blocks", "block_offsets"}  # tests of their own
+    assert names | elsewhere >= {spec.name for spec in TENSORS if spec.level is not Level.SYSTEM}
 
 
 @pytest.mark.parametrize("seed", range(int(EXAMPLES or 0), 2 * int(EXAMPLES)) if EXAMPLES else range(40))
