@@ -28,8 +28,8 @@ def render(tensors: Iterable[TensorSpec]) -> str:
         *(f"| `{name}` | {meaning} |" for name, meaning in SYMBOLS.items()),
         "",
         "An axis `Tp` or `Bp` has `T` or `B` live entries, and the padding value from there to its end. At system",
-        "level padding is what a row without a request holds. Ranges include both ends. After its shape each tensor has",
-        "the expression that reads it, where `batch` is what `prepare_inputs` returned, `states` are its",
+        "level padding is what a row without a request holds. Ranges include both ends. After its shape each tensor",
+        "has the expression that reads it, where `batch` is what `prepare_inputs` returned, `states` are its",
         "`RequestStates`, and `g` is a KV group.",
     ]
     tensors = tuple(tensors)
