@@ -17,7 +17,7 @@ from foreword.batch import (
     validate,
 )
 from foreword.batch.proof import validator
-from foreword.batch.proof.spec import TENSORS, Level, render
+from foreword.batch.proof.spec import TENSORS, Level
 from foreword.batch.step.layout import FIELDS, Scalars
 from foreword.batch.step.tensors import BatchTensors, View
 
@@ -202,11 +202,6 @@ def test_every_array_of_a_row_is_specified():
     private = [states.sampling.is_set, *(t.content_id for t in states.block_tables)]  # what has changed, for caches
     for array in [*states._row_arrays(), states.token_ids]:
         assert any(np.shares_memory(array, other) for other in [*specified, *private])
-
-
-def test_the_reference_page_is_the_specification():
-    page = Path(__file__).parents[2] / "docs" / "tensors.md"
-    assert page.read_text(encoding="utf-8") == render(TENSORS), "python -m foreword.batch.proof.spec > docs/tensors.md"
 
 
 def test_every_expression_of_the_reference_page_reads_its_tensor():

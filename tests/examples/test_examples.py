@@ -93,7 +93,7 @@ def test_the_engine_in_arrays_gives_the_tokens_of_each_request_alone(seed):
         assert tokens == expected
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [EXAMPLES / "paged_engine.py", EXAMPLES / "own_arrays.py"], ids=lambda path: path.stem)
 def test_an_example_runs_with_numpy_alone(path):
     code = f"import runpy, sys; sys.modules.update(dict.fromkeys({NOT_NEEDED})); runpy.run_path({str(path)!r}, run_name='__main__')"  # noqa: E501
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -11,7 +11,7 @@ from foreword.arrays import I64, U8, AnyArray
 from foreword.batch.state.request_states import RequestStates
 from foreword.batch.state.sampling_metadata import SamplingMetadata, StepCache, StepNeeds, metadata_cache, needs_cache
 from foreword.batch.step.arena import Allocator, carve
-from foreword.batch.step.layout import FIELDS, STEP, Scalars, shape_of
+from foreword.batch.step.layout import FIELDS, STEP, shape_of
 from foreword.batch.values.fields import Field
 from foreword.errors import ConfigError
 from foreword.integers import is_int32

@@ -20,8 +20,7 @@ def render(tensors: Iterable[TensorSpec]) -> str:
     lines = [
         "# Every tensor of a step",
         "",
-        "Made from the specification that also checks batches (`foreword.batch.validate`):",
-        "`python -m foreword.batch.proof.spec > docs/tensors.md`.",
+        "`make pages` writes this page from the specification that also checks batches (`foreword.batch.validate`).",
         "",
         "| symbol | meaning |",
         "|---|---|",
