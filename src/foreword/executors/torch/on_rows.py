@@ -172,7 +172,8 @@ class _RowMemory:
             )
             for g in range(len(spec.kv_groups()))
         ]  # fmt: skip
-        scales: Sequence[tuple[Tensor, Tensor] | None] = cache.scales or [None] * len(cache.layers)
+        unscaled: Sequence[tuple[Tensor, Tensor] | None] = [None] * len(cache.layers)
+        scales = cache.scales or unscaled
         self.layers = [
             (attention[layer.group], LayerCache(*tensors))
             for layer, *tensors in zip(cache.layers, cache.keys, cache.values, scales, strict=True)
