@@ -43,7 +43,7 @@ def in_process(program: str) -> str:
 
 @pytest.mark.parametrize("count", [0, -1, 1025, 100_000])
 def test_a_number_of_threads_out_of_range_is_refused(count):
-    with pytest.raises(ConfigError, match=f"num_threads = {count} .*1 to 1024"):
+    with pytest.raises(ConfigError, match=f"num_threads={count}: must be from 1 to 1024"):
         Driver(SPEC, WEIGHTS, num_threads=count)
 
 
@@ -136,7 +136,7 @@ def test_preallocation_provides_the_whole_pool_and_changes_no_number(block_size)
 
 
 def test_preallocation_is_on_or_off():
-    with pytest.raises(ConfigError, match="preallocate_kv='yes': must be True or False"):
+    with pytest.raises(ConfigError, match="preallocate_kv='yes': expected True or False"):
         Driver(SPEC, WEIGHTS, preallocate_kv="yes")
 
 

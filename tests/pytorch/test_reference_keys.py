@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from models.reference_keys import families
-from models.test_keys import ALL, undeclared
+from models.test_model_keys import ALL, undeclared
 
 
 @pytest.mark.parametrize("model_type", ALL)

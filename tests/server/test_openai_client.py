@@ -46,7 +46,7 @@ def test_completions(client):
 
 
 def test_parameters_of_vllm_pass_through_extra_body(client):
-    extra = {"top_k": 3, "min_p": 0.1, "ignore_eos": True, "cache_salt": "a", "priority": 1}
+    extra = {"top_k": 3, "min_p": 0.1, "ignore_eos": True, "cache_salt": "a", "priority": 0}
     done = client.completions.create(model="talker", prompt="a", max_tokens=3, extra_body=extra)
     assert done.usage.completion_tokens == 3
 

@@ -17,7 +17,7 @@ from foreword.engine.observer import EngineObserver
 from foreword.engine.speculation import Drafter, DraftModelDrafter, SpeculationConfig
 from foreword.errors import ConfigError, ModelError, UnsupportedModelError
 from foreword.executors import Executor
-from foreword.executors.kinds import TRANSFORMERS, ExecutorChoice, kind_of
+from foreword.executors.kinds import TRANSFORMERS, ExecutorChoice, installed_kind
 from foreword.models.loader import LoadedModel, find_model, load_model
 from foreword.structured import GrammarCompiler
 
@@ -28,13 +28,13 @@ DrafterFactory = Callable[[RequestStates], Drafter]
 def load(
     model: str | Path | LoadedModel, executor: ExecutorChoice = "auto", options: Mapping[str, Any] | None = None
 ) -> Model[Any]:
-    """Load a model for a kind of executor. Errors are those of `load_model`, `kind_of` and `read_options`.
+    """Load a model for a kind of executor. Errors are those of `load_model`, `installed_kind` and `read_options`.
 
     model: also one that `load_model` returned.
     executor: "auto" is transformers for a directory whose architecture Foreword does not have.
     options: of the executor.
     """
-    kind, given = kind_of(executor), options or {}
+    kind, given = installed_kind(executor), options or {}
     if kind is not TRANSFORMERS:
         own = None if executor == "auto" else kind.read_options(given)
         try:

@@ -274,12 +274,18 @@ def best_kind() -> ExecutorKind[Any]:
     return NATIVE if available() else NUMPY
 
 
-def kind_of(given: ExecutorChoice) -> ExecutorKind[Any]:
+def installed_kind(given: ExecutorChoice) -> ExecutorKind[Any]:
     """Return the kind of executor that is given. ConfigError for one that does not exist or is not installed."""
+    kind = kind_of(given)
+    kind.check_installed()
+    return kind
+
+
+def kind_of(given: ExecutorChoice) -> ExecutorKind[Any]:
+    """Return the kind of executor that is given. ConfigError for one that does not exist."""
     if isinstance(given, str):
         given = best_kind() if given == "auto" else KINDS.get(given) or _announced(given)
     if isinstance(given, ExecutorKind):
-        given.check_installed()
         return given
     if not isinstance(given, type) and isinstance(given, Executor):
         executor = given
