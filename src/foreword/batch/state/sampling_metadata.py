@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -63,7 +64,7 @@ class StepNeeds:
         return -1 if self.num_logprobs is None else int(self.num_logprobs.max())
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(slots=True, eq=False)
 class SamplingMetadata(StepNeeds):
     """All parameters of B rows in batch order.
 
@@ -72,9 +73,9 @@ class SamplingMetadata(StepNeeds):
     no row needs it.
     """
 
-    vocab_size: int
-    params: dict[int, SamplingParams]
-    arrays: Arrays
+    vocab_size: int = 0
+    params: dict[int, SamplingParams] = field(default_factory=dict)
+    arrays: Arrays = field(default_factory=dict)
 
     if TYPE_CHECKING:
 
@@ -120,6 +121,7 @@ _COUNTS = ("num_logprobs", "num_prompt_logprobs")
 for _name in GIVEN.keys() - set(_COUNTS):
     setattr(SamplingMetadata, _name, _property(_name))
 _NEED_OF = {name: int(column.need) for name, column in GIVEN.items()}
+_SELDOM = _RARE | _NEED_OF["num_logprobs"] | _NEED_OF["num_prompt_logprobs"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,13 +146,13 @@ def build_metadata(columns: SamplingColumns, vocab_size: int, rows: I32, needs: 
 
 
 def _metadata(columns: SamplingColumns, vocab_size: int, rows: I32, needs: int, arrays: Arrays) -> SamplingMetadata:
-    params: dict[int, SamplingParams] = {}
-    if needs & _RARE:
-        rare = np.flatnonzero(columns.needs[rows] & _RARE)
-        held = zip(rare.tolist(), rows[rare].tolist(), strict=True)
-        params = {b: columns.params[row] for b, row in held if row in columns.params}
-    counts: Any = {name: arrays.pop(name, None) for name in _COUNTS}
-    return SamplingMetadata(rows, needs, **counts, vocab_size=vocab_size, params=params, arrays=arrays)
+    if not needs & _SELDOM:
+        return SamplingMetadata(rows, needs, None, None, vocab_size, {}, arrays)
+    rare = np.flatnonzero(columns.needs[rows] & _RARE)
+    held = zip(rare.tolist(), rows[rare].tolist(), strict=True)
+    params = {b: columns.params[row] for b, row in held if row in columns.params}
+    counts: Any = [arrays.pop(name, None) for name in _COUNTS]
+    return SamplingMetadata(rows, needs, *counts, vocab_size, params, arrays)
 
 
 def _gathered(columns: SamplingColumns, names: Iterable[str], rows: I32, needs: int) -> Arrays:
@@ -202,7 +204,7 @@ def needs_cache(columns: SamplingColumns, rows: I32) -> StepCache[StepNeeds]:
 
 def metadata_cache(columns: SamplingColumns, vocab_size: int, rows: I32) -> StepCache[SamplingMetadata]:
     """Return the `SamplingMetadata` of such batches."""
-    return _cache(columns, rows, GIVEN, lambda rows, needs, arrays: _metadata(columns, vocab_size, rows, needs, arrays))
+    return _cache(columns, rows, GIVEN, partial(_metadata, columns, vocab_size))
 
 
 def _cache(
