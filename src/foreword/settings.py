@@ -37,6 +37,7 @@ class Setting:
     name: of the option. kind: the type of its value, or of each of its values if it is ``repeated``: bool, int, float
     or str. optional: None is a value too. choices: the only texts, if there are some. least, most: the range of a
     number. unit: "bytes" also takes texts such as "2GiB". value_name: stands for the value in help.
+    fix: what the error of another choice recommends; "": the most similar choice.
     convert: reads the value instead of the checks of its kind; ValueError with the reason if it cannot.
     decoders_only: encoders refuse any value but the default.
     """
@@ -52,6 +53,7 @@ class Setting:
     most: float = 2**31
     unit: str = ""
     value_name: str = ""
+    fix: str = ""
     convert: Callable[[Any], Any] | None = None
     decoders_only: bool = False
 
@@ -112,7 +114,7 @@ class Setting:
             if not isinstance(value, str) or not value:
                 raise ValueError
             if self.choices and value not in self.choices:
-                raise ValueError(f"must be {self.expected()}. {advice(value, self.choices, '')}".rstrip())
+                raise ValueError(f"must be {self.expected()}. {self.fix or advice(value, self.choices, '')}".rstrip())
         else:
             value = self._number(value)
         return value

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
@@ -167,24 +168,25 @@ class TorchKind(ExecutorKind[TorchOptions]):
         from foreword.executors.torch.executor import TorchExecutor
         from foreword.executors.torch.parallel import ParallelExecutor
 
-        given = {"num_blocks": size.num_blocks, "block_size": size.block_size, "pooling": pooling, **options.values()}
-        if options.tensor_parallel_size * options.context_parallel_size > 1:
-            return ParallelExecutor(spec, weights, **given)
-        del given["tensor_parallel_size"], given["context_parallel_size"]
-        return TorchExecutor(spec, weights, **given)
+        make = TorchExecutor if options.num_ranks == 1 else ParallelExecutor
+        return make(
+            spec,
+            weights,
+            num_blocks=size.num_blocks,
+            block_size=size.block_size,
+            pooling=pooling,
+            **options.values(),
+        )
 
     def encoder(
         self, spec: EncoderSpec, weights: Weights, pooling: PoolingSpec, options: TorchOptions
     ) -> EncoderExecutor:
         from foreword.executors.torch.encoder import TorchEncoderExecutor
 
-        known = settings_of(TorchOptions)
-        own = {name: value for name, value in options.values().items() if not known[name].decoders_only}
-        return TorchEncoderExecutor(spec, weights, pooling, **own)
+        return TorchEncoderExecutor(spec, weights, pooling, **options.values())
 
     def for_drafts(self, options: TorchOptions) -> tuple[ExecutorKind[Any], ExecutorOptions]:
-        one = {"tensor_parallel_size": 1, "context_parallel_size": 1}
-        return self, TorchOptions(**(options.values() | one))
+        return self, replace(options, tensor_parallel_size=1, context_parallel_size=1)
 
 
 class DeviceKind(ExecutorKind[DeviceOptions]):

@@ -108,6 +108,11 @@ class TorchOptions(TorchPlace, ThreadOptions):
         decoders_only=True,
     )
 
+    @property
+    def num_ranks(self) -> int:
+        """The number of processes that compute the model."""
+        return self.tensor_parallel_size * self.context_parallel_size
+
 
 @dataclass(frozen=True, kw_only=True)
 class TransformersOptions(TorchPlace, ThreadOptions):
@@ -130,6 +135,7 @@ class DeviceOptions(ExecutorOptions):
     device: Literal["cuda", "cpu"] = setting(
         "cuda",
         "Device: cuda, the current GPU (CUDA_VISIBLE_DEVICES chooses it), or cpu for Triton's interpreter.",
+        fix="CUDA_VISIBLE_DEVICES chooses the GPU.",
         value_name="NAME",
     )
     dtype: DType = setting(

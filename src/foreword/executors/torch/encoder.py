@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Unpack
 
 import numpy as np
 import torch
@@ -13,11 +14,13 @@ from torch.nn.functional import embedding, layer_norm, scaled_dot_product_attent
 from foreword.arrays import F32
 from foreword.batch import InputBatch
 from foreword.executors.encoder import EncoderExecutor
+from foreword.executors.option_types import TorchKeywords
+from foreword.executors.options import TorchOptions
 from foreword.executors.torch.activations import ACTIVATIONS
-from foreword.executors.torch.options import DType, device_of, dtype_of, use_threads
+from foreword.executors.torch.options import device_of, dtype_of, use_threads
 from foreword.executors.torch.rotation import Rotaries, Rotation
 from foreword.executors.torch.tensors import as_floats, as_tensor
-from foreword.executors.torch.weights import Linear, Loader, WeightFormat
+from foreword.executors.torch.weights import Linear, Loader
 from foreword.models.encoder_spec import EncoderSpec
 from foreword.models.pooling import PoolingSpec
 from foreword.models.spec import RopeSpec
@@ -30,19 +33,13 @@ class TorchEncoderExecutor(EncoderExecutor):
     """Runs ``spec`` with ``weights``. Options and errors are those of `TorchExecutor`."""
 
     def __init__(
-        self,
-        spec: EncoderSpec,
-        weights: Weights,
-        pooling: PoolingSpec,
-        *,
-        device: str = "cpu",
-        dtype: DType = "auto",
-        weight_format: WeightFormat = "auto",
-        num_threads: int | None = None,
+        self, spec: EncoderSpec, weights: Weights, pooling: PoolingSpec, **options: Unpack[TorchKeywords]
     ) -> None:
-        use_threads(num_threads)
+        own = TorchOptions(**options)
+        use_threads(own.num_threads)
         super().__init__(spec, weights, pooling)
-        load = Loader(weights, device_of(device), dtype_of(dtype, weights), weight_format=weight_format)
+        dtype = dtype_of(own.dtype, weights)
+        load = Loader(weights, device_of(own.device), dtype, weight_format=own.weight_format)
         self.device = load.device
         self.embed = load("embed")
         self.positions = load("positions") if spec.num_positions else None

@@ -3,48 +3,47 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from foreword.arrays import F32, I64, AnyArray
 from foreword.batch import InputBatch
+from foreword.errors import ConfigError
 from foreword.executors.executor import Capability
 from foreword.executors.host import PagedExecutor
 from foreword.executors.inputs import StepInputs
+from foreword.executors.option_types import TorchKeywords
+from foreword.executors.options import TorchOptions
 from foreword.executors.pooling import Pooler
 from foreword.executors.torch.cache import KVLayer, PagedCache, StateLayer
 from foreword.executors.torch.decoder import Decoder, paged_mixer
 from foreword.executors.torch.kernel_attention import paged_attention
 from foreword.executors.torch.loras import Loras
-from foreword.executors.torch.options import DType, check_compiler, device_of, dtype_of, use_threads
+from foreword.executors.torch.options import check_compiler, device_of, dtype_of, use_threads
 from foreword.executors.torch.rotation import Rotaries
 from foreword.executors.torch.shard import Shards
 from foreword.executors.torch.step import PagedStep, RecurrentStep
 from foreword.executors.torch.tensors import as_floats, as_tensor
-from foreword.executors.torch.weights import Loader, WeightFormat
+from foreword.executors.torch.weights import Loader
 from foreword.models.pooling import PoolingSpec
 from foreword.models.spec import DecoderSpec
 from foreword.models.weights import Weights
 
 
 class TorchExecutor(PagedExecutor):
-    """Runs ``spec`` with ``weights`` on ``device``, in ``dtype``. Samples on the host.
+    """Runs ``spec`` with ``weights`` under `TorchOptions`. Samples on the host.
 
     num_blocks, block_size: the KV pool; block ids are shared by all KV groups and block 0 is the null block.
-    dtype: of weights, activations, keys and values. "auto": float32 if the embedding is stored so, else bfloat16.
-    weight_format: of the layers' matrices. "int8": 8 bits with a scale per row; "q4": 4 bits with a scale and an offset
-    per 32 columns. PyTorch multiplies them itself.
-    compile: with torch.compile, all but attention and recurrent layers; steps with adapters are not compiled. The first
-    steps take up to minutes.
-    num_threads: of PyTorch's operators, in the whole process; None: as PyTorch has them.
     pooling: of pooling requests; None: the last token, without a head.
     shards: the part of the model that this process computes; None: all of it.
+    torch.compile leaves out attention, recurrent layers and steps with adapters. Threads are those of PyTorch's
+    operators, in the whole process.
 
     Weights are read matrix by matrix, dequantised to ``dtype``; afterwards no file is read. ModelError if it changed.
-    ConfigError for an unknown device or dtype, for a device that this machine lacks, for a weight_format that
-    PyTorch or the model lacks, and without the compiler that torch.compile needs. MemoryError if the KV pool does not
-    fit.
+    ConfigError for a device that this machine lacks, for a weight_format that PyTorch or the model lacks, and without
+    the compiler that torch.compile needs. MemoryError if the KV pool does not fit.
     """
 
     cache: PagedCache
@@ -58,23 +57,22 @@ class TorchExecutor(PagedExecutor):
         *,
         num_blocks: int,
         block_size: int,
-        device: str = "cpu",
-        dtype: DType = "auto",
-        weight_format: WeightFormat = "auto",
-        compile: bool = False,
-        num_threads: int | None = None,
         pooling: PoolingSpec | None = None,
         shards: Shards | None = None,
+        **options: Unpack[TorchKeywords],
     ) -> None:
-        use_threads(num_threads)
-        if compile:
+        given = TorchOptions(**options)
+        self.spec, self.shards = spec, shards or Shards()
+        if given.num_ranks != self.shards.all.size:
+            raise ConfigError(f"the model is divided among {given.num_ranks} processes; use `ParallelExecutor`")
+        use_threads(given.num_threads)
+        if given.compile:
             check_compiler()
-        self.spec = spec
-        load = Loader(weights, device_of(device), dtype_of(dtype, weights), shards, weight_format)
-        self.shards = load.shards
-        own = load.shards.spec(spec)
+        dtype = dtype_of(given.dtype, weights)
+        load = Loader(weights, device_of(given.device), dtype, self.shards, given.weight_format)
+        own = self.shards.spec(spec)
         self.device, self.dtype = load.device, load.dtype
-        self.decoder = Decoder(own, load, partial(paged_mixer, compile=compile), compile=compile)
+        self.decoder = Decoder(own, load, partial(paged_mixer, compile=given.compile), compile=given.compile)
         attention, recurrent = cache_layers(own)
         cache = PagedCache(
             attention,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor
@@ -19,26 +19,19 @@ from foreword.device.interpreter import InterpretedDevice
 from foreword.device.rows import DeviceRows
 from foreword.errors import ConfigError
 from foreword.executors.device import IN_ROWS, DeviceExecutor, DeviceInputs
+from foreword.executors.option_types import DeviceKeywords
+from foreword.executors.options import DeviceOptions
 from foreword.executors.torch.cache import PagedCache
 from foreword.executors.torch.decoder import AttentionWeights, Decoder
 from foreword.executors.torch.executor import cache_layers
 from foreword.executors.torch.kernel_attention import dot_type
 from foreword.executors.torch.loras import Loras, Parts
-from foreword.executors.torch.options import DType, device_of, dtype_of
+from foreword.executors.torch.options import device_of, dtype_of
 from foreword.executors.torch.step import Step
 from foreword.executors.torch.tensors import as_tensor
-from foreword.executors.torch.weights import Loader, WeightFormat
+from foreword.executors.torch.weights import Loader
 from foreword.models.spec import DecoderSpec, RopeSpec
 from foreword.models.weights import Weights
-
-KVFormat = Literal["auto", "fp8"]
-
-
-def kv_dtype_of(name: str, dtype: torch.dtype) -> torch.dtype:
-    """The dtype of keys and values: "auto" is the model's. ConfigError for an unknown name."""
-    if name not in get_args(KVFormat):
-        raise ConfigError(f"kv_format={name!r:.80}: the device executor has {', '.join(map(repr, get_args(KVFormat)))}")
-    return torch.float8_e4m3fn if name == "fp8" else dtype
 
 
 def device_executor(
@@ -46,25 +39,14 @@ def device_executor(
     weights: Weights,
     *,
     max_num_seqs: int,
-    device: str = "cuda",
+    device: Literal["cuda", "cpu"],
     **options: Any,
 ) -> DeviceExecutor:
-    """An executor of this decoder on the current GPU, with graphs of steps of up to max_num_seqs tokens.
+    """Return an executor of this decoder with graphs of steps of up to max_num_seqs tokens.
 
-    device: "cuda", or "cpu" for Triton's interpreter. options: of `DecoderOnRows`.
-
-    ConfigError for another device, and without a GPU.
+    device: see `DeviceOptions`. options: of `DecoderOnRows`. ConfigError without a GPU.
     """
-    api: DeviceApi
-    if device == "cuda":
-        api = CudaDevice()
-    elif device == "cpu":
-        api = InterpretedDevice()
-    else:
-        raise ConfigError(
-            f"device={device!r:.80}: the device executor runs on 'cuda', the current GPU; choose another one with "
-            "CUDA_VISIBLE_DEVICES"
-        )
+    api: DeviceApi = CudaDevice() if device == "cuda" else InterpretedDevice()
     model = DecoderOnRows(spec, weights, device=device, **options)
     return DeviceExecutor(model, api, buckets=PaddingBuckets.up_to(max_num_seqs, max_num_reqs=max_num_seqs))
 
@@ -74,10 +56,9 @@ class DecoderOnRows:
 
     The matrices are torch's products. Queries and keys are normed, rotated and written in one launch, and attention
     reads the rows' block tables, so a layer is about nine launches; a product with adapters is two more.
-    num_splits: see `DeviceAttention`. kv_format: "fp8": keys and values in 8 bits, with a scale per token and head.
+    num_splits: see `DeviceAttention`. options: see `DeviceOptions`.
 
-    ConfigError for recurrent layers and unknown formats, and as `TorchExecutor` for device, dtype and
-    weight_format.
+    ConfigError for recurrent layers, and as `TorchExecutor` for device and weight_format.
     """
 
     def __init__(
@@ -87,17 +68,16 @@ class DecoderOnRows:
         *,
         num_blocks: int,
         block_size: int,
-        device: str = "cuda",
-        dtype: DType = "auto",
-        weight_format: WeightFormat = "auto",
-        kv_format: KVFormat = "auto",
         num_splits: int = 1,
+        **options: Unpack[DeviceKeywords],
     ) -> None:
+        own = DeviceOptions(**options)
         if spec.state_size:
             raise ConfigError(
                 f"{spec.architecture} has recurrent layers, which steps on a device lack; use executor='torch'"
             )
-        load = Loader(weights, device_of(device), dtype_of(dtype, weights), weight_format=weight_format)
+        dtype = dtype_of(own.dtype, weights)
+        load = Loader(weights, device_of(own.device), dtype, weight_format=own.weight_format)
         self.spec, self.dtype, self.device, self.num_splits = spec, load.dtype, load.device, num_splits
         self.hidden_size, self.mrope_dims = spec.hidden_size, spec.mrope_dims
         self.decoder = Decoder(spec, load, _RowLayer)
@@ -106,7 +86,7 @@ class DecoderOnRows:
             layers,
             num_blocks=num_blocks,
             block_size=block_size,
-            dtype=kv_dtype_of(kv_format, load.dtype),
+            dtype=torch.float8_e4m3fn if own.kv_format == "fp8" else load.dtype,
             device=load.device,
         )
         self.adapters = Loras(self.decoder.products, load.device, load.dtype)

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import Literal, get_args
 
 import torch
 
 from foreword.errors import ConfigError
+from foreword.executors.options import DType
 from foreword.models.quants import Quant
 from foreword.models.weights import Weights
-
-DType = Literal["auto", "fp32", "bf16", "fp16"]
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def dtype_of(name: str, weights: Weights) -> torch.dtype:
-    """The dtype of this name. auto: float32 if the embedding is stored so, else bfloat16. ConfigError for any other."""
+def dtype_of(name: DType, weights: Weights) -> torch.dtype:
+    """Return the dtype of this name. auto: float32 if the embedding is stored so, else bfloat16."""
     if name == "auto":
         name = "fp32" if weights["embed"].quant is Quant.F32 else "bf16"
-    if name not in DTYPES:
-        raise ConfigError(f"dtype={name!r:.80}: must be one of {', '.join(map(repr, get_args(DType)))}")
     return DTYPES[name]
 
 
@@ -66,9 +62,6 @@ def check_compiler() -> None:
 
 
 def use_threads(num_threads: int | None) -> None:
-    """Set the threads of PyTorch's operators, in the whole process; None: as they are. ConfigError unless positive."""
-    if num_threads is None:
-        return
-    if num_threads < 1:
-        raise ConfigError(f"num_threads={num_threads}: must be at least 1")
-    torch.set_num_threads(num_threads)
+    """Set the threads of PyTorch's operators, in the whole process; None: as they are."""
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)

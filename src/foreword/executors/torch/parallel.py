@@ -68,7 +68,10 @@ class ParallelExecutor(TorchExecutor):
         device: str = "cpu",
         **options: Any,
     ) -> None:
-        sizes = {"tensor_parallel_size": tensor_parallel_size, "context_parallel_size": context_parallel_size}
+        sizes: dict[str, Any] = {
+            "tensor_parallel_size": tensor_parallel_size,
+            "context_parallel_size": context_parallel_size,
+        }
         given = ", ".join(f"{name}={count}" for name, count in sizes.items() if count != 1)
         if min(sizes.values()) < 1 or not given:
             raise ConfigError(f"{given or sizes}: must be at least 1; 1 for both is `TorchExecutor`")
@@ -84,7 +87,7 @@ class ParallelExecutor(TorchExecutor):
         self._end = weakref.finalize(self, self._ranks.close)
         try:
             self._ranks.send_object((spec, weights, sizes, device, options))
-            super().__init__(spec, weights, shards=shards, device=own, **options)
+            super().__init__(spec, weights, shards=shards, device=own, **sizes, **options)
             self._ranks.connect(shards, self.device)
         except BaseException:
             self._end()
@@ -211,7 +214,7 @@ def run_rank(rank: int, size: int, connection_descriptor: int, ring_descriptor: 
         shards, device = Shards(rank, **sizes), device_of_rank(device, rank, size, torch.cuda.device_count())
         if device != "cpu":
             torch.cuda.set_device(device)
-        executor = TorchExecutor(spec, weights, shards=shards, device=device, **options)
+        executor = TorchExecutor(spec, weights, shards=shards, device=device, **sizes, **options)
         connection.send(None)
         shards.connect(connection.recv(), executor.device)
         _run_packets(executor, PacketReader(ring, connection, rank - 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch.nn.functional import linear
 
 from foreword.arrays import F32, U8
 from foreword.errors import ConfigError
+from foreword.executors.options import TorchWeightFormat
 from foreword.executors.torch.grouped import aligned
 from foreword.executors.torch.integers import Int8Matrix, IntegerMatrix, Q4Matrix
 from foreword.executors.torch.loras import ProductChanges
@@ -27,9 +28,7 @@ _PART = 1 << 22
 Split = Literal["outputs", "inputs"]
 """What of a matrix is divided among ranks: its rows or its columns."""
 
-WeightFormat = Literal["auto", "int8", "q4"]
-
-_INTEGERS: dict[WeightFormat, type[IntegerMatrix]] = {"int8": Int8Matrix, "q4": Q4Matrix}
+_INTEGERS: dict[TorchWeightFormat, type[IntegerMatrix]] = {"int8": Int8Matrix, "q4": Q4Matrix}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ class Loader:
     weight_format: of the matrices of `linear`. "auto": in ``dtype``; "int8": 8 bits, with a scale per row; "q4":
     4 bits, with a scale and an offset per 32 columns.
 
-    ConfigError for any other weight_format, and where PyTorch has no product of such matrices.
+    ConfigError where PyTorch has no product of such matrices.
     """
 
     def __init__(
@@ -75,13 +74,8 @@ class Loader:
         device: torch.device,
         dtype: torch.dtype,
         shards: Shards | None = None,
-        weight_format: WeightFormat = "auto",
+        weight_format: TorchWeightFormat = "auto",
     ) -> None:
-        if weight_format not in get_args(WeightFormat):
-            raise ConfigError(
-                f"weight_format={weight_format!r:.80}: on PyTorch it is one of "
-                f"{', '.join(map(repr, get_args(WeightFormat)))}; dtype is the option for floating-point weights"
-            )
         self.weights, self.device, self.dtype, self.shards = weights, device, dtype, shards or Shards()
         self.weight_format = weight_format
 
