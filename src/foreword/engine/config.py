@@ -23,44 +23,28 @@ class EngineConfig:
     """
 
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    # fmt: off
     max_model_len: int | None = setting(
-        None,
-        "Largest number of tokens of a request, prompt included; None: the model's own length. A longrope model may be "
-        "given more than its original length; all its requests then have the frequencies of long contexts.",
-        least=2,
-        most=2**24,
-        value_name="N",
+        None, "Largest number of tokens of a request, prompt included; None: the model's own length. A longrope model "
+        "may be given more than its original length; all its requests then have the frequencies of long contexts.",
+        least=2, most=2**24, value_name="N",
     )
     block_size: int = setting(
-        16,
-        "Tokens of a KV block; a model with recurrent layers may use a multiple of it.",
-        least=1,
-        most=2**16,
-        value_name="N",
+        16, "Tokens of a KV block; a model with recurrent layers may use a multiple of it.",
+        least=1, most=2**16, value_name="N",
     )
     num_blocks: int | None = setting(
-        None,
-        "KV blocks of the pool, the null block included; None: as many as max_num_seqs requests of max_model_len could "
-        "need, within kv_cache_bytes.",
-        least=2,
-        most=2**28,
-        value_name="N",
+        None, "KV blocks of the pool, the null block included; None: as many as max_num_seqs requests of "
+        "max_model_len could need, within kv_cache_bytes.", least=2, most=2**28, value_name="N",
     )
     kv_cache_bytes: int = setting(
-        2 << 30,
-        "Memory for keys and values, where num_blocks is not given.",
-        least=1,
-        most=2**50,
-        unit="bytes",
-        value_name="SIZE",
+        2 << 30, "Memory for keys and values, where num_blocks is not given.",
+        least=1, most=2**50, unit="bytes", value_name="SIZE",
     )
     lora_bytes: int = setting(
-        1 << 30,
-        "Memory for LoRA adapters. When it is full, the least recently used leave it and are read again from their "
-        "files when a request needs them; those of requests in progress stay, also beyond it.",
-        most=2**50,
-        unit="bytes",
-        value_name="SIZE",
+        1 << 30, "Memory for LoRA adapters. When it is full, the least recently used leave it and are read again from "
+        "their files when a request needs them; those of requests in progress stay, also beyond it.",
+        most=2**50, unit="bytes", value_name="SIZE",
     )
     prefix_caching: bool = setting(True, "Reuse the KV blocks of equal prompt prefixes.")
     partial_reuse: bool = setting(True, "Reuse a part of a KV block, too, by copying it.")
@@ -70,25 +54,18 @@ class EngineConfig:
     )
     speculation: SpeculationConfig | None = None
     max_forced_tokens: int = setting(
-        8,
-        "Largest number of tokens that a grammar leaves no choice of and that one step takes; 0: none. A model with "
-        "recurrent layers never takes any.",
-        most=1024,
-        value_name="N",
+        8, "Largest number of tokens that a grammar leaves no choice of and that one step takes; 0: none. A model "
+        "with recurrent layers never takes any.", most=1024, value_name="N",
     )
     seed: int | None = setting(
-        0,
-        "The seeds of requests without one are derived from it; None: a different one each run.",
-        least=-(2**63),
-        most=2**63 - 1,
-        value_name="N",
+        0, "The seeds of requests without one are derived from it; None: a different one each run.",
+        least=-(2**63), most=2**63 - 1, value_name="N",
     )
     check: Check = setting(
-        "off",
-        "Check each step before it runs. bounds: its sums and bounds; full: every tensor, and every read and write "
-        "of the cache, which is slow.",
-        value_name="NAME",
+        "off", "Check each step before it runs. bounds: its sums and bounds; full: every tensor, and every read and "
+        "write of the cache, which is slow.", value_name="NAME",
     )
+    # fmt: on
 
     def __post_init__(self) -> None:
         check_settings(self)

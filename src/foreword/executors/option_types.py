@@ -40,7 +40,7 @@ class TransformersKeywords(TypedDict, total=False):
 class DeviceKeywords(TypedDict, total=False):
     """See `DeviceOptions`."""
 
-    device: Literal["cuda", "cpu"]
     dtype: Literal["auto", "fp32", "bf16", "fp16"]
     weight_format: Literal["auto", "int8", "q4"]
+    device: Literal["cuda", "cpu"]
     kv_format: Literal["auto", "fp8"]

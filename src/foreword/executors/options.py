@@ -26,28 +26,39 @@ class ExecutorOptions:
         return values_of(self)
 
 
+# fmt: off
 @dataclass(frozen=True, kw_only=True)
 class ThreadOptions(ExecutorOptions):
     """The option of executors with threads of their own."""
 
     num_threads: int | None = setting(
-        None,
-        "Threads; None: FOREWORD_NUM_THREADS, else the physical cores.",
-        least=1,
-        most=1024,
-        value_name="N",
+        None, "Threads; None: FOREWORD_NUM_THREADS, else the physical cores.", least=1, most=1024, value_name="N",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class TorchPlace(ExecutorOptions):
-    """Where PyTorch computes, and in which numbers."""
+class TorchPlace(ThreadOptions):
+    """Where PyTorch computes."""
 
     device: str = setting("cpu", "Device: cpu, cuda or cuda:N.", value_name="NAME")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchNumbers(ExecutorOptions):
+    """The numbers that PyTorch computes in."""
+
     dtype: DType = setting(
-        "auto",
-        "Numbers of weights, keys and values. auto: as the weights are stored, of quantised weights bf16.",
+        "auto", "Numbers of weights, keys and values. auto: as the weights are stored, of quantised weights bf16.",
         value_name="NAME",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchMatrices(TorchNumbers):
+    """The numbers of Foreword's models in PyTorch, whose matrices may be integers."""
+
+    weight_format: TorchWeightFormat = setting(
+        "auto", "Weights. auto: in the numbers of dtype; int8, q4: integers.", value_name="NAME"
     )
 
 
@@ -56,56 +67,36 @@ class NativeOptions(ThreadOptions):
     """Options of the native executor."""
 
     weight_format: WeightFormat = setting(
-        "auto",
-        "Weights. auto: as the file holds them, integers with 15-bit activations, which gives the tokens of a float "
-        "computation. int8 and q4 use 8-bit activations: faster and less exact.",
-        value_name="NAME",
+        "auto", "Weights. auto: as the file holds them, integers with 15-bit activations, which gives the tokens of a "
+        "float computation. int8 and q4 use 8-bit activations: faster and less exact.", value_name="NAME",
     )
     kv_format: KVFormat = setting(
-        "bf16",
-        "Keys and values. int8: with a scale per token and head, and attention in 8 bit.",
-        value_name="NAME",
-        decoders_only=True,
+        "bf16", "Keys and values. int8: with a scale per token and head, and attention in 8 bit.",
+        value_name="NAME", decoders_only=True,
     )
     numa_nodes: int | None = setting(
-        None,
-        "NUMA nodes that share the threads: each node's threads multiply the rows of every matrix that are in its "
-        "memory. None: they run anywhere. The tokens are the same.",
-        least=1,
-        most=1024,
-        value_name="N",
-        decoders_only=True,
+        None, "NUMA nodes that share the threads: each node's threads multiply the rows of every matrix that are in "
+        "its memory. None: they run anywhere. The tokens are the same.",
+        least=1, most=1024, value_name="N", decoders_only=True,
     )
     preallocate_kv: bool = setting(
-        False,
-        "Take the memory of the whole KV pool from the system before the first request, not at the first use of each "
-        "block.",
-        decoders_only=True,
+        False, "Take the memory of the whole KV pool from the system before the first request, not at the first use "
+        "of each block.", decoders_only=True,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class TorchOptions(TorchPlace, ThreadOptions):
+class TorchOptions(TorchMatrices, TorchPlace):
     """Options of the torch executor."""
 
-    weight_format: TorchWeightFormat = setting(
-        "auto", "Weights. auto: in the numbers of dtype; int8, q4: integers.", value_name="NAME"
-    )
     compile: bool = setting(
-        False,
-        "Compile the layers with torch.compile, which takes minutes in the first steps.",
-        decoders_only=True,
+        False, "Compile the layers with torch.compile, which takes minutes in the first steps.", decoders_only=True,
     )
     tensor_parallel_size: int = setting(
         1, "Processes that divide the model by heads.", least=1, most=1024, value_name="N", decoders_only=True
     )
     context_parallel_size: int = setting(
-        1,
-        "Processes that divide keys and values by position.",
-        least=1,
-        most=1024,
-        value_name="N",
-        decoders_only=True,
+        1, "Processes that divide keys and values by position.", least=1, most=1024, value_name="N", decoders_only=True,
     )
 
     @property
@@ -115,39 +106,25 @@ class TorchOptions(TorchPlace, ThreadOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformersOptions(TorchPlace, ThreadOptions):
+class TransformersOptions(TorchNumbers, TorchPlace):
     """Options of the transformers executor."""
 
     compile: bool = setting(False, "Compile the model with torch.compile, which takes minutes in the first steps.")
     media_cache_bytes: int = setting(
-        256 << 20,
-        "Memory for vectors of images and sounds that are kept.",
-        most=2**50,
-        unit="bytes",
-        value_name="SIZE",
+        256 << 20, "Memory for vectors of images and sounds that are kept.",
+        most=2**50, unit="bytes", value_name="SIZE",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceOptions(ExecutorOptions):
+class DeviceOptions(TorchMatrices):
     """Options of the device executor."""
 
     device: Literal["cuda", "cpu"] = setting(
-        "cuda",
-        "Device: cuda, the current GPU (CUDA_VISIBLE_DEVICES chooses it), or cpu for Triton's interpreter.",
-        fix="CUDA_VISIBLE_DEVICES chooses the GPU.",
-        value_name="NAME",
-    )
-    dtype: DType = setting(
-        "auto",
-        "Numbers of weights, keys and values. auto: as the weights are stored, of quantised weights bf16.",
-        value_name="NAME",
-    )
-    weight_format: TorchWeightFormat = setting(
-        "auto", "Weights. auto: in the numbers of dtype; int8, q4: integers.", value_name="NAME"
+        "cuda", "Device: cuda, the current GPU (CUDA_VISIBLE_DEVICES chooses it), or cpu for Triton's interpreter.",
+        fix="CUDA_VISIBLE_DEVICES chooses the GPU.", value_name="NAME",
     )
     kv_format: DeviceKVFormat = setting(
-        "auto",
-        "Keys and values. auto: in the numbers of dtype; fp8: with a scale per token and head.",
+        "auto", "Keys and values. auto: in the numbers of dtype; fp8: with a scale per token and head.",
         value_name="NAME",
     )

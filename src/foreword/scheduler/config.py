@@ -23,33 +23,28 @@ class SchedulerConfig:
     max_num_seqs: int = setting(
         256, "Largest number of requests that run at the same time.", least=1, most=2**16, value_name="N"
     )
+    # fmt: off
     policy: str | Policy | Key = setting(
-        "fcfs",
-        f"Order of admission and preemption: {', '.join(POLICIES)}, the name of a plug-in, or module:function.",
-        value_name="NAME",
-        convert=_known,
+        "fcfs", f"Order of admission and preemption: {', '.join(POLICIES)}, the name of a plug-in, or module:function.",
+        value_name="NAME", convert=_known,
     )
     chunked_prefill: bool = setting(
-        True,
-        "Spread a prompt over several steps. Without it a prompt that does not fit in the rest of a step waits, with "
-        "all requests behind it, and no recurrent state is kept at the end of a prompt.",
+        True, "Spread a prompt over several steps. Without it a prompt that does not fit in the rest of a step waits, "
+        "with all requests behind it, and no recurrent state is kept at the end of a prompt.",
     )
     long_prefill_threshold: int = setting(
-        0,
-        "Largest number of prompt tokens of one request in a step that also serves others; 0: no limit.",
-        most=2**20,
-        value_name="N",
+        0, "Largest number of prompt tokens of one request in a step that also serves others; 0: no limit.",
+        most=2**20, value_name="N",
     )
     reserve_full_prompt: bool = setting(
         True,
         "Admit a request only if the blocks of its whole prompt are free, apart from those that running prompts need.",
     )
     watermark: float = setting(
-        0.01,
-        "Share of all KV blocks that an admission leaves free while other requests run.",
-        most=0.99,
-        value_name="X",
+        0.01, "Share of all KV blocks that an admission leaves free while other requests run.",
+        most=0.99, value_name="X",
     )
+    # fmt: on
 
     def __post_init__(self) -> None:
         check_settings(self)
