@@ -61,48 +61,38 @@ class GivenOptions:
     media: MediaLimits
 
 
+# fmt: off
 MODEL = Setting(
-    name="model",
-    default="smollm2",
-    help="A known name, a .gguf file, a directory of safetensors, or a hub id.",
+    name="model", default="smollm2", help="A known name, a .gguf file, a directory of safetensors, or a hub id.",
     value_name="NAME",
 )
 ADAPTER = Setting(
-    name="adapter",
-    default=(),
-    repeated=True,
+    name="adapter", default=(), repeated=True,
     help="A LoRA adapter: the last one answers in run and chat, lines of batch name theirs. Repeatable.",
     value_name="NAME=PATH",
 )
 EXECUTOR = Setting(
-    name="executor",
-    default="auto",
+    name="executor", default="auto",
     help=f"What computes: {', '.join(KINDS)}, the name of a plug-in, or module:name. auto: native if it is built, else "
     "numpy; transformers for a directory whose architecture Foreword does not have.",
     value_name="NAME",
 )
 PLUG_INS = (
     Setting(
-        name="logits_processor",
-        default=(),
-        repeated=True,
+        name="logits_processor", default=(), repeated=True,
         help="A function that makes a logits processor, as module:name or the name of a plug-in. Repeatable.",
         value_name="NAME",
     ),
     Setting(
-        name="observer",
-        default=(),
-        repeated=True,
-        help="A class or function that makes an observer of the engine, named likewise. Repeatable.",
-        value_name="NAME",
+        name="observer", default=(), repeated=True,
+        help="A class or function that makes an observer of the engine, named likewise. Repeatable.", value_name="NAME",
     ),
     Setting(
-        name="drafter",
-        optional=True,
-        help="A function that makes the drafter of speculation, named likewise.",
+        name="drafter", optional=True, help="A function that makes the drafter of speculation, named likewise.",
         value_name="NAME",
     ),
 )
+# fmt: on
 
 
 def executor_settings() -> dict[str, dict[str, Setting]]:

@@ -100,22 +100,16 @@ async def _unload_everywhere(replicas: Replicas, request: Request) -> Response:
     return reply(*first_found(await replicas.answers(request, body)))
 
 
+# fmt: off
 LOAD = Operation(
-    "/v1/load_lora_adapter",
-    _load,
-    LOAD_BODY,
-    access="admin",
-    summary="Load a LoRA adapter, whose name is then a model of requests (vLLM).",
+    "/v1/load_lora_adapter", _load, LOAD_BODY,
+    access="admin", summary="Load a LoRA adapter, whose name is then a model of requests (vLLM).",
     details="Requests go on meanwhile. `load_inplace: true` replaces an adapter. All replicas load it, or none.",
     replicas=Spread("all", _load_everywhere),
 )
 UNLOAD = Operation(
-    "/v1/unload_lora_adapter",
-    _unload,
-    UNLOAD_BODY,
-    access="admin",
-    summary="Drop a LoRA adapter (vLLM).",
-    details="Requests in progress end with it.",
+    "/v1/unload_lora_adapter", _unload, UNLOAD_BODY,
+    access="admin", summary="Drop a LoRA adapter (vLLM).", details="Requests in progress end with it.",
     replicas=Spread("all", _unload_everywhere),
 )
 OPERATIONS = (LOAD, UNLOAD)

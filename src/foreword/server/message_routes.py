@@ -37,24 +37,17 @@ async def _count_tokens(context: Context, request: Request) -> Response:
     return reply({"input_tokens": len(made.token_ids)})
 
 
+# fmt: off
 OPERATIONS = (
     Operation(
-        "/v1/messages",
-        MESSAGES,
-        MESSAGES.body,
-        access="key",
-        summary="Answer a conversation (Anthropic Messages).",
+        "/v1/messages", MESSAGES, MESSAGES.body,
+        access="key", summary="Answer a conversation (Anthropic Messages).",
         details="With `stream: true` the answer comes in pieces. It has text, `thinking`, tool use and the count of"
         " cached tokens. Errors have Anthropic's form.",
-        errors=ANTHROPIC,
-        media_types=(JSON, EVENTS),
+        errors=ANTHROPIC, media_types=(JSON, EVENTS),
     ),
     Operation(
-        "/v1/messages/count_tokens",
-        _count_tokens,
-        COUNT,
-        access="key",
-        summary="Count the tokens of a conversation (Anthropic Messages).",
-        errors=ANTHROPIC,
+        "/v1/messages/count_tokens", _count_tokens, COUNT,
+        access="key", summary="Count the tokens of a conversation (Anthropic Messages).", errors=ANTHROPIC,
     ),
 )

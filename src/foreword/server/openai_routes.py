@@ -59,32 +59,24 @@ RESPONSES: Api[ResponsesRequest, RequestOutput] = Api(
     stream=lambda context, wanted, named: ResponseStream(wanted, **named) if wanted.chat.stream else None,
 )
 
+# fmt: off
 OPERATIONS = (
     Operation(
-        "/v1/chat/completions",
-        CHAT,
-        CHAT.body,
-        access="key",
-        summary="Answer a conversation (OpenAI Chat Completions).",
+        "/v1/chat/completions", CHAT, CHAT.body,
+        access="key", summary="Answer a conversation (OpenAI Chat Completions).",
         details="With `stream: true` the answer comes in pieces. It has content, `reasoning_content`, tool calls and"
         " log-probabilities; `n` asks for several.",
         media_types=(JSON, EVENTS),
     ),
     Operation(
-        "/v1/completions",
-        COMPLETIONS,
-        COMPLETIONS.body,
-        access="key",
-        summary="Complete one or more prompts (OpenAI Completions).",
+        "/v1/completions", COMPLETIONS, COMPLETIONS.body,
+        access="key", summary="Complete one or more prompts (OpenAI Completions).",
         details="Prompts are texts or token ids. `echo`, `n`, `best_of` and `logprobs` are served; `suffix` is not.",
         media_types=(JSON, EVENTS),
     ),
     Operation(
-        "/v1/responses",
-        RESPONSES,
-        RESPONSES.body,
-        access="key",
-        summary="Answer a conversation without storing it (OpenAI Responses).",
+        "/v1/responses", RESPONSES, RESPONSES.body,
+        access="key", summary="Answer a conversation without storing it (OpenAI Responses).",
         details="`input` is a text or items. Function tools, `text.format` and reasoning items are served,"
         " `previous_response_id` is refused.",
         media_types=(JSON, EVENTS),

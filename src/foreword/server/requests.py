@@ -95,38 +95,26 @@ def _in_preparation(name: str) -> dict[str, Any]:
     return {"id": name, "state": "preparing", "why": "preparing"}
 
 
+# fmt: off
 OPERATIONS = (
     Operation(
-        "/requests",
-        _requests,
-        access="admin",
-        summary="List the requests in the engine, and why each waits.",
-        replicas=ALL_LISTED,
+        "/requests", _requests,
+        access="admin", summary="List the requests in the engine, and why each waits.", replicas=ALL_LISTED,
     ),
     Operation(
-        "/requests/{id}/why",
-        _why,
-        access="key",
-        summary="Explain why a request waits.",
+        "/requests/{id}/why", _why,
+        access="key", summary="Explain why a request waits.",
         details="The id is the header `X-Request-Id` of its response, which the client may choose. A request of several"
         " prompts also has each of them in `parts`.",
         replicas=FIRST,
     ),
     Operation(
-        "/abort",
-        _abort,
-        ABORT,
-        access="admin",
-        summary="End a request with its tokens so far.",
-        details='It may be in preparation still. Its `finish_reason` is `"abort"`.',
-        replicas=FIRST,
+        "/abort", _abort, ABORT,
+        access="admin", summary="End a request with its tokens so far.",
+        details='It may be in preparation still. Its `finish_reason` is `"abort"`.', replicas=FIRST,
     ),
     Operation(
-        "/reset_prefix_cache",
-        _reset,
-        RESET,
-        access="admin",
-        summary="Forget all cached prefixes, if no request runs.",
-        replicas=merged("all", _all_reset),
+        "/reset_prefix_cache", _reset, RESET,
+        access="admin", summary="Forget all cached prefixes, if no request runs.", replicas=merged("all", _all_reset),
     ),
 )

@@ -67,44 +67,32 @@ async def _sources(context: Context, request: Request) -> Response:
     return reply({"object": "list", "data": [] if context.kv_events is None else [context.kv_events]})
 
 
+# fmt: off
 OPERATIONS = (
     Operation(
-        "/health",
-        _health,
-        access="public",
-        summary="Report that the process runs.",
-        replicas=Spread("front end", _health),
+        "/health", _health,
+        access="public", summary="Report that the process runs.", replicas=Spread("front end", _health),
     ),
     Operation(
-        "/ready",
-        _ready,
-        access="public",
-        summary="Report that the engine takes requests.",
+        "/ready", _ready,
+        access="public", summary="Report that the engine takes requests.",
         details="The status is 503 if it is closed, or if no replica is ready.",
         replicas=Spread("front end", _front_ready),
     ),
     Operation("/version", _version, access="key", summary="Return the version of the server."),
     Operation("/v1/models", _models, access="key", summary="List the model and its adapters."),
     Operation(
-        "/v1/models/{name:path}",
-        _model,
-        access="key",
-        summary="Describe one model or adapter.",
+        "/v1/models/{name:path}", _model,
+        access="key", summary="Describe one model or adapter.",
         details="Requests may give its name as `model`; any other is answered with 404.",
     ),
     Operation(
-        "/metrics",
-        _metrics,
-        access="key",
-        summary="Return the metrics of the server for Prometheus.",
-        replicas=Spread("all", _front_metrics),
-        media_types=("text/plain",),
+        "/metrics", _metrics,
+        access="key", summary="Return the metrics of the server for Prometheus.",
+        replicas=Spread("all", _front_metrics), media_types=("text/plain",),
     ),
     Operation(
-        "/kv_event_sources",
-        _sources,
-        access="key",
-        summary="List where the cache's events are published.",
-        replicas=ALL_LISTED,
+        "/kv_event_sources", _sources,
+        access="key", summary="List where the cache's events are published.", replicas=ALL_LISTED,
     ),
 )

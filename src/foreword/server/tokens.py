@@ -115,14 +115,11 @@ def _text(context: Context, token_id: int | None) -> str | None:
     return None if token_id is None else context.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
 
+# fmt: off
 OPERATIONS = (
     Operation(
-        "/tokenize",
-        _tokenize,
-        TOKENIZE,
-        access="key",
-        summary="Tokenize a text or a conversation (vLLM).",
-        details="Give `prompt` or `messages`.",
+        "/tokenize", _tokenize, TOKENIZE,
+        access="key", summary="Tokenize a text or a conversation (vLLM).", details="Give `prompt` or `messages`.",
     ),
     Operation("/detokenize", _detokenize, DETOKENIZE, access="key", summary="Decode token ids into text (vLLM)."),
     Operation("/tokenizer_info", _info, access="key", summary="Describe the tokenizer (vLLM)."),
