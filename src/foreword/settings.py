@@ -135,8 +135,16 @@ class Setting:
 
 def setting(default: Any, help: str, **declared: Any) -> Any:
     """Declare a field of a settings class. declared: other fields of `Setting`, apart from those its type tells."""
-    given = Setting(default=default, help=help, **declared)
-    return field(default=default, metadata={_SETTING: given})
+    return _field(Setting(default=default, help=help, **declared))
+
+
+def setting_of(owner: type, name: str) -> Any:
+    """Declare a field like that of another settings class."""
+    return _field(settings_of(owner)[name])
+
+
+def _field(given: Setting) -> Any:
+    return field(default=given.default, metadata={_SETTING: given})
 
 
 def settings_of(owner: type) -> Mapping[str, Setting]:

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from foreword.errors import ConfigError
+from foreword.settings import check_settings, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaLimits:
-    """
-    max_images: of a conversation; it may have one sound. max_bytes: of a file. max_pixels: of an image. max_seconds: of
-    a sound.
-    local_files: whether a file may be named by its path on this machine.
-    remote_hosts: the hosts that files are fetched from by http and https. timeout: seconds for fetching one.
+    """Limits of images and sounds. A conversation may have one sound. Raise ConfigError for a value of another type or
+    out of range.
     """
 
-    max_images: int = 16
-    max_bytes: int = 16 << 20
-    max_pixels: int = 1 << 25
-    max_seconds: int = 600
-    local_files: bool = True
-    remote_hosts: tuple[str, ...] = ()
-    timeout: float = 10.0
+    max_images: int = setting(16, "Largest number of images of a conversation.", most=2**16, value_name="N")
+    max_bytes: int = setting(16 << 20, "Largest file of an image or a sound.", least=1, unit="bytes", value_name="SIZE")
+    max_pixels: int = setting(1 << 25, "Largest number of pixels of an image.", least=1, value_name="N")
+    max_seconds: int = setting(600, "Length of the longest sound, in seconds.", least=1, value_name="N")
+    local_files: bool = setting(True, "Read files of this machine that are named by their path.")
+    remote_hosts: tuple[str, ...] = setting((), "Host that images may be fetched from. Repeatable.", value_name="NAME")
+    timeout: float = setting(10.0, "Seconds allowed for fetching an image.", least=0.01, value_name="X")
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if item.name.startswith("max_") and (type(value) is not int or value < 0):
-                raise ConfigError(f"{item.name}={value!r:.80}: must be an integer of at least 0")
-        if not isinstance(self.remote_hosts, tuple) or not all(isinstance(host, str) for host in self.remote_hosts):
-            raise ConfigError(f"remote_hosts={self.remote_hosts!r:.80}: must be a tuple of names")
-        if not self.timeout > 0:
-            raise ConfigError(f"timeout={self.timeout!r:.80}: must be above 0")
+        check_settings(self)

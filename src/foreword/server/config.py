@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from foreword.errors import ConfigError
 from foreword.kv_events.source import endpoint_of
 from foreword.media.limits import MediaLimits
-from foreword.settings import check_settings, setting
+from foreword.settings import check_settings, setting, setting_of
 
 if TYPE_CHECKING:
     from foreword.engine.options import LLMOptions
@@ -49,14 +49,12 @@ class ServerConfig:
     )
     max_body_bytes: int = setting(8 << 20, "Largest body of a request.", least=1, unit="bytes", value_name="SIZE")
     max_header_bytes: int = setting(32 << 10, "Largest head of a request.", least=256, unit="bytes", value_name="SIZE")
-    max_images: int = setting(16, "Largest number of images of a conversation.", most=2**16, value_name="N")
-    max_media_bytes: int = setting(
-        16 << 20, "Largest file of an image or a sound.", least=1, unit="bytes", value_name="SIZE"
-    )
-    max_image_pixels: int = setting(1 << 25, "Largest number of pixels of an image.", least=1, value_name="N")
-    max_sound_seconds: int = setting(600, "Length of the longest sound, in seconds.", least=1, value_name="N")
-    media_host: tuple[str, ...] = setting((), "Host that images may be fetched from. Repeatable.", value_name="NAME")
-    media_timeout: float = setting(10.0, "Seconds allowed for fetching an image.", least=0.01, value_name="X")
+    max_images: int = setting_of(MediaLimits, "max_images")
+    max_media_bytes: int = setting_of(MediaLimits, "max_bytes")
+    max_image_pixels: int = setting_of(MediaLimits, "max_pixels")
+    max_sound_seconds: int = setting_of(MediaLimits, "max_seconds")
+    media_host: tuple[str, ...] = setting_of(MediaLimits, "remote_hosts")
+    media_timeout: float = setting_of(MediaLimits, "timeout")
     receive_timeout: float = setting(30.0, "Seconds allowed for receiving a request.", least=0.01, value_name="X")
     timeout: float | None = setting(
         None, "Seconds allowed for answering a request; default: no limit.", least=0.001, value_name="X"
