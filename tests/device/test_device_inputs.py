@@ -20,7 +20,6 @@ from foreword.device.interpreter import InterpretedDevice
 from foreword.device.kernels.fp8 import decode, encode
 from foreword.device.recording import RecordingDevice
 from foreword.engine import Engine, engine_config
-from foreword.errors import ConfigError
 from foreword.executors.device import DeviceExecutor
 from foreword.executors.numpy import NumpyExecutor
 from foreword.executors.torch.executor import TorchExecutor
@@ -220,8 +219,3 @@ def test_log_probabilities_of_prompts_are_the_numpy_executors():
     for ours, theirs in zip(found[0][1:], found[1][1:], strict=True):
         assert list(ours) == list(theirs)
         assert all(abs(ours[t].logprob - theirs[t].logprob) < 1e-4 for t in ours)
-
-
-def test_an_unknown_format_is_refused():
-    with pytest.raises(ConfigError, match="kv_format='int8'"):
-        on_device(PLAIN, random_weights(PLAIN), kv_format="int8")

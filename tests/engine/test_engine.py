@@ -10,7 +10,7 @@ from engine_rig import V, make_engine, run
 from oracle_model import START, following, logits_after, plain_output
 
 from foreword.batch import SamplingParams
-from foreword.errors import ConfigError, PlanError, RequestError
+from foreword.errors import PlanError, RequestError
 from foreword.sampling import RowValues, gumbel_noise, token_logprobs
 
 
@@ -182,6 +182,11 @@ def test_options_of_other_types_are_refused_by_name_and_change_nothing(field, op
     assert run(engine)["good"].outputs[0].token_ids == greedy_output([1, 2, 3])
 
 
+def test_unknown_options_of_a_request_are_refused():
+    with pytest.raises(TypeError, match=r"no option .prio.. Did you mean .priority."):
+        make_engine().add_request("a", [1], prio=3)
+
+
 def test_an_id_in_use_is_refused_and_free_again_afterwards():
     engine = make_engine()
     engine.add_request("a", [1], greedy())
@@ -302,11 +307,6 @@ def test_a_block_freed_too_early_is_caught_before_the_step_runs():
     engine.cache.pool.free(table.table[engine.states.row_of("a"), :1].copy(), group=0)
     with pytest.raises(PlanError, match="freed block is still seen"):
         engine.step()
-
-
-def test_an_unknown_check_is_refused():
-    with pytest.raises(ConfigError, match="check="):
-        make_engine(check="some")
 
 
 class Ban:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 
 from foreword import LLM
-from foreword.engine.config import FLAT, engine_config
+from foreword.engine.config import FLAT, EngineConfig, engine_config
 from foreword.engine.option_types import EngineOptions
 from foreword.engine.options import PARTS, LLMOptions, executor_settings, split_options
+from foreword.engine.speculation import SpeculationConfig
 from foreword.errors import ConfigError
 from foreword.executors.kinds import KINDS
+from foreword.media.limits import MediaLimits
 from foreword.names import OTHERS, advice
+from foreword.scheduler import SchedulerConfig
 from foreword.server.config import ServerConfig
 from foreword.settings import bytes_of, check_settings, setting, settings_of
 
@@ -27,8 +30,9 @@ def every_setting():
     for kind in KINDS.values():
         for name, known in settings_of(kind.options).items():
             yield f"{kind.name} {name}", known, lambda value, kind=kind, name=name: kind.read_options({name: value})
-    for name, known in settings_of(ServerConfig).items():
-        yield f"server {name}", known, lambda value, name=name: ServerConfig(**{name: value})
+    for owner in (ServerConfig, MediaLimits, SpeculationConfig):
+        for name, known in settings_of(owner).items():
+            yield f"{owner.__name__} {name}", known, lambda value, owner=owner, name=name: owner(**{name: value})
 
 
 SETTINGS = {label: (known, make) for label, known, make in every_setting()}
@@ -146,6 +150,15 @@ def test_advice_about_a_name(name, sentence):
     assert found == sentence
 
 
+@pytest.mark.parametrize(
+    ("name", "close"),
+    [("max_num_seq", "max_num_seqs"), ("blocksize", "block_size"), ("kv_cache_byte", "kv_cache_bytes")],
+)
+def test_an_unknown_option_is_refused_with_the_closest_name(name, close):
+    with pytest.raises(ConfigError, match=rf"{name}=3: unknown option. Did you mean '{close}'\?"):
+        engine_config({name: 3})
+
+
 def test_names_of_other_systems_are_no_names_of_ours():
     ours = FLAT.keys() | executor_settings().keys()
     assert OTHERS.keys() & ours == set()
@@ -166,15 +179,25 @@ def test_an_option_that_a_kind_of_executor_does_not_have_is_refused(kind, option
         KINDS[kind].read_options(options)
 
 
-def test_a_wrong_value_is_refused_before_the_model_is_looked_for():
+def test_a_wrong_value_or_name_is_refused_before_the_model_is_looked_for():
     with pytest.raises(ConfigError, match="max_model_len='x': expected an integer"):
         LLM("no such model", max_model_len="x")
+    with pytest.raises(ConfigError, match="Here it is 'num_threads'"):
+        LLM("no such model", num_thread=2)
 
 
 def test_options_are_sorted_by_what_they_concern():
     given = split_options({"num_threads": 2, "max_num_seqs": 3, "executor": "numpy", "loras": {"a": "b"}})
     assert (given.executor, given.of_executor, given.loras) == ("numpy", {"num_threads": 2}, {"a": "b"})
-    assert given.config == replace(engine_config({}), scheduler=replace(engine_config({}).scheduler, max_num_seqs=3))
+    assert given.config == EngineConfig(scheduler=SchedulerConfig(max_num_seqs=3))
+    config = engine_config({"max_num_seqs": 7, "block_size": 4, "policy": "priority"})
+    assert config == EngineConfig(scheduler=SchedulerConfig(max_num_seqs=7, policy="priority"), block_size=4)
+    assert engine_config({}) == EngineConfig()
+
+
+def test_a_flat_option_overrides_the_nested_one():
+    config = engine_config({"scheduler": SchedulerConfig(max_num_seqs=7, watermark=0.5), "max_num_seqs": 3})
+    assert config.scheduler == SchedulerConfig(max_num_seqs=3, watermark=0.5)
 
 
 def test_a_class_of_settings_checks_its_values_when_it_is_made():

@@ -219,6 +219,7 @@ def test_unknown_options_are_refused_by_name():
     spec, weights = SPECS["llama"], WEIGHTS["llama"]
     for options, message in (
         ({"dtype": "int3"}, "dtype='int3': must be one of 'auto', 'fp32', 'bf16', 'fp16'"),
+        ({"weight_format": "q8"}, "weight_format='q8': must be one of 'auto', 'int8', 'q4'"),
         ({"device": "abacus"}, "device='abacus': must be 'cpu', 'cuda' or"),
         ({"device": "meta"}, "device='meta': must be"),
         ({"device": "cuda:99"}, r"device='cuda:99': PyTorch finds \d+ CUDA devices"),

@@ -181,8 +181,3 @@ def test_what_cannot_be_integers_is_refused_by_name(weight_format, monkeypatch):
     monkeypatch.setattr(IntegerMatrix.__subclasses__()[list(ROUNDED).index(weight_format)], "_product", absent)
     with pytest.raises(ConfigError, match=named + ".* has no such product on cpu"):
         make(SPECS["llama"], random_weights(SPECS["llama"]), weight_format=weight_format)
-
-
-def test_unknown_formats_are_refused_by_name():
-    with pytest.raises(ConfigError, match="weight_format='q8': must be one of 'auto', 'int8', 'q4'"):
-        make(SPECS["llama"], random_weights(SPECS["llama"]), weight_format="q8")

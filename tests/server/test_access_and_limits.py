@@ -174,13 +174,9 @@ def test_the_access_log_is_one_object_per_request(talker, capfd):
     ]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"port": 70000}, {"port": "x"}, {"api_key": [""]}, {"timeout": float("nan")}, {"tls_key": "a"}],
-)
-def test_wrong_settings_are_refused_with_their_name(settings):
-    with pytest.raises(ConfigError, match=next(iter(settings))):
-        ServerConfig(**settings)
+def test_a_key_without_its_certificate_is_refused():
+    with pytest.raises(ConfigError, match="tls_certificate, tls_key: give both"):
+        ServerConfig(tls_key="a")
 
 
 def test_the_server_listens_on_this_machine_alone_unless_told_otherwise():

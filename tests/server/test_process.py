@@ -19,7 +19,6 @@ from server_rig import frames_of
 from typer.testing import CliRunner
 
 from foreword.cli.app import app
-from foreword.errors import ConfigError
 from foreword.server.config import ServerConfig
 from foreword.settings import settings_of
 
@@ -141,16 +140,6 @@ def test_every_setting_of_a_server_is_an_option_a_variable_and_a_line_of_a_file(
     assert settings_of_serve("", "--tls-certificate", "a", "--tls-key", "b").tls_key == "b"
     assert settings_of_serve("max_requests = 3", "--max-requests", "4").max_requests == 4
     assert settings_of_serve("max_body_bytes = '2MiB'").max_body_bytes == 2 << 20
-
-
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [("max_request = 3", "max_requests"), ("max_requests = 0", "max_requests"), ("a", "toml"), ("model = 3", "model"),
-     ("num_threads = 'x'", "num_threads"), ("preallocate_kv = 1", "preallocate_kv"), ("api_key = 'a'", "api_key")],
-)  # fmt: skip
-def test_a_wrong_file_is_refused_with_the_name(settings_of_serve, text, named):
-    with pytest.raises(ConfigError, match=named):
-        settings_of_serve(text)
 
 
 def test_without_the_extra_the_command_names_it():
