@@ -10,8 +10,9 @@ import pytest
 from batch_scenes import TENSOR_NAMES
 
 from foreword.batch import InputBatch, InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
+from foreword.batch.prepare.prepare import BACKENDS as FUNCTIONS
 
-BACKENDS = ("loops", "numpy", "native")
+BACKENDS = tuple(FUNCTIONS)
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
 every_check = pytest.mark.parametrize("check", ["off", "bounds", "full"])
 

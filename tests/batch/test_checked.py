@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
+from batch_rig import states_of
 
 from foreword.batch import KVGroup, NewRequest, RequestStates, SamplingParams
 from foreword.batch.values.checked import CheckedParams, CheckedPrompt
 from foreword.errors import RequestError
 
 VOCAB = 100
-
-
-def states(vocab_size: int = VOCAB) -> RequestStates:
-    return RequestStates(max_num_reqs=2, max_model_len=16, vocab_size=vocab_size, kv_groups=[KVGroup(block_size=4)])
+states = partial(states_of, KVGroup(4), vocab_size=VOCAB)
 
 
 def admit(into: RequestStates, prompt, params) -> list[int]:
@@ -67,8 +67,8 @@ def _refuse_prompts(rid, field, ids):
 def test_what_was_checked_for_another_vocabulary_is_checked_again():
     prompt, params = CheckedPrompt(np.array([50], np.int32), VOCAB), CheckedParams(SamplingParams(), VOCAB)
     with pytest.raises(RequestError, match=r"prompt_token_ids\[0\] = 50"):
-        admit(states(40), prompt, params)
+        admit(states(vocab_size=40), prompt, params)
     wide = CheckedParams(SamplingParams(stop_token_ids=[50]), VOCAB)
     with pytest.raises(RequestError, match="stop_token_ids = 50"):
-        admit(states(40), [1], wide)
-    assert admit(states(60), prompt, wide) == [50]
+        admit(states(vocab_size=40), [1], wide)
+    assert admit(states(vocab_size=60), prompt, wide) == [50]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from batch_rig import states_and_buffers
@@ -24,10 +26,7 @@ from foreword.batch import (
 )
 
 HIDDEN = 3
-
-
-def make(**settings):
-    return states_and_buffers(KVGroup(4), **{"length": 32, "vocab_size": 1000} | settings)
+make = partial(states_and_buffers, KVGroup(4), length=32, vocab_size=1000)
 
 
 def blocks(n, start=1):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from batch_rig import every_backend, states_of
@@ -14,7 +16,6 @@ from foreword.batch import (
     NewRequests,
     PoolingParams,
     RequestError,
-    RequestStates,
     get_token_id,
     lora_mapping,
     pooling_metadata,
@@ -24,10 +25,7 @@ from foreword.batch.adapters.vllm_preempted import preempt, resume
 from foreword.errors import ConfigError
 
 HIDDEN = 3
-
-
-def make(drafts: int = 0) -> RequestStates:
-    return states_of(KVGroup(16), length=16, drafts=drafts)
+make = partial(states_of, KVGroup(16), length=16)
 
 
 # -- tokens --------------------------------------------------------------------------------------------------------

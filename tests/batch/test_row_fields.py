@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from batch_rig import states_of
@@ -26,10 +28,7 @@ from foreword.batch.state.changes import make as make_changes
 GROUPS = [KVGroup(block_size=4), KVGroup(block_size=2)]
 ROWS = 4
 FEATURES = [MultiModalFeature(f"image {i}", 1, 2) for i in range(ROWS)]
-
-
-def make(drafts: int = 0) -> RequestStates:
-    return states_of(*GROUPS, rows=ROWS, length=16, drafts=drafts)
+make = partial(states_of, *GROUPS, rows=ROWS, length=16)
 
 
 def values(serial: int = 0, **changes) -> dict[str, object]:

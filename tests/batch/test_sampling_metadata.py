@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
@@ -31,10 +32,7 @@ from foreword.native import available
 from foreword.seeds import derived_seed
 
 V = 50
-
-
-def make(max_num_reqs=6, drafts=0):
-    return states_and_buffers(KVGroup(4), rows=max_num_reqs, length=32, vocab_size=V, drafts=drafts, tokens=128)
+make = partial(states_and_buffers, KVGroup(4), rows=6, length=32, vocab_size=V, tokens=128)
 
 
 def random_params(rng):
@@ -293,7 +291,7 @@ def test_metadata_is_the_same_object_until_members_or_parameters_change(is_own, 
 def test_metadata_has_the_columns_of_its_rows_that_one_of_them_needs(is_native, seed, monkeypatch):
     monkeypatch.setattr(metadata_module, "available", lambda: is_native)
     rng = np.random.default_rng(seed)
-    rows, columns = np.zeros(70, np.int32), make(70)[0].sampling
+    rows, columns = np.zeros(70, np.int32), make(rows=70)[0].sampling
     cache = metadata_module.metadata_cache(columns, V, rows)
     for count in rng.integers(0, 71, 20):
         set_rows = rng.permutation(70)[: rng.integers(1, 70)].astype(np.int32)

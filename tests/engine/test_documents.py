@@ -15,6 +15,7 @@ from oracle_model import plain_output
 from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, SamplingParams, prepare_inputs
 from foreword.batch.adapters.nano_vllm import nano_vllm_context
 from foreword.batch.adapters.vllm_ascend import ascend_metadata
+from foreword.batch.prepare.prepare import BACKENDS
 
 T, F = True, False
 PLANNING = pytest.mark.parametrize("async_scheduling", [False, True], ids=["in turn", "ahead"])
@@ -213,7 +214,7 @@ def test_a_block_size_that_does_not_divide_the_length_keeps_requests_apart(async
     )
 
 
-@pytest.mark.parametrize("backend", ["loops", "numpy", "native"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_the_notes_own_lengths_at_the_batch_level(backend):
     states = RequestStates(max_num_reqs=4, max_model_len=5, vocab_size=V, kv_groups=[KVGroup(2)])
     for i, (length, blocks) in enumerate([(2, [1]), (5, [2, 3, 4]), (3, [5, 6])]):
@@ -343,7 +344,7 @@ def test_a_decodes_tables_are_as_wide_as_the_longest_and_padded_with_minus_one()
     assert_step(steps[1], {"block_tables": [[1, 2, 3, -1, -1], [4, 5, 6, 7, 8]], "context_lens": [12, 18]})
 
 
-@pytest.mark.parametrize("backend", ["loops", "numpy", "native"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_the_documents_own_table_at_the_batch_level(backend):
     states = RequestStates(max_num_reqs=4, max_model_len=2048, vocab_size=V, kv_groups=[KVGroup(256)])
     for i, (computed, blocks) in enumerate([(600, [10, 25, 3]), (1100, [101, 78, 5, 9, 11])]):

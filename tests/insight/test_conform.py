@@ -17,6 +17,7 @@ from foreword.batch import (
     SamplingParams,
     prepare_inputs,
 )
+from foreword.batch.prepare.prepare import BACKENDS
 from foreword.bench.engine_host import NothingModel
 from foreword.engine import Engine, EngineConfig
 from foreword.engine.speculation import SpeculationConfig
@@ -35,7 +36,7 @@ def test_the_shipped_traces_are_those_of_the_defining_backend(tmp_path):
         assert path.read_text() == (conform.VECTORS / path.name).read_text(), path.name
 
 
-@pytest.mark.parametrize("backend", ["loops", "numpy", "native"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda p: p.stem)
 def test_every_backend_conforms(path, backend):
     report = conform.run(path, backend=backend)

@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 
 from foreword.batch import KVGroup, SamplingParams
+from foreword.batch.prepare.prepare import BACKENDS
 from foreword.bench.engine_host import NothingModel
 from foreword.engine import Engine, EngineConfig
 from foreword.engine.speculation import SpeculationConfig
@@ -63,7 +64,7 @@ def read(data, folder):
     path = folder / "steps.jsonl"
     path.write_bytes(data)
     refused = None
-    for backend in ("loops", "numpy", "native"):
+    for backend in BACKENDS:
         try:
             str(conform.run(path, backend=backend))
         except PlanError as error:
