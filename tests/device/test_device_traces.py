@@ -1,7 +1,6 @@
 """The tensors that the kernels make, and the rows on the device, over the random lives of the other backends."""
 
 import os
-import random
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ pytest.importorskip("torch", reason="the kernels need torch")
 pytest.importorskip("triton", reason="the kernels need Triton")
 
 import test_random_traces
-from test_random_traces import Lives
 
 from foreword.batch import RequestStates, prepare_inputs
 from foreword.batch.prepare.commit import sample_table
@@ -76,25 +74,6 @@ def assert_equal_rows(rows: DeviceRows) -> None:
 
 @pytest.mark.parametrize("seed", range(EXAMPLES))
 def test_every_tensor_of_every_step_equals_the_model(monkeypatch, seed):
-    """Arrivals, chunks, prefix hits, drafts, both orders, padding, windows, ranks, recurrent groups, moved rows,
-    preemption, rows used again, late samples of removed requests.
-    """
     followed = Followed(monkeypatch)
-    pick = test_random_traces.Picks(random.Random(1000 + seed).randint)
-    lives = Lives(pick)
-    for _ in range(12):
-        for _ in range(pick.integer(0, 3)):
-            lives.arrive(pick)
-        match pick.integer(0, 9):
-            case 0 if lives.model.requests:
-                lives.leave(pick)
-            case 1 if lives.model.requests:
-                lives.preempt(pick)
-            case 2 if lives.preempted:
-                lives.resume(pick)
-            case 3:
-                lives.condense()
-            case 4:
-                lives.swap(pick)
-        lives.step(pick)
+    test_random_traces.run_random_lives(1000 + seed, 12)
     assert followed.steps == 12

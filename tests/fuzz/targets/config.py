@@ -16,25 +16,26 @@ HOSTILE = (
 )  # fmt: skip
 
 
-def encoded(name, **changes):
-    return json.dumps({"tiny": name, **TINY[name]["config"], **changes}).encode()
+def target(models, make, names, changes):
+    """Tiny models, what writes one to a folder, and changes that are hostile to those of these names."""
+
+    def encoded(name, **changed):
+        return json.dumps({"tiny": name, **models[name]["config"], **changed}).encode()
+
+    def read(data, folder):
+        name = next((name for name in models if f'"tiny": "{name}"'.encode() in data), names[0])
+        if not (folder / name).exists():
+            make(folder, name)
+        (folder / name / "config.json").write_bytes(data)
+        load_model(folder / name)
+
+    return Target(
+        lambda: list(map(encoded, models)),
+        read,
+        mutate_json,
+        lambda: [encoded(name, **changed) for changed in changes for name in names],
+    )
 
 
-def valid():
-    assert {tiny["config"]["model_type"] for tiny in TINY.values()} == set(FAMILIES)
-    return [encoded(name) for name in TINY]
-
-
-def hostile():
-    return [encoded(name, **changes) for changes in HOSTILE for name in ("llama3", "qwen3-moe", "gemma3")]
-
-
-def read(data, folder):
-    name = next((name for name in TINY if f'"tiny": "{name}"'.encode() in data), "llama3")
-    if not (folder / name).exists():
-        make(folder, name)
-    (folder / name / "config.json").write_bytes(data)
-    load_model(folder / name)
-
-
-TARGET = Target(valid, read, mutate_json, hostile)
+assert {tiny["config"]["model_type"] for tiny in TINY.values()} == set(FAMILIES)
+TARGET = target(TINY, make, ("llama3", "qwen3-moe", "gemma3"), HOSTILE)

@@ -1,11 +1,7 @@
 """config.json of encoders and classifiers, with the weights and the tokenizer that belong to it."""
 
-import json
-
 from foreword.models.families import ENCODER_FAMILIES
-from foreword.models.loader import load_model
-from fuzz.mutations import mutate_json
-from fuzz.target import Target
+from fuzz.targets.config import target
 from models.pooling_models import POOLING, make_pooling
 
 HOSTILE = (
@@ -17,26 +13,6 @@ HOSTILE = (
 )  # fmt: skip
 
 
-def encoded(name, **changes):
-    return json.dumps({"tiny": name, **POOLING[name]["config"], **changes}).encode()
-
-
-def valid():
-    assert {tiny["config"]["model_type"] for tiny in POOLING.values()} > set(ENCODER_FAMILIES) - {"xlm-roberta"}
-    return [encoded(name) for name in POOLING]
-
-
-def hostile():
-    names = ("bert", "roberta-classifier", "modernbert-classifier", "qwen2-classifier")
-    return [encoded(name, **changes) for changes in HOSTILE for name in names]
-
-
-def read(data, folder):
-    name = next((name for name in POOLING if f'"tiny": "{name}"'.encode() in data), "bert")
-    if not (folder / name).exists():
-        make_pooling(folder, name)
-    (folder / name / "config.json").write_bytes(data)
-    load_model(folder / name)
-
-
-TARGET = Target(valid, read, mutate_json, hostile)
+assert {tiny["config"]["model_type"] for tiny in POOLING.values()} > set(ENCODER_FAMILIES) - {"xlm-roberta"}
+NAMES = ("bert", "roberta-classifier", "modernbert-classifier", "qwen2-classifier")
+TARGET = target(POOLING, make_pooling, NAMES, HOSTILE)
