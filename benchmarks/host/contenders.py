@@ -8,11 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from parts.device import OnDevice
 
-from foreword.batch import (
-    InputBatch,
-    prepare_inputs,
-    sampling_metadata,
-)
+from foreword.batch import InputBatch, prepare_inputs, sampling_metadata
 from foreword.batch.adapters.vllm import apply
 from foreword.bench.host import Ours, new_states
 from foreword.bench.traffic import Step, Workload

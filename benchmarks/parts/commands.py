@@ -165,11 +165,7 @@ def speculation(
 @app.command()
 @with_engine_options
 def overlap(
-    *,
-    at_once: AtOnce = "1,8,32",
-    max_tokens: MaxTokens = 64,
-    repeats: Turns = 3,
-    options: EngineOptions,
+    *, at_once: AtOnce = "1,8,32", max_tokens: MaxTokens = 64, repeats: Turns = 3, options: EngineOptions
 ) -> None:
     """Asynchronous against synchronous loop, taking turns: the host time between two runs of the model."""
     show(

@@ -94,9 +94,7 @@ def run(
     watched = Watched(executor)
     engines = {
         (speculation is not None, ahead): build_engine(
-            loaded,
-            replace(base, async_scheduling=ahead, speculation=speculation),
-            executor=watched,
+            loaded, replace(base, async_scheduling=ahead, speculation=speculation), executor=watched
         )
         for speculation in (None, SpeculationConfig())
         for ahead in (False, True)

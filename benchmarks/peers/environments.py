@@ -51,11 +51,7 @@ ENVIRONMENTS = {
             removed=("torchvision", "torchaudio", "torchcodec", "triton"),
             with_foreword=True,
         ),
-        Environment(
-            "llama_cpp",
-            ("llama-cpp-python==0.3.36",),
-            build_env=(("CMAKE_ARGS", "-DGGML_NATIVE=ON"),),
-        ),
+        Environment("llama_cpp", ("llama-cpp-python==0.3.36",), build_env=(("CMAKE_ARGS", "-DGGML_NATIVE=ON"),)),
         Environment(
             "transformers", ("transformers==5.23.0", TORCH, "accelerate==1.15.0", "numpy>=2"), with_foreword=True
         ),

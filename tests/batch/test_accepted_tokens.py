@@ -9,16 +9,7 @@ import numpy as np
 import pytest
 from batch_rig import every_backend, states_and_buffers, states_of
 
-from foreword.batch import (
-    InputBatch,
-    InputBuffers,
-    KVGroup,
-    NewRequest,
-    advance,
-    discard_mask,
-    prepare_inputs,
-    resolve,
-)
+from foreword.batch import InputBatch, InputBuffers, KVGroup, NewRequest, advance, discard_mask, prepare_inputs, resolve
 
 R, M, D, VOCAB = 5, 48, 3, 50
 

@@ -7,14 +7,7 @@ import pytest
 from batch_rig import World, every_backend
 from batch_scenes import SCENES, scene
 
-from foreword.batch import (
-    InputBuffers,
-    KVGroup,
-    PlanError,
-    advance,
-    prepare_inputs,
-    resolve,
-)
+from foreword.batch import InputBuffers, KVGroup, PlanError, advance, prepare_inputs, resolve
 from foreword.batch.proof.checker import CacheChecker, check_bounds
 from foreword.batch.values.block_ops import BlockOps
 

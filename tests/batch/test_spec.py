@@ -12,10 +12,7 @@ import pytest
 from batch_rig import every_backend
 from batch_scenes import SCENES, Scene, scene
 
-from foreword.batch import (
-    PlanError,
-    validate,
-)
+from foreword.batch import PlanError, validate
 from foreword.batch.proof import validator
 from foreword.batch.proof.spec import TENSORS, Level
 from foreword.batch.step.layout import FIELDS, Scalars

@@ -9,16 +9,7 @@ import pytest
 from batch_rig import World, arrays, every_backend
 from batch_scenes import TENSOR_NAMES
 
-from foreword.batch import (
-    InputBuffers,
-    KVGroup,
-    PlanError,
-    StagingRing,
-    advance,
-    make_dummy,
-    prepare_inputs,
-    resolve,
-)
+from foreword.batch import InputBuffers, KVGroup, PlanError, StagingRing, advance, make_dummy, prepare_inputs, resolve
 
 D, M, VOCAB = 3, 40, 97
 GROUPS = [KVGroup(block_size=4), KVGroup(block_size=3, sliding_window=5)]

@@ -115,12 +115,7 @@ def test_a_number_out_of_range_is_refused_with_the_name_of_its_option(run, tmp_p
     [
         *(
             [*command, "--model", model]
-            for command in (
-                ["run", "Hi"],
-                ["chat"],
-                ["batch", "trace.jsonl", "-"],
-                ["bench", "latency"],
-            )
+            for command in (["run", "Hi"], ["chat"], ["batch", "trace.jsonl", "-"], ["bench", "latency"])
             for model in (
                 "",
                 ".",

@@ -88,13 +88,7 @@ def test_three_requests_with_a_budget_of_ten(async_scheduling):
     assert [outputs[str(i)].outputs[0].token_ids for i in range(3)] == tokens
     assert len(steps) == 4
 
-    causal = [
-        [T, F, F, F, F],
-        [T, T, F, F, F],
-        [T, T, T, F, F],
-        [T, T, T, T, F],
-        [T, T, T, T, T],
-    ]
+    causal = [[T, F, F, F, F], [T, T, F, F, F], [T, T, T, F, F], [T, T, T, T, F], [T, T, T, T, T]]
     assert_step(
         steps[0],
         {

@@ -8,15 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foreword.batch import (
-    InputBuffers,
-    KVGroup,
-    NewRequest,
-    PlanError,
-    RequestStates,
-    SamplingParams,
-    prepare_inputs,
-)
+from foreword.batch import InputBuffers, KVGroup, NewRequest, PlanError, RequestStates, SamplingParams, prepare_inputs
 from foreword.batch.prepare.prepare import BACKENDS
 from foreword.bench.engine_host import NothingModel
 from foreword.engine import Engine, EngineConfig
@@ -132,10 +124,7 @@ def test_a_trace_may_have_tables_of_another_width_and_derived_tensors(tmp_path):
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [
-        ({"foreword_trace": 9}, "the first line must hold"),
-        ({"remove": "a"}, "the first line must hold"),
-    ],
+    [({"foreword_trace": 9}, "the first line must hold"), ({"remove": "a"}, "the first line must hold")],
 )
 def test_a_trace_without_a_header_is_refused(line, message, tmp_path):
     path = tmp_path / "bad.jsonl"

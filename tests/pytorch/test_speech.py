@@ -207,8 +207,7 @@ def test_tokens_that_an_old_configuration_forces_come_first(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "generation",
-    [{"logprob_threshold": -1.0}, {"condition_on_prev_tokens": True}, {"bad_words_ids": [[5, 6]]}],
+    "generation", [{"logprob_threshold": -1.0}, {"condition_on_prev_tokens": True}, {"bad_words_ids": [[5, 6]]}]
 )
 def test_rules_that_are_not_applied_are_refused_by_name(tmp_path, generation):
     save(tmp_path, **generation)

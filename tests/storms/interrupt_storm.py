@@ -45,18 +45,7 @@ from interrupts import (
     traced_planner,
     watchdog,
 )
-from scenes import (
-    Catalogue,
-    Entry,
-    Scene,
-    Violation,
-    check_idle,
-    check_outcome,
-    check_pool,
-    collect,
-    llm_on,
-    run,
-)
+from scenes import Catalogue, Entry, Scene, Violation, check_idle, check_outcome, check_pool, collect, llm_on, run
 from tally import Tally, causes, describe
 
 from foreword import LLM

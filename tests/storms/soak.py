@@ -27,18 +27,7 @@ from typing import Any
 import numpy as np
 from hash_model import HashExecutor, logits_table
 from interrupts import end_process, watchdog
-from scenes import (
-    GROUPS,
-    Catalogue,
-    Entry,
-    Scene,
-    V,
-    Violation,
-    check_idle,
-    check_outcome,
-    check_pool,
-    some_params,
-)
+from scenes import GROUPS, Catalogue, Entry, Scene, V, Violation, check_idle, check_outcome, check_pool, some_params
 
 from foreword.batch import InputBatch, SamplingParams
 from foreword.engine import RequestOutput

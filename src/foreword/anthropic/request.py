@@ -14,12 +14,7 @@ from foreword.engine.chat import ChatOptions
 from foreword.errors import RequestError
 from foreword.fields import BOOLEAN, INTEGER, OBJECT, STRING, STRINGS, Fields, Neutral, either, list_of, one_of
 from foreword.openai.conversation import Conversation
-from foreword.openai.request import (
-    ChatRequest,
-    request_options,
-    sampling_fields,
-    template_variables,
-)
+from foreword.openai.request import ChatRequest, request_options, sampling_fields, template_variables
 
 OWN_NAMES = frozenset({"stop", "n", "best_of"})
 """Fields of `SamplingParams` that Anthropic names otherwise, or that would need more than one answer."""

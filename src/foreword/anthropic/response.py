@@ -39,11 +39,7 @@ def message_body(request: ChatRequest, output: RequestOutput, **named: Unpack[Na
         content.append(_text(message.content))
     content += [_tool_use(call.id, call.name, _input(call)) for call in message.tool_calls]
     has_calls = bool(message.tool_calls)
-    return {
-        **_message(named, content),
-        **_stop(request, completion, has_calls=has_calls),
-        "usage": usage(output),
-    }
+    return {**_message(named, content), **_stop(request, completion, has_calls=has_calls), "usage": usage(output)}
 
 
 def usage(output: RequestOutput) -> Body:
@@ -93,12 +89,7 @@ class MessageStream(AnswerStream[RequestOutput]):
 
     def _start(self, output: RequestOutput) -> bytes:
         self._is_started = True
-        message = {
-            **_message(self._named, []),
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": usage(output),
-        }
+        message = {**_message(self._named, []), "stop_reason": None, "stop_sequence": None, "usage": usage(output)}
         return named_frame("message_start", {"type": "message_start", "message": message})
 
     def _of(self, event: Event) -> list[bytes]:

@@ -56,10 +56,7 @@ class CachedContent:
         on_event: Callable[[CacheEvent], None] | None,
     ) -> None:
         self.tree = PrefixTree(
-            block_size,
-            len(node_blocks),
-            on_cut=self._move,
-            hash_function=None if on_event is None else hash_function,
+            block_size, len(node_blocks), on_cut=self._move, hash_function=None if on_event is None else hash_function
         )
         self.version = 0
         self.changes = Changes()

@@ -72,11 +72,7 @@ class KVCacheManager:
         self._hit_unit = math.lcm(*sizes)
         self.pool = BlockPool(num_blocks, lambda blocks: self._content.remove(blocks))
         self._content = CachedContent(
-            self._node_tokens,
-            self._node_blocks,
-            self.pool.is_cached,
-            hash_function=hash_function,
-            on_event=on_event,
+            self._node_tokens, self._node_blocks, self.pool.is_cached, hash_function=hash_function, on_event=on_event
         )
         self.prefix_caching = prefix_caching
         self.partial_reuse = partial_reuse and len(set(sizes)) == 1 and all(g.allows_partial_hit for g in self.groups)

@@ -29,8 +29,7 @@ def batch(
     requests: Annotated[str, typer.Argument(metavar="IN", help="A file of requests; -: standard input.")],
     results: Annotated[str, typer.Argument(metavar="OUT", help="The file of results; -: standard output.")],
     served_model_name: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="A model of requests to answer too. Repeatable."),
+        list[str] | None, typer.Option(metavar="NAME", help="A model of requests to answer too. Repeatable.")
     ] = None,
     ordered: Annotated[bool, typer.Option("--ordered", help="Write the results in the order of the requests.")] = False,
     on_ray: Annotated[

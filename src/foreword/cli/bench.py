@@ -98,11 +98,7 @@ def startup(*, repeats: Repeats = 3, options: EngineOptions) -> None:
 
 
 def _serve(
-    names: list[str],
-    repeats: int,
-    options: EngineOptions,
-    rate: Callable[[serving.ServingResult], float],
-    unit: str,
+    names: list[str], repeats: int, options: EngineOptions, rate: Callable[[serving.ServingResult], float], unit: str
 ) -> None:
     """Run workloads one after the other and print a table, then a bar chart of one rate."""
     for name in names:

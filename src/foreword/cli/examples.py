@@ -18,10 +18,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "foreword batch requests.jsonl answers.jsonl --retry-errors",
         "foreword batch requests.jsonl - -m qwen2.5-coder-0.5b",
     ),
-    "embed": (
-        'foreword embed "A man is eating food."',
-        "foreword embed --dimensions 128 < sentences.txt",
-    ),
+    "embed": ('foreword embed "A man is eating food."', "foreword embed --dimensions 128 < sentences.txt"),
     "serve": (
         "foreword serve",
         "foreword serve -m model.gguf --port 8080 --speculation ngram",

@@ -23,8 +23,7 @@ from foreword.sampling import TokenLogprobs
 @grouped(engine=engine_options(without=("seed",)), params=sampling_options())
 def run(
     prompt: Annotated[
-        str | None,
-        typer.Argument(metavar="PROMPT", help="The prompt. Standard input follows it; -: only that."),
+        str | None, typer.Argument(metavar="PROMPT", help="The prompt. Standard input follows it; -: only that.")
     ] = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system prompt.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt without a chat template.")] = False,

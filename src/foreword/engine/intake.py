@@ -16,13 +16,7 @@ from foreword.engine.loras import Loras
 from foreword.engine.prompt import EncoderPrompts, Prompt, checked_prompt, spans_of
 from foreword.engine.request_group import Completion, RequestGroup, RequestOptions
 from foreword.engine.text import Detokenizer, TextStream
-from foreword.engine.validation import (
-    check_capabilities,
-    check_id,
-    check_options,
-    check_pooling,
-    checked_params,
-)
+from foreword.engine.validation import check_capabilities, check_id, check_options, check_pooling, checked_params
 from foreword.errors import RequestError
 from foreword.executors import Executor
 from foreword.integers import length_of
@@ -44,11 +38,7 @@ class Tokenizer(Protocol):
     def encode(self, text: str, add_special_tokens: bool = True, *, max_tokens: int | None = None) -> list[int]: ...
 
     def detokenizer(
-        self,
-        skip_special_tokens: bool = True,
-        *,
-        continues: bool = False,
-        spaces_between_special_tokens: bool = True,
+        self, skip_special_tokens: bool = True, *, continues: bool = False, spaces_between_special_tokens: bool = True
     ) -> Detokenizer: ...
 
 
@@ -331,8 +321,6 @@ def _check_pooled(request_id: str, params: PoolingParams, prompt: CheckedPrompt,
 
 def _text_stream(tokenizer: Tokenizer, params: SamplingParams) -> TextStream:
     detokenizer = tokenizer.detokenizer(
-        params.skip_special_tokens,
-        continues=True,
-        spaces_between_special_tokens=params.spaces_between_special_tokens,
+        params.skip_special_tokens, continues=True, spaces_between_special_tokens=params.spaces_between_special_tokens
     )
     return TextStream(detokenizer, params.stop_strings, include_stop=params.include_stop_str_in_output)

@@ -190,10 +190,7 @@ class Transcriber:
         if self._timestamps and (first := self._speech.first_timestamp) is not None:
             found, offset = split(tokens, first, num_frames)
         begin = seek * SECONDS_PER_FRAME
-        scores = (
-            _mean_logprob(output) if self._options.scores else None,
-            None if silence is None else exp(silence),
-        )
+        scores = (_mean_logprob(output) if self._options.scores else None, None if silence is None else exp(silence))
         for start, end, part in found:
             reader = self.detokenizer()
             if text := reader.push(part) + reader.finish():

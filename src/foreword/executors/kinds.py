@@ -14,13 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 from foreword.errors import ConfigError, shown
 from foreword.executors.encoder import EncoderExecutor
 from foreword.executors.executor import Executor
-from foreword.executors.options import (
-    DeviceOptions,
-    ExecutorOptions,
-    NativeOptions,
-    TorchOptions,
-    TransformersOptions,
-)
+from foreword.executors.options import DeviceOptions, ExecutorOptions, NativeOptions, TorchOptions, TransformersOptions
 from foreword.executors.pool import PoolSize
 from foreword.models.encoder_spec import EncoderSpec
 from foreword.models.pooling import PoolingSpec
@@ -114,12 +108,7 @@ class NativeKind(ExecutorKind[NativeOptions]):
         from foreword.executors.native import NativeExecutor
 
         return NativeExecutor(
-            spec,
-            weights,
-            num_blocks=size.num_blocks,
-            block_size=size.block_size,
-            pooling=pooling,
-            **options.values(),
+            spec, weights, num_blocks=size.num_blocks, block_size=size.block_size, pooling=pooling, **options.values()
         )
 
     def encoder(
@@ -170,12 +159,7 @@ class TorchKind(ExecutorKind[TorchOptions]):
 
         make = TorchExecutor if options.num_ranks == 1 else ParallelExecutor
         return make(
-            spec,
-            weights,
-            num_blocks=size.num_blocks,
-            block_size=size.block_size,
-            pooling=pooling,
-            **options.values(),
+            spec, weights, num_blocks=size.num_blocks, block_size=size.block_size, pooling=pooling, **options.values()
         )
 
     def encoder(

@@ -17,12 +17,7 @@ class _Engine:
     """A minimal engine that runs scripted steps and records them."""
 
     def __init__(
-        self,
-        path: Path,
-        *groups: KVGroup,
-        max_model_len: int = 13,
-        drafts: int = 0,
-        cp: ContextParallel | None = None,
+        self, path: Path, *groups: KVGroup, max_model_len: int = 13, drafts: int = 0, cp: ContextParallel | None = None
     ) -> None:
         self.states = RequestStates(
             max_num_reqs=4,

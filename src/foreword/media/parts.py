@@ -10,13 +10,7 @@ from foreword.media.images import Image, read_image
 from foreword.media.limits import MediaLimits
 from foreword.media.sounds import FORMATS, Sound, read_sound
 
-KINDS = {
-    "image": "image",
-    "image_url": "image",
-    "input_image": "image",
-    "audio": "audio",
-    "input_audio": "audio",
-}
+KINDS = {"image": "image", "image_url": "image", "input_image": "image", "audio": "audio", "input_audio": "audio"}
 """Type of a part → the kind of medium, which is the type that chat templates know."""
 DETAILS = ("auto", "high", "original")
 """Values of ``detail`` that ask for what a model does unasked."""

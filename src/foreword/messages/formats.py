@@ -148,10 +148,7 @@ FORMATS = {
             anchor=Literals(["<start_of_turn>model"]),
             regions=(
                 _between(
-                    "calls",
-                    "<start_function_call>call:",
-                    "<end_function_call>",
-                    calls=NamedCalls(notation=_GEMMA_3),
+                    "calls", "<start_function_call>call:", "<end_function_call>", calls=NamedCalls(notation=_GEMMA_3)
                 ),
             ),
             signs=("<start_function_call>",),

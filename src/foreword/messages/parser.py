@@ -8,13 +8,7 @@ from uuid import uuid4
 from foreword.messages.calls import CallSink, CallsReader
 from foreword.messages.formats import Region, ResponseFormat
 from foreword.messages.markers import Match
-from foreword.messages.message import (
-    ContentDelta,
-    Event,
-    Message,
-    MessageBuilder,
-    ReasoningDelta,
-)
+from foreword.messages.message import ContentDelta, Event, Message, MessageBuilder, ReasoningDelta
 
 
 class MessageParser:

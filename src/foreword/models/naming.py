@@ -46,11 +46,7 @@ def weights_from_gguf(
 
 
 def weights_from_safetensors(
-    path: Path,
-    tensors: Mapping[str, Tensor],
-    spec: DecoderSpec,
-    family: Family,
-    pooling: PoolingSpec | None = None,
+    path: Path, tensors: Mapping[str, Tensor], spec: DecoderSpec, family: Family, pooling: PoolingSpec | None = None
 ) -> dict[str, Tensor]:
     """All weights of a spec, and of the head of its pooling, from safetensors. ModelError for a weight that is missing
     or has another shape, and for a tensor of a layer that the spec does not use, except frequencies, which it computes,

@@ -46,11 +46,7 @@ def gguf_pooling(config: Config) -> Pooling:
 
 
 def read_pooling(
-    folder: Path,
-    config: Config,
-    default: Pooling,
-    head: Callable[[int], tuple[HeadLayer, ...]],
-    head_pooling: str,
+    folder: Path, config: Config, default: Pooling, head: Callable[[int], tuple[HeadLayer, ...]], head_pooling: str
 ) -> PoolingSpec:
     """The pooling of the model in ``folder``. ModelError for a module or pooling that is not supported.
 

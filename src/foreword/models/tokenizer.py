@@ -55,12 +55,7 @@ class Tokenizer:
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     def encode(
-        self,
-        text: str,
-        add_special_tokens: bool = True,
-        *,
-        parse_special: bool = True,
-        max_tokens: int | None = None,
+        self, text: str, add_special_tokens: bool = True, *, parse_special: bool = True, max_tokens: int | None = None
     ) -> list[int]:
         """Token ids of a text.
 
@@ -109,11 +104,7 @@ class Tokenizer:
             raise RequestError(None, "token_ids", token_ids, reason, fix) from None
 
     def detokenizer(
-        self,
-        skip_special_tokens: bool = True,
-        *,
-        continues: bool = False,
-        spaces_between_special_tokens: bool = True,
+        self, skip_special_tokens: bool = True, *, continues: bool = False, spaces_between_special_tokens: bool = True
     ) -> Detokenizer:
         """An incremental decoder; ``continues``: the text follows a prompt, so its first space is kept."""
         hidden = self._special_ids if skip_special_tokens else ()

@@ -249,11 +249,7 @@ def _common(given: Fields) -> dict[str, Any]:
     in_stream = Fields(wanted)
     include_usage = in_stream.take("include_usage", BOOLEAN, False)
     in_stream.end()
-    return {
-        "options": request_options(given),
-        "stream": stream,
-        "include_usage": include_usage,
-    }
+    return {"options": request_options(given), "stream": stream, "include_usage": include_usage}
 
 
 def request_options(given: Fields) -> RequestOptions:

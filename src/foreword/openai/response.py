@@ -52,10 +52,7 @@ def chat_completion(request: ChatRequest, output: RequestOutput, tokens: Tokens,
 
 
 def text_completion(
-    request: CompletionRequest,
-    outputs: Sequence[RequestOutput],
-    tokens: Tokens,
-    **named: Unpack[Named],
+    request: CompletionRequest, outputs: Sequence[RequestOutput], tokens: Tokens, **named: Unpack[Named]
 ) -> Body:
     """The body that answers /v1/completions. outputs: one per prompt, whose choices follow one another."""
     choices = [

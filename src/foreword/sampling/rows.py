@@ -84,11 +84,7 @@ class LogitRows:
     def take(self, indices: Ints) -> LogitRows:
         """Some of the rows."""
         return LogitRows(
-            self.states,
-            self.rows[indices],
-            self.draft_token_ids,
-            self.first_draft[indices],
-            self.num_drafts[indices],
+            self.states, self.rows[indices], self.draft_token_ids, self.first_draft[indices], self.num_drafts[indices]
         )
 
     def prompt_token_ids(self, i: int) -> I32:

@@ -49,8 +49,5 @@ def _described(operation: Operation, needed: str | None) -> Schema:
     if names:
         found["parameters"] = [{"name": n, "in": "path", "required": True, "schema": STRING.schema} for n in names]
     if operation.body is not None:
-        found["requestBody"] = {
-            "required": True,
-            "content": {operation.body.kind: {"schema": operation.body.schema()}},
-        }
+        found["requestBody"] = {"required": True, "content": {operation.body.kind: {"schema": operation.body.schema()}}}
     return found

@@ -94,12 +94,7 @@ class ReadsAll(NothingModel):
 def engine():
     config = EngineConfig(scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16))
     made = Engine(
-        ReadsAll(16, 64),
-        vocab_size=64,
-        max_model_len=48,
-        kv_groups=[KVGroup(4)],
-        num_blocks=60,
-        config=config,
+        ReadsAll(16, 64), vocab_size=64, max_model_len=48, kv_groups=[KVGroup(4)], num_blocks=60, config=config
     )
     made.add_request("other", [1, 2], SamplingParams(max_tokens=40, ignore_eos=True))
     return made

@@ -19,12 +19,7 @@ class StagingRing:
     """
 
     def __init__(
-        self,
-        states: RequestStates,
-        *,
-        max_num_batched_tokens: int,
-        depth: int = 2,
-        allocator: Allocator | None = None,
+        self, states: RequestStates, *, max_num_batched_tokens: int, depth: int = 2, allocator: Allocator | None = None
     ) -> None:
         if depth < 1:
             raise ConfigError(f"depth={depth}: a ring has at least one slot")

@@ -8,18 +8,7 @@ from typing import NamedTuple
 from foreword.batch.state.request_states import RequestStates
 from foreword.batch.values.fields import Field
 
-__all__ = [
-    "EXTENTS",
-    "FIELDS",
-    "GATHERED",
-    "OPTIONAL",
-    "PAD_SLOT_ID",
-    "STEP",
-    "Extent",
-    "Field",
-    "Scalars",
-    "shape_of",
-]
+__all__ = ["EXTENTS", "FIELDS", "GATHERED", "OPTIONAL", "PAD_SLOT_ID", "STEP", "Extent", "Field", "Scalars", "shape_of"]
 
 PAD_SLOT_ID = -1
 

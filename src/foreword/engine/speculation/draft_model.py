@@ -8,14 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from foreword.arrays import I32
-from foreword.batch import (
-    InputBuffers,
-    KVGroup,
-    RequestStates,
-    SamplingParams,
-    prepare_inputs,
-    step_needs,
-)
+from foreword.batch import InputBuffers, KVGroup, RequestStates, SamplingParams, prepare_inputs, step_needs
 from foreword.cache import KVCacheManager
 from foreword.errors import ConfigError
 from foreword.executors import Executor

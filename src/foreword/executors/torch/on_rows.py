@@ -35,12 +35,7 @@ from foreword.models.weights import Weights
 
 
 def device_executor(
-    spec: DecoderSpec,
-    weights: Weights,
-    *,
-    max_num_seqs: int,
-    device: Literal["cuda", "cpu"],
-    **options: Any,
+    spec: DecoderSpec, weights: Weights, *, max_num_seqs: int, device: Literal["cuda", "cpu"], **options: Any
 ) -> DeviceExecutor:
     """Return an executor of this decoder with graphs of steps of up to max_num_seqs tokens.
 

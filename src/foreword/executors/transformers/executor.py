@@ -65,11 +65,7 @@ class TransformersExecutor(PagedExecutor):
             (name,): ((range(outputs),), range(inputs)) for name, (outputs, inputs) in trace.linear.items()
         }
         cache = PagedCache(
-            trace.layers,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            dtype=model.dtype,
-            device=model.device,
+            trace.layers, num_blocks=num_blocks, block_size=block_size, dtype=model.dtype, device=model.device
         )
         super().__init__(
             cache,
@@ -171,13 +167,7 @@ class TransformersExecutor(PagedExecutor):
         return {"inputs_embeds": vectors}
 
     def _attend(
-        self,
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *_: Any,
-        **__: Any,
+        self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, None]:
         """Compute the next call of this step, in place of the model's own attention: see `register`. Its other
         arguments are those that the trace has.

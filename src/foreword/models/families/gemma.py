@@ -111,12 +111,5 @@ _GEMMA3 = table(
 )
 FAMILIES = {
     "gemma2": Family("Gemma 2", gemma2, _GEMMA2, names=_NAMES, norms_less_one=True, gguf="gemma2"),
-    "gemma3_text": Family(
-        "Gemma 3 (text)",
-        gemma3,
-        _GEMMA3,
-        names=_NAMES,
-        norms_less_one=True,
-        gguf="gemma3",
-    ),
+    "gemma3_text": Family("Gemma 3 (text)", gemma3, _GEMMA3, names=_NAMES, norms_less_one=True, gguf="gemma3"),
 }
