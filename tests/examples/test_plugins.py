@@ -52,6 +52,18 @@ def announced(tmp_path, monkeypatch):
     return announce
 
 
+@pytest.fixture(params=["object", "text", "name"])
+def plugged(request, example, announced):
+    """What plugs a part of an example in: the part itself, module:name, or the name of an entry point."""
+
+    def plug(group: str, module: str, name: str):
+        part, text = getattr(example(module), name), f"{module}:{name}"
+        announced(group, text)
+        return {"object": part, "text": text, "name": "mine"}[request.param]
+
+    return plug
+
+
 def tokens(model: str, params: SamplingParams = GREEDY, **options) -> list[list[int]]:
     """The tokens of all prompts on an LLM with these options."""
     with LLM(model, block_size=4, **options) as llm:
@@ -62,10 +74,7 @@ def test_the_example_of_an_executor_has_at_most_40_lines():
     assert len((EXAMPLES / "own_executor.py").read_text().splitlines()) <= 40
 
 
-@pytest.mark.parametrize("given", ["object", "text", "name"])
-def test_an_executor_of_ones_own_runs_under_the_engine(model, example, announced, given):
-    made = example("own_executor").Averages
-    announced("executors", "own_executor:Averages")
+def test_an_executor_of_ones_own_runs_under_the_engine(model, plugged):
     with LLM(model, executor="numpy") as llm:
         embedding = llm.model.weights["embed"].dequantize()
     expected = []
@@ -74,7 +83,7 @@ def test_an_executor_of_ones_own_runs_under_the_engine(model, example, announced
         for _ in range(6):
             known.append(int((embedding[known].mean(0) @ embedding.T).argmax()))
         expected.append(known[len(prompt) :])
-    executor = {"object": made, "text": "own_executor:Averages", "name": "mine"}[given]
+    executor = plugged("executors", "own_executor", "Averages")
     assert tokens(model, executor=executor, max_num_batched_tokens=4) == expected
 
 
@@ -98,21 +107,15 @@ def test_an_executor_that_exists_is_used_and_closed(model):
     assert executor.closed
 
 
-@pytest.mark.parametrize("given", ["object", "text", "name"])
-def test_a_policy_of_ones_own_orders_requests(model, example, announced, given):
-    made = example("own_policy").longest_first
-    announced("policies", "own_policy:longest_first")
-    policy = {"object": made, "text": "own_policy:longest_first", "name": "mine"}[given]
+def test_a_policy_of_ones_own_orders_requests(model, plugged):
+    policy = plugged("policies", "own_policy", "longest_first")
     with LLM(model, policy=policy, max_num_seqs=1) as llm:
         ended = [output.prompt_index for output in llm.stream(PROMPTS, GREEDY) if output.finished]
     assert ended == [2, 0, 1]
 
 
-@pytest.mark.parametrize("given", ["object", "text", "name"])
-def test_a_logits_processor_of_ones_own_changes_the_requests_that_ask_for_it(model, example, announced, given):
-    made = example("own_processor").Avoid
-    announced("logits_processors", "own_processor:Avoid")
-    processor = {"object": made, "text": "own_processor:Avoid", "name": "mine"}[given]
+def test_a_logits_processor_of_ones_own_changes_the_requests_that_ask_for_it(model, plugged):
+    processor = plugged("logits_processors", "own_processor", "Avoid")
     plain = tokens(model)
     avoid = {"avoid": plain[0]}
     params = [SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, extra_args=avoid), GREEDY, GREEDY]
@@ -122,12 +125,9 @@ def test_a_logits_processor_of_ones_own_changes_the_requests_that_ask_for_it(mod
     assert changed[1:] == plain[1:]
 
 
-@pytest.mark.parametrize("given", ["object", "text", "name"])
-def test_an_observer_of_ones_own_sees_every_step(model, example, announced, given, capsys):
-    made = example("own_observer").Sizes
-    announced("observers", "own_observer:Sizes")
-    observer = {"object": made(), "text": "own_observer:Sizes", "name": "mine"}[given]
-    tokens(model, observers=[observer])
+def test_an_observer_of_ones_own_sees_every_step(model, plugged, capsys):
+    observer = plugged("observers", "own_observer", "Sizes")
+    tokens(model, observers=[observer if isinstance(observer, str) else observer()])
     assert capsys.readouterr().err.splitlines() == [
         "step 1: 3 requests, 9 tokens",
         *(f"step {number}: 3 requests, 3 tokens" for number in range(2, 7)),
@@ -148,12 +148,8 @@ def test_a_drafter_of_ones_own_saves_steps_and_changes_no_token(model, example):
     assert count.steps < 6
 
 
-@pytest.mark.parametrize("given", ["object", "text", "name"])
-def test_a_drafter_is_found_like_the_others(model, example, announced, given):
-    made = example("own_drafter").Remembered
-    announced("drafters", "own_drafter:Remembered")
-    drafter = {"object": made, "text": "own_drafter:Remembered", "name": "mine"}[given]
-    assert tokens(model, drafter=drafter) == tokens(model)
+def test_a_drafter_is_found_like_the_others(model, plugged):
+    assert tokens(model, drafter=plugged("drafters", "own_drafter", "Remembered")) == tokens(model)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def rows_of(columns, vocab_size):
     """The sampling of requests without rules and tokens."""
     count = len(columns.seed)
     arrays = np.zeros((count, 1), np.int32), np.zeros(count, np.int32), np.zeros(count, np.int32)
-    return _native.SamplingRows({name: getattr(columns, name) for name in COLUMNS}, *arrays, vocab_size)
+    return _native.SamplingRows(columns.by_name, *arrays, vocab_size)
 
 
 def draw(logits, parameters, seeds, positions, rows, model=None):

@@ -8,18 +8,16 @@ the sums of the parts, its rank from the parts' numbers of larger logits, the li
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from foreword.arrays import F32, F64
 from foreword.batch import InputBatch, Need, RequestStates
-from foreword.native import available, native
 from foreword.sampling.failures import BadLogitsError
 from foreword.sampling.logprobs import LogprobArrays, read_logprobs
 from foreword.sampling.noise import gumbel_of_each, seeds_from
 from foreword.sampling.processors import StepSampling
-from foreword.sampling.reference import ReferenceRows
+from foreword.sampling.row_rules import make_rows
 from foreword.sampling.sampler import Failure, Sampled, failed_requests, wanted_logprobs
 from foreword.sampling.verification import accepted_tokens
 
@@ -40,11 +38,7 @@ class PartDraws:
     def __init__(self, states: RequestStates, part: range) -> None:
         self.states, self._first = states, part.start
         self._seeds = np.zeros_like(states.sampling.seed)
-        columns = {name: array for name, (array, _) in states.sampling.native_layout()["columns"].items()}
-        make: Any = native.SamplingRows if available() else ReferenceRows
-        self._rows = make(
-            columns | {"seed": self._seeds}, states.token_ids, states.prompt_len, states.num_tokens, len(part)
-        )
+        self._rows = make_rows(states, len(part), seed=self._seeds)
 
     def draw(self, batch: InputBatch, logits: F32) -> F64:
         """Of each row of logits [L, part], float64 [L, 4]: the largest logit, the drawn token's logit / temperature +

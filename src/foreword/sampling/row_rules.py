@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from foreword.arrays import I64
+from foreword.arrays import I64, AnyArray
 from foreword.batch import InputBuffers, RequestStates, SamplingParams, StepNeeds
 from foreword.batch.values.parameters import CHANGING
 from foreword.native import available, native
@@ -19,13 +19,21 @@ _CHANGING = int(CHANGING)
 _NO_PARAMS = SamplingParams()
 
 
+def make_rows(states: RequestStates, vocab_size: int, **others: AnyArray) -> Any:
+    """Return native `SamplingRows` over the columns of some states, or `ReferenceRows` with the same methods where
+    native code is not built. others: columns in place of those of the states.
+    """
+    make: Any = native.SamplingRows if available() else ReferenceRows
+    return make(states.sampling.by_name | others, states.token_ids, states.prompt_len, states.num_tokens, vocab_size)
+
+
 class RowRules:
     """The rules of the requests in some states, and the counts of their tokens.
 
     They are a cache: the truth are the parameters objects and token ids of the states. A row's rules are made when the
     row is first sampled, and made again after its stamp in `SamplingColumns` changed.
 
-    core: native `SamplingRows`, or `ReferenceRows` with the same methods where native code is not built.
+    core: see `make_rows`.
     eos_token_ids: the model's end tokens; they end an output unless its parameters say ignore_eos.
     """
 
@@ -35,9 +43,7 @@ class RowRules:
         self._columns, self._eos_token_ids = states.sampling, frozenset(eos_token_ids)
         self._stamp: I64 = np.zeros(states.max_num_reqs, np.int64)  # of the rules in `core`; 0 for none
         self._updated = Memo[StepNeeds, bool]()  # True for the needs of the last step
-        make: Any = native.SamplingRows if available() else ReferenceRows
-        columns = {name: array for name, (array, _) in states.sampling.native_layout()["columns"].items()}
-        self.core: Any = make(columns, states.token_ids, states.prompt_len, states.num_tokens, states.vocab_size)
+        self.core: Any = make_rows(states, states.vocab_size)
 
     def buffers(self, buffers: InputBuffers) -> native.SamplingBuffers | None:
         """The native sampling of steps in these buffers, for those without masks, custom processors, log-probabilities

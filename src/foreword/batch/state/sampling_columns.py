@@ -109,6 +109,11 @@ class SamplingColumns:
     def num_admissions(self, count: int) -> None:
         self.counters[NUM_ADMISSIONS] = count
 
+    @property
+    def by_name(self) -> dict[str, AnyArray]:
+        """Every column by its name."""
+        return {name: getattr(self, name) for name in COLUMNS}
+
     def native_layout(self) -> dict[str, Any]:
         """The arrays, their defaults and the flag rules, as native code takes them."""
         return {
