@@ -185,7 +185,7 @@ def bytes_of(text: str) -> int:
 
 
 def _typed(given: Setting, hint: Any) -> Setting:
-    """The setting with what the annotation of its field says."""
+    """Return the setting with what the annotation of its field says."""
     parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     optional = NoneType in parts
     [hint, *others] = [part for part in parts if part is not NoneType]

@@ -66,7 +66,7 @@ def print_rows(rows: Iterable[Sequence[str]], colors: Mapping[str, str] = Mappin
 
 
 def _wrapped(text: str, width: int) -> Iterator[str]:
-    """The lines of a text, in parts of this width; 0: no limit."""
+    """Yield the lines of a text, in parts of this width; 0: no limit."""
     for line in text.splitlines() or [""]:
         yield from (textwrap.wrap(line, width, break_on_hyphens=False) if width else ()) or [line]
 

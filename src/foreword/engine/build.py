@@ -104,7 +104,7 @@ def build_engine(
 
 
 def _draft_model(model: Model[Any], config: EngineConfig) -> DrafterFactory | None:
-    """What makes the drafter of the settings; None without a draft model. Errors are those of `load_model`."""
+    """Return what makes the draft model's drafter; None without such a model. Errors are those of `load_model`."""
     if config.speculation is None or config.speculation.model is None:
         return None
     kind, options = model.kind.for_drafts(model.options)

@@ -80,7 +80,7 @@ class EngineConfig:
 
 
 def _speculation_settings() -> Mapping[str, Setting]:
-    """The options of speculation: ``method`` is "speculation", off by default, the others begin with "speculation_"."""
+    """Return the options of speculation: ``method`` as "speculation", off by default, others with that prefix."""
     own = settings_of(SpeculationConfig)
     named = {name: replace(known, name=f"speculation_{name}") for name, known in own.items()}
     method = replace(own["method"], name="speculation", default=None, optional=True)

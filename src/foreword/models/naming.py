@@ -72,7 +72,7 @@ def weights_from_safetensors(
 
 
 def has_own_head(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether safetensors hold a matrix of logits that differs from the embedding, whatever the configuration says."""
+    """Return whether safetensors hold a matrix of logits other than the embedding, whatever the configuration says."""
     head, embed = (tensors.get(SAFETENSORS_NAMES[name]) for name in ("lm_head", "embed"))
     if head is None or embed is None:
         return False

@@ -78,7 +78,7 @@ class AdmissionControl:
         self._hit = Memo[Request, PrefixHit](cache)  # by the waiting request
 
     def fit(self, request: Request, left: int) -> Fit | Reason:
-        """The hit to admit a waiting request with and the tokens to compute, at most ``left``; or why not."""
+        """Return the hit to admit a waiting request with and the tokens to compute, at most ``left``; or why not."""
         config, states, running = self._config, self._states, len(self._running)
         if running >= config.max_num_seqs or len(states) >= states.max_num_reqs:
             return reason("max_num_seqs", running=running, limit=config.max_num_seqs)
@@ -106,7 +106,7 @@ class AdmissionControl:
         return fitting, request.whole(fitting.num_tokens, fitting.cut(n), n) if config.chunked_prefill else n
 
     def _fitting_hit(self, hit: PrefixHit, n: int) -> PrefixHit | Reason:
-        """The hit to use for a request that computes n tokens; the reason if there are too few blocks.
+        """Return the hit to use for a request that computes n tokens; the reason if there are too few blocks.
 
         A copy needs its source block too, and a hit in a window more blocks than the window. When the pool is nearly
         full, fall back to a smaller hit.
@@ -155,7 +155,7 @@ class AdmissionControl:
         return n
 
     def _lookup(self, request: Request) -> PrefixHit:
-        """The longest prefix of a waiting request's tokens that can be reused now."""
+        """Return the longest prefix of a waiting request's tokens that can be reused now."""
         hit = self._hit.find(request)
         if hit is None:
             tokens = request.tokens()

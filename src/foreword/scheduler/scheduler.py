@@ -225,7 +225,7 @@ class Scheduler:
             preempted.append(self._preempt_last())
 
     def _needs(self, in_flight: StepPlan | None) -> Share:
-        """The tokens that running rows compute within the budget; rows without tokens are left out."""
+        """Return the tokens that running rows compute within the budget; rows without tokens are left out."""
         rows, states, budget = self.running.rows, self.states, self.config.max_num_batched_tokens
         computed = states.num_computed_tokens.take(rows)
         n = states.num_tokens.take(rows) - computed
@@ -258,7 +258,7 @@ class Scheduler:
         return self.running.whole(rows, computed, n, most)
 
     def _use_rest(self, share: Share) -> Share:
-        """The share of the only row of a step, beyond the long-prefill threshold: no other can use the budget."""
+        """Return the share of the only row of a step, beyond the long-prefill threshold: it can use all the budget."""
         (rows, computed, n, _), states, budget = share, self.states, self.config.max_num_batched_tokens
         need = states.num_tokens[rows] + states.num_placeholders[rows] - computed
         n = self._cut(rows, computed, np.maximum(n, np.minimum(need, budget)), budget)
@@ -313,8 +313,8 @@ class Scheduler:
         )
 
     def _is_decode_of_all(self, plan: StepPlan) -> bool:
-        """Whether a plan computes one token of the output of each request, so that the next one is the same until a
-        row needs a block.
+        """Return whether a plan computes one token of the output of each request, so that the next one is the same
+        until a row needs a block.
         """
         has_all = plan.rows is self.running.rows and plan.ledger.head is None
         return has_all and plan.num_tokens == len(plan.rows) and not len(plan.prefilling)
@@ -335,7 +335,7 @@ class Scheduler:
         return admissions
 
     def _with_admitted(self, ran: Share, admissions: Admissions) -> Share:
-        """The share of running rows, followed by that of the admitted ones."""
+        """Return the share of running rows, followed by that of the admitted ones."""
         count = len(admissions.requests)
         if not count:
             return ran

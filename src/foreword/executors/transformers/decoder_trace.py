@@ -94,7 +94,7 @@ class _Recorder:
         ).contiguous(), None
 
     def _bias(self, module: Any, given: torch.Tensor | None, is_cross: bool) -> torch.Tensor | None:
-        """The bias of a call, as `AttentionCall` has it. Layers may share that of an earlier one."""
+        """Return the bias of a call, as `AttentionCall` has it. Layers may share that of an earlier one."""
         if given is None or not bool(given.any()):
             return None
         if is_cross:

@@ -30,7 +30,7 @@ _STORED: dict[str, tuple[str | None, str]] = {
 
 
 def _sampling(row: Parameter) -> TensorSpec:
-    """The column of a sampling parameter: dtype, range and padding are those of the table."""
+    """Return the column of a sampling parameter: dtype, range and padding are those of the table."""
     assert row.column is not None
     name = row.column.name
     dtype, neutral = COLUMNS[name]
@@ -46,7 +46,7 @@ def _sampling(row: Parameter) -> TensorSpec:
 
 
 def _needs(step: Step, needs: AnyArray) -> AnyArray:
-    """The flags that follow from columns, by `FLAG_RULES`; flags that follow from parameters objects unchanged."""
+    """Return the flags that follow from columns, by `FLAG_RULES`, and unchanged those of parameters objects."""
     columns, derived = step.states.sampling, reduce(or_, (rule.flag for rule in FLAG_RULES))
     flags: AnyArray = columns.flags(lambda name: getattr(columns, name))
     return needs & ~derived | flags
