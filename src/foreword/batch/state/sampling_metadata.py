@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -151,8 +151,8 @@ def _metadata(columns: SamplingColumns, vocab_size: int, rows: I32, needs: int, 
     rare = np.flatnonzero(columns.needs[rows] & _RARE)
     held = zip(rare.tolist(), rows[rare].tolist(), strict=True)
     params = {b: columns.params[row] for b, row in held if row in columns.params}
-    counts: Any = [arrays.pop(name, None) for name in _COUNTS]
-    return SamplingMetadata(rows, needs, *counts, vocab_size, params, arrays)
+    output, prompt = _COUNTS
+    return SamplingMetadata(rows, needs, arrays.pop(output, None), arrays.pop(prompt, None), vocab_size, params, arrays)
 
 
 def _gathered(columns: SamplingColumns, names: Iterable[str], rows: I32, needs: int) -> Arrays:
