@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from foreword.errors import ConfigError
 from foreword.server.errors import ANTHROPIC, OPENAI
 from foreword.server.operation import Operation, Operations
 from foreword.server.operations import OPERATIONS
-
-PAGE = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
 
 
 async def handler(context, request): ...
@@ -70,8 +66,3 @@ def test_a_path_has_the_declared_access_and_errors_whatever_the_method(
     target = OPERATIONS.target(method, path)
     assert (target.operation and target.operation.path) == found
     assert target[1:] == (access, errors, methods, parameters)
-
-
-def test_the_page_has_the_table_of_the_declarations():
-    for operation in OPERATIONS:
-        assert f"| `{operation.method} {operation.path.replace(':path', '')}` | {operation.access} |" in PAGE
