@@ -39,6 +39,11 @@ ON_USE = {
 }
 """Modules that the completion of a text from a GGUF file does not need."""
 
+OF_BATCH = tuple(
+    f"foreword.{name}" for name in ("batch", "arrays", "errors", "integers", "names", "native", "_native", "seeds")
+)
+"""What the batch package is made of."""
+
 
 def loaded_by(statement: str) -> set[str]:
     """The modules that a statement loads in a new process."""
@@ -72,6 +77,13 @@ def test_an_import_loads_only_the_heavy_packages_that_it_needs(statement):
 )
 def test_modules_of_the_package_that_are_loaded(statement, modules):
     assert {name for name in loaded_by(statement) if name.partition(".")[0] == "foreword"} == modules
+
+
+def test_the_batch_package_loads_numpy_and_what_it_is_made_of():
+    loaded = loaded_by("import foreword.batch")
+    assert {name.partition(".")[0] for name in loaded} - set(sys.stdlib_module_names) == {"foreword", "numpy"}
+    assert all(name.startswith(OF_BATCH) for name in loaded if name.startswith("foreword."))
+    assert "foreword.batch.proof.spec" not in loaded, "the specification is loaded only where it is checked"
 
 
 def test_a_start_loads_no_module_that_only_other_requests_or_models_need():
