@@ -179,6 +179,19 @@ def test_an_option_that_a_kind_of_executor_does_not_have_is_refused(kind, option
         KINDS[kind].read_options(options)
 
 
+def test_an_option_that_only_decoders_have_is_refused_by_encoders():
+    tried = 0
+    for kind in KINDS.values():
+        assert kind.read_options({}).of_encoder() == kind.read_options({})
+        for name, known in settings_of(kind.options).items():
+            if known.decoders_only:
+                other = not known.default if known.kind is bool else known.choices[0] if known.choices else 2
+                with pytest.raises(ConfigError, match=f"{name}={other!r}: only decoders have it"):
+                    kind.read_options({name: other}).of_encoder()
+                tried += 1
+    assert tried >= 6
+
+
 def test_a_wrong_value_or_name_is_refused_before_the_model_is_looked_for():
     with pytest.raises(ConfigError, match="max_model_len='x': expected an integer"):
         LLM("no such model", max_model_len="x")

@@ -29,7 +29,6 @@ from foreword.models.spec import DecoderSpec
 from foreword.models.tokenizer import Tokenizer
 from foreword.models.weights import Weights
 from foreword.sampling import LogitsProcessor
-from foreword.settings import settings_of
 
 ProcessorFactory = Callable[[RequestStates], LogitsProcessor]
 """Makes a logits processor over the rows of an engine."""
@@ -140,12 +139,8 @@ class EncoderModel(Model[LoadedModel]):
         self, loaded: LoadedModel, spec: EncoderSpec, kind: ExecutorKind[Any], options: ExecutorOptions
     ) -> None:
         """Raise ConfigError for an option that only decoders have."""
-        super().__init__(loaded, kind, options)
+        super().__init__(loaded, kind, options.of_encoder())
         self.spec = spec
-        for name, known in settings_of(type(options)).items():
-            if known.decoders_only and (value := options.values()[name]) != known.default:
-                reason = f"only decoders have it, and {self.name} is an encoder"
-                raise ConfigError(f"{name}={value!r}: {reason}; leave it out")
 
     @property
     def vocab_size(self) -> int:

@@ -36,7 +36,7 @@ class NativeEncoderExecutor(EncoderExecutor):
         isa: str | None = None,
         **options: Unpack[NativeKeywords],
     ) -> None:
-        own = NativeOptions(**options)
+        own = NativeOptions(**options).of_encoder()
         super().__init__(spec, weights, pooling)
         try:
             self.core = native.CpuEncoder(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from foreword.settings import check_settings, setting, values_of
+from foreword.errors import ConfigError
+from foreword.settings import check_settings, setting, settings_of, values_of
 
 WeightFormat = Literal["auto", "fp32", "bf16", "int8", "q4"]
 KVFormat = Literal["fp32", "bf16", "int8"]
@@ -24,6 +25,13 @@ class ExecutorOptions:
     def values(self) -> dict[str, Any]:
         """Return the options as keyword arguments of the executor."""
         return values_of(self)
+
+    def of_encoder(self) -> Self:
+        """Return the options. Raise ConfigError for one that only decoders have."""
+        for name, known in settings_of(type(self)).items():
+            if known.decoders_only and (value := getattr(self, name)) != known.default:
+                raise ConfigError(f"{name}={value!r}: only decoders have it, and the model is an encoder; leave it out")
+        return self
 
 
 # fmt: off

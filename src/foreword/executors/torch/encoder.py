@@ -35,7 +35,7 @@ class TorchEncoderExecutor(EncoderExecutor):
     def __init__(
         self, spec: EncoderSpec, weights: Weights, pooling: PoolingSpec, **options: Unpack[TorchKeywords]
     ) -> None:
-        own = TorchOptions(**options)
+        own = TorchOptions(**options).of_encoder()
         use_threads(own.num_threads)
         super().__init__(spec, weights, pooling)
         dtype = dtype_of(own.dtype, weights)
