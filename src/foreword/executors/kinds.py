@@ -31,7 +31,8 @@ class ExecutorKind(ABC, Generic[O]):
     """A kind of executor.
 
     name: as users write it. options: the class of its options. packages: modules that it needs. install: what brings
-    them. prefers_async: whether steps are planned ahead unless the settings say otherwise.
+    them. prefers_async: whether steps are planned ahead unless the settings say otherwise. runs_drafts: whether it runs
+    draft models, too; beside another, they run on `best_kind`.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ExecutorKind(ABC, Generic[O]):
     packages: ClassVar[tuple[str, ...]] = ()
     install: ClassVar[str] = ""
     prefers_async: ClassVar[bool] = False
+    runs_drafts: ClassVar[bool] = True
 
     @property
     def is_installed(self) -> bool:
@@ -83,7 +85,10 @@ class ExecutorKind(ABC, Generic[O]):
 
     def for_drafts(self, options: O) -> tuple[ExecutorKind[Any], ExecutorOptions]:
         """Return the kind and the options of a draft model beside a model on this executor."""
-        return self, options
+        if self.runs_drafts:
+            return self, options
+        kind = best_kind()
+        return kind, kind.read_options({})
 
 
 class NativeKind(ExecutorKind[NativeOptions]):
@@ -212,15 +217,12 @@ class TransformersKind(ExecutorKind[TransformersOptions]):
 
     name, options = "transformers", TransformersOptions
     packages, install = ("torch", "transformers"), "install foreword[transformers]"
+    runs_drafts = False
 
     def decoder(
         self, spec: DecoderSpec, weights: Weights, size: PoolSize, pooling: PoolingSpec, options: TransformersOptions
     ) -> Executor:
         raise ConfigError("executor='transformers': runs the models that transformers loads; leave it out for this one")
-
-    def for_drafts(self, options: TransformersOptions) -> tuple[ExecutorKind[Any], ExecutorOptions]:
-        kind = best_kind()
-        return kind, kind.read_options({})
 
 
 ExecutorFactory = Callable[[DecoderSpec, Weights, PoolSize], Executor]
@@ -230,7 +232,7 @@ ExecutorFactory = Callable[[DecoderSpec, Weights, PoolSize], Executor]
 class OwnKind(ExecutorKind[ExecutorOptions]):
     """An executor that a user brings, as an object or as what makes one."""
 
-    options = ExecutorOptions
+    options, runs_drafts = ExecutorOptions, False
 
     def __init__(self, name: str, make: ExecutorFactory) -> None:
         self.name, self._make = name, make
@@ -239,10 +241,6 @@ class OwnKind(ExecutorKind[ExecutorOptions]):
         self, spec: DecoderSpec, weights: Weights, size: PoolSize, pooling: PoolingSpec, options: ExecutorOptions
     ) -> Executor:
         return self._make(spec, weights, size)
-
-    def for_drafts(self, options: ExecutorOptions) -> tuple[ExecutorKind[Any], ExecutorOptions]:
-        kind = best_kind()
-        return kind, kind.read_options({})
 
 
 NATIVE, NUMPY, TORCH, TRANSFORMERS, DEVICE = NativeKind(), NumpyKind(), TorchKind(), TransformersKind(), DeviceKind()
