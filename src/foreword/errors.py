@@ -12,8 +12,18 @@ from foreword.names import advice
 
 T = TypeVar("T")
 
-_SHORT = reprlib.Repr()
-"""Writes the beginning of any value, also of one whose own ``repr`` fails, nests deeply or is long."""
+
+class _Short(reprlib.Repr):
+    """Writes the beginning of any value, also of one whose own ``repr`` fails, nests deeply or is long."""
+
+    def repr_int(self, value: int, level: int) -> str:
+        try:
+            return super().repr_int(value, level)
+        except ValueError:  # Python writes no integer of so many digits
+            return f"<int of {value.bit_length()} bits>"
+
+
+_SHORT = _Short()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = _SHORT.maxfrozenset = 40
 

@@ -16,23 +16,29 @@ _BY_NAMES: dict[str, tuple[tuple[str, ...], str]] = {
     "enable_chunked_prefill": (("chunked_prefill",), ""),
     "scheduling_policy": (("policy",), ""),
     "speculative_config": (("speculation",), "with speculation_num_tokens and the like"),
-    "speculative_model model_draft": (("speculation_model",), 'with speculation="draft_model"'),
+    "speculative_model draft_model model_draft": (("speculation_model",), 'with speculation="draft_model"'),
     "num_speculative_tokens draft_max": (("speculation_num_tokens",), ""),
     "kv_cache_dtype": (("kv_format",), ""),
     "quantization": (("weight_format",), "quantised files are read as they are"),
     "long_prefill_token_threshold": (("long_prefill_threshold",), ""),
-    "tensor_parallel": (("tensor_parallel_size",), ""),
+    "tensor_parallel tp": (("tensor_parallel_size",), ""),
+    "pipeline_parallel_size": ((), "A model is divided by tensor_parallel_size, not by layers; leave it out."),
+    "data_parallel_size": (("replicas",), "of foreword serve"),
+    "load_format": ((), "The format is found in the model's files; leave it out."),
+    "tokenizer tokenizer_mode": ((), "The tokenizer is read from the model's files; leave it out."),
     "decode_context_parallel_size": (("context_parallel_size",), ""),
     "max_lora_rank": ((), "Adapters of any rank fit within lora_bytes; leave it out."),
     "max_loras max_cpu_loras": (("lora_bytes",), "a number of bytes, not of adapters"),
     "enable_lora": ((), "Adapters need no switch; leave it out."),
-    "lora_modules": (("adapter", "loras"), ""),
+    "lora_modules lora adapters": (("adapter", "loras"), ""),
+    "adapter": (("loras",), "a dictionary of paths by name"),
     "enforce_eager": ((), "Nothing is captured or compiled unless compile is given; leave it out."),
     "trust_remote_code": ((), "Code of a model's directory is never run; leave it out."),
     "disable_log_requests": (("access_log",), "off unless it is given"),
     "disable_log_stats": ((), "Nothing is logged periodically; /metrics has the numbers. Leave it out."),
     "swap_space": ((), "Preempted requests are computed again, nothing is swapped; leave it out."),
     "distributed_executor_backend": (("executor",), ""),
+    "vllm_xargs": (("extra_args",), ""),
     "guided_json": (("structured_outputs", "response_format"), 'as {"json": schema}'),
     "guided_regex": (("structured_outputs",), 'as {"regex": pattern}'),
     "guided_choice": (("structured_outputs",), 'as {"choice": […]}'),
@@ -70,6 +76,9 @@ _BY_NAMES: dict[str, tuple[tuple[str, ...], str]] = {
     "num_return_sequences": (("n",), ""),
     "no_repeat_ngram_size": (("dry_multiplier",), "a penalty of repetitions by their length"),
     "torch_dtype": (("dtype",), ""),
+    "float32": (("fp32",), ""),
+    "float16 half": (("fp16",), ""),
+    "bfloat16": (("bf16",), ""),
     "device_map": (("device",), ""),
 }
 OTHERS = {name: row for names, row in _BY_NAMES.items() for name in names.split()}
@@ -99,13 +108,13 @@ def advice(
     form: writes a known name as users do.
     """
     known, of_requests = set(known), set(of_requests)
-    plain = name.lstrip("-").replace("-", "_")
+    plain = name.lstrip("-").replace("-", "_").lower()
     names, remark = OTHERS.get(name) or OTHERS.get(plain, ((), ""))
     there = next((one for one in names if one in known | of_requests), None)
     if there is None and not names and remark:
         return remark
     said = there is not None
-    there = there or nearest(plain, known) or nearest(plain, of_requests)
+    there = there or (plain if plain in of_requests else nearest(plain, known) or nearest(plain, of_requests))
     if there is None:
         return otherwise
     written = repr(form(there))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
+from typing import TypeVar
 
+from foreword.errors import ConfigError, ForewordError, shown
 from foreword.names import advice
+
+T = TypeVar("T")
 
 
 def load_plugin(group: str, name: str) -> object:
     """Return what a text names: "module:name", or the entry point of that name in group "foreword.<group>".
 
-    ValueError, with the reason, if there is none or it cannot be imported.
+    ValueError, with the reason, if there is none or it cannot be imported, whatever its module raises.
     """
     from importlib.metadata import entry_points  # here: it is slow to import, and only plug-ins need it
 
@@ -20,16 +25,34 @@ def load_plugin(group: str, name: str) -> object:
             found: object = import_module(module)
             for part in path.split("."):
                 found = getattr(found, part)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise ValueError(f"cannot be imported ({error})") from None
+        except Exception as error:
+            raise ValueError(f"cannot be imported ({_text_of(error)})") from error
         return found
     announced = entry_points(group=f"foreword.{group}")
     for point in announced:
         if point.name == name:
             try:
                 return point.load()
-            except (ImportError, AttributeError) as error:
-                raise ValueError(f"the entry point {point.value} cannot be imported ({error})") from None
+            except Exception as error:
+                raise ValueError(f"the entry point {point.value} cannot be imported ({_text_of(error)})") from error
     names = ", ".join(sorted(announced.names)) or "none"
     fix = advice(name, announced.names, "Give module:name, or install the package that announces it.")
     raise ValueError(f"installed packages announce {names} in foreword.{group}. {fix}")
+
+
+def made(option: str, make: Callable[..., T], *given: object, kind: type) -> T:
+    """Return what a part of an option makes. ConfigError, with the reason, if it cannot, or makes no ``kind``."""
+    try:
+        part = make(*given)
+    except (ForewordError, MemoryError):
+        raise
+    except Exception as error:
+        raise ConfigError(f"{option}={shown(make)}: cannot be made ({_text_of(error)})") from error
+    if isinstance(part, type) or not isinstance(part, kind):
+        raise ConfigError(f"{option}={shown(make)}: makes {shown(part)}, which is no {kind.__name__}")
+    return part
+
+
+def _text_of(error: Exception) -> str:
+    """Return the text of an import that failed; of other failures, their kind too."""
+    return str(error) if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: {error}"

@@ -124,10 +124,12 @@ class Setting:
             raise ValueError
         try:
             number = operator.index(value) if self.kind is int else float(operator.pos(value))
-        except TypeError:
+        except MemoryError:
+            raise
+        except Exception:  # whatever the value's own methods raise: it gives no number
             raise ValueError from None
         if not self.least <= number <= self.most:
-            if not math.isfinite(number):
+            if isinstance(number, float) and not math.isfinite(number):
                 raise ValueError
             raise ValueError(f"must be from {_plain(self.least)} to {_plain(self.most)}" + ", or None" * self.optional)
         return number

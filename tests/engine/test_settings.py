@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from decimal import Decimal
 
 import pytest
 
@@ -224,3 +225,53 @@ def test_a_class_of_settings_checks_its_values_when_it_is_made():
     assert Own(9).size == 9
     with pytest.raises(ConfigError, match="size=10: must be from 1 to 9"):
         Own(10)
+
+
+class NoNumber:
+    def __index__(self):
+        raise RuntimeError("no number")
+
+    __pos__ = __index__
+
+
+@pytest.mark.parametrize("name", ["max_num_seqs", "watermark"])
+@pytest.mark.parametrize(
+    "value", [10**400, -(10**5000), NoNumber(), Decimal("sNaN")], ids=["large", "negative", "no number", "NaN"]
+)
+def test_a_number_that_python_cannot_convert_is_refused_by_name(name, value):
+    with pytest.raises(ConfigError, match=rf"^{name}=.*from 0|^{name}=.*from 1"):
+        engine_config({name: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"media": 3}, "media=3: expected MediaLimits"),
+        ({"media": 0}, "media=0: expected MediaLimits"),
+        ({"loras": "a=b"}, "loras='a=b': expected a dictionary of paths by name"),
+        ({"loras": []}, r"loras=\[\]: expected a dictionary"),
+        ({"drafter": 3}, "drafter=3: must be a function"),
+        ({"speculation": "custom"}, "speculation='custom': there is no drafter; give drafter too"),
+        ({"speculation": "ngram", "drafter": print}, "speculation='ngram': a drafter is given too; give 'custom', or"),
+        ({"speculation": "ngram", "speculation_num_tokens": "3"}, "^speculation_num_tokens='3': expected an integer"),
+        ({"speculation": "ngram", "speculation_min_match": 9}, "^speculation_min_match=9, speculation_max_match=4: "),
+        ({"speculation": {"nonsense": 1}}, r"speculation\['nonsense'\]: unknown option. The options are method, num_"),
+        ({"max_tokens": 5}, r"It is a parameter of a request: pass SamplingParams\(max_tokens=…\)"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_before_a_model_is_loaded(options, reason):
+    with pytest.raises(ConfigError, match=reason):
+        split_options(options)
+
+
+def test_none_is_the_default_of_every_option():
+    given = split_options(dict.fromkeys((*FLAT, *PARTS, "scheduler")))
+    assert given.config == replace(engine_config({}), seed=None)
+    assert (given.executor, given.drafter, given.loras) == ("auto", None, {})
+    for kind in KINDS.values():
+        assert kind.read_options(dict.fromkeys(executor_settings())) == kind.read_options({})
+
+
+def test_a_drafter_means_the_method_custom():
+    given = split_options({"drafter": print, "speculation_num_tokens": 2})
+    assert (given.config.speculation.method, given.config.speculation.num_tokens) == ("custom", 2)

@@ -14,8 +14,12 @@ import pytest
 
 from foreword import LLM, AsyncLLM, SamplingParams
 from foreword.engine import EngineObserver
-from foreword.errors import ConfigError, RequestError
+from foreword.errors import ConfigError, PlanError, RequestError
 from foreword.executors import HostExecutor
+from foreword.executors.native import NativeExecutor
+from foreword.executors.numpy import NumpyExecutor
+from foreword.models.loader import load_model
+from foreword.native import available
 from models.recorded import make
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -164,12 +168,74 @@ def test_a_drafter_is_found_like_the_others(model, plugged):
         ({"logits_processors": ["no_such"]}, r"logits_processors='no_such': .*foreword\.logits_processors"),
         ({"observers": [3]}, "observers=3: must be EngineObservers"),
         ({"observers": 3}, "observers=3: expected a list"),
-        ({"drafter": "json:no_such"}, "drafters='json:no_such': cannot be imported"),
+        ({"drafter": "json:no_such"}, "drafter='json:no_such': cannot be imported"),
     ],
 )
 def test_what_is_no_plug_in_is_refused_by_name(model, options, reason):
     with pytest.raises(ConfigError, match=reason):
         LLM(model, **options)
+
+
+class Halved:
+    relative_cost = 0.0
+    propose = staticmethod(lambda rows, most: np.full((len(rows), 2), 0.5))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"policy": ".relative:name"}, r"policy='\.relative:name': .*cannot be imported \(TypeError"),
+        ({"policy": "broken_plug_in:name"}, r"cannot be imported \(ZeroDivisionError: division by zero\)"),
+        ({"executor": "os:getcwd"}, r"executor=<built-in function getcwd>: cannot be made \(TypeError"),
+        ({"executor": lambda spec, weights, size: None}, "makes None, which is no Executor"),
+        ({"executor": lambda spec, weights, size: HostExecutor}, "HostExecutor'>, which is no Executor"),
+        ({"observers": ["json:loads"]}, r"observers=<function loads .*: cannot be made \(TypeError"),
+        ({"logits_processors": [abs]}, r"logits_processors=<built-in function abs>: cannot be made \(TypeError"),
+        ({"logits_processors": [lambda states: 3]}, "makes 3, which is no LogitsProcessor"),
+        ({"logits_processors": [lambda states: Mute()]}, "its rows must be RowValues, its extra_args a frozenset"),
+        ({"drafter": lambda states: None}, "makes None, which is no Drafter"),
+    ],
+)
+def test_a_plug_in_that_fails_or_makes_something_else_is_one_sentence(model, tmp_path, monkeypatch, options, reason):
+    (tmp_path / "broken_plug_in.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=reason):
+        LLM(model, **options)
+
+
+class Mute:
+    rows, extra_args = (), "avoid"
+
+    def update(self, change): ...
+
+    def apply(self, logits, at): ...
+
+
+def test_drafts_that_are_no_token_ids_are_refused(model):
+    with LLM(model, drafter=lambda states: Halved()) as llm, pytest.raises(PlanError, match=r"Halved.propose .*int32"):
+        llm.generate(PROMPTS, GREEDY, progress=False)
+
+
+@pytest.mark.parametrize("key", [lambda request: None, lambda request: [0], lambda: (0,), lambda request: ("x",)])
+def test_a_key_that_is_no_tuple_of_integers_is_an_error_of_its_request_alone(model, key):
+    def policy(request):
+        return (request.arrival,) if len(request.prompt) > 1 else key(request)
+
+    with LLM(model, policy=policy) as llm:
+        with pytest.raises(RequestError, match=r"policy = 'policy': .*Let it return a tuple of integers"):
+            llm.generate(PROMPTS, GREEDY, progress=False)
+        assert llm.generate(PROMPTS[0], GREEDY, progress=False)[0].error is None
+
+
+@pytest.mark.parametrize("executor", [NumpyExecutor, NativeExecutor] if available() else [NumpyExecutor])
+def test_an_executor_whose_pool_is_not_the_engines_is_refused(model, executor):
+    loaded = load_model(model)
+    own = executor(loaded.decoder.for_length(64), loaded.weights, num_blocks=9, block_size=16)
+    for options in ({}, {"num_blocks": 9, "block_size": 8}):
+        with pytest.raises(ConfigError, match=r"its pool has 9 blocks of 16 tokens, .*num_blocks=9, block_size=16"):
+            LLM(model, executor=own, **options)
+    with LLM(model, executor=own, num_blocks=9) as llm:
+        assert llm.generate(PROMPTS[0], GREEDY, progress=False)[0].error is None
 
 
 def test_a_priority_is_refused_by_a_policy_that_does_not_read_it(model):

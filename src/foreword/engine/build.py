@@ -70,16 +70,15 @@ def build_engine(
 
     executor: an existing one, with at least the blocks of the model's pool, made for its max_model_len. Engines may
     share one in turns, if each resets its prefix cache before the other's turn.
-    drafter: makes the drafter in place of the configured method; without settings of speculation it has the defaults.
+    drafter: makes the drafter of the method "custom", which it implies.
     """
-    config = model.configured(config or EngineConfig())
-    if drafter is not None and config.speculation is None:
-        config = replace(config, speculation=SpeculationConfig(method="custom"))
+    config = with_drafter(model.configured(config or EngineConfig()), drafter)
     size = model.pool(config)
     with ExitStack() as after_error:
         if executor is None:
             executor = model.executor(size)
             after_error.callback(executor.close)
+        size.check(executor)
         engine = Engine(
             executor,
             vocab_size=model.vocab_size,
@@ -101,6 +100,21 @@ def build_engine(
         )
         after_error.pop_all()
     return engine
+
+
+def with_drafter(config: EngineConfig, drafter: DrafterFactory | None) -> EngineConfig:
+    """Return the settings of an engine with or without a drafter, which means the method "custom".
+
+    ConfigError for a drafter with another method, and for that method without one.
+    """
+    if drafter is not None and config.speculation is None:
+        return replace(config, speculation=SpeculationConfig(method="custom"))
+    method = None if config.speculation is None else config.speculation.method
+    if drafter is not None and method != "custom":
+        raise ConfigError(f"speculation={method!r}: a drafter is given too; give 'custom', or leave the drafter out")
+    if drafter is None and method == "custom":
+        raise ConfigError("speculation='custom': there is no drafter; give drafter too")
+    return config
 
 
 def _draft_model(model: Model[Any], config: EngineConfig) -> DrafterFactory | None:

@@ -110,7 +110,7 @@ def engine_config(options: Mapping[str, Any], *, other_names: Iterable[str] = ()
     given = {name: value for name, value in options.items() if value is not None or _keeps_none(name)}
     engine = {name: value for name, value in given.items() if name in settings_of(EngineConfig)}
     flat = {name: value for name, value in given.items() if name in settings_of(SchedulerConfig)}
-    scheduler = options.get("scheduler", SchedulerConfig())
+    scheduler = SchedulerConfig() if options.get("scheduler") is None else options["scheduler"]
     if not isinstance(scheduler, SchedulerConfig):
         raise ConfigError(f"scheduler={shown(scheduler)}: expected a SchedulerConfig; give its fields as options")
     speculation = _speculation_of(options.get("speculation"), {n: v for n, v in given.items() if n in SPECULATION})
@@ -130,11 +130,16 @@ def _keeps_none(name: str) -> bool:
 
 
 def _speculation_of(given: Any, flat: Mapping[str, Any]) -> SpeculationConfig | None:
-    own = {name.removeprefix("speculation_"): value for name, value in flat.items() if name != "speculation"}
+    own = {
+        name.removeprefix("speculation_"): SPECULATION[name].checked(value)
+        for name, value in flat.items()
+        if name != "speculation"
+    }
     if given is None:
-        if own:
-            name, value = next((n, v) for n, v in flat.items() if n != "speculation")
-            raise ConfigError(f"{name}={shown(value)}: there is no speculation; give speculation too, such as 'ngram'")
+        for name, value in flat.items():
+            if value is not None:
+                fix = "give speculation too, such as 'ngram'"
+                raise ConfigError(f"{name}={shown(value)}: there is no speculation; {fix}")
         return None
     if isinstance(given, SpeculationConfig):
         return replace(given, **own)
@@ -147,8 +152,9 @@ def _speculation_of(given: Any, flat: Mapping[str, Any]) -> SpeculationConfig | 
         )
     for name in given:
         if name not in settings_of(SpeculationConfig):
-            fix = advice(str(name), settings_of(SpeculationConfig), "")
-            raise ConfigError(f"speculation[{shown(name)}]: unknown option. {fix}".rstrip())
+            own_names = settings_of(SpeculationConfig)
+            fix = advice(str(name), own_names, f"The options are {', '.join(own_names)}.")
+            raise ConfigError(f"speculation[{shown(name)}]: unknown option. {fix}")
     return SpeculationConfig(**{**given, **own})
 
 

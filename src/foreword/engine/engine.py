@@ -32,6 +32,7 @@ from foreword.errors import ConfigError, RequestError
 from foreword.executors import Capability, Executor
 from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec
+from foreword.plugins import made
 from foreword.sampling import Grammar, LogitsProcessor, Processors, Sampled
 from foreword.scheduler import Reason, Scheduler, StepPlan
 from foreword.scheduler.ledger import reason
@@ -110,7 +111,8 @@ class Engine:
 
             self.cache.pool.observers.append(CacheChecker.of(states))
         self.scheduler = Scheduler(states, self.cache, limits)
-        processors = Processors(states, [make(states) for make in logits_processors], eos_token_ids=tuple(eos))
+        custom = [made("logits_processors", make, states, kind=LogitsProcessor) for make in logits_processors]
+        processors = Processors(states, custom, eos_token_ids=tuple(eos))
         self.pipeline = Pipeline(
             states,
             executor,
@@ -202,6 +204,7 @@ class Engine:
         with self._transaction:
             group.lora_id = self.loras.enter(group.lora, adapter)
             self._intake.expand(group)
+            self.scheduler.policy.check(group.request_id, [completion.request for completion in group.completions])
             first, *others = group.completions
             group.siblings = others if self.config.prefix_caching else []
             self._outputs.add(group)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import cast
 
-from foreword.errors import ConfigError, ModelError, RequestError
+from foreword.errors import ConfigError, ModelError, RequestError, shown
 from foreword.executors import Capability, Executor, LoraExecutor
 from foreword.models.lora import FileStates, LoraAdapter, file_states
 from foreword.names import nearest
@@ -63,6 +64,8 @@ class Loras:
         """
         if self._read is None or Capability.LORA not in self._executor.capabilities:
             raise ConfigError(f"{type(self._executor).__name__} runs no LoRA adapters for this model; use another one")
+        if not isinstance(path, str | PathLike):
+            raise ConfigError(f"the path of an adapter is {shown(path)}: give a directory or a .gguf file")
         return self._read(path)
 
     def load(self, name: str, adapter: LoraAdapter) -> None:

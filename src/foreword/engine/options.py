@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from foreword.engine.build import DrafterFactory
+from foreword.engine.build import DrafterFactory, with_drafter
 from foreword.engine.config import GROUPS, EngineConfig, engine_config
 from foreword.engine.model import ProcessorFactory
 from foreword.engine.observer import EngineObserver
@@ -16,7 +16,7 @@ from foreword.engine.speculation.config import Method, SpeculationConfig
 from foreword.errors import ConfigError, shown
 from foreword.executors.kinds import KINDS, ExecutorChoice, kind_of
 from foreword.media.limits import MediaLimits
-from foreword.plugins import load_plugin
+from foreword.plugins import load_plugin, made
 from foreword.scheduler import Policy, SchedulerConfig
 from foreword.scheduler.policies import Key
 from foreword.settings import Setting, settings_of
@@ -138,19 +138,27 @@ def split_options(options: LLMOptions) -> GivenOptions:
     """Sort options. ConfigError for an unknown name, and for a value that cannot be."""
     given: dict[str, Any] = dict(options)
     parts = {name: given.pop(name, None) for name in PARTS}
-    names = executor_settings()
+    names, drafter = executor_settings(), parts["drafter"]
+    media = MediaLimits() if parts["media"] is None else parts["media"]
+    if drafter is not None:
+        drafter = _factory("drafter", "drafters", drafter)
+        if given.get("speculation") is None:
+            given["speculation"] = "custom"
+    if not isinstance(media, MediaLimits):
+        raise ConfigError(f"media={shown(media)}: expected MediaLimits, such as MediaLimits(max_images=4)")
     of_executor = {name: given.pop(name) for name in names.keys() & given.keys()}
     return GivenOptions(
-        config=engine_config(given, other_names=(*PARTS, *names)),
+        config=with_drafter(engine_config(given, other_names=(*PARTS, *names)), drafter),
         executor="auto" if parts["executor"] is None else parts["executor"],
         of_executor=of_executor,
         observers=[_observer(one) for one in _listed("observers", parts["observers"])],
         logits_processors=[
-            _factory("logits_processors", one) for one in _listed("logits_processors", parts["logits_processors"])
+            _factory("logits_processors", "logits_processors", one)
+            for one in _listed("logits_processors", parts["logits_processors"])
         ],
-        drafter=None if parts["drafter"] is None else _factory("drafters", parts["drafter"]),
-        loras=parts["loras"] or {},
-        media=parts["media"] or MediaLimits(),
+        drafter=drafter,
+        loras=_loras(parts["loras"]),
+        media=media,
     )
 
 
@@ -166,21 +174,27 @@ def _listed(name: str, given: object) -> Iterable[object]:
     return given
 
 
+def _loras(given: object) -> Mapping[str, str | Path]:
+    if not isinstance(given, Mapping | None):
+        raise ConfigError(f"loras={shown(given)}: expected a dictionary of paths by name, such as {{'a': 'folder'}}")
+    return given or {}
+
+
 def _observer(given: object) -> EngineObserver:
     if isinstance(given, str):
-        given = _factory("observers", given)()
+        return made("observers", _factory("observers", "observers", given), kind=EngineObserver)
     if not isinstance(given, EngineObserver):
         raise ConfigError(f"observers={shown(given)}: must be EngineObservers, or name functions that make them")
     return given
 
 
-def _factory(group: str, given: object) -> Callable[..., Any]:
+def _factory(option: str, group: str, given: object) -> Callable[..., Any]:
     found = given
     if isinstance(given, str):
         try:
             found = load_plugin(group, given)
         except ValueError as error:
-            raise ConfigError(f"{group}={given!r}: {error}") from None
+            raise ConfigError(f"{option}={given!r}: {error}") from None
     if not callable(found):
-        raise ConfigError(f"{group}={shown(given)}: must be a function that makes it, or the name of one")
+        raise ConfigError(f"{option}={shown(given)}: must be a function that makes it, or the name of one")
     return cast(Callable[..., Any], found)

@@ -21,7 +21,7 @@ from foreword.models.pooling import PoolingSpec
 from foreword.models.spec import DecoderSpec
 from foreword.models.weights import Weights
 from foreword.native import available
-from foreword.plugins import load_plugin
+from foreword.plugins import load_plugin, made
 from foreword.settings import settings_of
 
 O = TypeVar("O", bound=ExecutorOptions)  # noqa: E741
@@ -57,13 +57,14 @@ class ExecutorKind(ABC, Generic[O]):
 
         None stands for the default.
         """
+        given = {name: value for name, value in given.items() if value is not None}
         for name, value in given.items():
             if name not in settings_of(self.options):
                 own = ", ".join(other.name for other in KINDS.values() if name in settings_of(other.options))
                 raise ConfigError(
-                    f"{name}={shown(value)}: executor {self.name!r} has no such option ({own} has); leave it out"
+                    f"{name}={shown(value)}: executor {self.name!r} has no such option ({own} only); leave it out"
                 )
-        return self.options(**{name: value for name, value in given.items() if value is not None})
+        return self.options(**given)
 
     def bytes_per_value(self, spec: DecoderSpec, weights: Weights, options: O) -> float:
         """Return the bytes of one number of a key or value in the cache, scales included."""
@@ -240,7 +241,7 @@ class OwnKind(ExecutorKind[ExecutorOptions]):
     def decoder(
         self, spec: DecoderSpec, weights: Weights, size: PoolSize, pooling: PoolingSpec, options: ExecutorOptions
     ) -> Executor:
-        return self._make(spec, weights, size)
+        return made("executor", self._make, spec, weights, size, kind=Executor)
 
 
 NATIVE, NUMPY, TORCH, TRANSFORMERS, DEVICE = NativeKind(), NumpyKind(), TorchKind(), TransformersKind(), DeviceKind()

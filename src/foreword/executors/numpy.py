@@ -122,6 +122,7 @@ class NumpyExecutor(PagedExecutor):
             hidden_size=spec.hidden_size,
             mrope_dims=spec.mrope_dims,
         )
+        self.num_blocks, self.block_size = num_blocks, block_size
         self.spec, self.weight = spec, FloatWeights(weights)
         self.groups = spec.kv_groups()
         self._last: F32 = np.zeros((0, spec.hidden_size), np.float32)  # the residual stream of the last step

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from foreword.batch import ContextParallel, KVGroup
+from foreword.errors import ConfigError
+
+
+@runtime_checkable
+class HasPool(Protocol):
+    """An executor that tells the size of its KV pool, so that a smaller one than the engine's is refused."""
+
+    num_blocks: int
+    block_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +35,15 @@ class PoolSize:
     def block_size(self) -> int:
         """The tokens of a block of the storage that all groups share."""
         return self.kv_groups[0].block_size
+
+    def check(self, executor: object) -> None:
+        """Raise ConfigError if an executor tells that its pool has fewer blocks, or blocks of another size."""
+        if not isinstance(executor, HasPool):
+            return
+        if executor.num_blocks < self.num_blocks or executor.block_size != self.block_size:
+            own = f"num_blocks={executor.num_blocks}, block_size={executor.block_size}"
+            raise ConfigError(
+                f"executor={type(executor).__name__}: its pool has {executor.num_blocks} blocks of "
+                f"{executor.block_size} tokens, the engine needs {self.num_blocks} of {self.block_size}; give {own} as "
+                "options, or make a larger one"
+            )

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from foreword.arrays import F32
 from foreword.batch import BatchUpdate, BatchUpdates, RequestStates, SamplingParams, StepNeeds
-from foreword.errors import RequestError
+from foreword.errors import ConfigError, RequestError, shown
 from foreword.sampling.masks import TokenMasks
 from foreword.sampling.row_rules import RowRules
 from foreword.sampling.rows import LogitRows, RowValues
 from foreword.versions import Memo
 
 
+@runtime_checkable
 class LogitsProcessor(Protocol):
     """Changes the logits of the requests in ``rows``.
 
@@ -59,6 +60,11 @@ class Processors:
         self._rules = RowRules(states, eos_token_ids)
         self._all: tuple[LogitsProcessor, ...] = tuple(custom)
         self._active: tuple[LogitsProcessor, ...] = ()  # those that apply to some row
+        for one in self._all:
+            if not isinstance(one.rows, RowValues) or not isinstance(one.extra_args, frozenset):
+                raise ConfigError(
+                    f"logits_processors={shown(one)}: its rows must be RowValues, its extra_args a frozenset"
+                )
         self._extra_args: frozenset[str] = frozenset().union(*(p.extra_args for p in self._all))
         self._updates = BatchUpdates(states) if self._all else None  # observed states change more slowly
         # Of steps without custom processors and masks, by their needs; steps in flight alternate.

@@ -49,8 +49,12 @@ class SpeculationConfig:
     def __post_init__(self) -> None:
         check_settings(self)
         if self.min_match > self.max_match:
-            raise ConfigError(f"min_match={self.min_match}, max_match={self.max_match}: need min_match ≤ max_match")
+            raise ConfigError(
+                f"speculation_min_match={self.min_match}, speculation_max_match={self.max_match}: need min_match ≤ "
+                "max_match"
+            )
         if (self.method == "draft_model") != (self.model is not None):
             raise ConfigError(
-                f"model={self.model!r} with method={self.method!r}: a draft model goes with 'draft_model'"
+                f"speculation_model={self.model!r} with speculation={self.method!r}: a draft model goes with "
+                "'draft_model'; give both, or neither"
             )

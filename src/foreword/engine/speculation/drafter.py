@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from foreword.arrays import I32
 
 
+@runtime_checkable
 class Drafter(Protocol):
     """Proposes tokens that may follow the last known token of rows of the engine's `RequestStates`.
 

@@ -12,7 +12,8 @@ from foreword.engine.speculation.adaptive import DraftLengths, SpeculationStats
 from foreword.engine.speculation.config import SpeculationConfig
 from foreword.engine.speculation.drafter import Drafter
 from foreword.engine.speculation.lookup import LookupDrafter
-from foreword.errors import ConfigError
+from foreword.errors import ConfigError, PlanError, shown
+from foreword.plugins import made
 from foreword.scheduler import Scheduler, StepPlan
 
 PROBE_EVERY = 16  # tokens of a row between two drafts that are only compared, with a drafter that costs time
@@ -33,7 +34,9 @@ class Speculation:
     ) -> None:
         if drafter is None and config.method == "draft_model":
             raise ConfigError("speculation method='draft_model' needs a drafter that runs the model; use build_engine")
-        self.drafter: Drafter = drafter(states) if drafter is not None else LookupDrafter(states, config)
+        self.drafter: Drafter = LookupDrafter(states, config)
+        if drafter is not None:
+            self.drafter = made("drafter", drafter, states, kind=Drafter)
         self.lengths = DraftLengths(
             states.max_num_reqs,
             config.num_tokens,
@@ -57,9 +60,27 @@ class Speculation:
         most = np.minimum(self.lengths.choose(rows), np.maximum(room, 0))
         probe = (self.drafter.relative_cost == 0) | (self._unguessed[rows] >= PROBE_EVERY)
         drafts = self.drafter.propose(rows, np.where(probe & (room > 0), np.maximum(most, 1), most))
+        self._check(drafts, len(rows))
         self._guess[rows] = drafts[:, 0]
         self._unguessed[rows] = np.where(drafts[:, 0] >= 0, 0, self._unguessed[rows] + 1)
         return np.where(np.arange(drafts.shape[1]) < most[:, None], drafts, np.int32(-1))
+
+    def _check(self, drafts: object, num_rows: int) -> None:
+        """Raise PlanError for drafts that are no int32 [num_rows, 1 … max_num_draft_tokens]."""
+        most = self._states.max_num_draft_tokens
+        if isinstance(drafts, np.ndarray):
+            if (
+                drafts.dtype == np.int32
+                and drafts.ndim == 2
+                and len(drafts) == num_rows
+                and 1 <= drafts.shape[1] <= most
+            ):
+                return
+            got = f"{drafts.dtype} {list(drafts.shape)}"
+        else:
+            got = shown(drafts)
+        name, expected = type(self.drafter).__name__, f"int32 [{num_rows}, 1 … {most}]"
+        raise PlanError(f"{name}.propose returned no drafts", tensor="draft_tokens", expected=expected, got=got)
 
     def propose_next(self, scheduler: Scheduler, rows: I32) -> None:
         """Propose drafts for the next step of rows that continue, within their length limits."""

@@ -63,6 +63,7 @@ class TorchExecutor(PagedExecutor):
     ) -> None:
         given = TorchOptions(**options)
         self.spec, self.shards = spec, shards or Shards()
+        self.num_blocks, self.block_size = num_blocks, block_size
         if given.num_ranks != self.shards.all.size:
             raise ConfigError(f"the model is divided among {given.num_ranks} processes; use `ParallelExecutor`")
         use_threads(given.num_threads)

@@ -1,8 +1,11 @@
 """The type of a policy."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
+from foreword.errors import RequestError, shown
 from foreword.scheduler.request import Request
 
 Key = Callable[[Request], tuple[int, ...]]
@@ -19,3 +22,17 @@ class Policy:
     name: str
     key: Key
     reads_priority: bool = False
+
+    def check(self, request_id: str, requests: Iterable[Request]) -> None:
+        """Raise RequestError if the key of one of these requests, which are one caller's, cannot be made or is none."""
+        for request in requests:
+            try:
+                key = self.key(request)
+                reason = f"gives the key {shown(key)}"
+            except MemoryError:
+                raise
+            except Exception as error:
+                key, reason = (), f"raises {type(error).__name__}: {error}"
+            if not isinstance(key, tuple) or not key or not all(isinstance(one, int | np.integer) for one in key):
+                fix = "Let it return a tuple of integers that ends in request.arrival."
+                raise RequestError(request_id, "policy", self.name, reason, fix)
