@@ -56,6 +56,8 @@ def test_errors_keys_and_names_are_those_of_one_server(served: Served):
     assert httpx.get(f"{served.url}/v1/models", trust_env=False).status_code == 401
     assert httpx.get(f"{served.url}/ready", trust_env=False).json()["status"] == "ready"
     assert [m["id"] for m in served.get("/v1/models").json()["data"]] == ["tiny"]
+    with served.client() as client:
+        assert client.head("/v1/models").status_code == 200
     refused = served.complete("a", model="large")
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
     assert served.complete("a", max_tokens=-1).json()["error"]["param"] == "max_tokens"

@@ -119,7 +119,7 @@ def _headers(process: ReplicaProcess) -> list[tuple[bytes, bytes]]:
 async def _answer(response: Response, whole: bytes | None, send: Send) -> None:
     """Pass a response on. HttpError, after the last whole event, if the replica is lost in the middle of a stream."""
     headers = [(name, value) for name, value in response.headers if name not in DROPPED]
-    if whole is not None:
+    if whole:  # none after HEAD
         headers.append((b"content-length", b"%d" % len(whole)))
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
     if whole is None:

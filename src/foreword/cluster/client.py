@@ -17,10 +17,14 @@ class ReplicaLostError(Exception):
 
 
 class Response:
-    """A response as it arrives. status and headers are known once it was `begin`ned; names are in lower case."""
+    """A response as it arrives. status and headers are known once it was `begin`ned; names are in lower case.
 
-    def __init__(self, reader: asyncio.StreamReader) -> None:
+    has_body: False for HEAD, whose responses end with their headers.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, *, has_body: bool = True) -> None:
         self.headers: list[tuple[bytes, bytes]] = []
+        self._has_body = has_body
         self._reader, self._parser = reader, HttpResponseParser(self)
         self._parts: list[bytes] = []
         self._is_begun = self._is_complete = False
@@ -68,7 +72,7 @@ class Response:
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        self._is_begun = True
+        self._is_begun, self._is_complete = True, not self._has_body
 
     def on_body(self, data: bytes) -> None:
         self._parts.append(data)
@@ -96,7 +100,7 @@ async def request(
             await writer.drain()
         except OSError as error:
             raise ReplicaLostError(str(error)) from None
-        response = Response(reader)
+        response = Response(reader, has_body=method != "HEAD")
         await response.begin()
         yield response
     finally:

@@ -21,6 +21,7 @@ def run_cluster(model: str, config: ServerConfig, options: LLMOptions) -> None:
     options: of `AsyncLLM`; num_threads is by default the share of a replica in the cores. OSError if the address cannot
     be used, before any replica is started; ConfigError if a replica cannot be started.
     """
+    config.check_files()
     allow_connections()
     with bound_socket(config.host, config.port) as sock:
         cluster = Cluster(model, config, options)
