@@ -55,6 +55,13 @@ def test_a_number_is_accepted_up_to_its_limits(row):
         assert caught.value.fix == row.fix != ""
 
 
+@pytest.mark.parametrize("row", NUMBERS, ids=lambda row: row.name)
+def test_a_flag_is_no_number(row):
+    for flag in (True, np.True_):
+        with pytest.raises(RequestError, match=rf"^{row.name} = .*True_?: expected "):
+            SamplingParams(**{row.name: flag}).check()
+
+
 @pytest.mark.parametrize("row", PARAMETERS, ids=lambda row: row.name)
 def test_none_is_accepted_where_the_type_says_so_and_is_an_empty_list_of_others(row):
     params = SamplingParams(**{row.name: None})

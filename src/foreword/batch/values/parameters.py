@@ -155,12 +155,12 @@ class Kind(NamedTuple):
     fix: str = "Correct it, or leave it out."
 
 
-def is_integer(value: object) -> bool:
-    return type(value) is int or isinstance(value, Integral)  # isinstance of an abstract class is slow
+def is_integer(value: object) -> bool:  # isinstance of an abstract class is slow
+    return type(value) is int or (isinstance(value, Integral) and type(value) is not bool)
 
 
 def is_number(value: object) -> bool:
-    return type(value) is float or isinstance(value, Real)
+    return type(value) is float or (isinstance(value, Real) and type(value) is not bool)
 
 
 def _are_texts(value: object) -> bool:
@@ -185,8 +185,8 @@ def _integer(value: Any) -> Any:
 
 
 def _float(value: Any) -> Any:
-    """``value.__float__()``, or the value itself without one."""
-    if not hasattr(type(value), "__float__"):
+    """``value.__float__()``, or the value itself without one, and of a flag."""
+    if isinstance(value, bool | np.bool_) or not hasattr(type(value), "__float__"):
         return value
     try:
         return float(value)
