@@ -18,6 +18,7 @@ from foreword.errors import ConfigError
 from foreword.server.app import make_app
 from foreword.server.config import ServerConfig
 from foreword.server.operations import OPERATIONS
+from foreword.server.run import bound_socket
 
 PUBLIC = {"/", "/health", "/ready"}
 ADMIN = {"/abort", "/requests", "/reset_prefix_cache", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
@@ -174,9 +175,22 @@ def test_the_access_log_is_one_object_per_request(talker, capfd):
     ]
 
 
-def test_a_key_without_its_certificate_is_refused():
-    with pytest.raises(ConfigError, match="tls_certificate, tls_key: give both"):
-        ServerConfig(tls_key="a")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tls_key": "a"},
+        {"router": "best"}, {"kv_events_replay": "tcp://*:5558"}, {"kv_events_topic": "a"}, {"kv_events_arrays": True},
+        {"adapter_directory": "/no/such"}, {"tls_certificate": __file__, "tls_key": __file__},
+    ],
+)  # fmt: skip
+def test_wrong_settings_are_refused_with_their_name(settings):
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        ServerConfig(**settings).check_files()
+
+
+def test_a_host_that_is_not_known_is_named():
+    with pytest.raises(OSError, match=r"no\.such\.invalid:80: "):
+        bound_socket("no.such.invalid", 80)
 
 
 def test_the_server_listens_on_this_machine_alone_unless_told_otherwise():

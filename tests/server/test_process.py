@@ -127,14 +127,16 @@ def test_every_setting_of_a_server_is_an_option_a_variable_and_a_line_of_a_file(
         if name in own:
             continue
         value = (
-            not known.default if known.kind is bool else 300 if known.is_number else ["a=b"] if known.repeated else "ab"
-        )
+            not known.default if known.kind is bool else 300 if known.is_number else ["a=b"] if known.repeated
+            else known.choices[0] if known.choices else "ab"
+        )  # fmt: skip
+        others = ("--kv-events", "tcp://*:5557") if name.startswith("kv_events_") else ()  # they go with it
         flag, text = f"--{name.replace('_', '-')}", value[0] if known.repeated else str(value).lower()
         expected = tuple(value) if known.repeated else value
         for given in (
-            settings_of_serve(f"{name} = {json.dumps(value)}"),
-            settings_of_serve("", *([flag] if known.kind is bool else [flag, text])),
-            settings_of_serve("", **{f"FOREWORD_SERVE_{name.upper()}": text}),
+            settings_of_serve(f"{name} = {json.dumps(value)}", *others),
+            settings_of_serve("", *([flag] if known.kind is bool else [flag, text]), *others),
+            settings_of_serve("", *others, **{f"FOREWORD_SERVE_{name.upper()}": text}),
         ):
             assert getattr(given, name) == expected, name
     assert settings_of_serve("", "--tls-certificate", "a", "--tls-key", "b").tls_key == "b"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foreword.errors import ConfigError
+from foreword.errors import ConfigError, reason_of, shown
 from foreword.kv_events.source import endpoint_of
 from foreword.media.limits import MediaLimits
-from foreword.settings import check_settings, setting, setting_of
+from foreword.routing import ROUTERS
+from foreword.settings import check_settings, setting, setting_of, settings_of
 
 if TYPE_CHECKING:
     from foreword.engine.options import LLMOptions
@@ -33,7 +35,9 @@ class ServerConfig:
         None, "Directory whose adapters requests may load; without it they load none.", value_name="DIR"
     )
     replicas: int = setting(1, "Processes that serve the model behind one address.", least=1, most=256, value_name="N")
-    router: str = setting("prefix", "Policy that chooses the replica of a request.", value_name="NAME")
+    router: str = setting(
+        "prefix", "Policy that chooses the replica of a request.", choices=tuple(ROUTERS), value_name="NAME"
+    )
     api_key: tuple[str, ...] = setting((), "Key that requests must have. Repeatable.", value_name="KEY")
     admin_key: str | None = setting(None, "Key for routes that show or change the whole server.", value_name="KEY")
     cors_origin: tuple[str, ...] = setting(
@@ -110,3 +114,22 @@ class ServerConfig:
         check_settings(self)
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ConfigError("tls_certificate, tls_key: give both or neither")
+        for name in ("kv_events_replay", "kv_events_topic", "kv_events_arrays"):
+            value, known = getattr(self, name), settings_of(ServerConfig)[name]
+            if self.kv_events is None and value != known.default:
+                raise ConfigError(f"{name}={shown(value)}: no events are published; give kv_events too")
+
+    def check_files(self) -> None:
+        """Raise ConfigError for a directory or files that cannot be used."""
+        if self.adapter_directory is not None and not Path(self.adapter_directory).is_dir():
+            raise ConfigError(
+                f"adapter_directory={self.adapter_directory!r:.80}: is no directory; make it, or correct it"
+            )
+        if self.tls_certificate is not None:
+            import ssl  # here: few servers need it
+
+            try:
+                ssl.create_default_context().load_cert_chain(self.tls_certificate, self.tls_key)
+            except OSError as error:
+                given = f"tls_certificate={self.tls_certificate!r:.80}, tls_key={self.tls_key!r:.80}"
+                raise ConfigError(f"{given}: cannot be used ({reason_of(error)}); give two PEM files") from None

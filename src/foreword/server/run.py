@@ -46,6 +46,7 @@ def run(
     loaded; ConfigError without the packages that serve.
     """
     check_packages()
+    config.check_files()
     allow_connections()
     with bound_socket(config.host, config.port) as sock, ExitStack() as stack:
         log = None if config.kv_events is None else _cache_log()
@@ -130,7 +131,10 @@ def allow_connections() -> None:
 
 def bound_socket(host: str, port: int) -> socket.socket:
     """A socket at an address; connections are refused until it listens."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise OSError(f"{host}:{port}: {error.strerror}") from None
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
