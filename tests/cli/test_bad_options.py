@@ -179,6 +179,25 @@ def test_an_unknown_option_is_answered_with_the_nearest(run, words):
     assert known in error
 
 
+def test_a_variable_of_no_option_is_refused(run, monkeypatch):
+    monkeypatch.setenv("FOREWORD_EXPLAIN_BUDGT", "3")
+    status, _, error = run("explain")
+    assert (status, error) == (
+        2,
+        "foreword: FOREWORD_EXPLAIN_BUDGT: no such option. Did you mean 'FOREWORD_EXPLAIN_BUDGET'?\n",
+    )
+    assert run("explain", "--help")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "name"), [("-ngl 99", "-ngl"), ("--max-tokens 2 -n 4", "-n"), ("--num-threads 2 -c 4", "-c")]
+)
+def test_an_unknown_letter_is_named_as_it_was_written(run, words, name):
+    status, _, error = run("run", "x", *words.split())
+    assert status == 2
+    assert f"No such option: {name}. " in error
+
+
 @pytest.mark.parametrize(
     ("failure", "status", "line"),
     [

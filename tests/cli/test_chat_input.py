@@ -106,7 +106,7 @@ def test_a_wrong_setting_is_named(typed, field, message):
 
 def test_every_sampling_parameter_is_an_option():
     """But those that a text answer has no use for."""
-    others = {"detokenize", "structured_outputs", "extra_args"}
+    others = {"detokenize", "structured_outputs"}
     assert set(FIELDS) | others == {field.name for field in fields(SamplingParams)}
     assert set(OF_ONE_PROMPT) < set(FIELDS)
 

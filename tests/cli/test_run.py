@@ -89,6 +89,8 @@ def test_a_file_is_standard_input_too(talker, expected, tmp_path):
         (["-"], b"abc\xff", 2, "standard input = b'\\xff': is not UTF-8 at byte 3"),
         (["Hi", "--raw", "--system", "x"], b"", 2, "--system: --raw is given, and it needs one"),
         (["Hi", "--logit-bias", "x"], b"", 2, "logit_bias = 'x': expected ID=X"),
+        (["Hi", "--extra-args", "a=b"], b"", 2, "extra_args = 'a=b': expected NAME=JSON"),
+        (["Hi", "--extra-args", "a=[5]"], b"", 2, "extra_args = 'a': no logits processor reads it"),
         (["Hi", "--json-schema", "none.json"], b"", 2, "none.json: cannot be read"),
         (["Hi" * 100, "--max-model-len", "64"], b"", 2, "max_model_len is 64"),
     ],

@@ -54,6 +54,7 @@ def test_every_field_reaches_its_parameter():
         "frequency_penalty": -0.2, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "min_tokens": 1,
         "stop_token_ids": [3], "ignore_eos": True, "include_stop_str_in_output": True, "skip_special_tokens": False,
         "bad_words": ["x"], "bad_words_token_ids": [[1, 2]], "allowed_token_ids": [1, 2, 3], "best_of": 3,
+        "extra_args": {"avoid": [5]},
     }  # fmt: skip
     expected = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     expected["bad_words_token_ids"] = ((1, 2),)
@@ -64,7 +65,7 @@ def test_every_field_reaches_its_parameter():
 
 
 def test_every_sampling_parameter_is_a_field_or_has_a_rule_of_its_own():
-    own = {"max_tokens", "logprobs", "prompt_logprobs", "logit_bias", "structured_outputs", "detokenize", "extra_args"}
+    own = {"max_tokens", "logprobs", "prompt_logprobs", "logit_bias", "structured_outputs", "detokenize"}
     assert set(SAMPLING) | own == {field.name for field in fields(SamplingParams)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from typing import Annotated, Any, NoReturn
@@ -11,7 +12,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from foreword import __version__
 from foreword.cli.examples import epilog
-from foreword.errors import ForewordError
+from foreword.errors import ConfigError, ForewordError
 from foreword.names import advice
 
 COMMANDS = {
@@ -42,6 +43,16 @@ def option_names(command: Any) -> dict[str, Any]:
 
 class Command(TyperCommand):
     """A command whose help lists its options under their headings, with names and values in full."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. ConfigError for a variable of an option that it does not have."""
+        prefix, names = f"FOREWORD_{self.name}_".upper(), option_names(self)
+        for variable in os.environ:
+            if variable.startswith(prefix) and variable.removeprefix(prefix).lower() not in names:
+                otherwise = f"`{ctx.command_path} --help` lists the options."
+                fix = advice(variable.removeprefix(prefix), names, otherwise, form=lambda name: prefix + name.upper())
+                raise ConfigError(f"{variable}: no such option. {fix}")
+        return super().invoke(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         headings: dict[str, list[tuple[str, str]]] = {}
@@ -74,7 +85,7 @@ def _explain(error: Any, words: list[str]) -> None:
     """Put advice into the error for an option that does not exist."""
     name: str = error.option_name
     if not name.startswith("--"):  # the first letter of a word such as -ngl
-        name = next((word for word in words if word.startswith("-") and name[1:] in word), name)
+        name = next((word for word in words if word[:1] == "-" != word[1:2] and name[1:] in word), name)
     known = {
         flag[2:].replace("-", "_") for one in error.ctx.command.get_params(error.ctx)
         for flag in (*one.opts, *one.secondary_opts) if flag.startswith("--")

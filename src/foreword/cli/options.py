@@ -117,7 +117,7 @@ def _read_file(context: typer.Context, file: Path | None) -> Path | None:
     context.default_map = {}
     for name, value in read_toml(file).items():
         if name not in options or name == "config":
-            fix = advice(name, options, f"`{context.command_path} --help` lists the names.")
+            fix = advice(name, options.keys() - {"config"}, f"`{context.command_path} --help` lists the names.")
             raise ConfigError(f"{file}: {name}={shown(value)}: unknown setting. {fix}")
         is_list, is_flag = options[name].multiple, options[name].is_flag
         kinds = (list,) if is_list else (str, int, float)

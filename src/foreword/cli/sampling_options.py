@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,8 @@ from foreword.errors import ConfigError, RequestError
 from foreword.jsonfile import parse_object, read_object
 from foreword.names import advice
 
-WITHOUT_OPTION = ("detokenize", "structured_outputs", "extra_args")
-"""Parameters that a text answer has no use for, or whose values cannot be typed."""
+WITHOUT_OPTION = ("detokenize", "structured_outputs")
+"""Parameters that a text answer has no use for, or that have options of other names."""
 
 FIELDS = {row.name: row for row in PARAMETERS if row.name not in WITHOUT_OPTION}
 """The parameters that are options and settings, by name."""
@@ -54,6 +55,11 @@ def _bias(text: str) -> tuple[int, float]:
     return int(token), float(bias)
 
 
+def _argument(text: str) -> tuple[str, object]:
+    name, _, value = text.partition("=")
+    return name, json.loads(value)
+
+
 _KINDS = {
     "int": Kind(int, "N"),
     "float": Kind(float, "X"),
@@ -64,6 +70,7 @@ _KINDS = {
     "Sequence[int]": Kind(int, "ID", is_list=True),
     "Sequence[Sequence[int]]": Kind(_token_ids, "ID,ID", is_list=True),
     "Mapping[int, float]": Kind(_bias, "ID=X", is_list=True, collect=dict),
+    "Mapping[str, object]": Kind(_argument, "NAME=JSON", is_list=True, collect=dict),
 }
 """Type of a parameter → its values."""
 

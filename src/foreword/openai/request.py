@@ -113,6 +113,7 @@ _KIND_OF_TYPE = {
     "Sequence[str]": STRINGS,
     "Sequence[int]": IDS,
     "Sequence[Sequence[int]]": list_of(IDS, "a list of lists of token ids"),
+    "Mapping[str, object]": OBJECT,
 }
 """Type of a parameter → the JSON values that it takes."""
 
