@@ -169,6 +169,13 @@ def check_settings(values: Any) -> None:
             object.__setattr__(values, name, kept)
 
 
+def check_of_encoder(values: Any) -> None:
+    """Raise ConfigError for a setting of an instance that only decoders have, and that has not its default."""
+    for name, known in settings_of(type(values)).items():
+        if known.decoders_only and (value := getattr(values, name)) != known.default:
+            raise ConfigError(f"{name}={value!r}: only decoders have it, and the model is an encoder; leave it out")
+
+
 def values_of(values: Any) -> dict[str, Any]:
     """Return the settings of an instance as a dictionary."""
     return {name: getattr(values, name) for name in settings_of(type(values))}

@@ -31,20 +31,20 @@ class EngineConfig:
     )
     block_size: int = setting(
         16, "Tokens of a KV block; a model with recurrent layers may use a multiple of it.",
-        least=1, most=2**16, value_name="N",
+        least=1, most=2**16, value_name="N", decoders_only=True,
     )
     num_blocks: int | None = setting(
         None, "KV blocks of the pool, the null block included; None: as many as max_num_seqs requests of "
-        "max_model_len could need, within kv_cache_bytes.", least=2, most=2**28, value_name="N",
+        "max_model_len could need, within kv_cache_bytes.", least=2, most=2**28, value_name="N", decoders_only=True,
     )
     kv_cache_bytes: int = setting(
         2 << 30, "Memory for keys and values, where num_blocks is not given.",
-        least=1, most=2**50, unit="bytes", value_name="SIZE",
+        least=1, most=2**50, unit="bytes", value_name="SIZE", decoders_only=True,
     )
     lora_bytes: int = setting(
         1 << 30, "Memory for LoRA adapters. When it is full, the least recently used leave it and are read again from "
         "their files when a request needs them; those of requests in progress stay, also beyond it.",
-        most=2**50, unit="bytes", value_name="SIZE",
+        most=2**50, unit="bytes", value_name="SIZE", decoders_only=True,
     )
     prefix_caching: bool = setting(True, "Reuse the KV blocks of equal prompt prefixes.")
     partial_reuse: bool = setting(True, "Reuse a part of a KV block, too, by copying it.")
@@ -55,7 +55,7 @@ class EngineConfig:
     speculation: SpeculationConfig | None = None
     max_forced_tokens: int = setting(
         8, "Largest number of tokens that a grammar leaves no choice of and that one step takes; 0: none. A model "
-        "with recurrent layers never takes any.", most=1024, value_name="N",
+        "with recurrent layers never takes any.", most=1024, value_name="N", decoders_only=True,
     )
     seed: int | None = setting(
         0, "The seeds of requests without one are derived from it; None: a different one each run.",

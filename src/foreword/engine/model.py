@@ -29,6 +29,7 @@ from foreword.models.spec import DecoderSpec
 from foreword.models.tokenizer import Tokenizer
 from foreword.models.weights import Weights
 from foreword.sampling import LogitsProcessor
+from foreword.settings import check_of_encoder
 
 ProcessorFactory = Callable[[RequestStates], LogitsProcessor]
 """Makes a logits processor over the rows of an engine."""
@@ -147,7 +148,9 @@ class EncoderModel(Model[LoadedModel]):
         return self.spec.vocab_size
 
     def configured(self, config: EngineConfig) -> EngineConfig:
-        """One KV block per request, which has no memory. ConfigError for a length that it does not have."""
+        """One KV block per request, which has no memory. ConfigError for a length or setting that it cannot have."""
+        check_of_encoder(config)
+        check_of_encoder(config.scheduler)
         length = request_length(self.spec.max_model_len, self.spec.max_model_len, config)
         if config.speculation is not None:
             raise ConfigError("speculation: the model is an encoder and generates nothing; leave it out")

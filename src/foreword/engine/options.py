@@ -182,7 +182,7 @@ def _loras(given: object) -> Mapping[str, str | Path]:
 
 def _observer(given: object) -> EngineObserver:
     if isinstance(given, str):
-        return made("observers", _factory("observers", "observers", given), kind=EngineObserver)
+        given = made("observers", _factory("observers", "observers", given), kind=EngineObserver)
     if not isinstance(given, EngineObserver):
         raise ConfigError(f"observers={shown(given)}: must be EngineObservers, or name functions that make them")
     return given

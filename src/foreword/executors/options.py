@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from foreword.errors import ConfigError
-from foreword.settings import check_settings, setting, settings_of, values_of
+from foreword.settings import check_of_encoder, check_settings, setting, values_of
 
 WeightFormat = Literal["auto", "fp32", "bf16", "int8", "q4"]
 KVFormat = Literal["fp32", "bf16", "int8"]
@@ -28,9 +27,7 @@ class ExecutorOptions:
 
     def of_encoder(self) -> Self:
         """Return the options. Raise ConfigError for one that only decoders have."""
-        for name, known in settings_of(type(self)).items():
-            if known.decoders_only and (value := getattr(self, name)) != known.default:
-                raise ConfigError(f"{name}={value!r}: only decoders have it, and the model is an encoder; leave it out")
+        check_of_encoder(self)
         return self
 
 

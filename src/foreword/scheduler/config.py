@@ -34,7 +34,7 @@ class SchedulerConfig:
     )
     long_prefill_threshold: int = setting(
         0, "Largest number of prompt tokens of one request in a step that also serves others; 0: no limit.",
-        most=2**20, value_name="N",
+        most=2**20, value_name="N", decoders_only=True,
     )
     reserve_full_prompt: bool = setting(
         True,
