@@ -2,6 +2,7 @@
 
 python examples/own_processor.py [MODEL]
 PYTHONPATH=examples foreword serve --logits-processor own_processor:Avoid
+PYTHONPATH=examples foreword run "Hi" --logits-processor own_processor:Avoid --extra-args "avoid=[19556]"
 """
 
 import sys
@@ -9,6 +10,7 @@ import sys
 import numpy as np
 
 from foreword import LLM, SamplingParams
+from foreword.errors import RequestError
 from foreword.sampling import RowValues
 
 
@@ -18,10 +20,19 @@ class Avoid:
     extra_args = frozenset({"avoid"})
 
     def __init__(self, states):
-        self.rows = RowValues(states.max_num_reqs)
+        self.rows, self.vocab_size = RowValues(states.max_num_reqs), states.vocab_size
 
     def update(self, change):
-        self.rows.update(change, lambda added: (added.params.extra_args or {}).get("avoid"))
+        self.rows.update(change, self.tokens)
+
+    def tokens(self, added):
+        """Return the tokens of a request that enters, None for none. A RequestError ends this request alone."""
+        avoid = (added.params.extra_args or {}).get("avoid")
+        if avoid is None:
+            return None
+        if not isinstance(avoid, list) or not all(token in range(self.vocab_size) for token in avoid):
+            raise RequestError(added.req_id, "extra_args", avoid, "avoid is no list of token ids", "Correct it.")
+        return avoid
 
     def apply(self, logits, at):
         for i, row in enumerate(at.rows.tolist()):  # each of these rows has a value

@@ -296,8 +296,9 @@ def test_an_encoder_computes_whole_texts_alone(tmp_path):
             llm.generate([TEXTS[0]])
     with pytest.raises(ConfigError, match="max_model_len=25: the model was made for 24"):
         LLM(folder, executor="numpy", max_model_len=25)
-    of_decoders = {"kv_format": "int8", "preallocate_kv": True, "numa_nodes": 2, "block_size": 4, "num_blocks": 9,
-                   "kv_cache_bytes": 5, "lora_bytes": 5, "max_forced_tokens": 3, "long_prefill_threshold": 3}  # fmt: skip
+    of_decoders = {"kv_format": "int8", "preallocate_kv": True, "numa_nodes": 2}
+    of_decoders |= {"block_size": 4, "num_blocks": 9, "kv_cache_bytes": 5, "lora_bytes": 5}
+    of_decoders |= {"max_forced_tokens": 3, "long_prefill_threshold": 3}
     for name, value in of_decoders.items():
         with pytest.raises(ConfigError, match=f"{name}={value!r}: only decoders have it"):
             LLM(folder, executor="native", **{name: value})

@@ -129,6 +129,17 @@ def test_a_logits_processor_of_ones_own_changes_the_requests_that_ask_for_it(mod
     assert changed[1:] == plain[1:]
 
 
+@pytest.mark.parametrize("avoid", ["x", [10**6], [[5]], 3])
+def test_an_argument_that_a_logits_processor_refuses_ends_its_request_alone(model, example, avoid):
+    wrong = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, extra_args={"avoid": avoid})
+    with LLM(model, block_size=4, logits_processors=[example("own_processor").Avoid]) as llm:
+        outputs = llm.generate(PROMPTS, [GREEDY, wrong, GREEDY], progress=False)
+    plain = tokens(model)
+    assert [output.error is None for output in outputs] == [True, False, True]
+    assert "avoid is no list of token ids" in str(outputs[1].error)
+    assert [list(outputs[i].outputs[0].token_ids) for i in (0, 2)] == [plain[0], plain[2]]
+
+
 def test_an_observer_of_ones_own_sees_every_step(model, plugged, capsys):
     observer = plugged("observers", "own_observer", "Sizes")
     tokens(model, observers=[observer if isinstance(observer, str) else observer()])

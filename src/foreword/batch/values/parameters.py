@@ -156,11 +156,11 @@ class Kind(NamedTuple):
 
 
 def is_integer(value: object) -> bool:  # isinstance of an abstract class is slow
-    return type(value) is int or (isinstance(value, Integral) and type(value) is not bool)
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
 def is_number(value: object) -> bool:
-    return type(value) is float or (isinstance(value, Real) and type(value) is not bool)
+    return type(value) is float or (isinstance(value, Real) and not isinstance(value, bool))
 
 
 def _are_texts(value: object) -> bool:

@@ -125,7 +125,8 @@ class SamplingParams:
     )
     detokenize: bool = parameter(True, "Make text of the output's tokens.")
     truncate_prompt_tokens: int | None = parameter(
-        None, "Keep only this many of the last tokens of the prompt; -1 keeps as many as leave room for max_tokens.",
+        None, "Keep only this many, 1 or more, of the last tokens of the prompt; -1 keeps as many as leave room for "
+        "max_tokens.",
         least=-1, fix="Use None for the whole prompt, -1 for all that leaves room for the output.",
     )
     logprobs: int | None = parameter(
