@@ -141,6 +141,12 @@ def test_a_conversation_is_rendered_outside_the_event_loop():
     assert threading.get_ident() not in threads
 
 
+@pytest.mark.parametrize("prompts", [b"text", bytearray(b"text"), memoryview(b"text"), 3, None, {5}, iter([5])])
+def test_what_is_no_prompt_is_refused(llm: LLM, prompts):
+    with pytest.raises(RequestError, match="prompts = .*must be a text, token ids"):
+        llm.generate(prompts)
+
+
 def test_a_bad_prompt_in_a_list_is_named_and_nothing_starts(llm: LLM):
     with pytest.raises(RequestError, match=r"prompts\[1\].*prompt_token_ids\[0\] = 99"):
         llm.generate(["abc", [99], "abc"], SamplingParams())

@@ -435,7 +435,7 @@ def as_list(prompts: object) -> list[Prompt]:
     """One prompt as a list of one; a list of token ids is one prompt, a list of lists or texts many."""
     if isinstance(prompts, str | Mapping):
         return [prompts]  # type: ignore[list-item]
-    if not isinstance(prompts, Sequence | np.ndarray):
+    if not isinstance(prompts, Sequence | np.ndarray) or isinstance(prompts, bytes | bytearray | memoryview):
         reason = "must be a text, token ids, a dict with embeddings, or a list of these"
         raise RequestError(None, "prompts", prompts, reason, "Pass one of them.")
     items = list(prompts)
