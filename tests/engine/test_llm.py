@@ -143,7 +143,7 @@ def test_a_conversation_is_rendered_outside_the_event_loop():
 
 @pytest.mark.parametrize("prompts", [b"text", bytearray(b"text"), memoryview(b"text"), 3, None, {5}, iter([5])])
 def test_what_is_no_prompt_is_refused(llm: LLM, prompts):
-    with pytest.raises(RequestError, match="prompts = .*must be a text, token ids"):
+    with pytest.raises(RequestError, match=r"prompts = .*must be a text, token ids"):
         llm.generate(prompts)
 
 
