@@ -11,6 +11,7 @@ from server_rig import HI, serving
 from talking_model import write_adapter
 
 from foreword import LLM, SamplingParams
+from models.pooling_models import make_pooling
 
 GREEDY = {"prompt": "Hi", "max_tokens": 8, "temperature": 0}
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -141,3 +142,11 @@ def test_a_wrong_body_is_an_error_that_names_the_field(server, body, field):
 @pytest.mark.parametrize("path", [LOAD, UNLOAD])
 def test_the_admin_key_is_needed(server, path):
     assert post(server, path, {"lora_name": "law"}, "one").status_code == 401
+
+
+def test_an_executor_without_adapters_refuses_them(tmp_path):
+    engine = {"max_model_len": 24}
+    with serving(make_pooling(tmp_path, "bert"), engine=engine, adapter_directory=str(tmp_path)) as server:
+        answer = server.post(LOAD, {"lora_name": "a", "lora_path": str(tmp_path)})
+    assert answer.status_code == 400
+    assert "runs no LoRA adapters" in answer.json()["error"]["message"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-from foreword.errors import ModelError
+from foreword.errors import ConfigError, ModelError
 from foreword.fields import BOOLEAN, INTEGER, STRING, Fields
 from foreword.server.context import Context
 from foreword.server.errors import HttpError
@@ -63,7 +63,7 @@ async def _load(context: Context, request: Request) -> Response:
         raise HttpError(400, reason, param="lora_name")
     try:
         await engine.load_lora(name, _allowed(context.config.adapter_directory, path))
-    except ModelError as error:
+    except (ConfigError, ModelError) as error:
         raise HttpError(400, str(error), param="lora_path") from None
     return reply({"lora_name": name, "loaded": True})
 
