@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo clients stubs test smoke schemas fuzz storms soak soak-server sanitize proofs replicas ray torch transformers device wheel check bench native pages arm emulate throughput clean
+.PHONY: help demo clients stubs test smoke schemas fuzz storms soak soak-server sanitize proofs recipes replicas ray torch transformers device wheel check bench native pages arm emulate throughput clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -68,6 +68,9 @@ fuzz: $(STAMPS)/test  ## damaged files and requests for every reader, for three 
 
 proofs: $(STAMPS)/test  ## corrupt each name of the reference pages, run its proof (minutes)
 	$(BIN)/python tests/reference/prove.py
+
+recipes: $(STAMPS)/test  ## follow the recipes of CONTRIBUTING.md that reach native code, in copies that it builds (minutes)
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest tests/recipes/native.py
 
 replicas: $(STAMPS)/test  ## foreword serve --replicas: kills, updates of all replicas under load, adapters
 	$(BIN)/python -m pytest tests/cluster/test_replicas.py tests/cluster/updates.py

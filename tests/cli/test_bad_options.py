@@ -15,6 +15,7 @@ from bad_values import options
 from typer.testing import CliRunner
 
 import foreword
+from foreword.batch.values.sampling_params import PARAMETERS
 from foreword.cli import main
 from foreword.cli.app import COMMANDS, app
 
@@ -30,24 +31,11 @@ WORKS = {
 """Arguments that each command needs, with a model that does not exist: what passes the checks ends at the model."""
 
 FREE = {
-    (command, option, value)
+    (command, f"--{row.name.replace('_', '-')}", value)
     for command in ("run", "chat")
-    for option, values in {
-        "--seed": ["-1"],
-        "--top-k": ["9" * 20],
-        "--max-tokens": ["9" * 20],
-        "--top-n-sigma": ["-1"],
-        "--dry-range": ["-1"],
-        "--presence-penalty": ["-1"],
-        "--frequency-penalty": ["-1"],
-        # The engine limits these by its own size.
-        "--n": ["9" * 20],
-        "--best-of": ["9" * 20],
-        "--logprobs": ["-1", "9" * 20],
-        "--prompt-logprobs": ["-1", "9" * 20],
-        "--truncate-prompt-tokens": ["-1", "9" * 20],
-    }.items()
-    for value in values
+    for row in PARAMETERS
+    for value in ("-1", "9" * 20)
+    if row.type in ("int", "float") and row.refusal(int(value)) is None
 } | {
     (command, "--seed", "-1")
     for command in (
@@ -57,7 +45,7 @@ FREE = {
         *(f"bench {name}" for name in ("throughput", "latency", "prefill", "startup")),
     )
 }
-"""Values that are valid after all."""
+"""Values that are valid after all; those of sampling parameters follow from their table."""
 
 
 def commands():

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +24,11 @@ def test_logits_equal_those_of_transformers(tmp_path, name, executor):
 
 def test_every_family_has_recorded_logits():
     assert {tiny["config"]["model_type"] for tiny in TINY.values()} == set(FAMILIES)
+
+
+def test_the_recorded_models_are_those_of_the_script():
+    script = (Path(__file__).parents[1] / "data" / "models" / "make_tiny.py").read_text(encoding="utf-8")
+    assert set(re.findall(r'^    "([\w-]+)": transformers\.', script, re.M)) == set(TINY)
 
 
 def older(config):

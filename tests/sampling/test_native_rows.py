@@ -9,12 +9,13 @@ import pytest
 
 from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, SamplingParams, prepare_inputs
 from foreword.batch.features.sampling import sampling_metadata
+from foreword.batch.values.sampling_params import PARAMETERS
 from foreword.native import available, native
 from foreword.sampling import BadLogitsError, Processors, Sampler, TokenMasks
 from foreword.sampling.masks import num_words
 from foreword.sampling.rows import RowValues
 
-pytestmark = pytest.mark.skipif(not available(), reason="the native module is not built")
+needs_native = pytest.mark.skipif(not available(), reason="the native module is not built")
 V, R, M = 700, 8, 64
 
 
@@ -110,6 +111,15 @@ def sample(seed: int, *, is_native: bool, threads=None):
     return sampled
 
 
+def test_the_parameters_of_the_scenes_vary_in_every_column():
+    """But that of prompt tokens, which no draw reads."""
+    rng = np.random.default_rng(0)
+    drawn = [some_params(rng) for _ in range(50)]
+    names = {row.name for row in PARAMETERS if row.column is not None} - {"prompt_logprobs"}
+    assert {name for name in names if len({getattr(params, name) for params in drawn}) == 1} == set()
+
+
+@needs_native
 @pytest.mark.parametrize("isa", native.isa_levels() if available() else [])
 @pytest.mark.parametrize("part", range(3))
 def test_tokens_failures_and_log_probabilities_are_those_of_the_reference(part: int, isa: str, monkeypatch):
@@ -128,6 +138,7 @@ def test_tokens_failures_and_log_probabilities_are_those_of_the_reference(part: 
                 np.testing.assert_allclose(*values, rtol=1e-6, atol=1e-5)
 
 
+@needs_native
 def test_a_broken_row_fails_its_request_whatever_its_rules():
     """Also where the rules forbid the token whose logit is not a number."""
     for is_native in (True, False):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scheduler_rig import Rig
 
 from foreword.batch import KVGroup
+from foreword.scheduler import POLICIES
 
 GROUPS = {
     "full": [KVGroup(block_size=4)],
@@ -41,7 +42,7 @@ def random_spans(random: Random, length: int, longest: int) -> np.ndarray:
 @given(
     st.lists(st.tuples(st.integers(1, M - 1), st.integers(1, 12), st.integers(0, 2), st.integers(0, 5)), min_size=1),
     st.sampled_from(sorted(GROUPS)),
-    st.sampled_from(["fcfs", "priority", "shortest-first"]),
+    st.sampled_from(sorted(POLICIES)),
     st.integers(1, 40),
     st.integers(0, 12),
     st.booleans(),

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar
 
 from foreword.errors import ConfigError, shown
 from foreword.executors.encoder import EncoderExecutor
@@ -245,9 +245,8 @@ class OwnKind(ExecutorKind[ExecutorOptions]):
 
 
 NATIVE, NUMPY, TORCH, TRANSFORMERS, DEVICE = NativeKind(), NumpyKind(), TorchKind(), TransformersKind(), DeviceKind()
-KINDS: dict[str, ExecutorKind[Any]] = {
-    kind.name: kind for kind in cast(tuple[ExecutorKind[Any], ...], (NATIVE, NUMPY, TORCH, TRANSFORMERS, DEVICE))
-}
+_KINDS: tuple[ExecutorKind[Any], ...] = (NATIVE, NUMPY, TORCH, TRANSFORMERS, DEVICE)
+KINDS = {kind.name: kind for kind in _KINDS}
 """The kinds by their names. Installed packages announce others as entry points of "foreword.executors"."""
 
 ExecutorChoice = str | ExecutorKind[Any] | ExecutorFactory | Executor

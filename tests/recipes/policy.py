@@ -1,0 +1,39 @@
+"""A scheduling policy: the longest prompt first."""
+
+from __future__ import annotations
+
+from foreword.scheduler import SchedulerConfig
+from recipes.recipe import Edit, Recipe, after, new
+
+TEST = "tests/scheduler/test_dummy.py"
+TABLE = "src/foreword/scheduler/policies/__init__.py"
+FILE = '''"""The longest prompt first."""
+
+from foreword.scheduler.request import Request
+
+
+def dummy(request: Request) -> tuple[int, ...]:
+    """Return a key by prompt tokens, more first."""
+    return (-len(request.prompt), request.arrival)
+'''
+IMPORT = "from foreword.scheduler.policies.dummy import dummy\n"
+RECIPE = Recipe(
+    heading="A scheduling policy",
+    test=TEST,
+    edits=(
+        Edit("src/foreword/scheduler/policies/dummy.py", new(FILE), TEST),
+        Edit(TABLE, after("from foreword.plugins import load_plugin\n", IMPORT), TEST),
+        Edit(TABLE, after("    for policy in (\n", '        Policy("dummy", dummy),\n'), TEST),
+    ),
+    proofs=("tests/scheduler/test_random_load.py",),
+)
+
+
+def test_the_policy_is_chosen_by_name():
+    from scheduler_rig import Rig  # of the folder that the copy has this file in
+
+    rig = Rig(policy="dummy", max_num_seqs=2)
+    for name, length in (("a", 3), ("b", 9), ("c", 5)):
+        rig.add(name, length)
+    assert list(rig.step()) == ["b", "c"]
+    assert SchedulerConfig(policy="dummy").order.name == "dummy"

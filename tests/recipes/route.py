@@ -1,0 +1,47 @@
+"""A server route: one that answers with a number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from recipes.recipe import Edit, Recipe, after, before
+
+TEST = "tests/server/test_dummy.py"
+MODULE = "src/foreword/server/status.py"
+HANDLER = """async def _dummy(context: Context, request: Request) -> Response:
+    return reply({"dummy": 7})
+
+
+"""
+ROW = '    Operation("/dummy", _dummy, access="key", summary="Return the number 7."),\n'
+RECIPE = Recipe(
+    heading="A server route",
+    test=TEST,
+    edits=(
+        Edit(MODULE, before("OPERATIONS = (\n", HANDLER), TEST),
+        Edit(MODULE, after("\nOPERATIONS = (\n", ROW), TEST),
+    ),
+    proofs=(
+        "tests/server/test_openapi.py",
+        "tests/server/test_access_and_limits.py::test_every_route_but_health_needs_a_key",
+        "tests/cluster/test_front.py",
+    ),
+    not_followed={
+        "src/foreword/openai/": "the dummy has no body",
+        "src/foreword/server/operations.py": "the dummy is in a module that exists",
+    },
+)
+
+
+def test_the_route_answers_behind_the_key_and_is_described(talker):
+    from server_rig import serving  # of the folder that the copy has this file in
+
+    with serving(talker, api_key=("one",)) as server:
+        assert server.get("/dummy").status_code == 401
+        key = {"Authorization": "Bearer one"}
+        assert server.get("/dummy", headers=key).json() == {"dummy": 7}
+        described = server.get("/openapi.json", headers=key).json()["paths"]["/dummy"]["get"]
+    assert described["summary"] == "Return the number 7."
+    assert described["security"] == [{"API key": []}]
+    page = (Path(__file__).parents[2] / "docs" / "server.md").read_text(encoding="utf-8")
+    assert "| `GET /dummy` | key | one | Return the number 7. |" in page
