@@ -47,7 +47,7 @@ RECIPE = Recipe(
         ),
         Edit(
             "src/foreword/batch/proof/spec/request.py",
-            before('    _request(\n        "idx_mapping",\n', SPECIFICATION),
+            before('    _request(\n        "idx_mapping", ', SPECIFICATION),
             f"{SPEC}::test_every_array_of_a_batch_is_specified",
         ),
         Edit(
@@ -62,10 +62,7 @@ RECIPE = Recipe(
     commands=(("-m", "foreword.insight.golden", "src/foreword/insight/vectors"),),
     proofs=(TRACES, SPEC, *(f"tests/insight/test_conform.py::test_{name}" for name in GOLDEN)),
     native=(
-        Edit(
-            "native/batch/arrays.h",
-            before("  X(int64_t, scalars) ", "  X(int32_t, dummy_lens) \\\n"),
-        ),
+        Edit("native/batch/arrays.h", before("  X(int64_t, scalars) ", "  X(int32_t, dummy_lens) \\\n")),
         Edit(
             "native/batch/step.cpp",
             after(

@@ -127,8 +127,8 @@ def test_every_setting_of_a_server_is_an_option_a_variable_and_a_line_of_a_file(
         if name in own:
             continue
         value = (
-            not known.default if known.kind is bool else min(300, known.most) if known.is_number else ["a=b"] if known.repeated
-            else known.choices[0] if known.choices else "ab"
+            not known.default if known.kind is bool else min(300, known.most) if known.is_number
+            else ["a=b"] if known.repeated else known.choices[0] if known.choices else "ab"
         )  # fmt: skip
         others = ("--kv-events", "tcp://*:5557") if name.startswith("kv_events_") else ()  # they go with it
         flag, text = f"--{name.replace('_', '-')}", value[0] if known.repeated else str(value).lower()
