@@ -238,6 +238,22 @@ def test_a_key_that_is_no_tuple_of_integers_is_an_error_of_its_request_alone(mod
         assert llm.generate(PROMPTS[0], GREEDY, progress=False)[0].error is None
 
 
+def test_the_key_of_a_request_is_made_once_so_that_a_policy_cannot_fail_while_requests_run(model):
+    seen = set()
+
+    def policy(request):
+        assert request.request_id not in seen
+        seen.add(request.request_id)
+        return (request.arrival,)
+
+    params = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
+    sizes = {"block_size": 4, "max_model_len": 16, "num_blocks": 7, "watermark": 0.0, "reserve_full_prompt": False}
+    with LLM(model, policy=policy, **sizes) as llm:
+        outputs = llm.generate(PROMPTS, params, progress=False)
+        assert max(output.metrics.num_preemptions for output in outputs)
+        assert [output.error for output in outputs] == [None] * 3
+
+
 @pytest.mark.parametrize("executor", [NumpyExecutor, NativeExecutor] if available() else [NumpyExecutor])
 def test_an_executor_whose_pool_is_not_the_engines_is_refused(model, executor):
     loaded = load_model(model)

@@ -204,7 +204,8 @@ class Engine:
         with self._transaction:
             group.lora_id = self.loras.enter(group.lora, adapter)
             self._intake.expand(group)
-            self.scheduler.policy.check(group.request_id, [completion.request for completion in group.completions])
+            for completion in group.completions:
+                self.scheduler.policy.key_of(completion.request, group.request_id)
             first, *others = group.completions
             group.siblings = others if self.config.prefix_caching else []
             self._outputs.add(group)

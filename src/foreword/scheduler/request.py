@@ -29,6 +29,7 @@ class Request:
     The scheduler keeps:
     row             its row while it runs, −1 while it waits
     output          the output tokens at its last preemption or end; while it runs they are in its row
+    key             its place in the order of the policy
     num_cached      prompt tokens found in the cache at its first admission
     hit_report      the same in words: "reused 112 of 128; differs at position 112"
     num_preemptions number of preemptions
@@ -49,6 +50,7 @@ class Request:
     reuse_prefix: bool = True
     row: int = -1
     output: I32 = field(default_factory=lambda: NO_TOKENS)
+    key: tuple[int, ...] | None = None
     num_cached: int = 0
     hit_report: str = ""
     num_preemptions: int = 0

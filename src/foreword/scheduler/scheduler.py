@@ -57,7 +57,7 @@ class Scheduler:
         check_pool(cache, states.max_model_len, config.max_num_batched_tokens + states.max_num_draft_tokens)
         self.states, self.cache = states, cache
         self.policy = config.order
-        self.waiting = WaitingQueue(self.policy.key)
+        self.waiting = WaitingQueue(self.policy)
         self.running = RunningSet(states)
         self.ledger = Ledger(0, config.max_num_batched_tokens, 0, 0, cache.pool.num_free)
         self.drafts = Drafts(states.max_num_reqs, states.max_num_draft_tokens)
@@ -273,7 +273,7 @@ class Scheduler:
 
     def _preempt_last(self) -> Request:
         """Let the policy's last running request wait again, with all its tokens."""
-        last = max(self.running.rows.tolist(), key=lambda row: self.policy.key(self.running.request_in(row)))
+        last = max(self.running.rows.tolist(), key=lambda row: self.policy.key_of(self.running.request_in(row)))
         (request,) = self.running.leave(np.array([last], np.int32))
         self._free(request)
         request.num_preemptions += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
-from foreword.scheduler.policies import Key
+from foreword.scheduler.policies import Policy
 from foreword.scheduler.request import Request
 
 
@@ -15,8 +15,8 @@ class WaitingQueue:
     version: grows with every request that is pushed.
     """
 
-    def __init__(self, key: Key) -> None:
-        self._key = key
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
         self._heap: list[tuple[tuple[int, ...], int, Request]] = []
         self._here: dict[str, Request] = {}
         self.version = 0
@@ -35,9 +35,10 @@ class WaitingQueue:
         return self._here.get(request_id)
 
     def push(self, request: Request) -> None:
+        key = self._policy.key_of(request)
         self.version += 1
         self._here[request.request_id] = request
-        heappush(self._heap, (self._key(request), self.version, request))
+        heappush(self._heap, (key, self.version, request))
 
     def clear(self) -> None:
         """Remove every request."""

@@ -1,6 +1,6 @@
 """The type of a policy."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,9 +23,12 @@ class Policy:
     key: Key
     reads_priority: bool = False
 
-    def check(self, request_id: str, requests: Iterable[Request]) -> None:
-        """Raise RequestError if the key of one of these requests, which are one caller's, cannot be made or is none."""
-        for request in requests:
+    def key_of(self, request: Request, name: str | None = None) -> tuple[int, ...]:
+        """Return the key of a request. It is made once, so that a policy cannot fail while requests run.
+
+        RequestError if it cannot be made, or is not a tuple of integers. name: of the request as its caller knows it.
+        """
+        if request.key is None:
             try:
                 key = self.key(request)
                 reason = f"gives the key {shown(key)}"
@@ -35,4 +38,6 @@ class Policy:
                 key, reason = (), f"raises {type(error).__name__}: {error}"
             if not isinstance(key, tuple) or not key or not all(isinstance(one, int | np.integer) for one in key):
                 fix = "Let it return a tuple of integers that ends in request.arrival."
-                raise RequestError(request_id, "policy", self.name, reason, fix)
+                raise RequestError(name or request.request_id, "policy", self.name, reason, fix)
+            request.key = key
+        return request.key
