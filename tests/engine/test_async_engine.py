@@ -102,6 +102,7 @@ def test_a_slow_consumer_sees_the_latest_state_and_delays_no_other():
             assert not first.finished or len(first.outputs[0].token_ids) == 30
             while serving.num_unfinished:
                 await final(serving, [4, 5, 6])
+            await final(serving, [4, 5, 6])  # what was on its way to the loop when the count fell has arrived then
             return [o async for o in slow]
 
     rest = asyncio.run(main())
