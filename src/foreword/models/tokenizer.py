@@ -74,7 +74,8 @@ class Tokenizer:
         try:
             with panics_caught():
                 backend = self.backend if parse_special else self._literal_backend
-                return backend.encode(text, add_special_tokens=add_special_tokens).ids
+                # encode_batch_fast, unlike encode, lets other threads run, and leaves out what is not read here.
+                return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError:
             reason, fix = "is not text of valid Unicode characters", "Give a str without lone surrogates"
         except Exception as error:  # tokenizers raises plain Exception
@@ -87,7 +88,7 @@ class Tokenizer:
         """
         try:
             with panics_caught():
-                encoding = self.backend.encode(first, second)
+                encoding = self.backend.encode_batch_fast([(first, second)])[0]
         except Exception as error:  # TypeError, or plain Exception of tokenizers
             reason, fix = f"the tokenizer fails on the pair ({error!s:.200})", "Give two str without lone surrogates"
             raise RequestError(None, "prompt", (first, second), reason, fix) from None
