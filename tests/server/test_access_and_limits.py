@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import re
 import socket
 import threading
 import time
@@ -132,6 +134,75 @@ def test_half_open_connections_and_heads_without_an_end_are_closed(guarded):
         b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer one\r\nContent-Type: application/json\r\n"
     )
     assert raw(guarded, body + b"Content-Length: 50\r\n\r\n{").startswith(b"HTTP/1.1 408")
+
+
+STREAM = json.dumps({"prompt": "a", "max_tokens": 4000, "stream": True, "ignore_eos": True}).encode()
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer one\r\nContent-Type: application/json\r\n"
+
+
+def raw_until_closed(server, parts) -> tuple[bytes, int]:
+    """Send the parts until the server closes the connection. Return what it answered, and the bytes that were sent."""
+    place = urlsplit(server.url)
+    answer, sent = [], 0
+    with socket.create_connection((place.hostname, place.port), timeout=30) as connection:
+        reader = threading.Thread(target=read_all, args=(connection, answer))
+        reader.start()
+        try:
+            for part in parts:
+                connection.sendall(part)
+                sent += len(part)
+        except OSError:
+            pass
+        else:
+            connection.shutdown(socket.SHUT_WR)
+        reader.join()
+    return b"".join(answer), sent
+
+
+def read_all(connection, answer: list[bytes]) -> None:
+    with contextlib.suppress(OSError):
+        while part := connection.recv(65536):
+            answer.append(part)
+
+
+FIELDS = b"X: a\r\n" * 1000
+ENDLESS = {
+    "a-second-head": [
+        POST,
+        b"Content-Length: %d\r\n\r\n" % len(STREAM),
+        STREAM,
+        b"GET / HTTP/1.1\r\n",
+        *[FIELDS] * 9000,
+    ],
+    "trailers": [POST, b"Transfer-Encoding: chunked\r\n\r\n", b"0\r\n", *[FIELDS] * 9000],
+    "one-trailer": [POST, b"Transfer-Encoding: chunked\r\n\r\n", b"0\r\nX: ", *[b"a" * 6000] * 9000],
+    "an-extension-of-a-chunk": [POST, b"Transfer-Encoding: chunked\r\n\r\n", b"1;a=", *[b"a" * 6000] * 9000],
+    "requests": [b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n" * 100] * 9000,
+}
+
+
+@pytest.mark.parametrize("parts", ENDLESS.values(), ids=ENDLESS)
+def test_what_has_no_end_closes_the_connection(guarded, parts):
+    before = time.monotonic()
+    _, sent = raw_until_closed(guarded, parts)
+    assert sent < sum(map(len, parts))
+    assert time.monotonic() - before < 20
+    assert guarded.get("/health").status_code == 200
+
+
+def test_trailers_are_no_headers(guarded):
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    head = POST.replace(b"Content-Type: application/json\r\n", b"")
+    chunks = b"%x\r\n%s\r\n0\r\nContent-Type: application/json\r\n\r\n" % (len(body), body)
+    answer, _ = raw_until_closed(guarded, [head + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks])
+    assert answer.startswith(b"HTTP/1.1 415")
+
+
+def test_a_few_requests_before_the_answers_are_answered_in_order(guarded):
+    paths = (b"/health", b"/v1/nothing", b"/health", b"/v1/models")
+    ask = b"GET %s HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer one\r\n%s\r\n"
+    sent = b"".join(ask % (path, b"Connection: close\r\n" if path == paths[-1] else b"") for path in paths)
+    assert re.findall(rb"HTTP/1.1 (\d+)", raw(guarded, sent)) == [b"200", b"404", b"200", b"200"]
 
 
 def test_half_open_connections_delay_no_other(guarded):
