@@ -1,6 +1,7 @@
 """Chat templates: rendering, refusals, and the limits of the sandbox."""
 
 import json
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -249,6 +250,23 @@ ENDLESS = [
         "{% set n = namespace(x=[]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}" + use
         for use in ("{{ n.x }}", "{{ n.x | tojson }}", "{{ n.x == [n.x] }}", "{{ n.x ~ '' }}", "{{ [n.x] | string }}")
     ),
+    *(
+        "{% set n = namespace(x=[1], y=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}"
+        "{% set n.y = [n.y, n.y] %}{% endfor %}" + use
+        for use in (
+            "{{ [n.x].count(n.y) }}",
+            "{{ [n.x].index(n.y) }}",
+            "{{ n.x in [n.y] }}",
+            "{% for v in [n.x, n.y] %}{{ loop.changed(v) }}{% endfor %}",
+            "{{ [n.x, n.y] | sort }}",
+            "{{ [[n.x], [n.y]] | max }}",
+        )
+    ),
+    "{% set n = namespace(x=()) %}{% for i in range(60) %}{% set n.x = (n.x, n.x) %}{% endfor %}{{ {}.get(n.x) }}",
+    *(
+        "{% set a = 'a' * 10 ** 6 %}{% set b = 'a' * 10 ** 5 ~ 'b' ~ 'a' * 10 ** 6 %}{{ a." + use + " }}"
+        for use in ("rfind(b)", "rsplit('ab' ~ a)", "rpartition('ab' ~ a)", "strip('b' * 10 ** 6 ~ a)")
+    ),
 ]
 
 
@@ -289,6 +307,12 @@ def test_a_source_that_cannot_be_compiled_is_a_model_error(source):
 def test_a_long_conversation_is_rendered():
     messages = [{"role": ("user", "assistant")[i % 2], "content": "word " * 1000} for i in range(2000)]
     assert len(render(CHATML, messages)) > 10**7
+
+
+def test_a_format_of_a_million_colons_is_read_in_linear_time():
+    before = time.process_time()
+    assert len(ChatTemplate("{{ (':' * 10 ** 6).format() }}", {}).render(HI)) == 10**6
+    assert time.process_time() - before < 10  # a quadratic search takes minutes
 
 
 def test_the_work_of_one_render_is_not_charged_to_the_next():

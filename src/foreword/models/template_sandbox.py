@@ -32,8 +32,11 @@ _STEP = 32  # of a call of anything
 _NODE = 4  # of each node of a body when it runs
 
 _UNSUPPORTED = ("pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr", "filesizeformat")
-_MULTIPLY = {"format", "format_map", "indent", "join", "replace", "tojson"}
-"""Filters and methods whose result may be as large as the product of their operands."""
+_FORMATS = {"format", ".format", ".format_map"}
+_MULTIPLY = _FORMATS | {"indent", "join", ".join", "replace", ".replace", "tojson"}
+"""Filters and methods (".name") whose result may be as large as the product of their operands."""
+_SCAN = {"trim", ".strip", ".lstrip", ".rstrip", ".rfind", ".rindex", ".rpartition", ".rsplit"}
+"""Filters and methods that may compare each character of their operand with each of another."""
 _SORT = {"dictsort", "groupby", "max", "min", "sort", "unique"}
 _STRUCTURAL = {
     "attr", "batch", "count", "d", "default", "first", "items", "last", "length", "list", "map", "reject", "rejectattr",
@@ -175,7 +178,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         operands = [*map(self.listed, args), *given]
         owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)  # the sandbox wraps str.format
         if isinstance(owner, str | list | tuple):
-            self._charge_for(__obj.__name__, [owner, *operands])
+            self._charge_for(f".{__obj.__name__}", [owner, *operands])
         else:
             self.charge(sum(map(self.weight, operands)))
         return self._accounted(super().call(__context, __obj, *operands[: len(args)], **kwargs))
@@ -255,7 +258,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self.counted(result) if isinstance(result, list | Iterator) else result
 
     def _charge_for(self, name: str, operands: list[Any]) -> None:
-        """Charge for a filter, a test ("is name") or a method of its first operand."""
+        """Charge for a filter, a test ("is name") or a method (".name") of its first operand."""
         value, *others = operands
         numbers = sum(abs(other) for other in others if isinstance(other, int))
         if name in _STRUCTURAL:
@@ -266,12 +269,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
             units = min(map(self.weight, operands)) if others else 1
         else:
             own, more = self.weight(value), sum(map(self.weight, others)) + numbers
-            if name in ("format", "format_map"):
-                if not isinstance(value, str) or re.search(r"\*|:[^{}]*\{", value):
+            if name in _FORMATS:
+                self.charge(own)
+                if not isinstance(value, str) or re.search(r"\*|:[^{}:]*\{", value):
                     raise jinja2.TemplateRuntimeError("a format whose width is a value is not supported")
                 more += max(map(int, re.findall(r"\d+", value)), default=0)
             if name in _MULTIPLY:
                 units = own * (1 + more)
+            elif name in _SCAN:
+                units = own * (1 + more // 16)
             elif name == "sum":
                 units = own * self.size(value)
             else:
