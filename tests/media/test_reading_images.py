@@ -148,6 +148,13 @@ class Host(BaseHTTPRequestHandler):
             self.end_headers()
             return
         self.send_response(404 if self.path == "/missing" else 200)
+        if self.path == "/long-head":
+            self.send_header("X", "a" * 100_000)
+        if self.path == "/slow-head":
+            for _ in range(50):
+                self.send_header("X", "a")
+                self.flush_headers()
+                threading.Event().wait(0.02)
         self.end_headers()
         if self.path == "/slow":
             for _ in range(50):
@@ -173,14 +180,18 @@ def host():
 
 
 def test_images_are_fetched_from_allowed_hosts_within_size_and_time(host):
-    allowed = {"remote_hosts": ("127.0.0.1",)}
+    place = host.removeprefix("http://")
+    allowed = {"remote_hosts": ("example.com:443", place)}
     assert read(f"{host}/one.png", **allowed).pixels.size == (9, 12)
     for path, limits, reason in (
         ("/one.png", {"remote_hosts": ("example.com",)}, "from example.com only"),
-        ("/elsewhere", allowed, "from 127.0.0.1 only"),
+        ("/one.png", {"remote_hosts": ("127.0.0.1",)}, "from 127.0.0.1 only"),  # at port 80
+        ("/elsewhere", allowed, f"from example.com:443, {place} only"),
         ("/missing", allowed, "cannot be fetched"),
         ("/endless", {**allowed, "max_bytes": 5000}, "may have 5000"),
+        ("/long-head", allowed, "cannot be fetched"),
         ("/slow", {**allowed, "timeout": 0.1}, "cannot be fetched.*longer than 0.1 s"),
+        ("/slow-head", {**allowed, "timeout": 0.1}, "cannot be fetched.*longer than 0.1 s"),
     ):
         with pytest.raises(RequestError, match=reason):
             read(host + path, **limits)
