@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 import threading
 from types import SimpleNamespace
 from urllib.parse import quote
@@ -103,6 +104,22 @@ def test_a_replica_killed_in_the_middle_of_a_stream_is_an_error_event_and_a_retr
     after = served.metrics("foreword:replica_restarts_total")
     assert after[running] == restarts[running] + 1
     assert len(before & set(served.replicas())) == 1
+
+
+def test_a_replica_that_hangs_gets_no_requests_and_delays_no_other_route(served: Served):
+    served.wait_until(lambda: served.metrics("foreword:replica_ready") == {"0": 1, "1": 1})
+    hung = int(served.metrics("foreword:replica_pid")["0"])
+    os.kill(hung, signal.SIGSTOP)
+    try:
+        for path, body in (("/metrics", None), ("/requests", None), ("/abort", {"request_id": "none"})):
+            before = time.monotonic()
+            status = (served.get(path) if body is None else served.post(path, body)).status_code
+            assert (status, time.monotonic() - before < 10) == (404 if body else 200, True), path
+        served.wait_until(lambda: not served.get("/ready").json()["replicas"][0]["ready"])
+        assert served.complete("a prompt of the replica that still answers").status_code == 200
+    finally:
+        os.kill(hung, signal.SIGCONT)
+    served.wait_until(lambda: served.metrics("foreword:replica_ready") == {"0": 1, "1": 1})
 
 
 def test_settings_that_cannot_be_are_refused_before_a_process_is_started():

@@ -48,6 +48,19 @@ def test_it_serves_until_sigterm_and_ends_with_status_0(talker):
     assert ended(process) == 0
 
 
+def test_a_thread_that_is_stuck_does_not_keep_the_process(talker, tmp_path):
+    os.mkfifo(tmp_path / "endless.gguf")
+    given = "--port", 0, "--adapter-directory", tmp_path, "--drain-timeout", 0.1
+    process, _, url = started(talker, *given)
+    with pytest.raises(httpx.ReadTimeout):
+        body = {"lora_name": "x", "lora_path": "endless.gguf"}
+        httpx.post(f"{url}/v1/load_lora_adapter", json=body, timeout=0.5, trust_env=False)
+    process.send_signal(signal.SIGTERM)
+    with process:
+        assert process.wait(60) == 1
+        assert b"did not end in time; the process ends without them" in process.stderr.read()
+
+
 def test_sigterm_lets_requests_in_progress_end_and_takes_no_new_ones(talker):
     process, _, url = started(talker, "--port", 0)
     texts: list[str] = []

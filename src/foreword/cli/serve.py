@@ -39,9 +39,13 @@ def serve(
     from foreword.server.run import check_packages, run
 
     model = chosen_model(context, model_argument, engine.model)
-    if server.replicas == 1:
-        return run(model, server, **engine.settings)
     check_packages()
-    from foreword.cluster.run import run_cluster
+    if server.replicas == 1:
+        run(model, server, **engine.settings)
+    else:
+        from foreword.cluster.run import run_cluster
 
-    return run_cluster(model, server, engine.settings)
+        run_cluster(model, server, engine.settings)
+    from foreword.server.listener import end_process_if_stuck
+
+    end_process_if_stuck()

@@ -14,9 +14,10 @@ from foreword.cluster.client import ReplicaLostError, Response, request
 from foreword.cluster.cluster import Cluster
 from foreword.cluster.front import LOST, Front
 from foreword.cluster.metrics import replica_metrics
-from foreword.cluster.process import ReplicaProcess
+from foreword.cluster.process import CALL_SECONDS, LOAD_SECONDS, ReplicaProcess
 from foreword.cluster.prompts import TOKENS_PER_PIECE, pieces_of
 from foreword.errors import CapacityError
+from foreword.server.adapter_routes import LOAD
 from foreword.server.errors import HttpError
 from foreword.server.replicas import Called
 
@@ -64,9 +65,11 @@ class ProcessFront(Front):
                 return
 
     async def call_all(self, method: str, path: str, body: object = None) -> Called:
+        seconds = LOAD_SECONDS if path == LOAD.path else CALL_SECONDS
+
         async def call(number: int, process: ReplicaProcess) -> tuple[str, int, Any] | None:
             try:
-                return str(number), *(await process.call(method, path, body))
+                return str(number), *(await process.call(method, path, body, seconds=seconds))
             except ReplicaLostError:
                 return None
 
@@ -76,8 +79,7 @@ class ProcessFront(Front):
     async def pages(self) -> Iterable[tuple[str, str]]:
         async def page(number: int, process: ReplicaProcess) -> tuple[str, str]:
             try:
-                async with request(process.port, "GET", b"/metrics", _headers(process)) as response:
-                    return str(number), (await response.body()).decode()
+                return str(number), (await process.fetch("GET", "/metrics"))[1].decode()
             except ReplicaLostError:
                 return str(number), ""
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from foreword.cluster.client import ReplicaLostError
-from foreword.cluster.process import ReplicaProcess
+from foreword.cluster.process import LOAD_SECONDS, ReplicaProcess
 from foreword.engine.options import LLMOptions, with_threads
 from foreword.errors import ConfigError
 from foreword.routing import make_router
@@ -135,7 +135,7 @@ class Cluster:
                 f"{self._identity}: send SIGHUP to replace all"
             )
         for name, body in self.adapters.items():
-            status, answer = await process.call(LOAD.method, LOAD.path, body)
+            status, answer = await process.call(LOAD.method, LOAD.path, body, seconds=LOAD_SECONDS)
             if status != 200:
                 raise ConfigError(f"replica {number}: adapter {name!r:.80}: {answer['error']['message']}")
         self._identity = process.identity
@@ -145,7 +145,7 @@ class Cluster:
 
     async def _watch(self, number: int, process: ReplicaProcess) -> None:
         """Kill a process that does not answer, and start another one in place of one that ended."""
-        probing = asyncio.create_task(_probe(process))
+        probing = asyncio.create_task(self._probe(number, process))
         try:
             await process.ended()
         finally:
@@ -155,6 +155,20 @@ class Cluster:
         self._close(number)
         _note(f"replica {number} ended (status {process.process.exitcode}); it is started again")
         await self._start_again(number)
+
+    async def _probe(self, number: int, process: ReplicaProcess) -> None:
+        """Ask a process now and then. It gets no requests while it does not answer, and is killed if it stays so."""
+        failed = 0
+        while failed < PROBES:
+            await asyncio.sleep(PROBE_INTERVAL)
+            failed = 0 if await process.is_well() else failed + 1
+            if self.replicas[number] is not process:
+                continue
+            if failed:
+                self.router.close(number)
+            elif not self.router.is_open(number):
+                self.router.open(number, is_empty=False)
+        process.process.kill()
 
     def _close(self, number: int) -> None:
         self.router.close(number)
@@ -184,14 +198,6 @@ class Cluster:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-async def _probe(process: ReplicaProcess) -> None:
-    failed = 0
-    while failed < PROBES:
-        await asyncio.sleep(PROBE_INTERVAL)
-        failed = 0 if await process.is_well() else failed + 1
-    process.process.kill()
 
 
 def _note(text: str) -> None:

@@ -21,7 +21,9 @@ from foreword.errors import ConfigError, ForewordError
 from foreword.server.config import ServerConfig
 from foreword.server.run import run
 
-PROBE_SECONDS = 10.0
+PROBE_SECONDS = 5.0
+CALL_SECONDS = 2.0
+LOAD_SECONDS = 300.0  # an adapter is read from a disk
 
 
 class ReplicaProcess:
@@ -72,12 +74,27 @@ class ReplicaProcess:
         base = [m for m in models["data"] if m["parent"] is None]
         self.identity = (version["version"], *(m["id"] for m in base), base[0]["max_model_len"])
 
-    async def call(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
+    async def call(
+        self, method: str, path: str, body: object = None, *, seconds: float = CALL_SECONDS
+    ) -> tuple[int, Any]:
         """Return status and JSON value of a short request. ReplicaLostError if it does not answer in time."""
+        status, answer = await self.fetch(method, path, body, seconds=seconds)
+        return status, msgspec.json.decode(answer)
+
+    async def fetch(
+        self, method: str, path: str, body: object = None, *, seconds: float = CALL_SECONDS
+    ) -> tuple[int, bytes]:
+        """Return status and content of the answer to a short request. Errors: see `call`."""
         headers = [(b"authorization", b"Bearer " + self.key.encode()), (b"content-type", b"application/json")]
         data = b"" if body is None else msgspec.json.encode(body)
-        async with request(self.port, method, quote(path).encode(), headers, data) as response:
-            return response.status, msgspec.json.decode(await response.body())
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                request(self.port, method, quote(path).encode(), headers, data) as response,
+            ):
+                return response.status, await response.body()
+        except TimeoutError:
+            raise ReplicaLostError(f"no answer within {seconds} s") from None
 
     async def get(self, path: str) -> Any:
         return (await self.call("GET", path))[1]
@@ -85,9 +102,8 @@ class ReplicaProcess:
     async def is_well(self) -> bool:
         """Whether it answers in time."""
         try:
-            async with asyncio.timeout(PROBE_SECONDS):
-                return (await self.call("GET", "/ready"))[0] == 200
-        except (ReplicaLostError, TimeoutError):
+            return (await self.call("GET", "/ready", seconds=PROBE_SECONDS))[0] == 200
+        except ReplicaLostError:
             return False
 
     async def end(self, timeout: float, *, kill: bool = False) -> None:

@@ -6,12 +6,13 @@ import asyncio
 import signal
 import socket
 import sys
+from collections.abc import Callable
 
 from foreword.cluster.app import ProcessFront
 from foreword.cluster.cluster import Cluster
 from foreword.engine.options import LLMOptions
 from foreword.server.config import ServerConfig
-from foreword.server.listener import AppServer, serve
+from foreword.server.listener import AppServer, limited_end, serve
 from foreword.server.run import allow_connections, bound_socket
 
 
@@ -23,21 +24,24 @@ def run_cluster(model: str, config: ServerConfig, options: LLMOptions) -> None:
     """
     config.check_files()
     allow_connections()
-    with bound_socket(config.host, config.port) as sock:
+    with bound_socket(config.host, config.port) as sock, limited_end(config) as begin_end:
         cluster = Cluster(model, config, options)
-        serve(_Server(model, cluster, config, sock), sock)
+        serve(_Server(model, cluster, config, sock, begin_end), sock)
 
 
 class _Server(AppServer):
     """Starts the replicas before it listens, and ends them after the last request."""
 
-    def __init__(self, model: str, cluster: Cluster, config: ServerConfig, sock: socket.socket) -> None:
+    def __init__(
+        self, model: str, cluster: Cluster, config: ServerConfig, sock: socket.socket, on_end: Callable[[], None]
+    ) -> None:
         name, many = (config.served_model_name or (model,))[0], f"{config.replicas} replicas"
         super().__init__(
             ProcessFront(cluster).behind_gate(config),
             config,
             sock,
             lambda url: print(f"foreword: {name} at {url}, {many}", file=sys.stderr, flush=True),
+            on_end,
         )
         self._cluster = cluster
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import ceil
 
 import uvicorn
@@ -18,6 +20,7 @@ from foreword.server.app import make_app
 from foreword.server.config import ServerConfig
 from foreword.server.context import Context
 
+GRACE = 10.0  # seconds for what is left to do after the last request
 MOST_PIPELINED = 16  # requests of a connection that wait for the answers of earlier ones
 SWITCH_INTERVAL = 0.0005  # seconds; a tenth of Python's own gives 1.7 times the tokens/s of 64 streams
 
@@ -38,6 +41,33 @@ def serve(server: AppServer, sock: socket.socket) -> None:
 
 
 @contextmanager
+def limited_end(config: ServerConfig) -> Iterator[Callable[[], None]]:
+    """Within the block, calling the value begins the end of the server, which must be left within drain_timeout and
+    `GRACE`. If it is not, because a thread is stuck in a disk, a device or a slow host, the process ends there.
+    """
+    limit = threading.Timer(config.drain_timeout + GRACE, end_process, ["the server did not end in time"])
+    limit.daemon = True
+    try:
+        yield limit.start
+    finally:
+        limit.cancel()
+
+
+def end_process_if_stuck() -> None:
+    """End the process at once if threads run for which the interpreter would wait at its end."""
+    names = [t.name for t in threading.enumerate() if not t.daemon and t is not threading.current_thread()]
+    if names:
+        end_process(f"threads are still running: {', '.join(names)}")
+
+
+def end_process(reason: str) -> None:
+    """End the process with status 1, without waiting for its threads."""
+    with suppress(OSError):
+        print(f"foreword: {reason}; the process ends without them", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+@contextmanager
 def short_turns() -> Iterator[None]:
     """Within the block, Python's threads take turns of `SWITCH_INTERVAL`."""
     interval = sys.getswitchinterval()
@@ -51,16 +81,21 @@ def short_turns() -> Iterator[None]:
 class AppServer(uvicorn.Server):
     """uvicorn with the settings of a server. It may run in any thread; ``should_exit = True`` ends it.
 
-    on_ready: called with the server's address.
+    on_ready: called with the server's address. on_end: called when it begins to end.
     """
 
     def __init__(
-        self, app: ASGIApp, config: ServerConfig, sock: socket.socket, on_ready: Callable[[str], None]
+        self,
+        app: ASGIApp,
+        config: ServerConfig,
+        sock: socket.socket,
+        on_ready: Callable[[str], None],
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         scheme = "http" if config.tls_certificate is None else "https"
         host, port = sock.getsockname()[:2]
         self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-        self._on_ready = on_ready
+        self._on_ready, self._on_end = on_ready, on_end
         super().__init__(
             uvicorn.Config(
                 app,
@@ -83,6 +118,7 @@ class AppServer(uvicorn.Server):
         self._on_ready(self.url)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_end()
         await super().shutdown(sockets)
         if self.server_state.tasks:  # cancelled: they tell their clients
             await asyncio.wait(self.server_state.tasks, timeout=1.0)
@@ -94,8 +130,14 @@ class AppServer(uvicorn.Server):
 class Server(AppServer):
     """An `AppServer` with the application of a context."""
 
-    def __init__(self, context: Context, sock: socket.socket, on_ready: Callable[[str], None]) -> None:
-        super().__init__(make_app(context), context.config, sock, on_ready)
+    def __init__(
+        self,
+        context: Context,
+        sock: socket.socket,
+        on_ready: Callable[[str], None],
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(make_app(context), context.config, sock, on_ready, on_end)
 
 
 def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:

@@ -60,8 +60,9 @@ def run(
         with ThreadPoolExecutor(1) as thread:
             loading = thread.submit(AsyncLLM, model, **given)
             from foreword.server.context import Context
-            from foreword.server.listener import Server, serve
+            from foreword.server.listener import Server, limited_end, serve
         llm = loading.result()
+        begin_end = stack.enter_context(limited_end(config))
         stack.callback(lambda: asyncio.run(llm.close()))
         for line in conversions(llm.model.weights.values()):
             print(f"foreword: {line}", file=sys.stderr, flush=True)
@@ -77,7 +78,7 @@ def run(
             trace=trace,
         )
         told = on_ready or (lambda url: print(f"foreword: {names[0]} at {url}", file=sys.stderr, flush=True))
-        serve(Server(context, sock, told), sock)
+        serve(Server(context, sock, told, begin_end), sock)
 
 
 def _cache_log() -> CacheLog:
