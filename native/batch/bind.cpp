@@ -132,6 +132,12 @@ bool append(RowsCore &core, nb::handle to_rows, nb::handle block_ids, int32_t gr
          rows.size == blocks.size && core.append(rows.data, blocks.data, rows.size, group);
 }
 
+// A copy of what is read several times, as other threads may write to NumPy's arrays meanwhile. It reuses the memory of earlier ones.
+const int32_t *copied(std::vector<int32_t> &to, const int32_t *from, int64_t count) {
+  to.assign(from, from + count);
+  return to.data();
+}
+
 // Columns of N requests; `rows` gets their rows. False, with nothing changed, for values of other types or shapes, and
 // for requests that break a rule.
 bool admit(RowsCore &core, nb::handle req_ids, Vector<int32_t> rows, nb::handle tokens, nb::handle num_tokens,
@@ -154,26 +160,34 @@ bool admit(RowsCore &core, nb::handle req_ids, Vector<int32_t> rows, nb::handle 
       (computed && !fits(*computed)) || block_ids.size() != core.tables.size() || held.size() != block_ids.size())
     return false;
   const std::vector<int32_t> none(computed ? 0 : count, 0);
+  std::vector<int32_t> to(count);
+  std::vector<std::vector<int32_t>> copies;
+  const auto keep = [&](const Column &column) {
+    copies.emplace_back();
+    return copied(copies.back(), column.data(), int64_t(column.shape(0)));
+  };
+  const int32_t *lengths = keep(known);
   NewRows a{
       .count = int64_t(count),
-      .rows = rows.data(),
+      .rows = to.data(),
       .tokens = all_tokens.data(),
-      .num_tokens = known.data(),
-      .prompt_len = prompts ? prompts->data() : known.data(),
-      .num_computed = computed ? computed->data() : none.data(),
+      .num_tokens = lengths,
+      .prompt_len = prompts ? keep(*prompts) : lengths,
+      .num_computed = computed ? keep(*computed) : none.data(),
       .total_tokens = int64_t(all_tokens.shape(0)),
   };
   for (size_t g = 0; g < block_ids.size(); ++g) {
     if (!fits(held[g])) return false;
-    a.blocks.push_back(block_ids[g].data());
-    a.num_blocks.push_back(held[g].data());
+    a.blocks.push_back(keep(block_ids[g]));
+    a.num_blocks.push_back(keep(held[g]));
     a.total_blocks.push_back(int64_t(block_ids[g].shape(0)));
   }
   std::vector<ColumnWrite> writes;
   if (parameters && !read_columns(core, *parameters, count, writes)) return false;
   std::vector<PyObject *> names(count);
   for (size_t i = 0; i < count; ++i) names[i] = item(ids.ptr(), Py_ssize_t(i));
-  if (!core.directory.next_rows(a.count, rows.data()) || !core.admit(a, names.data())) return false;
+  if (!core.directory.next_rows(a.count, to.data()) || !core.admit(a, names.data())) return false;
+  std::copy(to.begin(), to.end(), rows.data());
   if (parameters) {
     core.set_sampling(a.rows, a.count, writes);
     if (parameters->contains("temperature") && !parameters->contains("seed")) core.derive_seeds(a.rows, a.count);
@@ -193,6 +207,7 @@ Buffers make_buffers(const nb::dict &arrays) {
 // A core, and the NamedTuple of a step's scalars that it returns.
 struct PyStepCore : StepCore {
   nb::object scalars_type;
+  std::vector<int32_t> given_rows, given_counts, given_samples;
 };
 
 void init_step(PyStepCore *self, const Arrays &rows, const Arrays &arrays, int32_t vocab_size,
@@ -262,6 +277,8 @@ void add_device_table(PacketCore &core, Matrix<int32_t> table, Vector<int32_t> n
 nb::object prepared(PyStepCore &core, const int32_t *rows, const int32_t *num_scheduled, size_t num_reqs,
                     const int32_t *num_drafts, const int32_t *draft_ids, size_t num_draft_ids, int64_t pad_tokens,
                     int64_t pad_reqs, bool gather, const bool *cancelled) {
+  rows = copied(core.given_rows, rows, int64_t(num_reqs));
+  num_scheduled = copied(core.given_counts, num_scheduled, int64_t(num_reqs));
   const Plan plan{rows, num_scheduled, num_draft_ids ? num_drafts : nullptr, draft_ids, int64_t(num_reqs),
                   int64_t(num_draft_ids), pad_tokens, pad_reqs, gather, cancelled};
   if (!core.prepare(plan)) return nb::none();
@@ -303,7 +320,9 @@ bool commit(PyStepCore &core, nb::handle samples, bool advanced) {
   Ints sampled;
   if (!sampled.read(samples)) return false;
   const auto *step = reinterpret_cast<const Scalars *>(core.buffers.scalars);
-  return sampled.size == step->num_reqs && core.commit(sampled.data, sampled.size, sampled.width, advanced);
+  if (sampled.size != step->num_reqs) return false;
+  const int32_t *kept = copied(core.given_samples, sampled.data, sampled.size * sampled.width);
+  return core.commit(kept, sampled.size, sampled.width, advanced);
 }
 
 // Integers [n]; TypeError for another object.
@@ -366,7 +385,10 @@ void bind_batch(nb::module_ &m) {
                    " | None, blocks: collections.abc.Sequence[" PY_I32 "], num_blocks: collections.abc.Sequence[" PY_I32
                    "], sampling: collections.abc.Mapping[str, " PY_ARRAY "] | None, /) -> bool"))
       .def("remove",
-           [](RowsCore &c, Vector<const int32_t> rows) { return c.remove(rows.data(), int64_t(rows.shape(0))); },
+           [](RowsCore &c, Vector<const int32_t> rows) {
+             const std::vector<int32_t> kept(rows.data(), rows.data() + rows.shape(0));
+             return c.remove(kept.data(), int64_t(kept.size()));
+           },
            nb::sig("def remove(self, rows: " PY_I32 ", /) -> bool"))
       .def("renew_sampling",
            [](const RowsCore &c, Vector<const int32_t> rows) {

@@ -22,7 +22,8 @@ bool RowsCore::acceptable(const NewRows &a) const {
     const int32_t n = a.num_tokens[i];
     if (n < 1 || n > states.max_model_len || a.prompt_len[i] < 1 || a.prompt_len[i] > n) return false;
     if (a.num_computed[i] < 0 || a.num_computed[i] >= n || tokens + n > a.total_tokens) return false;
-    const int32_t *ids = a.tokens ? a.tokens + tokens : states.tokens_of(a.rows[i]);
+    int32_t *ids = states.tokens_of(a.rows[i]);  // of a free row, whose tokens nobody reads
+    if (a.tokens) std::memcpy(ids, a.tokens + tokens, sizeof(int32_t) * n);
     if (!all_token_ids(ids, n, uint32_t(states.vocab_size))) return false;
     tokens += n;
     for (size_t g = 0; g < tables.size(); ++g) {
@@ -45,13 +46,10 @@ bool RowsCore::admit(const NewRows &a, PyObject *const *ids) {
 }
 
 void RowsCore::fill(const NewRows &a) {
-  int64_t start = 0;
   for (int64_t i = 0; i < a.count; ++i) {
-    const int32_t row = a.rows[i], n = a.num_tokens[i];
-    if (a.tokens) std::memcpy(states.tokens_of(row), a.tokens + start, sizeof(int32_t) * n);
-    states.begin(row, n, a.prompt_len[i], a.num_computed[i]);
+    const int32_t row = a.rows[i];
+    states.begin(row, a.num_tokens[i], a.prompt_len[i], a.num_computed[i]);
     states.live[row] = true;
-    start += n;
   }
   for (size_t g = 0; g < tables.size(); ++g) {
     const RowTable &t = tables[g];
@@ -107,6 +105,10 @@ void RowsCore::derive_seeds(const int32_t *rows, int64_t count) const {
 bool RowsCore::append(const int32_t *rows, const int32_t *blocks, int64_t count, int32_t group) {
   if (group < 0 || size_t(group) >= tables.size()) return false;
   const RowTable &t = tables[group];
+  // Both are read several times, and other threads may write to NumPy's arrays meanwhile.
+  appended_.assign(rows, rows + count);
+  appended_.insert(appended_.end(), blocks, blocks + count);
+  rows = appended_.data(), blocks = rows + count;
   if (!t.accepts(blocks, count)) return false;
   for (int64_t i = 0; i < count; ++i) {  // a row may be named twice: each of its blocks counts at once
     const int32_t row = rows[i];

@@ -66,6 +66,7 @@ class RowsCore {
 
  private:
   bool acceptable(const NewRows &new_rows) const;
+  std::vector<int32_t> appended_;
   void fill(const NewRows &new_rows);
 };
 

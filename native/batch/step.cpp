@@ -31,13 +31,15 @@ FOREWORD_VECTORIZED bool lengths_fit(const Plan &plan, const States &s, const st
     const int32_t row = rows[b], n = num_scheduled[b], k = num_drafts ? num_drafts[b] : 0;
     const int64_t end = int64_t(s.num_computed_tokens[row]) + n, known = s.num_tokens[row] + s.num_placeholders[row];
     const bool known_fit = k > 0 ? end - k == known : end <= known;
-    const bool ok = (k >= 0) & (n >= 1 + k) & (k <= s.max_num_draft_tokens) & (end <= s.max_model_len) & known_fit;
+    const bool ok = (k >= 0) & (n >= 1 + k) & (k <= s.max_num_draft_tokens) & (end <= s.max_model_len) & known_fit &
+                    (s.num_computed_tokens[row] >= 0);
     fit &= ok | (cancelled && cancelled[b]);
   }
   for (const Group &g : groups)
     for (int64_t b = 0; b < plan.num_reqs; ++b) {
       const int64_t end = int64_t(s.num_computed_tokens[rows[b]]) + num_scheduled[b];
-      fit &= (end <= int64_t(g.num_blocks[rows[b]]) * g.tokens_per_block) | (cancelled && cancelled[b]);
+      const int32_t held = g.num_blocks[rows[b]];
+      fit &= ((end <= int64_t(held) * g.tokens_per_block) & (held <= g.width)) | (cancelled && cancelled[b]);
     }
   return fit;
 }

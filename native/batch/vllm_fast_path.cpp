@@ -45,8 +45,10 @@ inline bool is_none(const Owned &o) { return !o || o.get() == Py_None; }
 
 }  // namespace
 
-// `find` of another string object, or out of order.
+// `find` of another string object, or out of order. Only of exact strings, as those of the directory are: comparing them
+// runs no Python code, which could change what is being read.
 int32_t VllmFastPath::search(PyObject *req_id, size_t &cursor) {
+  if (!PyUnicode_CheckExact(req_id)) return -1;
   if (cursor < order_.size() && same_text(rows->directory.req_ids[order_[cursor]], req_id)) return order_[cursor++];
   PyObject *found = PyDict_GetItemWithError(rows->directory.row_of, req_id);
   int32_t row;
@@ -66,11 +68,12 @@ void VllmFastPath::keep_order(int64_t num_reqs) {
   for (size_t b = 0; b < order_.size(); ++b) place_[order_[b]] = int32_t(b);
 }
 
-// Rows and growth of every cached request, checked; nothing is written.
+// Rows and growth of every cached request, checked and copied; nothing is written. No Python code runs after the
+// attributes were read, so borrowed references stay valid.
 bool VllmFastPath::check_cached(PyObject *cached) {
   const Names &n = names();
   const States &s = rows->states;
-  growth_.clear();
+  growth_.clear(), grown_.clear();
   const Owned ids = attribute(cached, n.req_ids);
   if (!ids || !PyList_CheckExact(ids.get())) return false;
   const Py_ssize_t count = length(ids.get());
@@ -100,19 +103,22 @@ bool VllmFastPath::check_cached(PyObject *cached) {
     c = s.clamp_computed(row, c);
     PyObject *grown = at(block_items, i);
     if (grown == Py_None) {
-      if (c != s.num_computed_tokens[row]) growth_.push_back({row, c, nullptr});
+      if (c != s.num_computed_tokens[row]) growth_.push_back({row, c, 0, false});
       continue;
     }
     if (!is_sequence(grown) || size_t(length(grown)) != rows->tables.size()) return false;
+    const size_t first = grown_.size();
+    grown_.resize(first + rows->tables.size());
     for (size_t g = 0; g < rows->tables.size(); ++g) {
-      PyObject *list = item(grown, g);
+      PyObject *list = item(grown, Py_ssize_t(g));
       const RowTable &t = rows->tables[g];
-      if (!is_sequence(list) || t.num_blocks[row] + length(list) > t.width) return false;
-      int32_t block;
-      for (Py_ssize_t k = 0; k < length(list); ++k)
-        if (!as_int32(item(list, k), block) || !t.accepts(&block, 1)) return false;
+      const size_t start = grown_.size();
+      if (!is_sequence(list) || t.num_blocks[row] + length(list) > t.width || !append_ints(list, grown_)) return false;
+      const int32_t added = int32_t(grown_.size() - start);
+      if (!t.accepts(grown_.data() + start, added)) return false;
+      grown_[first + g] = added;
     }
-    growth_.push_back({row, c, grown});
+    growth_.push_back({row, c, first, true});
   }
   return true;
 }
@@ -122,6 +128,9 @@ bool VllmFastPath::read_plan(PyObject *num_scheduled, PyObject *drafts, int64_t 
   PyObject *key, *value, *draft_key = nullptr, *draft_list = nullptr;
   int64_t b = 0, d = 0, used = 0;
   size_t cursor = 0;
+  while (drafts && PyDict_Next(drafts, &draft_at, &draft_key, &draft_list))
+    if (!PyUnicode_CheckExact(draft_key)) return false;  // comparing the keys runs no Python code then
+  draft_at = 0, draft_key = nullptr;
   if (drafts) PyDict_Next(drafts, &draft_at, &draft_key, &draft_list);
   while (PyDict_Next(num_scheduled, &at, &key, &value)) {
     const int32_t row = find(key, cursor);
@@ -183,12 +192,13 @@ int64_t VllmFastPath::step(PyObject *cached, PyObject *num_scheduled, PyObject *
   }
   for (const Growth &grown : growth_) {
     rows->states.set_computed(grown.row, grown.computed);
-    for (size_t g = 0; grown.blocks && g < rows->tables.size(); ++g) {
+    if (!grown.has_blocks) continue;
+    const int32_t *added = grown_.data() + grown.first, *blocks = added + rows->tables.size();
+    for (size_t g = 0; g < rows->tables.size(); ++g) {
       const RowTable &t = rows->tables[g];
-      PyObject *list = item(grown.blocks, g);
-      int32_t *end = t.table + int64_t(grown.row) * t.width + t.num_blocks[grown.row];
-      for (Py_ssize_t k = 0; k < length(list); ++k) as_int32(item(list, k), end[k]);
-      t.num_blocks[grown.row] += int32_t(length(list));
+      std::copy_n(blocks, added[g], t.table + int64_t(grown.row) * t.width + t.num_blocks[grown.row]);
+      t.num_blocks[grown.row] += added[g];
+      blocks += added[g];
     }
   }
   return num_draft_ids;
@@ -265,6 +275,12 @@ bool VllmFastPath::plain_sampling(PyObject *params, int32_t row, int64_t admissi
 bool VllmFastPath::admit(PyObject *requests) {
   special.clear();
   if (!PyList_CheckExact(requests) || !is_empty(observers_)) return false;
+  const Owned kept(PyList_AsTuple(requests));  // their attributes may be properties, whose code may change the list
+  if (!kept) {
+    PyErr_Clear();
+    return false;
+  }
+  requests = kept.get();
   const int64_t count = length(requests);
   to_.resize(count);
   if (!rows->directory.next_rows(count, to_.data())) return false;
@@ -284,6 +300,8 @@ bool VllmFastPath::admit(PyObject *requests) {
       return false;
     }
   }
+  std::vector<int32_t> still(to_.size());
+  if (!rows->directory.next_rows(count, still.data()) || still != to_) return false;
   NewRows a{
       .count = count,
       .rows = to_.data(),

@@ -60,7 +60,8 @@ class VllmFastPath {
  private:
   struct Growth {
     int32_t row, computed;
-    PyObject *blocks;
+    size_t first;  // the numbers of its new blocks per group are at grown_[first], the blocks behind them
+    bool has_blocks;
   };
   // The row of a request, −1 without one. Outputs name the same requests in the same order step after step, some left
   // out: the one behind the last is tried first.
@@ -86,6 +87,7 @@ class VllmFastPath {
   std::vector<int32_t> order_;  // rows of the last plan
   std::vector<int32_t> place_;  // [R] where in it a row was
   std::vector<Growth> growth_;
+  std::vector<int32_t> grown_;
   int64_t total_tokens_ = 0;
   std::vector<int32_t> to_, num_tokens_, prompt_len_, num_computed_, written_;
   std::vector<std::vector<int32_t>> blocks_, num_blocks_;

@@ -37,8 +37,8 @@ def checked_params(request_id: str, params: object, *, vocab_size: int) -> Check
 
 def check_id(request_id: object) -> None:
     """RequestError unless it is a string without a null character."""
-    if not isinstance(request_id, str):
-        raise RequestError(None, "request_id", request_id, "must be a string", "Name requests by strings.")
+    if type(request_id) is not str:  # see foreword.batch: a subclass of str is refused
+        raise RequestError(None, "request_id", request_id, "must be a string", "Name requests by strings, as str(id).")
     if "\0" in request_id:
         raise RequestError(request_id, "request_id", request_id, "contains a null character", "Use another id.")
 

@@ -29,9 +29,12 @@ class Directory:
         return self.rows, self.ids.ctypes.data, self.free
 
     def check_new(self, req_id: str, others: Container[str] = ()) -> None:
-        """RequestError for an id that is not a string, has a row, or is among ``others``."""
-        if not isinstance(req_id, str):
-            raise RequestError(None, "req_id", req_id, "expected a string", "Name requests by strings.")
+        """RequestError for an id that is not a string, has a row, or is among ``others``.
+
+        A subclass of str is refused: native code compares ids, which must not run Python code.
+        """
+        if type(req_id) is not str:
+            raise RequestError(None, "req_id", req_id, "expected a string", "Name requests by strings, as str(id).")
         if req_id in self.rows or req_id in others:
             raise RequestError(req_id, "req_id", req_id, "is in use", "Remove that request first, or use another id.")
 
