@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import numpy as np
@@ -81,9 +82,15 @@ def test_blocks_of_a_property_reach_the_table():
 
 
 def test_a_list_of_requests_that_is_cleared_while_it_is_read_is_read_whole_or_refused():
+    requests: list[NewData] = []
+
+    def clear() -> None:
+        requests.clear()
+        [object() for _ in range(1000)]  # so that freed memory is used again
+
     for _ in range(50):
-        states, requests = states_of(), []
-        requests += [NewData(f"q{i}", lambda: (requests.clear(), [object() for _ in range(1000)])) for i in range(4)]
+        states = states_of()
+        requests[:] = [NewData(f"q{i}", clear) for i in range(4)]
         try:
             vllm.apply(states, output(new=requests, scheduled={f"q{i}": 3 for i in range(4)}))
         except ForewordError:
@@ -117,9 +124,8 @@ def test_ids_whose_comparison_changes_the_plan_are_read_safely(place):
         cached.req_ids = [Text(i) for i in ids]
     try:
         for _ in range(5):
-            with pytest.raises(Exception):  # noqa: B017, PT011  (of Python's dict, or a RequestError: no crash)
+            with suppress(ForewordError, RuntimeError):  # an error of the adapter or of a changing dict: no crash
                 vllm.apply(states, output(cached=cached, scheduled=plan, drafts=drafts))
-                raise ForewordError("applied")
     finally:
         Text.effect = staticmethod(lambda: None)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 import threading
+import time
 from types import SimpleNamespace
 from urllib.parse import quote
 

@@ -52,8 +52,8 @@ def test_a_thread_that_is_stuck_does_not_keep_the_process(talker, tmp_path):
     os.mkfifo(tmp_path / "endless.gguf")
     given = "--port", 0, "--adapter-directory", tmp_path, "--drain-timeout", 0.1
     process, _, url = started(talker, *given)
+    body = {"lora_name": "x", "lora_path": "endless.gguf"}
     with pytest.raises(httpx.ReadTimeout):
-        body = {"lora_name": "x", "lora_path": "endless.gguf"}
         httpx.post(f"{url}/v1/load_lora_adapter", json=body, timeout=0.5, trust_env=False)
     process.send_signal(signal.SIGTERM)
     with process:

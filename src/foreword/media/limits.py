@@ -18,7 +18,9 @@ class MediaLimits:
     max_pixels: int = setting(1 << 25, "Largest number of pixels of an image.", least=1, value_name="N")
     max_seconds: int = setting(600, "Length of the longest sound, in seconds.", least=1, value_name="N")
     local_files: bool = setting(True, "Read files of this machine that are named by their path.")
-    remote_hosts: tuple[str, ...] = setting((), "Host that images may be fetched from: NAME, or NAME:PORT. Repeatable.", value_name="HOST")
+    remote_hosts: tuple[str, ...] = setting(
+        (), "Host that images may be fetched from: NAME, or NAME:PORT. Repeatable.", value_name="HOST"
+    )
     timeout: float = setting(10.0, "Seconds allowed for fetching an image.", least=0.01, value_name="X")
 
     def __post_init__(self) -> None:
