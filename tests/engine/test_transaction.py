@@ -73,8 +73,10 @@ def hammer(owner: Owner, seconds: float, interruptions: bool = False) -> Counter
 def test_two_threads_are_never_in_one_owner(interruptions: bool) -> None:
     owner = Owner()
     outcomes = hammer(owner, 1.0, interruptions)
-    assert set(outcomes) <= {"done", "refused"} and outcomes["done"]
-    assert owner.most == 1 and owner.inside == 0
+    assert set(outcomes) <= {"done", "refused"}
+    assert outcomes["done"]
+    assert owner.most == 1
+    assert owner.inside == 0
     owner.change()
     if not interruptions:
         assert owner.restored == 0

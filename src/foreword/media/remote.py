@@ -91,10 +91,10 @@ class _Opener(HTTPHandler, HTTPSHandler):
         self._sockets = sockets
 
     def http_open(self, req: Request) -> HTTPResponse:
-        return self.do_open(partial(self._connection, _Connection), req)  # type: ignore[arg-type]
+        return self.do_open(partial(self._connection, _Connection), req)
 
     def https_open(self, req: Request) -> HTTPResponse:
-        return self.do_open(partial(self._connection, _SecureConnection), req)  # type: ignore[arg-type]
+        return self.do_open(partial(self._connection, _SecureConnection), req)
 
     def _connection(self, kind: type[_Connection], *args: Any, **options: Any) -> _Connection:
         connection = kind(*args, **options)
