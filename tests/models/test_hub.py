@@ -10,7 +10,7 @@ import pytest
 
 from foreword.errors import ModelError
 from foreword.models.hub import from_hub
-from foreword.models.loader import load_model
+from foreword.models.loader import find_model, load_model
 
 FILES = {
     "org/tiny": ["config.json", "tokenizer.json", "model.safetensors", "README.md"],
@@ -21,26 +21,30 @@ FILES = {
 
 
 class Hub(ModuleType):
-    """Repositories of small files. is_reachable: whether the hub answers. fetched: (repository, file) so far."""
+    """Repositories of small files. is_reachable: whether the hub answers. fetched: (repository, file) so
+    far. revisions: those that were asked for."""
 
     def __init__(self, folder, size=100):
         super().__init__("huggingface_hub")
         self.folder, self.size, self.is_reachable = folder, size, True
-        self.fetched = set()
+        self.fetched, self.revisions = set(), set()
         self.constants = SimpleNamespace(HF_HUB_CACHE=str(folder))
         self.HfApi = lambda: SimpleNamespace(model_info=self.model_info)
 
-    def model_info(self, repository, files_metadata):
+    def model_info(self, repository, revision, files_metadata):
+        self.revisions.add(revision)
         if not self.is_reachable:
             raise ConnectionError("no route\nand more")
         if repository not in FILES:
             raise LookupError(f"404: {repository}")
         return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name, size=self.size) for name in FILES[repository]])
 
-    def try_to_load_from_cache(self, repository, file):
+    def try_to_load_from_cache(self, repository, file, revision):
+        self.revisions.add(revision)
         return "path" if (repository, file) in self.fetched else None
 
-    def snapshot_download(self, repository, allow_patterns=None, local_files_only=False):
+    def snapshot_download(self, repository, revision, allow_patterns=None, local_files_only=False):
+        self.revisions.add(revision)
         snapshot = self.folder / repository
         if local_files_only:
             if not snapshot.exists():
@@ -82,8 +86,21 @@ def test_one_file_of_a_repository_of_gguf_files_is_fetched(hub, tmp_path, name, 
 
 
 @pytest.mark.parametrize(
+    ("name", "revision"),
+    [("org/tiny@v1", "v1"), ("org/tiny@refs/pr/3", "refs/pr/3"), ("org/tiny-GGUF@0a1b:q8_0", "0a1b")],
+)
+def test_a_revision_is_asked_for_everywhere(hub, name, revision):
+    for hub.is_reachable in (True, False):
+        assert find_model(name)[0].exists()
+    assert hub.revisions == {revision}
+
+
+@pytest.mark.parametrize(
     ("name", "words"),
     [
+        ("org/tiny@", "is no hub id"),
+        ("org/tiny:", "is no hub id"),
+        ("org/tiny:q8_0@v1", "in this order"),
         (
             "org/tiny-GGUF:Q5_0",
             r"0 \.gguf files of Q5_0; its formats are F16, Q4_K_M, Q8_0\. Give one as org/tiny-GGUF:",

