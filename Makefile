@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo clients stubs test smoke schemas fuzz storms soak soak-server sanitize proofs recipes replicas ray torch transformers device wheel check bench native pages arm emulate throughput clean
+.PHONY: help demo clients stubs lock test smoke schemas fuzz storms soak soak-server sanitize proofs recipes replicas ray torch transformers device wheel check bench native pages arm emulate throughput clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -33,7 +33,11 @@ $(STAMPS)/install: $(STAMPS)/build-tools $(SOURCES)  ## the package
 	$(PIP) --no-build-isolation .
 	@touch $@
 
-$(STAMPS)/%: $(STAMPS)/install  ## the extras: test, dev
+$(STAMPS)/test: $(STAMPS)/install tests/requirements.txt  ## what the tests need, as it was locked, each file verified
+	$(PIP) --require-hashes -r tests/requirements.txt
+	@touch $@
+
+$(STAMPS)/%: $(STAMPS)/install  ## the extras: dev
 	$(PIP) --no-build-isolation '.[$*]'
 	@touch $@
 
@@ -124,6 +128,11 @@ native:  ## build the native module in place, for work on the sources (PYTHONPAT
 
 pages: $(STAMPS)/install  ## pages of docs/ and types of options, from the tables that they show
 	PYTHONPATH=src:tools $(BIN)/python -m docpages
+
+lock: $(BIN)/python  ## tests/requirements.txt, the packages of the tests with their hashes, from pyproject.toml
+	$(PIP) uv
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+	  --no-emit-index-url --upgrade --extra test -o tests/requirements.txt pyproject.toml
 
 stubs: $(STAMPS)/dev  ## src/foreword/_native.pyi, the types of the native module, from the module
 	$(BIN)/python tools/stubs.py
