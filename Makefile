@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo clients stubs lock test smoke schemas fuzz storms soak soak-server sanitize proofs recipes replicas ray torch transformers device wheel check bench native pages arm emulate throughput clean
+.PHONY: help demo attack clients stubs lock test smoke schemas fuzz storms soak soak-server sanitize proofs recipes replicas ray torch transformers device wheel check bench native pages arm emulate throughput clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -63,6 +63,10 @@ soak: $(STAMPS)/test  ## mixed traffic with failures, every output checked; MINU
 
 soak-server: $(STAMPS)/test  ## foreword serve under storms: 1,000 streams, closed, slow and silent connections; MINUTES=10
 	PYTHONPATH=tests:tests/cli $(BIN)/python tests/server/soak.py --minutes $(or $(MINUTES),10)
+
+attack: $(STAMPS)/test  ## hostile clients against foreword serve, alone and with replicas: answers, waits, memory (minutes)
+	PYTHONPATH=tests:tests/cli $(BIN)/python tests/server/attack.py
+	PYTHONPATH=tests:tests/cli $(BIN)/python tests/server/attack.py --replicas
 
 schemas: $(STAMPS)/test  ## 1,000 outputs of the default model under public JSON schemas, each validated (minutes)
 	$(BIN)/python tests/structured/schemas.py --outputs 1000

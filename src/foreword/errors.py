@@ -84,6 +84,7 @@ class RequestError(ForewordError, ValueError):
     """A request that cannot be served as given. The engine and its other requests continue."""
 
     def __init__(self, request_id: str | None, field: str, value: object, reason: str, fix: str) -> None:
+        field = field if len(field) <= 200 else f"{field[:197]}..."  # clients can give names of any length
         self.request_id, self.field, self.value, self.reason, self.fix = request_id, field, value, reason, fix
         prefix = f"request {request_id!r}: " if request_id is not None else ""
         super().__init__(f"{prefix}{field} = {shown(value)}: {reason}. {fix}")

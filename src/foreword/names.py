@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 
 SIMILAR = 0.66
 """Least similarity, of 1, of a name that is suggested. Below, names that share only some letters match."""
+LONGEST = 80
+"""Characters of a name that similar ones are looked for: the time grows with their square."""
 
 _BY_NAMES: dict[str, tuple[tuple[str, ...], str]] = {
     # vLLM; a row also has the names of the others for the same
@@ -91,6 +93,8 @@ def nearest(name: str, known: Iterable[str], least: float = SIMILAR) -> str | No
     """Return the known name that is most similar, None if none is similar enough."""
     from difflib import get_close_matches  # here: it is slow to import, and only errors need it
 
+    if len(name) > LONGEST:
+        return None
     return next(iter(get_close_matches(name, sorted(known), n=1, cutoff=least)), None)
 
 
@@ -107,6 +111,8 @@ def advice(
     of_requests: names that are no options, but parameters of a request. otherwise: the advice if nothing is similar.
     form: writes a known name as users do.
     """
+    if len(name) > LONGEST:
+        return otherwise
     known, of_requests = set(known), set(of_requests)
     plain = name.lstrip("-").replace("-", "_").lower()
     names, remark = OTHERS.get(name) or OTHERS.get(plain, ((), ""))
