@@ -17,8 +17,10 @@ from server_rig import HI, serving
 from starlette.routing import Mount
 
 from foreword.errors import ConfigError
+from foreword.server.access import Hosts
 from foreword.server.app import make_app
 from foreword.server.config import ServerConfig
+from foreword.server.errors import HttpError
 from foreword.server.operations import OPERATIONS
 from foreword.server.run import bound_socket
 
@@ -203,6 +205,39 @@ def test_a_few_requests_before_the_answers_are_answered_in_order(guarded):
     ask = b"GET %s HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer one\r\n%s\r\n"
     sent = b"".join(ask % (path, b"Connection: close\r\n" if path == paths[-1] else b"") for path in paths)
     assert re.findall(rb"HTTP/1.1 (\d+)", raw(guarded, sent)) == [b"200", b"404", b"200", b"200"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({}, "no"),
+        ({"api_key": ("k",)}, "any"),
+        ({"host": "0.0.0.0"}, "any"),
+        ({"allowed_host": ("models.example",)}, "given"),
+        ({"allowed_host": ("models.example",), "api_key": ("k",), "host": "0.0.0.0"}, "given"),
+        ({"allowed_host": ("*",)}, "any"),
+    ],
+)
+def test_a_page_that_leads_its_name_to_a_server_without_keys_is_refused(settings, names):
+    hosts = Hosts(ServerConfig(**settings))
+    for host in ("localhost", "LocalHost:8000", "127.0.0.1:8000", "[::1]:8000", "[::1]", "192.0.2.7", ""):
+        hosts.check({b"host": host.encode()})
+    for host, allowed in (("evil.example", names == "any"), ("models.example:80", names != "no")):
+        with (
+            contextlib.nullcontext()
+            if allowed
+            else pytest.raises(HttpError, match="is not a name of this server") as refused
+        ):
+            hosts.check({b"host": host.encode()})
+        assert allowed or refused.value.status == 421
+
+
+def test_the_name_in_the_host_header_is_checked_on_every_route(talker):
+    with serving(talker) as running, running.client() as client:
+        for operation in OPERATIONS:
+            path = operation.path.replace("{name:path}", "talker").replace("{id}", "x")
+            assert client.request(operation.method, path, headers={"Host": "evil.example"}).status_code == 421
+        assert client.get("/health").status_code == 200
 
 
 def test_half_open_connections_delay_no_other(guarded):

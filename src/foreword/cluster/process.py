@@ -43,6 +43,7 @@ class ReplicaProcess:
             replicas=1,
             served_model_name=config.served_model_name or (model,),
             api_key=(self.key,),
+            allowed_host=(),
             admin_key=self.key,
             cors_origin=(),
             tls_certificate=None,

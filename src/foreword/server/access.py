@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from hmac import compare_digest
+from ipaddress import ip_address
 
 from foreword.server.config import ServerConfig
 from foreword.server.errors import HttpError
@@ -34,6 +35,41 @@ class Keys:
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
+
+
+class Hosts:
+    """Checks the name that a request calls the server by.
+
+    Any web page can call a server on its visitor's own machine, by a name of the page's that leads to 127.0.0.1. Such
+    requests have this name in their Host header, and would be answered if no key is needed.
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        names = {name.lower() for name in config.allowed_host}
+        is_open = is_loopback(config.host) and not config.api_key
+        self._names = names | {"localhost", config.host.lower()} if names or is_open else {"*"}
+
+    def check(self, headers: Mapping[bytes, bytes]) -> None:
+        """HttpError 421 for a name that is not allowed. Numeric addresses are, and requests of HTTP/1.0 without one."""
+        given = headers.get(b"host", b"").decode("latin-1").lower()
+        name = given.rpartition(":")[0] if given.rpartition(":")[2].isdigit() else given
+        if "*" in self._names or not name or name in self._names or _is_address(name.strip("[]")):
+            return
+        reason = f"Host {name!r:.80} is not a name of this server; it is allowed by --allowed-host"
+        raise HttpError(421, reason, code="unknown_host")
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches the host."""
+    return host.lower() == "localhost" or (_is_address(host) and ip_address(host).is_loopback)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _given(headers: Mapping[bytes, bytes]) -> bytes:

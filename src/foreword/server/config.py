@@ -43,6 +43,10 @@ class ServerConfig:
     cors_origin: tuple[str, ...] = setting(
         (), "Origin of web pages that may call the server. Repeatable.", value_name="URL"
     )
+    allowed_host: tuple[str, ...] = setting(
+        (), "Name that clients may call the server by; * for any. Default: localhost, where the server listens on a "
+        "loopback address and needs no key, else any. Repeatable.", value_name="NAME",
+    )  # fmt: skip
     tls_certificate: str | None = setting(None, "Certificate file (PEM), for https.", value_name="FILE")
     tls_key: str | None = setting(None, "File of the certificate's private key.", value_name="FILE")
     max_requests: int = setting(

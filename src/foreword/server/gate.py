@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foreword.errors import ForewordError
 from foreword.openai.frames import AnswerStream
-from foreword.server.access import Keys
+from foreword.server.access import Hosts, Keys
 from foreword.server.config import ServerConfig
 from foreword.server.errors import Dialect, HttpError, as_http_error, not_found
 from foreword.server.operation import Operation, Operations, Target
@@ -40,6 +40,7 @@ class Gate:
     def __init__(self, app: ASGIApp, operations: Operations, config: ServerConfig, responses: Counter[int]) -> None:
         """responses: counts the requests by the status of their response."""
         self._app, self._operations, self._config, self._keys = app, operations, config, Keys(config)
+        self._hosts = Hosts(config)
         self._responses = responses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,6 +56,7 @@ class Gate:
         scope["request_id"] = request_id.decode()  # an answer may add "stream": its `AnswerStream`
         try:
             self._check_head(scope)
+            self._hosts.check(headers)
             self._keys.check(target.access, path, headers)
             scope["operation"], scope["path_params"] = _found(target, scope), target.parameters
             body = await self._body(scope, headers, receive)
