@@ -88,7 +88,7 @@ class Tokenizer:
         """
         try:
             with panics_caught():
-                encoding = self.backend.encode_batch_fast([(first, second)])[0]
+                encoding = self.backend.encode_batch([(first, second)])[0]  # encode_batch_fast leaves type_ids out
         except Exception as error:  # TypeError, or plain Exception of tokenizers
             reason, fix = f"the tokenizer fails on the pair ({error!s:.200})", "Give two str without lone surrogates"
             raise RequestError(None, "prompt", (first, second), reason, fix) from None
