@@ -18,7 +18,6 @@ class Versioned(Protocol):
     @property
     def version(self) -> int:
         """An integer that grows with every change."""
-        ...
 
 
 class Memo(Generic[K, V]):

@@ -71,7 +71,6 @@ class EncoderPrompts(Protocol):
 
         encode: a text with at most so many tokens. RequestError for what the encoder cannot read.
         """
-        ...
 
 
 Prompt = str | Sequence[int] | MixedPrompt | EncoderDecoderPrompt

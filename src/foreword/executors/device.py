@@ -54,7 +54,6 @@ class ModelAdapters(AdapterStore, Protocol):
 
     def mapping(self, batch: InputBatch) -> LoraMapping | None:
         """See `step_adapters`."""
-        ...
 
 
 class DeviceModel(BlockStore, Protocol):
@@ -81,7 +80,6 @@ class DeviceModel(BlockStore, Protocol):
         ``rows.tensors["logits_indices"][:num_logits]``, then those at ``inputs.more_logits``. It is captured, unless
         ``inputs`` has arrays: it must not read a tensor on the host, and what it allocates belongs to the graph.
         """
-        ...
 
 
 class DeviceExecutor:

@@ -31,7 +31,6 @@ class PendingStep(Protocol):
 
     def result(self) -> Sampled:
         """Wait for the step and return its samples. Call it once."""
-        ...
 
 
 @runtime_checkable
@@ -64,29 +63,24 @@ class Executor(Protocol):
 
     def pad_for(self, num_tokens: int, num_reqs: int) -> tuple[int, int] | None:
         """The padded (num_tokens, num_reqs) that a step of this size is prepared with; None for no padding."""
-        ...
 
     def runs_ahead(self, sampling: StepSampling) -> bool:
         """Whether a step with this sampling may be launched before the result of the step before was read, and with
         a batch that is not resolved. It computes with the samples of the step before, which it reads where that left
         them. Such a batch may be replaced before its result is returned.
         """
-        ...
 
     def launch(self, batch: InputBatch, sampling: StepSampling) -> PendingStep:
         """Apply ``batch.block_ops``, then start the step. The batch stays valid until its result was returned.
 
         PlanError for a batch with inputs that the executor does not read; then nothing was written.
         """
-        ...
 
     def apply_block_ops(self, ops: BlockOps) -> None:
         """Zero blocks, then copy blocks, in every layer. All copies are read before any is written."""
-        ...
 
     def close(self) -> None:
         """End the processes of its own, at once; no step runs afterwards. Closing twice is harmless."""
-        ...
 
 
 class BlockStore(Protocol):
@@ -94,11 +88,9 @@ class BlockStore(Protocol):
 
     def copy_blocks(self, sources: I32, destinations: I32) -> None:
         """Copy whole blocks in every layer. All sources are read before any destination is written."""
-        ...
 
     def zero_blocks(self, blocks: I32) -> None:
         """Fill whole blocks with zeros in every layer."""
-        ...
 
 
 class AdapterStore(Protocol):
@@ -106,11 +98,9 @@ class AdapterStore(Protocol):
 
     def load(self, lora_id: int, adapter: LoraAdapter) -> int:
         """Hold an adapter under a number that is free. Return the bytes that it takes."""
-        ...
 
     def drop(self, lora_id: int) -> None:
         """Free an adapter that no request uses, if it is held."""
-        ...
 
 
 def apply_block_ops(ops: BlockOps, store: BlockStore) -> None:
@@ -126,11 +116,9 @@ class LoraExecutor(Executor, Protocol):
 
     def load_lora(self, lora_id: int, adapter: LoraAdapter) -> int:
         """Hold an adapter under a number that is free, until `drop_lora`. Returns the bytes that it takes."""
-        ...
 
     def drop_lora(self, lora_id: int) -> None:
         """Free an adapter that no request uses, if it is held."""
-        ...
 
 
 def check_inputs(batch: InputBatch, capabilities: frozenset[Capability]) -> None:

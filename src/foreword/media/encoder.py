@@ -34,7 +34,6 @@ class MediaEncoder(Protocol):
     @property
     def placeholders(self) -> Mapping[str, str]:
         """Each kind that the model takes, of "image" and "audio" → the text that stands for one in a prompt."""
-        ...
 
     def prompt(self, text: str, media: Sequence[Medium], encode: Callable[[str], list[int]]) -> MediaPrompt:
         """The inputs of a text with one placeholder per image and sound, in order. encode: of a text that has all
@@ -42,7 +41,6 @@ class MediaEncoder(Protocol):
 
         RequestError for other placeholders, and for an image or sound that the model cannot take.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,35 +20,28 @@ class Grammar(Protocol):
     @property
     def is_terminated(self) -> bool:
         """Whether the output is complete: nothing may follow the tokens accepted."""
-        ...
 
     def fill_mask(self, words: I32) -> None:
         """Write the tokens that may follow to int32 [ceil(V / 32)]: bit t mod 32 of word t // 32 is 1 for an allowed
         token t. Every bit has to be written.
         """
-        ...
 
     def accept(self, token_ids: Sequence[int]) -> int:
         """Advance by the longest prefix that is allowed; returns its length."""
-        ...
 
     def roll_back(self, num_tokens: int) -> None:
         """Undo the last ``num_tokens`` accepted tokens."""
-        ...
 
     def reset(self) -> None:
         """Undo every accepted token, also after an interrupt in the middle of another method."""
-        ...
 
     def copy(self) -> Self:
         """The same grammar with no token accepted, for another completion."""
-        ...
 
     def forced_tokens(self, limit: int) -> Sequence[int]:
         """Up to ``limit`` tokens that have to follow, each the only one that the mask at its place allows. They are
         drafts, verified as any: none, or wrong ones, cost time alone. An error here means none.
         """
-        ...
 
 
 Wait = Callable[[], None]

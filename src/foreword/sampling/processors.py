@@ -27,11 +27,9 @@ class LogitsProcessor(Protocol):
 
     def update(self, change: BatchUpdate) -> None:
         """Follow a change of the state rows, usually by ``self.rows.update``."""
-        ...
 
     def apply(self, logits: F32, at: LogitRows) -> None:
         """Change logits [N, V] in place. Row i is at.rows[i]'s; every one of them is in ``rows``."""
-        ...
 
 
 @dataclass(slots=True, eq=False)

@@ -10,12 +10,9 @@ class RowObserver(Protocol):
 
     def filled(self, row: int) -> None:
         """A request entered the row; its columns are complete."""
-        ...
 
     def freed(self, row: int) -> None:
         """The row's request leaves; its id and columns are still there."""
-        ...
 
     def exchanged(self, a: int, b: int) -> None:
         """The two rows changed places."""
-        ...

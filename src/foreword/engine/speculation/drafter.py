@@ -18,4 +18,3 @@ class Drafter(Protocol):
 
     def propose(self, rows: I32, most: I32) -> I32:
         """Up to most[i] drafts for rows[i]: [n, k] padded with −1, where max(most) ≤ k ≤ max_num_draft_tokens."""
-        ...
