@@ -40,7 +40,8 @@ ON_USE = {
 """Modules that the completion of a text from a GGUF file does not need."""
 
 OF_BATCH = tuple(
-    f"foreword.{name}" for name in ("batch", "arrays", "errors", "integers", "names", "native", "_native", "seeds")
+    f"foreword.{name}"
+    for name in ("batch", "arrays", "declared", "errors", "integers", "names", "native", "_native", "seeds")
 )
 """What the batch package is made of."""
 

@@ -7,85 +7,42 @@
         def __post_init__(self) -> None:
             check_settings(self)
 
-Checks, messages, command lines, environment variables, configuration files and the page of settings are loops over
-`settings_of` of such classes.
+A setting is a row of `foreword.declared`.
 """
 
 from __future__ import annotations
 
-import math
-import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass
 from functools import cache
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
+from foreword.declared import Declared, declarations, declared, declared_like
 from foreword.errors import ConfigError, shown
-from foreword.names import advice
 
-_SETTING = "setting"
 _SIZE = re.compile(r"\s*(\d{1,18})(?:\.(\d{1,18}))?\s*(?:([KMGT])(i?))?B?\s*", re.IGNORECASE)
+
+setting, setting_of = declared, declared_like
+"""How a class declares a setting, and one like that of another class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """One setting.
-
-    name: of the option. kind: the type of its value, or of each of its values if it is ``repeated``: bool, int, float
-    or str. optional: None is a value too. choices: the only texts, if there are some. least, most: the range of a
-    number. unit: "bytes" also takes texts such as "2GiB". value_name: stands for the value in help.
-    fix: what the error of another choice recommends; "": the most similar choice.
-    convert: reads the value instead of the checks of its kind; ValueError with the reason if it cannot.
-    decoders_only: encoders refuse any value but the default.
+class Setting(Declared):
+    """One setting. A number is not negative unless its row says so. decoders_only: encoders refuse any value but the
+    default.
     """
 
-    name: str = ""
-    kind: type = str
-    default: object = None
-    help: str = ""
-    optional: bool = False
-    repeated: bool = False
-    choices: tuple[str, ...] = ()
-    least: float = 0
-    most: float = 2**31
-    unit: str = ""
-    value_name: str = ""
-    fix: str = ""
-    convert: Callable[[Any], Any] | None = None
+    least: float | None = 0
+    most: float | None = 2**31
     decoders_only: bool = False
-
-    @property
-    def is_number(self) -> bool:
-        return self.kind in (int, float)
-
-    def expected(self) -> str:
-        """Say which values are valid: "an integer from 1 to 65536, or None"."""
-        if self.choices:
-            one = f"one of {', '.join(map(repr, self.choices))}"
-        elif self.is_number:
-            one = f"{'an integer' if self.kind is int else 'a number'} from {_plain(self.least)} to {_plain(self.most)}"
-            one += ', or a size such as "2GiB"' * (self.unit == "bytes")
-        else:
-            one = "True or False" if self.kind is bool else "a text that is not empty"
-        one = f"a list, each item {one}" if self.repeated else one
-        return f"{one}, or None" if self.optional else one
-
-    def text_of(self, value: object) -> str:
-        """Return a value as users write it: "2GiB" for a number of bytes."""
-        if self.unit == "bytes" and isinstance(value, int):
-            for power, prefix in ((30, "G"), (20, "M"), (10, "K")):
-                if value and value % (1 << power) == 0:
-                    return f"{value >> power}{prefix}iB"
-        return str(value)
 
     def read(self, value: Any) -> Any:
         """Return the value of a text, such as one of a command line; others are as for `checked`. ConfigError."""
-        if isinstance(value, str) and self.is_number and not self.unit:
+        if isinstance(value, str) and self.kind.is_number and not self.unit:
             with suppress(ValueError):
-                value = self.kind(value)
+                value = self.kind.read(value)
         return self.checked(value)
 
     def checked(self, value: Any) -> Any:
@@ -93,60 +50,15 @@ class Setting:
         if value is None and self.optional:
             return None
         try:
-            if not self.repeated:
-                return self._one(value)
-            if isinstance(value, str) or not isinstance(value, Iterable):
-                raise ValueError
-            return tuple(map(self._one, value))
+            if self.convert is not None:
+                return self.convert(value)
+            kept = bytes_of(value) if self.unit == "bytes" and isinstance(value, str) else self.kind.convert(value)
+            reason = self.refusal(kept)
         except ValueError as error:
-            reason = str(error) or f"expected {self.expected()}"
-            raise ConfigError(f"{self.name}={shown(value)}: {reason}") from None
-
-    def _one(self, value: Any) -> Any:
-        if self.convert is not None:
-            return self.convert(value)
-        if self.unit == "bytes" and isinstance(value, str):
-            value = bytes_of(value)
-        if self.kind is bool:
-            if not isinstance(value, bool):
-                raise ValueError
-        elif self.kind is str:
-            if not isinstance(value, str) or not value:
-                raise ValueError
-            if self.choices and value not in self.choices:
-                raise ValueError(f"must be {self.expected()}. {self.fix or advice(value, self.choices, '')}".rstrip())
-        else:
-            value = self._number(value)
-        return value
-
-    def _number(self, value: Any) -> float:
-        if isinstance(value, bool):
-            raise ValueError
-        try:
-            number = operator.index(value) if self.kind is int else float(operator.pos(value))
-        except MemoryError:
-            raise
-        except Exception:  # whatever the value's own methods raise: it gives no number
-            raise ValueError from None
-        if not self.least <= number <= self.most:
-            if isinstance(number, float) and not math.isfinite(number):
-                raise ValueError
-            raise ValueError(f"must be from {_plain(self.least)} to {_plain(self.most)}" + ", or None" * self.optional)
-        return number
-
-
-def setting(default: Any, help: str, **declared: Any) -> Any:
-    """Declare a field of a settings class. declared: other fields of `Setting`, apart from those its type tells."""
-    return _field(Setting(default=default, help=help, **declared))
-
-
-def setting_of(owner: type, name: str) -> Any:
-    """Declare a field like that of another settings class."""
-    return _field(settings_of(owner)[name])
-
-
-def _field(given: Setting) -> Any:
-    return field(default=given.default, metadata={_SETTING: given})
+            reason = str(error) or f"expected {self.expected}"
+        if reason is None:
+            return kept
+        raise ConfigError(f"{self.name}={shown(value)}: {reason}")
 
 
 def settings_of(owner: type) -> Mapping[str, Setting]:
@@ -156,9 +68,7 @@ def settings_of(owner: type) -> Mapping[str, Setting]:
 
 @cache
 def _settings_of(owner: Any) -> Mapping[str, Setting]:
-    hints = get_type_hints(owner)
-    declared = {item.name: item.metadata[_SETTING] for item in fields(owner) if _SETTING in item.metadata}
-    return {name: _typed(replace(given, name=name), hints[name]) for name, given in declared.items()}
+    return declarations(owner, Setting)
 
 
 def check_settings(values: Any) -> None:
@@ -191,21 +101,3 @@ def bytes_of(text: str) -> int:
     if part and factor == 1:
         raise ValueError
     return int(int(whole + part) * factor // 10 ** len(part))
-
-
-def _typed(given: Setting, hint: Any) -> Setting:
-    """Return the setting with what the annotation of its field says."""
-    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    optional = NoneType in parts
-    [hint, *others] = [part for part in parts if part is not NoneType]
-    if given.convert is not None or others:
-        return replace(given, optional=optional, repeated=given.repeated or get_origin(hint) is tuple)
-    if get_origin(hint) is tuple:
-        return replace(given, kind=get_args(hint)[0], repeated=True)
-    if get_origin(hint) is Literal:
-        return replace(given, choices=get_args(hint), optional=optional)
-    return replace(given, kind=hint, optional=optional)
-
-
-def _plain(number: float) -> str:
-    return f"{number:g}" if isinstance(number, float) else str(number)

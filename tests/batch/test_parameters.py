@@ -65,9 +65,9 @@ def test_a_flag_is_no_number(row):
 @pytest.mark.parametrize("row", PARAMETERS, ids=lambda row: row.name)
 def test_none_is_accepted_where_the_type_says_so_and_is_an_empty_list_of_others(row):
     params = SamplingParams(**{row.name: None})
-    if row.nullable or row.default == ():
+    if row.optional or row.default == ():
         params.check("r", 100)
-        assert getattr(params, row.name) == (None if row.nullable else ())
+        assert getattr(params, row.name) == (None if row.optional else ())
     else:
         with pytest.raises(RequestError, match=row.name):
             params.check("r", 100)

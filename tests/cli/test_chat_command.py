@@ -95,7 +95,7 @@ def test_help_lists_every_command_within_80_columns(talker):
     [
         ("/hepl", "Did you mean /help?"),
         ("/set temperature hot", "temperature = 'hot': expected X"),
-        ("/set temperature -1", "temperature = -1.0: must be in [0, 100]"),
+        ("/set temperature -1", "temperature = -1.0: must be from 0 to 100"),
         ("/load none.json", "none.json: cannot be read"),
         ("/save", "/save = '': needs a file"),
         ("/undo", "there is no message to remove"),

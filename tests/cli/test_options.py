@@ -47,11 +47,11 @@ def value_of(name: str) -> tuple[object, object]:
         return VALUES[name]
     if known.choices:
         found = next(choice for choice in reversed(known.choices) if choice != known.default)
-    elif known.kind is bool:
+    elif known.type == "bool":
         found = not known.default
     else:
-        found = {int: 7, float: 1.5, str: "other"}[known.kind]
-        found = min(found, known.most) if known.is_number else found
+        found = {"int": 7, "float": 1.5, "str": "other"}[known.type]
+        found = min(found, known.most) if known.kind.is_number else found
     assert found != known.default
     return found, found
 

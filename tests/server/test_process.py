@@ -140,15 +140,15 @@ def test_every_setting_of_a_server_is_an_option_a_variable_and_a_line_of_a_file(
         if name in own:
             continue
         value = (
-            not known.default if known.kind is bool else min(300, known.most) if known.is_number
-            else ["a=b"] if known.repeated else known.choices[0] if known.choices else "ab"
+            not known.default if known.type == "bool" else min(300, known.most) if known.kind.is_number
+            else ["a=b"] if known.kind.collect else known.choices[0] if known.choices else "ab"
         )  # fmt: skip
         others = ("--kv-events", "tcp://*:5557") if name.startswith("kv_events_") else ()  # they go with it
-        flag, text = f"--{name.replace('_', '-')}", value[0] if known.repeated else str(value).lower()
-        expected = tuple(value) if known.repeated else value
+        flag, text = f"--{name.replace('_', '-')}", value[0] if known.kind.collect else str(value).lower()
+        expected = tuple(value) if known.kind.collect else value
         for given in (
             settings_of_serve(f"{name} = {json.dumps(value)}", *others),
-            settings_of_serve("", *([flag] if known.kind is bool else [flag, text]), *others),
+            settings_of_serve("", *([flag] if known.type == "bool" else [flag, text]), *others),
             settings_of_serve("", *others, **{f"FOREWORD_SERVE_{name.upper()}": text}),
         ):
             assert getattr(given, name) == expected, name

@@ -22,7 +22,7 @@ from foreword.sampling import BadLogitsError, NoTokenLeftError
 ERRORS: list[errors.ForewordError] = [
     errors.ForewordError("something"),
     errors.ConfigError("num_blocks=1: must be at least 2"),
-    errors.RequestError("a", "top_p", 2.0, "must be in [0, 1]", "Use 1.0 for no limit."),
+    errors.RequestError("a", "top_p", 2.0, "must be > 0 and ≤ 1", "Use 1.0 for no limit."),
     errors.RequestError(None, "prompts", object, "must be a text", "Pass one."),
     errors.CapacityError("3 blocks wanted, 2 of 8 are free"),
     errors.PlanError("wrong", step=3, request="a", tensor="positions", index=(1, 2), expected=[1], got="x"),

@@ -25,5 +25,5 @@ def page() -> str:
 
 
 def _line(row: Parameter) -> str:
-    type = (row.type + " | None" * row.nullable).replace("|", "\\|")
-    return f"| `{row.name}` | `{type}` | `{row.default}` | {row.limits.removeprefix('in ')} | {row.help} |"
+    type = (row.type + " | None" * row.optional).replace("|", "\\|")
+    return f"| `{row.name}` | `{type}` | `{row.default}` | {row.limits.removeprefix('from ')} | {row.help} |"

@@ -48,7 +48,7 @@ class EngineOptions(TypedDict, total=False):
 
 def _python_type(known: Setting, *, sizes: bool = False) -> str:
     """Return a type of Python. sizes: whether sizes in bytes may be texts."""
-    text = f"Literal[{', '.join(map(_quoted, known.choices))}]" if known.choices else known.kind.__name__
+    text = f"Literal[{', '.join(map(_quoted, known.choices))}]" if known.choices else known.type
     text += " | str" * (sizes and known.unit == "bytes")
     return f"{text} | None" if known.optional else text
 
@@ -110,22 +110,10 @@ def _table(heading: str, known: Iterable[Setting], summary: str = "") -> Iterato
 
 def _page_type(one: Setting) -> str:
     if one.choices:
-        text = ", ".join(f"`{choice}`" for choice in one.choices)
-    elif one.is_number:
-        text = f"{'integer' if one.kind is int else 'number'}, {_limit(one.least)} to {_limit(one.most)}"
-        text += ", or a size" * (one.unit == "bytes")
-    else:
-        text = {bool: "flag", str: "text"}[one.kind]
-    return f"{text}, repeatable" if one.repeated else text
-
-
-def _limit(number: float) -> str:
-    if number == -(2**63):
-        return "−2^63"
-    power = int(number).bit_length() - 1
-    if number >= 2**20 and int(number) in (2**power, 2 ** (power + 1) - 1):
-        return f"2^{power}" if int(number) == 2**power else f"2^{power + 1} − 1"
-    return f"{number:g}"
+        return ", ".join(f"`{choice}`" for choice in one.choices)
+    name = {"int": "integer", "float": "number", "bool": "flag", "str": "text"}.get(one.type, "text, repeatable")
+    limits = ", ".join(filter(None, (name, one.limits.removeprefix("from "))))
+    return limits + ", or a size" * (one.unit == "bytes")
 
 
 def _default(one: Setting) -> str:

@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar, cast
 import typer
 
 from foreword.cli.app import option_names
+from foreword.declared import Declared
 from foreword.engine.loras import named_paths
 from foreword.engine.options import LLMOptions, executor_settings, option_settings
 from foreword.errors import ConfigError, shown
@@ -44,40 +45,49 @@ def option(
 
     default: shown in the help.
     """
-    known, flag = among[name], f"--{name.replace('_', '-')}"
-    is_flag = known.kind is bool
+    known = among[name]
     named = replace(known, name=flags[0][2:].replace("-", "_") if flags else name)
+    help = _help(known, OF_EXECUTORS.get(name, {}) if known is SETTINGS.get(name) else {}, default)
+    return typer_option(named, named.read, help, *flags, heading=heading)
 
-    def read(value: Any) -> Any:
-        return None if value is None else named.read(value)
 
+def typer_option(
+    known: Declared, read: Callable[[Any], Any], help: str, *flags: str, heading: str | None = None
+) -> Any:
+    """Return what Typer needs for an option. read: makes the value of what was given, which is not None.
+
+    The message of a wrong value is that of ``read``: the same from Python, a command line, a variable and a file.
+    """
+    flag, is_flag = f"--{known.name.replace('_', '-')}", known.type == "bool"
     return typer.Option(
         *(flags or (f"{flag}/--no-{flag[2:]}" if is_flag else flag,)),
-        metavar=known.value_name or None,
-        help=_help(known, OF_EXECUTORS.get(name, {}) if known is SETTINGS.get(name) else {}, default),
+        metavar=None if is_flag else known.form,
+        help=help,
         rich_help_panel=heading,
         show_default=False,
-        parser=None if is_flag else _as_it_is,
-        callback=read,
-        autocompletion=_known_models if name == "model" else None,
+        parser=None if is_flag else lambda value: value,
+        callback=lambda value: None if value is None else read(value),
+        autocompletion=_known_models if known.name == "model" else None,
     )
 
 
-def _as_it_is(value: Any) -> Any:
-    """Leave a value to the setting, whose message is the same from Python, a command line, a variable and a file."""
-    return value
+def option_type(known: Declared) -> Any:
+    """Return the annotation of an option, whose texts are read later."""
+    one = {"int": int, "float": float, "bool": bool}.get(known.type, str)
+    return one if known.kind.collect is None else list[str]
 
 
 def _help(known: Setting, kinds: Mapping[str, Setting], default: Any) -> str:
     if not kinds:
-        return _summary(known, default)
+        return summary(known, default)
     alike: dict[str, list[str]] = {}  # what is said → kinds of executors
     for kind, one in kinds.items():
-        alike.setdefault(_summary(one, one.default if default is None else default), []).append(kind)
+        alike.setdefault(summary(one, one.default if default is None else default), []).append(kind)
     return " ".join(f"{', '.join(names)}: {text}" for text, names in alike.items())
 
 
-def _summary(known: Setting, default: Any) -> str:
+def summary(known: Declared, default: Any) -> str:
+    """Return the help of an option: its meaning, its choices and its default."""
     if default is None:
         text = known.help.replace(". None: ", ". Default: ").replace("None: ", "default: ")
     else:
@@ -86,7 +96,7 @@ def _summary(known: Setting, default: Any) -> str:
         text += f" One of {', '.join(known.choices)}."
     if default is None or default == ():
         return text
-    return f"{text} [default: {str(default).lower() if known.kind is bool else known.text_of(default)}]"
+    return f"{text} [default: {str(default).lower() if known.type == 'bool' else known.text_of(default)}]"
 
 
 def options_of(
@@ -98,9 +108,8 @@ def options_of(
         for name, known in group.items():
             default = defaults.get(name, known.default)
             flags = ("--model", "-m") if name == "model" else ()
-            kind: Any = list[known.kind] if known.repeated else known.kind  # type: ignore[name-defined]
             info = option(name, *flags, among=group, heading=heading, default=default)
-            found[name] = Annotated[kind | None, info], None
+            found[name] = Annotated[option_type(known) | None, info], None
     return found
 
 

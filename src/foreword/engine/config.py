@@ -27,24 +27,24 @@ class EngineConfig:
     max_model_len: int | None = setting(
         None, "Largest number of tokens of a request, prompt included; None: the model's own length. A longrope model "
         "may be given more than its original length; all its requests then have the frequencies of long contexts.",
-        least=2, most=2**24, value_name="N",
+        least=2, most=2**24,
     )
     block_size: int = setting(
         16, "Tokens of a KV block; a model with recurrent layers may use a multiple of it.",
-        least=1, most=2**16, value_name="N", decoders_only=True,
+        least=1, most=2**16, decoders_only=True,
     )
     num_blocks: int | None = setting(
         None, "KV blocks of the pool, the null block included; None: as many as max_num_seqs requests of "
-        "max_model_len could need, within kv_cache_bytes.", least=2, most=2**28, value_name="N", decoders_only=True,
+        "max_model_len could need, within kv_cache_bytes.", least=2, most=2**28, decoders_only=True,
     )
     kv_cache_bytes: int = setting(
         2 << 30, "Memory for keys and values, where num_blocks is not given.",
-        least=1, most=2**50, unit="bytes", value_name="SIZE", decoders_only=True,
+        least=1, most=2**50, unit="bytes", decoders_only=True,
     )
     lora_bytes: int = setting(
         1 << 30, "Memory for LoRA adapters. When it is full, the least recently used leave it and are read again from "
         "their files when a request needs them; those of requests in progress stay, also beyond it.",
-        most=2**50, unit="bytes", value_name="SIZE", decoders_only=True,
+        most=2**50, unit="bytes", decoders_only=True,
     )
     prefix_caching: bool = setting(True, "Reuse the KV blocks of equal prompt prefixes.")
     partial_reuse: bool = setting(True, "Reuse a part of a KV block, too, by copying it.")
@@ -55,15 +55,15 @@ class EngineConfig:
     speculation: SpeculationConfig | None = None
     max_forced_tokens: int = setting(
         8, "Largest number of tokens that a grammar leaves no choice of and that one step takes; 0: none. A model "
-        "with recurrent layers never takes any.", most=1024, value_name="N", decoders_only=True,
+        "with recurrent layers never takes any.", most=1024, decoders_only=True,
     )
     seed: int | None = setting(
         0, "The seeds of requests without one are derived from it; None: a different one each run.",
-        least=-(2**63), most=2**63 - 1, value_name="N",
+        least=-(2**63), most=2**63 - 1,
     )
     check: Check = setting(
         "off", "Check each step before it runs. bounds: its sums and bounds; full: every tensor, and every read and "
-        "write of the cache, which is slow.", value_name="NAME",
+        "write of the cache, which is slow.",
     )
     # fmt: on
 
@@ -147,7 +147,7 @@ def _speculation_of(given: Any, flat: Mapping[str, Any]) -> SpeculationConfig | 
         given = {"method": SPECULATION["speculation"].checked(given)}
     if not isinstance(given, Mapping):
         raise ConfigError(
-            f"speculation={shown(given)}: expected {SPECULATION['speculation'].expected()}, a SpeculationConfig or a "
+            f"speculation={shown(given)}: expected {SPECULATION['speculation'].expected}, a SpeculationConfig or a "
             "mapping of its fields"
         )
     for name in given:

@@ -67,7 +67,7 @@ MODEL = Setting(
     value_name="NAME",
 )
 ADAPTER = Setting(
-    name="adapter", default=(), repeated=True,
+    name="adapter", type="Sequence[str]", default=(),
     help="A LoRA adapter: the last one answers in run and chat, lines of batch name theirs. Repeatable.",
     value_name="NAME=PATH",
 )
@@ -79,12 +79,12 @@ EXECUTOR = Setting(
 )
 PLUG_INS = (
     Setting(
-        name="logits_processor", default=(), repeated=True,
+        name="logits_processor", type="Sequence[str]", default=(),
         help="A function that makes a logits processor, as module:name or the name of a plug-in. Repeatable.",
         value_name="NAME",
     ),
     Setting(
-        name="observer", default=(), repeated=True,
+        name="observer", type="Sequence[str]", default=(),
         help="A class or function that makes an observer of the engine, named likewise. Repeatable.", value_name="NAME",
     ),
     Setting(

@@ -37,7 +37,7 @@ class ThreadOptions(ExecutorOptions):
     """The option of executors with threads of their own."""
 
     num_threads: int | None = setting(
-        None, "Threads; None: FOREWORD_NUM_THREADS, else the physical cores.", least=1, most=1024, value_name="N",
+        None, "Threads; None: FOREWORD_NUM_THREADS, else the physical cores.", least=1, most=1024,
     )
 
 
@@ -54,7 +54,6 @@ class TorchNumbers(ExecutorOptions):
 
     dtype: DType = setting(
         "auto", "Numbers of weights, keys and values. auto: as the weights are stored, of quantised weights bf16.",
-        value_name="NAME",
     )
 
 
@@ -62,9 +61,7 @@ class TorchNumbers(ExecutorOptions):
 class TorchMatrices(TorchNumbers):
     """The numbers of Foreword's models in PyTorch, whose matrices may be integers."""
 
-    weight_format: TorchWeightFormat = setting(
-        "auto", "Weights. auto: in the numbers of dtype; int8, q4: integers.", value_name="NAME"
-    )
+    weight_format: TorchWeightFormat = setting("auto", "Weights. auto: in the numbers of dtype; int8, q4: integers.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,16 +70,14 @@ class NativeOptions(ThreadOptions):
 
     weight_format: WeightFormat = setting(
         "auto", "Weights. auto: as the file holds them, integers with 15-bit activations, which gives the tokens of a "
-        "float computation. int8 and q4 use 8-bit activations: faster and less exact.", value_name="NAME",
+        "float computation. int8 and q4 use 8-bit activations: faster and less exact.",
     )
     kv_format: KVFormat = setting(
-        "bf16", "Keys and values. int8: with a scale per token and head, and attention in 8 bit.",
-        value_name="NAME", decoders_only=True,
+        "bf16", "Keys and values. int8: with a scale per token and head, and attention in 8 bit.", decoders_only=True,
     )
     numa_nodes: int | None = setting(
         None, "NUMA nodes that share the threads: each node's threads multiply the rows of every matrix that are in "
-        "its memory. None: they run anywhere. The tokens are the same.",
-        least=1, most=1024, value_name="N", decoders_only=True,
+        "its memory. None: they run anywhere. The tokens are the same.", least=1, most=1024, decoders_only=True,
     )
     preallocate_kv: bool = setting(
         False, "Take the memory of the whole KV pool from the system before the first request, not at the first use "
@@ -98,10 +93,10 @@ class TorchOptions(TorchMatrices, TorchPlace):
         False, "Compile the layers with torch.compile, which takes minutes in the first steps.", decoders_only=True,
     )
     tensor_parallel_size: int = setting(
-        1, "Processes that divide the model by heads.", least=1, most=1024, value_name="N", decoders_only=True
+        1, "Processes that divide the model by heads.", least=1, most=1024, decoders_only=True
     )
     context_parallel_size: int = setting(
-        1, "Processes that divide keys and values by position.", least=1, most=1024, value_name="N", decoders_only=True,
+        1, "Processes that divide keys and values by position.", least=1, most=1024, decoders_only=True,
     )
 
     @property
@@ -116,8 +111,7 @@ class TransformersOptions(TorchNumbers, TorchPlace):
 
     compile: bool = setting(False, "Compile the model with torch.compile, which takes minutes in the first steps.")
     media_cache_bytes: int = setting(
-        256 << 20, "Memory for vectors of images and sounds that are kept.",
-        most=2**50, unit="bytes", value_name="SIZE",
+        256 << 20, "Memory for vectors of images and sounds that are kept.", most=2**50, unit="bytes",
     )
 
 
@@ -127,9 +121,8 @@ class DeviceOptions(TorchMatrices):
 
     device: Literal["cuda", "cpu"] = setting(
         "cuda", "Device: cuda, the current GPU (CUDA_VISIBLE_DEVICES chooses it), or cpu for Triton's interpreter.",
-        fix="CUDA_VISIBLE_DEVICES chooses the GPU.", value_name="NAME",
+        fix="CUDA_VISIBLE_DEVICES chooses the GPU.",
     )
     kv_format: DeviceKVFormat = setting(
         "auto", "Keys and values. auto: in the numbers of dtype; fp8: with a scale per token and head.",
-        value_name="NAME",
     )

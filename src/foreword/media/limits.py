@@ -13,15 +13,15 @@ class MediaLimits:
     out of range.
     """
 
-    max_images: int = setting(16, "Largest number of images of a conversation.", most=2**16, value_name="N")
-    max_bytes: int = setting(16 << 20, "Largest file of an image or a sound.", least=1, unit="bytes", value_name="SIZE")
-    max_pixels: int = setting(1 << 25, "Largest number of pixels of an image.", least=1, value_name="N")
-    max_seconds: int = setting(600, "Length of the longest sound, in seconds.", least=1, value_name="N")
+    max_images: int = setting(16, "Largest number of images of a conversation.", most=2**16)
+    max_bytes: int = setting(16 << 20, "Largest file of an image or a sound.", least=1, unit="bytes")
+    max_pixels: int = setting(1 << 25, "Largest number of pixels of an image.", least=1)
+    max_seconds: int = setting(600, "Length of the longest sound, in seconds.", least=1)
     local_files: bool = setting(True, "Read files of this machine that are named by their path.")
     remote_hosts: tuple[str, ...] = setting(
         (), "Host that images may be fetched from: NAME, or NAME:PORT. Repeatable.", value_name="HOST"
     )
-    timeout: float = setting(10.0, "Seconds allowed for fetching an image.", least=0.01, value_name="X")
+    timeout: float = setting(10.0, "Seconds allowed for fetching an image.", least=0.01)
 
     def __post_init__(self) -> None:
         check_settings(self)

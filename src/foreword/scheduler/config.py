@@ -17,12 +17,8 @@ def _known(given: str | Policy | Key) -> str | Policy | Key:
 class SchedulerConfig:
     """Settings of the scheduler. Raise ConfigError for a value of another type or out of range."""
 
-    max_num_batched_tokens: int = setting(
-        2048, "Largest number of tokens that one step computes.", least=1, most=2**20, value_name="N"
-    )
-    max_num_seqs: int = setting(
-        256, "Largest number of requests that run at the same time.", least=1, most=2**16, value_name="N"
-    )
+    max_num_batched_tokens: int = setting(2048, "Largest number of tokens that one step computes.", least=1, most=2**20)
+    max_num_seqs: int = setting(256, "Largest number of requests that run at the same time.", least=1, most=2**16)
     # fmt: off
     policy: str | Policy | Key = setting(
         "fcfs", f"Order of admission and preemption: {', '.join(POLICIES)}, the name of a plug-in, or module:function.",
@@ -34,15 +30,14 @@ class SchedulerConfig:
     )
     long_prefill_threshold: int = setting(
         0, "Largest number of prompt tokens of one request in a step that also serves others; 0: no limit.",
-        most=2**20, value_name="N", decoders_only=True,
+        most=2**20, decoders_only=True,
     )
     reserve_full_prompt: bool = setting(
         True,
         "Admit a request only if the blocks of its whole prompt are free, apart from those that running prompts need.",
     )
     watermark: float = setting(
-        0.01, "Share of all KV blocks that an admission leaves free while other requests run.",
-        most=0.99, value_name="X",
+        0.01, "Share of all KV blocks that an admission leaves free while other requests run.", most=0.99,
     )
     # fmt: on
 

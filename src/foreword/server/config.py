@@ -24,7 +24,7 @@ class ServerConfig:
     """Settings of `foreword serve`. ConfigError for a value of another type or out of range."""
 
     host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0: all addresses.", value_name="ADDRESS")
-    port: int = setting(8000, "Port; 0: any free one.", most=65535, value_name="N")
+    port: int = setting(8000, "Port; 0: any free one.", most=65535)
     served_model_name: tuple[str, ...] = setting(
         (), "Name of the model in requests; default: as it was given. Repeatable.", value_name="NAME"
     )
@@ -34,10 +34,8 @@ class ServerConfig:
     adapter_directory: str | None = setting(
         None, "Directory whose adapters requests may load; without it they load none.", value_name="DIR"
     )
-    replicas: int = setting(1, "Processes that serve the model behind one address.", least=1, most=256, value_name="N")
-    router: str = setting(
-        "prefix", "Policy that chooses the replica of a request.", choices=tuple(ROUTERS), value_name="NAME"
-    )
+    replicas: int = setting(1, "Processes that serve the model behind one address.", least=1, most=256)
+    router: str = setting("prefix", "Policy that chooses the replica of a request.", choices=tuple(ROUTERS))
     api_key: tuple[str, ...] = setting((), "Key that requests must have. Repeatable.", value_name="KEY")
     admin_key: str | None = setting(None, "Key for routes that show or change the whole server.", value_name="KEY")
     cors_origin: tuple[str, ...] = setting(
@@ -49,30 +47,22 @@ class ServerConfig:
     )  # fmt: skip
     tls_certificate: str | None = setting(None, "Certificate file (PEM), for https.", value_name="FILE")
     tls_key: str | None = setting(None, "File of the certificate's private key.", value_name="FILE")
-    max_requests: int = setting(
-        1024, "Largest number of completions in progress; beyond it: status 429.", least=1, value_name="N"
-    )
+    max_requests: int = setting(1024, "Largest number of completions in progress; beyond it: status 429.", least=1)
     max_prompt_tokens: int = setting(
-        2**20, "Largest number of prompt tokens in progress; beyond it: status 429.", least=1, value_name="N"
+        2**20, "Largest number of prompt tokens in progress; beyond it: status 429.", least=1
     )
-    max_body_bytes: int = setting(8 << 20, "Largest body of a request.", least=1, unit="bytes", value_name="SIZE")
-    max_header_bytes: int = setting(32 << 10, "Largest head of a request.", least=256, unit="bytes", value_name="SIZE")
+    max_body_bytes: int = setting(8 << 20, "Largest body of a request.", least=1, unit="bytes")
+    max_header_bytes: int = setting(32 << 10, "Largest head of a request.", least=256, unit="bytes")
     max_images: int = setting_of(MediaLimits, "max_images")
     max_media_bytes: int = setting_of(MediaLimits, "max_bytes")
     max_image_pixels: int = setting_of(MediaLimits, "max_pixels")
     max_sound_seconds: int = setting_of(MediaLimits, "max_seconds")
     media_host: tuple[str, ...] = setting_of(MediaLimits, "remote_hosts")
     media_timeout: float = setting_of(MediaLimits, "timeout")
-    receive_timeout: float = setting(30.0, "Seconds allowed for receiving a request.", least=0.01, value_name="X")
-    timeout: float | None = setting(
-        None, "Seconds allowed for answering a request; default: no limit.", least=0.001, value_name="X"
-    )
-    keep_alive: float = setting(
-        15.0, "Seconds between keep-alive comments on an idle stream.", least=0.01, value_name="X"
-    )
-    drain_timeout: float = setting(
-        30.0, "Seconds allowed for finishing requests after a signal to end.", value_name="X"
-    )
+    receive_timeout: float = setting(30.0, "Seconds allowed for receiving a request.", least=0.01)
+    timeout: float | None = setting(None, "Seconds allowed for answering a request; default: no limit.", least=0.001)
+    keep_alive: float = setting(15.0, "Seconds between keep-alive comments on an idle stream.", least=0.01)
+    drain_timeout: float = setting(30.0, "Seconds allowed for finishing requests after a signal to end.")
     kv_events: str | None = setting(
         None, "Address where cache events are published; tcp://*:5557 binds, without * connects.", value_name="URL"
     )

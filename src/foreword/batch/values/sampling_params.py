@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
 
-from foreword.batch.values.parameters import Column, Need, Parameter, is_integer, is_number, parameter
+from foreword.batch.values.parameters import Column, Need, Parameter
+from foreword.batch.values.structured_outputs import structured_outputs
+from foreword.declared import declarations, is_integer, is_number
+from foreword.declared import declared as parameter
 from foreword.errors import RequestError, known_keywords
 from foreword.integers import INT32_MAX
 
@@ -67,14 +70,12 @@ class SamplingParams:
     )
     top_n_sigma: float = parameter(
         0.0, "Sample from the tokens whose logit is at most this many standard deviations below the largest; 0 or "
-        "less means all.",
-        least=-1.0, most=1000.0, column=Column(F32, Need.TOP_N_SIGMA, ">", 0.0),
+        "less means all.", least=-1.0, most=1000.0, column=Column(F32, Need.TOP_N_SIGMA, ">", 0.0),
         fix="Use 0.0 for no limit, around 1.0 for the most likely tokens.",
     )
     xtc_probability: float = parameter(
         0.0, "Exclude the top choices (XTC) with this probability: of the tokens that reach xtc_threshold, keep the "
-        "least likely.",
-        least=0.0, most=1.0, column=Column(F32, Need.XTC, ">", 0.0), fix="Use 0.0 for never.",
+        "least likely.", least=0.0, most=1.0, column=Column(F32, Need.XTC, ">", 0.0), fix="Use 0.0 for never.",
     )
     xtc_threshold: float = parameter(
         0.1, "XTC drops only tokens with at least this probability.",
@@ -107,8 +108,7 @@ class SamplingParams:
     dry_breaker_token_ids: Sequence[int] = parameter((), "For DRY, no repeated sequence extends over these tokens.")
     seed: int | None = parameter(
         None, "Requests with equal seeds and prompts get equal outputs, whatever else is in the batch; by default "
-        "each request has a seed of its own.",
-        least=-(2**63), most=2**63 - 1, column=Column(I64, Need.RANDOM, None, 0),
+        "each request has a seed of its own.", least=-(2**63), most=2**63 - 1, column=Column(I64, Need.RANDOM, None, 0),
         fix="Give an integer of 64 bits, or None.",
     )
     min_tokens: int = parameter(
@@ -126,8 +126,7 @@ class SamplingParams:
     detokenize: bool = parameter(True, "Make text of the output's tokens.")
     truncate_prompt_tokens: int | None = parameter(
         None, "Keep only this many, 1 or more, of the last tokens of the prompt; -1 keeps as many as leave room for "
-        "max_tokens.",
-        least=-1, fix="Use None for the whole prompt, -1 for all that leaves room for the output.",
+        "max_tokens.", least=-1, fix="Use None for the whole prompt, -1 for all that leaves room for the output.",
     )
     logprobs: int | None = parameter(
         None, "Report the log-probability of each output token and of this many of the most likely tokens; -1 means "
@@ -136,36 +135,30 @@ class SamplingParams:
     )
     prompt_logprobs: int | None = parameter(
         None, "Report the log-probability of each prompt token and of this many of the most likely tokens; -1 means "
-        "all.",
-        least=-1, column=Column(I32, Need.PROMPT_LOGPROBS, ">", -1, name="num_prompt_logprobs"),
+        "all.", least=-1, column=Column(I32, Need.PROMPT_LOGPROBS, ">", -1, name="num_prompt_logprobs"),
         fix="Use None for none, -1 for all.",
     )
     bad_words: Sequence[str] = parameter((), "Never complete this text in the output.")
     bad_words_token_ids: Sequence[Sequence[int]] = parameter(
-        (), "Never complete this sequence of tokens in the output.",
-        need=Need.BAD_WORDS,
+        (), "Never complete this sequence of tokens in the output.", need=Need.BAD_WORDS,
     )
     allowed_token_ids: Sequence[int] | None = parameter(
-        None, "Choose only from these tokens.",
-        need=Need.ALLOWED_TOKENS,
+        None, "Choose only from these tokens.", need=Need.ALLOWED_TOKENS,
     )
     logit_bias: Mapping[int, float] | None = parameter(
-        None, "Add this value to the logit of the token with this id.",
-        need=Need.LOGIT_BIAS,
+        None, "Add this value to the logit of the token with this id.", need=Need.LOGIT_BIAS,
     )
     structured_outputs: object | None = parameter(
         None, 'Constrain the output: {"json": schema}, {"regex": text}, {"choice": texts} or {"grammar": text}.',
-        need=Need.STRUCTURED_OUTPUT,
+        need=Need.STRUCTURED_OUTPUT, convert=structured_outputs,
     )
     thinking_end: str | int | None = parameter(
         None, "The text or token that ends a first part of the output, the thinking; structured outputs begin after "
-        "it.",
-        fix='Give one, such as "</think>".',
+        "it.", fix='Give one, such as "</think>".',
     )
     thinking_start: str | int | None = parameter(
         None, "The text or token that begins the thinking: an output that begins otherwise has none; by default "
-        "every output begins inside it.",
-        fix='Give one, such as "<think>".',
+        "every output begins inside it.", fix='Give one, such as "<think>".',
     )
     thinking_budget: int | None = parameter(
         None, "Force thinking_end after this many tokens of thinking.",
@@ -177,8 +170,7 @@ class SamplingParams:
         least=1, fix="Use n or more.",
     )
     extra_args: Mapping[str, object] | None = parameter(
-        None, "Pass these arguments to custom logits processors, by name.",
-        fix="Give a dictionary with string keys.",
+        None, "Pass these arguments to custom logits processors, by name.", fix="Give a dictionary with string keys.",
     )
     # fmt: on
 
@@ -287,20 +279,17 @@ class SamplingParams:
             refuse("allowed_token_ids", [], "allows no token", "Give at least one token, or None for no limit.")
 
 
-def _row(field: Field[Any]) -> Parameter:
-    annotation, facts = str(field.type), dict(field.metadata)
-    type, nullable = annotation.removesuffix(" | None"), annotation.endswith(" | None")
-    if column := facts["column"]:
-        facts["column"] = column._replace(name=column.name or field.name)
-    return Parameter(name=field.name, type=type, nullable=nullable, default=field.default, **facts)
+def _named(row: Parameter) -> Parameter:
+    """Return the row, whose column has the parameter's name unless it has one of its own."""
+    return replace(row, column=row.column and row.column._replace(name=row.column.name or row.name))
 
 
-PARAMETERS = tuple(map(_row, fields(SamplingParams)))
+PARAMETERS = tuple(map(_named, declarations(SamplingParams, Parameter).values()))
 """The table: a row per field of `SamplingParams`."""
 
 _MAX_BIAS = 1e30  # biased logits stay finite in float32 under all penalties
 _PLAIN = (int, float, bool, str)
 _EMPTY: tuple[object, ...] = ()
 _CONVERSIONS: tuple[tuple[str, Callable[[Any], Any], bool], ...] = tuple(
-    (row.name, row.kind.convert, row.default is _EMPTY) for row in PARAMETERS
+    (row.name, row.convert or row.kind.convert, row.default is _EMPTY) for row in PARAMETERS
 )

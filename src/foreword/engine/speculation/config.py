@@ -23,25 +23,19 @@ class SpeculationConfig:
     method: Method = setting(
         "ngram", "Draft tokens and verify them in one step. ngram: what followed an earlier occurrence of the last "
         "tokens in prompt and output; suffix: the same in the output alone; draft_model: what a small model with the "
-        "same vocabulary proposes; custom: what the drafter option proposes.", value_name="NAME",
+        "same vocabulary proposes; custom: what the drafter option proposes.",
     )
-    num_tokens: int = setting(
-        4, "Largest number of draft tokens of a request in a step.", least=1, most=1024, value_name="N"
-    )
-    min_match: int = setting(
-        2, "Smallest number of tokens that ngram and suffix match.", least=1, most=1024, value_name="N"
-    )
-    max_match: int = setting(
-        4, "Largest number of tokens that ngram and suffix match.", least=1, most=1024, value_name="N"
-    )
+    num_tokens: int = setting(4, "Largest number of draft tokens of a request in a step.", least=1, most=1024)
+    min_match: int = setting(2, "Smallest number of tokens that ngram and suffix match.", least=1, most=1024)
+    max_match: int = setting(4, "Largest number of tokens that ngram and suffix match.", least=1, most=1024)
     adaptive: bool = setting(True, "Adapt the number of draft tokens to their acceptance, down to none.")
     step_overhead: float = setting(
         18.0, "Cost of a small step apart from its tokens, in tokens: the time to read the weights over the time per "
-        "further token.", most=1e6, value_name="X",
+        "further token.", most=1e6,
     )
     saturated_cost: float = setting(
         2.8, "Cost of a token in a step so large that arithmetic takes longer than reading the weights, in tokens of "
-        "a small step.", least=1, most=1e6, value_name="X",
+        "a small step.", least=1, most=1e6,
     )
     model: str | None = setting(None, "The draft model, for draft_model: any model name.", value_name="MODEL")
     # fmt: on
