@@ -34,7 +34,14 @@ if TYPE_CHECKING:
     from foreword.engine.pooling import PoolingRequestOutput
     from foreword.engine.transcription import Transcription
 
+    Conversations = Conversation | Sequence[Conversation]
+
 V = TypeVar("V")
+Prompts = Prompt | Sequence[Prompt]
+"""One prompt, or a list of them."""
+Params = SamplingParams | Sequence[SamplingParams] | None
+Pooling = PoolingParams | Sequence[PoolingParams] | None
+"""The parameters of all prompts, or of each."""
 Loras = str | Sequence[str | None] | None
 """The name of the adapter of all prompts, or of each."""
 OneEach = tuple[str, type[V], str]
@@ -135,12 +142,7 @@ class LLM:
         self.engine.drop_lora(name)
 
     def generate(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        lora: Loras = None,
-        progress: bool | None = None,
+        self, prompts: Prompts, sampling_params: Params = None, *, lora: Loras = None, progress: bool | None = None
     ) -> list[RequestOutput]:
         """Complete one prompt or many, in one list in the order given.
 
@@ -156,11 +158,7 @@ class LLM:
         return self._run(self._jobs(prompts, sampling_params, lora), progress)
 
     def stream(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        lora: Loras = None,
+        self, prompts: Prompts, sampling_params: Params = None, *, lora: Loras = None
     ) -> Iterator[RequestOutput]:
         """Complete one prompt or many, and iterate over their outputs as their tokens come.
 
@@ -173,8 +171,8 @@ class LLM:
 
     def chat(
         self,
-        messages: Conversation | Sequence[Conversation],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        messages: Conversations,
+        sampling_params: Params = None,
         *,
         lora: Loras = None,
         progress: bool | None = None,
@@ -190,12 +188,7 @@ class LLM:
         return self._run(self._chats(messages, sampling_params, lora, options), progress)
 
     def chat_stream(
-        self,
-        messages: Conversation | Sequence[Conversation],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        lora: Loras = None,
-        **options: Any,
+        self, messages: Conversations, sampling_params: Params = None, *, lora: Loras = None, **options: Any
     ) -> Iterator[RequestOutput]:
         """As `chat`, but as `stream` does. Outputs have ``events``, the final one its ``message``."""
         return self._stream(self._chats(messages, sampling_params, lora, options, stream=True))
@@ -218,12 +211,7 @@ class LLM:
         return transcriber.result()
 
     def encode(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        *,
-        lora: Loras = None,
-        progress: bool | None = None,
+        self, prompts: Prompts, pooling_params: Pooling = None, *, lora: Loras = None, progress: bool | None = None
     ) -> list[PoolingRequestOutput]:
         """Pool one prompt or many as their parameters say, in one list in the order given.
 
@@ -236,12 +224,7 @@ class LLM:
         return [pooling_output(output) for output in outputs]
 
     def embed(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        *,
-        lora: Loras = None,
-        progress: bool | None = None,
+        self, prompts: Prompts, pooling_params: Pooling = None, *, lora: Loras = None, progress: bool | None = None
     ) -> list[F32]:
         """The embedding of each prompt, float32 [dimensions], of unit length unless the parameters say otherwise.
 
@@ -249,20 +232,14 @@ class LLM:
         """
         return [output.outputs.data for output in self.encode(prompts, pooling_params, lora=lora, progress=progress)]
 
-    def classify(
-        self, prompts: Prompt | Sequence[Prompt], *, progress: bool | None = None
-    ) -> list[PoolingRequestOutput]:
+    def classify(self, prompts: Prompts, *, progress: bool | None = None) -> list[PoolingRequestOutput]:
         """The probabilities of the labels of each prompt, in ``outputs.probs``; the model's ``pooling.labels`` names
         them.
         """
         return self.encode(prompts, PoolingParams(task="classify"), progress=progress)
 
     def reward(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        pooling_params: PoolingParams | None = None,
-        *,
-        progress: bool | None = None,
+        self, prompts: Prompts, pooling_params: PoolingParams | None = None, *, progress: bool | None = None
     ) -> list[PoolingRequestOutput]:
         """What the model's head gives for each prompt, or for each of its steps, in ``outputs.data``."""
         from foreword.engine.pooling import with_task
@@ -287,13 +264,7 @@ class LLM:
         return plan.read(self.encode(plan.prompts, plan.params, progress=progress))
 
     def _jobs(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        given: object,
-        lora: Loras,
-        *,
-        kind: OneEach[Any] = PARAMS,
-        stream: bool = False,
+        self, prompts: Prompts, given: object, lora: Loras, *, kind: OneEach[Any] = PARAMS, stream: bool = False
     ) -> list[CheckedRequest]:
         listed, check = as_list(prompts), self.engine.check
         params, loras = one_each(*kind, given, listed), one_each(*LORA, lora, listed)
@@ -304,8 +275,8 @@ class LLM:
 
     def _chats(
         self,
-        messages: Conversation | Sequence[Conversation],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        messages: Conversations,
+        sampling_params: Params,
         lora: Loras,
         options: Mapping[str, Any],
         *,
