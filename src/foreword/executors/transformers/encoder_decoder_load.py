@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,14 @@ from transformers import (
 )
 
 from foreword.arrays import F32, AnyArray
-from foreword.batch import InputBuffers, NewRequest, RequestStates, prepare_inputs
+from foreword.batch import NewRequest
 from foreword.errors import ModelError
-from foreword.executors.groups import batch_groups
 from foreword.executors.transformers.decoder_trace import DecoderTrace, trace_decoder
 from foreword.executors.transformers.encoder_decoder import EncoderDecoderExecutor
 from foreword.executors.transformers.encoder_prompts import EncoderPromptReader
 from foreword.executors.transformers.interface import attention_of
 from foreword.executors.transformers.speech import generation_rules, speech_of
-from foreword.executors.transformers.verify import BLOCK_SIZE, PROMPTS, STEPS, distance
+from foreword.executors.transformers.verify import BLOCK_SIZE, PROMPTS, furthest_last, tolerance
 
 TYPES = frozenset(
     {"bart", "blenderbot", "blenderbot-small", "marian", "mbart", "mt5", "pegasus", "plbart", "t5", "whisper"}
@@ -79,9 +79,14 @@ def traced(model: PreTrainedModel, reader: EncoderPromptReader) -> DecoderTrace:
         else:
             inputs[name] = noise.standard_normal((model.config.num_mel_bins, 2 * reader.max_len), np.float32)
     expected = {name: own_logits(model, inputs[name], PROMPTS[name])[-1] for name in PROMPTS}
-    computed = _last_logits(model, found, reader, inputs)
-    furthest = max(distance(computed[name], expected[name]) for name in PROMPTS)
-    if furthest > (1e-3 if model.dtype == torch.float32 else 0.2):
+    lengths = {name: len(inputs[name]) if reader.speech is None else reader.max_len for name in PROMPTS}
+    requests = [
+        NewRequest(name, prompt, (), (1,), encoder_len=lengths[name], encoder_input=inputs[name])
+        for name, prompt in PROMPTS.items()
+    ]
+    sizes = {"block_size": BLOCK_SIZE, "max_encoder_len": reader.max_len, "max_num_seqs": 2}
+    furthest = furthest_last(found, partial(EncoderDecoderExecutor, model, found, **sizes), requests, expected)
+    if furthest > tolerance(model):
         raise ModelError(f"its logits differ from those of its own forward pass, by {furthest:.2g} of their norm")
     return found
 
@@ -95,30 +100,3 @@ def own_logits(model: PreTrainedModel, encoder_input: AnyArray, tokens: tuple[in
         ids = torch.tensor([tokens], device=model.device)
         logits: F32 = model(**{name: given}, decoder_input_ids=ids, use_cache=False).logits[0].float().cpu().numpy()
     return logits
-
-
-def _last_logits(
-    model: PreTrainedModel, trace: DecoderTrace, reader: EncoderPromptReader, inputs: dict[str, AnyArray]
-) -> dict[str, F32]:
-    """The logits at the last token of each prompt, of chunked steps."""
-    groups = batch_groups(trace, BLOCK_SIZE)
-    states = RequestStates(max_num_reqs=2, max_model_len=12, vocab_size=trace.vocab_size, kv_groups=groups)
-    buffers = InputBuffers.for_states(states, max_num_batched_tokens=16)
-    executor = EncoderDecoderExecutor(
-        model, trace, num_blocks=7, block_size=BLOCK_SIZE, max_encoder_len=reader.max_len, max_num_seqs=2
-    )
-    try:
-        for i, (name, prompt) in enumerate(PROMPTS.items()):
-            values = inputs[name]
-            length = len(values) if reader.speech is None else reader.max_len
-            blocks = [range(1 + 3 * i, 4 + 3 * i)]
-            states.add_request(NewRequest(name, (*prompt, 1), blocks, encoder_len=length, encoder_input=values))
-        logits: dict[str, F32] = {}
-        for step in STEPS:
-            batch = prepare_inputs(states, step, buffers)
-            computed = executor.compute(batch, batch.query_start_loc[1:].astype(np.int64) - 1)
-            logits |= {name: row.copy() for name, row in zip(batch.req_ids, computed, strict=True)}
-            states.commit(batch, {})
-        return logits
-    finally:
-        executor.close()

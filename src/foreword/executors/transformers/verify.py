@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +27,8 @@ BLOCK_SIZE = 4
 PROMPTS = {"a": (3, 4, 5, 6, 7, 8, 9, 10, 11), "b": (12, 3, 9, 4, 7, 14)}
 STEPS: Sequence[Mapping[str, int]] = ({"a": 4, "b": 1}, {"a": 1}, {"a": 3, "b": 4}, {"a": 1, "b": 1})
 """Chunks of two prompts, mixed with steps of one token. A token follows each prompt, so that nothing is sampled."""
+MakeExecutor = Callable[..., TransformersExecutor]
+"""Makes an executor with a number of blocks, ``num_blocks``."""
 IMAGE_SIZES = (56, 84), (112, 56)
 
 
@@ -48,7 +51,7 @@ def inputs_of(model: PreTrainedModel, trace: Trace, mrope_dims: int = 0) -> Inpu
         expected = {name: _floats(forward(model, input_ids=tokens)[-1]) for name, tokens in ids.items()}
         try:
             vectors = model.get_input_embeddings()(ids["a"])
-            if distance(_floats(forward(model, inputs_embeds=vectors)[-1]), expected["a"]) < _tolerance(model):
+            if distance(_floats(forward(model, inputs_embeds=vectors)[-1]), expected["a"]) < tolerance(model):
                 hidden_size = vectors.shape[-1]
         except Exception:  # of a model that needs the tokens themselves, of any kind
             pass
@@ -57,10 +60,8 @@ def inputs_of(model: PreTrainedModel, trace: Trace, mrope_dims: int = 0) -> Inpu
     for first in (0,) if padding is None else (0, padding + 1):
         inputs = Inputs(first, hidden_size, mrope_dims)
         requests = [NewRequest(name, prompt, (), (1,)) for name, prompt in PROMPTS.items()]
-        wanted = {name: [len(prompt) - 1] for name, prompt in PROMPTS.items()}
-        computed = _logits(model, trace, inputs, requests, STEPS, wanted)
-        least = min(least, furthest := max(distance(computed[name][0], expected[name]) for name in PROMPTS))
-        if furthest < _tolerance(model):
+        least = min(least, furthest := furthest_last(trace, _maker(model, trace, inputs), requests, expected))
+        if furthest < tolerance(model):
             return inputs
     raise ModelError(f"its logits differ from those of its own forward pass, by {least:.2g} of their norm")
 
@@ -108,12 +109,11 @@ def check_media(
         )
         ends = [*wanted[1:-1], T] if sees_all else [T // 3, 2 * T // 3, T]
         steps = [{"a": n} for n in np.diff(ends, prepend=0).tolist()]
-        computed = _logits(
-            model, trace, inputs._replace(extra_size=encoder.extra_size), [request], steps, {"a": wanted}
-        )
+        make = _maker(model, trace, inputs._replace(extra_size=encoder.extra_size))
+        computed = _logits(trace, make, [request], {"a": wanted}, steps)
         distances.append(max(distance(one, other) for one, other in zip(computed["a"], expected, strict=True)))
     encoder.see_all(kind, distances[1] < distances[0] / 2)
-    if min(distances) > _tolerance(model):
+    if min(distances) > tolerance(model):
         raise ModelError(
             f"with it its logits differ from those of its own forward pass, by {min(distances):.2g} of their norm"
         )
@@ -136,7 +136,12 @@ def distance(computed: F32, expected: F32) -> float:
     return float(np.linalg.norm(computed - expected) / np.linalg.norm(expected - expected.mean()))
 
 
-def _tolerance(model: PreTrainedModel) -> float:
+def _maker(model: PreTrainedModel, trace: Trace, inputs: Inputs) -> MakeExecutor:
+    return partial(TransformersExecutor, model, trace, block_size=BLOCK_SIZE, **inputs._asdict())
+
+
+def tolerance(model: PreTrainedModel) -> float:
+    """The largest `distance` of logits that counts as none, which depends on the model's numbers."""
     return 1e-3 if model.dtype == torch.float32 else 0.2
 
 
@@ -145,27 +150,32 @@ def _floats(tensor: torch.Tensor) -> F32:
     return floats
 
 
+def furthest_last(
+    trace: Trace, make: MakeExecutor, requests: Sequence[NewRequest], expected: Mapping[str, F32]
+) -> float:
+    """The largest distance of the logits at the last tokens of the requests of `PROMPTS`, after `STEPS`."""
+    wanted = {name: [len(prompt) - 1] for name, prompt in PROMPTS.items()}
+    computed = _logits(trace, make, requests, wanted, STEPS)
+    return max(distance(computed[name][0], expected[name]) for name in PROMPTS)
+
+
 def _logits(
-    model: PreTrainedModel,
     trace: Trace,
-    inputs: Inputs,
+    make: MakeExecutor,
     requests: Sequence[NewRequest],
-    steps: Sequence[Mapping[str, int]],
     wanted: Mapping[str, Sequence[int]],
+    steps: Sequence[Mapping[str, int]],
 ) -> dict[str, list[F32]]:
-    """The logits at wanted positions of each request, which are ascending."""
+    """The logits at wanted positions of each request, which are ascending, as an executor computes them in steps."""
     groups = batch_groups(trace, BLOCK_SIZE)
     lengths = {request.req_id: len(request.prompt_token_ids or ()) + 1 for request in requests}
     blocks_of = {name: -(-length // BLOCK_SIZE) for name, length in lengths.items()}
-    num_blocks = 1 + len(groups) * sum(blocks_of.values())
+    num_blocks, longest = 1 + len(groups) * sum(blocks_of.values()), max(lengths.values()) + 1
     states = RequestStates(
-        max_num_reqs=len(requests),
-        max_model_len=max(lengths.values()) + 1,
-        vocab_size=trace.vocab_size,
-        kv_groups=groups,
+        max_num_reqs=len(requests), max_model_len=longest, vocab_size=trace.vocab_size, kv_groups=groups
     )
     buffers = InputBuffers.for_states(states, max_num_batched_tokens=max(sum(step.values()) for step in steps))
-    executor = TransformersExecutor(model, trace, num_blocks=num_blocks, block_size=BLOCK_SIZE, **inputs._asdict())
+    executor = make(num_blocks=num_blocks)
     try:
         free = list(range(1, num_blocks))
         for request in requests:
