@@ -1,6 +1,4 @@
-"""The array types of annotations, by dtype, and arrays from a caller's values. Shapes are in docstrings, with the
-symbols of docs/tensors.md.
-"""
+"""Array types by dtype, and arrays from a caller's values. Shapes are in docstrings, as in docs/tensors.md."""
 
 from typing import Any
 

@@ -50,8 +50,7 @@ OBJECTS = list_of(OBJECT, "a list of objects")
 class Fields:
     """The fields of an object. One that is null counts as absent.
 
-    at: the path of the object in the body, "" for the body itself; errors name fields with it, such as
-    ``messages[0].content``.
+    at: the path of the object in the body, "" for the body; errors name fields such as ``messages[0].content``.
     """
 
     def __init__(self, given: object, at: str = "") -> None:

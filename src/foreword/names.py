@@ -84,8 +84,7 @@ _BY_NAMES: dict[str, tuple[tuple[str, ...], str]] = {
     "device_map": (("device",), ""),
 }
 OTHERS = {name: row for names, row in _BY_NAMES.items() for name in names.split()}
-"""Name in another system → what it is called here, the first known one counts, and a remark. Without such a name the
-remark is the advice, a sentence.
+"""Name in another system → what it is called here, the first known one, and a remark; without a name all of the advice.
 """
 
 

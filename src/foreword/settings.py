@@ -30,9 +30,7 @@ setting, setting_of = declared, declared_like
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting(Declared):
-    """One setting. A number is not negative unless its row says so. decoders_only: encoders refuse any value but the
-    default.
-    """
+    """A setting. Numbers are not negative unless a row says so. decoders_only: encoders refuse any but the default."""
 
     least: float | None = 0
     most: float | None = 2**31

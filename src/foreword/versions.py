@@ -23,9 +23,8 @@ class Versioned(Protocol):
 class Memo(Generic[K, V]):
     """What was made last for a key, until one of its owners changes.
 
-    Keys are compared by identity, so a key is a value that never changes: parameters, needs, an array that is
-    replaced and not written. owners: what the value depends on besides its key. size: the keys that are remembered; one
-    more replaces the oldest.
+    Keys are compared by identity, so a key is a value that never changes: parameters, needs, an array that is replaced
+    and not written. owners: what the value depends on besides its key. size: keys; one more replaces the oldest.
     """
 
     __slots__ = ("_entries", "_owners", "_size")

@@ -1,8 +1,7 @@
 """From the body of an Anthropic Messages request to a `ChatRequest`.
 
 A body may have Anthropic's fields and, under their own names, the fields of `SamplingParams`. A field that is null
-counts as absent. RequestError, with the path of the field, for one that is unknown or not supported, and for a value
-of another type.
+counts as absent. RequestError, with the path of the field, for an unknown or unsupported one or a wrong type.
 """
 
 from __future__ import annotations

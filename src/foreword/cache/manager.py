@@ -218,9 +218,7 @@ class KVCacheManager:
             self._snapshots.attach(row, hit.stops, hit.num_full)
 
     def next_block(self, row: int) -> tuple[int, bytes]:
-        """The first block of the row's prompt that lookups do not find yet: its first token and its content, b"" if
-        there is none.
-        """
+        """First token and content of the first block of the row's prompt that lookups do not find; b"" without one."""
         at = self.tree.path_end(row)[1] * self._node_tokens // self._hit_unit * self._hit_unit
         end = at + self._hit_unit
         return at, self._content_in(row, at, end) if end <= self.states.prefill_len[row] else b""
@@ -351,8 +349,7 @@ class KVCacheManager:
             self.pool.free(last)
 
     def free_all(self) -> None:
-        """Free the blocks of every row and clear the block tables, whatever an interrupted change left behind; the
-        caller removes the rows.
+        """Free the blocks of all rows, whatever an interrupted change left behind; the caller removes the rows.
 
         Cached content stays, unless a change of it was interrupted.
         """

@@ -28,8 +28,7 @@ NO_COPIES: I32 = np.zeros((0, 2), np.int32)
 class StateSnapshots:
     """The snapshots of all recurrent groups.
 
-    tables: the block table of each recurrent group, by group index. unit: snapshots are at multiples of this many
-    tokens.
+    tables: the block table of each recurrent group, by group index. unit: tokens between two snapshots.
     """
 
     def __init__(

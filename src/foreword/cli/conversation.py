@@ -58,9 +58,7 @@ class Conversation:
             raise ConfigError(f"{path}: cannot be written ({reason_of(error)}). Give another file") from None
 
     def load(self, path: Path) -> None:
-        """Read messages that were saved, or written elsewhere, as a JSON list. ConfigError or RequestError if the file
-        has none; then nothing changes.
-        """
+        """Read a JSON list of messages. ConfigError or RequestError if the file has none; then nothing changes."""
         self.messages = _messages(path)
 
 

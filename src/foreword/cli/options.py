@@ -230,8 +230,7 @@ def engine_options(
 ) -> Group[EngineOptions]:
     """Return the options of a model and its engine.
 
-    only, without: names of settings. defaults: of the command, where they are not those of the settings. has_json:
-    --json is among the options.
+    only, without: names of settings. defaults: the command's, where they differ. has_json: with --json.
     """
     headings = {
         heading: {name: known for name, known in group.items() if name in only and name not in without}

@@ -33,8 +33,7 @@ def serve(
 
     Each option may also be a line of a TOML file (max_requests = 64) or an environment variable
     (FOREWORD_SERVE_MAX_REQUESTS=64). An option of the command line goes before a variable, a variable before the file.
-    SIGTERM or Ctrl-C: no new requests, those in progress are finished. SIGHUP, with several replicas: new processes
-    take their places, one after the other.
+    SIGTERM or Ctrl-C: no new requests, those in progress are finished. SIGHUP: new processes replace the replicas.
     """
     from foreword.server.run import check_packages, run
 

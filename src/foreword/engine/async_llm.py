@@ -74,11 +74,9 @@ class AsyncLLM(AsyncEngine):
     async def chat(
         self, messages: Conversation, params: SamplingParams | None = None, **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answer a conversation through the model's chat template. Outputs have ``events``, the final one its
-        ``message``.
+        """Answer a conversation through the chat template. Outputs have ``events``, the final one its ``message``.
 
-        messages: a list of messages, one message alone, or a text of the user. options: see `ChatOptions`; the others
-        as `generate`.
+        messages: a list of messages, one message, or a text of the user. options: of `ChatOptions` and `generate`.
         """
         chosen = {name: options.pop(name) for name in list(options) if name in ChatOptions.__annotations__}
         limit = self.engine.states.max_model_len

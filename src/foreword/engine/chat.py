@@ -70,9 +70,7 @@ def as_messages(conversation: Conversation) -> Sequence[Message]:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation as text and token ids, its parameters, and how its answer is read. mixed: its prompt, if some
-    positions are vectors of images.
-    """
+    """A conversation as text and tokens, its parameters, and how its answer is read. mixed: its prompt with vectors."""
 
     text: str
     token_ids: list[int]
@@ -97,9 +95,7 @@ class Chat:
 
 
 class ChatReader:
-    """Adds to the outputs of a conversation their events and the count of reasoning tokens, and to the final one its
-    messages. O(new text) per output.
-    """
+    """Adds events and counts of reasoning tokens to outputs, and messages to the final one. O(new text) per output."""
 
     __slots__ = ("_chat", "_readings")
 
@@ -162,8 +158,7 @@ def make_chat(
     options: ChatOptions,
     media: Media = TEXT_ONLY,
 ) -> Chat:
-    """A conversation through the chat template. max_tokens: more tokens than this are refused. media: of the model;
-    images and sounds are read and encoded.
+    """A conversation through the chat template, its images and sounds encoded. max_tokens: more are refused.
 
     RequestError for wrong messages or options; ModelError for an invalid template of the model.
     """
@@ -244,9 +239,7 @@ def _constrained(
     parallel: bool,
     prompt: str,
 ) -> SamplingParams:
-    """The parameters with a grammar of the calls that ``choice`` demands, after reasoning that the prompt has opened
-    or that the output may begin with.
-    """
+    """The parameters with a grammar of the calls that ``choice`` demands, after reasoning, opened or possible."""
     if params.structured_outputs is not None:
         reason = "the output cannot follow two grammars"
         raise RequestError(None, "tool_choice", choice, reason, "Leave out structured_outputs or tool_choice.")

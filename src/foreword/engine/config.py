@@ -16,8 +16,7 @@ from foreword.settings import Setting, check_settings, setting, settings_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Settings of an engine, apart from those of its executor. Raise ConfigError for a value of another type or out of
-    range.
+    """Settings of an engine, without its executor's. ConfigError for a value of another type or out of range.
 
     speculation: None: one token per step. scheduler: see `SchedulerConfig`.
     """

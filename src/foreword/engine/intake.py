@@ -80,9 +80,7 @@ class Intake:
         encoder: EncoderPrompts | None,
         most_new_tokens: int,
     ) -> None:
-        """node_size: tokens of a block of the prefix tree. encoder: of an encoder–decoder. most_new_tokens: of a
-        step.
-        """
+        """node_size: tokens of a prefix tree's block. encoder: of an encoder–decoder. most_new_tokens: of a step."""
         self._encoder, self._most_new_tokens = encoder, most_new_tokens
         self._pooling, self._generates = pooling, generates
         self._states, self._executor, self._processors = states, executor, processors

@@ -111,9 +111,7 @@ class LLM:
         return f"<LLM {self.name!r} on {type(self.engine.executor).__name__}{state}>"
 
     def close(self) -> None:
-        """End its thread, and the processes of its ranks; the model can no longer be used, and its memory is freed with
-        the object. Closing twice is harmless.
-        """
+        """End its thread and its ranks' processes; its memory is freed with the object. Closing twice is harmless."""
         with self._transaction:
             self._is_closed = True
             self.engine.close()
@@ -148,8 +146,7 @@ class LLM:
 
         prompts: a text, token ids, a `MixedPrompt`, or a list of these. sampling_params: one for all, or one per
         prompt; None: temperature 0 and 1024 tokens, as `foreword run` (`SamplingParams` itself has 1 and 16). lora: the
-        name of an adapter for all, or one per prompt; None: the model itself. progress: a bar on standard error; None:
-        if that is a terminal.
+        name of an adapter for all, or one per prompt; None: the model. progress: a bar; None: on a terminal.
 
         RequestError for a prompt or parameter that cannot be served, with its index in the list, before any request
         has started. A request that fails later, such as for logits that are not numbers, has its error in

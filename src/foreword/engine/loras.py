@@ -44,9 +44,7 @@ class Loras:
     """
 
     def __init__(self, executor: Executor, read: ReadLora | None, budget: int, in_use: Callable[[], Set[int]]) -> None:
-        """read: reads an adapter for the executor's model; None: there are none. in_use: the numbers that requests
-        have now.
-        """
+        """read: reads an adapter for the model; None: there are none. in_use: the numbers that requests have now."""
         self._executor, self._read, self._budget, self._in_use = executor, read, budget, in_use
         self._current: dict[str, Lora] = {}
         self._versions: OrderedDict[int, Lora] = OrderedDict()  # by number, the least recently used first
@@ -59,9 +57,7 @@ class Loras:
         return {name: lora.path for name, lora in self._current.copy().items()}  # copy: other threads ask, too
 
     def read(self, path: str | Path) -> LoraAdapter:
-        """An adapter for `load`. Changes nothing, and may run in another thread. ModelError if it cannot be used,
-        ConfigError if the executor runs none.
-        """
+        """An adapter for `load`, in any thread. ModelError for an unusable one, ConfigError if none can run."""
         if self._read is None or Capability.LORA not in self._executor.capabilities:
             raise ConfigError(f"{type(self._executor).__name__} runs no LoRA adapters for this model; use another one")
         if not isinstance(path, str | PathLike):

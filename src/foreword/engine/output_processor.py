@@ -217,9 +217,7 @@ class OutputProcessor:
         return readings
 
     def _advance(self, completion: Completion, row: int, known: int, logprobs: Sequence[TokenLogprobs]) -> Stop | None:
-        """Read the new tokens of a row with so many known ones, one by one; returns why they end the completion, or
-        None.
-        """
+        """Read the new tokens of a row with so many known ones, and return why they end the completion, or None."""
         output = self._states.token_ids[row, len(completion.request.prompt) : known]
         params, text, grammar = completion.params, completion.text, completion.grammar
         reads, token_ids = completion.reads_every_token, completion.transcript.token_ids

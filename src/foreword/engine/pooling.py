@@ -75,9 +75,7 @@ def with_task(params: PoolingParams | None, task: PoolingTask) -> PoolingParams:
 
 @dataclass(frozen=True, slots=True)
 class ScorePlan:
-    """The pooling requests that score documents. pairs: of the embeddings whose cosines are the scores; None: each
-    request is a pair already.
-    """
+    """The requests that score documents. pairs: of embeddings with a cosine as score; None: each request is a pair."""
 
     prompts: list[str | list[int]]
     params: list[PoolingParams]

@@ -248,9 +248,7 @@ class RequestGroup:
         )
 
     def final(self) -> RequestOutput:
-        """The result with n completions. Of best_of, those with the largest mean log-probability, the best first, and
-        of equal ones the first.
-        """
+        """The result with n completions: of best_of, those with the largest mean log-probability, in this order."""
         chosen = self.completions
         if len(chosen) > self.params.n:
             chosen = sorted(chosen, key=lambda c: -c.mean_logprob)[: self.params.n]

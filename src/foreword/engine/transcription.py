@@ -90,8 +90,7 @@ class Transcriber:
             part = transcriber.advance(«the final output of the part»)
         transcriber.result()
 
-    num_frames: of the sound, whose features are computed at once. RequestError for options that the model does not
-    have.
+    num_frames: of the sound, whose features are computed at once. RequestError for unknown options.
     """
 
     def __init__(
@@ -119,9 +118,7 @@ class Transcriber:
         self._parts = self._all_parts()
 
     def advance(self, output: RequestOutput | None = None) -> Part | None:
-        """The first part, or the one after a part with this final output; None after the last one, and after one that
-        was aborted.
-        """
+        """The part after one with this final output, at first without; None after the last and after an aborted one."""
         try:
             return next(self._parts) if output is None else self._parts.send(output)
         except StopIteration:

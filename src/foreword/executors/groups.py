@@ -15,9 +15,7 @@ class HasKVGroups(Protocol):
 
 
 def batch_groups(spec: HasKVGroups, block_size: int, *, context_parallel: bool = False) -> tuple[KVGroup, ...]:
-    """One `KVGroup` for each of ``spec.kv_groups()``, all with this block size. context_parallel: whether those with
-    keys and values are spread over ranks.
-    """
+    """One `KVGroup` for each of ``spec.kv_groups()``. context_parallel: those with keys and values are spread."""
     return tuple(
         KVGroup(
             block_size,

@@ -94,8 +94,7 @@ def kv_report(spec: DecoderSpec, *, num_blocks: int, block_size: int, kv_format:
 
 
 class NativeAdapters:
-    """An `AdapterStore` in the native model. Factors are floats where the weights that they change are, else 8 bit with
-    a scale per rank.
+    """An `AdapterStore` in the native model. Factors are as floats as their weights, else 8 bit, scaled by rank.
 
     matrices: name → the number of a matrix in the native model.
     """

@@ -1,8 +1,7 @@
 """The reference executor: a decoder in float32 NumPy with a paged KV cache. The oracle for all others.
 
 It follows the arithmetic of `foreword.models.spec` line by line. All tokens of a step go through the matrices together;
-attention goes request by request and reads the cache only, so that a step reads exactly what `slot_mapping` wrote and
-the block table names.
+attention goes request by request and reads the cache only: exactly what `slot_mapping` wrote and block tables name.
 """
 
 from __future__ import annotations

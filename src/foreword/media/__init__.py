@@ -1,6 +1,4 @@
-"""Images and sounds, read within limits. Images need Pillow (``foreword[vision]``), sounds soundfile and soxr
-(``foreword[speech]``).
-"""
+"""Images and sounds, read within limits: with Pillow (foreword[vision]), soundfile and soxr (foreword[speech])."""
 
 from foreword.media.images import Image
 from foreword.media.limits import MediaLimits

@@ -36,8 +36,7 @@ class MediaEncoder(Protocol):
         """Each kind that the model takes, of "image" and "audio" → the text that stands for one in a prompt."""
 
     def prompt(self, text: str, media: Sequence[Medium], encode: Callable[[str], list[int]]) -> MediaPrompt:
-        """The inputs of a text with one placeholder per image and sound, in order. encode: of a text that has all
-        placeholders.
+        """The inputs of a text with one placeholder per image and sound, in order. encode: of a text with all of them.
 
         RequestError for other placeholders, and for an image or sound that the model cannot take.
         """

@@ -9,9 +9,7 @@ from foreword.settings import check_settings, setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaLimits:
-    """Limits of images and sounds. A conversation may have one sound. Raise ConfigError for a value of another type or
-    out of range.
-    """
+    """Limits of images, and of the one sound of a conversation. ConfigError for a value of another type or range."""
 
     max_images: int = setting(16, "Largest number of images of a conversation.", most=2**16)
     max_bytes: int = setting(16 << 20, "Largest file of an image or a sound.", least=1, unit="bytes")

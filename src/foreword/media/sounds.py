@@ -26,9 +26,7 @@ INSTALL = "`pip install foreword[speech]`."
 
 @dataclass(frozen=True, eq=False)
 class Sound:
-    """A sound of one channel. field: where it is in the messages. samples: float32 [N], usually in [−1, 1]. rate: of
-    them per second.
-    """
+    """A sound of one channel. field: its place in messages. samples: float32 [N], usually in [−1, 1]. rate: in Hz."""
 
     field: str
     samples: F32

@@ -60,9 +60,7 @@ def load_model(model: str | Path) -> LoadedModel:
 
 
 def find_model(model: str | Path) -> tuple[Path, str]:
-    """The directory or .gguf file of a model, and its name. It is fetched if it is not on this machine. ModelError as
-    `load_model`.
-    """
+    """The directory or .gguf file of a model, fetched if it is not here, and its name. ModelError as `load_model`."""
     if not isinstance(model, str | Path) or not str(model):
         raise ModelError(f"model is {model!r:.80}: give a path or one of {', '.join(registry.KNOWN)}")
     path, name = Path(model), str(model)

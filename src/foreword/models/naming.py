@@ -49,8 +49,7 @@ def weights_from_safetensors(
     path: Path, tensors: Mapping[str, Tensor], spec: DecoderSpec, family: Family, pooling: PoolingSpec | None = None
 ) -> dict[str, Tensor]:
     """All weights of a spec, and of the head of its pooling, from safetensors. ModelError for a weight that is missing
-    or has another shape, and for a tensor of a layer that the spec does not use, except frequencies, which it computes,
-    and a bias of zeros.
+    or has another shape, and for a tensor of a layer that the spec does not use, but frequencies and zero biases.
     """
     if "embed_tokens.weight" in tensors:  # saved without a head
         tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
@@ -97,18 +96,14 @@ def encoder_weights(
 
 
 def interleaved(spec: DecoderSpec, family: Family) -> Iterator[tuple[str, int]]:
-    """The weights whose heads are in interleaved rotary order in GGUF files, each with the number of such rows of a
-    head: without a rotary embedding, all.
-    """
+    """The weights in interleaved rotary order in GGUF files, each with a head's number of such rows; else all."""
     for i, layer in enumerate(spec.layers if family.gguf_interleaved else ()):
         rotated = 2 * len(layer.rope.inv_freq) if layer.rope else spec.head_dim
         yield from ((f"layers.{i}.{name}", rotated) for name in "qk")
 
 
 def split_halves(tensor: Tensor, head_dim: int, rotated: int) -> Tensor:
-    """The first ``rotated`` rows of each head from interleaved rotary order (pairs 0 1 | 2 3 | …) to split halves
-    (pairs 0 n | 1 n+1 | …).
-    """
+    """Each head's first ``rotated`` rows from interleaved pairs (0 1 | 2 3 | …) to split halves (0 n | 1 n+1 | …)."""
     data = tensor.data
     order = np.arange(len(data)).reshape(-1, head_dim)
     order[:, :rotated] = order[:, :rotated].reshape(len(order), -1, 2).swapaxes(1, 2).reshape(len(order), -1)

@@ -111,9 +111,7 @@ def known_model(name: str) -> KnownModel:
 
 
 def cached_path(name: str) -> Path | None:
-    """The model's file if it is on this machine: in the cache, or in an installed package. Nothing is fetched, and
-    its hash is not verified.
-    """
+    """The model's file in the cache or an installed package, if it is there. Nothing is fetched or verified."""
     model = known_model(name)
     with _os_errors(model):
         return _find(model)

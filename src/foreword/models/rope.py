@@ -182,9 +182,7 @@ def _original_length(rules: Config, config: Config) -> int:
 
 
 def model_length(config: Config) -> int:
-    """Maximum number of tokens of a request: max_position_embeddings, or with longrope the original length if the
-    served length does not exceed it.
-    """
+    """The most tokens of a request: max_position_embeddings; with longrope the original length if that suffices."""
     longest, parameters = config.size("max_position_embeddings"), rope_parameters(config)
     if parameters.get("rope_type") != "longrope":
         return longest

@@ -75,9 +75,7 @@ class TooMuchWork(Exception):
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """Compiles templates, and renders each in a copy of itself that has its own budget. Filters in `_UNSUPPORTED` and
-    the function lipsum are missing.
-    """
+    """Compiles templates, and renders each in a copy with its own budget. Lacks `_UNSUPPORTED` filters and lipsum."""
 
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)  # also not folded in compilation
 

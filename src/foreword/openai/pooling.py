@@ -40,9 +40,7 @@ class EmbeddingRequest(ClassifyRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRequest:
-    """The body of /score or /rerank. names: of the fields of queries and documents. top_n: of a ranking, the results
-    that are wanted; None: all.
-    """
+    """The body of /score or /rerank. names: of the fields of queries and documents. top_n: results; None: all."""
 
     model: str | None
     queries: list[str]

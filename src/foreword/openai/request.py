@@ -39,8 +39,7 @@ class ChatRequest:
     """A conversation to be answered, such as the body of /v1/chat/completions.
 
     model: as given, or None. messages: as the chat template takes them. chat: how they are made a prompt, and how the
-    answer is read. options: of the request in the engine. stream: chunks are wanted; include_usage: also one with the
-    usage.
+    answer is read. options: of the request in the engine. stream: in chunks; include_usage: also the usage.
     """
 
     model: str | None

@@ -14,9 +14,7 @@ from foreword.openai.batch_file import BatchLine, Record
 
 
 class Answerer:
-    """names: of the model, as in `Batch`: the first one is loaded. options: of `LLM`. max_num_seqs: requests that it
-    computes at the same time.
-    """
+    """names: of the model, the first one is loaded. options: of `LLM`. max_num_seqs: requests computed at a time."""
 
     def __init__(self, names: Sequence[str], options: LLMOptions) -> None:
         llm = LLM(names[0], **options)

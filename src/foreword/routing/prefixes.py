@@ -9,8 +9,7 @@ TEXT_PIECE = 512  # characters of a piece of text
 
 
 class PrefixIndex:
-    """Pieces of prompts → the replicas that computed them last; between capacity / 2 and ``capacity`` of the pieces
-    used last.
+    """Pieces of prompts → the replicas that computed them last; the last capacity / 2 to ``capacity`` pieces.
 
     A prompt is a sequence of names of pieces; a name stands for the piece and all pieces before it.
     """

@@ -38,9 +38,7 @@ def gumbel_of_each(seeds: I64, positions: I64, token_ids: Ints) -> F64:
 
 
 def seeds_from(seeds: I64, first_token: int) -> I64:
-    """The seeds with which tokens 0, 1, … have the noise that ``first_token`` and the ones after it have with
-    ``seeds``.
-    """
+    """The seeds with which tokens 0, 1, … have the noise of ``first_token`` and the next ones with ``seeds``."""
     shifted: I64 = (seeds.view(np.uint64) + np.uint64(first_token * PER_TOKEN & MASK)).view(np.int64)
     return shifted
 

@@ -19,10 +19,9 @@ NO_SPANS: I32 = np.zeros((0, 2), np.int32)
 class Request:
     """One sequence to complete.
 
-    arrival: its number in the order of arrival, unique. priority: smaller first, under the priority policy.
-    max_len: number of known tokens at which it ends, prompt included; one more than the prompt for a pooling request,
-    which ends with it. pooling_params: in place of params, which are not read then. keys: extra prefix keys, see
-    `prefix_keys`.
+    arrival: its number in the order of arrival, unique. priority: smaller first, under the priority policy. max_len:
+    number of known tokens at which it ends, prompt included; one more than the prompt for a pooling request, which ends
+    with it. pooling_params: in place of params, which are not read then. keys: extra prefix keys, see `prefix_keys`.
     inputs: what its prompt has besides tokens. spans: int32 [n, 2], ascending (first, end) of prompt tokens that one
     step computes, none longer than a step. reuse_prefix: whether it may start from cached blocks.
 
@@ -61,9 +60,7 @@ class Request:
         return len(self.prompt) + len(self.output)
 
     def whole(self, computed: int, n: int, most: int) -> int:
-        """n tokens after the computed ones, or fewer so that they end in no span; if these are none, the span, if it is
-        at most ``most`` tokens.
-        """
+        """n tokens after the computed ones, or fewer that end in no span; if none, a span of at most ``most``."""
         if not len(self.spans):
             return n
         at = int(np.searchsorted(self.spans[:, 1], computed + n, side="right"))

@@ -250,9 +250,7 @@ class Scheduler:
         return Share(rows, computed, n, total)
 
     def _cut(self, rows: I32, computed: I32, n: I32, most: int) -> I32:
-        """n[i] tokens after computed[i], or fewer: up to where a recurrent state is kept, and without parts of spans,
-        which may have ``most`` tokens.
-        """
+        """n[i] tokens after computed[i], or fewer: up to a kept recurrent state, with whole spans up to ``most``."""
         if self.cache.keeps_states and self.config.chunked_prefill:
             n = self.cache.cut_chunks(rows, computed, n)
         return self.running.whole(rows, computed, n, most)
@@ -313,9 +311,7 @@ class Scheduler:
         )
 
     def _is_decode_of_all(self, plan: StepPlan) -> bool:
-        """Return whether a plan computes one token of the output of each request, so that the next one is the same
-        until a row needs a block.
-        """
+        """Return whether a plan is one output token per request: the next is the same until a row needs a block."""
         has_all = plan.rows is self.running.rows and plan.ledger.head is None
         return has_all and plan.num_tokens == len(plan.rows) and not len(plan.prefilling)
 

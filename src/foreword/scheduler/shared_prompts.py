@@ -14,8 +14,7 @@ class SharedPrompts:
     A waiting request whose hit ends where such a block begins, and which continues with the same content, has a longer
     hit once the block is computed. Waiting for it takes no longer than computing it, and costs nothing.
 
-    is_used: false where prompts are computed in small chunks beside others. Nor does it serve recurrent models, whose
-    hits end at few places.
+    is_used: false where prompts are computed in small chunks beside others. Not for recurrent models either.
     """
 
     def __init__(self, cache: KVCacheManager, *, is_used: bool) -> None:

@@ -73,9 +73,7 @@ class Generation:
         self.enter_many(num_prompts * (params.best_of or params.n))
 
     def enter_many(self, count: int) -> None:
-        """Take places for that many requests of the engine. HttpError 429 if the server is full, RequestError if the
-        id is in use.
-        """
+        """Take places for so many requests of the engine. HttpError 429 without room, RequestError for an id in use."""
         progress = self.context.progress
         if self.id in progress:
             raise RequestError(self.id, "X-Request-Id", self.id, "is in use", "Use another id.")

@@ -30,9 +30,7 @@ MAX_REPEAT = 1024
 
 @dataclass(slots=True, eq=False)
 class _Decoding:
-    """What the next step begins with, if all running requests decode: their rows and known tokens, the sum of these,
-    and steps until the first request ends.
-    """
+    """What a decode step begins with: rows, known tokens, the sum of these, and steps until the first request ends."""
 
     rows: I64
     known: I32

@@ -12,11 +12,10 @@ from foreword.simulation.statistics import Durations, LatencyHistogram, TimeSeri
 class SimulationReport:
     """Counts over all replicas. Times are simulated seconds.
 
-    time_to_first_token, time_per_output_token, end_to_end: one value per request; time per output token is the mean
-    of a request after its first token, of requests with at least two. time_between_tokens: every pair of tokens.
-    seconds: from the first moment of the trace to the end of the last request. busy: seconds in steps, of each replica
-    that had a request. memory_use: the share of blocks with an owner, of a single replica. num_leaked_blocks: blocks
-    with an owner at the end.
+    time_to_first_token, time_per_output_token, end_to_end: one value per request; time per output token is the mean of
+    a request after its first token, of requests with at least two. time_between_tokens: every pair of tokens. seconds:
+    from the first moment of the trace to the end of the last request. busy: seconds in steps, of each replica that had
+    a request. memory_use: the share of blocks with an owner, of a single replica. num_leaked_blocks: owned at the end.
     """
 
     num_replicas: int = 1

@@ -17,8 +17,7 @@ class TokenTables:
 
     req_to_token: int64 [B, max_seq_len]. seq_lens: int32 [B].
     out_cache_loc: int64 [T], where the scheduled tokens' own keys and values go.
-    extend_prefix_lens, extend_seq_lens, extend_start_loc: int32 [B], computed and scheduled tokens and the first
-    token row of each request.
+    extend_prefix_lens, extend_seq_lens, extend_start_loc: int32 [B], computed and scheduled tokens and first token row.
     """
 
     req_to_token: I64

@@ -43,9 +43,7 @@ class FastPath:
         return -1 if self._core is None else int(self._core.apply(output))
 
     def step(self, cached: Any, num_scheduled: Any, drafts: Any) -> int:
-        """Apply the cached requests and read the plan. Returns the number of drafts; −1, with nothing changed, for
-        cases that only the Python code covers.
-        """
+        """Apply cached requests, read the plan, return the number of drafts; −1, unchanged, for Python's cases."""
         return -1 if self._core is None else int(self._core.step(cached, num_scheduled, drafts))
 
     def plan(self, num_reqs: int) -> tuple[I32, I32]:
@@ -71,7 +69,5 @@ class FastPath:
             make(() if params is None else columns.set(row, params, states.vocab_size, admission))
 
     def finish(self, ids: Collection[str]) -> bool:
-        """Free the rows of the live ones of these ids, in ascending order of the ids. False, with nothing changed, if
-        more than their rows has to change.
-        """
+        """Free the rows of live ones of these ids, in their order. False, unchanged, if more has to change."""
         return self._core is not None and bool(self._core.finish(ids))

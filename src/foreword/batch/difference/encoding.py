@@ -26,9 +26,7 @@ def malformed(what: str, *, expected: object = None, got: object = None) -> Plan
 
 
 def pack(header: Mapping[str, Any], arrays: Mapping[str, AnyArray]) -> bytes:
-    """The bytes of a header of JSON values and of arrays: integers in the smallest dtype that holds their values, equal
-    integers as one.
-    """
+    """The bytes of a JSON header and of arrays: integers in the smallest dtype that holds them, equal ones as one."""
     table, stored = [], []
     for name, array in arrays.items():
         dtype, is_equal = array.dtype.newbyteorder("<"), False

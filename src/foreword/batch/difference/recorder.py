@@ -154,9 +154,7 @@ class DifferenceRecorder:
                     self._mirror.extras.stage_mrope(row, positions)
 
     def _compare_tokens(self, planned: I32, out: dict[str, AnyArray]) -> I32:
-        """The tokens of each row from the first one on that the receiver does not have. How many of them are in place
-        of tokens that it has, [R].
-        """
+        """Write each row's tokens from the first that the receiver lacks. Returns how many replace others, [R]."""
         ours, theirs = self._states, self._mirror
         before, known = theirs.num_tokens, ours.num_tokens
         seen = (before != known) | (theirs.num_computed_tokens != ours.num_computed_tokens)

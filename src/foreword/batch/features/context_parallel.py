@@ -40,9 +40,7 @@ class PrefillShare:
 
 
 def share_prefill(batch: BatchTensors, size: int, rank: int) -> PrefillShare:
-    """This rank's share of the step, at addresses of its own. Chunks are ceil(n / 2R) long; the last ones of a short
-    request are empty.
-    """
+    """This rank's share of the step, at own addresses. Chunks are ceil(n / 2R) long, or the request's last ones."""
     if size < 1 or not 0 <= rank < size:
         raise ConfigError(f"share_prefill(size={size}, rank={rank}): rank must be in [0, size)")
     tokens, pieces = zip(*(_tokens_of(batch, size, r) for r in range(size)), strict=True)

@@ -12,10 +12,9 @@ For request b of the batch with c computed and n scheduled tokens, k of them dra
 
 with accepted = max(len(s) − 1, 0): the drafts that verification kept.
 
-With two steps in flight the second is prepared before the samples of the first are known. `advance` counts the first
-as done, all drafts accepted: num_computed = c + n and, where it samples, num_placeholders += 1 + k. The commit then
-takes back what was assumed: num_computed −= k − accepted, num_placeholders −= 1 + k. `resolve` updates the second
-step's tensors before it runs.
+With two steps in flight the second is prepared before the samples of the first are known. `advance` counts the first as
+done, all drafts accepted: num_computed = c + n and, where it samples, num_placeholders += 1 + k. The commit then takes
+back what was assumed: num_computed −= k − accepted, num_placeholders −= 1 + k. `resolve` then updates the second step.
 """
 
 from __future__ import annotations
@@ -51,8 +50,7 @@ def counts_as_done(states: RequestStates, batch: BatchTensors) -> list[Change]:
 def sample_table(states: RequestStates, batch: BatchTensors, sampled: Mapping[str, Sequence[int]] | I32) -> I32:
     """{req_id: tokens}, or [B] or [B, width] padded with −1, as int32 [B] or [B, width].
 
-    A token is anything with ``__index__``. RequestError for an id not in the batch or a token outside the vocabulary,
-    PlanError for another shape.
+    A token is anything with ``__index__``. RequestError for an unknown id or token, PlanError for a shape.
     """
     table = _from_lists(states, batch, sampled) if isinstance(sampled, Mapping) else int32s(sampled, "sampled")
     if not 0 < table.ndim < 3 or len(table) != batch.num_reqs:

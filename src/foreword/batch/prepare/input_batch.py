@@ -23,8 +23,7 @@ from foreword.errors import PlanError
 class InputBatch(BatchTensors):
     """The tensors of one step, in batch order, valid until the next `prepare_inputs` on the same buffers.
 
-    Tensors that few steps need, and other kernels' arguments, are functions of a batch: `foreword.batch.features`,
-    `foreword.batch.adapters`.
+    Tensors that few steps need, and other kernels' arguments, are functions of a batch: see ``features``, ``adapters``.
     """
 
     __slots__ = ()

@@ -118,8 +118,7 @@ def decode_first(plan: Plan, max_num_draft_tokens: int) -> Plan:
 
 
 def check(states: RequestStates, buffers: InputBuffers, plan: Plan, pad: Padding) -> Plan:
-    """The plan in arrays of int32. Raises for the first thing that would read or write where it must not; changes
-    nothing. O(B + drafts + blocks written).
+    """The plan in int32 arrays. Raises for the first wrong read or write. O(B + drafts + blocks written).
 
     With c computed, n scheduled, k drafts, v tokens known or in flight and P tokens per block, each row must satisfy
         live, planned once;  n ≥ 1 + k;  0 ≤ k ≤ max_num_draft_tokens;

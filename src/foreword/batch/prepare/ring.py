@@ -9,13 +9,12 @@ from foreword.errors import ConfigError, PlanError
 
 
 class StagingRing:
-    """``depth`` `InputBuffers` used in turn. A slot is reused only after its step was released, so that no buffer is
-    written while a step in flight reads it.
+    """``depth`` `InputBuffers` used in turn. A slot is reused after its step was released: no step in flight reads it.
 
-        buffers = ring.acquire()                       # refuses while the step that used the slot is in flight
-        batch = prepare_inputs(states, plan, buffers)
-        …                                              # the step runs and reads the buffers
-        ring.release(buffers)                          # the step no longer reads them
+    buffers = ring.acquire()                       # refuses while the step that used the slot is in flight
+    batch = prepare_inputs(states, plan, buffers)
+    …                                              # the step runs and reads the buffers
+    ring.release(buffers)                          # the step no longer reads them
     """
 
     def __init__(

@@ -39,8 +39,7 @@ def validate(batch: BatchTensors) -> None:
     """Check every tensor of the batch, and every row of the state, against `foreword.batch.proof.spec.TENSORS`.
 
     Call it between `prepare_inputs` and `commit`: the relations hold for the state that the step was made from.
-    A debugging aid: O(T + R·M), and it allocates. Raises PlanError naming step, request, tensor, index, expected and
-    got for the first entry that is wrong.
+    A debugging aid: O(T + R·M), and it allocates. PlanError for the first entry that is wrong.
     """
     check_rules(RULES, batch)
 

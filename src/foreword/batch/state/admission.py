@@ -21,9 +21,7 @@ from foreword.integers import as_int32, as_integer, is_int32
 
 
 class Admission(NamedTuple):
-    """What a row gets: prompt and outputs int32, blocks int32 per KV group, the adapter's number, parameters, what few
-    have.
-    """
+    """What a row gets: prompt, outputs, blocks per KV group int32, the adapter's number, parameters, what few have."""
 
     prompt: I32
     outputs: I32

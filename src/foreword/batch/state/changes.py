@@ -15,7 +15,6 @@ Change = tuple[Any, ...]
 def make(changes: Iterable[Change]) -> None:
     """Call each function with its arguments, in order. The arguments are computed and checked before.
 
-    It is one call into C: Python runs signal handlers only between its own instructions, so no KeyboardInterrupt comes
-    between two changes.
+    It is one call into C: signal handlers run between Python's instructions, so no interrupt comes between two changes.
     """
     deque(starmap(call, changes), maxlen=0)

@@ -272,8 +272,7 @@ class RequestStates:
     def append_blocks_rows(self, rows: I32, block_ids: I32, group: int = 0) -> None:
         """One new block for each entry of rows: table[rows[i], num_blocks[rows[i]]++] = block_ids[i], i ascending.
 
-        Nothing changes on an error: CapacityError for a row that is full or holds no request, RequestError for a
-        number that is not a block's.
+        Nothing changes on an error: CapacityError for a full or free row, RequestError for no block's number.
         """
         core = self._core
         if core is not None and core.append(rows, block_ids, group):

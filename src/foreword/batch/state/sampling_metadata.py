@@ -28,8 +28,7 @@ class StepNeeds:
 
     rows: int32 [B] state rows. needs: the union of their `Need` flags. num_logprobs, num_prompt_logprobs: int32 [B],
     alternatives requested with each token, −1 for none; None where no row requests any. The arrays are copies and stay
-    valid after the step. Batches of the same requests share one object: do not change it. Not frozen, because a frozen
-    one takes twice as long to make.
+    valid after the step. Batches of the same requests share one object: do not change it. Not frozen, for speed.
     """
 
     rows: I32
@@ -69,8 +68,7 @@ class SamplingMetadata(StepNeeds):
     """All parameters of B rows in batch order.
 
     params: batch index → the request's parameters, for the rows with a rare one. arrays: column (a name of `COLUMNS`)
-    → [B], for the other columns that some row needs. Each column is an attribute (``metadata.temperature``), None where
-    no row needs it.
+    → [B], for the other columns that some row needs. A column is an attribute, None where no row needs it.
     """
 
     vocab_size: int = 0

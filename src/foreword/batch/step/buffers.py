@@ -27,8 +27,7 @@ class InputBuffers:
     The entries past a step's own hold the pad value at all times, so no value of a larger earlier batch can be read,
     and clearing costs what the earlier batch wrote.
 
-    A batch is valid until the next `prepare_inputs` on its buffers. To keep two steps in flight use two of these
-    (`foreword.batch.prepare.ring`).
+    A batch is valid until the next `prepare_inputs` on its buffers; two steps in flight need two (`StagingRing`).
 
     max_num_batched_tokens bounds T and Tp; the states' max_num_reqs bounds B and Bp.
     arena: uint8, the memory of all of these tensors: one copy of it moves a whole step to a device.

@@ -15,8 +15,7 @@ from foreword.errors import RequestError
 class CheckedPrompt:
     """A prompt whose token ids are of a vocabulary.
 
-    token_ids: int32 [T], a contiguous copy that cannot be written. Raises RequestError for an id outside of the
-    vocabulary, with the request's id.
+    token_ids: int32 [T], a contiguous copy that cannot be written. RequestError for an id outside of the vocabulary.
     """
 
     token_ids: I32

@@ -60,9 +60,7 @@ class KVGroup:
             raise ConfigError("KVGroup(recurrent=True): a state has no window and is not spread over ranks")
 
     def tokens_per_block(self, cp: ContextParallel | None, max_model_len: int) -> int:
-        """Positions that one entry of a block-table row covers: S; S·n where the group is spread over n ranks; all of
-        them where it is recurrent.
-        """
+        """Positions that a block-table entry covers: S; S·n where spread over n ranks; all where recurrent."""
         if self.recurrent:
             return max_model_len
         return self.block_size * (cp.size if cp is not None and self.context_parallel else 1)

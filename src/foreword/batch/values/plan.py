@@ -27,9 +27,7 @@ class RaggedDrafts(NamedTuple):
 
     @classmethod
     def of(cls, req_ids: Collection[str], drafts: Mapping[str, Sequence[int]]) -> RaggedDrafts | None:
-        """The drafts of these requests in this order, None without any. PlanError for drafts that are not a list, and
-        for those of another request.
-        """
+        """The drafts of these requests in this order, None without any. PlanError for no list, or another request's."""
         scheduled = set(req_ids)
         for rid, ids in drafts.items():
             if length_of(ids) < 0:

@@ -26,8 +26,7 @@ class StructuredOutputs:
 
     JSON has one space after each comma and colon, as json.dumps writes it, and no other whitespace. Instead,
     disable_any_whitespace: none. max_whitespace: up to so many characters between any two parts; there is no form
-    without a limit. disable_additional_properties: objects that list properties have no others, unless the schema says
-    so.
+    without a limit. disable_additional_properties: closed objects by default.
     """
 
     kind: Kind

@@ -15,8 +15,7 @@ from foreword.scheduler import Scheduler, StepPlan
 class ForcedTokens:
     """Proposes the tokens that have to follow as drafts, so that they cost no step of their own.
 
-    grammars: by state row. most: drafts of a row in a step. forced_tokens: of some grammars, each with a limit; int32
-    [n, width] padded with −1.
+    grammars: by state row. most: drafts of a row in a step. forced_tokens: of grammars with limits, int32 [n, width].
     """
 
     def __init__(

@@ -67,9 +67,7 @@ def prompt_reader(folder: Path, model: PreTrainedModel, vocab_size: int) -> Enco
 
 
 def traced(model: PreTrainedModel, reader: EncoderPromptReader) -> DecoderTrace:
-    """How the decoder attends. ModelError unless chunked steps of two requests give the logits of the model's own
-    forward pass.
-    """
+    """How the decoder attends. ModelError unless chunked steps give the logits of the model's own forward pass."""
     found = trace_decoder(model, decoder_length(model.config))
     noise = np.random.default_rng(0)
     inputs: dict[str, AnyArray] = {}

@@ -169,9 +169,7 @@ class TransformersExecutor(PagedExecutor):
     def _attend(
         self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, None]:
-        """Compute the next call of this step, in place of the model's own attention: see `register`. Its other
-        arguments are those that the trace has.
-        """
+        """Compute the next call of this step in place of the model's attention: see `register`. Its trace is known."""
         call = self.trace.calls[self._num_calls]
         self._num_calls += 1
         if call.writes:

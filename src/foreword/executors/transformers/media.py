@@ -44,9 +44,7 @@ class _Encoded:
 
 
 class TransformersEncoder:
-    """Implements `MediaEncoder` with a model's own encoders. Vectors are kept by content, up to cache_bytes: the least
-    recently used are dropped first.
-    """
+    """Implements `MediaEncoder` with a model's own encoders. Vectors are kept by content, up to cache_bytes."""
 
     def __init__(self, model: PreTrainedModel, processor: Any, cache_bytes: int) -> None:
         self.processor = processor

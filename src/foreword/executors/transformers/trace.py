@@ -41,9 +41,7 @@ def check_arguments(arguments: Mapping[str, object], understood: frozenset[str])
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """The keys that a query at position p sees: j ≤ p; with ``window`` those in (p − window, p]; with ``chunk`` those
-    with j // chunk = p // chunk.
-    """
+    """The keys j ≤ p that a query at position p sees: with ``window`` j > p − window; with ``chunk`` in p's chunk."""
 
     window: int | None = None
     chunk: int | None = None

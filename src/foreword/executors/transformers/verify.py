@@ -42,9 +42,7 @@ class Inputs(NamedTuple):
 
 
 def inputs_of(model: PreTrainedModel, trace: Trace, mrope_dims: int = 0) -> Inputs:
-    """The inputs with which chunked steps of two requests give the logits of the model's own forward pass. ModelError
-    if there are none.
-    """
+    """The inputs with which chunked steps give the logits of the model's own forward pass. ModelError without any."""
     hidden_size = 0
     with torch.inference_mode(), attention_of(model, "eager"):
         ids = {name: torch.tensor([prompt], device=model.device) for name, prompt in PROMPTS.items()}

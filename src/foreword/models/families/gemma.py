@@ -48,9 +48,7 @@ def _local(config: Config) -> Config:
 
 
 def _common(config: Config, largest: int) -> dict[str, Any]:
-    """Return the settings of both. GGUF files have no scale of queries: it follows the head size, in the ``largest``
-    model (layers) hidden size / heads.
-    """
+    """Return settings of both. In GGUF files queries scale by the head size, in ``largest`` by hidden size / heads."""
     scalar = 256.0
     if config.prefix:
         by_head = num_layers(config) != largest

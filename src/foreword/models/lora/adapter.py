@@ -70,9 +70,7 @@ def modules_of(spec: DecoderSpec, names: Mapping[str, str | Rows]) -> dict[str, 
 
 
 def pairs_of(path: Path, name: str, module: Module, a: Tensor, b: Tensor, scale: float) -> dict[str, LoraPair]:
-    """The changes of a module's parts, read into memory. ModelError for other shapes, a rank above `MAX_RANK`, or
-    numbers that are not finite.
-    """
+    """The changes of a module's parts. ModelError for other shapes, a rank above `MAX_RANK`, or numbers not finite."""
     if len(a.shape) != 2 or a.shape[0] > MAX_RANK:
         raise ModelError(f"{path}: {name}: lora_A has shape {a.shape}: a rank above {MAX_RANK} is not supported")
     rank = a.shape[0]

@@ -65,9 +65,7 @@ class _Fp8Matrix:
 
 
 def fp8_matrices(entries: Mapping[str, Entry], settings: Config, method: str) -> Iterator[Found]:
-    """The matrices in FP8 of a checkpoint by the method fp8 or compressed-tensors. ModelError if one has no scales
-    that fit it.
-    """
+    """The FP8 matrices of a checkpoint by fp8 or compressed-tensors. ModelError if one has no scales that fit it."""
     block = None
     if method == "compressed-tensors":
         one_of(settings, "format", "", ("float-quantized",))

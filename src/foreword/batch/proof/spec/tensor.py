@@ -28,8 +28,7 @@ class Level(StrEnum):
 class Relation:
     """A rule that fixes entries of a tensor: ``formula`` for readers, ``expected`` computes it.
 
-    expected(step, got, group) is what the live entries must equal; an entry that the rule leaves free it returns as
-    it is in ``got``.
+    expected(step, got, group) is what the live entries must equal, and what ``got`` has where the rule leaves one free.
     """
 
     formula: str
