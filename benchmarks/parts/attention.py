@@ -11,9 +11,9 @@ import numpy as np
 
 from foreword.batch import InputBuffers, prepare_inputs
 from foreword.bench.shapes import Shape
-from foreword.executors.groups import batch_groups
 from foreword.executors.native import NativeExecutor
 from foreword.executors.options import KVFormat
+from foreword.executors.pool import batch_groups
 from foreword.models.loader import load_model
 from foreword.models.spec import DecoderSpec
 from foreword.native import native

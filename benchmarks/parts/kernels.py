@@ -11,8 +11,8 @@ import numpy as np
 
 from foreword.batch import InputBatch, InputBuffers, prepare_inputs
 from foreword.bench.shapes import Shape
-from foreword.executors.groups import batch_groups
 from foreword.executors.native import NativeExecutor
+from foreword.executors.pool import batch_groups
 from foreword.models.loader import load_model
 from foreword.native import native
 

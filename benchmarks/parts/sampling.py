@@ -14,8 +14,8 @@ from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, Sam
 from foreword.batch.features.sampling import step_needs
 from foreword.bench.shapes import Shape
 from foreword.errors import ModelError
-from foreword.executors.groups import batch_groups
 from foreword.executors.native import NativeExecutor
+from foreword.executors.pool import batch_groups
 from foreword.models.loader import load_model
 from foreword.native import available
 from foreword.sampling import Processors, Sampler

@@ -14,8 +14,7 @@ from foreword.bench.engine_host import NothingModel
 from foreword.engine import Engine, EngineConfig
 from foreword.engine.speculation import SpeculationConfig
 from foreword.insight import conform, golden
-from foreword.insight.record import RECORDED, EngineRecorder, TraceRecorder
-from foreword.insight.steps import StepInspector
+from foreword.insight.record import RECORDED, EngineRecorder, StepInspector, TraceRecorder
 from foreword.scheduler import SchedulerConfig
 
 GOLDEN = conform.golden_vectors()

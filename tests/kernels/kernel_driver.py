@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from foreword import _native
 from foreword.batch import InputBuffers, NewRequest, RequestStates, prepare_inputs
-from foreword.executors.groups import batch_groups
 from foreword.executors.host import HostExecutor
 from foreword.executors.native import KVFormat, NativeExecutor, WeightFormat
+from foreword.executors.pool import batch_groups
 from foreword.models.spec import DecoderSpec
 from foreword.models.weights import Tensor
 

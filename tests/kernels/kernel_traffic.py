@@ -8,8 +8,8 @@ import numpy as np
 
 from foreword.batch import ContextParallel, SamplingParams
 from foreword.engine import Engine, engine_config
-from foreword.executors.groups import batch_groups
 from foreword.executors.host import HostExecutor
+from foreword.executors.pool import batch_groups
 from foreword.models.spec import DecoderSpec
 
 BLOCK_SIZE = 16

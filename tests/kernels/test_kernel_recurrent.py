@@ -12,7 +12,7 @@ from foreword.engine import Engine
 from foreword.engine.config import engine_config
 from foreword.engine.speculation import SpeculationConfig
 from foreword.errors import ConfigError
-from foreword.executors.groups import batch_groups
+from foreword.executors.pool import batch_groups
 from models.running import EXECUTORS
 
 HYBRIDS = ("mamba2", "gated_delta")

@@ -7,9 +7,9 @@ from itertools import islice
 import numpy as np
 
 from foreword.batch import InputBuffers, NewRequest, RequestStates, prepare_inputs
-from foreword.executors.groups import batch_groups
 from foreword.executors.native import NativeExecutor
 from foreword.executors.numpy import NumpyExecutor
+from foreword.executors.pool import batch_groups
 from foreword.native import available
 
 FLOATS = {"numpy": {}}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
-from foreword.executors.groups import batch_groups
 from foreword.executors.numpy import NumpyExecutor
+from foreword.executors.pool import batch_groups
 from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec, RopeSpec, weight_names
 
 S = 4

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the extra foreword[torch]")
 
 from foreword.batch import SamplingParams
-from foreword.engine.metrics import EngineMetrics
+from foreword.engine.observer import EngineMetrics
 from foreword.errors import ConfigError, EngineError
 from foreword.executors.torch import parallel
 from foreword.executors.torch.executor import TorchExecutor

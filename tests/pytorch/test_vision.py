@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers", reason="needs the extra forew
 pytest.importorskip("PIL.Image", reason="needs the extra foreword[vision]")
 
 from foreword import LLM, AsyncLLM, SamplingParams
-from foreword.engine.metrics import EngineMetrics
+from foreword.engine.observer import EngineMetrics
 from foreword.errors import RequestError
 from foreword.executors.transformers import executor
 from foreword.executors.transformers.media import TransformersEncoder, load_processor

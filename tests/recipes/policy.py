@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from foreword.scheduler import SchedulerConfig
-from recipes.recipe import Edit, Recipe, after, new
+from recipes.recipe import Edit, Recipe, after, before
 
 TEST = "tests/scheduler/test_dummy.py"
-TABLE = "src/foreword/scheduler/policies/__init__.py"
-FILE = '''"""The longest prompt first."""
-
-from foreword.scheduler.request import Request
-
-
-def dummy(request: Request) -> tuple[int, ...]:
+TABLE = "src/foreword/scheduler/policies.py"
+FUNCTION = '''def dummy(request: Request) -> tuple[int, ...]:
     """Return a key by prompt tokens, more first."""
     return (-len(request.prompt), request.arrival)
+
+
 '''
-IMPORT = "from foreword.scheduler.policies.dummy import dummy\n"
 RECIPE = Recipe(
     heading="A scheduling policy",
     test=TEST,
     edits=(
-        Edit("src/foreword/scheduler/policies/dummy.py", new(FILE), TEST),
-        Edit(TABLE, after("from foreword.plugins import load_plugin\n", IMPORT), TEST),
+        Edit(TABLE, before("POLICIES = {\n", FUNCTION), TEST),
         Edit(TABLE, after("    for policy in (\n", '        Policy("dummy", dummy),\n'), TEST),
     ),
     proofs=("tests/scheduler/test_random_load.py",),

@@ -31,7 +31,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 from foreword.batch import SamplingParams
 from foreword.engine import Engine, EngineConfig, EngineMetrics, RequestOutput
 from foreword.errors import ModelError
-from foreword.executors.groups import batch_groups
+from foreword.executors.pool import batch_groups
 from foreword.executors.transformers.executor import TransformersExecutor
 from foreword.executors.transformers.interface import attention_of, forward
 from foreword.executors.transformers.trace import Trace, check_class, trace

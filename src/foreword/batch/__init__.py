@@ -20,7 +20,6 @@ from foreword.batch.features.classify import is_decode, split_decodes_and_prefil
 from foreword.batch.features.context_parallel import share_prefill
 from foreword.batch.features.embeds import get_token_id, is_token_ids, prompt_embeds
 from foreword.batch.features.explain import Explanation
-from foreword.batch.features.kernel_blocks import kernel_block_table
 from foreword.batch.features.lora import LoraMapping, lora_mapping
 from foreword.batch.features.masks import attention_mask, discard_mask
 from foreword.batch.features.multimodal import (
@@ -30,6 +29,7 @@ from foreword.batch.features.multimodal import (
     prefilling_with,
     stage_mrope_positions,
 )
+from foreword.batch.features.paged import kernel_block_table
 from foreword.batch.features.pooling import PoolingMetadata, pooling_metadata
 from foreword.batch.features.recurrent import state_indices
 from foreword.batch.features.sampling import logits_sampling_metadata, sampling_metadata, step_needs
@@ -47,13 +47,18 @@ from foreword.batch.values.attention import AttentionState, visible
 from foreword.batch.values.block_ops import BlockOps
 from foreword.batch.values.checked import CheckedParams, CheckedPrompt
 from foreword.batch.values.kv_groups import ContextParallel, KVGroup
-from foreword.batch.values.lora import LoraRequest
-from foreword.batch.values.multimodal import MultiModalFeature
 from foreword.batch.values.padding import PaddingBuckets
 from foreword.batch.values.parameters import Need
 from foreword.batch.values.plan import Backend, Check, Plan
 from foreword.batch.values.pooling import PoolingParams, PoolingTask, PoolingType
-from foreword.batch.values.requests import NewRequest, NewRequests, PromptInputs, TokenIds
+from foreword.batch.values.requests import (
+    LoraRequest,
+    MultiModalFeature,
+    NewRequest,
+    NewRequests,
+    PromptInputs,
+    TokenIds,
+)
 from foreword.batch.values.sampling_params import SamplingParams
 from foreword.batch.values.structured_outputs import StructuredOutputs
 from foreword.errors import CapacityError, PlanError, RequestError

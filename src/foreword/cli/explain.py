@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from foreword.cli.options import counts, option
-from foreword.insight.steps import step_as_json
+from foreword.insight.record import step_as_json
 from foreword.insight.toy import toy_steps
 
 

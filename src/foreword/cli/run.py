@@ -54,7 +54,7 @@ def run(
         note(*converted)
     tables: list[str] = []  # of the first steps
     if show_steps:
-        from foreword.insight.steps import StepInspector  # here: an answer alone does not need it
+        from foreword.insight.record import StepInspector  # here: an answer alone does not need it
 
         if isinstance(llm.engine.executor, NativeExecutor):
             print(llm.engine.executor.memory_report(), file=sys.stderr)

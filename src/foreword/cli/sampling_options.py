@@ -42,7 +42,7 @@ def sampling_options(without: Sequence[str] = ()) -> Group[SamplingParams]:
 
 
 def _params(json_schema: str | None, **values: Any) -> SamplingParams:
-    given = {name: value for name, value in values_given(values).items() if value != {}}
+    given = {name: _collected(FIELDS[name], value) for name, value in values_given(values).items()}
     if json_schema is not None:
         given["structured_outputs"] = {"json": _schema(json_schema)}
     params = replace(DEFAULT_PARAMS, **given)
@@ -66,14 +66,21 @@ def _option(row: Parameter, default: Any) -> tuple[Any, object]:
 
 
 def _read(row: Parameter, given: Any) -> Any:
-    """The value of a parameter from a text or several. RequestError for a text that is none of its values."""
-    text = given
+    """The value of a parameter, or its items, from texts. RequestError for a text that is none of its values."""
+    if row.kind.collect is not None:
+        return [_one(row, text) for text in given]
+    return _one(row, given) if isinstance(given, str) else given
+
+
+def _one(row: Parameter, text: str) -> Any:
     try:
-        if row.kind.collect is None:
-            return row.kind.read(given) if isinstance(given, str) else given
-        return row.kind.collect([row.kind.read(text) for text in given])
+        return row.kind.read(text)
     except (ValueError, KeyError):
         raise RequestError(None, row.name, text, f"expected {row.form}", "See --help or /help.") from None
+
+
+def _collected(row: Parameter, value: Any) -> Any:
+    return value if row.kind.collect is None else row.kind.collect(value)
 
 
 def setting(name: str, words: Sequence[str]) -> tuple[str, Any]:
@@ -92,4 +99,4 @@ def setting(name: str, words: Sequence[str]) -> tuple[str, Any]:
     is_list = row.kind.collect is not None
     if not words or (len(words) > 1 and not is_list):
         raise RequestError(None, field, " ".join(words), "expected one value", f"Type /set {field} {row.form}.")
-    return field, _read(row, words if is_list else words[0])
+    return field, _collected(row, _read(row, words if is_list else words[0]))

@@ -2,8 +2,7 @@
 
 from foreword.engine.config import EngineConfig, engine_config
 from foreword.engine.engine import Engine
-from foreword.engine.metrics import EngineMetrics
-from foreword.engine.observer import EngineObserver
+from foreword.engine.observer import EngineMetrics, EngineObserver
 from foreword.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from foreword.engine.request_group import RequestOptions
 from foreword.engine.text import TextStream

@@ -63,6 +63,7 @@ class Model(ABC, Generic[L]):
     if it takes none. processors: logits processors that belong to the model.
     """
 
+    vocab_size: int
     generates: bool = True
     encoder: EncoderPrompts | None = None
     read_lora: ReadLora | None = None
@@ -72,10 +73,6 @@ class Model(ABC, Generic[L]):
         self.loaded, self.kind, self.options = loaded, kind, options
         self.name, self.path, self.tokenizer = loaded.name, loaded.path, loaded.tokenizer
         self.eos_token_ids, self.pooling, self.weights = loaded.eos_token_ids, loaded.pooling, loaded.weights
-
-    @property
-    @abstractmethod
-    def vocab_size(self) -> int: ...
 
     @property
     def weight_bytes(self) -> int:
@@ -105,13 +102,9 @@ class DecoderModel(Model[LoadedModel]):
     def __init__(self, loaded: LoadedModel, kind: ExecutorKind[Any], options: ExecutorOptions) -> None:
         super().__init__(loaded, kind, options)
         self.spec: DecoderSpec = loaded.decoder
-        self.generates = self.spec.has_logits
+        self.vocab_size, self.generates = self.spec.vocab_size, self.spec.has_logits
         if loaded.family is not None:
             self.read_lora = partial(read_lora, spec=self.spec, family=loaded.family)
-
-    @property
-    def vocab_size(self) -> int:
-        return self.spec.vocab_size
 
     def configured(self, config: EngineConfig) -> EngineConfig:
         if config.async_scheduling is None:
@@ -141,11 +134,7 @@ class EncoderModel(Model[LoadedModel]):
     ) -> None:
         """Raise ConfigError for an option that only decoders have."""
         super().__init__(loaded, kind, options.of_encoder())
-        self.spec = spec
-
-    @property
-    def vocab_size(self) -> int:
-        return self.spec.vocab_size
+        self.spec, self.vocab_size = spec, spec.vocab_size
 
     def configured(self, config: EngineConfig) -> EngineConfig:
         """One KV block per request, which has no memory. ConfigError for a length or setting that it cannot have."""

@@ -6,8 +6,7 @@ from foreword.batch import ContextParallel, KVGroup
 from foreword.cache import cache_group
 from foreword.engine.config import EngineConfig
 from foreword.errors import ConfigError
-from foreword.executors.groups import batch_groups
-from foreword.executors.pool import PoolSize
+from foreword.executors.pool import PoolSize, batch_groups
 from foreword.models.spec import DecoderSpec
 
 

@@ -11,10 +11,9 @@ from foreword.engine.model import Model
 from foreword.engine.pool import pool_of, request_length
 from foreword.errors import ConfigError
 from foreword.executors import Executor
-from foreword.executors.groups import batch_groups
 from foreword.executors.kinds import TRANSFORMERS
 from foreword.executors.options import TransformersOptions
-from foreword.executors.pool import PoolSize
+from foreword.executors.pool import PoolSize, batch_groups
 from foreword.executors.torch.cache import slot_sizes
 from foreword.executors.transformers.encoder_decoder import EncoderDecoderExecutor, cross_bytes
 from foreword.executors.transformers.executor import TransformersExecutor
@@ -34,12 +33,8 @@ class TransformersModel(Model[T]):
 
     def __init__(self, loaded: T, options: TransformersOptions) -> None:
         super().__init__(loaded, TRANSFORMERS, options)
-        self.generates = loaded.generates
+        self.vocab_size, self.generates = loaded.trace.vocab_size, loaded.generates
         self.read_lora = partial(read_lora_by_names, layers=loaded.trace.linear)
-
-    @property
-    def vocab_size(self) -> int:
-        return self.loaded.trace.vocab_size
 
     @property
     def weight_bytes(self) -> int:

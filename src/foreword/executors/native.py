@@ -15,13 +15,13 @@ from foreword.arrays import F32, I64, U8, AnyArray
 from foreword.batch import InputBatch, InputBuffers, lora_mapping
 from foreword.errors import ConfigError, EngineError, PlanError
 from foreword.executors.executor import Capability
-from foreword.executors.groups import batch_groups
 from foreword.executors.host import PagedExecutor
 from foreword.executors.inputs import StepInputs
 from foreword.executors.key_scales import key_scales
 from foreword.executors.nodes import first_nodes
 from foreword.executors.option_types import NativeKeywords
 from foreword.executors.options import KVFormat, NativeOptions, WeightFormat
+from foreword.executors.pool import batch_groups
 from foreword.executors.pooling import Pooler
 from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec
@@ -178,6 +178,7 @@ class NativeExecutor(PagedExecutor):
             raise ConfigError(str(error)) from None
         except MemoryError:
             raise MemoryError(f"the KV pool of {num_blocks} blocks does not fit: use fewer") from None
+        self.isa, self.num_threads = self.core.isa, self.core.num_threads
         packer = _Packer(spec, weights, self.core, own.weight_format, scaled_keys=own.kv_format == "int8")
         super().__init__(
             self.core,
@@ -190,15 +191,6 @@ class NativeExecutor(PagedExecutor):
         packer.pack_all()
         if own.preallocate_kv:
             self.core.touch_cache()
-
-    @property
-    def isa(self) -> str:
-        """The instruction-set level in use."""
-        return self.core.isa
-
-    @property
-    def num_threads(self) -> int:
-        return self.core.num_threads
 
     def memory_report(self) -> str:
         """Weights and KV pool in one line."""

@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from foreword.batch import ContextParallel, KVGroup
 from foreword.errors import ConfigError
+from foreword.models.spec import KVGroupSpec
 
 
 @runtime_checkable
@@ -47,3 +48,22 @@ class PoolSize:
                 f"{executor.block_size} tokens, the engine needs {self.num_blocks} of {self.block_size}; give {own} as "
                 "options, or make a larger one"
             )
+
+
+class HasKVGroups(Protocol):
+    """A model's layers, such as a `DecoderSpec`."""
+
+    def kv_groups(self) -> tuple[KVGroupSpec, ...]: ...
+
+
+def batch_groups(spec: HasKVGroups, block_size: int, *, context_parallel: bool = False) -> tuple[KVGroup, ...]:
+    """One `KVGroup` for each of ``spec.kv_groups()``. context_parallel: those with keys and values are spread."""
+    return tuple(
+        KVGroup(
+            block_size,
+            sliding_window=group.sliding_window,
+            context_parallel=context_parallel and not group.recurrent,
+            recurrent=group.recurrent,
+        )
+        for group in spec.kv_groups()
+    )

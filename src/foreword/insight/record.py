@@ -185,3 +185,20 @@ def _header(states: RequestStates, max_num_batched_tokens: int) -> dict[str, Any
         "context_parallel": None if cp is None else asdict(cp),
         "kv_groups": [{name: getattr(group, name) for name in GROUP_KEYS} for group in groups],
     }
+
+
+def step_as_json(batch: InputBatch) -> str:
+    """One line: the step's scalars and tensors by name; tensors that exist per KV group are lists."""
+    return json.dumps({"step": batch.step, **values_of(batch, STEP_TENSORS)})
+
+
+class StepInspector(EngineObserver):
+    """Explains an engine's first steps. shown: `InputBatch.explain` of each, at most ``num_steps``."""
+
+    def __init__(self, num_steps: int) -> None:
+        self._num_steps = num_steps
+        self.shown: list[str] = []
+
+    def step_planned(self, plan: StepPlan, batch: InputBatch) -> None:
+        if len(self.shown) < self._num_steps:
+            self.shown.append(str(batch.explain()))

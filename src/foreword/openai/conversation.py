@@ -12,16 +12,11 @@ class Conversation:
     """
 
     def __init__(self) -> None:
-        self._messages: list[dict[str, Any]] = []
-
-    @property
-    def messages(self) -> list[dict[str, Any]]:
-        """The messages so far."""
-        return self._messages
+        self.messages: list[dict[str, Any]] = []
 
     @property
     def last_role(self) -> str | None:
-        return self._messages[-1]["role"] if self._messages else None
+        return self.messages[-1]["role"] if self.messages else None
 
     def text(self, role: str, text: str) -> None:
         message = self._of(role)
@@ -45,10 +40,10 @@ class Conversation:
         )
 
     def result(self, call_id: str, content: str) -> None:
-        self._messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
 
     def _of(self, role: str) -> dict[str, Any]:
         """The last message if it is of this role, else a new one."""
         if self.last_role != role:
-            self._messages.append({"role": role, "content": None})
-        return self._messages[-1]
+            self.messages.append({"role": role, "content": None})
+        return self.messages[-1]

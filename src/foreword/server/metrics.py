@@ -119,7 +119,7 @@ class ServerMetrics:
         """Read in the thread of the caller, while the engine runs: each value is right, their moments may differ."""
         counts, times, scheduler, pool = self._counts, self._times, self._engine.scheduler, self._engine.cache.pool
         waiting = list(scheduler.waiting)  # one operation, which no other thread interrupts
-        ledger = scheduler.ledger
+        ledger, refused = scheduler.ledger, self._admission.num_refused
         yield self._gauge("num_requests_running", "Completions that hold a row.", len(scheduler.running))
         yield self._gauge("num_requests_waiting", "Completions that wait.", len(waiting))
         yield self._gauge("kv_cache_usage_perc", "Used part of the KV blocks.", pool.num_used / (pool.num_blocks - 1))
@@ -141,7 +141,7 @@ class ServerMetrics:
             yield family
         for name, text, label, found in (
             ("request_success", "Ended completions.", "finished_reason", times.finished),
-            ("admission_rejections", "Requests refused because the server was full.", "reason", self._refused),
+            ("admission_rejections", "Requests refused because the server was full.", "reason", refused),
             ("foreword:http_responses", "Answered HTTP requests.", "status", self.responses),
         ):
             yield self._labelled(CounterMetricFamily, name, text, label, found)
@@ -154,10 +154,6 @@ class ServerMetrics:
             histograms = HistogramMetricFamily(_full(name), text, labels=["model_name"])
             histogram.add_to(histograms, [self._model])
             yield histograms
-
-    @property
-    def _refused(self) -> Counter[str]:
-        return self._admission.num_refused
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(_full(name), text, labels=["model_name"])

@@ -6,8 +6,7 @@ from foreword.batch.adapters.dense import dense_inputs
 from foreword.batch.adapters.nano_vllm import nano_vllm_context
 from foreword.batch.adapters.page_size_one import token_tables
 from foreword.batch.adapters.vllm_ascend import AscendMasks, AscendMetadata, AscendState, ascend_metadata, ascend_state
-from foreword.batch.features.flash_attn import flash_attn_varlen
-from foreword.batch.features.flashinfer import flashinfer_plan
+from foreword.batch.features.paged import flash_attn_varlen, flashinfer_plan
 
 __all__ = [
     "AscendMasks",

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from foreword.arrays import I32, I64, Bools
-from foreword.batch.features.kernel_blocks import kernel_block_table
 from foreword.batch.features.multimodal import encoder_seq_lens
+from foreword.batch.features.paged import kernel_block_table
 from foreword.batch.step.tensors import BatchTensors
 from foreword.errors import PlanError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foreword.arrays import I32
-from foreword.batch.features.flash_attn import flash_attn_varlen
+from foreword.batch.features.paged import flash_attn_varlen
 from foreword.batch.step.tensors import BatchTensors, filled, refuse_spread
 from foreword.batch.values.attention import AttentionState
 

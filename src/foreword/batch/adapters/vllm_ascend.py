@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foreword.arrays import I32, I64, AnyArray
-from foreword.batch.features.kernel_blocks import kernel_block_table
+from foreword.batch.features.paged import kernel_block_table
 from foreword.batch.step.tensors import BatchTensors, refuse_spread
 from foreword.batch.values.attention import visible
 from foreword.errors import ConfigError, PlanError

@@ -6,10 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from foreword.batch.values.lora import LoraRequest
-from foreword.batch.values.multimodal import MultiModalFeature
 from foreword.batch.values.pooling import PoolingParams
-from foreword.batch.values.requests import NewRequest
+from foreword.batch.values.requests import LoraRequest, MultiModalFeature, NewRequest
 from foreword.batch.values.sampling_params import SamplingParams
 
 _SAME = (

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from foreword.batch.difference.encoding import malformed, plain
-from foreword.batch.values.lora import LoraRequest
-from foreword.batch.values.multimodal import MultiModalFeature
 from foreword.batch.values.pooling import PoolingParams
+from foreword.batch.values.requests import LoraRequest, MultiModalFeature
 from foreword.batch.values.sampling_params import SamplingParams
 from foreword.batch.values.structured_outputs import StructuredOutputs
 from foreword.errors import ForewordError, RequestError

@@ -8,10 +8,8 @@ import numpy as np
 
 from foreword.arrays import I32
 from foreword.batch.features.explain import Explanation
-from foreword.batch.features.flash_attn import flash_attn_varlen
-from foreword.batch.features.flashinfer import flashinfer_plan
-from foreword.batch.features.kernel_blocks import kernel_block_table
 from foreword.batch.features.masks import attention_mask
+from foreword.batch.features.paged import flash_attn_varlen, flashinfer_plan, kernel_block_table
 from foreword.batch.prepare.commit import commits, counts_as_done, sample_table
 from foreword.batch.state.changes import make
 from foreword.batch.state.request_states import RequestStates

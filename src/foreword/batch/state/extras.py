@@ -9,9 +9,8 @@ import numpy as np
 
 from foreword.arrays import I32, AnyArray, Bools
 from foreword.batch.state.changes import Change
-from foreword.batch.values.multimodal import MultiModalFeature
 from foreword.batch.values.pooling import PoolingParams, PoolingState
-from foreword.batch.values.requests import NewRequest
+from foreword.batch.values.requests import MultiModalFeature, NewRequest
 from foreword.errors import RequestError
 from foreword.integers import as_int32, as_integer, is_int32
 

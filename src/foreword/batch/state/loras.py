@@ -6,7 +6,7 @@ from collections.abc import Collection
 from operator import setitem
 
 from foreword.batch.state.changes import Change
-from foreword.batch.values.lora import LoraRequest
+from foreword.batch.values.requests import LoraRequest
 from foreword.errors import RequestError
 
 

@@ -16,14 +16,26 @@ from foreword.batch.state.directory import Directory
 from foreword.batch.state.extras import RowExtras
 from foreword.batch.state.layout import ROWS
 from foreword.batch.state.loras import LoraUsers
-from foreword.batch.state.native_rows import rows_core
-from foreword.batch.state.observers import RowObserver
 from foreword.batch.state.progress import Progress
 from foreword.batch.state.sampling_columns import NUM_ADMISSIONS, SamplingColumns
 from foreword.batch.values.kv_groups import ContextParallel, KVGroup
 from foreword.batch.values.requests import NewRequest, NewRequests, TokenIds
 from foreword.errors import CapacityError, ConfigError, RequestError
 from foreword.integers import INT32_MAX, is_int32
+from foreword.native import available, native
+
+
+class RowObserver(Protocol):
+    """Called by `RequestStates` for every row that a request enters, leaves, or exchanges with another."""
+
+    def filled(self, row: int) -> None:
+        """A request entered the row; its columns are complete."""
+
+    def freed(self, row: int) -> None:
+        """The row's request leaves; its id and columns are still there."""
+
+    def exchanged(self, a: int, b: int) -> None:
+        """The two rows changed places."""
 
 
 class Committable(Protocol):
@@ -126,7 +138,7 @@ class RequestStates:
         self._step = 0  # prepared steps, for messages
         self.layout_version = 0
         self._directory = Directory(max_num_reqs)
-        self._core = self.sampling.core = rows_core(
+        self._core = self.sampling.core = _rows_core(
             {"token_ids": self.token_ids, "next_content_id": content_ids.next, **self.columns},
             self.sampling.native_layout(),
             self._directory,
@@ -363,3 +375,20 @@ def _unaliased_rows(rows: int, columns: int) -> I32:
     """
     line = 16
     return np.zeros((rows, (-(-columns // line) | 1) * line), np.int32)[:, :columns]
+
+
+def _rows_core(
+    rows: dict[str, AnyArray],
+    sampling: dict[str, Any],
+    directory: Directory,
+    tables: Sequence[BlockTable],
+    vocab_size: int,
+    max_num_draft_tokens: int,
+) -> Any:
+    """The core, or None where the native module is not built."""
+    if not available():
+        return None
+    core = native.RowsCore(rows, sampling, *directory.native, vocab_size, max_num_draft_tokens)
+    for table in tables:
+        core.add_table(table.table, table.num_blocks, table.content_id, table.holds_null, table.null_block)
+    return core

@@ -3,10 +3,9 @@
 from foreword.engine.speculation.adaptive import DraftLengths, SpeculationStats
 from foreword.engine.speculation.config import SpeculationConfig
 from foreword.engine.speculation.draft_model import DraftModelDrafter
-from foreword.engine.speculation.drafter import Drafter
 from foreword.engine.speculation.forced import ForcedTokens
 from foreword.engine.speculation.lookup import LookupDrafter
-from foreword.engine.speculation.speculation import Speculation
+from foreword.engine.speculation.speculation import Drafter, Speculation
 
 __all__ = [
     "DraftLengths",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -10,11 +11,24 @@ from foreword.arrays import I32, Bools
 from foreword.batch import RequestStates
 from foreword.engine.speculation.adaptive import DraftLengths, SpeculationStats
 from foreword.engine.speculation.config import SpeculationConfig
-from foreword.engine.speculation.drafter import Drafter
 from foreword.engine.speculation.lookup import LookupDrafter
 from foreword.errors import ConfigError, PlanError, shown
 from foreword.plugins import made
 from foreword.scheduler import Scheduler, StepPlan
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Proposes tokens that may follow the last known token of rows of the engine's `RequestStates`.
+
+    relative_cost: the cost of drafting one token for a batch, relative to a step of the target; 0 where negligible.
+    """
+
+    relative_cost: float
+
+    def propose(self, rows: I32, most: I32) -> I32:
+        """Up to most[i] drafts for rows[i]: [n, k] padded with −1, where max(most) ≤ k ≤ max_num_draft_tokens."""
+
 
 PROBE_EVERY = 16  # tokens of a row between two drafts that are only compared, with a drafter that costs time
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from foreword.arrays import F32
 from foreword.batch import InputBuffers, NewRequest, RequestStates, prepare_inputs
 from foreword.errors import ModelError
-from foreword.executors.groups import batch_groups
+from foreword.executors.pool import batch_groups
 from foreword.executors.transformers.executor import TransformersExecutor
 from foreword.executors.transformers.interface import attention_of, forward
 from foreword.executors.transformers.media import TransformersEncoder, named

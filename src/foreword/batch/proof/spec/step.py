@@ -26,6 +26,7 @@ class Step:
 
     def __init__(self, batch: BatchTensors) -> None:
         self.batch, self.states = batch, batch.states
+        self.M, self.V = batch.states.max_model_len, batch.states.vocab_size
         self.symbols: dict[tuple[str, int], int] = {}  # (symbol, KV group): its size, of those that were asked for
 
     # -- the plan ----------------------------------------------------------------------------------------------
@@ -232,14 +233,6 @@ class Step:
         return local_offsets(table, self.positions % table.tokens_per_block)
 
     # -- the state, row by row ------------------------------------------------------------------------------------
-
-    @property
-    def M(self) -> int:
-        return self.states.max_model_len
-
-    @property
-    def V(self) -> int:
-        return self.states.vocab_size
 
     def state(self, name: str) -> AnyArray:
         """[R, …] one of the state's arrays."""
