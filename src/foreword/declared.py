@@ -123,8 +123,7 @@ class Declared:
 
 def declared(default: T, help: str, **facts: Any) -> T:
     """Declare a field. facts: of its row, apart from those that the annotation tells."""
-    made: T = field(default=default, metadata={_KEY: {"help": help, **facts}})
-    return made
+    return field(default=default, metadata={_KEY: {"help": help, **facts}})
 
 
 def declared_like(owner: Any, name: str) -> Any:

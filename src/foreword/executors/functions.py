@@ -47,8 +47,7 @@ def softmax(x: F32) -> F32:
 def sigmoid(x: F32) -> F32:
     """1 / (1 + exp(−x)), without overflow."""
     one = np.float32(1)
-    out: F32 = one / (one + np.exp(-np.maximum(x, np.float32(-87))))
-    return out
+    return one / (one + np.exp(-np.maximum(x, np.float32(-87))))
 
 
 def silu(x: F32) -> F32:

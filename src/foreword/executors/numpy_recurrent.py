@@ -49,8 +49,7 @@ def recurrent_layer(
         out = rms_norm(gated.reshape(len(h), spec.num_key_heads, -1), norm_eps).reshape(gate.shape) * weight("norm")
     else:
         out = (rms_norm(y, norm_eps) * weight("norm")).reshape(gate.shape) * gate
-    result: F32 = out @ weight("o").T
-    return result
+    return out @ weight("o").T
 
 
 def convolve(u: F32, spec: RecurrentSpec, weight: Callable[[str], F32]) -> F32:

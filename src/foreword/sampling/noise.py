@@ -39,8 +39,7 @@ def gumbel_of_each(seeds: I64, positions: I64, token_ids: Ints) -> F64:
 
 def seeds_from(seeds: I64, first_token: int) -> I64:
     """The seeds with which tokens 0, 1, … have the noise of ``first_token`` and the next ones with ``seeds``."""
-    shifted: I64 = (seeds.view(np.uint64) + np.uint64(first_token * PER_TOKEN & MASK)).view(np.int64)
-    return shifted
+    return (seeds.view(np.uint64) + np.uint64(first_token * PER_TOKEN & MASK)).view(np.int64)
 
 
 def _uniform(x: U64) -> F64:
@@ -49,5 +48,4 @@ def _uniform(x: U64) -> F64:
 
 
 def _gumbel(u: F64) -> F64:
-    gumbel: F64 = -np.log(-np.log(u))
-    return gumbel
+    return -np.log(-np.log(u))

@@ -85,8 +85,7 @@ def kept_tokens(
     above = np.flatnonzero(p[order] >= xtc_threshold * p[order].sum())
     if len(above) > 1:
         order = order[above[-1] :]
-    kept: I64 = np.sort(finite[order])
-    return kept
+    return np.sort(finite[order])
 
 
 def _prefix(order: I64, p: F64, share: float) -> I64:

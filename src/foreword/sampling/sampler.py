@@ -161,5 +161,4 @@ def failed_requests(batch: InputBatch, drawn: I32) -> list[int]:
     """The requests whose first token of this step, drawn[b], could not be drawn; not those that discard it anyway."""
     first = batch.cu_num_logits[:-1]
     samples = batch.positions[batch.logits_indices[first]] + 1 >= batch.states.num_tokens[batch.idx_mapping]
-    failed: list[int] = (samples & (drawn < 0)).nonzero()[0].tolist()
-    return failed
+    return (samples & (drawn < 0)).nonzero()[0].tolist()

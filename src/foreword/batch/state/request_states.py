@@ -170,8 +170,7 @@ class RequestStates:
 
     def _find_req_id(self, row: int) -> str | None:
         """The id of the request in a row, for messages; None for a free row or a number outside [0, R)."""
-        found: str | None = self._directory.ids[row] if 0 <= row < self.max_num_reqs else None
-        return found
+        return self._directory.ids[row] if 0 <= row < self.max_num_reqs else None
 
     # -- admission and removal -------------------------------------------------------------------------------------
 

@@ -80,14 +80,12 @@ def _gpt_neox_japanese(layer: Any, attend: Attend, *tensors: Tensor) -> tuple[Te
 
 @lru_cache(8)
 def _bloom_slopes(num_heads: int, device: torch.device) -> Tensor:
-    slopes: Tensor = _get_alibi_slopes(num_heads, device)
-    return slopes
+    return _get_alibi_slopes(num_heads, device)
 
 
 @lru_cache(8)
 def _mpt_slopes(num_heads: int, device: torch.device) -> Tensor:
-    slopes: Tensor = -build_mpt_alibi_tensor(num_heads, 2, device=device)[:, 0, 0]
-    return slopes
+    return -build_mpt_alibi_tensor(num_heads, 2, device=device)[:, 0, 0]
 
 
 def _falcon(

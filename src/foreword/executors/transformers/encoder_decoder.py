@@ -106,13 +106,12 @@ class EncoderDecoderExecutor(TransformersExecutor):
         """The decoder's logits [L, V] of ids [1, T] at positions [T]. states: [1, S, hidden], of the encoder."""
         self._num_calls = 0
         with torch.inference_mode(), steps_of(self.model, positions, as_tensor(at, ids.device)):
-            logits: torch.Tensor = self.model(
+            return self.model(
                 encoder_outputs=BaseModelOutput(last_hidden_state=states),
                 decoder_input_ids=ids,
                 use_cache=False,
                 return_dict=True,
             ).logits[0]
-            return logits
 
     def _attend(
         self,

@@ -50,8 +50,7 @@ def speech_of(folder: Path, model: PreTrainedModel) -> Speech:
     def log_mel(samples: F32, is_short: bool) -> F32:
         whole = {} if is_short else {"truncation": False, "padding": "longest"}
         given = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="np", **whole)
-        found: F32 = np.ascontiguousarray(given["input_features"][0], np.float32)
-        return found
+        return np.ascontiguousarray(given["input_features"][0], np.float32)
 
     if (shape := log_mel(np.zeros(1, np.float32), True).shape) != (config.num_mel_bins, num_frames):
         raise ModelError(f"its feature extractor gives {list(shape)}, its encoder reads {num_frames} frames")

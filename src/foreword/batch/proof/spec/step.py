@@ -116,8 +116,7 @@ class Step:
 
     def of_rows(self, name: str) -> I64:
         """[B] a column of the state in batch order; 0 for a cancelled request."""
-        column: I64 = np.where(self.cancelled, 0, self.state(name)[self.rows]).astype(np.int64)
-        return column
+        return np.where(self.cancelled, 0, self.state(name)[self.rows]).astype(np.int64)
 
     @cached_property
     def loc(self) -> I64:
@@ -177,8 +176,7 @@ class Step:
         """[T] the tokens; 0 where they are in flight, or of a cancelled request."""
         b, p = self.b_of_token, self.positions
         unknown = (p >= self.v[b]) & (p < (self.v + self.in_flight)[b])
-        ids: I64 = np.where(unknown | self.cancelled[b], 0, self.states.token_ids[self.token_rows, p]).astype(np.int64)
-        return ids
+        return np.where(unknown | self.cancelled[b], 0, self.states.token_ids[self.token_rows, p]).astype(np.int64)
 
     def attention_state(self) -> int:
         """The first test that holds, see `AttentionState`."""
@@ -202,8 +200,7 @@ class Step:
 
     def num_blocks(self, g: int) -> I64:
         """[B] how many those are."""
-        held: I64 = np.where(self.cancelled, 0, self.table(g).num_blocks[self.rows]).astype(np.int64)
-        return held
+        return np.where(self.cancelled, 0, self.table(g).num_blocks[self.rows]).astype(np.int64)
 
     def below_window(self, g: int) -> Bools:
         """[B, K] the entries that no token of this step can see."""
@@ -263,8 +260,7 @@ class Step:
         """[R] the last output, −1 before there is one."""
         s = self.states
         last = s.token_ids[np.arange(s.max_num_reqs), np.maximum(s.num_tokens - 1, 0)]
-        out: I64 = np.where(s.num_tokens > s.prompt_len, last, -1).astype(np.int64)
-        return out
+        return np.where(s.num_tokens > s.prompt_len, last, -1).astype(np.int64)
 
 
 def local_offsets(table: BlockTable, offsets: I64) -> I64:
