@@ -99,7 +99,6 @@ class Intake:
         prompt_text: str | None,
         **options: Unpack[RequestOptions],
     ) -> RequestGroup:
-        """See `Engine.check`."""
         check_id(request_id)
         check_options(request_id, options)
         lora, grammar = options.get("lora"), options.get("grammar")

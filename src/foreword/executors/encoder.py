@@ -38,7 +38,6 @@ class EncoderExecutor(HostExecutor):
         return np.zeros((0, self.spec.vocab_size), np.float32)
 
     def hidden_states(self, tokens: I64) -> F32:
-        """See `HostExecutor.hidden_states`."""
         return self._last[tokens]
 
     def copy_blocks(self, sources: I32, destinations: I32) -> None:

@@ -67,7 +67,6 @@ class HostExecutor(ABC):
         return False
 
     def launch(self, batch: InputBatch, sampling: StepSampling) -> HostStep:
-        """See `Executor.launch`."""
         check_inputs(batch, self.capabilities)
         if batch.block_ops is not BlockOps.NONE:
             self.apply_block_ops(batch.block_ops)
@@ -77,7 +76,6 @@ class HostExecutor(ABC):
         """See `Executor.close`: it has no processes."""
 
     def apply_block_ops(self, ops: BlockOps) -> None:
-        """See `Executor.apply_block_ops`."""
         apply_block_ops(ops, self)
 
 
@@ -105,19 +103,15 @@ class PagedExecutor(HostExecutor):
         self.capabilities |= input_capabilities(hidden_size, mrope_dims)
 
     def copy_blocks(self, sources: I32, destinations: I32) -> None:
-        """See `BlockStore.copy_blocks`."""
         self.cache.copy_blocks(sources, destinations)
 
     def zero_blocks(self, blocks: I32) -> None:
-        """See `BlockStore.zero_blocks`."""
         self.cache.zero_blocks(blocks)
 
     def load_lora(self, lora_id: int, adapter: LoraAdapter) -> int:
-        """See `LoraExecutor.load_lora`."""
         return self.adapters.load(lora_id, adapter)
 
     def drop_lora(self, lora_id: int) -> None:
-        """See `LoraExecutor.drop_lora`."""
         self.adapters.drop(lora_id)
 
 

@@ -111,7 +111,6 @@ class NativeAdapters:
         return self._core.add_lora(lora_id, factors)
 
     def drop(self, lora_id: int) -> None:
-        """See `AdapterStore.drop`."""
         self._core.drop_lora(lora_id)
 
 
@@ -231,7 +230,6 @@ class NativeExecutor(PagedExecutor):
             raise EngineError(str(error)) from None
 
     def hidden_states(self, tokens: I64) -> F32:
-        """See `HostExecutor.hidden_states`."""
         return self.core.hidden_states(tokens)
 
     def _given_inputs(self, batch: InputBatch) -> dict[str, AnyArray]:

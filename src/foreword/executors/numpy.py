@@ -45,12 +45,10 @@ class NumpyCache:
         self.states = np.zeros((spec.num_slots, num_blocks, spec.state_size), np.float32)
 
     def copy_blocks(self, sources: I32, destinations: I32) -> None:
-        """See `BlockStore.copy_blocks`."""
         for array in (self.keys, self.values, self.states):
             array[:, destinations] = array[:, sources]
 
     def zero_blocks(self, blocks: I32) -> None:
-        """See `BlockStore.zero_blocks`."""
         for array in (self.keys, self.values, self.states):
             array[:, blocks] = 0
 
@@ -62,7 +60,6 @@ class NumpyAdapters:
         self._held: dict[int, LoraFloats] = {}
 
     def load(self, lora_id: int, adapter: LoraAdapter) -> int:
-        """See `AdapterStore.load`."""
         self._held[lora_id] = floats = {
             name: (pair.a.dequantize(), np.float32(pair.scale) * pair.b.dequantize())
             for name, pair in adapter.pairs.items()
@@ -70,7 +67,6 @@ class NumpyAdapters:
         return sum(a.nbytes + b.nbytes for a, b in floats.values())
 
     def drop(self, lora_id: int) -> None:
-        """See `AdapterStore.drop`."""
         self._held.pop(lora_id, None)
 
     def of_step(self, batch: InputBatch) -> LoraTokens:

@@ -54,11 +54,9 @@ class GenerationProcessor:
         self._suppressed, self._first = list(rules.suppressed), list(rules.suppressed_first)
 
     def update(self, change: BatchUpdate) -> None:
-        """See `LogitsProcessor`."""
         self.rows.update(change, _value)
 
     def apply(self, logits: F32, at: LogitRows) -> None:
-        """See `LogitsProcessor`."""
         states, rules = at.states, self._rules
         prompts = states.prompt_len[at.rows]
         counts = states.num_tokens[at.rows] + at.num_drafts - prompts

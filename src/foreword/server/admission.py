@@ -60,7 +60,6 @@ class Place:
         self._started = time.perf_counter()
 
     def add_tokens(self, count: int) -> None:
-        """See `Admission.add_tokens`."""
         self._admission.add_tokens(count)
         self._num_tokens += count
 

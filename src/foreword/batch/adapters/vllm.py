@@ -114,7 +114,6 @@ class VllmAdapter:
         return adapter
 
     def apply(self, scheduler_output: Any) -> AppliedStep:
-        """See `apply`."""
         front = self._front
         num_draft_ids = -1 if self.preempted else front.apply(scheduler_output)
         if num_draft_ids < 0:

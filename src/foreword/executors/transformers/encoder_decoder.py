@@ -68,7 +68,6 @@ class EncoderDecoderExecutor(TransformersExecutor):
         self._written: tuple[int, int] = 0, 0  # first block, and blocks, of the encoder output that is projected
 
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
-        """See `HostExecutor.compute`."""
         device, B, T = self.model.device, batch.num_reqs, batch.num_tokens
         rows = batch.idx_mapping[:B]
         self._places.assign(batch, self._encode)
@@ -125,7 +124,6 @@ class EncoderDecoderExecutor(TransformersExecutor):
         position_bias: torch.Tensor | None = None,
         **__: Any,
     ) -> tuple[torch.Tensor, None]:
-        """See `TransformersExecutor`."""
         scale = default_scale(query) if scaling is None else scaling
         return self._attend_in(query, key, value, scale, position_bias), None
 

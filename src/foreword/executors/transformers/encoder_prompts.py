@@ -40,7 +40,6 @@ class EncoderPromptReader:
     def split(
         self, request_id: str, prompt: object, encode: Callable[[str, int | None], list[int]]
     ) -> tuple[Sequence[int], PromptInputs]:
-        """See `EncoderPrompts`."""
         if isinstance(prompt, Mapping):
             given = entries_of(request_id, prompt)
         else:

@@ -104,7 +104,6 @@ class TransformersExecutor(PagedExecutor):
             set_attention(self.model, self._before)
 
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
-        """See `HostExecutor.compute`."""
         device, given = self.model.device, StepInputs.of(batch, self)
         self._num_calls = 0
         positions = as_tensor(batch.positions[: batch.num_tokens] if given.mrope is None else given.mrope, device)
@@ -124,7 +123,6 @@ class TransformersExecutor(PagedExecutor):
         return as_floats(logits)
 
     def hidden_states(self, tokens: I64) -> F32:
-        """See `HostExecutor.hidden_states`."""
         return as_floats(self._last[as_tensor(tokens, self._last.device)])
 
     def _keep_hidden_states(self, _: torch.nn.Module, __: object, output: Any) -> None:

@@ -84,7 +84,6 @@ class TransformersEncoder:
         return self._num_deep * self._hidden_size + 1 if self._num_deep or self._seeing_all else 0
 
     def prompt(self, text: str, media: Sequence[Medium], encode: Callable[[str], list[int]]) -> MediaPrompt:
-        """See `MediaEncoder.prompt`."""
         kinds = {placeholder: kind for kind, placeholder in self.placeholders.items()}
         pieces = re.split(f"({'|'.join(map(re.escape, kinds))})", text)
         places, given = [kinds[place] for place in pieces[1::2]], [medium.kind for medium in media]

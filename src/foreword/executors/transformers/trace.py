@@ -70,7 +70,6 @@ class Trace:
     linear: Mapping[str, tuple[int, int]] = field(default_factory=dict, kw_only=True)
 
     def kv_groups(self) -> tuple[KVGroupSpec, ...]:
-        """See `foreword.executors.groups.HasKVGroups`."""
         return self.groups
 
 

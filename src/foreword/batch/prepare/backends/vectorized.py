@@ -122,7 +122,6 @@ def local_seq_lens(seq_lens: Ints, cp: ContextParallel) -> Ints:
 
 
 def attention_state(c: Ints, n: Ints, prompt_len: Ints, cancelled: Bools, any_drafts: bool) -> AttentionState:
-    """See `AttentionState`."""
     if any_drafts:
         return AttentionState.SPEC_DECODING
     if len(c) and bool(((n == 1) & ((c > 0) | cancelled)).all()):
