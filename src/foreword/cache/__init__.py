@@ -17,25 +17,7 @@ from foreword.cache.prefix import PrefixNode, PrefixTree, hash_block
 from foreword.cache.snapshots import StateSnapshots
 
 __all__ = [
-    "Allocation",
-    "BlockPool",
-    "BlockRemoved",
-    "BlockStored",
-    "CacheCleared",
-    "CacheEvent",
-    "CacheGroup",
-    "FullAttention",
-    "KVCacheManager",
-    "PoolObserver",
-    "PrefixHit",
-    "PrefixNode",
-    "PrefixTree",
-    "RecurrentState",
-    "SlidingWindow",
-    "StateSnapshots",
-    "cache_group",
-    "hash_block",
-    "longest_common_hit",
-    "prefix_keys",
-    "with_adapter",
-]
+    "Allocation", "BlockPool", "BlockRemoved", "BlockStored", "CacheCleared", "CacheEvent", "CacheGroup",
+    "FullAttention", "KVCacheManager", "PoolObserver", "PrefixHit", "PrefixNode", "PrefixTree", "RecurrentState",
+    "SlidingWindow", "StateSnapshots", "cache_group", "hash_block", "longest_common_hit", "prefix_keys", "with_adapter",
+]  # fmt: skip

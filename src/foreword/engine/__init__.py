@@ -8,14 +8,6 @@ from foreword.engine.request_group import RequestOptions
 from foreword.engine.text import TextStream
 
 __all__ = [
-    "CompletionOutput",
-    "Engine",
-    "EngineConfig",
-    "EngineMetrics",
-    "EngineObserver",
-    "RequestMetrics",
-    "RequestOptions",
-    "RequestOutput",
-    "TextStream",
-    "engine_config",
-]
+    "CompletionOutput", "Engine", "EngineConfig", "EngineMetrics", "EngineObserver", "RequestMetrics", "RequestOptions",
+    "RequestOutput", "TextStream", "engine_config",
+]  # fmt: skip

@@ -6,19 +6,7 @@ from foreword.openai.responses import ResponsesRequest, ResponseStream, parse_re
 from foreword.openai.stream import ChatStream, CompletionStream, error_frame
 
 __all__ = [
-    "ChatRequest",
-    "ChatStream",
-    "CompletionRequest",
-    "CompletionStream",
-    "Named",
-    "ResponseStream",
-    "ResponsesRequest",
-    "chat_completion",
-    "error_body",
-    "error_frame",
-    "parse_chat",
-    "parse_completion",
-    "parse_responses",
-    "response_body",
-    "text_completion",
-]
+    "ChatRequest", "ChatStream", "CompletionRequest", "CompletionStream", "Named", "ResponseStream", "ResponsesRequest",
+    "chat_completion", "error_body", "error_frame", "parse_chat", "parse_completion", "parse_responses",
+    "response_body", "text_completion",
+]  # fmt: skip

@@ -20,15 +20,8 @@ from foreword.openai.response import Body
 
 FILE = Kind("a file", lambda value: isinstance(value, bytes), {"type": "string", "format": "binary"})
 SAMPLED = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-)
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
+)  # fmt: skip
 """Fields of `SamplingParams` that a form may have."""
 JSON_FIELDS = frozenset((*SAMPLED, "stream", "priority", "timeout"))
 """Fields of a form that are no texts."""

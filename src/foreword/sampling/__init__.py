@@ -12,23 +12,7 @@ from foreword.sampling.verification import accepted_tokens
 from foreword.seeds import derived_seed
 
 __all__ = [
-    "BadLogitsError",
-    "Grammar",
-    "LogitRows",
-    "LogitsProcessor",
-    "Logprob",
-    "NoTokenLeftError",
-    "Processors",
-    "RowValues",
-    "Sampled",
-    "Sampler",
-    "StepSampling",
-    "TokenLogprobs",
-    "TokenMasks",
-    "accepted_tokens",
-    "derived_seed",
-    "gumbel_noise",
-    "kept_tokens",
-    "token_logprobs",
-    "token_masks",
-]
+    "BadLogitsError", "Grammar", "LogitRows", "LogitsProcessor", "Logprob", "NoTokenLeftError", "Processors",
+    "RowValues", "Sampled", "Sampler", "StepSampling", "TokenLogprobs", "TokenMasks", "accepted_tokens", "derived_seed",
+    "gumbel_noise", "kept_tokens", "token_logprobs", "token_masks",
+]  # fmt: skip

@@ -7,18 +7,6 @@ from foreword.simulation.statistics import Durations, LatencyHistogram, TimeSeri
 from foreword.simulation.trace import MAX_COPIES, Arrival, Load, Trace, read_trace
 
 __all__ = [
-    "MAX_COPIES",
-    "MAX_PROCESSES",
-    "MAX_REPLICAS",
-    "Arrival",
-    "CostModel",
-    "Durations",
-    "Fleet",
-    "LatencyHistogram",
-    "Load",
-    "SimulationReport",
-    "TimeSeries",
-    "Trace",
-    "read_trace",
-    "simulate",
-]
+    "MAX_COPIES", "MAX_PROCESSES", "MAX_REPLICAS", "Arrival", "CostModel", "Durations", "Fleet", "LatencyHistogram",
+    "Load", "SimulationReport", "TimeSeries", "Trace", "read_trace", "simulate",
+]  # fmt: skip

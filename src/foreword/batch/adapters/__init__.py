@@ -9,16 +9,7 @@ from foreword.batch.adapters.vllm_ascend import AscendMasks, AscendMetadata, Asc
 from foreword.batch.features.paged import flash_attn_varlen, flashinfer_plan
 
 __all__ = [
-    "AscendMasks",
-    "AscendMetadata",
-    "AscendState",
-    "ascend_metadata",
-    "ascend_state",
-    "chunked_local",
-    "common_attention_metadata",
-    "dense_inputs",
-    "flash_attn_varlen",
-    "flashinfer_plan",
-    "nano_vllm_context",
+    "AscendMasks", "AscendMetadata", "AscendState", "ascend_metadata", "ascend_state", "chunked_local",
+    "common_attention_metadata", "dense_inputs", "flash_attn_varlen", "flashinfer_plan", "nano_vllm_context",
     "token_tables",
-]
+]  # fmt: skip

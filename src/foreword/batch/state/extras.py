@@ -38,15 +38,9 @@ class RowExtras:
     """
 
     __slots__ = (
-        "encoder_inputs",
-        "is_token_id",
-        "mm_features",
-        "mrope_positions",
-        "pooling_params",
-        "pooling_states",
-        "prompt_embeds",
-        "rows",
-    )
+        "encoder_inputs", "is_token_id", "mm_features", "mrope_positions", "pooling_params", "pooling_states",
+        "prompt_embeds", "rows",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.prompt_embeds: dict[int, AnyArray] = {}

@@ -20,15 +20,9 @@ class Progress:
     """Writes the progress columns of `RequestStates`, which are described there."""
 
     __slots__ = (
-        "last_sampled_token",
-        "num_accepted_tokens",
-        "num_computed_tokens",
-        "num_placeholders",
-        "num_tokens",
-        "prefill_len",
-        "prompt_len",
-        "token_ids",
-    )
+        "last_sampled_token", "num_accepted_tokens", "num_computed_tokens", "num_placeholders", "num_tokens",
+        "prefill_len", "prompt_len", "token_ids",
+    )  # fmt: skip
 
     def __init__(self, token_ids: I32, columns: dict[str, AnyArray]) -> None:
         self.token_ids = token_ids

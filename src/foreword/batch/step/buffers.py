@@ -35,24 +35,10 @@ class InputBuffers:
     """
 
     __slots__ = (
-        "_allocator",
-        "_attached",
-        "_optional",
-        "arena",
-        "arrays",
-        "core",
-        "generation",
-        "logits_metadata",
-        "max_num_batched_tokens",
-        "max_num_reqs",
-        "metadata",
-        "needs",
-        "scalars",
-        "slices",
-        "states",
-        "views",
+        "_allocator", "_attached", "_optional", "arena", "arrays", "core", "generation", "logits_metadata",
+        "max_num_batched_tokens", "max_num_reqs", "metadata", "needs", "scalars", "slices", "states", "views",
         "written",
-    )
+    )  # fmt: skip
 
     def __init__(
         self, states: RequestStates, *, max_num_batched_tokens: int, allocator: Allocator | None = None

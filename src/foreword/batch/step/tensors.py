@@ -90,19 +90,9 @@ class BatchTensors:
     """
 
     __slots__ = (
-        "_backend",
-        "_generation",
-        "_layout",
-        "_req_ids",
-        "_stage",
-        "block_ops",
-        "buffers",
-        "check",
-        "is_gathered",
-        "scalars",
-        "states",
-        "step",
-    )
+        "_backend", "_generation", "_layout", "_req_ids", "_stage", "block_ops", "buffers", "check", "is_gathered",
+        "scalars", "states", "step",
+    )  # fmt: skip
 
     num_reqs = Scalar()
     num_tokens = Scalar()

@@ -8,12 +8,6 @@ from foreword.engine.speculation.lookup import LookupDrafter
 from foreword.engine.speculation.speculation import Drafter, Speculation
 
 __all__ = [
-    "DraftLengths",
-    "DraftModelDrafter",
-    "Drafter",
-    "ForcedTokens",
-    "LookupDrafter",
-    "Speculation",
-    "SpeculationConfig",
+    "DraftLengths", "DraftModelDrafter", "Drafter", "ForcedTokens", "LookupDrafter", "Speculation", "SpeculationConfig",
     "SpeculationStats",
-]
+]  # fmt: skip
