@@ -10,9 +10,7 @@ from foreword.errors import ForewordError, reason_of
 
 
 def parse_json(text: str | bytes, source: object, error: type[ForewordError]) -> Any:
-    """The value of a JSON text. ``error`` names the source: for text that is not JSON or not UTF-8, that nests too
-    deeply, or whose numbers have too many digits.
-    """
+    """The value of a JSON text. ``error`` with the source for text that is none, too deep, or with huge numbers."""
     try:
         return json.loads(text)
     except RecursionError:

@@ -93,7 +93,6 @@ def test_both_trace_formats_are_read(tmp_path: Path):
     lines.write_text(json.dumps({"timestamp": 1500, "input_length": 9, "output_length": 5, "hash_ids": [3]}) + "\n")
     trace = read_trace(lines)
     assert trace.arrivals == (Arrival(1.5, 9, 5, (3,)),)
-    assert trace.has_prefixes
     assert trace.max_length == 14
     for broken in (tmp_path / "missing.csv", tmp_path):
         with pytest.raises(ConfigError, match="trace"):

@@ -46,9 +46,7 @@ class HostResult:
 
 
 class Contender(Protocol):
-    """The input layer of an engine. ``take`` and ``ready`` are not timed: they convert a step, and the result of its
-    preparation, into the form that the engine works on.
-    """
+    """An engine's input layer. ``take`` and ``ready``, not timed, convert a step and its result into its form."""
 
     name: str
 

@@ -230,9 +230,7 @@ class LLM:
         return [output.outputs.data for output in self.encode(prompts, pooling_params, lora=lora, progress=progress)]
 
     def classify(self, prompts: Prompts, *, progress: bool | None = None) -> list[PoolingRequestOutput]:
-        """The probabilities of the labels of each prompt, in ``outputs.probs``; the model's ``pooling.labels`` names
-        them.
-        """
+        """The probabilities of each prompt's labels, in ``outputs.probs``; the model's ``pooling.labels`` name them."""
         return self.encode(prompts, PoolingParams(task="classify"), progress=progress)
 
     def reward(

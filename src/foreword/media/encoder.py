@@ -44,9 +44,7 @@ class MediaEncoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """What a model takes besides text. encoder: None for a model of text. refused: kind → the reason why the model does
-    not take it. speech: of a model that writes down speech.
-    """
+    """What a model takes besides text. encoder: None for text alone. refused: kind → why. speech: of transcribers."""
 
     encoder: MediaEncoder | None = None
     refused: Mapping[str, str] = field(default_factory=dict)

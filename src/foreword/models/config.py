@@ -116,9 +116,7 @@ def read_config(path: Path) -> Config:
 
 
 def config_from_gguf(gguf: GGUF, keys: Keys) -> Config:
-    """Return the metadata of a GGUF file as the config of a family with these keys. What has no other name there keeps
-    that of the file.
-    """
+    """Return a GGUF file's metadata as the config of a family with these keys; others keep their names."""
     prefix = gguf.get("general.architecture", str) + "."
     names = {key.gguf: key.name for key in keys.values() if key.gguf}
     values: dict[str, Any] = {}

@@ -47,9 +47,7 @@ def connected(address: str | None) -> Iterator[None]:
 
 @dataclass(slots=True, eq=False)
 class _Chunk:
-    """Lines that one replica answers. is_alone: and nothing else meanwhile, since a replica that had them ended.
-    num_ends: replicas that ended with it alone.
-    """
+    """Lines for a replica. is_alone: since a replica with them ended. num_ends: replicas that ended with it alone."""
 
     lines: list[BatchLine]
     is_alone: bool = False

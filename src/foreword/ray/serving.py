@@ -45,9 +45,7 @@ TARGET = 0.7  # of the pressure: above it, requests of the next minute would wai
 
 
 def wanted_replicas(current: int, waiting: Mapping[Any, float], pressure: Mapping[Any, float]) -> int:
-    """Replicas at which the mean pressure is about `TARGET`; one more than now at least while requests wait, and fewer
-    only if none waits.
-    """
+    """Replicas for a mean pressure of about `TARGET`; more than now while requests wait, fewer only if none do."""
     if not pressure:
         return current
     needed = ceil(round(sum(pressure.values()) / TARGET, 6))

@@ -22,9 +22,7 @@ class Grammar(Protocol):
         """Whether the output is complete: nothing may follow the tokens accepted."""
 
     def fill_mask(self, words: I32) -> None:
-        """Write the tokens that may follow to int32 [ceil(V / 32)]: bit t mod 32 of word t // 32 is 1 for an allowed
-        token t. Every bit has to be written.
-        """
+        """Write all of int32 [ceil(V / 32)]: bit t mod 32 of word t // 32 is 1 if token t may follow, else 0."""
 
     def accept(self, token_ids: Sequence[int]) -> int:
         """Advance by the longest prefix that is allowed; returns its length."""

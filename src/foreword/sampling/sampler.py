@@ -119,9 +119,7 @@ class Sampler:
     def _process(
         self, batch: InputBatch, step: StepArrays, sampling: StepSampling
     ) -> tuple[I32, F32] | tuple[None, None]:
-        """The rows of logits that custom processors change, ascending, and these rows [n, V] after rules and
-        processors. None of a prompt chunk that is not the last.
-        """
+        """Rows of logits that custom processors change, ascending, with values [n, V]; none of unfinished prompts."""
         rows = batch.expanded_idx_mapping
         applies = [processor.rows.mask.take(rows) for processor in sampling.processors]
         selected = np.logical_or.reduce(applies) & (step.positions >= batch.states.num_tokens.take(rows))

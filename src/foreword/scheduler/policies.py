@@ -59,9 +59,7 @@ def priority(request: Request) -> tuple[int, ...]:
 
 
 def shortest_first(request: Request) -> tuple[int, ...]:
-    """By prompt tokens, fewer first: the lowest mean time to the first token. Under lasting overload a long prompt may
-    wait forever.
-    """
+    """By prompt tokens, fewer first: the least mean time to a first token. Under overload long prompts may starve."""
     return (len(request.prompt), request.arrival)
 
 

@@ -41,9 +41,7 @@ class Trace(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Progress:
-    """An HTTP request that generates. names: of its requests in the engine, empty while they are prepared; is_aborted:
-    they are to end as soon as they are in the engine.
-    """
+    """An HTTP request that generates. names: of its requests in the engine, once there. is_aborted: they end then."""
 
     names: tuple[str, ...] = ()
     is_aborted: bool = False

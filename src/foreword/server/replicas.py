@@ -50,9 +50,7 @@ class Replicas(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Which replicas answer an operation. name: for the reference page. answer: of a front end; None: it passes the
-    request on to one replica.
-    """
+    """Which replicas answer an operation. name: for the page. answer: of a front end; None: one replica's."""
 
     name: str
     answer: Callable[[Replicas, Request], Awaitable[Response]] | None = None

@@ -1,8 +1,9 @@
 """What would happen under this load: the real scheduler and cache with a clock instead of a model."""
 
 from foreword.simulation.cost import CostModel
+from foreword.simulation.replica import MAX_REPLICAS, Fleet
 from foreword.simulation.report import SimulationReport
-from foreword.simulation.simulator import MAX_PROCESSES, MAX_REPLICAS, Fleet, simulate
+from foreword.simulation.simulator import MAX_PROCESSES, simulate
 from foreword.simulation.statistics import Durations, LatencyHistogram, TimeSeries
 from foreword.simulation.trace import MAX_COPIES, Arrival, Load, Trace, read_trace
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
 from typing import cast
@@ -13,19 +13,20 @@ import numpy as np
 from foreword.arrays import I32, I64
 from foreword.batch import RequestStates
 from foreword.errors import ConfigError
+from foreword.routing import make_router
 from foreword.scheduler.config import SchedulerConfig
 from foreword.scheduler.plan import StepPlan
 from foreword.scheduler.scheduler import Scheduler
 from foreword.simulation.cost import CostModel
 from foreword.simulation.report import SimulationReport
 from foreword.simulation.rows import Rows, SimulatedCache, SimulatedRequest, piece_size, simulated_request
-from foreword.simulation.statistics import TimeSeries
 from foreword.simulation.trace import Arrival
 
 # Under lasting overload the rest of the queue stays outside the scheduler, so that memory stays flat.
 MAX_WAITING = 4096
 # Limit of steps simulated at once, so that the list of their times stays small.
 MAX_REPEAT = 1024
+MAX_REPLICAS = 10_000
 
 
 @dataclass(slots=True, eq=False)
@@ -38,25 +39,39 @@ class _Decoding:
     left: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """Equal replicas and a router. tick: seconds, see the module. Requests are cut to max_model_len, prompt first."""
+
+    max_model_len: int
+    num_blocks: int
+    block_size: int = 64
+    config: SchedulerConfig = field(default_factory=SchedulerConfig)
+    cost: CostModel = field(default_factory=CostModel)
+    prefix_caching: bool = True
+    num_replicas: int = 1
+    router: str = "round-robin"
+    tick: float = 0.25
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_replicas <= MAX_REPLICAS:
+            raise ConfigError(f"replicas={self.num_replicas}: must be from 1 to {MAX_REPLICAS}")
+        if not 1e-3 <= self.tick <= 3600:
+            raise ConfigError(f"tick={self.tick}: must be from 0.001 to 3600 seconds")
+        make_router(self.router, 1)
+        Replica(self, SimulationReport())
+
+
 class Replica:
     """Serves what was `submit`ted, in the order of time, as far as `advance` is told that all arrivals are known.
 
-    Several replicas may count into one report. memory_use: gets the share of blocks with an owner. ended: the numbers
-    of requests that have ended, which the caller clears.
+    Several replicas may count into one report; a single one also adds the share of blocks with an owner. ended: the
+    numbers of requests that have ended, which the caller clears.
     """
 
-    def __init__(
-        self,
-        *,
-        max_model_len: int,
-        num_blocks: int,
-        block_size: int,
-        config: SchedulerConfig,
-        cost: CostModel,
-        prefix_caching: bool,
-        report: SimulationReport,
-        memory_use: TimeSeries | None = None,
-    ) -> None:
+    def __init__(self, fleet: Fleet, report: SimulationReport) -> None:
+        max_model_len, num_blocks, block_size = fleet.max_model_len, fleet.num_blocks, fleet.block_size
+        config = fleet.config
         if max_model_len < 2:
             raise ConfigError(f"max_model_len={max_model_len}: must hold a prompt token and an output token")
         if num_blocks > 1 and max_model_len > (num_blocks - 1) * block_size:  # before memory for it is allocated
@@ -66,9 +81,10 @@ class Replica:
                 "num_blocks"
             )
         self.rows = Rows(config.max_num_seqs, max_model_len, block_size)
-        self.cache = SimulatedCache(self.rows, num_blocks, prefix_caching=prefix_caching)
+        self.cache = SimulatedCache(self.rows, num_blocks, prefix_caching=fleet.prefix_caching)
         self.scheduler = Scheduler(cast(RequestStates, self.rows), self.cache, config)
-        self.cost, self.report, self._memory_use = cost, report, memory_use
+        self.cost, self.report = fleet.cost, report
+        self._memory_use = report.memory_use if fleet.num_replicas == 1 else None
         self.now = self.busy = 0.0
         self.ended: list[int] = []
         # Whether an arriving request may be admitted before the waiting ones.

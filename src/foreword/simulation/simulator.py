@@ -15,7 +15,6 @@ import gc
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
 from multiprocessing.connection import Connection
@@ -24,54 +23,14 @@ import numpy as np
 
 from foreword.errors import ConfigError
 from foreword.routing import Placement, make_router
-from foreword.scheduler.config import SchedulerConfig
-from foreword.simulation.cost import CostModel
-from foreword.simulation.replica import Replica
+from foreword.simulation.replica import Fleet, Replica
 from foreword.simulation.report import SimulationReport
 from foreword.simulation.trace import HASHED_TOKENS, Arrival
 
 Exchange = Callable[[list[int]], list[int]]
 """Takes the requests that ended in this tick here, returns those that ended in the last one elsewhere."""
 
-MAX_REPLICAS = 10_000
 MAX_PROCESSES = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
-    """The replicas, which are alike, and their router. tick: seconds, see the module. A request longer than
-    max_model_len is cut to it, prompt first.
-    """
-
-    max_model_len: int
-    num_blocks: int
-    block_size: int = 64
-    config: SchedulerConfig = field(default_factory=SchedulerConfig)
-    cost: CostModel = field(default_factory=CostModel)
-    prefix_caching: bool = True
-    num_replicas: int = 1
-    router: str = "round-robin"
-    tick: float = 0.25
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.num_replicas <= MAX_REPLICAS:
-            raise ConfigError(f"replicas={self.num_replicas}: must be from 1 to {MAX_REPLICAS}")
-        if not 1e-3 <= self.tick <= 3600:
-            raise ConfigError(f"tick={self.tick}: must be from 0.001 to 3600 seconds")
-        make_router(self.router, 1)
-        self.replica(SimulationReport())
-
-    def replica(self, report: SimulationReport) -> Replica:
-        return Replica(
-            max_model_len=self.max_model_len,
-            num_blocks=self.num_blocks,
-            block_size=self.block_size,
-            config=self.config,
-            cost=self.cost,
-            prefix_caching=self.prefix_caching,
-            report=report,
-            memory_use=report.memory_use if self.num_replicas == 1 else None,
-        )
 
 
 def simulate(arrivals: Iterable[Arrival], fleet: Fleet, *, processes: int = 1) -> SimulationReport:
@@ -195,7 +154,7 @@ class _Part:
             return
         replica = self._replicas.get(number)
         if replica is None:
-            replica = self._replicas[number] = self._fleet.replica(self._report)
+            replica = self._replicas[number] = Replica(self._fleet, self._report)
         replica.submit(index, arrival)
         self._look_at(number, arrival.time)
 

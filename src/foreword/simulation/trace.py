@@ -60,10 +60,6 @@ class Trace:
     arrivals: tuple[Arrival, ...]
 
     @property
-    def has_prefixes(self) -> bool:
-        return any(a.hash_ids for a in self.arrivals)
-
-    @property
     def max_length(self) -> int:
         """Tokens of its longest request."""
         return max(a.input_length + a.output_length for a in self.arrivals)

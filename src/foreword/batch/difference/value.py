@@ -53,9 +53,7 @@ class StepDifference:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> StepDifference:
-        """The inverse of `to_bytes`; its arrays are views of ``data``. PlanError, naming the part, for malformed bytes;
-        ConfigError for an adapter without number.
-        """
+        """The inverse of `to_bytes`, as views of ``data``. PlanError for malformed bytes, ConfigError for adapter 0."""
         header, arrays = unpack(data)
         for name in {"step", "num_admissions"} - header.keys():
             raise malformed("header", expected=name)

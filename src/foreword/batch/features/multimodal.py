@@ -81,9 +81,7 @@ def mm_inputs(batch: BatchTensors) -> MultiModalInputs:
 
 
 def prefilling_with(by_row: Mapping[int, object], batch: BatchTensors) -> list[int]:
-    """The batch indices of the requests that compute known tokens of their admission and whose row has an entry, in
-    batch order; no cost where no row has one.
-    """
+    """The batch indices of the requests that compute tokens known at admission and whose row has an entry, in order."""
     if not by_row:
         return []
     rows = batch.idx_mapping

@@ -179,9 +179,7 @@ class _Places:
         self._unused = list(range(num_places))
 
     def assign(self, batch: InputBatch, encode: Callable[[int, AnyArray], None]) -> None:
-        """Give every row of the batch a place. encode: fills a place, for inputs that are not at any. RequestError with
-        the request if it fails; then the places are as before.
-        """
+        """Give each row a place. encode: fills one for a new input; RequestError, with nothing changed, if it fails."""
         states, rows = batch.states, batch.idx_mapping[: batch.num_reqs]
         for row in rows[self._generation[rows] != states.row_generation[rows]].tolist():
             values = states.extras.encoder_inputs.get(row)

@@ -176,9 +176,7 @@ class Family:
 def decoder(
     config: Config, architecture: str, layers: tuple[LayerSpec, ...], act: str = "hidden_act", **differences: Any
 ) -> DecoderSpec:
-    """Return a Llama-like spec from the common keys of a config, with the family's ``differences``. act: the key of its
-    activation.
-    """
+    """Return a Llama-like spec of a config's common keys, with ``differences``. act: the activation's key."""
     dim, heads = head_dim(config), config.size("num_attention_heads")
     for key in _SAME_AS_HEAD_DIM:
         if (size := config.optional(key, int)) not in (None, dim):

@@ -70,9 +70,7 @@ def qwen3_next(config: Config) -> DecoderSpec:
 
 
 def _layers(config: Config, attends: list[bool], recurrent: RecurrentSpec) -> tuple[LayerSpec, ...]:
-    """Return layers with attention where ``attends``. ModelError if all layers are of one kind, or if a size of the
-    recurrent ones does not fit the others.
-    """
+    """Return layers with attention where ``attends``. ModelError if all are of one kind, or sizes do not fit."""
     if recurrent.num_heads % recurrent.num_key_heads:
         reason = f"{recurrent.num_heads} recurrent heads are not a multiple of {recurrent.num_key_heads} key heads"
         raise config.error(reason, USE_ITS_CONFIG)
@@ -93,9 +91,7 @@ def _fused_bamba(spec: DecoderSpec) -> Mapping[str, Rows]:
 
 
 def _fused_qwen3_next(spec: DecoderSpec) -> Mapping[str, Rows]:
-    """For each key head, in_proj_qkvz stacks q, k, v and z, and in_proj_ba stacks beta and dt; for each head, q_proj
-    stacks q and the gate.
-    """
+    """By key head, in_proj_qkvz stacks q, k, v, z and in_proj_ba beta, dt; by head, q_proj stacks q and the gate."""
     recurrent = _recurrent_of(spec)
     per_key = recurrent.num_heads // recurrent.num_key_heads
     values = per_key * recurrent.value_dim
