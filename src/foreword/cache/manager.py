@@ -74,7 +74,6 @@ class KVCacheManager:
         self._content = CachedContent(
             self._node_tokens, self._node_blocks, self.pool.is_cached, hash_function=hash_function, on_event=on_event
         )
-        self.tree = self._content.tree  # the known prefixes, whether blocks hold their content or not
         self.prefix_caching = prefix_caching
         self.partial_reuse = partial_reuse and len(set(sizes)) == 1 and all(g.allows_partial_hit for g in self.groups)
         self._keys: list[BlockKeys] = [NO_KEYS] * states.max_num_reqs
@@ -87,6 +86,11 @@ class KVCacheManager:
             self._snapshots = StateSnapshots(self._content, self.pool, recurrent, self._hit_unit, states.max_num_reqs)
         # Whether `cut_chunks`, `keep_states` and `publish_states` have any effect.
         self.keeps_states = self._snapshots is not None
+
+    @property
+    def tree(self) -> PrefixTree:
+        """The known prefixes, whether blocks hold their content or not."""
+        return self._content.tree
 
     @property
     def version(self) -> int:
