@@ -15,7 +15,7 @@ from foreword.cache.events import CacheEvent
 from foreword.cache.groups import cache_group, longest_common_hit
 from foreword.cache.hits import PrefixHit
 from foreword.cache.pool import BlockPool
-from foreword.cache.prefix import NO_EXTRA, BlockKeys, ExtraKeys, HashFunction, PrefixNode, hash_block
+from foreword.cache.prefix import NO_EXTRA, BlockKeys, ExtraKeys, HashFunction, PrefixNode, PrefixTree, hash_block
 from foreword.cache.snapshots import NO_BLOCKS, NO_COPIES, StateSnapshots
 
 NO_KEYS: BlockKeys = {}
