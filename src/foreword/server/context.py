@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from foreword.batch import SamplingParams
-from foreword.engine import RequestOutput
 from foreword.engine.async_engine import AsyncEngine
 from foreword.kv_events.source import KVEventSource
 from foreword.media.encoder import TEXT_ONLY, Media
@@ -19,24 +16,10 @@ from foreword.server.config import ServerConfig
 from foreword.server.errors import HttpError
 from foreword.server.metrics import ServerMetrics
 
+if TYPE_CHECKING:
+    from foreword.server.tracing import Traces  # which needs packages of another extra
+
 NUM_DECODING = 2  # sounds that are decoded at the same time: a long one takes some 100 MB for a moment
-
-
-class Trace(Protocol):
-    """Told the end of each request of the engine."""
-
-    def ended(self, output: RequestOutput, params: SamplingParams, headers: Mapping[str, str]) -> None:
-        """With the final output of a prompt, its parameters and the headers of the HTTP request."""
-
-    def failed(
-        self,
-        request_id: str,
-        error: BaseException,
-        seconds: float,
-        params: SamplingParams | None,
-        headers: Mapping[str, str],
-    ) -> None:
-        """Without a final output, after some seconds. params: None if they were not known."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +44,7 @@ class Context:
     names: tuple[str, ...]
     config: ServerConfig = field(default_factory=ServerConfig)
     kv_events: KVEventSource | None = None
-    trace: Trace | None = None
+    trace: Traces | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     admission: Admission = field(init=False)
     metrics: ServerMetrics = field(init=False)

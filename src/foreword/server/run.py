@@ -25,7 +25,7 @@ from foreword.models.quantized import conversions
 from foreword.server.config import ENGINE_DEFAULTS, ServerConfig
 
 if TYPE_CHECKING:
-    from foreword.server.context import Trace
+    from foreword.server.tracing import Traces
 
 PACKAGES = ("httptools", "msgspec", "prometheus_client", "python_multipart", "starlette", "uvicorn")
 """Of the extra that serves."""
@@ -106,13 +106,13 @@ def _publish(log: CacheLog, llm: AsyncLLM, config: ServerConfig, rank: int, stac
     return publisher.source
 
 
-def _trace(endpoint: str, model: str, stack: ExitStack) -> Trace:
+def _trace(endpoint: str, model: str, stack: ExitStack) -> Traces:
     """Send a span of each request until the stack is closed. ConfigError without the packages that do."""
     try:
-        from foreword.server.tracing import Traces  # of another extra
+        from foreword.server import tracing  # of another extra
     except ModuleNotFoundError as error:
         raise ConfigError(f"otlp_traces_endpoint: {error.name} is not installed; install foreword[otel]") from None
-    traces = Traces(endpoint, model)
+    traces = tracing.Traces(endpoint, model)
     stack.callback(traces.close)
     return traces
 

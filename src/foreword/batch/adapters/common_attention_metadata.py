@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -42,25 +43,10 @@ class CommonAttentionMetadata:
     dcp_local_seq_lens: I32 | None = None
     causal: bool = True
 
-    @property
-    def query_start_loc_cpu(self) -> I32:
-        return self.query_start_loc
-
-    @property
-    def seq_lens_cpu(self) -> I32:
-        return self.seq_lens
-
-    @property
-    def seq_lens_cpu_upper_bound(self) -> I32:
-        return self.seq_lens
-
-    @property
-    def encoder_seq_lens_cpu(self) -> I32 | None:
-        return self.encoder_seq_lens
-
-    @property
-    def dcp_local_seq_lens_cpu(self) -> I32 | None:
-        return self.dcp_local_seq_lens
+    query_start_loc_cpu = property(attrgetter("query_start_loc"))
+    seq_lens_cpu = seq_lens_cpu_upper_bound = property(attrgetter("seq_lens"))
+    encoder_seq_lens_cpu = property(attrgetter("encoder_seq_lens"))
+    dcp_local_seq_lens_cpu = property(attrgetter("dcp_local_seq_lens"))
 
     def token_to_req_indices(self) -> I32:
         """int32 [T]: the request of each token."""
