@@ -6,8 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from foreword.batch import KVGroup, RequestStates
 from foreword.engine.config import EngineConfig
@@ -24,35 +23,16 @@ from foreword.media.limits import MediaLimits
 from foreword.models.encoder_spec import EncoderSpec
 from foreword.models.loader import LoadedModel
 from foreword.models.lora import read_lora
-from foreword.models.pooling import PoolingSpec
 from foreword.models.spec import DecoderSpec
-from foreword.models.tokenizer import Tokenizer
-from foreword.models.weights import Weights
 from foreword.sampling import LogitsProcessor
 from foreword.settings import check_of_encoder
 
+if TYPE_CHECKING:
+    from foreword.executors.transformers.model import LoadedTransformers  # which needs transformers
+
 ProcessorFactory = Callable[[RequestStates], LogitsProcessor]
 """Makes a logits processor over the rows of an engine."""
-
-
-class Loaded(Protocol):
-    """What every loader reads besides the architecture."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def path(self) -> Path: ...
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]: ...
-    @property
-    def pooling(self) -> PoolingSpec: ...
-    @property
-    def weights(self) -> Weights: ...
-
-
-L = TypeVar("L", bound=Loaded)
+L = TypeVar("L", bound="LoadedModel | LoadedTransformers")
 
 
 class Model(ABC, Generic[L]):
