@@ -22,7 +22,8 @@ from foreword.server.config import ServerConfig
 ray = pytest.importorskip("ray", reason="needs foreword[ray]: `make ray`")
 from ray import serve  # noqa: E402
 
-from foreword.ray.serving import application, wanted_replicas  # noqa: E402
+from foreword.ray.scaling import wanted_replicas  # noqa: E402
+from foreword.ray.serving import application  # noqa: E402
 from foreword.ray.version import check_version  # noqa: E402
 
 PATIENCE = 90.0

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import replace
-from math import ceil
 from typing import Any, Unpack
 
 import msgspec
@@ -30,6 +29,7 @@ from foreword.engine.loras import named_paths
 from foreword.engine.options import LLMOptions, with_threads
 from foreword.errors import ConfigError
 from foreword.ray.adapters import Adapters
+from foreword.ray.scaling import PRESSURE, WAITING, policy
 from foreword.ray.version import check_version
 from foreword.server.adapter_routes import LOAD
 from foreword.server.app import make_app
@@ -37,30 +37,6 @@ from foreword.server.config import ENGINE_DEFAULTS, ServerConfig
 from foreword.server.context import Context
 from foreword.server.errors import HttpError
 from foreword.server.replicas import Called
-
-WAITING, PRESSURE = "foreword_waiting", "foreword_pressure"
-"""Names of what each replica reports: requests that wait for blocks or rows, and the used share of blocks or rows."""
-
-TARGET = 0.7  # of the pressure: above it, requests of the next minute would wait
-
-
-def wanted_replicas(current: int, waiting: Mapping[Any, float], pressure: Mapping[Any, float]) -> int:
-    """Replicas for a mean pressure of about `TARGET`; more than now while requests wait, fewer only if none do."""
-    if not pressure:
-        return current
-    needed = ceil(round(sum(pressure.values()) / TARGET, 6))
-    if sum(waiting.values()) >= 1:
-        return max(needed, current + 1)
-    return max(needed, 1)
-
-
-def policy(context: Any) -> tuple[int, dict[str, Any]]:
-    """An autoscaling policy of Ray Serve. Its delays and bounds are those of the application's configuration."""
-    found = context.aggregated_metrics or {}
-    wanted = wanted_replicas(context.current_num_replicas, found.get(WAITING, {}), found.get(PRESSURE, {}))
-    low, high = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
-    return min(max(wanted, low), high), {}
-
 
 Answered = tuple[str, int, bytes]
 """The name of a replica, status and body."""
@@ -137,7 +113,7 @@ class Engine:
         return self._name, messages[0]["status"], b"".join(message.get("body", b"") for message in messages)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Called by Ray Serve: see `foreword.ray.serving`."""
+        """Called by Ray Serve: see `foreword.ray.scaling`."""
         scheduler, pool = self._llm.engine.scheduler, self._llm.engine.cache.pool
         used = max(pool.num_used / (pool.num_blocks - 1), len(scheduler.running) / scheduler.config.max_num_seqs)
         return {WAITING: float(len(scheduler.waiting)), PRESSURE: used}
@@ -237,7 +213,7 @@ def application(
     """A model on replicas of the engine, with the routes of `foreword serve`.
 
     config: of `foreword serve`; host, port and certificates are Ray Serve's. num_replicas: or (least, most), between
-    which Ray scales by `foreword.ray.serving`; autoscaling: further fields of Ray's AutoscalingConfig, such as delays.
+    which Ray scales by `foreword.ray.scaling`; autoscaling: further fields of Ray's AutoscalingConfig, such as delays.
     num_cpus: of a replica, in Ray's accounts and as threads. options: of `AsyncLLM`.
     """
     config = config or ServerConfig()
