@@ -77,8 +77,7 @@ def simulate(
 ) -> None:
     """Predict latencies, cache hits, preemptions and costs of a recorded load, per policy and router.
 
-    The arrivals pass through a router and the real scheduler and cache of each replica; a cost model gives the
-    duration of each step.
+    The arrivals pass through a router and each replica's real scheduler and cache; a cost model times each step.
     """
     loaded = simulation.read_trace(trace)
     if cost_file:

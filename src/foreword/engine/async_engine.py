@@ -84,8 +84,7 @@ class AsyncEngine:
                 print(output.outputs[0].text)
 
     Event loops may come one after another, or run in several threads at the same time. The engine must not be used
-    otherwise meanwhile. max_num_requests: requests of one event loop in the engine at the same time; a further
-    `generate` waits until one ends.
+    otherwise meanwhile. max_num_requests: requests of one event loop in the engine at a time; a further one waits.
     """
 
     def __init__(self, engine: Engine, *, max_num_requests: int = 1024) -> None:

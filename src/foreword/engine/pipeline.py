@@ -7,12 +7,10 @@
                 t ──────────────────────────▶ t+1 ─────────────────────────────▶ t+2 …                 device
 
 A host executor computes in the caller's thread and releases the interpreter lock, so that no thread has to wake up
-between two runs. A device that keeps the samples of a step is given the next step before they are read
-(`Executor.runs_ahead`).
+between two runs. A device that keeps samples gets the next step before they are read (`Executor.runs_ahead`).
 
 Resolving updates a step prepared early with the committed samples: tokens replace placeholders, proposed drafts fill
-the reserved draft slots, and unused slots and ended requests are left out. What a step that was launched ahead sampled
-for ended requests is dropped.
+the reserved draft slots, and unused slots and ended requests are left out. Samples of ended requests are dropped.
 """
 
 from __future__ import annotations

@@ -59,8 +59,7 @@ class TraceRecorder:
             states.commit(batch, sampled)
             trace.commit(batch, sampled)             # the same samples
 
-    Arrivals, departures and new blocks are recorded as an observer of the states. Steps are recorded in the order in
-    which they run.
+    Arrivals, departures and new blocks are recorded as an observer of the states. Steps are recorded in their order.
     """
 
     def __init__(self, path: str | Path, states: RequestStates, max_num_batched_tokens: int) -> None:

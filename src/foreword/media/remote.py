@@ -23,8 +23,7 @@ PORTS = {"http": 80, "https": 443}
 def fetch(field: str, url: str, limits: MediaLimits) -> bytes:
     """Return the content of an http(s) URL, at most one byte more than ``max_bytes``.
 
-    Raise RequestError if its host, or one that it redirects to, is not allowed, if it cannot be read, or takes longer
-    than ``timeout`` in all.
+    Raise RequestError if a host of it or its redirects is not allowed, or it is not read within ``timeout`` in all.
     """
     deadline = time.monotonic() + limits.timeout
     try:

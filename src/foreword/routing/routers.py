@@ -51,8 +51,7 @@ class Router:
     ) -> Placement:
         """The replica of a request with this many prompt tokens. CapacityError if no replica takes it.
 
-        pieces: names of the prompt's pieces of ``piece_size`` tokens; see `PrefixIndex`. avoid: replicas that are not
-        chosen for this request.
+        pieces: names of the prompt's pieces of ``piece_size`` tokens; see `PrefixIndex`. avoid: replicas not to choose.
         """
         before = self._is_closed, self._any_closed
         if avoid:
