@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get
 
 import numpy as np
 
+from foreword.integers import attempt
 from foreword.names import advice
 
 T = TypeVar("T")
@@ -158,26 +159,14 @@ def _plain(number: float | None) -> str:
 
 def _integer(value: Any) -> Any:
     """``value.__index__()``, or the value itself without one, and of a flag."""
-    if type(value) is int or type(value) is bool:
-        return value
-    try:
-        return operator.index(value)
-    except MemoryError:
-        raise
-    except Exception:
-        return value
+    return value if type(value) is int or type(value) is bool else attempt(operator.index, value, otherwise=value)
 
 
 def _float(value: Any) -> Any:
     """``value.__float__()``, or the value itself without one, and of a flag."""
     if isinstance(value, bool | np.bool_) or not hasattr(type(value), "__float__"):
         return value
-    try:
-        return float(value)
-    except MemoryError:
-        raise
-    except Exception:
-        return value
+    return attempt(float, value, otherwise=value)
 
 
 def _same(value: Any) -> Any:
@@ -190,13 +179,8 @@ def _each(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def convert_all(values: Any) -> Any:
         if isinstance(values, Mapping | str | bytes | bytearray):
             return values
-        try:
-            found = tuple(map(convert, islice(values, MAX_ITEMS + 1)))
-        except MemoryError:
-            raise
-        except Exception:
-            return values
-        return found if len(found) <= MAX_ITEMS else values
+        found = attempt(lambda given: tuple(map(convert, islice(given, MAX_ITEMS + 1))), values, otherwise=None)
+        return values if found is None or len(found) > MAX_ITEMS else found
 
     return convert_all
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import operator
 import reprlib
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +13,21 @@ import numpy.typing as npt
 from foreword.arrays import I32
 from foreword.errors import PlanError
 
+T = TypeVar("T")
+D = TypeVar("D")
+
 INT32 = np.dtype(np.int32)
 INT32_MAX = 2**31 - 1
+
+
+def attempt(convert: Callable[[Any], T], value: Any, *, otherwise: D) -> T | D:
+    """Return what a conversion makes of a caller's value; ``otherwise`` if the value's own methods raise anything."""
+    try:
+        return convert(value)
+    except MemoryError:
+        raise
+    except Exception:
+        return otherwise
 
 
 def as_int32(values: npt.ArrayLike) -> I32 | None:
@@ -49,35 +62,18 @@ def flat_int32(values: object) -> I32 | None:
     """A caller's flat, non-empty list of integers as int32; None for anything else, whatever its items raise."""
     if length_of(values) <= 0 or isinstance(values, Mapping | bytes | bytearray):
         return None
-    try:
-        found = as_int32(values)  # type: ignore[arg-type]
-    except MemoryError:
-        raise
-    except Exception:
-        return None
+    found: I32 | None = attempt(as_int32, values, otherwise=None)
     return found if found is not None and found.ndim == 1 else None
 
 
 def as_integer(value: Any) -> int | None:
     """``value.__index__()``; None without one, and for a bool."""
-    if isinstance(value, bool):
-        return None
-    try:
-        return operator.index(value)
-    except MemoryError:
-        raise
-    except Exception:  # whatever an ``__index__`` raises: it gives no integer
-        return None
+    return None if isinstance(value, bool) else attempt(operator.index, value, otherwise=None)
 
 
 def length_of(values: object) -> int:
     """len(values), −1 for what has none."""
-    try:
-        return len(values)  # type: ignore[arg-type]
-    except MemoryError:
-        raise
-    except Exception:  # whatever a ``__len__`` raises
-        return -1
+    return attempt(len, values, otherwise=-1)
 
 
 def _indices(values: Iterable[object]) -> I32 | None:
