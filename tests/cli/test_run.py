@@ -14,6 +14,7 @@ from talking_model import failing_llm
 from typer.testing import CliRunner
 
 from foreword import LLM, SamplingParams
+from foreword.batch.values.sampling_params import PARAMETERS
 from foreword.cli.app import app
 from foreword.errors import ForewordError
 from foreword.sampling import BadLogitsError
@@ -150,6 +151,23 @@ def test_structured_outputs_are_passed_to_the_engine(talker, tmp_path):
         assert "structured_outputs" in str(error)  # noqa: PT017
     else:
         assert shown.startswith("{")
+
+
+def test_every_flag_of_a_parameter_has_its_opposite(talker, monkeypatch):
+    found = []
+
+    class Answers(LLM):
+        def chat_stream(self, messages, params, **options):
+            found.append(params)
+            return iter(())
+
+    monkeypatch.setattr("foreword.cli.run.LLM", Answers)
+    flags = [row.name for row in PARAMETERS if row.type == "bool" and row.name != "detokenize"]
+    for prefix in ("", "no-"):
+        given = [f"--{prefix}{name.replace('_', '-')}" for name in flags]
+        assert CliRunner().invoke(app, ["run", "Hi", "-m", str(talker), *given]).exit_code == 130
+    for params, value in zip(found, (True, False), strict=True):
+        assert {getattr(params, name) for name in flags} == {value}
 
 
 def test_a_schema_is_a_file_or_a_text(talker, monkeypatch, tmp_path):

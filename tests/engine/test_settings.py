@@ -8,6 +8,7 @@ from decimal import Decimal
 import pytest
 
 from foreword import LLM
+from foreword.declared import Declared
 from foreword.engine.config import FLAT, EngineConfig, engine_config
 from foreword.engine.option_types import EngineOptions
 from foreword.engine.options import PARTS, LLMOptions, executor_settings, split_options
@@ -72,6 +73,22 @@ def test_every_setting_has_a_sentence_of_help_and_a_valid_default(label):
     assert known.help[0].isupper()
     assert known.help.endswith(".")
     assert known.checked(known.default) == known.default
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        ({"least": 1, "most": 9}, "from 1 to 9"),
+        ({"least": -(2**63), "most": 2**63 - 1}, "from -2^63 to 2^63 - 1"),
+        ({"least": 0, "most": 2**24}, "from 0 to 2^24"),
+        ({"least": 2**20 + 1}, "≥ 1048577"),
+        ({"type": "float", "above": 0.0, "most": 1.0}, "> 0 and ≤ 1"),
+        ({"type": "float", "above": 0.5}, "> 0.5"),
+        ({"type": "str"}, ""),
+    ],
+)
+def test_limits_are_said_in_one_form(facts, text):
+    assert Declared(**{"type": "int", **facts}).limits == text
 
 
 def test_the_types_for_editors_name_every_option():
