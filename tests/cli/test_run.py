@@ -170,6 +170,24 @@ def test_every_flag_of_a_parameter_has_its_opposite(talker, monkeypatch):
         assert {getattr(params, name) for name in flags} == {value}
 
 
+def test_a_file_has_parameters_as_texts_and_as_values_of_its_own(talker, monkeypatch, tmp_path):
+    found, file = [], tmp_path / "options.toml"
+
+    class Answers(LLM):
+        def chat_stream(self, messages, params, **options):
+            found.append(params)
+            return iter(())
+
+    monkeypatch.setattr("foreword.cli.run.LLM", Answers)
+    arguments = ["run", "Hi", "-m", str(talker), "--config", str(file)]
+    file.write_text('bad_words_token_ids = [[1, 2], "3"]\nlogit_bias = ["3=1.5"]\nignore_eos = true\ntemperature = 1\n')
+    assert CliRunner().invoke(app, arguments).exit_code == 130
+    expected = {"bad_words_token_ids": ((1, 2), (3,)), "logit_bias": {3: 1.5}, "ignore_eos": True, "temperature": 1.0}
+    assert {name: getattr(found[0], name) for name in expected} == expected
+    file.write_text("logit_bias = [3]\n")
+    assert "logit_bias = 3: expected ID=X" in str(CliRunner().invoke(app, arguments).exception)
+
+
 def test_a_schema_is_a_file_or_a_text(talker, monkeypatch, tmp_path):
     found = []
 

@@ -67,15 +67,15 @@ def _option(row: Parameter, default: Any) -> tuple[Any, object]:
 
 def _read(row: Parameter, given: Any) -> Any:
     """The value of a parameter, or its items, from texts. RequestError for a text that is none of its values."""
-    if row.kind.collect is not None:
-        return [_one(row, text) for text in given]
-    return _one(row, given) if isinstance(given, str) else given
+    return _one(row, given) if row.kind.collect is None else [_one(row, item) for item in given]
 
 
-def _one(row: Parameter, text: str) -> Any:
+def _one(row: Parameter, text: Any) -> Any:
+    if not isinstance(text, str) and row.kind.collect is not dict:
+        return text  # of a file
     try:
         return row.kind.read(text)
-    except (ValueError, KeyError):
+    except (AttributeError, KeyError, ValueError):
         raise RequestError(None, row.name, text, f"expected {row.form}", "See --help or /help.") from None
 
 
