@@ -138,7 +138,7 @@ class RequestStates:
         self._step = 0  # prepared steps, for messages
         self.layout_version = 0
         self._directory = Directory(max_num_reqs)
-        self._core = self.sampling.core = _rows_core(
+        self._core = self.sampling.core = rows_core(
             {"token_ids": self.token_ids, "next_content_id": content_ids.next, **self.columns},
             self.sampling.native_layout(),
             self._directory,
@@ -376,7 +376,7 @@ def _unaliased_rows(rows: int, columns: int) -> I32:
     return np.zeros((rows, (-(-columns // line) | 1) * line), np.int32)[:, :columns]
 
 
-def _rows_core(
+def rows_core(
     rows: dict[str, AnyArray],
     sampling: dict[str, Any],
     directory: Directory,
