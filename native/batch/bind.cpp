@@ -427,6 +427,7 @@ void bind_batch(nb::module_ &m) {
            "record_size"_a)
       .def("add_table", &add_device_table, "table"_a, "num_blocks"_a, "content_id"_a, "table_at"_a, "num_at"_a)
       .def("forget", &PacketCore::forget)
+      .def_rw("follows_host", &PacketCore::follows_host)
       .def("generations", &PacketCore::generations)
       .def("pack",
            [](PacketCore &core, const Buffers &step, nb::handle packet) {

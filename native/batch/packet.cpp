@@ -11,6 +11,7 @@ void PacketCore::forget() {
   stamps_.assign(R, -1);
   reach_.assign(R, {0, 0});
   records_.resize(R * size_t(record_size));
+  zeros_.assign(size_t(states.max_model_len), 0);
   for (DeviceTable &t : tables) {
     t.held.assign(R, 0);
     t.copied.assign(R, -1);
@@ -25,19 +26,38 @@ bool PacketCore::differs(int32_t row) const {
   return states.num_placeholders[row] == 0 && (c < reach_[row].low || c > reach_[row].high);
 }
 
+// The run of a row's progress. Tokens in flight count as known.
+void PacketCore::add_progress(int32_t row) {
+  const States &s = states;
+  const int32_t progress[PROGRESS] = {s.num_tokens[row] + s.num_placeholders[row], s.num_computed_tokens[row],
+                                      s.prefill_len[row], s.prompt_len[row]};
+  int32_t *record = records_.data() + int64_t(row) * record_size;
+  std::copy_n(progress, PROGRESS, record);
+  runs_.push_back({records_at + row * record_size, PROGRESS, record});
+  generations_[row] = s.row_generation[row];
+  reach_[row] = {s.num_computed_tokens[row], s.num_computed_tokens[row]};
+}
+
+// The runs of a row's progress and of its tokens before `end`, where the step ends. Those before the first one that the
+// step before computed have been sent; later ones may have been replaced since. Tokens in flight are 0.
+void PacketCore::follow(int32_t row, int32_t end) {
+  const States &s = states;
+  const bool has_row = generations_[row] == s.row_generation[row];
+  const int32_t known = s.num_tokens[row], tokens = tokens_at + row * s.max_model_len;
+  const int32_t first = has_row ? std::min(s.num_computed_tokens[row], reach_[row].low) : 0;
+  const int32_t last = std::min(known, end), in_flight = std::min(s.num_placeholders[row], end - known);
+  if (last > first) runs_.push_back({tokens + first, last - first, s.tokens_of(row) + first});
+  if (in_flight > 0) runs_.push_back({tokens + known, in_flight, zeros_.data()});
+  add_progress(row);
+}
+
 // The runs of what the device lacks of one row.
 void PacketCore::add_row(int32_t row) {
-  const States &s = states;
   int32_t *record = records_.data() + int64_t(row) * record_size;
   const int32_t record_at = records_at + row * record_size;
-  if (differs(row)) {
-    runs_.push_back({tokens_at + row * s.max_model_len, s.num_tokens[row], s.tokens_of(row)});
-    const int32_t progress[PROGRESS] = {s.num_tokens[row], s.num_computed_tokens[row], s.prefill_len[row],
-                                        s.prompt_len[row]};
-    std::copy_n(progress, PROGRESS, record);
-    runs_.push_back({record_at, PROGRESS, record});
-    generations_[row] = s.row_generation[row];
-    reach_[row] = {s.num_computed_tokens[row], s.num_computed_tokens[row]};
+  if (!follows_host && differs(row)) {
+    runs_.push_back({tokens_at + row * states.max_model_len, states.num_tokens[row], states.tokens_of(row)});
+    add_progress(row);
   }
   if (stamps_[row] != stamp[row]) {
     int32_t *to = record + PROGRESS;
@@ -82,12 +102,14 @@ int64_t PacketCore::pack(const Buffers &step, int32_t *out, int64_t capacity) {
   runs_.clear();
   int64_t length = runs_at;
   size_t counted = 0;
-  int64_t row_size = 2 * 3 + record_size + states.max_model_len;  // the most that one row adds
+  int64_t row_size = 3 * 3 + record_size + states.max_model_len;  // the most that one row adds
   for (const DeviceTable &t : tables) row_size += 2 * 3 + 1 + t.width;
   for (int64_t b = 0; b < B; ++b) {
     if (step.row_generation[b] < 0) continue;
     if (length + row_size > capacity) return -write(out, PACKET_HEADER);
-    add_row(step.idx_mapping[b]);
+    const int32_t row = step.idx_mapping[b];
+    if (follows_host) follow(row, states.num_computed_tokens[row] + step.num_scheduled_tokens[b]);
+    add_row(row);
     for (; counted < runs_.size(); ++counted) length += 3 + runs_[counted].length;
   }
   out[NUM_REQS] = int32_t(B);
@@ -100,7 +122,7 @@ int64_t PacketCore::pack(const Buffers &step, int32_t *out, int64_t capacity) {
   for (int64_t b = 0; b < B; ++b) {
     const int32_t row = step.idx_mapping[b];
     to[b] = step.row_generation[b] < 0 ? ~row : row;
-    if (step.row_generation[b] < 0) continue;
+    if (step.row_generation[b] < 0 || follows_host) continue;
     const int32_t end = states.num_computed_tokens[row] + step.num_scheduled_tokens[b], k = step.num_draft_tokens[b];
     reach_[row] = {end - k - states.num_placeholders[row], end};
   }

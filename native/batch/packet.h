@@ -38,6 +38,7 @@ class PacketCore {
   std::vector<RecordColumn> sampling;
   std::vector<DeviceTable> tables;
   int32_t tokens_at, records_at, record_size;
+  bool follows_host = false;  // every packet has the host's progress and tokens: no step is committed on the device
 
   // The device has no row.
   void forget();
@@ -61,6 +62,8 @@ class PacketCore {
 
   bool differs(int32_t row) const;
   void add_row(int32_t row);
+  void add_progress(int32_t row);
+  void follow(int32_t row, int32_t end);
   int64_t write(int32_t *out, int64_t runs_at);
 
   std::vector<Run> runs_;
@@ -68,6 +71,7 @@ class PacketCore {
   std::vector<int64_t> generations_;  // [R]
   std::vector<int64_t> stamps_;       // [R] of the sampling parameters that the device has
   std::vector<Range> reach_;          // [R]
+  std::vector<int32_t> zeros_;        // [M]
 };
 
 }  // namespace foreword

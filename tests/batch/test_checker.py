@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from batch_rig import World, every_backend
+from batch_rig import World, every_backend, states_and_buffers
 from batch_scenes import SCENES, scene
 
-from foreword.batch import InputBuffers, KVGroup, PlanError, advance, prepare_inputs, resolve
+from foreword.batch import InputBatch, InputBuffers, KVGroup, NewRequest, PlanError, advance, prepare_inputs, resolve
 from foreword.batch.proof.checker import CacheChecker, check_bounds
 from foreword.batch.values.block_ops import BlockOps
 
@@ -325,3 +325,30 @@ def test_bounds_names_a_row_without_enough_blocks():
     with pytest.raises(PlanError) as caught:
         check_bounds(made.batch)
     assert (caught.value.tensor, caught.value.request, caught.value.expected) == ("num_blocks[1]", "b", 2)
+
+
+def test_a_step_prepared_again_and_again_without_a_commit_is_warned_of_once():
+    states, buffers = states_and_buffers()
+    states.add_request(NewRequest("a", [1, 2, 3], [[1, 2, 3, 4]]))
+
+    def step(count: int) -> InputBatch:
+        return prepare_inputs(states, {"a": count}, buffers, check="full")
+
+    step(3)
+    step(3)
+    with pytest.warns(RuntimeWarning, match=r"step 3 has the same tokens as the 2 steps before.*states\.commit"):
+        step(3)
+    step(3)
+    step(2)
+    step(2)
+    states.commit(step(3), {"a": [4]})
+    for token in (5, 6, 7):
+        states.commit(step(1), {"a": [token]})
+
+
+def test_a_step_that_is_resolved_is_not_prepared_again():
+    states, buffers = states_and_buffers()
+    states.add_request(NewRequest("a", [1, 2, 3], [[1, 2, 3, 4]]))
+    batch = prepare_inputs(states, {"a": 3}, buffers, check="full")
+    for _ in range(4):
+        resolve(batch)

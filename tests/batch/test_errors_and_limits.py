@@ -106,6 +106,24 @@ def test_a_refused_admission_changes_nothing(world, request_, error):
     world.assert_unchanged(before)
 
 
+@pytest.mark.parametrize(
+    ("block_ids", "message"),
+    [
+        ([3], r"block_ids = '1 lists'.*2 KV groups.*one list of blocks per KV group: \[\[\], \[\]\] for none"),
+        ([3, 4], r"block_ids = \[3, 4\].*a number in the place of a list of blocks.*\[\[3\]\] for block 3"),
+        (np.array([3, 4]), r"block_ids = .*a number in the place of a list of blocks.*\[\[3\]\] for block 3"),
+        ([[3], 4], r"block_ids = \[\[3\], 4\].*a number in the place of a list"),
+    ],
+)
+def test_blocks_that_are_not_one_list_per_group_are_refused_with_the_form(world, block_ids, message):
+    before = world.snapshot()
+    with pytest.raises(RequestError, match=message):
+        world.states.add_request(NewRequest("c", [1], block_ids))
+    with pytest.raises(RequestError, match=message):
+        world.states.append_blocks("b", block_ids)
+    world.assert_unchanged(before)
+
+
 def test_one_request_too_many_changes_nothing(world):
     world.add("c", [1])
     before = world.snapshot()

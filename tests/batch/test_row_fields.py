@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from batch_rig import states_of
+from batch_rig import states_and_buffers, states_of
 
 from foreword.batch import (
     BatchUpdates,
@@ -239,3 +239,33 @@ def test_a_change_of_rows_carries_what_a_processor_needs():
     states.remove_request("first")
     change = updates.take()
     assert (change.added, change.removed, change.moved) == ((), (3,), ())
+
+
+def test_states_and_buffers_show_what_they_hold():
+    states, buffers = states_and_buffers(KVGroup(2), KVGroup(4), rows=40, length=64, tokens=99)
+    assert repr(states) == "<RequestStates: 0 of 40 rows live>"
+    assert (
+        str(states.explain())
+        == "0 of 40 rows hold a request\nrequest  row  prompt  tokens  computed  in flight  blocks"
+    )
+    for name, prompt in (("first", [1, 2, 3]), ("b", [4])):
+        states.add_request(NewRequest(name, prompt, [[7, 8], [9]]))
+    batch = prepare_inputs(states, {"first": 2}, buffers)
+    assert repr(buffers) == f"<InputBuffers: 1 of 40 requests, 2 of 99 tokens, {buffers.arena.nbytes} bytes>"
+    states.commit(batch, {})
+    assert repr(states) == (
+        "<RequestStates: 2 of 40 rows live; 'first' (row 0): 3 tokens, 2 computed; 'b' (row 1): 1 tokens, 0 computed>"
+    )
+    assert str(states.explain()).splitlines() == [
+        "2 of 40 rows hold a request",
+        "request  row  prompt  tokens  computed  in flight  blocks",
+        "first    0    3       3       2         0          [7, 8][9]",
+        "b        1    1       1       0         0          [7, 8][9]",
+    ]
+    for i in range(38):
+        states.add_request(NewRequest(str(i), [1], [list(range(1, 15)), []]))
+    assert repr(states).endswith("'5' (row 7): 1 tokens, 0 computed; 32 more>")
+    lines = str(states.explain()).splitlines()
+    assert lines[-1] == "… 8 more"
+    assert lines[-2].endswith("[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, …][]")
+    assert states.explain().rows[-1].blocks == (tuple(range(1, 15)), ())

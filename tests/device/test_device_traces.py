@@ -44,7 +44,9 @@ class Followed:
                 tokens = buffers.max_num_batched_tokens
                 self.rows[id(states)] = DeviceRows(states, InterpretedDevice(), max_num_batched_tokens=tokens)
             self.steps += 1
-            return prepare_inputs(states, plan, buffers, backend=DeviceBackend(self.rows[id(states)]), **kw)
+            return prepare_inputs(
+                states, plan, buffers, backend=DeviceBackend(self.rows[id(states)], commits=True), **kw
+            )
 
         monkeypatch.setattr(RequestStates, "commit", committed)
         monkeypatch.setattr(test_random_traces, "prepare_inputs", prepared)

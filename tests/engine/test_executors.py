@@ -12,6 +12,7 @@ from oracle_model import OracleExecutor
 
 from foreword.batch import (
     BlockOps,
+    ContextParallel,
     InputBuffers,
     KVGroup,
     MultiModalFeature,
@@ -113,6 +114,34 @@ def test_a_batch_with_an_input_that_is_not_read_is_refused_before_anything_is_wr
     assert (executor.memory[0] == -1).all()
     check_inputs(batch, EVERYTHING - set(INPUTS) | {capability})
     check_inputs(prepare_inputs(states, {"plain": 3}, buffers), frozenset())
+
+
+@pytest.mark.parametrize(
+    ("capability", "group", "ranks"),
+    [
+        (Capability.CONTEXT_PARALLEL, KVGroup(4, context_parallel=True), ContextParallel(2, 0)),
+        (Capability.RECURRENT_STATE, KVGroup(4, recurrent=True), None),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_a_batch_whose_kv_groups_the_executor_cannot_read_is_refused_before_anything_is_written(
+    capability, group, ranks
+):
+    states = RequestStates(
+        max_num_reqs=3, max_model_len=8, vocab_size=V, kv_groups=[KVGroup(4), group], context_parallel=ranks
+    )
+    states.add_request(NewRequest("a", [1, 2, 3], [[1], [2]]))
+    buffers = InputBuffers.for_states(states, 16)
+    batch = prepare_inputs(states, {"a": 3}, buffers, block_ops=BlockOps.of(copies=[(3, 2)]))
+
+    class Plain(OracleExecutor):
+        capabilities = EVERYTHING - {capability}
+
+    executor = Plain(V, [KVGroup(4), KVGroup(4)], 4)
+    with pytest.raises(PlanError, match=rf"Capability\.{capability.name}\).*kv_groups\[1\]"):
+        executor.launch(batch, Processors(states).step(sampling_metadata(batch)))
+    assert (executor.memory[0] == -1).all()
+    check_inputs(batch, frozenset({capability}))
 
 
 def test_block_operations_come_before_the_step_zeros_before_copies():

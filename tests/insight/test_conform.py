@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -145,16 +146,37 @@ def test_a_trace_without_a_header_is_refused(line, message, tmp_path):
         '{"append_blocks": {"req_id": "a", "block_ids": [[1]]}}',
         '{"add": {"req_id": "a", "prompt": [1]}}',
         '{"step": {"num_scheduled_tokens": {"a": 1}}}',
-        '{"step": {"num_scheduled_tokens": {}}, "tensors": {"logits": []}}',
-        '{"step": {"num_scheduled_tokens": {}}, "tensors": {"positions": 3}}',
+        '{"add": [1]}',
+        '{"add": {"prompt_token_ids": [1], "block_ids": [[]]}}',
+        '{"step": {}}',
+        '{"step": 3}',
+        '{"step": {"num_scheduled_tokens": {}, "pad_to": 4}}',
     ],
 )
-def test_a_line_that_cannot_be_replayed_is_named(line, tmp_path):
+def test_a_line_that_cannot_be_replayed_is_named_without_names_of_python(line, tmp_path):
     path = tmp_path / "bad.jsonl"
     header = GOLDEN[0].read_text().splitlines()[0]
     path.write_text(f"{header}\n\n{line}\n")
-    with pytest.raises(PlanError, match="line 3: "):
+    with pytest.raises(PlanError, match="line 3: ") as raised:
         conform.run(path)
+    assert not re.search(r"\w+Error|__init__", str(raised.value))
+
+
+def test_a_tensor_that_cannot_be_compared_is_reported_and_the_others_are_compared(tmp_path):
+    lines = [json.loads(line) for line in (conform.VECTORS / "chunks_and_decodes.jsonl").read_text().splitlines()]
+    steps = [i for i, line in enumerate(lines) if "step" in line]
+    tensors = lines[steps[0]]["tensors"]
+    strange = {"logits": [], "positions": 3, "dcp_local_seq_lens": [1], "num_tokens": tensors["num_tokens"] + 1}
+    lines[steps[0]]["tensors"] = tensors | strange
+    lines[steps[1]]["tensors"]["num_tokens"] += 1
+    path = tmp_path / "strange.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    report = conform.run(path)
+    assert report.num_steps == len(steps)
+    assert {(d.step, d.tensor) for d in report.differences} == {(1, name) for name in strange} | {(2, "num_tokens")}
+    assert f"line {steps[0] + 1}, step 1: logits: expected the name of a tensor" in str(report)
+    assert "positions: expected a list, got 3" in str(report)
+    assert "dcp_local_seq_lens: expected no such tensor without context parallelism in the first line" in str(report)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ from foreword.batch.state.block_table import BlockTable, ContentIds
 from foreword.batch.state.request_states import RequestStates
 from foreword.batch.state.sampling_metadata import SamplingMetadata, StepNeeds
 from foreword.batch.step.buffers import InputBuffers
-from foreword.batch.step.tensors import StaleBatchError
+from foreword.batch.step.tensors import BatchTensors, StaleBatchError, TensorBackend
 from foreword.batch.values.attention import AttentionState, visible
 from foreword.batch.values.block_ops import BlockOps
 from foreword.batch.values.checked import CheckedParams, CheckedPrompt
@@ -65,12 +65,14 @@ from foreword.errors import CapacityError, PlanError, RequestError
 from foreword.seeds import derived_seed
 
 __all__ = [
-    "AddedRow", "AttentionState", "Backend", "BatchUpdate", "BatchUpdates", "BlockOps", "BlockTable", "CacheChecker",
+    "AddedRow", "AttentionState", "Backend", "BatchTensors", "BatchUpdate", "BatchUpdates", "BlockOps", "BlockTable",
+    "CacheChecker",
     "CapacityError", "Check", "CheckedParams", "CheckedPrompt", "ContentIds", "ContextParallel", "DifferenceRecorder",
     "Explanation", "InputBatch", "InputBuffers", "KVGroup", "LoraMapping", "LoraRequest", "MultiModalFeature", "Need",
     "NewRequest", "NewRequests", "PaddingBuckets", "Plan", "PlanError", "PoolingMetadata", "PoolingParams",
     "PoolingTask", "PoolingType", "PromptInputs", "RequestError", "RequestStates", "SamplingMetadata", "SamplingParams",
-    "StagingRing", "StaleBatchError", "StepDifference", "StepNeeds", "StructuredOutputs", "TokenIds", "advance",
+    "StagingRing", "StaleBatchError", "StepDifference", "StepNeeds", "StructuredOutputs", "TensorBackend",
+    "TokenIds", "advance",
     "apply_difference", "attention_mask", "backend_of", "derived_seed", "discard_mask", "encoder_seq_lens",
     "get_token_id", "is_decode", "is_token_ids", "kernel_block_table", "logits_sampling_metadata", "lora_mapping",
     "make_dummy", "mm_inputs", "mrope_positions", "pooling_metadata", "prefilling_with", "prepare_inputs",

@@ -18,7 +18,7 @@ def conform(
         list[Path] | None,
         typer.Argument(help="JSON-lines traces (docs/conformance.md); default: the traces that ship with Foreword."),
     ] = None,
-    backend: Annotated[str, typer.Option(help="auto, loops, numpy or native.")] = "auto",
+    backend: Annotated[str, typer.Option(help="auto, loops, numpy, native or device.")] = "auto",
 ) -> None:
     """Replay traces of steps and report every difference. Exit status 1 if there is one."""
     if backend not in BACKENDS:

@@ -149,7 +149,7 @@ class RowLayout(NamedTuple):
         record_size = -(-(len(RECORD) + len(tables)) // 16) * 16
         records_at = R * M
         groups = np.zeros((len(tables), GROUP_SIZE), np.int64)
-        end, changes = records_at + R * record_size, 6 + record_size + M
+        end, changes = records_at + R * record_size, 9 + record_size + M
         for g, table in enumerate(tables):
             cp, group = table.context_parallel, table.group
             spread = (cp.size, cp.rank, cp.interleave) if cp is not None else (1, -1 if group.recurrent else 0, 1)

@@ -86,6 +86,12 @@ class DeviceRows:
         """Send every row again: after an error of the device, or after tokens were replaced in place."""
         self._core.forget()
 
+    def follow_host(self) -> None:
+        """Take the tokens and the progress of a step's rows from the states, with every packet: for steps that
+        `RequestStates.commit` alone commits. Steps cannot be sent ahead of the samples that they read.
+        """
+        self._core.follows_host = True
+
     def known_rows(self) -> I64:
         """int64 [R]: `RequestStates.row_generation` of the rows that the device has, −1 for others."""
         moved = self.states.layout_version != self._row_order
@@ -156,18 +162,26 @@ class DeviceRows:
     # -- reading back, for tests and checks ---------------------------------------------------------------------------
 
     def read_back(self, buffers: InputBuffers) -> dict[str, AnyArray | list[AnyArray]]:
-        """The tensors that the device prepared last, of the sizes of the step in ``buffers``, as NumPy arrays: a list
-        of one per KV group of slot_mapping, and of block_table and num_blocks where `gather` ran. Waits for the device.
+        """Return `views` as NumPy arrays. Waits for the device."""
+        views = self.views(buffers)
+        return {
+            name: list(map(self._copy_of, view)) if isinstance(view, list) else self._copy_of(view)
+            for name, view in views.items()
+        }
+
+    def views(self, buffers: InputBuffers) -> dict[str, Tensor | list[Tensor]]:
+        """Return the tensors that the device prepared last, of the sizes of the step in ``buffers``: a list of one per
+        KV group of slot_mapping, and of block_table and num_blocks where `gather` ran.
         """
         step = Scalars(*buffers.scalars.tolist())
-        found: dict[str, AnyArray | list[AnyArray]] = {}
+        found: dict[str, Tensor | list[Tensor]] = {}
         for name, values in self.tensors.items():
             if name == "sampled" or (name == "dcp_local_seq_lens" and self.states.context_parallel is None):
                 continue
             field = DEVICE_FIELDS[name]
             extent, per_group = EXTENTS[field.shape[0]], field.per_group
             size = getattr(step, extent.scalar) + extent.extra
-            found[name] = [self._copy_of(v[:size]) for v in values] if per_group else self._copy_of(values[:size])
+            found[name] = [v[:size] for v in values] if per_group else values[:size]
         return found
 
     def _copy_of(self, x: Tensor) -> AnyArray:

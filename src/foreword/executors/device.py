@@ -133,7 +133,7 @@ class DeviceExecutor:
     def launch(self, batch: InputBatch, sampling: StepSampling) -> DeviceStep | HostSampledStep:
         """See `Executor.launch`. ConfigError for a batch of other states than the first one's."""
         states, inputs = batch.states, IN_ROWS
-        if states.loras or states.extras:
+        if states.loras or states.extras or states.has_special_groups:
             check_inputs(batch, self.capabilities)
             inputs = self._inputs(batch)
         rows, sampler = self._rows, self._sampler

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from foreword.arrays import I32
-from foreword.batch import BlockOps, InputBatch
+from foreword.batch import BlockOps, InputBatch, RequestStates
 from foreword.errors import PlanError
 from foreword.models.lora import LoraAdapter
 from foreword.sampling import Sampled, StepSampling
@@ -122,11 +122,14 @@ class LoraExecutor(Executor, Protocol):
 
 
 def check_inputs(batch: InputBatch, capabilities: frozenset[Capability]) -> None:
-    """PlanError for the first request of the batch with an input that is not among the capabilities.
+    """PlanError for KV groups and for the first request of the batch with an input that are not among the
+    capabilities.
 
     O(1) while no live request has such an input.
     """
     states = batch.states
+    if states.has_special_groups:
+        _check_groups(states, capabilities)
     extras = states.extras
     if not extras.rows and not states.loras:
         return
@@ -140,10 +143,22 @@ def check_inputs(batch: InputBatch, capabilities: frozenset[Capability]) -> None
             (Capability.ENCODER, "encoder_len", states.encoder_len[row] != 0),
         ):
             if is_given and capability not in capabilities:
-                raise PlanError(
-                    f"the executor does not support {capability.value} (Capability.{capability.name}); "
-                    "use one that does, or leave the input out",
-                    step=batch.step,
-                    request=states.req_id_of(row),
-                    tensor=tensor,
-                )
+                raise _lacks(capability, step=batch.step, request=states.req_id_of(row), tensor=tensor)
+
+
+def _check_groups(states: RequestStates, capabilities: frozenset[Capability]) -> None:
+    for g, table in enumerate(states.block_tables):
+        for capability, is_given in (
+            (Capability.RECURRENT_STATE, table.group.recurrent),
+            (Capability.CONTEXT_PARALLEL, table.context_parallel is not None),
+        ):
+            if is_given and capability not in capabilities:
+                raise _lacks(capability, tensor=f"kv_groups[{g}]")
+
+
+def _lacks(capability: Capability, **where: Any) -> PlanError:
+    return PlanError(
+        f"the executor does not support {capability.value} (Capability.{capability.name}); "
+        "use one that does, or leave the input out",
+        **where,
+    )

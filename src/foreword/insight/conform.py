@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ VECTORS = Path(__file__).parent / "vectors"
 _SPECS = {
     spec.name: spec for spec in STEP_TENSORS if spec in RECORDED or spec.name in ("block_numbers", "block_offsets")
 }
+_REQUEST = {field.name: field.default is MISSING for field in fields(NewRequest)}
+"""The fields of a request, and whether each is required."""
 _EVENTS = {"add", "append_blocks", "remove", "step", "commit"}
 MAX_ENTRIES, MAX_GROUPS = 2**28, 256
 """Limits of a replay: the entries of all its arrays, 4 bytes each, and its KV groups."""
@@ -114,14 +116,22 @@ class _Replay:
                 self._begin(event)
             else:
                 self._apply(self.states, number, event)
-        except (ForewordError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise PlanError(f"{source}: {type(error).__name__}: {error}") from error
+        except KeyError as error:
+            raise PlanError(f"{source}: the key {error} is missing") from error
+        except ForewordError as error:
+            raise PlanError(f"{source}: {error}") from error
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise PlanError(f"{source}: cannot be replayed ({error})") from error
 
     def _apply(self, states: RequestStates, number: int, event: dict[str, Any]) -> None:
         if len(_EVENTS & event.keys()) != 1:
-            raise ValueError(f"expected one of add, append_blocks, remove, step and commit, got {sorted(event)}")
+            raise PlanError(f"expected one of add, append_blocks, remove, step and commit, got {sorted(event)}")
         match event:
-            case {"add": request}:
+            case {"add": dict(request)}:
+                if unknown := request.keys() - _REQUEST.keys():
+                    raise PlanError(f"add: unknown field {min(unknown)!r}; use {', '.join(sorted(_REQUEST))}")
+                if missing := [name for name, required in _REQUEST.items() if required and name not in request]:
+                    raise PlanError(f"add: the field {missing[0]!r} is missing")
                 states.add_request(NewRequest(**request))
             case {"append_blocks": {"req_id": req_id, "block_ids": block_ids}}:
                 states.append_blocks(req_id, block_ids)
@@ -132,29 +142,29 @@ class _Replay:
                 self._step(states, number, plan, rest.get("tensors", {}))
             case {"commit": sampled}:
                 if self.batch is None:
-                    raise ValueError("a commit needs a step before it")
+                    raise PlanError("a commit needs a step before it")
                 states.commit(self.batch, sampled)
             case _:
-                raise ValueError("append_blocks needs req_id and block_ids")
+                raise PlanError("append_blocks needs req_id and block_ids, add the fields of a request")
 
     def _begin(self, header: dict[str, Any]) -> None:
         if header.get("foreword_trace") != FORMAT:
-            raise ValueError(f'the first line must hold "foreword_trace": {FORMAT}')
+            raise PlanError(f'the first line must hold "foreword_trace": {FORMAT}')
         cp = header.get("context_parallel")
         groups = [KVGroup(**group) for group in header["kv_groups"][: MAX_GROUPS + 1]]
         if len(groups) > MAX_GROUPS:
-            raise ValueError(f"kv_groups: {len(header['kv_groups'])} groups, above the limit of {MAX_GROUPS}")
+            raise PlanError(f"kv_groups: {len(header['kv_groups'])} groups, above the limit of {MAX_GROUPS}")
         sizes = {name: header[name] for name in ("max_num_reqs", "max_num_batched_tokens", "max_model_len")}
         drafts = header.get("max_num_draft_tokens", 0)
         for name, size in (*sizes.items(), ("max_num_draft_tokens", drafts)):
             if not is_int32(size, 0):
-                raise ValueError(f"{name}={reprlib.repr(size)}: must be in [0, {INT32_MAX}]")
+                raise PlanError(f"{name}={reprlib.repr(size)}: must be in [0, {INT32_MAX}]")
         reqs, tokens, length = sizes.values()
         reqs = min(reqs, self.num_lines)  # one line adds one request at most
         blocks = sum(-(-length // group.block_size) for group in groups)
         entries = reqs * (length + 2 * blocks + 2 * drafts) + tokens * (8 + 2 * len(groups))
         if entries > MAX_ENTRIES:
-            raise ValueError(
+            raise PlanError(
                 f"{sizes}, max_num_draft_tokens={drafts}: the replay of {self.num_lines} lines would need {entries} "
                 f"entries, above the limit of {MAX_ENTRIES}; record with the sizes that the engine uses"
             )
@@ -179,6 +189,7 @@ class _Replay:
             pad_to=None if pads is None else (pads[0], pads[1]),
             order=plan.get("order", "given"),
             backend=self.backend,
+            check="full" if self.backend == "device" else "off",  # its tensors are elsewhere than the batch's arrays
         )
         self.num_steps += 1
         for name, theirs in tensors.items():
@@ -193,12 +204,15 @@ def _differences(batch: InputBatch, name: str, theirs: Any) -> Iterator[tuple[tu
     """(index, request, expected, got) of the entries of one tensor that differ."""
     spec = _SPECS.get(name)
     if spec is None and name != "req_ids":
-        raise ValueError(f"{name!r:.80} is not a tensor of a trace; use one of req_ids, {', '.join(_SPECS)}")
+        yield (), None, "the name of a tensor (docs/conformance.md)", "an unknown name"
+        return
     ours = value_of(batch, spec) if spec else list(batch.req_ids)
     if spec and ours is None:
-        raise ValueError(f"{name} needs {spec.optional} in the first line")
+        yield (), None, f"no such tensor without {spec.optional} in the first line", theirs
+        return
     if isinstance(ours, list) and not isinstance(theirs, list):
-        raise ValueError(f"{name}: expected a list, got {reprlib.repr(theirs)}")
+        yield (), None, "a list", theirs
+        return
     for index, expected, got in _compare(ours, theirs, _axes(batch, spec) if spec else [None]):
         yield index, _owner(batch, spec, index[spec.per_group :]) if spec else None, expected, got
 

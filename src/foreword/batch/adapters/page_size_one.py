@@ -35,7 +35,7 @@ def token_tables(batch: BatchTensors, group: int = 0) -> TokenTables:
     seq_lens, positions = batch.seq_lens[:B], np.arange(batch.max_seq_len)
     slots: I64 = batch.optional("req_to_token", group)[:B, : batch.max_seq_len]
     blocks = batch.block_table[group][:B, positions // S]
-    np.multiply(blocks, S, out=slots)
+    np.multiply(blocks, S, out=slots, dtype=np.int64)
     slots += positions % S
     slots[(positions >= seq_lens[:, None]) | (blocks == batch.states.null_block)] = 0
     return TokenTables(

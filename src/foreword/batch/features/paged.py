@@ -8,7 +8,7 @@ import numpy as np
 
 from foreword.arrays import I32
 from foreword.batch.step.slots import ragged_arange
-from foreword.batch.step.tensors import BatchTensors, filled, local_seq_lens, prefix_sum
+from foreword.batch.step.tensors import BatchTensors, filled, local_seq_lens, prefix_sum, refuse_wide
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +70,7 @@ def flashinfer_plan(batch: BatchTensors, group: int = 0) -> FlashInferPlan:
 
 def kernel_block_table(batch: BatchTensors, group: int = 0) -> I32:
     """int32 [Bp, K · r]: allocation block n is the kernel blocks n·r … n·r + r − 1, r = block_size / kernel_block_size;
-    a null block is r null blocks. The gathered table itself where r = 1.
+    a null block is r null blocks. The gathered table itself where r = 1. PlanError for a kernel block past int32.
     """
     table, states_table = batch.block_table[group], batch.states.block_tables[group]
     kv_group, null = states_table.group, states_table.null_block
@@ -78,6 +78,7 @@ def kernel_block_table(batch: BatchTensors, group: int = 0) -> I32:
     if ratio == 1:
         return table
     out: I32 = batch.optional("kernel_block_table", group)[: len(table)]
+    refuse_wide(batch, "kernel_block_table", (int(table.max(initial=0)) + 1) * ratio - 1)
     parts = out.reshape(*table.shape, ratio)
     np.multiply(table[:, :, None], ratio, out=parts)
     parts += np.arange(ratio, dtype=np.int32)

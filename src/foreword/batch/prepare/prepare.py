@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 
 import numpy as np
 
@@ -12,22 +13,30 @@ from foreword.batch.prepare.input_batch import InputBatch
 from foreword.batch.prepare.plan import NO_PADDING, normalize, padding
 from foreword.batch.state.request_states import RequestStates
 from foreword.batch.step.buffers import InputBuffers
-from foreword.batch.step.tensors import BackendFunction
+from foreword.batch.step.tensors import BackendFunction, TensorBackend
 from foreword.batch.values.block_ops import BlockOps
 from foreword.batch.values.plan import Backend, Check, Drafts, Order, PlanLike, RaggedDrafts
 from foreword.errors import PlanError
 from foreword.native import available
 
 BACKENDS: dict[str, BackendFunction] = {"loops": loops.run, "numpy": vectorized.run, "native": native.run}
+"""The backends in host memory."""
 AUTO: Backend = "native" if available() else "numpy"
+_DEVICE = "foreword.device.backend"
+"""The module of the backend "device", its ``DEVICE``. It needs more than NumPy, so the first such step imports it."""
 
 
 def backend_of(backend: Backend | BackendFunction) -> BackendFunction:
-    """The function of a backend; PlanError for an unknown name."""
-    run = backend if callable(backend) else BACKENDS.get(AUTO if backend == "auto" else backend)
-    if run is None:
-        raise PlanError(f"backend={backend!r}: must be 'auto', 'native', 'numpy', 'loops' or a function")
-    return run
+    """The function of a backend; PlanError for an unknown name, ConfigError for "device" without what it needs."""
+    if callable(backend):
+        return backend
+    run = BACKENDS.get(AUTO if backend == "auto" else backend)
+    if run is not None:
+        return run
+    if backend != "device":
+        raise PlanError(f"backend={backend!r}: must be 'auto', 'native', 'numpy', 'loops', 'device' or a function")
+    device: BackendFunction = import_module(_DEVICE).DEVICE
+    return device
 
 
 def prepare_inputs(
@@ -49,7 +58,8 @@ def prepare_inputs(
     draft_tokens: {req_id: [ids]}, or with array plans int32 [B, D] padded with −1; drafts take the last positions.
     pad_to: (num_tokens, num_reqs) for a captured graph; None in either place pads nothing there.
     order: "given", or "decode_first": stable by (no drafts, tokens != 1 + max_num_draft_tokens, tokens).
-    backend: "auto" is native where it is built, else numpy. All three give equal bits, and so does a function such as
+    backend: "auto" is native where it is built, else numpy. "device" also makes the tensors on a GPU, where they are
+    `InputBatch.tensors`; it needs PyTorch and Triton. All give equal bits, and so does a function such as
     `foreword.device.backend.DeviceBackend`.
     block_ops: blocks to zero and to copy before the step; the batch carries them to the executor.
     gather_block_tables: False leaves `InputBatch.block_table` out, for kernels that read the states' own tables.
@@ -79,6 +89,8 @@ def _check(batch: InputBatch, level: Check) -> None:
     from foreword.batch.proof.checker import run_check  # here: the specification is loaded only where it is checked
 
     run_check(batch, level)
+    if level == "full" and isinstance(batch._backend, TensorBackend):
+        batch._backend.check(batch)
 
 
 def advance(states: RequestStates, batch: InputBatch) -> None:

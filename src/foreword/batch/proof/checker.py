@@ -12,11 +12,16 @@ its writer and a fingerprint of the tokens up to there, and a step is right if
     the block of a recurrent state is seen by its request alone
 
 Tokens that are computed at admission (num_computed_tokens > 0) are declared as shared: what was written in their slots
-must have these tokens, and slots never written count as filled by the caller. `CacheChecker.share` declares more.
+must have these tokens, and slots never written count as filled by the caller, since the checker cannot see what was
+written outside its steps. `CacheChecker.share` declares more.
+
+A step may be prepared again before it ran. Where the same tokens of the same requests are prepared MOST_REPEATS times
+without a commit, a RuntimeWarning says so.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +39,7 @@ from foreword.errors import PlanError
 from foreword.seeds import STRIDE, mix64
 
 NO_WRITER = 0  # the writer of a slot never written
+MOST_REPEATS = 3
 UNKNOWN = np.uint64(1)  # the fingerprint of a token whose id is not known here
 
 
@@ -119,6 +125,8 @@ class CacheChecker:
         self._last_step = -1
         self._last: BatchTensors | None = None  # the batch recorded last
         self._first_seen: list[_Tenant] = []  # in that batch
+        self._tokens: list[list[int]] = []  # rows, computed and scheduled tokens of that batch
+        self._repeats = 1
         for req_id in states.req_ids:
             self.filled(states.row_of(req_id))
         states.observers.append(self)
@@ -168,6 +176,7 @@ class CacheChecker:
                 shadow.undo()
             for tenant in self._first_seen:
                 tenant.brought = None
+            self._count_repeats(batch)
         if batch.step > self._last_step + 1:  # steps were not checked
             self._shadows = [_Shadow(t.group.block_size) for t in self._states.block_tables]
             for tenant in self._tenants.values():
@@ -178,6 +187,7 @@ class CacheChecker:
         if not batch.is_resolved:
             return
         self._last, self._first_seen = batch, []
+        self._tokens = _tokens_of(batch)
         alive = [b for b in range(batch.num_reqs) if batch.row_generation[b] != -1]
         for shadow in self._shadows:
             shadow.keep()
@@ -196,6 +206,19 @@ class CacheChecker:
             if tenant.brought is None:
                 tenant.brought = int(batch.num_computed_tokens[b])
                 self._first_seen.append(tenant)
+
+    def _count_repeats(self, batch: BatchTensors) -> None:
+        """Warn once where a step is prepared again and again without a commit."""
+        if batch is self._last:  # resolved
+            return
+        self._repeats = self._repeats + 1 if batch.num_reqs and _tokens_of(batch) == self._tokens else 1
+        if self._repeats == MOST_REPEATS:
+            warnings.warn(
+                f"step {batch.step} has the same tokens as the {MOST_REPEATS - 1} steps before, none of which was "
+                "committed: call states.commit(batch, sampled) after each step that ran",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     def _check_freed(self, batch: BatchTensors, g: int, table: BlockTable) -> None:
         """An entry of the last check must not have been freed since; a new entry is an allocation."""
@@ -311,6 +334,11 @@ class CacheChecker:
         if (drafts < 0).any():
             prints[end - len(drafts) + int(np.argmax(drafts < 0)) :] = UNKNOWN
         return prints
+
+
+def _tokens_of(batch: BatchTensors) -> list[list[int]]:
+    """Rows, computed and scheduled tokens of a step: equal for steps that compute the same tokens."""
+    return [x.tolist() for x in (batch.idx_mapping, batch.num_computed_tokens, batch.num_scheduled_tokens)]
 
 
 class _Shadow:

@@ -80,7 +80,11 @@ def check_blocks(
     given = len(block_ids) if isinstance(block_ids, Sequence | np.ndarray) else 0
     if given != len(tables):
         limit = f"the model has {len(tables)} KV groups"
-        raise RequestError(rid, "block_ids", f"{given} lists", limit, "Give one list of blocks per group.")
+        fix = f"Give one list of blocks per KV group: {[[]] * len(tables)} for none."
+        raise RequestError(rid, "block_ids", f"{given} lists", limit, fix)
+    if any(as_integer(ids) is not None for ids in block_ids):
+        limit, one = "has a number in the place of a list of blocks", "[[3]] for block 3 of one group"
+        raise RequestError(rid, "block_ids", block_ids, limit, f"Give one list of blocks per KV group: {one}.")
     blocks = [flat_int32(rid, f"block_ids[{g}]", ids) for g, ids in enumerate(block_ids)]
     for g, (table, ids, have) in enumerate(zip(tables, blocks, held, strict=True)):
         check_block_ids(rid, f"block_ids[{g}]", ids, table)

@@ -9,6 +9,7 @@ import numpy as np
 
 from foreword.arrays import I32, I64, Bools
 from foreword.batch.state.changes import Change, make
+from foreword.batch.state.memory import zeros
 from foreword.batch.values.kv_groups import ContextParallel, KVGroup
 
 
@@ -62,12 +63,16 @@ class BlockTable:
         group.check_context_parallel(cp)
         per_block = group.tokens_per_block(cp, max_model_len)
         shape = max_num_reqs, -(-max_model_len // per_block)
+        sizes = f"max_num_reqs={max_num_reqs}, max_model_len={max_model_len}, block_size={group.block_size}"
+        blocks: I32 = zeros(shape, "int32", sizes)
+        if null_block:
+            blocks[:] = null_block
         return cls(
             group,
             cp if group.context_parallel else None,
             per_block,
             null_block,
-            np.full(shape, null_block, np.int32) if null_block else np.zeros(shape, np.int32),
+            blocks,
             np.zeros(max_num_reqs, np.int32),
             np.zeros(max_num_reqs, np.int64),
             np.zeros(1, np.bool_),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from operator import setitem
 from typing import Any, Protocol
 
@@ -16,6 +17,8 @@ from foreword.batch.state.directory import Directory
 from foreword.batch.state.extras import RowExtras
 from foreword.batch.state.layout import ROWS
 from foreword.batch.state.loras import LoraUsers
+from foreword.batch.state.memory import zeros
+from foreword.batch.state.overview import LiveRow, LiveRows
 from foreword.batch.state.progress import Progress
 from foreword.batch.state.sampling_columns import NUM_ADMISSIONS, SamplingColumns
 from foreword.batch.values.kv_groups import ContextParallel, KVGroup
@@ -68,6 +71,7 @@ class RequestStates:
     sampling             `SamplingColumns`: one array per parameter
     extras               `RowExtras`: what few requests have, such as embeddings and multimodal features
     columns              the arrays [R] above by name
+    has_special_groups   whether a KV group is recurrent or spread over ranks, which not every executor can run
     layout_version       grows when rows move
 
     null_block: the number that means "no block" in block tables. 0: block 0 is reserved, no request may write to it.
@@ -118,17 +122,18 @@ class RequestStates:
         self.max_num_draft_tokens = max_num_draft_tokens
         self.context_parallel = context_parallel
         self.null_block = null_block
+        self.token_ids = _unaliased_rows(max_num_reqs, max_model_len)
         content_ids = ContentIds()
         self.block_tables = tuple(
             BlockTable.allocate(group, context_parallel, max_num_reqs, max_model_len, null_block, content_ids)
             for group in kv_groups
         )
+        self.has_special_groups = any(t.group.recurrent or t.context_parallel is not None for t in self.block_tables)
         self.columns: dict[str, AnyArray] = {
             field.name: np.full(max_num_reqs, field.padding or 0, field.dtype) for field in ROWS
         }
         for name, column in self.columns.items():
             setattr(self, name, column)
-        self.token_ids = _unaliased_rows(max_num_reqs, max_model_len)
         self._progress = Progress(self.token_ids, self.columns)
         self.sampling = SamplingColumns(max_num_reqs)
         self.extras = RowExtras()
@@ -159,6 +164,26 @@ class RequestStates:
     def req_ids(self) -> tuple[str, ...]:
         """The live requests, in order of admission."""
         return tuple(self._directory.rows)
+
+    def __repr__(self) -> str:
+        """The live requests: id, row, known and computed tokens."""
+        some = [
+            f"{rid!r} (row {row}): {self.num_tokens[row]} tokens, {self.num_computed_tokens[row]} computed"
+            for rid, row in islice(self._directory.rows.items(), 8)
+        ]
+        more = [f"{len(self) - 8} more"] if len(self) > 8 else []
+        return f"<RequestStates: {'; '.join([f'{len(self)} of {self.max_num_reqs} rows live', *some, *more])}>"
+
+    def explain(self) -> LiveRows:
+        """The live rows, in order of admission, printable as a table: tokens, progress and blocks of each request."""
+        names = "prompt_len", "num_tokens", "num_computed_tokens", "num_placeholders"
+        rows = (
+            LiveRow(
+                rid, row, *(int(self.columns[name][row]) for name in names), LiveRow.blocks_of(self.block_tables, row)
+            )
+            for rid, row in self._directory.rows.items()
+        )
+        return LiveRows(tuple(rows), self.max_num_reqs)
 
     def row_of(self, req_id: str) -> int:
         """The request's row; RequestError for an unknown id."""
@@ -368,12 +393,13 @@ class RequestStates:
         self.layout_version += 1
 
 
-def _unaliased_rows(rows: int, columns: int) -> I32:
-    """int32 zeros [rows, columns] whose rows start an odd number of cache lines apart: a decode step touches one line
-    of each row, and at 16 KiB apart a thousand of them would share a handful of cache sets.
+def _unaliased_rows(max_num_reqs: int, max_model_len: int) -> I32:
+    """int32 zeros [R, M] whose rows start an odd number of cache lines apart: a decode step touches one line of each
+    row, and at 16 KiB apart a thousand of them would share a handful of cache sets.
     """
-    line = 16
-    return np.zeros((rows, (-(-columns // line) | 1) * line), np.int32)[:, :columns]
+    line, sizes = 16, f"max_num_reqs={max_num_reqs}, max_model_len={max_model_len}"
+    rows: I32 = zeros((max_num_reqs, (-(-max_model_len // line) | 1) * line), "int32", sizes)[:, :max_model_len]
+    return rows
 
 
 def rows_core(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from math import prod
 
 import numpy as np
 
 from foreword.arrays import U8, AnyArray
+from foreword.batch.state.memory import zero_bytes
 from foreword.errors import ConfigError
 
 Allocator = Callable[[int], U8]
@@ -15,17 +17,18 @@ ALIGNMENT = 64  # bytes: a cache line
 
 
 def carve(
-    shapes: Sequence[tuple[tuple[int, ...], str]], allocator: Allocator | None = None
+    shapes: Sequence[tuple[tuple[int, ...], str]], allocator: Allocator | None, parameters: str
 ) -> tuple[U8, list[AnyArray]]:
     """Arrays of these shapes and dtypes, zeros, one after the other in one block of bytes, each at a multiple of 64.
 
     allocator(num_bytes) returns writable contiguous uint8 memory with any content, pinned memory for example. Returns
-    the block and the arrays, which are views of it. ConfigError for memory of another size or kind.
+    the block and the arrays, which are views of it. parameters: those that determine the shapes. ConfigError for memory
+    of another size or kind, and for more than the machine has.
     """
     sizes = [prod(shape) * np.dtype(dtype).itemsize for shape, dtype in shapes]
-    starts = np.cumsum([0, *(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]).tolist()
+    starts = list(accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0))
     if allocator is None:
-        block = np.zeros(starts[-1] + ALIGNMENT, np.uint8)
+        block = zero_bytes(starts[-1] + ALIGNMENT, parameters)
         first = -block.ctypes.data % ALIGNMENT
         block = block[first : first + starts[-1]]
     else:

@@ -14,7 +14,7 @@ from foreword.batch.step.arena import Allocator, carve
 from foreword.batch.step.layout import FIELDS, STEP, shape_of
 from foreword.batch.values.fields import Field
 from foreword.errors import ConfigError
-from foreword.integers import is_int32
+from foreword.integers import INT32_MAX, is_int32
 from foreword.native import native
 
 Arrays = AnyArray | tuple[AnyArray, ...]
@@ -44,7 +44,7 @@ class InputBuffers:
         self, states: RequestStates, *, max_num_batched_tokens: int, allocator: Allocator | None = None
     ) -> None:
         if not is_int32(max_num_batched_tokens, 1):
-            raise ConfigError(f"max_num_batched_tokens={max_num_batched_tokens!r}: must be at least 1")
+            raise ConfigError(f"max_num_batched_tokens={max_num_batched_tokens!r}: must be in [1, {INT32_MAX}]")
         self.states = states
         self.max_num_reqs = states.max_num_reqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -56,7 +56,7 @@ class InputBuffers:
             for g in self._groups(field)
         ]
         self.arena: U8
-        self.arena, carved = carve(shapes, allocator)
+        self.arena, carved = carve(shapes, allocator, self._sizes)
         arrays = iter(carved)
         self.arrays: dict[str, Arrays] = {field.name: self._named(field, arrays) for field in STEP}
         self.views = {name: _read_only(value) for name, value in self.arrays.items()}
@@ -81,6 +81,14 @@ class InputBuffers:
         """
         return cls(states, max_num_batched_tokens=max_num_batched_tokens, allocator=allocator)
 
+    def __repr__(self) -> str:
+        """The sizes, and what the step in the buffers has."""
+        tokens, reqs, *_ = self.written.tolist()
+        return (
+            f"<InputBuffers: {reqs} of {self.max_num_reqs} requests, {tokens} of {self.max_num_batched_tokens} tokens, "
+            f"{self.arena.nbytes} bytes>"
+        )
+
     def __getitem__(self, name: str) -> Any:
         """A tensor's whole buffer, or a tuple of them, one per KV group."""
         return self.arrays[name]
@@ -95,8 +103,9 @@ class InputBuffers:
         if array is None:
             field = FIELDS[name]
             shape = shape_of(field, self.states, self.max_num_batched_tokens, group=group, size=size)
-            array = carve([(shape, field.dtype)], self._allocator)[1][0]
-            array[...] = self._padding(field)
+            array = carve([(shape, field.dtype)], self._allocator, self._sizes)[1][0]
+            if padding := self._padding(field):
+                array[...] = padding
             self._optional[key] = array
         return array
 
@@ -108,6 +117,15 @@ class InputBuffers:
         if found is None:
             found = self._attached[key] = make(self)
         return found
+
+    @property
+    def _sizes(self) -> str:
+        """The parameters that determine the shapes, for messages."""
+        s = self.states
+        return (
+            f"max_num_batched_tokens={self.max_num_batched_tokens}, max_num_reqs={s.max_num_reqs}, "
+            f"max_model_len={s.max_model_len}, max_num_draft_tokens={s.max_num_draft_tokens}"
+        )
 
     def _groups(self, field: Field) -> range:
         return range(len(self.states.block_tables) if field.per_group else 1)

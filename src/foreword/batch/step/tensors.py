@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
@@ -15,6 +16,7 @@ from foreword.batch.values.attention import AttentionState
 from foreword.batch.values.block_ops import BlockOps
 from foreword.batch.values.plan import Check, Plan
 from foreword.errors import ForewordError, PlanError
+from foreword.integers import INT32_MAX
 
 _T = TypeVar("_T")
 PREPARED, ADVANCED, COMMITTED = range(3)  # stages of a batch
@@ -23,6 +25,25 @@ BackendFunction = Callable[[RequestStates, InputBuffers, Plan, tuple[int, int], 
 """backend(states, buffers, plan, (tokens, requests) to pad to or −1, gather): write the step's tensors to the buffers,
 and return its `Scalars`. PlanError and CapacityError as in `foreword.batch.prepare.plan.check`; then nothing changed.
 """
+
+
+class TensorBackend(ABC):
+    """A `BackendFunction` whose tensors are elsewhere than in the buffers, such as on a device."""
+
+    @abstractmethod
+    def __call__(
+        self, states: RequestStates, buffers: InputBuffers, plan: Plan, pad: tuple[int, int], gather: bool
+    ) -> Scalars: ...
+
+    @abstractmethod
+    def tensors(self, batch: BatchTensors) -> Mapping[str, Any]:
+        """Return the tensors of a batch that it prepared, by name: a tuple of one per KV group where the batch has a
+        tuple.
+        """
+
+    @abstractmethod
+    def check(self, batch: BatchTensors) -> None:
+        """PlanError for the first of these tensors that differs from the batch's own."""
 
 
 class StaleBatchError(ForewordError, RuntimeError):
@@ -202,6 +223,19 @@ class BatchTensors:
         lens: I32 = self.padded("dcp_local_seq_lens", self.num_reqs_padded)
         return lens
 
+    @property
+    def tensors(self) -> Mapping[str, Any]:
+        """The step's tensors by name, as the backend "device" has them in the memory of the device: torch tensors, of
+        the entries, dtypes and padding of the arrays, a tuple of one per KV group where there is one per group. Besides
+        them lora_tokens int32 [Tp], the adapter of each token, and rope_positions int64 [Tp], positions + rope_delta.
+        Valid as long as the batch is. PlanError for a batch of another backend.
+        """
+        self._check_alive()
+        if not isinstance(self._backend, TensorBackend):
+            raise PlanError("the batch has arrays in host memory alone: prepare it with backend='device', or read its "
+                            "arrays, such as batch.input_ids", step=self.step, tensor="tensors")  # fmt: skip
+        return self._backend.tensors(self)
+
     def padded(self, name: str, size: int) -> Any:
         """The first ``size`` entries of a tensor that has a pad value, for a captured graph: the step's, then padding.
 
@@ -230,18 +264,31 @@ class BatchTensors:
 
 
 def filled(batch: BatchTensors, name: str, values: AnyArray, group: int = 0, size: int = 0) -> Any:
-    """Return `BatchTensors.optional` with these values, and no further entries."""
+    """Return `BatchTensors.optional` with these values, and no further entries. PlanError for one that does not fit."""
     out = batch.optional(name, group, size)[: len(values)]
+    if values.dtype.itemsize > out.dtype.itemsize:
+        refuse_wide(batch, name, int(values.max(initial=0)))
     out[:] = values
     return out
 
 
 def prefix_sum(batch: BatchTensors, name: str, lens: AnyArray, group: int = 0, size: int = 0) -> Any:
-    """Return `BatchTensors.optional` with [n + 1] entries, out[i] = sum(lens[:i]), for lens [n]."""
+    """Return `BatchTensors.optional` with [n + 1] entries, out[i] = sum(lens[:i]), for lens [n]. PlanError for a sum
+    that does not fit.
+    """
+    refuse_wide(batch, name, int(lens.sum(dtype=np.int64)))
     out = batch.optional(name, group, size)[: len(lens) + 1]
     out[0] = 0
     np.cumsum(lens, out=out[1:])
     return out
+
+
+def refuse_wide(batch: BatchTensors, name: str, largest: int) -> None:
+    """PlanError where the largest value of a tensor of int32 does not fit: for other systems' forms of a step."""
+    if largest > INT32_MAX:
+        raise PlanError("the step has a number that int32 does not hold; schedule fewer tokens, or use a form of int64 "
+                        "such as slot_mapping", step=batch.step, tensor=name, expected=f"at most {INT32_MAX}",
+                        got=largest)  # fmt: skip
 
 
 def _not_gathered(batch: BatchTensors, name: str) -> PlanError:

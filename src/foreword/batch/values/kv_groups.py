@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foreword.errors import ConfigError
-from foreword.integers import is_int32
+from foreword.integers import INT32_MAX, is_int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,12 @@ class ContextParallel:
     def __post_init__(self) -> None:
         if not (is_int32(self.size, 1) and is_int32(self.interleave, 1)):
             raise ConfigError(
-                f"ContextParallel(size={self.size}, interleave={self.interleave}): both must be at least 1"
+                f"ContextParallel(size={self.size!r}, interleave={self.interleave!r}): both must be in [1, {INT32_MAX}]"
+            )
+        if self.size * self.interleave > INT32_MAX:
+            raise ConfigError(
+                f"ContextParallel(size={self.size}, interleave={self.interleave}): the product must be in "
+                f"[1, {INT32_MAX}]; use a smaller interleave"
             )
         if not (is_int32(self.rank, 0) and self.rank < self.size):
             raise ConfigError(f"ContextParallel(rank={self.rank}): must be in [0, size={self.size})")
@@ -48,13 +53,13 @@ class KVGroup:
 
     def __post_init__(self) -> None:
         if not is_int32(self.block_size, 1):
-            raise ConfigError(f"KVGroup(block_size={self.block_size}): must be at least 1")
+            raise ConfigError(f"KVGroup(block_size={self.block_size!r}): must be in [1, {INT32_MAX}]")
         k = self.kernel_block_size
         if k is not None and (not is_int32(k, 1) or self.block_size % k):
             raise ConfigError(f"KVGroup(kernel_block_size={k}): must divide block_size={self.block_size}")
         if self.sliding_window is not None and not is_int32(self.sliding_window, 1):
             raise ConfigError(
-                f"KVGroup(sliding_window={self.sliding_window}): must be at least 1, or None for no window"
+                f"KVGroup(sliding_window={self.sliding_window!r}): must be in [1, {INT32_MAX}], or None for no window"
             )
         if self.recurrent and (self.sliding_window is not None or self.context_parallel):
             raise ConfigError("KVGroup(recurrent=True): a state has no window and is not spread over ranks")
@@ -72,6 +77,11 @@ class KVGroup:
         if cp is None:
             raise ConfigError(
                 "KVGroup(context_parallel=True) needs RequestStates(context_parallel=ContextParallel(...))"
+            )
+        if self.block_size * cp.size > INT32_MAX:
+            raise ConfigError(
+                f"KVGroup(block_size={self.block_size}): one block of each of {cp.size} ranks has "
+                f"{self.block_size * cp.size} tokens, the most is {INT32_MAX}; use a smaller block_size"
             )
         if self.block_size % cp.interleave:
             raise ConfigError(

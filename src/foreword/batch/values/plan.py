@@ -16,7 +16,7 @@ PlanLike = Mapping[str, int] | tuple[I32, I32]
 Drafts = Mapping[str, Sequence[int]] | I32 | None
 Order = Literal["given", "decode_first"]
 Check = Literal["off", "bounds", "full"]
-Backend = Literal["auto", "loops", "numpy", "native"]
+Backend = Literal["auto", "loops", "numpy", "native", "device"]
 
 
 class RaggedDrafts(NamedTuple):

@@ -1,0 +1,44 @@
+"""Memory for arrays that are larger than what a run uses of them."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from math import prod
+
+import numpy as np
+
+from foreword.arrays import U8, AnyArray
+from foreword.errors import ConfigError
+
+MOST_OF_HUGE_PAGES = 1 << 28  # bytes: larger memory is backed by small pages
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
+
+def zeros(shape: tuple[int, ...], dtype: str, sizes: str) -> AnyArray:
+    """Zeros that take memory where they were written. sizes: the parameters that determine the shape, for the message.
+
+    NumPy asks for huge pages, with which one token in a row takes 2 MiB. They make a step faster, so memory of more
+    than MOST_OF_HUGE_PAGES bytes alone does without. ConfigError for an array that the machine cannot hold.
+    """
+    num_bytes = prod(shape) * np.dtype(dtype).itemsize
+    try:
+        if num_bytes <= MOST_OF_HUGE_PAGES or sys.platform != "linux":
+            return np.zeros(shape, dtype)
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+        array: AnyArray = np.frombuffer(memory, dtype).reshape(shape)
+        return array
+    except (MemoryError, OSError, OverflowError, ValueError) as error:
+        raise ConfigError(f"{sizes}: {_text_of(num_bytes)} of memory cannot be had; use smaller sizes") from error
+
+
+def zero_bytes(num_bytes: int, sizes: str) -> U8:
+    """Return `zeros` of bytes."""
+    block: U8 = zeros((num_bytes,), "uint8", sizes)
+    return block
+
+
+def _text_of(num_bytes: int) -> str:
+    unit = min(max(num_bytes.bit_length() - 1, 0) // 10, len(_UNITS) - 1)
+    return f"{num_bytes / (1 << 10 * unit):.3g} {_UNITS[unit]}"
