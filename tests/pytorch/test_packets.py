@@ -35,7 +35,7 @@ def test_every_reader_gets_every_packet():
     threads = [Thread(target=read, args=(index,)) for index in range(2)]
     for thread in threads:
         thread.start()
-    writer = PacketWriter(ring, [ours for ours, _ in connections], lambda: None)
+    writer = PacketWriter(ring, [ours for ours, _ in connections], lambda: None, 60.0)
     for packet in PACKETS:
         writer.send(packet)
     for thread in threads:
@@ -53,7 +53,15 @@ def test_a_writer_does_not_wait_for_a_reader_that_has_ended():
         raise EngineError("rank 1 of the model ended")
 
     with pytest.raises(EngineError, match="rank 1"):
-        PacketWriter(ring, [ours], check).send(bytes(10_000_000))
+        PacketWriter(ring, [ours], check, 60.0).send(bytes(10_000_000))
+
+
+def test_a_writer_waits_no_longer_than_its_limit_for_a_reader_that_does_not_read():
+    ours, _theirs = ends()
+    ring = PacketRing(1)
+    os.close(ring.descriptor)
+    with pytest.raises(TimeoutError, match=r"did not answer within 0\.1 s \(rank_timeout\)"):
+        PacketWriter(ring, [ours], lambda: None, 0.1).send(bytes(10_000_000))
 
 
 def test_a_reader_ends_with_its_writer():

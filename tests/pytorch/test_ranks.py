@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import stat
+import sys
+import threading
+import time
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -149,11 +157,84 @@ def test_an_interrupt_of_a_step_ends_the_ranks(monkeypatch):
     assert executor._ranks._processes[0].poll() is not None
 
 
+def listening(pid: int) -> set[str]:
+    """The hexadecimal addresses at which a process accepts connections over TCP."""
+    links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.exists() or link.is_symlink()]
+    inodes = {link[8:-1] for link in links if link.startswith("socket:[")}
+    lines = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
+    ]
+    return {line[1].rpartition(":")[0] for line in lines if line[3] == "0A" and line[9] in inodes}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_rank_is_open_to_the_network_and_nothing_that_they_met_by_is_left(monkeypatch):
+    met = []
+    connect = Shards.connect
+
+    def connected(self, path, device):
+        met.append((Path(path).parent, stat.S_IMODE(Path(path).parent.stat().st_mode)))
+        connect(self, path, device)
+
+    monkeypatch.setattr(Shards, "connect", connected)
+    before = listening(os.getpid())
+    spec = tiny_spec(num_heads=3, num_kv_heads=3)
+    executor = ParallelExecutor(spec, random_weights(spec), tensor_parallel_size=3, **OPTIONS)
+    pids = [os.getpid(), *(process.pid for process in executor._ranks._processes)]
+    ipv4_loopback = "0100007F"
+    assert set().union(*map(listening, pids)) - before <= {ipv4_loopback}
+    ((folder, mode),) = met
+    assert mode == 0o700
+    assert not folder.exists()
+    own = engine(executor, spec, num_blocks=400)
+    own.add_request("a", [1, 2, 3], SamplingParams(max_tokens=2))
+    while own.has_work:
+        own.step()
+    own.close()
+
+
+def with_a_stopped_rank(timeout: float):
+    """An engine with a request, whose first further rank is stopped, and that rank's process."""
+    spec = tiny_spec(num_heads=3, num_kv_heads=3)
+    executor = ParallelExecutor(spec, random_weights(spec), tensor_parallel_size=3, rank_timeout=timeout, **OPTIONS)
+    own = engine(executor, spec, num_blocks=400)
+    own.add_request("a", [1, 2, 3], SamplingParams(max_tokens=50))
+    own.step()
+    process = executor._ranks._processes[0]
+    process.send_signal(signal.SIGSTOP)
+    return own, process
+
+
+def test_a_rank_that_hangs_ends_the_step_after_the_limit():
+    own, process = with_a_stopped_rank(3)
+    start = time.monotonic()
+    with pytest.raises(EngineError, match=r"did not answer within 3 s \(rank_timeout\); make a new LLM"):
+        own.step()
+    assert time.monotonic() - start < 30
+    assert process.poll() is not None
+    own.close()
+
+
+def test_an_interrupt_is_seen_while_a_rank_hangs():
+    own, process = with_a_stopped_rank(600)
+    timer = threading.Timer(1, signal.raise_signal, [signal.SIGINT])
+    timer.start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        own.step()
+    assert time.monotonic() - start < 30
+    assert process.poll() is not None
+    timer.join()
+    own.close()
+
+
 def test_an_error_in_the_constructor_ends_the_ranks(monkeypatch):
     spec, made = tiny_spec(num_heads=2, num_kv_heads=2), []
 
-    def start(size):
-        made.append(Ranks(size))
+    def start(*arguments):
+        made.append(Ranks(*arguments))
         return made[0]
 
     monkeypatch.setattr(parallel, "Ranks", start)

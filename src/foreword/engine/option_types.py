@@ -42,4 +42,5 @@ class EngineOptions(TypedDict, total=False):
     compile: bool
     tensor_parallel_size: int
     context_parallel_size: int
+    rank_timeout: float
     media_cache_bytes: int | str

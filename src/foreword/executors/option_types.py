@@ -25,6 +25,7 @@ class TorchKeywords(TypedDict, total=False):
     compile: bool
     tensor_parallel_size: int
     context_parallel_size: int
+    rank_timeout: float
 
 
 class TransformersKeywords(TypedDict, total=False):

@@ -98,6 +98,10 @@ class TorchOptions(TorchMatrices, TorchPlace):
     context_parallel_size: int = setting(
         1, "Processes that divide keys and values by position.", least=1, most=1024, decoders_only=True,
     )
+    rank_timeout: float = setting(
+        60.0, "Seconds that a process waits for the others in one exchange. Then the step fails, and they end.",
+        least=1, value_name="SECONDS", decoders_only=True,
+    )
 
     @property
     def num_ranks(self) -> int:

@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 
 from foreword.arrays import I64
+from foreword.executors.torch.shard import too_late
 
 _NUM_SLOTS, _SLOT_BYTES = 4, 1 << 18
 _LINE = 64  # bytes of a cache line: every counter has its own
@@ -46,17 +47,25 @@ class PacketRing:
 
 
 class PacketWriter:
-    """Sends packets to the readers behind ``connections``, in their order. check: raises if a reader has ended."""
+    """Sends packets to the readers behind ``connections``, in their order. check: raises if a reader has ended.
+    timeout: seconds that a part of a packet waits for room.
+    """
 
-    def __init__(self, ring: PacketRing, connections: Sequence[Connection], check: Callable[[], None]) -> None:
-        self._ring, self._connections, self._check, self._written = ring, connections, check, 0
+    def __init__(
+        self, ring: PacketRing, connections: Sequence[Connection], check: Callable[[], None], timeout: float
+    ) -> None:
+        self._ring, self._connections, self._check, self._timeout = ring, connections, check, timeout
+        self._written = 0
 
     def send(self, packet: bytes) -> None:
-        """Send one packet of at least a byte. OSError if a reader has ended."""
+        """Send one packet of at least a byte. OSError if a reader has ended, TimeoutError if one does not read."""
         left = memoryview(packet)
         while left:
+            end = time.monotonic() + self._timeout
             while self._written - int(self._ring.read.min()) >= _NUM_SLOTS:
                 self._check()
+                if time.monotonic() > end:
+                    raise too_late(self._timeout)
                 time.sleep(_POLL)
             size = min(len(left), _SLOT_BYTES)
             self._ring.slot(self._written, size)[:] = left[:size]

@@ -24,6 +24,7 @@ from foreword.batch.difference import DifferenceRecorder, StepDifference, apply_
 from foreword.errors import ConfigError, EngineError
 from foreword.executors.executor import Capability
 from foreword.executors.host import HostStep
+from foreword.executors.options import TorchOptions
 from foreword.executors.torch.executor import TorchExecutor
 from foreword.executors.torch.options import device_of_rank
 from foreword.executors.torch.packets import PacketReader, PacketRing
@@ -49,6 +50,9 @@ class ParallelExecutor(TorchExecutor):
     states have KV groups spread over as many ranks. There are as many processes as the product of both.
     The other options are those of `TorchExecutor`; num_threads is per rank, by default an equal part.
 
+    rank_timeout: seconds that a rank waits for the others in one exchange. Then the step is an EngineError, and all
+    ranks end.
+
     The processes end with `close`, or with this object. After a rank has ended, or a step was interrupted, every step
     is an EngineError.
 
@@ -65,6 +69,7 @@ class ParallelExecutor(TorchExecutor):
         *,
         tensor_parallel_size: int = 1,
         context_parallel_size: int = 1,
+        rank_timeout: float = TorchOptions.rank_timeout,
         device: str = "cpu",
         **options: Any,
     ) -> None:
@@ -77,13 +82,14 @@ class ParallelExecutor(TorchExecutor):
             raise ConfigError(f"{given or sizes}: must be at least 1; 1 for both is `TorchExecutor`")
         if options.get("compile"):
             raise ConfigError(f"compile=True: layers that processes divide are not compiled; leave it or {given} out")
-        shards = Shards(0, **sizes)
+        options["rank_timeout"] = rank_timeout
+        shards = Shards(0, **sizes, timeout=rank_timeout)
         shards.spec(spec)
         size = shards.all.size
         own = device_of_rank(device, 0, size, torch.cuda.device_count())
         if options.get("num_threads") is None:
             options["num_threads"] = max(1, torch.get_num_threads() // size)
-        self._ranks = Ranks(size)
+        self._ranks = Ranks(size, rank_timeout)
         self._end = weakref.finalize(self, self._ranks.close)
         try:
             self._ranks.send_object((spec, weights, sizes, device, options))
@@ -211,12 +217,14 @@ def run_rank(rank: int, size: int, connection_descriptor: int, ring_descriptor: 
     os.close(ring_descriptor)
     try:
         spec, weights, sizes, device, options = connection.recv()
-        shards, device = Shards(rank, **sizes), device_of_rank(device, rank, size, torch.cuda.device_count())
+        shards = Shards(rank, **sizes, timeout=options["rank_timeout"])
+        device = device_of_rank(device, rank, size, torch.cuda.device_count())
         if device != "cpu":
             torch.cuda.set_device(device)
         executor = TorchExecutor(spec, weights, shards=shards, device=device, **sizes, **options)
         connection.send(None)
         shards.connect(connection.recv(), executor.device)
+        connection.send(None)
         _run_packets(executor, PacketReader(ring, connection, rank - 1))
     except EOFError:
         return

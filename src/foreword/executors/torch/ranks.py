@@ -9,14 +9,14 @@ import subprocess
 import sys
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
+from tempfile import TemporaryDirectory
 from threading import Thread, current_thread
 
 import torch
-from torch import distributed as dist
 
 from foreword.errors import EngineError
 from foreword.executors.torch.packets import PacketRing, PacketWriter
-from foreword.executors.torch.shard import Shards
+from foreword.executors.torch.shard import Shards, too_late
 
 _PROGRAM = "import sys; from foreword.executors.torch.parallel import run_rank; run_rank(*map(int, sys.argv[1:]))"
 
@@ -24,11 +24,15 @@ _PROGRAM = "import sys; from foreword.executors.torch.parallel import run_rank; 
 class Ranks:
     """Ranks 1, 2, … of ``size``, and a thread that ends all of them when one ends.
 
-    Each has a connection for its start and its end; the steps travel through a `PacketRing`.
+    Each has a connection for its start and its end; the steps travel through a `PacketRing`. The ranks find each other
+    by a file in a directory that only this user can read, which is removed once no rank reads it any more.
+
+    timeout: seconds that a packet, or the start, waits for a rank; then it is a TimeoutError.
     """
 
-    def __init__(self, size: int) -> None:
-        self._pid = os.getpid()
+    def __init__(self, size: int, timeout: float) -> None:
+        self._pid, self._timeout = os.getpid(), timeout
+        self._store = TemporaryDirectory(prefix="foreword-ranks-")
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
         self._reason: str | None = None
@@ -43,7 +47,7 @@ class Ranks:
             raise
         finally:
             os.close(ring.descriptor)
-        self._packets = PacketWriter(ring, self._connections, self.check)
+        self._packets = PacketWriter(ring, self._connections, self.check, timeout)
 
     def _start(self, rank: int, size: int, ring: int) -> None:
         ours, theirs = socket.socketpair()
@@ -81,10 +85,16 @@ class Ranks:
                 raise EngineError(f"rank {rank} of the model ended while it was loaded") from None
             if error is not None:
                 raise error
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self.send_object(store.port)
-        shards.connect(store.port, device)
-        self._store, self._shards = store, shards
+        path = os.path.join(self._store.name, "store")
+        self.send_object(path)
+        shards.connect(path, device)
+        for rank, connection in enumerate(self._connections, 1):
+            if not connection.poll(self._timeout):
+                raise EngineError(f"rank {rank} of the model has not joined: {too_late(self._timeout)}")
+            connection.recv()
+        if device.type == "cpu":  # groups on GPUs read it with their first exchange
+            self._store.cleanup()
+        self._shards = shards
         self._thread.start()
 
     def check(self) -> None:
@@ -107,6 +117,7 @@ class Ranks:
             process.kill()
         for process in self._processes:
             process.wait()
+        self._store.cleanup()
         shards, self._shards = self._shards, None
         if shards is not None:
             shards.abort()

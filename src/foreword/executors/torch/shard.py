@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from datetime import timedelta
 
@@ -10,10 +11,11 @@ from torch import Tensor
 from torch import distributed as dist
 
 from foreword.errors import ConfigError
+from foreword.executors.options import TorchOptions
 from foreword.models.spec import DecoderSpec
 
-TIMEOUT = timedelta(minutes=5)
-"""How long a rank waits for the others in one exchange."""
+_SLICE = timedelta(seconds=0.2)
+"""How long a rank waits at a time: between two waits the process sees its signals."""
 
 
 class Shard:
@@ -21,10 +23,12 @@ class Shard:
 
     The processes run on one machine. Their group is this object's own, not the process's default one. With one rank no
     exchange takes place.
+
+    timeout: seconds that an exchange waits for the other ranks; then it is a TimeoutError.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1) -> None:
-        self.rank, self.size = rank, size
+    def __init__(self, rank: int = 0, size: int = 1, timeout: float = TorchOptions.rank_timeout) -> None:
+        self.rank, self.size, self._timeout = rank, size, timeout
         self._groups: dict[str, dist.Backend] = {}
 
     def connect(self, store: dist.Store, device: torch.device) -> None:
@@ -33,7 +37,8 @@ class Shard:
         """
         for kind, backend in backends_of(device).items():
             join = _join_nccl if backend == "nccl" else _join_gloo
-            self._groups[kind] = join(dist.PrefixStore(kind, store), self.rank, self.size)
+            limit = timedelta(seconds=self._timeout)
+            self._groups[kind] = join(dist.PrefixStore(kind, store), self.rank, self.size, limit)
 
     def abort(self) -> None:
         """End exchanges on GPUs, which else wait for a rank that has ended; those on the CPU fail by themselves."""
@@ -47,7 +52,7 @@ class Shard:
     def sum(self, x: Tensor) -> Tensor:
         """x added up over the ranks, in its own memory. All ranks get equal bits."""
         if self.size > 1:
-            self._group(x).allreduce([x]).wait()
+            self._wait(x, self._group(x).allreduce([x]))
         return x
 
     def max(self, x: Tensor) -> Tensor:
@@ -55,7 +60,7 @@ class Shard:
         if self.size > 1:
             options = dist.AllreduceOptions()
             options.reduceOp = dist.ReduceOp.MAX
-            self._group(x).allreduce([x], options).wait()
+            self._wait(x, self._group(x).allreduce([x], options))
         return x
 
     def collect(self, x: Tensor) -> list[Tensor]:
@@ -63,13 +68,13 @@ class Shard:
         if self.size == 1 or not x.numel():
             return [x] * (self.size if self.rank == 0 else 0)
         parts = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else []
-        self._group(x).gather([parts] if parts else [], [x], dist.GatherOptions()).wait()
+        self._wait(x, self._group(x).gather([parts] if parts else [], [x], dist.GatherOptions()))
         return parts
 
     def share(self, x: Tensor) -> list[Tensor]:
         """Every rank's x, of one shape, on every rank."""
         parts = [torch.empty_like(x) for _ in range(self.size)]
-        self._group(x).allgather([parts], [x]).wait()
+        self._wait(x, self._group(x).allgather([parts], [x]))
         return parts
 
     def gather(self, x: Tensor, count: int) -> Tensor:
@@ -86,22 +91,44 @@ class Shard:
         assert self._groups, "connect comes before the first step"
         return self._groups[x.device.type]
 
+    def _wait(self, x: Tensor, work: dist.Work) -> None:
+        """Wait for an exchange of x. On a GPU the stream waits, on the CPU this thread."""
+        if x.device.type != "cpu":
+            work.wait()
+            return
+        end = time.monotonic() + self._timeout
+        while True:
+            try:
+                work.wait(_SLICE)
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    work.wait()  # raises why it failed, if it did
+                    return
+                if time.monotonic() > end:
+                    raise too_late(self._timeout) from None
+
+
+def too_late(timeout: float) -> TimeoutError:
+    """The error where other ranks do not answer."""
+    return TimeoutError(f"another rank did not answer within {timeout:g} s (rank_timeout)")
+
 
 def backends_of(device: torch.device) -> dict[str, str]:
     """What exchanges tensors between ranks whose model is on ``device``, by the kind of device that has the tensors."""
     return {"cpu": "gloo", "cuda": "nccl"} if device.type == "cuda" else {"cpu": "gloo"}
 
 
-def _join_gloo(store: dist.Store, rank: int, size: int) -> dist.Backend:
+def _join_gloo(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.Backend:
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    options._timeout = TIMEOUT
+    options._timeout = timeout
     return dist.ProcessGroupGloo(store, rank, size, options)
 
 
-def _join_nccl(store: dist.Store, rank: int, size: int) -> dist.Backend:
+def _join_nccl(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.Backend:
     options = dist.ProcessGroupNCCL.Options()
-    options._timeout = TIMEOUT
+    options._timeout = timeout
     return dist.ProcessGroupNCCL(store, rank, size, options)
 
 
@@ -110,20 +137,28 @@ class Shards:
 
     all: its part of every MLP and expert, and of the vocabulary. heads: its part of the heads, which the ranks with the
     same positions divide. positions: its part of the positions of keys and values, which the ranks with the same heads
-    divide.
+    divide. timeout: of every `Shard`.
     """
 
-    def __init__(self, rank: int = 0, tensor_parallel_size: int = 1, context_parallel_size: int = 1) -> None:
-        self.all = Shard(rank, tensor_parallel_size * context_parallel_size)
+    def __init__(
+        self,
+        rank: int = 0,
+        tensor_parallel_size: int = 1,
+        context_parallel_size: int = 1,
+        timeout: float = TorchOptions.rank_timeout,
+    ) -> None:
+        self._timeout = timeout
+        self.all = Shard(rank, tensor_parallel_size * context_parallel_size, timeout)
         head, position = divmod(rank, context_parallel_size)
-        self.heads = self.all if context_parallel_size == 1 else Shard(head, tensor_parallel_size)
-        self.positions = self.all if tensor_parallel_size == 1 else Shard(position, context_parallel_size)
+        self.heads = self.all if context_parallel_size == 1 else Shard(head, tensor_parallel_size, timeout)
+        self.positions = self.all if tensor_parallel_size == 1 else Shard(position, context_parallel_size, timeout)
 
-    def connect(self, port: int, device: torch.device) -> None:
-        """Join the groups at the first rank's store. device: that of this rank's model. Every rank does so once, before
-        the first exchange.
+    def connect(self, path: str, device: torch.device) -> None:
+        """Join the groups by a file that all ranks share. device: that of this rank's model. Every rank does so once,
+        before the first exchange.
         """
-        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
+        store = dist.FileStore(path, -1)  # of any number of users: none of them removes the file
+        store.set_timeout(timedelta(seconds=self._timeout))
         for name, shard in self._divided.items():
             shard.connect(dist.PrefixStore(name, store), device)
 
