@@ -7,6 +7,8 @@ void bind_kernels(nanobind::module_ &m);
 }
 
 NB_MODULE(_native, m) {
+  // At exit the interpreter does not free what a thread or another module holds, which nanobind reports as a fault.
+  nanobind::set_leak_warnings(false);
   m.doc() = "Native core of Foreword: batch preparation and CPU kernels.";
   foreword::bind_batch(m);
   foreword::bind_kernels(m);

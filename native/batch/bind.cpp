@@ -204,16 +204,57 @@ Buffers make_buffers(const nb::dict &arrays) {
   return buffers;
 }
 
-// A core, and the NamedTuple of a step's scalars that it returns.
+// Steps' scalars as instances of a NamedTuple. One that only this object holds is used again: making another takes longer
+// than the step of one request spends on all of its tensors. Python 3.14 keeps the hash of a tuple, so there is none.
+class StepScalars {
+ public:
+  explicit StepScalars(nb::object type) : type_(std::move(type)) {}
+
+  nb::object of(const int64_t *values) {
+    for (Kept &kept : kept_)
+      if (kept.scalars.is_valid() && Py_REFCNT(kept.scalars.ptr()) == 1 && Py_Version < 0x030E0000)
+        return write(kept, values);
+    Kept &kept = kept_[next_++ % 2];
+    auto *type = reinterpret_cast<PyTypeObject *>(type_.ptr());
+    const auto allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
+    kept.scalars = nb::steal(allocate(type, COUNT));  // as tuple.__new__(Scalars, values) does, without that tuple
+    if (!kept.scalars.is_valid()) nb::raise_python_error();
+    for (Py_ssize_t i = 0; i < COUNT; ++i) set(kept, i, values[i]);
+    return kept.scalars;
+  }
+
+ private:
+  static constexpr Py_ssize_t COUNT = sizeof(Scalars) / sizeof(int64_t);
+  struct Kept {
+    nb::object scalars;
+    int64_t values[COUNT];
+  };
+
+  static void set(Kept &kept, Py_ssize_t i, int64_t value) {
+    PyTuple_SetItem(kept.scalars.ptr(), i, PyLong_FromLongLong(value));
+    kept.values[i] = value;
+  }
+
+  static nb::object write(Kept &kept, const int64_t *values) {
+    for (Py_ssize_t i = 0; i < COUNT; ++i)
+      if (kept.values[i] != values[i]) set(kept, i, values[i]);
+    return kept.scalars;
+  }
+
+  nb::object type_;
+  Kept kept_[2];  // of the step that a caller still holds, and of the one before it
+  size_t next_ = 0;
+};
+
+// A core, and what it returns of a step.
 struct PyStepCore : StepCore {
-  nb::object scalars_type;
+  StepScalars scalars;
   std::vector<int32_t> given_rows, given_counts, given_samples;
 };
 
 void init_step(PyStepCore *self, const Arrays &rows, const Arrays &arrays, int32_t vocab_size,
                int32_t max_num_draft_tokens, nb::object scalars_type) {
-  PyStepCore &core = *new (self) PyStepCore;
-  core.scalars_type = std::move(scalars_type);
+  PyStepCore &core = *new (self) PyStepCore{{}, StepScalars(std::move(scalars_type)), {}, {}, {}};
   core.states = make_states(rows, vocab_size, max_num_draft_tokens);
   core.buffers = make_buffers(arrays);
 }
@@ -282,14 +323,7 @@ nb::object prepared(PyStepCore &core, const int32_t *rows, const int32_t *num_sc
   const Plan plan{rows, num_scheduled, num_draft_ids ? num_drafts : nullptr, draft_ids, int64_t(num_reqs),
                   int64_t(num_draft_ids), pad_tokens, pad_reqs, gather, cancelled};
   if (!core.prepare(plan)) return nb::none();
-  constexpr Py_ssize_t count = sizeof(Scalars) / sizeof(int64_t);
-  auto *type = reinterpret_cast<PyTypeObject *>(core.scalars_type.ptr());
-  const auto allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
-  nb::object scalars = nb::steal(allocate(type, count));
-  if (!scalars.is_valid()) nb::raise_python_error();
-  for (Py_ssize_t i = 0; i < count; ++i)  // as tuple.__new__(Scalars, values) does, without the tuple of values
-    PyTuple_SetItem(scalars.ptr(), i, PyLong_FromLongLong(core.buffers.scalars[i]));
-  return scalars;
+  return core.scalars.of(core.buffers.scalars);
 }
 
 nb::object prepare_ragged(PyStepCore &core, Vector<const int32_t> rows, Vector<const int32_t> num_scheduled,

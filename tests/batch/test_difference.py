@@ -475,10 +475,23 @@ def test_bytes_with_a_valid_checksum_and_wrong_content_give_a_typed_error_or_a_s
     assert refused
 
 
-def test_an_array_larger_than_the_bytes_is_refused():
-    text = b'{"step":1,"num_admissions":0,"arrays":[["plan.rows","i8",1099511627775]]}'
+@pytest.mark.parametrize(
+    ("described", "name"),
+    [
+        ('["plan.rows","i8",1099511627775]', "plan.rows"),  # larger than the bytes
+        ('["plan.rows","i4",0],["plan.rows","i4",0]', "plan.rows"),
+        ('["plan.rows","i4"]', "plan.rows"),
+        ('["plan.rows","i4",0,0,0,0,0]', "plan.rows"),
+        ('["plan.rows","i4",-1]', "plan.rows"),
+        ('["plan.rows","x4",0]', "plan.rows"),
+        ('["plan.rows",4,0]', "plan.rows"),
+        ('[7,"i4",0]', "7"),
+    ],
+)
+def test_a_description_of_an_array_that_is_wrong_is_refused_by_its_name(described, name):
+    text = f'{{"step":1,"num_admissions":0,"arrays":[{described}]}}'.encode()
     data = struct.pack("<4sIII", b"FWSD", 2, len(text), zlib.crc32(text)) + text
-    with pytest.raises(PlanError, match=r"plan\.rows"):
+    with pytest.raises(PlanError, match=f"arrays: {re.escape(name)}"):
         StepDifference.from_bytes(data)
 
 

@@ -355,6 +355,51 @@ def test_two_batches_in_turn_keep_their_metadata():
     assert len(seen) == 2
 
 
+@pytest.mark.parametrize("native", [True, False], ids=["native", "python"])
+def test_a_row_has_another_stamp_after_every_change_of_its_parameters(native):
+    """A stamp that a row had before would give it the metadata that was cached then."""
+    rng = np.random.default_rng(3)
+    states, _ = make(native=native)
+    columns, seen = states.sampling, {row: {0} for row in range(6)}
+    before = {row: (0, ()) for row in range(6)}
+    changes = 0
+    for i in range(300):
+        match rng.choice(["add", "remove", "set", "swap"]):
+            case "add" if len(states) < 6:
+                states.add_request(NewRequest(str(i), [1], [[1]], sampling_params=random_params(rng)))
+            case "remove" if len(states):
+                states.remove_rows(np.array([states.row_of(str(rng.choice(states.req_ids)))], np.int32))
+            case "set" if len(states):
+                row = np.array([states.row_of(str(rng.choice(states.req_ids)))], np.int32)
+                columns.set_columns(row, {"temperature": rng.random(1, np.float32)})
+            case "swap":
+                states.swap_rows(int(rng.integers(6)), int(rng.integers(6)))
+        for row in range(6):
+            values = tuple(getattr(columns, name)[row].item() for name in COLUMNS)
+            stamp = int(columns.stamp[row])
+            if values != before[row][1] and i:
+                assert stamp not in seen[row]
+                changes += 1
+            before[row] = stamp, values
+            seen[row].add(stamp)
+    assert changes > 100
+
+
+def test_a_greedy_request_in_the_row_of_one_that_drew_at_random_is_greedy():
+    states, buffers = make()
+    params = SamplingParams(temperature=0.8)
+    for name in ("random", "other"):
+        states.add_request(NewRequest(name, [1], [[1]], sampling_params=params))
+    row = states.row_of("random")
+    batch = prepare_inputs(states, {"random": 1}, buffers)
+    assert sampling_metadata(batch).temperature.tolist() == [np.float32(0.8)]
+    states.remove_request("random")
+    assert states.add_request(NewRequest("greedy", [1], [[1]])) == row
+    batch = prepare_inputs(states, {"greedy": 1}, buffers)
+    assert sampling_metadata(batch).all_greedy
+    assert step_needs(batch).needs == Need.GREEDY
+
+
 # -- penalties
 
 

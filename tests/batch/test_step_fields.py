@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-from batch_rig import arrays, every_backend, states_of
+from batch_rig import arrays, every_backend, states_and_buffers, states_of
 from batch_scenes import TENSOR_NAMES
 
 from foreword.batch import (
@@ -347,3 +347,17 @@ def test_logits_of_a_step_with_drafts_are_those_of_the_worked_example():
     assert rows(batch.bonus_logits_indices) == [3, 4, 7, 8, 10]
     assert rows(batch.draft_token_ids) == [11, 12, 13, 14, 15, 16]
     assert rows(batch.input_ids[[1, 2, 3, 105, 106, 208]]) == [11, 12, 13, 14, 15, 16]
+
+
+def test_scalars_that_are_held_are_those_of_their_step():
+    """Native code writes the scalars of a step over those that nobody holds."""
+    states, buffers = states_and_buffers(rows=4, length=600)
+    states.add_request(NewRequest("a", [1] * 599, [list(range(1, 301))]))
+    held = {}
+    for i in range(1, 300):
+        scalars = prepare_inputs(states, {"a": i}, buffers if i <= 64 else InputBuffers.for_states(states, 600)).scalars
+        if i % 3:
+            held[i] = scalars
+        assert (scalars.num_tokens, scalars.max_query_len, scalars.max_seq_len, scalars.num_reqs) == (i, i, i, 1)
+    assert {i: scalars.num_tokens for i, scalars in held.items()} == {i: i for i in held}
+    assert len(set(map(id, held.values()))) == len(held)

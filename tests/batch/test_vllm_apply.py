@@ -507,6 +507,23 @@ def test_block_operations_encoder_work_and_grammar_are_passed_on():
     assert applied.has_structured_output
 
 
+@pytest.mark.parametrize(
+    ("given", "zero", "copies"),
+    [
+        ({}, [], []),
+        ({"new_block_ids_to_zero": [4]}, [4], []),
+        ({"kv_cache_block_copies": [(1, 6)]}, [], [[1, 6]]),
+        ({"new_block_ids_to_zero": [], "kv_cache_block_copies": [(1, 6)]}, [], [[1, 6]]),
+        ({"new_block_ids_to_zero": None, "kv_cache_block_copies": None}, [], []),
+    ],
+)
+def test_zeroed_and_copied_blocks_are_passed_on_without_the_other(given, zero, copies):
+    states, _ = make()
+    ops = apply(states, output(**given)).block_ops
+    assert ops.zero.tolist() == zero
+    assert ops.copies.tolist() == copies
+
+
 def test_the_finished_and_the_preempted_leave_in_the_same_order_on_every_rank():
     rows = []
     for order in (["b", "a", "c"], ["c", "a", "b"]):
