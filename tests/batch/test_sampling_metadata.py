@@ -361,7 +361,7 @@ def test_a_row_has_another_stamp_after_every_change_of_its_parameters(native):
     rng = np.random.default_rng(3)
     states, _ = make(native=native)
     columns, seen = states.sampling, {row: {0} for row in range(6)}
-    before = {row: (0, ()) for row in range(6)}
+    before = dict.fromkeys(range(6), (0, ()))
     changes = 0
     for i in range(300):
         match rng.choice(["add", "remove", "set", "swap"]):
