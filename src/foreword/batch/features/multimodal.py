@@ -2,6 +2,9 @@
 
 A feature (an image, a clip) is a run of placeholder tokens in the prompt. A step computes some of them, possibly from
 the middle of an image on; `mm_inputs` gives the encoder rows of those tokens.
+
+Features are for executors of your own with `Capability.MULTIMODAL`, which run an encoder in their steps. Foreword's
+executors refuse them by name: its engine encodes images before admission and passes their vectors as prompt embeddings.
 """
 
 from __future__ import annotations
