@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from foreword.arrays import I64, AnyArray
-from foreword.batch import InputBatch, InputBuffers, RequestStates
+from foreword.batch import BatchTensors, InputBuffers, RequestStates
 from foreword.batch.step.layout import EXTENTS, GATHERED, Scalars, shape_of
 from foreword.device import layout
 from foreword.device.api import DeviceApi, Tensor
@@ -187,14 +187,14 @@ class DeviceRows:
     def _copy_of(self, x: Tensor) -> AnyArray:
         return np.array(self.api.to_host(x))
 
-    def check(self, batch: InputBatch) -> None:
+    def check(self, batch: BatchTensors) -> None:
         """Compare the tensors that the device prepared last with those of the host's batch, which must be resolved.
         PlanError for the first that differs.
         """
         compare(self.read_back(batch.buffers), batch)
 
 
-def compare(found: Mapping[str, AnyArray | list[AnyArray]], batch: InputBatch) -> None:
+def compare(found: Mapping[str, AnyArray | list[AnyArray]], batch: BatchTensors) -> None:
     """PlanError for the first tensor of `DeviceRows.read_back` that differs from the host's resolved batch."""
     for name, values in found.items():
         if name in GATHERED and not batch.is_gathered:
@@ -211,7 +211,7 @@ def compare(found: Mapping[str, AnyArray | list[AnyArray]], batch: InputBatch) -
                 )  # fmt: skip
 
 
-def _expected(batch: InputBatch, name: str) -> AnyArray | tuple[AnyArray, ...]:
+def _expected(batch: BatchTensors, name: str) -> AnyArray | tuple[AnyArray, ...]:
     """The host's tensor of this name."""
     column = {"lora_tokens": batch.states.lora_id, "rope_positions": batch.states.rope_delta}.get(name)
     if column is None:

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foreword.batch.state.block_table import BlockTable
-
 MAX_ROWS, MAX_BLOCKS = 32, 12  # of a printed table, then "…"
 
 
@@ -22,11 +20,6 @@ class LiveRow:
     num_computed_tokens: int
     num_placeholders: int
     blocks: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def blocks_of(cls, tables: tuple[BlockTable, ...], row: int) -> tuple[tuple[int, ...], ...]:
-        """The blocks of a row, per KV group."""
-        return tuple(tuple(t.table[row, : t.num_blocks[row]].tolist()) for t in tables)
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,10 +176,15 @@ class RequestStates:
 
     def explain(self) -> LiveRows:
         """The live rows, in order of admission, printable as a table: tokens, progress and blocks of each request."""
-        names = "prompt_len", "num_tokens", "num_computed_tokens", "num_placeholders"
         rows = (
             LiveRow(
-                rid, row, *(int(self.columns[name][row]) for name in names), LiveRow.blocks_of(self.block_tables, row)
+                req_id=rid,
+                row=row,
+                prompt_len=int(self.prompt_len[row]),
+                num_tokens=int(self.num_tokens[row]),
+                num_computed_tokens=int(self.num_computed_tokens[row]),
+                num_placeholders=int(self.num_placeholders[row]),
+                blocks=tuple(tuple(t.table[row, : t.num_blocks[row]].tolist()) for t in self.block_tables),
             )
             for rid, row in self._directory.rows.items()
         )
