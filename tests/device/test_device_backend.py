@@ -164,7 +164,7 @@ def test_two_steps_in_flight_keep_their_own_tensors():
     first_buffers, second_buffers = (InputBuffers.for_states(states, 16) for _ in range(2))
     first = prepare_inputs(states, {"a": 3}, first_buffers, backend="device")
     advance(states, first)
-    second = prepare_inputs(states, {"a": 1}, second_buffers, backend="device")
+    second = prepare_inputs(states, {"a": 1}, second_buffers, backend="device", check="full")
     assert_on_the_device(first)
     assert_on_the_device(second)
     assert second.tensors["input_ids"].tolist() == [0]

@@ -81,7 +81,7 @@ def check_blocks(
     if given != len(tables):
         limit = f"the model has {len(tables)} KV groups"
         fix = f"Give one list of blocks per KV group: {[[]] * len(tables)} for none."
-        raise RequestError(rid, "block_ids", f"{given} lists", limit, fix)
+        raise RequestError(rid, "block_ids", f"{given} lists" if given else block_ids, limit, fix)
     if any(as_integer(ids) is not None for ids in block_ids):
         limit, one = "has a number in the place of a list of blocks", "[[3]] for block 3 of one group"
         raise RequestError(rid, "block_ids", block_ids, limit, f"Give one list of blocks per KV group: {one}.")
