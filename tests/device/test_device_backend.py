@@ -32,7 +32,6 @@ from foreword.device.backend import DeviceBackend
 from foreword.device.interpreter import InterpretedDevice
 from foreword.device.recording import RecordingDevice
 from foreword.device.rows import DeviceRows
-from foreword.errors import ConfigError
 from foreword.insight import conform
 
 EXAMPLES = int(os.environ.get("FOREWORD_EXAMPLES", 3))
@@ -270,10 +269,3 @@ def test_what_a_device_lacks_is_named_and_other_backends_go_on(blocked, interpre
     first, second = run.stdout.splitlines()
     assert first.startswith(message)
     assert second == "(array([4]),)"
-
-
-def test_a_device_needs_rows_that_it_can_hold():
-    states = make()
-    states.max_model_len = 1 << 30  # without the memory of such rows
-    with pytest.raises(ConfigError, match="max_model_len"):
-        layout.RowLayout.of(states, 64)
