@@ -24,7 +24,14 @@ from foreword.batch import (
     prepare_inputs,
     sampling_metadata,
 )
-from foreword.batch.adapters import chunked_local, common_attention_metadata, dense_inputs, nano_vllm_context
+from foreword.batch.adapters import (
+    ascend_metadata,
+    chunked_local,
+    common_attention_metadata,
+    dense_inputs,
+    nano_vllm_context,
+    token_tables,
+)
 from foreword.batch.state.sampling_metadata import build_metadata
 
 V = 40
@@ -361,3 +368,22 @@ def test_scalars_that_are_held_are_those_of_their_step():
         assert (scalars.num_tokens, scalars.max_query_len, scalars.max_seq_len, scalars.num_reqs) == (i, i, i, 1)
     assert {i: scalars.num_tokens for i, scalars in held.items()} == {i: i for i in held}
     assert len(set(map(id, held.values()))) == len(held)
+
+
+def test_forms_of_a_step_without_requests_are_empty():
+    states, buffers = states_and_buffers(KVGroup(2), KVGroup(4))
+    batch = prepare_inputs(states, {}, buffers)
+    pieces = chunked_local(batch, 4, 1)
+    assert (pieces.max_seqlen_q, pieces.max_seqlen_k, pieces.cu_seqlens_q.tolist()) == (0, 0, [0])
+    assert [len(array) for array in (pieces.seqlens_k, pieces.block_table, pieces.req_indices)] == [0, 0, 0]
+    varlen, plan = batch.to_flash_attn(), batch.to_flashinfer()
+    assert (varlen.max_seqlen_q, varlen.max_seqlen_k, varlen.cu_seqlens_k.tolist()) == (0, 0, [0])
+    assert varlen.block_table.shape == (0, 0)
+    assert (plan.kv_indptr.tolist(), plan.kv_indices.tolist(), plan.kv_last_page_len.tolist()) == ([0], [], [])
+    dense, context = dense_inputs(batch), nano_vllm_context(batch)
+    assert dense.mask.shape == (0, 0, 0)
+    assert (context.max_seqlen_q, context.max_seqlen_k, context.slot_mapping.tolist()) == (0, 0, [])
+    metadata = common_attention_metadata(batch)
+    assert (metadata.num_reqs, metadata.num_actual_tokens, metadata.query_start_loc.tolist()) == (0, 0, [0])
+    assert ascend_metadata(batch).attn_mask.shape == (0, 0)
+    assert token_tables(batch).req_to_token.shape == (0, 0)

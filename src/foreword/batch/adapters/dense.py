@@ -38,5 +38,8 @@ def dense_inputs(batch: BatchTensors, group: int = 0) -> DenseInputs:
     positions = np.where(real, tables.extend_prefix_lens[:, None] + local, 0)
     mask = visible(positions.reshape(-1), batch.max_seq_len, batch.states.block_tables[group].group.sliding_window)
     return DenseInputs(
-        token_indices, positions, tables.req_to_token, mask.reshape(*positions.shape, -1) & real[:, :, None]
+        token_indices,
+        positions,
+        tables.req_to_token,
+        mask.reshape(*positions.shape, batch.max_seq_len) & real[:, :, None],
     )
