@@ -41,7 +41,7 @@ ON_USE = {
 
 OF_BATCH = tuple(
     f"foreword.{name}"
-    for name in ("batch", "arrays", "declared", "errors", "integers", "names", "native", "_native", "seeds")
+    for name in ("batch", "arrays", "declared", "errors", "integers", "names", "native", "_native", "schemas", "seeds")
 )
 """What the batch package is made of."""
 

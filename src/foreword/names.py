@@ -45,6 +45,7 @@ _BY_NAMES: dict[str, tuple[tuple[str, ...], str]] = {
     "guided_regex": (("structured_outputs",), 'as {"regex": pattern}'),
     "guided_choice": (("structured_outputs",), 'as {"choice": […]}'),
     "guided_grammar grammar": (("structured_outputs",), 'as {"grammar": text}'),
+    "response_format": (("structured_outputs",), 'as {"json": schema}'),
     "use_beam_search": ((), "There is no beam search; best_of draws candidates. Leave it out."),
     "length_penalty early_stopping num_beams": ((), "There is no beam search; leave it out."),
     # `foreword explain`, llama.cpp, Ollama

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
+from typing_extensions import TypedDict
 
-from foreword.batch import SamplingParams
-from foreword.batch.values.structured_outputs import StructuredOutputs
+from foreword.batch import Origin, SamplingParams, StructuredOutputs
 from foreword.errors import RequestError
 
 VALID = [
@@ -40,6 +40,38 @@ def test_options_are_part_of_the_value_and_a_changed_schema_is_not():
     schema["type"] = "array"
     assert params.structured_outputs == StructuredOutputs(kind="json", text='{"type": "object"}', **options)
     assert params.structured_outputs.mapping() == {"json": '{"type": "object"}', **options}
+
+
+class Place(TypedDict):
+    name: str
+
+
+@dataclass
+class Point:
+    x: int
+
+
+def test_a_type_is_its_schema():
+    pydantic = pytest.importorskip("pydantic")
+    model = pydantic.create_model("City", name=(str, ...), at=(Point, None))
+    types = {model: model.model_json_schema()}
+    for kind in (Place, Point, list[model], int | None):
+        types[kind] = pydantic.TypeAdapter(kind).json_schema()
+    for kind, schema in types.items():
+        params = SamplingParams(structured_outputs={"json": kind})
+        params.check()
+        assert params.structured_outputs == SamplingParams(structured_outputs={"json": schema}).structured_outputs
+    with pytest.raises(RequestError, match=r"structured_outputs\['json'\] = .*Plain.*: the type has no JSON schema"):
+        StructuredOutputs.of({"json": type("Plain", (), {})})
+
+
+def test_where_a_value_comes_from_does_not_make_it_another_one():
+    schema = {"type": "object"}
+    made = StructuredOutputs.of_schema(schema, Origin("text.format.schema", schema))
+    assert made == StructuredOutputs.of({"json": schema})
+    assert str(made.refusal("a", "is odd", "Use another.")).startswith("request 'a': text.format.schema = {'type': ")
+    with pytest.raises(RequestError, match=r"^text.format.schema = 5: expected a dictionary"):
+        StructuredOutputs.of_schema(5, Origin("text.format.schema", 5))
 
 
 class Raises(dict):

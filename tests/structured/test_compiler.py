@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import sys
 import time
+from pathlib import Path
 from threading import Event, Thread, active_count
 
 import numpy as np
 import pytest
 from bytes_tokenizer import END, BytesTokenizer, V, allowed, grammar, make_compiler
 
-from foreword.batch import SamplingParams
-from foreword.batch.values.structured_outputs import StructuredOutputs
+from foreword.batch import Origin, SamplingParams, StructuredOutputs
 from foreword.errors import RequestError
+from foreword.schemas import FORMATS
 from foreword.structured import GrammarCompiler, compiler
 from foreword.structured.trial import TooLargeError, Trial
 from foreword.structured.vocabulary import Vocabulary
@@ -48,6 +50,78 @@ def refused(structured_outputs, reason: str, **params) -> None:
 )
 def test_what_cannot_be_compiled_is_refused_with_the_reason(given, reason):
     refused(given, rf"request 'a': structured_outputs = .*{reason}")
+
+
+ANNOTATIONS = ("path", "password", "binary", "byte", "uri-reference", "regex", "json-pointer", "idn-email", "uuid4", "")
+
+
+def follows(schema: dict, value: object) -> bool:
+    """Whether the value is an output of the schema."""
+    made = grammar({"json": schema})
+    for token in BytesTokenizer().encode(json.dumps(value)):
+        if token not in allowed(made):
+            return False
+        made.accept([token])
+    return END in allowed(made)
+
+
+@pytest.mark.parametrize("name", ANNOTATIONS)
+def test_an_unknown_format_is_an_annotation(name: str):
+    """At any depth; the name of a property, and a value of a constant, are no keywords."""
+    text = {"type": "string", "format": name}
+    for schema in (text, {"anyOf": [text]}, {"$ref": "#/$defs/t", "$defs": {"t": text}}, {"allOf": [text]}):
+        assert follows(schema, "x")
+        assert not follows(schema, 1)
+    assert follows({"$ref": "#/components/a~1b/t", "components": {"a/b": {"t": text}}}, "x")
+    assert follows({"type": "array", "items": text, "prefixItems": [text]}, ["x", "y"])
+    keyed = {"properties": {"format": {"const": name}}, "required": ["format"], "type": "object"}
+    assert follows(keyed, {"format": name})
+    assert not follows(keyed, {"format": "x"})
+
+
+@pytest.mark.parametrize(
+    ("name", "valid", "other"),
+    [("date", "2026-11-26", "today"), ("uuid", "0" * 8 + "-0000-0000-0000-" + "0" * 12, "0"), ("ipv4", "1.2.3.4", "1")],
+)
+def test_a_known_format_is_followed(name: str, valid: str, other: str):
+    assert follows({"type": "string", "format": name}, valid)
+    assert not follows({"type": "string", "format": name}, other)
+
+
+def test_the_page_lists_the_formats_that_are_followed():
+    page = (Path(__file__).parents[2] / "docs" / "structured-outputs.md").read_text()
+    (line,) = re.findall(r"`format` of strings: (.*?)\.", page, re.DOTALL)
+    assert re.findall(r"`([\w-]+)`", line) == sorted(FORMATS)
+    for name in FORMATS:
+        grammar({"json": {"type": "string", "format": name}})
+
+
+def test_what_asks_for_nothing_is_accepted():
+    asks = {"type": "array", "uniqueItems": False, "x-order": 1, "nullable": True, "deprecated": True, "minContains": 1}
+    assert follows(asks, [1, 1])
+    record = {"type": "object", "propertyNames": {"type": "string"}, "dependentRequired": {}, "then": False}
+    assert follows({**record, "additionalProperties": {"type": "integer"}}, {"a": 1})
+    refused({"json": {"type": "object", "propertyNames": {"maxLength": 1}}}, "propertyNames")
+
+
+def test_an_error_names_where_a_schema_comes_from():
+    bad, good = {"not": {}}, {"type": "string"}
+    made = StructuredOutputs.of_schema(bad, Origin("response_format.json_schema.schema", bad))
+    with pytest.raises(
+        RequestError, match=r"response_format\.json_schema\.schema = \{'not': \{\}\}: .*Unimplemented"
+    ) as one:
+        grammar(made)
+    assert one.value.field == "response_format.json_schema.schema"
+    parts = tuple(
+        StructuredOutputs.of_schema(s, Origin(f"tools[{i}].parameters", s)) for i, s in enumerate((good, bad))
+    )
+    text = 'start: a | b\na: %json {"type": "string"}\nb: %json {"not": {}}'
+    whole = StructuredOutputs(kind="grammar", text=text, origin=Origin("tool_choice", "required"), parts=parts)
+    with pytest.raises(RequestError, match=r"tools\[1\]\.parameters") as odd:
+        grammar(whole)
+    assert "%json" not in str(odd.value)
+    with pytest.raises(RequestError, match=r"tool_choice = 'required': cannot be compiled"):
+        grammar(StructuredOutputs(kind="grammar", text="start: other", origin=Origin("tool_choice", "required")))
 
 
 def deep(levels: int) -> dict:

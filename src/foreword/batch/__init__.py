@@ -60,7 +60,7 @@ from foreword.batch.values.requests import (
     TokenIds,
 )
 from foreword.batch.values.sampling_params import SamplingParams
-from foreword.batch.values.structured_outputs import StructuredOutputs
+from foreword.batch.values.structured_outputs import Origin, StructuredOutputs
 from foreword.errors import CapacityError, PlanError, RequestError
 from foreword.seeds import derived_seed
 
@@ -69,7 +69,7 @@ __all__ = [
     "CacheChecker",
     "CapacityError", "Check", "CheckedParams", "CheckedPrompt", "ContentIds", "ContextParallel", "DifferenceRecorder",
     "Explanation", "InputBatch", "InputBuffers", "KVGroup", "LoraMapping", "LoraRequest", "MultiModalFeature", "Need",
-    "NewRequest", "NewRequests", "PaddingBuckets", "Plan", "PlanError", "PoolingMetadata", "PoolingParams",
+    "NewRequest", "NewRequests", "Origin", "PaddingBuckets", "Plan", "PlanError", "PoolingMetadata", "PoolingParams",
     "PoolingTask", "PoolingType", "PromptInputs", "RequestError", "RequestStates", "SamplingMetadata", "SamplingParams",
     "StagingRing", "StaleBatchError", "StepDifference", "StepNeeds", "StructuredOutputs", "TensorBackend",
     "TokenIds", "advance",

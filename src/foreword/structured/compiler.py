@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import cached_property, partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, NoReturn, TypeVar
@@ -52,7 +53,7 @@ class GrammarCompiler:
 
     def _matcher(self, request_id: str, value: StructuredOutputs) -> Grammar:
         def refuse(reason: str, fix: str) -> NoReturn:
-            raise RequestError(request_id, "structured_outputs", value.mapping(), reason, fix)
+            raise value.refusal(request_id, reason, fix)
 
         with self._lock:
             if (known := self._compiled.get(value)) is not None:
@@ -67,21 +68,21 @@ class GrammarCompiler:
         except ImportError:
             refuse("needs llguidance, which is not installed", "Run pip install 'foreword[grammar]'.")
         try:
-            trial.compile(value, COMPILE_SECONDS)
+            trial.compile(replace(value, origin=None, parts=()), COMPILE_SECONDS)
             made = in_deep_thread(partial(backend.compile, value), COMPILE_SECONDS)
         except BusyError:
             refuse(f"waited {COMPILE_SECONDS:g} s for others to be compiled", "Try again later.")
-        except TimeoutError:
-            refuse(f"takes more than {COMPILE_SECONDS:g} s to compile", "Use a simpler one.")
-        except TooLargeError:
-            refuse(f"takes more than {MEMORY_BYTES >> 20} MiB to compile", "Use a simpler one.")
         except MemoryError:
             raise
         except Exception as error:
-            refuse(
-                "cannot be compiled: " + " ".join(str(error).split()),
-                "See docs/structured-outputs.md for what is supported.",
-            )
+            for part in value.parts:
+                self._matcher(request_id, part)  # raises the error of the part that cannot be compiled
+            if isinstance(error, TimeoutError):
+                refuse(f"takes more than {COMPILE_SECONDS:g} s to compile", "Use a simpler one.")
+            if isinstance(error, TooLargeError):
+                refuse(f"takes more than {MEMORY_BYTES >> 20} MiB to compile", "Use a simpler one.")
+            reason = "cannot be compiled: " + " ".join(str(error).split())
+            refuse(reason, "See docs/structured-outputs.md for what is supported.")
         with self._lock:
             self._compiled[value] = made
             if len(self._compiled) > MAX_CACHED:

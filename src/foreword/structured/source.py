@@ -11,8 +11,8 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from foreword.batch import StructuredOutputs
+from foreword.schemas import drop_annotations, subschemas, with_options
 
-KEPT = ("coerce_one_of", "lenient")  # of a schema's own "x-guidance"; its whitespace is a matter of the request
 ANY_TEXT = r"(.|\n)*"
 
 
@@ -53,30 +53,23 @@ def _schema(schema: Any, value: StructuredOutputs) -> Any:
         schema = {} if schema else {"not": {}}
     if not isinstance(schema, dict):
         raise ValueError(f"a schema is an object, not {json.dumps(schema):.40}")
-    own = schema.get("x-guidance")
-    options = {name: own[name] for name in KEPT if name in own} if isinstance(own, dict) else {}
+    drop_annotations(schema)
     space = "" if value.disable_any_whitespace or value.max_whitespace else " "
-    options |= {"item_separator": "," + space, "key_separator": ":" + space}
+    options: dict[str, object] = {"item_separator": "," + space, "key_separator": ":" + space}
     if value.max_whitespace:
         options["whitespace_pattern"] = f"[ \\n\\r\\t]{{1,{value.max_whitespace}}}"
     else:
         options["whitespace_flexible"] = False
     if value.disable_additional_properties:
         _close(schema)
-    return {**schema, "x-guidance": options}
+    return with_options(schema, options)
 
 
-def _close(schema: Any) -> None:
+def _close(schema: object) -> None:
     """Objects that list properties have no others, unless the schema says so; in place."""
-    left = [schema]
-    while left:
-        part = left.pop()
-        if isinstance(part, dict):
-            if "properties" in part or "patternProperties" in part:
-                part.setdefault("additionalProperties", False)
-            left += part.values()
-        elif isinstance(part, list):
-            left += part
+    for part in subschemas(schema):
+        if "properties" in part or "patternProperties" in part:
+            part.setdefault("additionalProperties", False)
 
 
 def _tags(tags: Any, value: StructuredOutputs, special_tokens: Collection[str]) -> str:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NoReturn, get_args
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, NoReturn, get_args
 
 from foreword.errors import RequestError
 from foreword.names import advice
+from foreword.schemas import schema_of
 
 Kind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
 KINDS = get_args(Kind)
 OPTIONS = ("disable_any_whitespace", "max_whitespace", "disable_additional_properties")
 MOST_WHITESPACE = 64
 ANY_OBJECT = '{"type": "object"}'
+
+
+class Origin(NamedTuple):
+    """Where a constraint comes from: the field that a caller gave, and its value, which errors name."""
+
+    field: str
+    value: object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +35,9 @@ class StructuredOutputs:
     JSON has one space after each comma and colon, as json.dumps writes it, and no other whitespace. Instead,
     disable_any_whitespace: none. max_whitespace: up to so many characters between any two parts; there is no form
     without a limit. disable_additional_properties: closed objects by default.
+
+    origin: None for the field ``structured_outputs`` itself. parts: constraints that this one was made of; where it
+    cannot be compiled, the error names the first part that cannot. Neither makes two values differ.
     """
 
     kind: Kind
@@ -34,13 +45,29 @@ class StructuredOutputs:
     disable_any_whitespace: bool = False
     max_whitespace: int = 0
     disable_additional_properties: bool = False
+    origin: Origin | None = field(default=None, compare=False, repr=False)
+    parts: tuple[StructuredOutputs, ...] = field(default=(), compare=False, repr=False)
+
+    @classmethod
+    def of_schema(cls, schema: object, origin: Origin) -> StructuredOutputs:
+        """The constraint of a JSON schema that comes from another field."""
+        try:
+            return replace(cls.of({"json": schema}), origin=origin)
+        except RequestError as error:
+            raise RequestError(None, *origin, error.reason, error.fix) from None
+
+    def refusal(self, request_id: str | None, reason: str, fix: str) -> RequestError:
+        """The error of a constraint that cannot be followed, which names where it comes from."""
+        name, value = self.origin or Origin("structured_outputs", self.mapping())
+        return RequestError(request_id, name, value, reason, fix)
 
     @classmethod
     def of(cls, given: object, request_id: str | None = None) -> StructuredOutputs:
         """From a mapping with one kind and options: ``{"json": schema}``, ``{"choice": ["yes", "no"]}``.
 
-        json: a schema as a dictionary or as JSON text, or True for any object, as is json_object: True. choice: a list
-        of strings. structural_tag: a dictionary, or its JSON text. RequestError, with the nearest name, for others.
+        json: a schema as a dictionary or as JSON text, a type that has one (see `schema_of`), or True for any object,
+        as is json_object: True. choice: a list of strings. structural_tag: a dictionary, or its JSON text.
+        RequestError, with the nearest name, for others.
         """
 
         def refuse(value: object, reason: str, fix: str, name: str | None = None) -> NoReturn:
@@ -94,6 +121,11 @@ class StructuredOutputs:
                 return json.dumps(list(value))
             if isinstance(value, str):
                 return value
+            if kind == "json":
+                try:
+                    value = schema_of(value)
+                except TypeError as error:
+                    refuse(value, str(error), "Give its JSON schema.", kind)
             if not isinstance(value, Mapping):
                 refuse(value, "expected a dictionary or JSON text", "Give one of them.", kind)
             try:
