@@ -59,7 +59,8 @@ JSON_PIECES = (
     '{"name": "f", "arguments": {"a": 1}}', '{"name": "f", "parameters": {"a": "}"}}', '{"arguments": {}, "name": "g"}',
     '{"name": "f"', ', "arguments": ', '{"a": [', '"x"', "f(a=1)", "f{a:1}", "[", "]", "}", "{", '"', "\\", "\\u12",
     ",", ";", ":", " ", "\n", "text", "1", "-", "null", "True", "'", "<", "é🙂",
-    '{"name": "f", "arguments": "{\\"a\\": 2}"}',
+    '{"name": "f", "arguments": "{\\"a\\": 2}"}', ', "args": ', ', "input": {}', ', "city": 1', "null}", "```",
+    "```json\n", '{"name": "f", "arguments": null}',
 )  # fmt: skip
 FRAGMENTS = st.sampled_from([*MARKS, *JSON_PIECES, '<|"|>', "<escape>"])
 BROKEN = st.lists(FRAGMENTS, max_size=12).map("".join)
@@ -71,10 +72,11 @@ BROKEN = st.lists(FRAGMENTS, max_size=12).map("".join)
 @example(text="<tool_call></think></tool_call><tool_call></think>", cuts=set())
 def test_any_cutting_of_any_text_gives_the_same_message(name, text, cuts):
     format = FORMATS[name]
-    expected = in_pieces(text, (), format)
-    assert expected == parse_message(text, format, call_id="c")
-    assert in_pieces(text, cuts, format) == expected
-    assert in_pieces(text, EVERY, format) == expected
+    for names in (None, ["f"]):
+        expected = in_pieces(text, (), format, tool_names=names)
+        assert expected == parse_message(text, format, call_id="c", tool_names=names)
+        assert in_pieces(text, cuts, format, tool_names=names) == expected
+        assert in_pieces(text, EVERY, format, tool_names=names) == expected
 
 
 @settings(deadline=None)
@@ -98,6 +100,7 @@ def test_a_truncated_call_is_incomplete_or_content(call, at):
     message = in_pieces(text, (), HERMES)
     if at > whole.rindex("}"):  # only the closing mark is missing
         assert calls_of(message) == [call]
+        assert message.content == ""
         return
     if not message.tool_calls:
         assert message.content == text.rstrip("\n") or message.content == text
@@ -114,6 +117,143 @@ def test_a_region_without_a_call_is_content_with_its_marks(body):
     text = f"Well: <tool_call>{body}</tool_call> so."
     for cuts in ((), EVERY):
         assert in_pieces(text, cuts, HERMES).content == text
+
+
+MARKED = [writer for writer in WRITERS if writer not in ("llama3", "pythonic")]
+
+
+@pytest.mark.parametrize("writer", MARKED)
+@settings(deadline=None)
+@given(call=st.tuples(NAMES, ARGUMENTS), cuts=CUTS, left=st.integers(0, 30), is_open=st.booleans())
+def test_a_cut_mark_behind_a_call_is_no_text(writer, call, cuts, left, is_open):
+    """The closing mark of the call, or the opening one of the next."""
+    text, region = WRITERS[writer]([call]), format_of(writer).calls_region
+    mark = (region.open if is_open else region.close).texts[0][:-1][:left]
+    text = f"{text}\n{mark}" if is_open else text.removesuffix(region.close.texts[0]) + mark
+    message = in_pieces(text, cuts, format_of(writer))
+    assert (calls_of(message), message.content, message.tool_calls[0].error) == ([call], "", None)
+
+
+@pytest.mark.parametrize("writer", THINKS)
+@settings(deadline=None)
+@given(reasoning=PROSE, cuts=CUTS, left=st.integers(0, 30))
+def test_a_cut_mark_behind_reasoning_is_no_text(writer, reasoning, cuts, left):
+    start, end = THINKS[writer]
+    message = in_pieces(f"{start}{reasoning}\n{end.strip()[:-1][:left]}", cuts, format_of(writer))
+    assert (message.content, (message.reasoning or "").strip()) == ("", reasoning)
+
+
+KEYS = ("arguments", "parameters", "args", "input")
+JSON_FORMS = {
+    "hermes": "<tool_call>\n{}\n</tool_call>",
+    "smollm2": "<tool_call>[{}]</tool_call>",
+    "llama3": "{}",
+    "python_tag": "<|python_tag|>{}",
+}
+
+
+@pytest.mark.parametrize("form", JSON_FORMS)
+@pytest.mark.parametrize("key", KEYS)
+@settings(deadline=None)
+@given(call=st.tuples(NAMES, ARGUMENTS), cuts=CUTS, is_first=st.booleans(), as_text=st.booleans())
+def test_arguments_under_any_usual_key_reach_the_call(form, key, call, cuts, is_first, as_text):
+    name, arguments = call
+    fields = {"name": name, key: json.dumps(arguments) if as_text else arguments}
+    text = json.dumps(dict(sorted(fields.items(), key=lambda field: (field[0] == "name") == is_first)))
+    format = FORMATS["llama3" if form == "python_tag" else form]
+    message = in_pieces(JSON_FORMS[form].replace("{}", text), cuts, format, tool_names=[name])
+    assert calls_of(message) == [call]
+    assert (message.tool_calls[0].error, message.content) == (None, "")
+
+
+@pytest.mark.parametrize("form", JSON_FORMS)
+@pytest.mark.parametrize("written", ["null", '""', '"null"', '" "', "{}"])
+def test_no_arguments_are_an_empty_object(form, written):
+    format = FORMATS["llama3" if form == "python_tag" else form]
+    for text in (f'{{"name": "f", "arguments": {written}}}', f'{{"arguments": {written}, "name": "f"}}'):
+        message = in_pieces(JSON_FORMS[form].replace("{}", text), EVERY, format, tool_names=["f"])
+        assert calls_of(message) == [("f", {})]
+        assert message.tool_calls[0].error is None
+
+
+@pytest.mark.parametrize("form", ["hermes", "smollm2", "python_tag"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "f", "city": "Paris"}',
+        '{"city": "Paris", "name": "f"}',
+        '{"name": "f", "arguments": {}, "parameters": {"city": "Paris"}}',
+        '{"name": "f", "arguments": ["Paris"]}',
+        '{"name": "f", "arguments": "Paris"}',
+        '{"name": "f", "kwargs": {"city": "Paris"}}',
+        '{"type": "function", "function": {"name": "f", "arguments": {"city": "Paris"}}}',
+    ],
+)
+def test_what_may_be_arguments_is_never_lost(form, text):
+    """Not one call without arguments and without an error, and the text is in the call or in the content."""
+    message = in_pieces(
+        JSON_FORMS[form].replace("{}", text), EVERY, FORMATS["llama3" if form == "python_tag" else form]
+    )
+    assert all(call.error == "malformed" for call in message.tool_calls)
+    assert "Paris" in message.content + "".join(call.arguments for call in message.tool_calls)
+
+
+BARE = '{"name": "f", "arguments": {"a": 1}}'
+
+
+@pytest.mark.parametrize("name", ["hermes", "smollm2", "llama3"])
+@pytest.mark.parametrize("written", ["{}", "\n{}\n", "```json\n{}\n```", "```\n{}\n```\n", "```json\n{}"])
+@pytest.mark.parametrize("key", KEYS)
+def test_an_answer_that_is_nothing_but_a_call_is_a_call(name, written, key):
+    text = written.replace("{}", BARE.replace("arguments", key))
+    for cuts in ((), EVERY):
+        message = in_pieces(text, cuts, FORMATS[name], tool_names=["f", "g"])
+        assert (calls_of(message), message.content) == ([("f", {"a": 1})], "")
+
+
+@pytest.mark.parametrize("name", ["hermes", "smollm2"])
+def test_a_bare_call_may_follow_reasoning_and_may_be_several(name):
+    message = in_pieces(f"<think>\nHm.\n</think>\n\n{BARE}", EVERY, FORMATS[name], tool_names=["f"])
+    assert (calls_of(message), message.content, message.reasoning) == ([("f", {"a": 1})], "", "Hm.")
+    opened = in_pieces(
+        f"Hm.</think>{BARE}", EVERY, FORMATS[name], tool_names=["f"], prompt="<|im_start|>assistant\n<think>"
+    )
+    assert (calls_of(opened), opened.reasoning) == ([("f", {"a": 1})], "Hm.")
+    listed = in_pieces(f"[{BARE}, {BARE}]", EVERY, FORMATS[name], tool_names=["f"])
+    assert calls_of(listed) == [("f", {"a": 1})] * 2
+
+
+@pytest.mark.parametrize("name", ["hermes", "smollm2"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{BARE} Done.", f"So {BARE}", BARE.replace('"f"', '"other"'), BARE[:-1], '{"name": "f"}', "{}", "[]",
+        "```json", BARE.replace("}}", '}, "note": 1}'), '{"answer": 1}', '```python\nprint(1)\n```',
+        f"```\n{BARE}\n``` Done.",
+        f"````\n{BARE}", f"{BARE}{BARE}", BARE.replace('{"a": 1}', "1"),
+    ],
+)  # fmt: skip
+def test_any_other_json_is_content(name, text):
+    for cuts in ((), EVERY):
+        message = in_pieces(text, cuts, FORMATS[name], tool_names=["f"])
+        assert (message.tool_calls, message.content) == ((), text)
+    assert in_pieces(BARE, (), FORMATS[name]).content == BARE  # no tool is known
+    assert in_pieces(BARE, (), FORMATS[name], tool_names=["f"], prompt="<|im_start|>assistant\nSo: ").content == BARE
+    assert in_pieces(BARE, (), FORMATS[name].without_calls(), tool_names=["f"]).content == BARE
+
+
+def test_only_what_may_be_a_bare_call_is_held_back():
+    parser = MessageParser(HERMES, tool_names=["f"])
+    assert parser.push('{"ans') == []
+    assert parser.push('wer": ') == [ContentDelta('{"answer":')]
+    parser = MessageParser(HERMES, tool_names=["f"], call_id="c")
+    assert parser.push(BARE) == []
+    assert parser.finish() == [CallStart(0, "c0", "f"), ArgumentsDelta(0, '{"a": 1}'), CallEnd(0)]
+
+
+def test_a_mark_behind_json_is_a_mark():
+    message = in_pieces(f'{{"a": 1}} <tool_call>{BARE}</tool_call>', EVERY, HERMES, tool_names=["f"])
+    assert (calls_of(message), message.content) == ([("f", {"a": 1})], '{"a": 1}')
 
 
 def test_damage_behind_the_name_stays_in_the_arguments():
@@ -201,8 +341,8 @@ def test_a_message_is_a_dictionary_for_the_next_prompt():
 def test_the_cost_is_linear_in_the_text(piece):
     """A text of a million characters takes seconds; with a quadratic cost it took hours."""
     start = time.monotonic()
-    for head in ("", "<tool_call>", '<tool_call>{"name": "f", "arguments": '):
-        parser = MessageParser(HERMES)
+    for head in ("", "<tool_call>", '<tool_call>{"name": "f", "arguments": ', '{"name": "f", "arguments": {"a": "'):
+        parser = MessageParser(HERMES, tool_names=["f"])
         parser.push(head + piece * (300_000 // len(piece)))
         for _ in range(3_000):
             parser.push(piece)

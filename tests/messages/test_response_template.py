@@ -47,6 +47,33 @@ def test_any_cutting_gives_the_same_message(template, words, cuts):
     assert in_pieces(text, cuts, format) == parse_message(text, format, call_id="c")
 
 
+CALLING = {"open": "<c>", "close": "</c>", "content": "json", "repeats": True}
+FORMS = {
+    "as it is": {},
+    "keys": {"transform": {"function": {"name": "{content.name}", "arguments": "{content.arguments}"}}},
+    "whole": {"content_args": {"allow_non_json": True}},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(deadline=None)
+@given(key=st.sampled_from(["arguments", "parameters", "args", "input"]), cuts=CUTS, left=st.integers(0, 4))
+def test_calls_are_read_as_in_the_built_in_formats(form, key, cuts, left):
+    """Arguments under any usual key, none at all, a closing mark that is cut, and calls without marks."""
+    fields = {"content": {}, "tool_calls": {**CALLING, **FORMS[form]}}
+    format = read_response_template({"start_anchor": "A:", "fields": fields})
+    for written, arguments in (('{"a": 1}', {"a": 1}), ("null", {}), ('"{\\"a\\": 1}"', {"a": 1}), ('""', {})):
+        call = f'{{"name": "f", "{key}": {written}}}'
+        for text in (f"<c>{call}{'</c>'[:left]}", call if form != "whole" else f"<c>{call}</c>"):
+            message = in_pieces(text, cuts, format, tool_names=["f"])
+            (found,) = message.tool_calls
+            assert (found.name, json.loads(found.arguments), found.error) == ("f", arguments, None)
+            assert message.content == ""
+    message = in_pieces('<c>{"name": "f", "city": "Paris"}</c>', cuts, format, tool_names=["f"])
+    assert "Paris" in message.content + "".join(call.arguments for call in message.tool_calls)
+    assert all(call.error is not None for call in message.tool_calls)
+
+
 SMALL = {"start_anchor": "A:", "fields": {"content": {"close": "<end>"}}}
 
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from foreword.messages.message import ArgumentsDelta, CallEnd, CallError, CallStart, Event
+from foreword.messages.message import ArgumentsDelta, CallEnd, CallError, CallStart, Event, MessageBuilder, ToolCall
 from foreword.messages.notation import JSON, MAX_WORD, Notation, Status, ValueReader, decoded, is_object
 
 _SPACE = " \t\r\n"
+ARGUMENTS = ("arguments", "parameters", "args", "input")
+"""Keys that models write for the arguments of a call, whatever their chat template has."""
+_LABELS = ("id", "call_id", "tool_call_id", "type", "index")
+"""Keys of a call that say nothing of its arguments."""
 _NAME = re.compile(r"[\w.\-]+")
+_TICKS = "```"
+_FENCE = re.compile(r"`{1,2}|```\w{0,20}[ \t\r\n]{0,20}")
+"""What opens a block of code, or its beginning."""
 
 
 class CallSink:
@@ -53,12 +61,27 @@ class CallSink:
         self._open = False
 
 
+def arguments_of(function: Mapping[str, Any]) -> object:
+    """The arguments of a call that was read as a whole, as `JsonCallsReader` takes them. LookupError if none of its
+    keys has them, but another one may.
+    """
+    others = {key: value for key, value in function.items() if key not in ("name", *_LABELS)}
+    key = next((key for key in ARGUMENTS if key in others), None)
+    if key is None and others:
+        raise LookupError("no arguments")
+    found = None if key is None else others[key]
+    if isinstance(found, str) and found.strip():
+        found = json.loads(found)
+    return {} if found is None or found == "" else found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonCalls:
     """Calls as JSON objects, alone or in lists: ``{"name": "f", "arguments": {…}}``.
 
-    name, arguments: the keys. listed: a grammar writes a list. separators: characters between two calls without a list.
-    unmarked: no mark tells a call from other JSON, so it has to have arguments and the name of a known tool.
+    name, arguments: the keys; another key of `ARGUMENTS` is read as arguments too. listed: a grammar writes a list.
+    separators: characters between two calls without a list. unmarked: no mark tells a call from other JSON, so it has
+    to have arguments and the name of a known tool. closed: it has no keys but these two and labels.
     """
 
     name: str = "name"
@@ -66,6 +89,7 @@ class JsonCalls:
     listed: bool = False
     separators: str = ""
     unmarked: bool = False
+    closed: bool = False
     notation: Notation = JSON
 
     def reader(self, sink: CallSink, captures: Mapping[str, str]) -> JsonCallsReader:
@@ -169,11 +193,12 @@ class CallsReader:
 class JsonCallsReader(CallsReader):
     """Reads `JsonCalls`."""
 
-    __slots__ = ("_arguments", "_calls", "_has_arguments", "_is_streaming", "_key", "_name")
+    __slots__ = ("_arguments", "_calls", "_has_arguments", "_has_others", "_is_streaming", "_key", "_keys", "_name")
 
     def __init__(self, calls: JsonCalls, sink: CallSink) -> None:
         super().__init__(sink, calls.separators)
         self._calls = calls
+        self._keys = frozenset((calls.arguments, *ARGUMENTS)) - {calls.name}
         self._key = ""
         self._begin()
 
@@ -181,6 +206,7 @@ class JsonCallsReader(CallsReader):
         self._name: str | None = None
         self._arguments: list[str] = []  # before the name is known
         self._has_arguments = self._is_streaming = False
+        self._has_others = False  # keys whose values are no part of the call
 
     @property
     def _streams(self) -> bool:
@@ -212,6 +238,10 @@ class JsonCallsReader(CallsReader):
         at = self._value.read(text, at)
         if self._value.status is Status.DONE:
             self._key = decoded("".join(self._value.written))
+            if self._key not in (self._calls.name, *self._keys, *_LABELS):
+                self._has_others = True
+                if self._calls.closed:
+                    return self._refuse(at)
             self._expect = self._colon
         elif self._value.status is Status.BAD:
             return self._refuse(at)
@@ -227,8 +257,8 @@ class JsonCallsReader(CallsReader):
         char = text[at]
         if char in _SPACE:
             return at + 1
-        if self._key == self._calls.arguments:
-            if self._has_arguments or char not in '{"' or not self._may_start():
+        if self._key in self._keys:
+            if self._has_arguments or char not in '{"n' or not self._may_start():
                 return self._refuse(at)
             self._has_arguments = True
             self._start_if_known()
@@ -251,7 +281,7 @@ class JsonCallsReader(CallsReader):
             self._expect = self._after_value
             if self._is_streaming:
                 self._is_streaming = False
-            elif self._key == self._calls.arguments:
+            elif self._key in self._keys:
                 self._take_arguments("".join(value.written))
             elif self._key == self._calls.name:
                 self._name = decoded("".join(value.written))
@@ -261,10 +291,10 @@ class JsonCallsReader(CallsReader):
         return at
 
     def _take_arguments(self, written: str) -> None:
-        """Arguments in a string, or before the name."""
+        """Arguments that are null, in a string, or before the name. None at all, such as "" and "null", are {}."""
         if written.startswith('"'):
             written = decoded(written)
-        self._arguments = [written]
+        self._arguments = ["{}" if written.strip() in ("", "null") else written]
         if self._sink.is_open:
             self._send_arguments()
 
@@ -279,7 +309,8 @@ class JsonCallsReader(CallsReader):
         return not self._calls.unmarked or allowed is None or self._name is None or self._name in allowed
 
     def _start_if_known(self) -> None:
-        if self._name is not None and (self._has_arguments or not self._calls.unmarked):
+        # Behind other keys, which may be the arguments, a call begins with its arguments, so that no text is lost.
+        if self._name is not None and (self._has_arguments or not (self._calls.unmarked or self._has_others)):
             if not self._sink.is_open:
                 self._sink.start(self._name)
             self._send_arguments()
@@ -292,11 +323,63 @@ class JsonCallsReader(CallsReader):
             if not self._sink.is_open:
                 return self._refuse(at)
             if not self._has_arguments:
+                if self._has_others:  # they may be the arguments
+                    return self._refuse(at)
                 self._sink.arguments("{}")
             self._end_call()
         elif char not in _SPACE:
             return self._refuse(at)
         return at + 1
+
+
+class BareCalls:
+    """Recognises an answer that is nothing but one call without marks, or a list of calls, perhaps in a code fence.
+
+    is_open: what was read may be such an answer, or the beginning of one.
+    """
+
+    __slots__ = ("_fence", "_is_behind", "_num_ticks", "_pieces", "_reader", "_sink", "is_open")
+
+    def __init__(self, calls: JsonCalls, allowed: frozenset[str]) -> None:
+        self._sink = CallSink(str, allowed)
+        self._reader = calls.reader(self._sink, {})
+        self._pieces: list[str] = []
+        self._fence: str | None = ""  # what was read of "```json\n"; None behind it
+        self._is_behind = False  # the calls
+        self._num_ticks = 0  # of the closing fence
+        self.is_open = True
+
+    @property
+    def text(self) -> str:
+        """All that was read."""
+        return "".join(self._pieces)
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The calls, none if what was read is not complete or one of them has an error."""
+        builder = MessageBuilder()
+        builder.add(self._sink.events)
+        calls = builder.message.tool_calls
+        return calls if self.is_open and self._is_behind and all(call.error is None for call in calls) else ()
+
+    def read(self, text: str) -> None:
+        """Continue with more text. The cost is O(text)."""
+        self._pieces.append(text)
+        at = 0
+        while at < len(text) and self.is_open:
+            char = text[at]
+            if self._is_behind:
+                self._num_ticks += char == "`"
+                self.is_open = char in _SPACE or (char == "`" and self._num_ticks <= len(_TICKS))
+                at += 1
+            elif self._fence is not None and char not in "{[":
+                self._fence += char
+                self.is_open = _FENCE.fullmatch(self._fence) is not None
+                at += 1
+            else:
+                self._fence = None
+                at = self._reader.read(text, at)
+                self.is_open, self._is_behind = not self._reader.is_bad, self._reader.is_resting
 
 
 class NamedCallsReader(CallsReader):

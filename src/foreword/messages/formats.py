@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Protocol
 
@@ -48,8 +48,8 @@ class ResponseFormat:
     """How a family of models writes a message.
 
     regions: its parts. outside: text outside of them. anchor: what begins an answer in a prompt, whose text behind the
-    last anchor is part of the answer. strip_ends: white space at the ends of the output is dropped.
-    signs: a chat template with all of these belongs to the format.
+    last anchor is part of the answer. strip_ends: white space at the ends of the output is dropped. bare: how calls are
+    written that are the whole answer, without marks. signs: a chat template with all of these belongs to the format.
     """
 
     name: str
@@ -57,6 +57,7 @@ class ResponseFormat:
     outside: Region = CONTENT
     anchor: Marker | None = None
     strip_ends: bool = False
+    bare: JsonCalls | None = None
     signs: tuple[str, ...] = ()
 
     @property
@@ -104,15 +105,7 @@ class ResponseFormat:
 
     def without_calls(self) -> ResponseFormat:
         """The same format for answers without tools: text that looks like a call is content."""
-        regions = tuple(region for region in self.regions if region.calls is None)
-        return ResponseFormat(
-            name=self.name,
-            regions=regions,
-            outside=self.outside,
-            anchor=self.anchor,
-            strip_ends=self.strip_ends,
-            signs=self.signs,
-        )
+        return replace(self, regions=tuple(region for region in self.regions if region.calls is None), bare=None)
 
 
 def _texts(marker: Marker | None) -> tuple[str, ...]:
@@ -128,6 +121,7 @@ _CHATML = Literals(["<|im_start|>assistant"])
 _GEMMA_4 = Notation(names_as_keys=True, quotes={'"': Quotes('"'), '<|"|>': Quotes('<|"|>', "none")})
 _GEMMA_3 = Notation(names_as_keys=True, quotes={'"': Quotes('"'), "<escape>": Quotes("<escape>", "none")})
 _LLAMA = JsonCalls(arguments="parameters", separators=";")
+_BARE = JsonCalls(unmarked=True, closed=True)
 _LLAMA_UNMARKED = JsonCalls(arguments="parameters", separators=";", unmarked=True)
 _PYTHONIC = NamedCalls(notation=PYTHON, opening="(", listed=True, unmarked=True)
 
@@ -161,18 +155,21 @@ FORMATS = {
                 Region(kind="calls", unmarked="[", calls=_PYTHONIC),
                 Region(kind="calls", open=Literals(["<|python_tag|>"]), calls=_LLAMA),
             ),
+            bare=_BARE,
             signs=("<|start_header_id|>",),
         ),
         ResponseFormat(
             name="smollm2",
             anchor=_CHATML,
             regions=(_THINK, _between("calls", "<tool_call>", "</tool_call>", calls=JsonCalls(listed=True))),
+            bare=_BARE,
             signs=("<tool_call>[",),
         ),
         ResponseFormat(
             name="hermes",
             anchor=_CHATML,
             regions=(_THINK, _between("calls", "<tool_call>", "</tool_call>", calls=JsonCalls(), padding="\n")),
+            bare=_BARE,
             signs=("<tool_call>",),
         ),
         ResponseFormat(name="think", anchor=_CHATML, regions=(_THINK,), signs=("<think>",)),

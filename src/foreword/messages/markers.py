@@ -33,6 +33,10 @@ class Marker(Protocol):
         """The mark that begins at ``at``, and whether more text may make one there."""
         ...
 
+    def cut(self, text: str, at: int) -> int:
+        """Where a mark begins that the end of the text cuts off, from ``at`` on; the end of the text if none does."""
+        ...
+
     def last_end(self, text: str) -> int | None:
         """The position behind the last mark in a text."""
         ...
@@ -59,8 +63,7 @@ class Literals:
         match = None if found is None else Match(found.start(), found.end(), NO_CAPTURES)
         if at_end:
             return match, len(text)
-        tail = text[max(at, len(text) - self._longest + 1) :]
-        pending = len(text) - max(overlap(tail, marker) for marker in self.texts)
+        pending = self.cut(text, at)
         if match is not None and match.end == len(text) and text[match.start :] in self._prefixes:
             pending = min(pending, match.start)
         return match, pending
@@ -71,6 +74,10 @@ class Literals:
             return Match(at, found.end(), NO_CAPTURES), False
         rest = text[at : at + self._longest]
         return None, any(marker.startswith(rest) for marker in self.texts)
+
+    def cut(self, text: str, at: int) -> int:
+        tail = text[max(at, len(text) - self._longest + 1) :]
+        return len(text) - max(overlap(tail, marker) for marker in self.texts)
 
     def last_end(self, text: str) -> int | None:
         ends = [at + len(marker) for marker in self.texts if (at := text.rfind(marker)) >= 0]
@@ -98,6 +105,9 @@ class Pattern:
     def match(self, text: str, at: int) -> tuple[Match | None, bool]:
         found, pending = self.find(text, at, at_end=False)
         return (found if found is not None and found.start == at else None), pending == at
+
+    def cut(self, text: str, at: int) -> int:
+        return len(text)  # a pattern may match any text in part
 
     def last_end(self, text: str) -> int | None:
         ends = [found.end() for found in self._pattern.finditer(text, timeout=1.0)]

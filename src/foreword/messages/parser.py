@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from uuid import uuid4
 
-from foreword.messages.calls import CallSink, CallsReader
+from foreword.messages.calls import BareCalls, CallSink, CallsReader
 from foreword.messages.formats import Region, ResponseFormat
 from foreword.messages.markers import Match
 from foreword.messages.message import ContentDelta, Event, Message, MessageBuilder, ReasoningDelta
@@ -15,7 +15,8 @@ class MessageParser:
     """Parses the output of a model in pieces. Every way of cutting a text gives the same message.
 
     format: how the model writes. prompt: what the output continues; a chat template may have opened the reasoning.
-    tool_names: the tools, None if they are not known; calls without a mark around them count only if known.
+    tool_names: the tools, None if they are not known; calls without a mark around them count only if known. An answer
+    that begins like such calls and may be nothing else is held back until that is certain.
     call_id: the beginning of the ids of calls, which are numbered; None: a random one.
 
     A call begins when its name is known. Damaged text before that is content; from then on it belongs to the call's
@@ -46,13 +47,18 @@ class MessageParser:
         self._reader: CallsReader | None = None
         self._opening, self._calls_before = "", 0
         self._at_start = True  # only white space so far
+        self._bare: BareCalls | None = None
+        self._may_be_bare = False  # no content and no call so far
+        is_begun = False  # the answer, by the prompt
         start = format.anchor.last_end(prompt) if format.anchor is not None else None
         if start is not None:
             self._advance(prompt[start:])
+            is_begun = self._content.has_text or self._sink.num_calls > 0 or bool(self._buffer.strip())
             self._sink.events[:] = [event for event in self._sink.events if not isinstance(event, _TEXT_EVENTS)]
             self._content.forget()
             self._reasoning.forget()
             self._dropped, self.reasoning_end = -len(self._buffer), None
+        self._may_be_bare = format.bare is not None and bool(self._sink.allowed) and not is_begun
 
     @property
     def in_reasoning(self) -> bool:
@@ -71,6 +77,8 @@ class MessageParser:
 
     def finish(self) -> list[Event]:
         """The end of the output. A call that has not ended is incomplete."""
+        if self._bare is not None:
+            self._end_bare(self._bare)
         self._process(at_end=True)
         if self._reader is not None:
             self._end_calls(None)
@@ -93,9 +101,11 @@ class MessageParser:
 
     def _process(self, *, at_end: bool) -> None:
         at, before = self._at, None
-        while before != (state := (at, self._region, self._reader)):  # until nothing changes
+        while before != (state := (at, self._region, self._reader, self._bare)):  # until nothing changes
             before = state
-            if self._reader is not None:
+            if self._bare is not None:
+                at = self._in_bare(self._bare, at)
+            elif self._reader is not None:
                 at = self._in_calls(at, at_end)
             elif self._region is self._format.outside:
                 at = self._outside(at, at_end)
@@ -109,14 +119,21 @@ class MessageParser:
         text = self._buffer
         found: Match | None = None
         region: Region | None = None
+        first = _skip_space(text, at) if self._at_start or self._may_be_bare else len(text)
         if self._at_start:
-            first = _skip_space(text, at)
             unmarked = [r for r in self._format.regions if first < len(text) and text[first] in r.unmarked]
             if unmarked:
                 self._write(self._region, text[at:first])
                 return self._open(unmarked[0], Match(first, first, {}))
             self._at_start = first == len(text)
+        if self._may_be_bare and self._format.bare is not None and first < len(text) and text[first] in "{[`":
+            self._write(self._region, text[at:first])
+            self._may_be_bare = False
+            self._bare = BareCalls(self._format.bare, self._sink.allowed or frozenset())
+            return first
         stop = len(text)
+        if at_end and self._content.is_behind_mark:  # so the text is the beginning of a mark, if it can be
+            stop = min((marker.cut(text, at) for marker, _ in self._format.openings), default=stop)
         for marker, owner in self._format.openings:
             match, pending = marker.find(text, at, at_end=at_end)
             stop = min(stop, pending)
@@ -129,11 +146,37 @@ class MessageParser:
         assert region is not None
         return self._open(region, found)
 
+    def _in_bare(self, bare: BareCalls, at: int) -> int:
+        """Read calls that may be the whole answer; where they are not, their text is read as any other."""
+        bare.read(self._buffer[at:])
+        if bare.is_open:
+            return len(self._buffer)
+        self._bare, text = None, bare.text
+        self._dropped -= len(text) - (len(self._buffer) - at)
+        self._buffer = self._buffer[:at] + text
+        return at
+
+    def _end_bare(self, bare: BareCalls) -> None:
+        """The output ends: it was a call, or a text."""
+        self._bare, calls = None, bare.calls
+        for call in calls:
+            self._sink.start(call.name)
+            self._sink.arguments(call.arguments)
+            self._sink.end()
+        if calls:
+            self._mark()
+        else:
+            self._dropped -= len(bare.text)
+            self._buffer += bare.text
+            self._process(at_end=False)
+
     def _in_text(self, at: int, at_end: bool) -> int:
         text, region = self._buffer, self._region
         found, stop = None, len(text)
         if region.close is not None:
             found, stop = region.close.find(text, at, at_end=at_end)
+            if at_end and found is None:
+                stop = region.close.cut(text, at)
         if found is None or found.start >= stop:
             self._write(region, text[at:stop])
             return stop
@@ -152,7 +195,7 @@ class MessageParser:
             self._mark()
             self._region = region
         else:
-            self._region = region
+            self._region, self._may_be_bare = region, False
             self._opening, self._calls_before = self._buffer[match.start : match.end], self._sink.num_calls
             self._sink.unread = []
             self._reader = region.calls.reader(self._sink, match.captures)
@@ -175,6 +218,9 @@ class MessageParser:
                     return match.end if is_close else at
                 if may_come and not at_end:
                     return at
+                if at_end and marker is not None and marker.cut(text, at) == at:
+                    self._end_calls("")
+                    return len(text)
         at = reader.read(text, at)
         if not reader.is_bad:
             return at
@@ -191,8 +237,12 @@ class MessageParser:
             self._sink.unread.append(text[at : found.start])
             self._end_calls(text[found.start : found.end])
             return found.end
+        if at_end and close is not None:
+            stop = close.cut(text, at)
         self._sink.unread.append(text[at:stop])
-        return stop
+        if at_end:
+            self._end_calls(text[stop:])
+        return len(text) if at_end else stop
 
     def _end_calls(self, closing: str | None) -> None:
         """The region ends, with its closing mark or ""; None: with the output. Text that is in no call is content."""
@@ -214,6 +264,7 @@ class MessageParser:
         self._reader, self._region = None, self._format.outside
 
     def _write(self, region: Region, text: str) -> None:
+        self._may_be_bare = self._may_be_bare and (region.kind == "reasoning" or not text.strip())
         if text and region.kind != "discard":
             writer = self._reasoning if region.kind == "reasoning" else self._content
             self._sink.events += writer.write(text, region)
@@ -234,13 +285,14 @@ class _Text:
     White space at the end is held back until more text follows. Parts with a mark between them are joined.
     """
 
-    __slots__ = ("_event", "_has_text", "_is_fresh", "_space")
+    __slots__ = ("_event", "_is_fresh", "_space", "has_text", "is_behind_mark")
 
     def __init__(self, event: Callable[[str], Event], *, strip_start: bool) -> None:
         self._event = event
         self._space: list[str] = []
-        self._is_fresh = strip_start  # behind a mark
-        self._has_text = False
+        self._is_fresh = strip_start  # white space at the beginning is dropped, as behind a mark
+        self.has_text = False
+        self.is_behind_mark = False  # with no text since
 
     def write(self, text: str, region: Region) -> list[Event]:
         kept = text.rstrip() if region.strip else text
@@ -251,21 +303,21 @@ class _Text:
             if not self._is_fresh:
                 self._space.append(space)
             return []
-        join = region.join if self._is_fresh and self._has_text else ""
+        join = region.join if self._is_fresh and self.has_text else ""
         new = "".join([join, *self._space, kept])
         self._space = [space]
-        self._is_fresh, self._has_text = False, True
+        self._is_fresh, self.is_behind_mark, self.has_text = False, False, True
         return [self._event(new)]
 
     def mark(self) -> None:
         """A mark follows."""
         self._space = []
-        self._is_fresh = True
+        self._is_fresh = self.is_behind_mark = True
 
     def forget(self) -> None:
         """What was written belongs to the prompt."""
         self._space = []
-        self._has_text = False
+        self.has_text = self.is_behind_mark = False
 
     def rest(self) -> list[Event]:
         """The white space at the end of the output."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from foreword.errors import ModelError, shown
-from foreword.messages.calls import CallSink, CallsReader, JsonCalls, NamedCalls
+from foreword.messages.calls import CallSink, CallsReader, JsonCalls, NamedCalls, arguments_of
 from foreword.messages.formats import Calls, Region, ResponseFormat
 from foreword.messages.markers import Literals, Marker, Pattern
 from foreword.messages.notation import JSON, Notation, Quotes, Status, ValueReader
@@ -42,12 +42,14 @@ def read_response_template(template: object) -> ResponseFormat:
     outside = [region for region in regions if region.open is None]
     if len(outside) > 1:
         _refuse("has several fields without an opening mark", list(fields))
+    marked = next((region.calls for region in regions if isinstance(region.calls, JsonCalls)), None)
     return ResponseFormat(
         name="response_template",
         regions=tuple(region for region in regions if region.open is not None),
         outside=outside[0] if outside else Region(kind="discard"),
         anchor=anchor,
         strip_ends=True,
+        bare=None if marked is None else replace(marked, unmarked=True, closed=True),
     )
 
 
@@ -170,7 +172,7 @@ class WholeCallsReader(CallsReader):
             found = [_filled(self._calls.transform, {**self._captures, **scope}) for scope in scopes]
             found = found[0] if not self._calls.each and isinstance(found[0], list) else found
             functions = [call.get("function", call) for call in found]
-            calls = [(function["name"], function.get("arguments", {})) for function in functions]
+            calls = [(function["name"], arguments_of(function)) for function in functions]
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError, TimeoutError):
             return  # damaged: it stays content
         if all(isinstance(name, str) and name and isinstance(arguments, Mapping) for name, arguments in calls):

@@ -24,6 +24,8 @@ TEXTS = (
     '<|python_tag|>{"name": "f", "parameters": {"a": null}}',
     '<|channel>thought\nhm<channel|>ok<|tool_call>call:f{a:<|"|>San "F"<|"|>,n:3,o:{k:[true,<|"|>z<|"|>]}}<tool_call|>',
     "<start_function_call>call:f{a:<escape>b<escape>}<end_function_call>",
+    '<think>\nso\n</think>\n\n```json\n{"name": "f", "arguments": {"a": "```"}}\n```',
+    '[{"name": "f", "args": null}, {"input": "{}", "name": "g"}]',
     *(case["text"] for case in RECORDED),
 )
 WORDS = (
@@ -31,6 +33,7 @@ WORDS = (
     '<|"|>', "<escape>", "<start_function_call>call:", "<end_function_call>", "{", "}", "[", "]", '"', "\\", "\\u12",
     ":", ",", ";", "(", ")", "=", "'", '{"name": "f"', '"arguments": {', '"arguments": "', "name", "\n", "é🙂", "<",
     "[" * 10_000, '{"a":' * 5_000, "9" * 5_000, " " * 5_000, "<tool_call>" * 500, "<think>" * 500, '"\\' * 2_000,
+    "```", '"parameters": ', "null",
 )  # fmt: skip
 
 
