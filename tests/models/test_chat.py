@@ -85,6 +85,62 @@ def test_a_call_without_the_function_wrapper_is_accepted():
     assert render("{{ messages[1].tool_calls[0].arguments.x }}", messages) == "1"
 
 
+SHOWN = "{% for m in messages %}{{ m | tojson }};{% endfor %}"
+EMPTY = ["", " ", "\n", None, "null", " null ", {}, "{}"]
+DAMAGED = ['{"city": "Pa', "{", "[1]", "5", '"x"', "[" * 10**5, "{'a': 1}", '{"a": 1}}', "nul"]
+
+
+@pytest.mark.parametrize("arguments", EMPTY)
+def test_a_call_without_arguments_has_none(arguments):
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    for one in (call, call["function"], {"function": {"name": "f"}}):
+        message = {"role": "assistant", "content": None, "tool_calls": [one]}
+        shown = "{% set call = messages[1].tool_calls[0] %}{{ (call.function or call).arguments | tojson }}"
+        assert render(shown, [*HI, message]) == "{}"
+
+
+@pytest.mark.parametrize("arguments", [*DAMAGED, {"INVALID_JSON": '{"city": "Pa'}])
+def test_arguments_that_are_no_object_reach_the_template(arguments):
+    """As text where the template knows text, else in an object, which every template can write."""
+    text = arguments if isinstance(arguments, str) else arguments["INVALID_JSON"]
+    messages = calls([{"function": {"name": "f", "arguments": arguments}}])
+    told = "{% set a = messages[1].tool_calls[0].function %}{{ a.arguments if a.arguments is string else 'no text' }}"
+    assert render(told, messages) == text
+    items = "{% for k, v in messages[1].tool_calls[0].function.arguments | items %}{{ k }}={{ v }}{% endfor %}"
+    assert render(items, messages) == f"INVALID_JSON={text}"
+
+
+def test_fields_that_are_null_are_absent():
+    plain = {"role": "assistant", "content": "b"}
+    nothing = dict.fromkeys(("tool_calls", "function_call", "refusal", "audio", "annotations", "name", "reasoning"))
+    for message in ({**plain, **nothing}, {**plain, "tool_calls": []}, plain):
+        assert render(SHOWN, [*HI, message]) == render(SHOWN, [*HI, plain])
+        assert render("{{ 'tool_calls' in messages[1] }}", [*HI, message]) == "False"
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    nulls = {**call, "id": None, "index": None, "function": {**call["function"], "strict": None}}
+    assert render(SHOWN, calls([nulls])) == render(SHOWN, calls([call]))
+    part = {"type": "text", "text": "hi", "annotations": None, "image_url": None, "cache_control": {"type": "x"}}
+    assert render(SHOWN, [{"role": "user", "content": [part], "name": None}]) == render(SHOWN, HI)
+
+
+@pytest.mark.parametrize("role", ["assistant", "tool"])
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": None, "tool_calls": []}, {"content": []}])
+def test_what_a_model_or_a_tool_made_may_be_nothing(role, content):
+    assert render("{{ messages[1].content | tojson }}", [*HI, {"role": role, **content}]) == '""'
+
+
+def test_types_are_the_schemas_of_tools():
+    pydantic = pytest.importorskip("pydantic")
+    city = pydantic.create_model("City", name=(str, ...))
+    bare = {"name": "f", "parameters": city}
+    for tool in ({"type": "function", "function": bare}, bare):
+        text = render("{{ (tools[0].function or tools[0]).parameters.properties.name.type }}", tools=[tool])
+        assert text == "string"
+    with pytest.raises(RequestError, match="has no JSON schema") as caught:
+        render("", tools=[{**bare, "parameters": type("Plain", (), {})}])
+    assert caught.value.field == "tools[0].parameters"
+
+
 def user(content):
     return [{"role": "user", "content": content}]
 
@@ -112,17 +168,18 @@ def calls(calls):
         (user(["x"]), "messages[0].content[0]"),
         (user([{"type": "text", "text": "x"}, {"type": "image_url"}]), "messages[0].content[1]"),
         (user([{"type": "text", "text": 5}]), "messages[0].content[0].text"),
-        (calls([]), "messages[1].content"),
         (calls("f"), "messages[1].tool_calls"),
         (calls(["f"]), "messages[1].tool_calls[0]"),
         (calls([{"function": "f"}]), "messages[1].tool_calls[0]"),
         (calls([{"function": {}}]), "messages[1].tool_calls[0].function.name"),
-        (calls([{"function": {"name": "f", "arguments": "{"}}]), "messages[1].tool_calls[0].function.arguments"),
-        (calls([{"function": {"name": "f", "arguments": "[1]"}}]), "messages[1].tool_calls[0].function.arguments"),
-        (
-            calls([{"function": {"name": "f", "arguments": "[" * 10**5}}]),
-            "messages[1].tool_calls[0].function.arguments",
-        ),
+        (calls([{"name": 5}]), "messages[1].tool_calls[0].name"),
+        (calls([{"function": {"name": "f", "arguments": 5}}]), "messages[1].tool_calls[0].function.arguments"),
+        (calls([{"function": {"name": "f", "arguments": ["a"]}}]), "messages[1].tool_calls[0].function.arguments"),
+        (calls([{"function": {"name": "f", "parameters": {"a": 1}}}]), "messages[1].tool_calls[0].function.parameters"),
+        (calls([{"name": "f", "input": {"a": 1}}]), "messages[1].tool_calls[0].input"),
+        ([*HI, {"role": "assistant", "function_call": {"name": "f"}}], "messages[1].function_call"),
+        (user([{"type": "text", "text": "x", "txt": "y"}]), "messages[0].content[0].txt"),
+        (user([{"type": "text", "text": None}]), "messages[0].content[0].text"),
     ],
 )
 def test_a_wrong_message_is_named(messages, field):

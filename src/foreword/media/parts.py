@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from foreword.errors import RequestError
 from foreword.media.images import Image, read_image
 from foreword.media.limits import MediaLimits
 from foreword.media.sounds import FORMATS, Sound, read_sound
+from foreword.names import advice
 
 KINDS = {"image": "image", "image_url": "image", "input_image": "image", "audio": "audio", "input_audio": "audio"}
 """Type of a part → the kind of medium, which is the type that chat templates know."""
@@ -55,6 +56,9 @@ def _is_medium(part: object) -> bool:
 def _read(field: str, kind: str, part: Mapping[str, Any], limits: MediaLimits) -> Medium:
     name = part["type"] if part["type"] != "input_image" else "image_url"
     source = part.get(name)
+    _check_keys(field, part, ("type", name, "detail", "cache_control"))
+    if isinstance(source, Mapping):
+        _check_keys(f"{field}.{name}", source, ("data", "format") if name == "input_audio" else ("url", "detail"))
     if name == "input_audio" and isinstance(source, Mapping):
         if (format := source.get("format", "wav")) not in FORMATS.values():
             fix = f"Give one of {', '.join(dict.fromkeys(FORMATS.values()))}."
@@ -70,6 +74,12 @@ def _read(field: str, kind: str, part: Mapping[str, Any], limits: MediaLimits) -
         reason = f"has no {kind}"
         raise RequestError(None, field, part, reason, 'Give such as {"type": "image_url", "image_url": {"url": …}}.')
     return read_image(field, source, limits) if kind == "image" else read_sound(field, source, limits)
+
+
+def _check_keys(field: str, given: Mapping[str, Any], known: Collection[str]) -> None:
+    """RequestError for a key that is not known, unless its value is null."""
+    for name in (name for name, value in given.items() if value is not None and name not in known):
+        raise RequestError(None, f"{field}.{name}", given[name], "unknown field", advice(name, known, "Leave it out."))
 
 
 def _with_places(message: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -16,8 +16,13 @@ import jinja2
 
 from foreword.errors import ModelError, RequestError
 from foreword.models.template_sandbox import Sandbox, TooMuchWork
+from foreword.names import advice
+from foreword.schemas import INVALID_JSON, schema_of
 
 _ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_TAKES_TEXT = re.compile(r"arguments\W{0,3}\s+is\s+string")
+LABELS = frozenset(("annotations", "cache_control", "citations", "id", "index", "logprobs"))
+"""Fields of a part of a message that other systems read, and that change no prompt."""
 
 
 class ChatTemplate:
@@ -29,6 +34,7 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self._special_tokens = dict(special_tokens)
         self._takes_strings = "is string" in source
+        self._takes_text_of_calls = _TAKES_TEXT.search(source) is not None
         try:
             self._render = Sandbox(raise_exception=_refuse, strftime_now=_now).template(source)
         except Exception as error:  # of Jinja, or of Python's compiler for what Jinja makes of the source
@@ -54,6 +60,8 @@ class ChatTemplate:
         checked = check_messages(messages, media=media)
         if media and not self._takes_strings:
             checked = [_as_parts(message) for message in checked]
+        if not self._takes_text_of_calls:
+            checked = [_with_objects(message) for message in checked]
         given = {"messages": checked, "tools": check_tools(tools)}
         variables = {**self._special_tokens, **extra, **given, "add_generation_prompt": add_generation_prompt}
         try:
@@ -69,7 +77,8 @@ class ChatTemplate:
 
 
 def check_messages(messages: object, *, media: Collection[str] = ()) -> list[dict[str, Any]]:
-    """The messages in the form that templates expect: content as one string, arguments of calls as objects.
+    """The messages in the form that templates expect: content as one string, arguments of calls as objects, or as
+    their text where it is no object. A field that is null counts as absent, at any depth.
 
     media: content with a part {"type": "image"} is allowed for "image", and stays a list. The input is not modified.
     RequestError names the first wrong field, such as ``messages[2].role``.
@@ -81,14 +90,35 @@ def check_messages(messages: object, *, media: Collection[str] = ()) -> list[dic
 
 
 def check_tools(tools: object) -> list[dict[str, Any]] | None:
-    """Tool descriptions: None or a list of objects, whose fields are not checked."""
+    """Tool descriptions: None or a list of objects, with types such as Pydantic's models as the schemas of parameters.
+    The other fields are not checked; those that are null count as absent.
+    """
     if tools is None:
         return None
-    listed = _items("tools", tools, "a list of tools", '[{"type": "function", "function": {…}}]')
-    for i, tool in enumerate(listed):
+    found = []
+    for i, tool in enumerate(_items("tools", tools, "a list of tools", '[{"type": "function", "function": {…}}]')):
         if not isinstance(tool, Mapping):
             _fail(f"tools[{i}]", tool, "is not an object", 'Give {"type": "function", "function": {…}}')
-    return [dict(tool) for tool in listed] or None
+        made = _with_schema(f"tools[{i}]", tool)
+        if isinstance(function := made.get("function"), Mapping):
+            made["function"] = _with_schema(f"tools[{i}].function", function)
+        found.append(made)
+    return found or None
+
+
+def _with_schema(field: str, function: Mapping[str, Any]) -> dict[str, Any]:
+    made = _given(function)
+    if "parameters" in made:
+        try:
+            made["parameters"] = schema_of(made["parameters"])
+        except TypeError as error:
+            _fail(f"{field}.parameters", made["parameters"], str(error), "Give a JSON schema")
+    return made
+
+
+def _given(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that are not null."""
+    return {name: item for name, item in value.items() if item is not None}
 
 
 def _items(field: str, value: object, kind: str, example: str) -> Sequence[Any]:
@@ -105,15 +135,21 @@ def _check_message(field: str, message: object, media: Collection[str]) -> dict[
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
         found = "is missing" if "role" not in message else "is not a name of letters, digits, '_', '.' and '-'"
         _fail(f"{field}.role", role, found, "Give system, user, assistant or tool")
-    calls = _check_calls(f"{field}.tool_calls", message.get("tool_calls"))
+    if message.get("function_call") is not None:
+        _fail(f"{field}.function_call", message["function_call"], "is not supported", "Give tool_calls")
+    checked = _given(message)
+    calls = _check_calls(f"{field}.tool_calls", checked.pop("tool_calls", None))
     content = _check_content(f"{field}.content", message.get("content"), media)
     if content is None and not calls:
-        found = "is missing" if "content" not in message else "is null, and there are no tool_calls"
-        _fail(f"{field}.content", content, found, "Give a string, which may be empty")
-    checked = {**message, "content": content}
-    if "tool_calls" in message:
-        checked["tool_calls"] = calls
-    return checked
+        if role not in _MAY_BE_SILENT:
+            found = "is missing" if "content" not in message else "is null"
+            _fail(f"{field}.content", content, found, "Give a string, which may be empty")
+        content = ""
+    return {**checked, "content": content, **({"tool_calls": calls} if calls else {})}
+
+
+_MAY_BE_SILENT = ("assistant", "tool")
+"""Roles of what models and tools made, which may be nothing."""
 
 
 def _as_parts(message: dict[str, Any]) -> dict[str, Any]:
@@ -127,6 +163,7 @@ def _check_content(field: str, content: object, media: Collection[str]) -> str |
     parts: list[dict[str, str]] = []
     example = '"…" or [{"type": "text", "text": "…"}]'
     for i, part in enumerate(_items(field, content, "a string or a list of parts", example)):
+        part = _given(part) if isinstance(part, Mapping) else part
         kind = part.get("type") if isinstance(part, Mapping) else None
         if isinstance(kind, str) and kind in media:
             parts.append({"type": kind})
@@ -136,35 +173,62 @@ def _check_content(field: str, content: object, media: Collection[str]) -> str |
             _fail(f"{field}[{i}]", part, "is not a text part", fix)
         if not isinstance(text := part.get("text"), str):
             _fail(f"{field}[{i}].text", text, "is not a string", "Give a str")
+        for name in part.keys() - LABELS - {"type", "text"}:
+            _fail(f"{field}[{i}].{name}", part[name], "unknown field", advice(name, ("type", "text"), "Leave it out"))
         parts.append({"type": "text", "text": text})
     if any(part["type"] != "text" for part in parts):
         return parts
     return "\n".join(part["text"] for part in parts)
 
 
-def _check_calls(field: str, calls: object) -> list[dict[str, Any]] | None:
-    if calls is None:
-        return None
-    listed = _items(field, calls, "a list of calls", '[{"type": "function", "function": {…}}]')
+def _check_calls(field: str, calls: object) -> list[dict[str, Any]]:
+    listed = () if calls is None else _items(field, calls, "a list of calls", '[{"type": "function", "function": {…}}]')
     return [_check_call(f"{field}[{i}]", call) for i, call in enumerate(listed)]
 
 
 def _check_call(field: str, call: object) -> dict[str, Any]:
-    """A tool call. Arguments given as a JSON string are parsed, because templates serialise them themselves."""
     if not isinstance(call, Mapping) or not isinstance(function := call.get("function", call), Mapping):
         _fail(field, call, "is not a call", 'Give {"type": "function", "function": {"name": "…", "arguments": {…}}}')
+    at = f"{field}.function" if "function" in call else field
+    function = _given(function)
     if not isinstance(name := function.get("name"), str):
-        _fail(f"{field}.function.name", name, "is not a string", "Give the name of the called tool")
-    arguments = function.get("arguments", {})
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            _fail(f"{field}.function.arguments", arguments, "is not JSON", 'Give an object such as {"city": "Paris"}')
-    if not isinstance(arguments, Mapping):
-        _fail(f"{field}.function.arguments", arguments, "is not an object", 'Give an object such as {"city": "Paris"}')
-    function = {**function, "arguments": arguments}
-    return {**call, "function": function} if "function" in call else function
+        _fail(f"{at}.name", name, "is not a string", "Give the name of the called tool")
+    for name in ("parameters", "args", "input"):
+        if name in function and "arguments" not in function:
+            _fail(f"{at}.{name}", function[name], "unknown field", "Did you mean 'arguments'?")
+    function["arguments"] = _check_arguments(f"{at}.arguments", function.get("arguments"))
+    return {**_given(call), "function": function} if "function" in call else function
+
+
+def _check_arguments(field: str, arguments: object) -> Mapping[str, Any] | str:
+    """The arguments as an object, because templates serialise them themselves. None, "" and "null" are {}. Text that
+    is no object, as of a call that was cut off, stays text.
+    """
+    if isinstance(arguments, Mapping) and arguments.keys() == {INVALID_JSON}:
+        arguments = arguments[INVALID_JSON]
+    if arguments is None or isinstance(arguments, Mapping):
+        return arguments or {}
+    if not isinstance(arguments, str):
+        _fail(field, arguments, "is neither an object nor text", 'Give an object such as {"city": "Paris"}')
+    try:
+        found = json.loads(arguments.strip() or "null")
+    except (ValueError, RecursionError):
+        return arguments
+    return {} if found is None else found if isinstance(found, dict) else arguments
+
+
+def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with objects in place of arguments that are text."""
+    if "tool_calls" not in message:
+        return message
+    return {**message, "tool_calls": [_with_object(call) for call in message["tool_calls"]]}
+
+
+def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+    if "function" in call:
+        return {**call, "function": _with_object(call["function"])}
+    text = call["arguments"]
+    return {**call, "arguments": {INVALID_JSON: text}} if isinstance(text, str) else call
 
 
 def _roles(messages: Sequence[Mapping[str, Any]]) -> list[object]:
