@@ -14,6 +14,7 @@ from foreword.errors import ConfigError, RequestError
 from foreword.messages import FORMATS, ContentDelta, Message, ReasoningDelta, ToolCall, parse_message
 from foreword.messages.message import MessageBuilder
 from foreword.models.tokenizer import Tokenizer
+from foreword.structured import GrammarCompiler
 from models import vocabularies
 
 TEMPLATE = (
@@ -133,6 +134,93 @@ def test_a_demanded_call_is_a_grammar():
         assert '\\"name\\": \\"f\\"' in grammar
     alone = chat({"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False})
     assert "*" not in alone.params.structured_outputs.text.splitlines()[0]
+
+
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": TOOLS}}
+ODD = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
+
+
+def described(name, schema, **more):
+    return {"type": "function", "function": {"name": name, "parameters": schema, **more}}
+
+
+def refusal_of(asked):
+    compiler = GrammarCompiler(TOKENIZER, vocab_size=TOKENIZER.vocab_size, eos_token_ids=[1])
+    with pytest.raises(RequestError) as caught:
+        compiler.grammar("a", asked.params)
+    return caught.value
+
+
+@pytest.mark.parametrize("format", ["hermes", "smollm2", "llama3"])
+def test_of_many_tools_the_odd_one_is_named(format):
+    pytest.importorskip("llguidance")
+    tools = [*TOOLS, described("odd", ODD), described("good", {"type": "object"})]
+    error = refusal_of(chat({"tools": tools, "tool_choice": "required", "message_format": format}))
+    assert (error.field, error.value) == ("tools[1].function.parameters", ODD)
+    assert "%json" not in str(error)
+    bare = [tool["function"] for tool in tools]
+    assert refusal_of(chat({"tools": bare, "tool_choice": "required"})).field == "tools[1].parameters"
+    tools[1]["function"]["strict"] = True
+    assert refusal_of(chat({"tools": tools})).field == "tools[1].function.parameters"
+
+
+@pytest.mark.parametrize(
+    ("options", "origin"),
+    [
+        ({}, None),
+        ({"tools": TOOLS}, None),
+        ({"tools": [described("f", ODD, strict=False)]}, None),
+        ({"tools": TOOLS, "tool_choice": "none", "parallel_tool_calls": False}, None),
+        ({"tools": TOOLS, "parallel_tool_calls": False, "message_format": "plain"}, None),  # it has no calls
+        ({"tools": TOOLS, "parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"tools": [*TOOLS, described("g", {}, strict=True)]}, "tools[1].function.strict"),
+        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+        (
+            {
+                "tools": TOOLS,
+                "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": TOOLS}},
+            },
+            "tool_choice",
+        ),
+    ],
+)
+def test_a_grammar_follows_what_was_asked_of_calls(options, origin):
+    asked = chat(options)
+    structured = asked.params.structured_outputs
+    assert (structured is None) == (origin is None)
+    if structured is not None:
+        assert structured.origin.field == origin
+        assert asked.format.bare is None  # a call without marks would not follow it
+        assert asked.params.thinking_budget is None
+        template = {"start_anchor": "A:", "fields": {"tool_calls": {"open": "<c>", "close": "</c>", "content": "json",
+                    "transform": {"function": {"name": "{content.a.b}", "arguments": "{content.c}"}}}}}  # fmt: skip
+        own = tokenizer_with()
+        own.response_template = template
+        with pytest.raises(RequestError, match="no grammar can be made") as caught:
+            chat(options, tokenizer=own)
+        assert caught.value.field == origin
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter"),
+    [("temperature", "temperature"), ("response_format", "structured_outputs"), ("guided_json", "structured_outputs")],
+)
+def test_a_parameter_of_a_request_is_no_variable_of_a_template(name, parameter):
+    with pytest.raises(RequestError, match=rf"{name} = 1: is no option of a chat. Pass SamplingParams\({parameter}=…"):
+        chat({name: 1})
+
+
+def test_strict_is_not_shown_to_the_model():
+    assert "strict" not in chat({"tools": [described("f", {}, strict=True)]}).text
+
+
+def test_a_bare_call_of_a_given_tool_is_a_call():
+    bare = '{"name": "f", "arguments": {"a": 1}}'
+    for options, num_calls in (({"tools": TOOLS}, 1), ({"tools": TOOLS, "tool_choice": "none"}, 0), ({}, 0)):
+        asked = chat(options)
+        message = asked.reader().read(outputs_of(asked, bare)[1]).outputs[0].message
+        assert len(message.tool_calls) == num_calls
+        assert message.content == ("" if num_calls else bare)
 
 
 def test_reasoning_before_a_demanded_call_has_a_budget():

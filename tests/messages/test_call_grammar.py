@@ -180,3 +180,48 @@ def test_a_marker_is_needed_for_calls():
     region = Region(kind="calls", open=Literals(["<c>"]), close=Literals(["</c>"]), calls=NamedCalls())
     grammar = call_grammar(ResponseFormat(name="own", regions=(region,)), TOOLS[1:])
     assert accepts(grammar, "<c>stop{}</c><c>stop{}</c>")
+
+
+def strict(name, schema, **more):
+    return {"type": "function", "function": {"name": name, "parameters": schema, "strict": True, **more}}
+
+
+def test_an_unknown_format_of_a_parameter_is_an_annotation():
+    tool = strict("f", {"type": "object", "properties": {"a": {"type": "string", "format": "path"}}, "required": ["a"]})
+    for choice in ("required", "auto"):
+        grammar = call_grammar(FORMATS["hermes"], [tool], choice)
+        assert accepts(grammar, WRITERS["hermes"]([("f", {"a": "/x"})]))
+        assert not accepts(grammar, WRITERS["hermes"]([("f", {"a": 1})]))
+    assert "format" in tool["function"]["parameters"]["properties"]["a"]
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_where_calls_are_free_only_strict_tools_follow_their_schemas(writer):
+    tools = [strict("stop", {"type": "object", "properties": {}, "additionalProperties": False}), *TOOLS[:1]]
+    grammar = call_grammar(format_for(writer), tools, "auto", parallel=False)
+    loose, wrong = [("weather", {"other": [1, {"x": None}]})], [("stop", {"a": 1})]
+    assert accepts(grammar, written(writer, [("stop", {})]))
+    assert accepts(grammar, written(writer, loose).replace("), weather", "), weather"))
+    assert not accepts(grammar, written(writer, wrong))
+    assert not accepts(grammar, written(writer, [("stop", {}), ("stop", {})]))
+    assert accepts(grammar, "Hello.")
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_a_choice_among_some_tools(mode):
+    chosen = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [STOP]}}
+    grammar = call_grammar(FORMATS["hermes"], TOOLS, chosen)
+    assert accepts(grammar, WRITERS["hermes"]([("stop", {})]))
+    assert not accepts(grammar, WRITERS["hermes"]([("weather", {"city": "Paris"})]))
+    assert accepts(grammar, "Hello.") == (mode == "auto")
+    with pytest.raises(RequestError, match="there is no tool 'go'"):
+        call_grammar(FORMATS["hermes"], TOOLS, {**chosen, "allowed_tools": {"mode": mode, "tools": [{"name": "go"}]}})
+    with pytest.raises(RequestError, match="names none"):
+        call_grammar(FORMATS["hermes"], TOOLS, {**chosen, "allowed_tools": {"mode": mode, "tools": []}})
+
+
+def test_a_strict_tool_is_refused_where_the_notation_cannot_follow_its_schema():
+    tool = strict("f", {"type": "object", "properties": {"a": {"type": "string", "pattern": "x+"}}})
+    with pytest.raises(RequestError, match=r"tools\[0\]\.function\.parameters = 'pattern': strict: true"):
+        call_grammar(FORMATS["gemma4"], [tool], "auto")
+    call_grammar(FORMATS["hermes"], [tool], "auto")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, TypedDict
 
-from foreword.batch import SamplingParams
+from foreword.batch import Origin, SamplingParams, StructuredOutputs
 from foreword.engine.intake import DEFAULT_PARAMS
 from foreword.engine.outputs import CompletionOutput, RequestOutput
 from foreword.engine.prompt import MixedPrompt, Prompt
@@ -15,9 +15,12 @@ from foreword.errors import RequestError
 from foreword.media.encoder import TEXT_ONLY, Media, MediaPrompt
 from foreword.media.parts import Medium, media_parts, take_media
 from foreword.messages import MessageParser, ResponseFormat, format_named, format_of_template
-from foreword.messages.grammar import call_grammar, tool_name
+from foreword.messages.calls import JsonCalls
+from foreword.messages.grammar import Tool, call_grammar, call_schema, chosen_tools, read_choice, read_tools
 from foreword.messages.response_template import read_response_template
+from foreword.models.chat import check_tools
 from foreword.models.tokenizer import Tokenizer
+from foreword.names import OTHERS
 
 REASONING_BUDGET = 8192
 """Most tokens of reasoning before a demanded call, unless the parameters have a thinking_budget."""
@@ -31,9 +34,11 @@ Tools = Sequence[Mapping[str, Any]]
 class ChatOptions(TypedDict, total=False):
     """How a conversation is made a prompt, and how its answer is read.
 
-    tools: descriptions of tools, for the chat template (None). tool_choice: "auto" (the default), "none": text that
-    looks like a call is content, "required", or {"type": "function", "function": {"name": …}}; the last two constrain
-    the output by a grammar. parallel_tool_calls: whether such an output may have several calls (True).
+    tools: descriptions of tools, for the chat template (None); parameters are a JSON schema or a type that has one.
+    tool_choice: "auto" (the default), "none": text that looks like a call is content, "required", {"type": "function",
+    "function": {"name": …}}, or {"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools":
+    […]}}. parallel_tool_calls: whether the output may have several calls (True). A grammar constrains an output that
+    has to have calls, may have only one or only those of some tools, or has tools with "strict": True.
     message_format: a `ResponseFormat` or the name of a built-in one (None: the model's ``response_template``, or by
     its chat template). add_generation_prompt: the prompt ends with the beginning of an answer (True).
     template: further variables of the template (None).
@@ -50,12 +55,14 @@ class ChatOptions(TypedDict, total=False):
 def chat_options(given: Mapping[str, Any]) -> ChatOptions:
     """Keyword arguments as options; any other name is a variable of the template.
 
-    RequestError for a field of `SamplingParams`, which no template reads.
+    RequestError for a field of `SamplingParams`, and for what it is called elsewhere: no template reads them.
     """
-    for field in fields(SamplingParams):
-        if field.name in given:
-            fix = f"Pass SamplingParams({field.name}=…)."
-            raise RequestError(None, field.name, given[field.name], "is no option of a chat", fix)
+    parameters = {field.name for field in fields(SamplingParams)}
+    for name, value in given.items():
+        here = parameters.intersection((name, *OTHERS.get(name, ((), ""))[0]))
+        if here and name not in ChatOptions.__annotations__:
+            fix = f"Pass SamplingParams({min(here)}=…)."
+            raise RequestError(None, name, value, "is no option of a chat", fix)
     known = {name: value for name, value in given.items() if name in ChatOptions.__annotations__}
     others = {name: value for name, value in given.items() if name not in known}
     return ChatOptions(**{**known, "template": {**(known.get("template") or {}), **others}})  # type: ignore[typeddict-item]
@@ -164,8 +171,10 @@ def make_chat(
     """
     messages, found = _media(messages, media)
     params = DEFAULT_PARAMS if params is None else params
-    tools, choice = options.get("tools") or None, options.get("tool_choice", "auto")
-    names = tuple(map(tool_name, tools or ()))
+    described = check_tools(options.get("tools"))
+    tools, choice = read_tools(described or ()), options.get("tool_choice", "auto")
+    mode = read_choice(choice).mode
+    names = tuple(tool.name for tool in tools)
     source = tokenizer.chat_template(tools=bool(tools))
     given = options.get("message_format")
     if tools and given is None and "tools" not in source:
@@ -174,16 +183,18 @@ def make_chat(
     format = given if isinstance(given, ResponseFormat) else _format(tokenizer, source, given)
     text = tokenizer.apply_chat_template(
         messages,
-        tools=tools,
+        tools=[_without_strict(tool) for tool in described or ()],
         add_generation_prompt=options.get("add_generation_prompt", True),
         media=media.encoder.placeholders if media.encoder is not None else (),
         **(options.get("template") or {}),
     )
-    if choice not in ("auto", "none"):
-        params = _constrained(tokenizer, params, format, tools, choice, options.get("parallel_tool_calls", True), text)
+    asked = _asks_for_grammar(format, tools, choice, options.get("parallel_tool_calls", True))
+    if mode == "required" or (asked is not None and params.structured_outputs is None):
+        params = _constrained(tokenizer, params, format, described or (), options, asked, text)
+        format = replace(format, bare=None)  # the grammar has calls with marks alone
     elif params.structured_outputs is not None:
         params = _after_opened_reasoning(params, format, text)
-    if not tools or choice == "none":
+    if not tools or mode == "none":
         format = format.without_calls()
     if any(token in mark for mark in format.marks for token in tokenizer.special_token_ids):
         params = replace(params, skip_special_tokens=False)  # else the marks are not in the text
@@ -194,6 +205,13 @@ def make_chat(
         prompt = media.encoder.prompt(text, found, encode)
         return Chat(text, prompt.token_ids, params, format, names, tokenizer, _mixed(prompt))
     return Chat(text, encode(text), params, format, names, tokenizer)
+
+
+def _without_strict(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """The description for the chat template: ``strict`` is said to the grammar."""
+    found = {name: value for name, value in tool.items() if name != "strict"}
+    function = found.get("function")
+    return {**found, "function": _without_strict(function)} if isinstance(function, Mapping) else found
 
 
 def _media(messages: Sequence[Message], media: Media) -> tuple[Sequence[Message], list[Medium]]:
@@ -230,16 +248,34 @@ def _after_opened_reasoning(params: SamplingParams, format: ResponseFormat, prom
     return params
 
 
+def _asks_for_grammar(
+    format: ResponseFormat, tools: Sequence[Tool], choice: str | Mapping[str, Any], parallel: bool
+) -> Origin | None:
+    """The option that an output which may have calls cannot follow without a grammar; None if there is no such."""
+    mode, names = read_choice(choice)
+    if mode == "required" or (mode == "auto" and names is not None):
+        return Origin("tool_choice", choice)
+    if mode == "none" or not tools or format.calls_region is None:
+        return None
+    if not parallel:
+        return Origin("parallel_tool_calls", parallel)
+    return next((Origin(f"{tool.at}.strict", True) for tool in tools if tool.is_strict), None)
+
+
 def _constrained(
     tokenizer: Tokenizer,
     params: SamplingParams,
     format: ResponseFormat,
-    tools: Tools | None,
-    choice: str | Mapping[str, Any],
-    parallel: bool,
+    tools: Tools,
+    options: ChatOptions,
+    asked: Origin | None,
     prompt: str,
 ) -> SamplingParams:
-    """The parameters with a grammar of the calls that ``choice`` demands, after reasoning, opened or possible."""
+    """The parameters with a grammar of the calls that the options demand or allow, after reasoning that the prompt has
+    opened or that the output may begin with. asked: the option that needs it, which errors name.
+    """
+    choice, parallel = options.get("tool_choice", "auto"), options.get("parallel_tool_calls", True)
+    is_demanded = read_choice(choice).mode == "required"
     if params.structured_outputs is not None:
         reason = "the output cannot follow two grammars"
         raise RequestError(None, "tool_choice", choice, reason, "Leave out structured_outputs or tool_choice.")
@@ -247,14 +283,38 @@ def _constrained(
         params = _after_opened_reasoning(params, format, prompt)
         if params.thinking_end is None and len(opening := tokenizer.encode(marks[0], add_special_tokens=False)) == 1:
             params = replace(params, thinking_start=opening[0], thinking_end=marks[1])
-        if params.thinking_end is not None and params.thinking_budget is None:
+        if is_demanded and params.thinking_end is not None and params.thinking_budget is None:
             params = replace(params, thinking_budget=REASONING_BUDGET)
-    grammar = call_grammar(
-        format,
-        tools or (),
-        choice,
-        parallel=parallel,
-        special_token_ids=tokenizer.special_token_ids,
-        after_reasoning=params.thinking_end is not None,
+    try:
+        grammar = call_grammar(
+            format,
+            tools,
+            choice,
+            parallel=parallel,
+            special_token_ids=tokenizer.special_token_ids,
+            after_reasoning=params.thinking_end is not None,
+        )
+    except RequestError as error:
+        if is_demanded or error.field != "tool_choice" or asked is None:
+            raise
+        fix = "Leave it out, or use another message_format."
+        raise RequestError(None, *asked, error.reason, fix) from None
+    return replace(
+        params,
+        structured_outputs=StructuredOutputs(
+            kind="grammar", text=grammar, origin=asked, parts=_parts(format, read_tools(tools), choice, is_demanded)
+        ),
     )
-    return replace(params, structured_outputs={"grammar": grammar})
+
+
+def _parts(
+    format: ResponseFormat, tools: Sequence[Tool], choice: str | Mapping[str, Any], is_demanded: bool
+) -> tuple[StructuredOutputs, ...]:
+    """The schemas that a grammar of calls follows, by their tools."""
+    if format.calls_region is None or not isinstance(format.calls_region.calls, JsonCalls):
+        return ()
+    return tuple(
+        StructuredOutputs.of_schema(call_schema(tool), Origin(f"{tool.at}.parameters", tool.parameters))
+        for tool in chosen_tools(tools, choice)
+        if is_demanded or tool.is_strict
+    )

@@ -5,26 +5,80 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from foreword.errors import RequestError
 from foreword.messages.calls import JsonCalls, NamedCalls
-from foreword.messages.formats import Region, ResponseFormat
+from foreword.messages.formats import ResponseFormat
 from foreword.messages.markers import Literals, Marker
 from foreword.messages.notation import Notation
+from foreword.schemas import drop_annotations, subschemas, with_options
 
 _SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as chat templates write
+_EXPRESSED = frozenset((
+    "type", "properties", "required", "additionalProperties", "items", "enum", "const", "anyOf", "oneOf",
+    "title", "description", "default", "examples", "$schema", "$comment", "deprecated", "readOnly", "writeOnly",
+))  # fmt: skip
+"""Keywords of schemas that are followed in notations other than JSON, and those that ask for nothing."""
 _KEY = re.compile(r"[\w.+$-]+")
 
 
-def tool_name(tool: Mapping[str, Any]) -> str:
-    """The name of a tool's description. RequestError without one."""
-    function = tool.get("function", tool) if isinstance(tool, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(name, str) or not name:
-        example = 'Give {"type": "function", "function": {"name": "…", "parameters": {…}}}'
-        raise RequestError(None, "tools", tool, "has no function with a name", example)
-    return name
+class Tool(NamedTuple):
+    """A description of a tool. at: the field that has it, such as ``tools[0].function``. parameters: a JSON schema."""
+
+    at: str
+    name: str
+    parameters: Mapping[str, Any]
+    is_strict: bool
+
+
+class Choice(NamedTuple):
+    """What an answer may call. mode: whether it has to call. names: of the tools that may be called, None: of all."""
+
+    mode: Literal["none", "auto", "required"]
+    names: frozenset[str] | None = None
+
+
+def read_tools(tools: Sequence[Mapping[str, Any]]) -> list[Tool]:
+    """Return the tools of descriptions. RequestError, with the path of the field, for one that is not valid."""
+    return [_read_tool(f"tools[{i}]", tool) for i, tool in enumerate(tools)]
+
+
+def _read_tool(at: str, tool: object) -> Tool:
+    function, example = tool, '{"type": "function", "function": {"name": "…", "parameters": {…}}}'
+    if isinstance(tool, Mapping) and "function" in tool:
+        at, function = f"{at}.function", tool["function"]
+    if not isinstance(function, Mapping):
+        raise RequestError(None, at, function, "there is no function with a name", f"Give {example}.")
+    if not isinstance(name := function.get("name"), str) or not name:
+        raise RequestError(None, f"{at}.name", name, "there is no function with a name", f"Give {example}.")
+    schema = function.get("parameters")
+    if schema is not None and not isinstance(schema, Mapping):
+        raise RequestError(None, f"{at}.parameters", schema, "is no JSON schema", "Give an object.")
+    return Tool(at, name, schema or {"type": "object", "properties": {}}, function.get("strict") is True)
+
+
+def read_choice(choice: str | Mapping[str, Any]) -> Choice:
+    """Return what is chosen. RequestError if it is none of the choices that `call_grammar` lists, or "none"."""
+    match choice:
+        case "none" | "auto" | "required":
+            return Choice(choice)
+        case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(tools)}}:
+            return Choice(mode, frozenset(_read_tool("tool_choice", tool).name for tool in tools))
+        case Mapping() if choice.get("type", "function") == "function":
+            return Choice("required", frozenset([_read_tool("tool_choice", choice).name]))
+    fix = 'Give "auto", "none", "required" or {"type": "function", "function": {"name": "…"}}.'
+    raise RequestError(None, "tool_choice", choice, "is none of the choices", fix)
+
+
+def chosen_tools(tools: Sequence[Tool], tool_choice: str | Mapping[str, Any]) -> list[Tool]:
+    """Return the tools that may be called. RequestError if there are none."""
+    names = read_choice(tool_choice).names
+    missing = sorted(names - {tool.name for tool in tools}) if names is not None else []
+    if missing or not tools or names == frozenset():
+        reason = "there are no tools" if not tools else f"there is no tool {missing[0]!r}" if missing else "names none"
+        raise RequestError(None, "tool_choice", tool_choice, reason, "Give the tools, and the name of one of them.")
+    return [tool for tool in tools if names is None or tool.name in names]
 
 
 def call_grammar(
@@ -38,14 +92,19 @@ def call_grammar(
 ) -> str:
     """A Lark grammar whose texts are calls of the tools, as the format writes them.
 
-    tools: descriptions with JSON schemas of their parameters. tool_choice: "required", "auto": any text, in which
-    calls are as they must be, or {"type": "function", "function": {"name": …}}. parallel: several calls are allowed.
-    special_token_ids: the ids of the tokenizer's special tokens by text, which the grammar writes as tokens.
-    after_reasoning: the text is what follows the end of reasoning, so white space may come first.
+    tools: descriptions with JSON schemas of their parameters. tool_choice: "required", {"type": "function",
+    "function": {"name": …}}, {"type": "allowed_tools", "allowed_tools": {"mode": "required" or "auto", "tools": […]}},
+    or "auto": any text, in which calls are as they must be; there, only the arguments of strict tools follow their
+    schemas. parallel: several calls are allowed. special_token_ids: the ids of the tokenizer's special tokens by text,
+    which the grammar writes as tokens. after_reasoning: the text is what follows the end of reasoning, so white space
+    may come first.
 
     RequestError if there is no such tool, or the format's calls have no grammar.
     """
-    chosen = _chosen(tools, tool_choice)
+    chosen = chosen_tools(read_tools(tools), tool_choice)
+    free = read_choice(tool_choice).mode == "auto"
+    if free:
+        chosen = [tool if tool.is_strict else tool._replace(parameters={"type": "object"}) for tool in chosen]
     region = format.calls_region
     writer = _Writer(special_token_ids or {})
     calls = region.calls if region is not None else None
@@ -56,11 +115,11 @@ def call_grammar(
             None, "tool_choice", tool_choice, reason, "Use tool_choice='auto', or another message_format."
         )
     if isinstance(calls, JsonCalls):
-        names = [writer.json_call(calls, name, schema) for name, schema in chosen]
+        names = [writer.json_call(calls, tool) for tool in chosen]
     else:
-        names = [writer.named_call(calls, name, schema) for name, schema in chosen]
+        names = [writer.named_call(calls, tool) for tool in chosen]
     writer.rule("call", " | ".join(names))
-    free, closing = tool_choice == "auto", writer.text(region.padding + _first(region.close))
+    closing = writer.text(region.padding + _first(region.close))
     if free and region.open is not None:
         opening = f"{writer.text_before(_first(region.open))} {writer.text(region.padding)}"
     else:
@@ -75,7 +134,7 @@ def call_grammar(
         body = "region" if free else _many("region", region.padding, parallel)
     if free:
         repeated = "*" if parallel and not calls.listed else "?"
-        other = writer.other_text(region)
+        other = writer.other_text(format)
         body = f"({body}){repeated} {other}" if region.open is not None else f"{body} | {other}"
     elif after_reasoning:
         body = rf"/\s{{0,2}}/ ({body})"
@@ -83,28 +142,19 @@ def call_grammar(
     return writer.grammar
 
 
-def _chosen(
-    tools: Sequence[Mapping[str, Any]], tool_choice: str | Mapping[str, Any]
-) -> list[tuple[str, Mapping[str, Any]]]:
-    """Names and schemas of the tools that may be called."""
-    name = None
-    if isinstance(tool_choice, Mapping):
-        name = tool_name(tool_choice)
-    elif tool_choice not in ("auto", "required"):
-        fix = 'Give "auto", "none", "required" or {"type": "function", "function": {"name": "…"}}.'
-        raise RequestError(None, "tool_choice", tool_choice, "is none of the choices", fix)
-    found = []
-    for tool in tools:
-        function = tool.get("function", tool)
-        schema = function.get("parameters") or {"type": "object", "properties": {}}
-        if not isinstance(schema, Mapping):
-            raise RequestError(None, "tools", tool, "has parameters that are no JSON schema", "Give an object.")
-        if name in (None, tool_name(tool)):
-            found.append((tool_name(tool), schema))
-    if not found:
-        reason = "there are no tools" if name is None else f"there is no tool {name!r}"
-        raise RequestError(None, "tool_choice", tool_choice, reason, "Give the tools, and the name of one of them.")
-    return found
+def call_schema(tool: Tool) -> dict[str, Any]:
+    """Return the schema of a tool's arguments, with the white space that chat templates write. RequestError if it is
+    not JSON.
+    """
+    try:
+        schema = json.loads(json.dumps(with_options(tool.parameters, _SEPARATORS)))
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever a caller's objects raise
+        reason, fix = f"is no JSON: {error!s:.200}", "Use plain dictionaries, lists, texts and numbers."
+        raise RequestError(None, f"{tool.at}.parameters", tool.parameters, reason, fix) from None
+    drop_annotations(schema)
+    return schema  # type: ignore[no-any-return]
 
 
 def _many(item: str, separator: str, parallel: bool) -> str:
@@ -153,25 +203,32 @@ class _Writer:
         self.rule(name, r"/(?s:.*)/")
         return name.partition("[")[0]
 
-    def other_text(self, region: Region) -> str:
-        """A text that does not begin like a call, or one with calls behind it."""
-        if region.unmarked:
-            return self.rule("OTHER", rf"/[^{re.escape(region.unmarked)}\s](?s:.*)/")
-        return self.rule(
-            "OTHER", r"/(?s:.*)/ & ~/(?s:.*)" + re.escape(_first(region.open)).replace("/", r"\/") + "(?s:.*)/"
-        )
+    def other_text(self, format: ResponseFormat) -> str:
+        """A text that neither begins like a call nor has the mark of one."""
+        regions = [region for region in format.regions if region.calls is not None]
+        unmarked = "".join(region.unmarked for region in regions)
+        first = rf"[^{re.escape(unmarked)}\s]" if unmarked else ""
+        marks = [mark for region in regions if isinstance(region.open, Literals) for mark in region.open.texts]
+        others = [r" & ~/(?s:.*)" + re.escape(mark).replace("/", r"\/") + "(?s:.*)/" for mark in marks]
+        return self.rule("OTHER", f"/{first}(?s:.*)/" + "".join(others))
 
-    def json_call(self, calls: JsonCalls, name: str, schema: Mapping[str, Any]) -> str:
+    def json_call(self, calls: JsonCalls, tool: Tool) -> str:
         index = len(self._rules)
-        arguments = self.rule(f"arguments{index}", "%json " + json.dumps({**schema, "x-guidance": _SEPARATORS}))
-        head = f"{{{json.dumps(calls.name)}: {json.dumps(name)}, {json.dumps(calls.arguments)}: "
+        schema = call_schema(tool)
+        arguments = self.rule(f"arguments{index}", f"%json {json.dumps(schema)}")
+        head = f"{{{json.dumps(calls.name)}: {json.dumps(tool.name)}, {json.dumps(calls.arguments)}: "
         return self.rule(f"call{index}", f"{_quoted(head)} {arguments} {_quoted('}')}")
 
-    def named_call(self, calls: NamedCalls, name: str, schema: Mapping[str, Any]) -> str:
-        values = _Values(self, calls.notation)
+    def named_call(self, calls: NamedCalls, tool: Tool) -> str:
+        at = f"{tool.at}.parameters"
+        for part in subschemas(call_schema(tool)) if tool.is_strict else ():
+            for name in part.keys() - _EXPRESSED - {"x-guidance"}:
+                reason = "strict: true, and the notation of the model's calls cannot follow this keyword"
+                raise RequestError(None, at, name, reason, "Leave out the keyword, or strict.")
+        values = _Values(self, calls.notation, at)
         brackets = ("(", ")", "=") if calls.opening == "(" else ("{", "}", ":")
-        body = values.object(schema, *brackets)
-        return self.rule(f"call{len(self._rules)}", f"{_quoted(name)} {body}")
+        body = values.object(tool.parameters, *brackets)
+        return self.rule(f"call{len(self._rules)}", f"{_quoted(tool.name)} {body}")
 
 
 class _Values:
@@ -180,8 +237,8 @@ class _Values:
     Other keywords are not expressed; the calls are of the right notation and types.
     """
 
-    def __init__(self, writer: _Writer, notation: Notation) -> None:
-        self._writer, self._notation = writer, notation
+    def __init__(self, writer: _Writer, notation: Notation, at: str) -> None:
+        self._writer, self._notation, self._at = writer, notation, at
         # The mark that is not JSON's, if there is one: models are trained on it.
         self._quote = next((mark for mark in notation.quotes if mark != '"'), '"')
         self._words = {json_word: word for word, json_word in reversed(list(notation.constants.items()))}
@@ -208,7 +265,9 @@ class _Values:
         return self._any()
 
     def object(self, schema: Mapping[str, Any], opening: str, closing: str, colon: str) -> str:
-        """Required properties, then any of the others, each group in the order given."""
+        """Required properties, then any of the others, each group in the order given; any if none are listed."""
+        if "properties" not in schema:
+            return self._any_object(opening, closing, colon)
         properties, required = schema.get("properties") or {}, schema.get("required") or ()
         named = {
             key: f"{self._key(key, colon)} {_quoted(colon)} {self.value(item)}" for key, item in properties.items()
@@ -236,7 +295,7 @@ class _Values:
             return self._literal(key)
         if not _KEY.fullmatch(key):
             fix = "Use a name of letters, digits and underscores."
-            raise RequestError(None, "tools", key, "is a parameter that the model's format cannot write", fix)
+            raise RequestError(None, self._at, key, "is a parameter that the model's format cannot write", fix)
         return _quoted(key)
 
     def _list(self, item: str) -> str:
@@ -265,12 +324,12 @@ class _Values:
             self._writer.rule("any_value", " | ".join([*scalars, self._list("any_value"), self._any_object()]))
         return "any_value"
 
-    def _any_object(self) -> str:
+    def _any_object(self, opening: str = "{", closing: str = "}", colon: str = ":") -> str:
         self._any()
         key = self._writer.rule("ANY_KEY", r"/[A-Za-z_][A-Za-z0-9_]*/")
-        quotes = "" if self._notation.names_as_keys else _quoted(self._quote)
-        pair = f'{quotes} {key} {quotes} ":" any_value'
-        return self._rule(f'"{{" ({pair} ("," {pair})*)? "}}"')
+        quotes = "" if colon == "=" or self._notation.names_as_keys else _quoted(self._quote)
+        pair = f"{quotes} {key} {quotes} {_quoted(colon)} any_value"
+        return self._rule(f'{_quoted(opening)} ({pair} ("," {pair})*)? {_quoted(closing)}')
 
     def _literal(self, value: Any) -> str:
         """A fixed value."""
