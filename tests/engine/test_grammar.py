@@ -9,7 +9,7 @@ import pytest
 from engine_rig import Guesser, V, make_engine, run
 from oracle_model import START, OracleExecutor, following, logits_after
 
-from foreword.batch import SamplingParams
+from foreword.batch import Origin, SamplingParams, StructuredOutputs
 from foreword.engine.speculation import SpeculationConfig
 from foreword.errors import RequestError
 from foreword.executors import Capability
@@ -169,9 +169,13 @@ def test_a_grammar_that_leaves_no_token_ends_its_request_alone_with_an_error_tha
     engine = make_engine()
     engine.add_request("a", [1, 2, 3], grammar=Nothing())
     engine.add_request("b", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=5), grammar=Circle())
+    asked = StructuredOutputs.of_schema({}, Origin("response_format.schema", {}))
+    engine.add_request("c", [1, 2, 3], SamplingParams(structured_outputs=asked), grammar=Nothing())
     outputs = run(engine)
     assert isinstance(outputs["a"].error, NoTokenLeftError)
     assert str(outputs["a"].error).startswith("request 'a': structured_outputs = 'token mask of step 1'")
+    assert isinstance(outputs["c"].error, NoTokenLeftError)
+    assert str(outputs["c"].error).startswith("request 'c': response_format.schema = 'token mask of step ")
     assert (outputs["a"].outputs[0].finish_reason, outputs["a"].outputs[0].token_ids) == ("error", [])
     assert outputs["b"].error is None
     assert outputs["b"].outputs[0].token_ids == expected([1, 2, 3], 5)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from foreword.arrays import F32, I32
-from foreword.batch import CheckedParams, CheckedPrompt, PoolingParams, PromptInputs, SamplingParams
+from foreword.batch import CheckedParams, CheckedPrompt, PoolingParams, PromptInputs, SamplingParams, StructuredOutputs
 from foreword.cache.manager import NO_KEYS
 from foreword.cache.prefix import BlockKeys
 from foreword.engine.outputs import (
@@ -21,7 +21,7 @@ from foreword.engine.outputs import (
     Transcript,
 )
 from foreword.engine.text import TextStream
-from foreword.errors import EngineError, ForewordError
+from foreword.errors import EngineError, ForewordError, RequestError
 from foreword.sampling import Grammar, TokenLogprobs
 from foreword.scheduler import Request
 from foreword.scheduler.request import NO_SPANS
@@ -147,6 +147,9 @@ class Completion:
         if not isinstance(error, ForewordError):
             failure = EngineError(f"request {self.group.request_id!r}: {type(error).__name__}: {error}")
             failure.__cause__, error = error, failure
+        constraint = self.params.structured_outputs
+        if isinstance(error, RequestError) and isinstance(constraint, StructuredOutputs) and constraint.origin:
+            error = error.renamed({"structured_outputs": constraint.origin.field})
         self._end(token_ids, "error", None, error)
 
     def _end(
