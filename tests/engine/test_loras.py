@@ -217,6 +217,9 @@ def test_names_that_are_wrong_are_errors_that_change_nothing(llm, files):
     for lora in (5, "", ["law"]):
         with pytest.raises(RequestError, match="lora = "):
             llm.engine.check("x", PROMPT, GREEDY, lora=lora)
+    for lora, fix in (("lwa", r"Load it first; did you mean 'law'\?$"), ("", r"Load it first\.$")):
+        with pytest.raises(RequestError, match=fix):
+            llm.engine.check("x", PROMPT, GREEDY, lora=lora)
     assert [*llm.loras] == [*NAMES]
 
 

@@ -95,7 +95,7 @@ class Loras:
     def check(self, request_id: str, name: object) -> None:
         """RequestError unless the name is known."""
         if not isinstance(name, str) or name not in self._current:
-            fix = f"Load it first{self._hint(name)}."
+            fix = f"Load it first{self._hint(name) or '.'}"
             raise RequestError(request_id, "lora", name, "is not the name of an adapter", fix)
 
     def read_again(self, request_id: str, name: str | None) -> LoraAdapter | None:
