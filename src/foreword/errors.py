@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import reprlib
+from collections.abc import Mapping
+from copy import copy
 from dataclasses import fields
 from functools import wraps
 from typing import Any, TypeVar
@@ -86,8 +88,24 @@ class RequestError(ForewordError, ValueError):
     def __init__(self, request_id: str | None, field: str, value: object, reason: str, fix: str) -> None:
         field = field if len(field) <= 200 else f"{field[:197]}..."  # clients can give names of any length
         self.request_id, self.field, self.value, self.reason, self.fix = request_id, field, value, reason, fix
-        prefix = f"request {request_id!r}: " if request_id is not None else ""
-        super().__init__(f"{prefix}{field} = {shown(value)}: {reason}. {fix}")
+        super().__init__(self._message())
+
+    def _message(self) -> str:
+        prefix = f"request {self.request_id!r}: " if self.request_id is not None else ""
+        return f"{prefix}{self.field} = {shown(self.value)}: {self.reason}. {self.fix}"
+
+    def renamed(self, origins: Mapping[str, str]) -> RequestError:
+        """Return the same error of the field that this one was made from: with {"messages[0]": "input[1]"} one of
+        ``messages[0].role`` is one of ``input[1].role``. The longest name counts.
+        """
+        for name in sorted(origins, key=len, reverse=True):
+            rest = self.field.removeprefix(name)
+            if self.field.startswith(name) and rest[:1] in ("", ".", "["):
+                made = copy(self)
+                made.field = origins[name] + rest
+                made.args = (made._message(),)
+                return made
+        return self
 
 
 class CapacityError(ForewordError, RuntimeError):

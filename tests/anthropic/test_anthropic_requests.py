@@ -90,6 +90,8 @@ def test_blocks_of_a_conversation_with_tools():
 
 def test_tools_have_the_form_of_chats():
     (tool,) = parse(tools=[{**TOOL, "cache_control": {"type": "ephemeral"}}]).chat["tools"]
+    (strict,) = parse(tools=[{**TOOL, "strict": True}]).chat["tools"]
+    assert strict == {**tool, "function": {**tool["function"], "strict": True}}
     function = {"name": "weather", "description": "of a city", "parameters": TOOL["input_schema"]}
     assert tool == {"type": "function", "function": function}
 
@@ -163,7 +165,7 @@ CALL = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
         ({"messages": []}, "messages"),
         ({"system": [IMAGE]}, "system[0].type"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
-        ({"tools": [{**TOOL, "strict": True}]}, "tools[0].strict"),
+        ({"tools": [{**TOOL, "strict": "yes"}]}, "tools[0].strict"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tool_choice": "auto"}, "tool_choice"),

@@ -199,7 +199,7 @@ def test_a_stream_and_its_usage():
     request = chat(stream=True, stream_options={"include_usage": True})
     assert (request.stream, request.include_usage) == (True, True)
     assert refusal(chat, stream_options={"include_usage": True}).field == "stream_options"
-    assert refusal(chat, stream=True, stream_options={"usage": True}).field == "usage"
+    assert refusal(chat, stream=True, stream_options={"usage": True}).field == "stream_options.usage"
 
 
 def test_options_of_the_engine_and_the_template():
@@ -219,7 +219,7 @@ def test_tools_and_their_choice():
         assert chat(tools=tools, tool_choice=choice).chat["tool_choice"] == choice
     assert refusal(chat, tools="f").field == "tools"
     assert refusal(chat, tool_choice="f").field == "tool_choice"
-    assert refusal(chat, tool_choice={"type": "custom"}).field == "tool_choice"
+    assert refusal(chat, tool_choice={"type": "custom"}).field == "tool_choice.type"
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "self", "add_generation_prompt"])

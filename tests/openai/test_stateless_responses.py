@@ -80,7 +80,7 @@ def test_items_of_a_conversation_with_calls():
 
 def test_tools_and_their_choice_have_the_form_of_chats():
     chat = parse(tools=[TOOL], tool_choice={"type": "function", "name": "weather"}).chat.chat
-    function = {"name": "weather", "parameters": TOOL["parameters"]}
+    function = {"name": "weather", "parameters": TOOL["parameters"], "strict": True}
     assert chat["tools"] == [{"type": "function", "function": function}]
     assert chat["tool_choice"] == {"type": "function", "function": {"name": "weather"}}
 
@@ -106,7 +106,7 @@ def test_a_schema_of_the_output():
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.mode"),
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0].type"),

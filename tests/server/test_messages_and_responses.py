@@ -179,3 +179,54 @@ def test_a_failed_step_ends_a_stream_with_an_error_and_the_server_goes_on(talker
         assert "broken on purpose" in last.response.error.message
         replace_compute(server.llm.engine.executor, compute)
         assert ask(claude)[0].stop_reason == "max_tokens"
+
+
+ODD = {"type": "object", "properties": {"a": {"not": {}}}}
+CUT = '{"city": "Pa'
+CALLED = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": CUT}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("chat/completions", {"tools": [{"type": "function", "function": {"name": "f", "parameters": ODD}}],
+                              "tool_choice": "required"}, "tools[0].function.parameters"),
+        ("chat/completions", {"response_format": {"type": "json_object", "schema": ODD}}, "response_format.schema"),
+        ("responses", {"text": {"format": {"type": "json_schema", "name": "x", "schema": ODD}}}, "text.format.schema"),
+        ("responses", {"tools": [{"type": "function", "name": "f", "parameters": ODD, "strict": True}]},
+         "tools[0].parameters"),
+        ("responses", {"input": [*HI, {"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]},
+         "input[1].content[0]"),
+        ("messages", {"tools": [{"name": "f", "input_schema": ODD}], "tool_choice": {"type": "any"}},
+         "tools[0].input_schema"),
+        ("messages", {"output_config": {"format": {"type": "json_schema", "schema": ODD}}},
+         "output_config.format.schema"),
+        ("messages/count_tokens", {"messages": [
+            {"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "data:,"}}]}
+        ]}, "messages[0].content[0]"),
+    ],
+)  # fmt: skip
+def test_an_error_names_the_field_that_was_sent(calling, path, body, field):
+    given = {"model": "talker", **({"input": "Hi"} if path == "responses" else {"messages": HI})}
+    given |= {"max_tokens": 5} if path == "messages" else {}
+    answer = calling.post(f"/v1/{path}", {**given, **body}, headers={"Authorization": "Bearer secret"})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert f"{field} = " in error["message"]
+    assert error.get("param", field) == field
+    assert "structured_outputs" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat/completions", {"messages": [*HI, {"role": "assistant", "content": None, "tool_calls": [CALLED]}]}),
+        ("responses", {"input": [*HI, {"type": "function_call", "call_id": "1", "name": "weather", "arguments": CUT}]}),
+        ("messages", {"max_tokens": 5, "messages": [
+            *HI, {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": CUT}]}, *HI
+        ]}),
+    ],
+)  # fmt: skip
+def test_a_conversation_goes_on_after_a_call_that_was_cut(calling, path, body):
+    answer = calling.post(f"/v1/{path}", {"model": "talker", **body}, headers={"Authorization": "Bearer secret"})
+    assert answer.status_code == 200, answer.text

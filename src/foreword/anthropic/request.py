@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from foreword.batch import SamplingParams
+from foreword.batch import Origin, SamplingParams, StructuredOutputs
 from foreword.engine.chat import ChatOptions
 from foreword.errors import RequestError
 from foreword.fields import BOOLEAN, INTEGER, OBJECT, STRING, STRINGS, Fields, Neutral, either, list_of, one_of
@@ -38,7 +38,6 @@ NEUTRAL_OF_TOOL: Neutral = {
     "defer_loading": (False,),
     "eager_input_streaming": (True, False),
     "input_examples": ([],),
-    "strict": (False,),
 }
 
 _BLOCKS = either(STRING, list_of(OBJECT, "a list of content blocks"))
@@ -66,24 +65,28 @@ def _parse(given: Fields, *, is_count: bool) -> ChatRequest:
     structured = _structured_outputs(given)
     if structured is not None:
         sampling["structured_outputs"] = structured
-    given.take("cache_control", OBJECT)
-    given.take("metadata", OBJECT)
+    _take_cache_control(given)
+    if (metadata := given.nested("metadata")) is not None:
+        metadata.take("user_id", STRING)
+        metadata.end()
     conversation = Conversation()
-    for text in _texts(given, "system"):
-        conversation.text("system", text)
+    for text, at in _texts(given, "system"):
+        conversation.text("system", text, at)
     for message in _required(given, "messages"):
         _add_message(conversation, message)
     if conversation.last_role == "assistant":
         fix = "End with a message of the user: an answer cannot be continued."
         raise given.refuse("messages", conversation.messages[-1]["role"], fix)
+    tools = _tools(given)
     template = {**_thinking(given, max_tokens), **template_variables(given)}
     request = ChatRequest(
         model=given.require("model", STRING),
         messages=conversation.messages,
         params=SamplingParams(**sampling, max_tokens=max_tokens),
-        chat=ChatOptions(tools=_tools(given), template=template, **_tool_choice(given)),  # type: ignore[typeddict-item]
+        chat=ChatOptions(tools=tools, template=template, **_tool_choice(given)),  # type: ignore[typeddict-item]
         options=request_options(given),
         stream=given.take("stream", BOOLEAN, False),
+        origins={**_origins_of_tools(len(tools or ())), **conversation.origins},
     )
     given.end(NEUTRAL)
     request.params.check()
@@ -97,22 +100,22 @@ def _required(given: Fields, name: str) -> list[Fields]:
     return found
 
 
-def _structured_outputs(given: Fields) -> dict[str, Any] | None:
+def _structured_outputs(given: Fields) -> object:
     """``output_config.format``, or ``structured_outputs`` itself."""
-    direct: dict[str, Any] | None = given.take("structured_outputs", OBJECT)
+    direct = given.take("structured_outputs", OBJECT)
     config = given.nested("output_config")
     format = config.nested("format") if config is not None else None
-    schema = None
     if config is not None:
         config.end({"effort": ("high",)})  # Anthropic's default: what the model does unasked
-    if format is not None:
-        format.require("type", one_of("json_schema"))
-        schema = format.require("schema", OBJECT)
-        format.end()
-        if direct is not None:
-            fix = "Give only one of them."
-            raise RequestError(None, "output_config.format", schema, "structured_outputs is given too", fix)
-    return direct if schema is None else {"json": schema}
+    if format is None:
+        return direct
+    format.require("type", one_of("json_schema"))
+    schema, at = format.require("schema", OBJECT), format.path("schema")
+    format.end()
+    if direct is not None:
+        fix = "Give only one of them."
+        raise RequestError(None, "output_config.format", schema, "structured_outputs is given too", fix)
+    return StructuredOutputs.of_schema(schema, Origin(at, schema))
 
 
 def _thinking(given: Fields, max_tokens: int | None) -> dict[str, Any]:
@@ -130,6 +133,22 @@ def _thinking(given: Fields, max_tokens: int | None) -> dict[str, Any]:
     return {} if kind == "adaptive" else {"enable_thinking": kind == "enabled"}
 
 
+def _take_cache_control(given: Fields) -> None:
+    """Every prefix is cached, for as long as there is room."""
+    if (control := given.nested("cache_control")) is not None:
+        for name in ("type", "ttl", "scope"):
+            control.take(name, STRING)
+        control.end()
+
+
+def _origins_of_tools(count: int) -> dict[str, str]:
+    """What the fields of tools and their choice are called in the body."""
+    found = {"parallel_tool_calls": "tool_choice.disable_parallel_tool_use"}
+    for i in range(count):
+        found |= {f"tools[{i}].function": f"tools[{i}]", f"tools[{i}].function.parameters": f"tools[{i}].input_schema"}
+    return found
+
+
 def _tools(given: Fields) -> list[dict[str, Any]] | None:
     tools = given.nested_list("tools")
     return None if tools is None else [_tool(tool) for tool in tools]
@@ -141,7 +160,8 @@ def _tool(tool: Fields) -> dict[str, Any]:
         raise tool.refuse("type", kind, "Describe a tool of your own, with name and input_schema.")
     function = {"name": tool.require("name", STRING), "description": tool.take("description", STRING)}
     function["parameters"] = tool.require("input_schema", OBJECT)
-    tool.take("cache_control", OBJECT)
+    function["strict"] = tool.take("strict", BOOLEAN)
+    _take_cache_control(tool)
     tool.end(NEUTRAL_OF_TOOL)
     return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
 
@@ -161,16 +181,17 @@ def _tool_choice(given: Fields) -> dict[str, Any]:
 
 def _add_message(conversation: Conversation, message: Fields) -> None:
     role = message.require("role", one_of("user", "assistant", "system"))
-    content = message.require("content", _BLOCKS)
+    content = message.take("content", _BLOCKS, "") if role == "assistant" else message.require("content", _BLOCKS)
     message.end()
     if isinstance(content, str):
-        conversation.text(role, content)
+        conversation.text(role, content, message.path("content"))
         return
     for i, block in enumerate(content):
-        _add_block(conversation, role, Fields(block, message.path(f"content[{i}]")))
+        at = message.path(f"content[{i}]")
+        _add_block(conversation, role, Fields(block, at), at)
 
 
-def _add_block(conversation: Conversation, role: str, block: Fields) -> None:
+def _add_block(conversation: Conversation, role: str, block: Fields, at: str) -> None:
     kind = block.require("type", STRING)
     known = {
         "user": ("text", "image", "tool_result"),
@@ -180,29 +201,29 @@ def _add_block(conversation: Conversation, role: str, block: Fields) -> None:
     if kind not in known:
         fix = f"Content of the role {role} may have blocks of the types {', '.join(known)}."
         raise block.refuse("type", kind, fix)
-    block.take("cache_control", OBJECT)
+    _take_cache_control(block)
     if kind == "text":
-        conversation.text(role, block.require("text", STRING))
+        conversation.text(role, block.require("text", STRING), at)
         block.end({"citations": ([], {"enabled": False})})
     elif kind == "image":
         source = block.nested("source")
         if source is None:
             raise RequestError(None, block.path("source"), None, "is missing", "Give the image.")
-        conversation.image(role, _image_url(source))
+        conversation.image(role, _image_url(source), at)
         block.end()
     elif kind == "thinking":
-        conversation.reasoning(block.require("thinking", STRING))
+        conversation.reasoning(block.require("thinking", STRING), at)
         block.take("signature", STRING)
         block.end()
     elif kind == "tool_use":
-        arguments = block.require("input", OBJECT)
-        conversation.call(block.require("id", STRING), block.require("name", STRING), arguments)
+        name, arguments = block.require("name", STRING), block.take("input", either(OBJECT, STRING))
+        conversation.call(block.require("id", STRING), name, arguments, block.path("input"))
         block.end({"caller": ({"type": "direct"},), "toolset_name": ()})
     else:
         failed = block.take("is_error", BOOLEAN, False)
-        text = "\n".join(_texts(block, "content"))
+        text = "\n".join(text for text, _ in _texts(block, "content"))
         # Chat templates have no place for the flag, so the text says it.
-        conversation.result(block.require("tool_use_id", STRING), f"Error: {text}" if failed else text)
+        conversation.result(block.require("tool_use_id", STRING), f"Error: {text}" if failed else text, at)
         block.end({"toolset_name": ()})
 
 
@@ -216,12 +237,12 @@ def _image_url(source: Fields) -> str:
     return url
 
 
-def _texts(given: Fields, name: str) -> list[str]:
-    """A field that is a text or a list of text blocks."""
-    value = given.take(name, _BLOCKS, "")
+def _texts(given: Fields, name: str) -> list[tuple[str, str]]:
+    """Text and path of a field that is a text, or of each text block of a list."""
+    value, at = given.take(name, _BLOCKS, ""), given.path(name)
     if isinstance(value, str):
-        return [value] if value else []
-    return [_text_of(Fields(block, f"{given.path(name)}[{i}]")) for i, block in enumerate(value)]
+        return [(value, at)] if value else []
+    return [(_text_of(Fields(block, f"{at}[{i}]")), f"{at}[{i}]") for i, block in enumerate(value)]
 
 
 def _text_of(block: Fields) -> str:
@@ -229,6 +250,6 @@ def _text_of(block: Fields) -> str:
     if kind != "text":
         raise block.refuse("type", kind, "Only text is supported.")
     text: str = block.require("text", STRING)
-    block.take("cache_control", OBJECT)
+    _take_cache_control(block)
     block.end({"citations": ([], {"enabled": False})})
     return text

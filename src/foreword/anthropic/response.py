@@ -10,6 +10,7 @@ from foreword.messages import ArgumentsDelta, CallEnd, CallStart, ContentDelta, 
 from foreword.openai.frames import AnswerStream, json_string, named_frame
 from foreword.openai.request import ChatRequest
 from foreword.openai.response import Body, Named
+from foreword.schemas import INVALID_JSON
 
 KIND_OF_STATUS = {
     400: "invalid_request_error",
@@ -155,7 +156,7 @@ def _input(call: ToolCall) -> Body:
     if call.error is None:
         found: Body = json.loads(call.arguments)
         return found
-    return {"INVALID_JSON": call.arguments}
+    return {INVALID_JSON: call.arguments}
 
 
 def _stop(request: ChatRequest, completion: CompletionOutput, *, has_calls: bool) -> Body:

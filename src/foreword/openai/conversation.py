@@ -9,41 +9,54 @@ class Conversation:
     """Messages in OpenAI's chat form, made piece by piece. Neighbouring pieces of one role are one message.
 
     An assistant's reasoning, text and calls are one message; the result of each call is a message of its own.
+
+    at: the path in the body of what a piece is made from. origins: the path of each message and of its parts, by
+    their names in the messages.
     """
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
+        self.origins: dict[str, str] = {}
 
     @property
     def last_role(self) -> str | None:
         return self.messages[-1]["role"] if self.messages else None
 
-    def text(self, role: str, text: str) -> None:
-        message = self._of(role)
-        message["content"] = [*(message["content"] or ()), {"type": "text", "text": text}]
+    def text(self, role: str, text: str, at: str) -> None:
+        self._part(role, {"type": "text", "text": text}, at)
 
-    def image(self, role: str, url: str) -> None:
+    def image(self, role: str, url: str, at: str) -> None:
         """url: a data: URL, or one of another machine."""
-        message = self._of(role)
-        message["content"] = [*(message["content"] or ()), {"type": "image_url", "image_url": {"url": url}}]
+        self._part(role, {"type": "image_url", "image_url": {"url": url}}, at)
 
-    def reasoning(self, text: str) -> None:
-        message = self._of("assistant")
+    def reasoning(self, text: str, at: str) -> None:
+        message = self._of("assistant", at)
         message["reasoning_content"] = message.get("reasoning_content", "") + text
         message["content"] = message["content"] or []
 
-    def call(self, call_id: str, name: str, arguments: object) -> None:
-        """arguments: an object, or its JSON text."""
-        function = {"name": name, "arguments": arguments}
-        self._of("assistant").setdefault("tool_calls", []).append(
-            {"id": call_id, "type": "function", "function": function}
-        )
+    def call(self, call_id: str, name: str, arguments: object, at: str) -> None:
+        """arguments: an object, its JSON text, or None. at: of the arguments."""
+        calls = self._of("assistant", at).setdefault("tool_calls", [])
+        self.origins[f"{self._last}.tool_calls[{len(calls)}].function.arguments"] = at
+        calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
 
-    def result(self, call_id: str, content: str) -> None:
+    def result(self, call_id: str, content: str, at: str) -> None:
         self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+        self.origins[self._last] = at
 
-    def _of(self, role: str) -> dict[str, Any]:
+    @property
+    def _last(self) -> str:
+        """The name of the last message."""
+        return f"messages[{len(self.messages) - 1}]"
+
+    def _part(self, role: str, part: dict[str, Any], at: str) -> None:
+        message = self._of(role, at)
+        self.origins[f"{self._last}.content[{len(message['content'] or ())}]"] = at
+        message["content"] = [*(message["content"] or ()), part]
+
+    def _of(self, role: str, at: str) -> dict[str, Any]:
         """The last message if it is of this role, else a new one."""
         if self.last_role != role:
             self.messages.append({"role": role, "content": None})
+            self.origins[self._last] = at
         return self.messages[-1]

@@ -8,11 +8,11 @@ unknown or not supported and for a value of another type; ranges are checked by 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-from foreword.batch import SamplingParams
+from foreword.batch import Origin, SamplingParams, StructuredOutputs
 from foreword.batch.values.parameters import Parameter
 from foreword.batch.values.sampling_params import PARAMETERS
 from foreword.engine import RequestOptions
@@ -23,6 +23,7 @@ from foreword.fields import (
     INTEGER,
     NUMBER,
     OBJECT,
+    OBJECTS,
     STRING,
     STRINGS,
     Fields,
@@ -40,6 +41,7 @@ class ChatRequest:
 
     model: as given, or None. messages: as the chat template takes them. chat: how they are made a prompt, and how the
     answer is read. options: of the request in the engine. stream: in chunks; include_usage: also the usage.
+    origins: what the body names otherwise than messages and chat, see `RequestError.renamed`.
     """
 
     model: str | None
@@ -49,6 +51,7 @@ class ChatRequest:
     options: RequestOptions = field(default_factory=RequestOptions)
     stream: bool = False
     include_usage: bool = False
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,22 +75,7 @@ MESSAGES = list_of(OBJECT, "a list of messages")
 TOOLS = list_of(OBJECT, "a list of tools")
 
 
-def tool_choice(function: str) -> Kind:
-    """A word, or an object of the given form that names a function."""
-    words = one_of("none", "auto", "required")
-    return Kind(
-        f"none, auto, required or {function}",
-        lambda value: words.accepts(value) or (isinstance(value, dict) and value.get("type") == "function"),
-        {
-            "anyOf": [
-                words.schema,
-                {"type": "object", "properties": {"type": {"const": "function"}}, "required": ["type"]},
-            ]
-        },
-    )
-
-
-_TOOL_CHOICE = tool_choice('{"type": "function", "function": {"name": …}}')
+CHOICES = one_of("none", "auto", "required")
 _TOKEN_ID = "^[0-9]{1,10}$"
 _BIASES = Kind(
     "an object of numbers by token id",
@@ -218,37 +206,57 @@ def _sampling(given: Fields) -> dict[str, Any]:
     return found if structured is None else {**found, "structured_outputs": structured}
 
 
-def _structured_outputs(given: Fields) -> dict[str, Any] | None:
+def _structured_outputs(given: Fields) -> object:
     """``structured_outputs`` itself (vLLM's), or what ``response_format`` (OpenAI's) asks for."""
-    direct: dict[str, Any] | None = given.take("structured_outputs", OBJECT)
-    wanted: dict[str, Any] | None = given.take("response_format", OBJECT)
-    if wanted is None or wanted.get("type") == "text":
-        return direct
-    if direct is not None:
-        _fail("response_format", wanted, "structured_outputs is given too", "one")
-    if wanted.get("type") == "json_object":
-        return {"json": {"type": "object"}}
-    if wanted.get("type") != "json_schema":
-        fix = "Give text, json_object or json_schema."
-        raise RequestError(None, "response_format.type", wanted.get("type"), "is not supported", fix)
-    described = wanted.get("json_schema")
-    schema = described.get("schema") if isinstance(described, dict) else None
-    if not isinstance(schema, dict):
-        name = "response_format.json_schema.schema"
-        raise RequestError(None, name, schema, "expected an object", "Give a JSON schema.")
-    return {"json": schema}
+    direct = given.take("structured_outputs", OBJECT)
+    asked = given.nested("response_format")
+    found = None if asked is None else _response_format(asked)
+    if found is not None and direct is not None:
+        _fail("response_format", found, "structured_outputs is given too", "one")
+    return direct if found is None else found
+
+
+def _response_format(asked: Fields) -> object:
+    kind = asked.require("type", one_of("text", "json_object", "json_schema", "structural_tag"))
+    found: object = None
+    if kind == "json_object":
+        found = object_asked(asked)
+    elif kind == "json_schema":
+        described = asked.nested("json_schema") or Fields({}, asked.path("json_schema"))
+        found = schema_asked(described)
+        described.end()
+    elif kind == "structural_tag":  # vLLM's
+        tag = {"structures": asked.require("structures", OBJECTS), "triggers": asked.require("triggers", STRINGS)}
+        found = replace(StructuredOutputs.of({"structural_tag": tag}), origin=Origin("response_format", tag))
+    asked.end()
+    return found
+
+
+def object_asked(asked: Fields) -> StructuredOutputs:
+    """What {"type": "json_object"} asks for; llama.cpp's form has a schema."""
+    schema = asked.take("schema", OBJECT, {"type": "object"})
+    return StructuredOutputs.of_schema(schema, Origin(asked.path("schema"), schema))
+
+
+def schema_asked(described: Fields) -> StructuredOutputs:
+    """What {name, description, schema, strict} asks for. The schema is followed whether it is to be strictly or not."""
+    for name, label in {"name": STRING, "description": STRING, "strict": BOOLEAN}.items():
+        described.take(name, label)
+    schema = described.require("schema", OBJECT)
+    return StructuredOutputs.of_schema(schema, Origin(described.path("schema"), schema))
 
 
 def _common(given: Fields) -> dict[str, Any]:
     """Fields of both kinds of requests that are not for the sampler."""
     for name, kind in LABELS.items():
         given.take(name, kind)
-    stream, wanted = given.take("stream", BOOLEAN, False), given.take("stream_options", OBJECT, {})
-    if wanted and not stream:
-        raise RequestError(None, "stream_options", wanted, "needs stream: true", "Leave it out.")
-    in_stream = Fields(wanted)
-    include_usage = in_stream.take("include_usage", BOOLEAN, False)
-    in_stream.end()
+    stream, in_stream = given.take("stream", BOOLEAN, False), given.nested("stream_options")
+    include_usage = False
+    if in_stream is not None:
+        include_usage = in_stream.take("include_usage", BOOLEAN, False)
+        in_stream.end({"include_obfuscation": (False,), "continuous_usage_stats": (False,)})
+        if include_usage and not stream:
+            raise RequestError(None, "stream_options", {"include_usage": True}, "needs stream: true", "Leave it out.")
     return {"options": request_options(given), "stream": stream, "include_usage": include_usage}
 
 
@@ -274,13 +282,73 @@ def template_variables(given: Fields) -> dict[str, Any]:
 
 def _chat_options(given: Fields) -> ChatOptions:
     """Tools, and the variables of the chat template."""
+    choice = given.take("tool_choice", either(CHOICES, OBJECT), "auto")
     return ChatOptions(
-        tools=given.take("tools", TOOLS),
-        tool_choice=given.take("tool_choice", _TOOL_CHOICE, "auto"),
+        tools=tools_of(given),
+        tool_choice=choice if isinstance(choice, str) else named_choice(Fields(choice, "tool_choice"), _named_function),
         parallel_tool_calls=given.take("parallel_tool_calls", BOOLEAN, True),
         add_generation_prompt=given.take("add_generation_prompt", BOOLEAN, True),
         template=template_variables(given),
     )
+
+
+def tools_of(given: Fields) -> list[dict[str, Any]] | None:
+    """``tools`` as given, without fields that are null or labels."""
+    tools = given.take("tools", TOOLS)
+    for i, tool in enumerate(tools or ()):
+        _check_tool(Fields(tool, f"tools[{i}]"))
+    return None if tools is None else [_without_labels(tool) for tool in tools]
+
+
+def _check_tool(tool: Fields) -> None:
+    kind = tool.take("type", STRING, "function")
+    if kind != "function":
+        raise tool.refuse("type", kind, "Describe a function of your own.")
+    tool.take("cache_control", OBJECT)
+    function = tool.nested("function") or tool
+    function.require("name", STRING)
+    for name, of_function in _FUNCTION.items():
+        function.take(name, of_function)
+    function.end()
+    tool.end()
+
+
+def _without_labels(tool: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: value for name, value in tool.items() if value is not None and name != "cache_control"}
+    return {**found, "function": _without_labels(found["function"])} if "function" in found else found
+
+
+_FUNCTION = {
+    "description": STRING, "parameters": OBJECT, "strict": BOOLEAN, "return": OBJECT, "response": OBJECT,
+}  # fmt: skip
+"""Fields of a function. The last two, of what it returns, are in the descriptions that chat templates take."""
+
+
+def named_choice(chosen: Fields, function: Callable[[Fields], str]) -> dict[str, Any]:
+    """A choice of tools in the form of chats. function: takes the name out of an object that names a function."""
+    if chosen.require("type", one_of("function", "allowed_tools")) == "function":
+        name = function(chosen)
+        chosen.end()
+        return {"type": "function", "function": {"name": name}}
+    allowed = chosen.nested("allowed_tools") or chosen
+    mode = allowed.require("mode", one_of("auto", "required"))
+    tools = []
+    for tool in allowed.nested_list("tools") or ():
+        tool.require("type", one_of("function"))
+        tools.append({"type": "function", "function": {"name": function(tool)}})
+        tool.end()
+    allowed.end()
+    chosen.end()
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def _named_function(chosen: Fields) -> str:
+    function = chosen.nested("function")
+    if function is None:
+        raise RequestError(None, chosen.path("function"), None, "is missing", 'Give {"name": …}.')
+    name: str = function.require("name", STRING)
+    function.end()
+    return name
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,13 +20,16 @@ from foreword.messages import ArgumentsDelta, CallEnd, CallStart, ContentDelta, 
 from foreword.openai.conversation import Conversation
 from foreword.openai.frames import AnswerStream, json_string, named_frame
 from foreword.openai.request import (
+    CHOICES,
     LABELS,
     NORMAL_EFFORT,
     ChatRequest,
+    named_choice,
+    object_asked,
     request_options,
     sampling_fields,
+    schema_asked,
     template_variables,
-    tool_choice,
 )
 from foreword.openai.response import Body, Named
 
@@ -65,7 +68,6 @@ NEUTRAL_OF_REASONING: Neutral = {
 }
 
 _ITEMS = either(STRING, OBJECTS)
-_TOOL_CHOICE = tool_choice('{"type": "function", "name": …}')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,17 +83,14 @@ class ResponsesRequest:
 
 
 def parse_responses(body: object) -> ResponsesRequest:
-    """The request in a body of /v1/responses. RequestError if it cannot be served as given.
-
-    ``strict`` of a tool is accepted: arguments follow the schema where ``tool_choice`` demands a call.
-    """
+    """The request in a body of /v1/responses. RequestError if it cannot be served as given."""
     given = Fields(body)
     sampling = sampling_fields(given, without=OWN_NAMES)
     labels = {name: given.take(name, kind) for name, kind in LABELS.items()}
     instructions = given.take("instructions", STRING)
     conversation = Conversation()
     if instructions is not None:
-        conversation.text("system", instructions)
+        conversation.text("system", instructions, "instructions")
     _add_input(conversation, given)
     if reasoning := given.nested("reasoning"):
         reasoning.end(NEUTRAL_OF_REASONING)
@@ -100,10 +99,10 @@ def parse_responses(body: object) -> ResponsesRequest:
     if structured is not None:
         sampling["structured_outputs"] = structured
     tools = given.take("tools", OBJECTS, [])
-    choice = given.take("tool_choice", _TOOL_CHOICE, "auto")
+    choice = given.take("tool_choice", either(CHOICES, OBJECT), "auto")
     chat = ChatOptions(
         tools=[_tool(Fields(tool, f"tools[{i}]")) for i, tool in enumerate(tools)] or None,
-        tool_choice=choice if isinstance(choice, str) else _function(Fields(choice, "tool_choice")),
+        tool_choice=choice if isinstance(choice, str) else named_choice(Fields(choice, "tool_choice"), _name),
         parallel_tool_calls=given.take("parallel_tool_calls", BOOLEAN, True),
         template=template_variables(given),
     )
@@ -118,6 +117,11 @@ def parse_responses(body: object) -> ResponsesRequest:
         chat=chat,
         options=request_options(given),
         stream=stream,
+        origins={
+            **{f"tools[{i}].function": f"tools[{i}]" for i in range(len(tools))},
+            **dict.fromkeys(("messages", "prompt", "prompt_token_ids"), "input"),
+            **conversation.origins,
+        },
     )
     given.end(NEUTRAL)
     params.check()
@@ -342,7 +346,7 @@ def usage(output: RequestOutput) -> Body:
 def _add_input(conversation: Conversation, given: Fields) -> None:
     items = given.require("input", _ITEMS)
     if isinstance(items, str):
-        conversation.text("user", items)
+        conversation.text("user", items, "input")
         return
     if not items:
         raise RequestError(None, "input", items, "is empty", "Give at least one item.")
@@ -359,19 +363,20 @@ def _add_item(conversation: Conversation, item: Fields) -> None:
         _add_content(conversation, "system" if role == "developer" else role, item)
         item.end({"phase": ("commentary", "final_answer")})
     elif kind == "function_call":
-        name, arguments = item.require("name", STRING), item.require("arguments", STRING)
-        conversation.call(item.require("call_id", STRING), name, arguments)
+        name, arguments = item.require("name", STRING), item.take("arguments", either(STRING, OBJECT))
+        conversation.call(item.require("call_id", STRING), name, arguments, item.path("arguments"))
         item.end({"namespace": (), "caller": ({"type": "direct"},), "async": (False,)})
     elif kind == "function_call_output":
         call_id = item.require("call_id", STRING)
-        conversation.result(call_id, "\n".join(_texts(item, "output", "input_text")))
+        conversation.result(call_id, "\n".join(_texts(item, "output", "input_text")), item.path("output"))
         item.take("name", STRING)
         item.end({"namespace": (), "caller": ({"type": "direct"},)})
     elif kind == "reasoning":
         content = item.take("content", OBJECTS, [])
         item.take("summary", OBJECTS)
         for i, part in enumerate(content):
-            conversation.reasoning(_text_of(Fields(part, item.path(f"content[{i}]")), ("reasoning_text",)))
+            at = item.path(f"content[{i}]")
+            conversation.reasoning(_text_of(Fields(part, at), ("reasoning_text",)), at)
         item.end({"encrypted_content": ("",)})
     else:
         known = "message, function_call, function_call_output, reasoning"
@@ -379,23 +384,23 @@ def _add_item(conversation: Conversation, item: Fields) -> None:
 
 
 def _add_content(conversation: Conversation, role: str, item: Fields) -> None:
-    content = item.require("content", _ITEMS)
+    content = item.take("content", _ITEMS, "") if role == "assistant" else item.require("content", _ITEMS)
     if isinstance(content, str):
-        conversation.text(role, content)
+        conversation.text(role, content, item.path("content"))
         return
     for i, given in enumerate(content):
-        part = Fields(given, item.path(f"content[{i}]"))
+        part = Fields(given, at := item.path(f"content[{i}]"))
         if role == "user" and given.get("type") == "input_image":
             part.take("type", STRING)
-            conversation.image(role, part.require("image_url", STRING))
+            conversation.image(role, part.require("image_url", STRING), at)
             part.end({"detail": DETAILS, "file_id": (), "prompt_cache_breakpoint": ()})
         else:
-            conversation.text(role, _text_of(part, ("input_text", "output_text")))
+            conversation.text(role, _text_of(part, ("input_text", "output_text")), at)
 
 
 def _texts(given: Fields, name: str, *kinds: str) -> list[str]:
     """A field that is a text or a list of text parts."""
-    value = given.require(name, _ITEMS)
+    value = given.take(name, _ITEMS, "")
     if isinstance(value, str):
         return [value]
     return [_text_of(Fields(part, f"{given.path(name)}[{i}]"), kinds) for i, part in enumerate(value)]
@@ -422,17 +427,16 @@ def _format(given: Fields) -> Body:
     return format
 
 
-def _structured_outputs(given: Fields, format: Body) -> Body | None:
+def _structured_outputs(given: Fields, format: Body) -> object:
     """What ``text.format`` asks for, or ``structured_outputs`` itself."""
     direct: Body | None = given.take("structured_outputs", OBJECT)
     asked = Fields(format, "text.format")
-    kind = asked.require("type", one_of("text", "json_object", "json_schema"))
-    found: Body | None = {"json": {"type": "object"}} if kind == "json_object" else None
-    if kind == "json_schema":
-        found = {"json": asked.require("schema", OBJECT)}
+    kind, found = asked.require("type", one_of("text", "json_object", "json_schema")), None
+    if kind == "json_object":
+        found = object_asked(asked)
+    elif kind == "json_schema":
         asked.require("name", STRING)
-        asked.take("description", STRING)
-        asked.take("strict", BOOLEAN)
+        found = schema_asked(asked)
     asked.end()
     if found is not None and direct is not None:
         raise RequestError(None, "text.format", format, "structured_outputs is given too", "Give only one of them.")
@@ -446,14 +450,12 @@ def _tool(tool: Fields) -> Body:
         raise tool.refuse("type", kind, "Describe a function of your own.")
     function = {"name": tool.require("name", STRING), "description": tool.take("description", STRING)}
     function["parameters"] = tool.take("parameters", OBJECT)
-    tool.take("strict", BOOLEAN)
+    function["strict"] = tool.take("strict", BOOLEAN)
     tool.end({"allowed_callers": (["direct"],), "defer_loading": (False,), "output_schema": ()})
     return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
 
 
-def _function(choice: Fields) -> Body:
-    """A choice of one tool in the form of chats."""
-    choice.require("type", STRING)
-    name = choice.require("name", STRING)
-    choice.end()
-    return {"type": "function", "function": {"name": name}}
+def _name(chosen: Fields) -> str:
+    """The name in a choice of a tool."""
+    name: str = chosen.require("name", STRING)
+    return name

@@ -82,12 +82,12 @@ class Generation:
         progress[self.id] = self._progress
         self._stack.callback(progress.pop, self.id)
 
-    async def chat(self, wanted: ChatRequest, *, field: str = "messages") -> AsyncGenerator[RequestOutput, None]:
-        """Check a conversation, and return the outputs of its answer. field: of the body, which has the messages."""
+    async def chat(self, wanted: ChatRequest) -> AsyncGenerator[RequestOutput, None]:
+        """Check a conversation, and return the outputs of its answer."""
         self.enter(wanted.params)
         context = self.context
         limit, media = context.engine.engine.states.max_model_len, context.media
-        with _named(field):
+        with named({**dict.fromkeys(PROMPTS, "messages"), **wanted.origins}):
             takes_time = not self.is_small or media.encoder is not None
             arguments = context.tokenizer, wanted.messages, wanted.params, limit, wanted.chat, media
             made = await apart(takes_time, make_chat, *arguments)
@@ -107,7 +107,7 @@ class Generation:
         checked = []
         for i, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
             is_alone = len(prompts) == 1
-            with _named(field if is_alone else f"{field}[{i}]"):
+            with named(dict.fromkeys(PROMPTS, field if is_alone else f"{field}[{i}]")):
                 name = self.id if is_alone else f"{self.id}-{i}"
                 group = await self._checked(name, prompt, own, None, options, stream)
             checked.append(CheckedRequest(group, index=i))
@@ -177,15 +177,12 @@ class Generation:
 
 
 @contextmanager
-def _named(field: str) -> Iterator[None]:
-    """A RequestError of the prompt is one of the field of the body that it comes from."""
+def named(origins: Mapping[str, str]) -> Iterator[None]:
+    """A RequestError names the field of the body that its own comes from; see `RequestError.renamed`."""
     try:
         yield
     except RequestError as error:
-        name, bracket, place = error.field.partition("[")
-        if name not in PROMPTS:
-            raise
-        raise RequestError(error.request_id, field + bracket + place, error.value, error.reason, error.fix) from None
+        raise error.renamed(origins) from None
 
 
 def in_order(outputs: Iterable[RequestOutput]) -> list[RequestOutput]:

@@ -12,7 +12,7 @@ from foreword.openai import ChatRequest
 from foreword.server.answer import Api
 from foreword.server.context import Context
 from foreword.server.errors import ANTHROPIC
-from foreword.server.generation import num_values
+from foreword.server.generation import named, num_values
 from foreword.server.operation import EVENTS, JSON, Body, Operation
 from foreword.server.reply import apart, is_small, reply
 
@@ -33,7 +33,8 @@ async def _count_tokens(context: Context, request: Request) -> Response:
     limit = context.config.max_prompt_tokens
     arguments = context.tokenizer, wanted.messages, wanted.params, limit, wanted.chat, context.media
     takes_time = not is_small(request) or context.media.encoder is not None
-    made = await apart(takes_time, make_chat, *arguments)
+    with named(wanted.origins):
+        made = await apart(takes_time, make_chat, *arguments)
     return reply({"input_tokens": len(made.token_ids)})
 
 

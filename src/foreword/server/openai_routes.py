@@ -53,7 +53,7 @@ COMPLETIONS: Api[CompletionRequest, RequestOutput] = Api(
 )
 RESPONSES: Api[ResponsesRequest, RequestOutput] = Api(
     body=Body(parse_responses, {"input": "Hello", "max_output_tokens": 16}, timeout=True),
-    run=lambda generation, wanted: generation.chat(wanted.chat, field="input"),
+    run=lambda generation, wanted: generation.chat(wanted.chat),
     whole=lambda context, wanted, outputs, named: reply(response_body(wanted, outputs[0], **named)),
     size=num_values,
     stream=lambda context, wanted, named: ResponseStream(wanted, **named) if wanted.chat.stream else None,

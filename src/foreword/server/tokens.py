@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foreword.errors import RequestError
-from foreword.fields import BOOLEAN, OBJECT, STRING, Fields
+from foreword.fields import BOOLEAN, STRING, Fields
 from foreword.models.tokenizer import Tokenizer
-from foreword.openai.request import IDS, MESSAGES, TOOLS
+from foreword.openai.request import IDS, MESSAGES, template_variables, tools_of
 from foreword.server.context import Context
 from foreword.server.operation import Body, Operation
 from foreword.server.reply import apart, built, is_small, reply
@@ -42,9 +42,9 @@ def parse_tokenize(body: object) -> TokenizeRequest:
     if (messages is None) == (text is None):
         raise RequestError(None, "prompt", text, "is one of prompt and messages", "Give exactly one of them.")
     of_template = {
-        "tools": given.take("tools", TOOLS),
+        "tools": tools_of(given),
         "add_generation_prompt": given.take("add_generation_prompt", BOOLEAN),
-        "chat_template_kwargs": given.take("chat_template_kwargs", OBJECT),
+        "chat_template_kwargs": template_variables(given) or None,
     }
     chosen = {name: value for name, value in of_template.items() if value is not None}
     for name, value in chosen.items() if messages is None else ():
