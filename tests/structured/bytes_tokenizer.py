@@ -52,8 +52,8 @@ class _Text:
         return self.decoder.decode(b"", True)
 
 
-def make_compiler() -> GrammarCompiler:
-    return GrammarCompiler(BytesTokenizer(), vocab_size=V, eos_token_ids=[END])
+def make_compiler(**options: int) -> GrammarCompiler:
+    return GrammarCompiler(BytesTokenizer(), vocab_size=V, eos_token_ids=[END], **options)
 
 
 COMPILER = make_compiler()

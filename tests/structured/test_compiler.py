@@ -214,10 +214,53 @@ def test_a_grammar_that_takes_too_much_memory_is_stopped_and_the_next_one_compil
     trial.compile(StructuredOutputs.of({"regex": "ab"}, "a"), 30.0)
 
 
+LARGE = [{"json": {"type": "integer", "multipleOf": 20011 + 2 * i}} for i in range(3)]
+"""Grammars of some ten megabytes each."""
+
+
+def test_a_trial_tells_the_memory_of_a_grammar():
+    trial = Trial(Vocabulary(BytesTokenizer(), vocab_size=V, eos_token_ids=[END]))
+    small, large = {"regex": "ab"}, LARGE[0]
+    found = [trial.compile(StructuredOutputs.of(one, "a"), 30.0) for one in (small, large, small, large, small)]
+    assert max(found[0::2]) < 4 << 20 < min(found[1::2])
+
+
+def test_grammars_are_kept_while_they_fit_into_the_memory_for_them():
+    compiled, ours = [], make_compiler(cache_bytes=25 << 20)
+    backend, *_ = ours._made_backend()
+    compile_one = backend.compile
+    backend.compile = lambda value: compiled.append(value.text) or compile_one(value)
+    for given in (LARGE[0], LARGE[0], *LARGE[1:], LARGE[0], {"regex": "a"}, {"regex": "b"}, {"regex": "a"}):
+        grammar(given, compiler=ours)
+    assert len(compiled) == 6  # the first large one was forgotten, the small ones were not
+    assert ours._num_bytes <= 25 << 20
+
+
+def test_why_a_grammar_cannot_be_compiled_is_remembered():
+    ours = make_compiler()
+    backend, *_ = ours._made_backend()
+    tried = []
+    compile_one = backend.compile
+    backend.compile = lambda value: tried.append(value.text) or compile_one(value)
+    for _ in range(3):
+        with pytest.raises(RequestError, match="cannot be compiled"):
+            grammar({"grammar": "start: other"}, compiler=ours)
+    assert len(tried) == 1
+
+
+def test_what_takes_long_is_told_from_what_does_not(monkeypatch: pytest.MonkeyPatch):
+    ours = make_compiler()
+    assert ours.settle(SamplingParams(structured_outputs={"regex": "ab"}), 10.0)
+    assert not ours.settle(SamplingParams(structured_outputs={"json": {"type": "integer", "multipleOf": 999_983}}), 0.5)
+    assert ours.settle(SamplingParams(structured_outputs={"regex": "abc"}), 10.0)
+    assert ours.settle(SamplingParams(structured_outputs={"regx": "abc"}), 10.0)
+    assert ours.settle(SamplingParams(), 10.0)
+
+
 def test_the_process_of_a_compiler_ends_with_it():
     ours = make_compiler()
     grammar({"regex": "a"}, compiler=ours)
-    process = ours._made_backend()[1]._process
+    process = ours._made_backend()[2]._process
     assert process is not None
     assert process.poll() is None
     del ours
@@ -227,7 +270,7 @@ def test_the_process_of_a_compiler_ends_with_it():
 
 def test_equal_grammars_are_compiled_once_and_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch):
     compiled, ours = [], make_compiler()
-    backend, _ = ours._made_backend()
+    backend, *_ = ours._made_backend()
     compile_one = backend.compile
     monkeypatch.setattr(backend, "compile", lambda value: compiled.append(value.text) or compile_one(value))
     monkeypatch.setattr(compiler, "MAX_CACHED", 2)

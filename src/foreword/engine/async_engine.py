@@ -21,17 +21,20 @@ from threading import Lock, Thread
 from typing import Any, Self, TypeVar, Unpack
 from weakref import WeakKeyDictionary
 
-from foreword.batch import PoolingParams, SamplingParams
+from foreword.batch import PoolingParams, SamplingParams, StructuredOutputs
 from foreword.engine.engine import Engine
 from foreword.engine.outputs import RequestOutput
 from foreword.engine.pooling import PoolingRequestOutput, pooling_output
 from foreword.engine.prompt import Prompt
 from foreword.engine.request_group import RequestGroup, RequestOptions
 from foreword.engine.transaction import check_process
+from foreword.engine.turns import Turns
 from foreword.errors import ConfigError, EngineError, RequestError
+from foreword.structured.compiler import COMPILE_SECONDS, QUICK_SECONDS
 
 T = TypeVar("T")
 Event = RequestOutput | Exception
+MOST_WAIT = 2 * COMPILE_SECONDS  # for a grammar: others may take the first half
 NUM_CHECKING = 4  # texts that are tokenized at the same time
 
 
@@ -95,9 +98,9 @@ class AsyncEngine:
             raise ConfigError("the engine has requests already: finish or abort them first")
         self._max_num_requests = max_num_requests
         self._admission: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
-        # Texts are tokenized outside the loop; one grammar is compiled at a time, apart from the texts.
+        # Texts are tokenized outside the loop, grammars apart from them, those that take long apart from the others.
         self._checking = ThreadPoolExecutor(NUM_CHECKING, "foreword-check")
-        self._compiling = ThreadPoolExecutor(1, "foreword-grammar")
+        self._compiling = Turns[bool]("foreword-grammar"), Turns[bool]("foreword-long-grammar")
         self._streams: dict[str, Stream] = {}  # by request id, until the request has ended
         self._names = count()
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -158,19 +161,35 @@ class AsyncEngine:
         *,
         prompt_text: str | None = None,
         is_small: bool = False,
+        client: str = "",
         **options: Unpack[RequestOptions],
     ) -> RequestGroup:
         """The checked request for `run`: see `Engine.check`.
 
         It is made in another thread, unless ``is_small`` says that this takes less time than a change of threads.
-        Several texts are tokenized at the same time; a grammar, one at a time, delays no other request.
+        Several texts are tokenized at the same time; a grammar, one at a time, delays no other request. Clients take
+        turns in compiling grammars, and those that are compiled at once do not wait for those that take long.
         """
         check_process(self._pid)
         checks = partial(self.engine.check, request_id, prompt, params, prompt_text=prompt_text, **options)
-        compiles = isinstance(params, SamplingParams) and params.needs_grammar
-        if is_small and not compiles:
+        if isinstance(params, SamplingParams) and params.needs_grammar:
+            await self._settle(request_id, client, params)
+        elif is_small:
             return checks()
-        return await asyncio.get_running_loop().run_in_executor(self._compiling if compiles else self._checking, checks)
+        return await asyncio.get_running_loop().run_in_executor(self._checking, checks)
+
+    async def _settle(self, request_id: str, client: str, params: SamplingParams) -> None:
+        """Wait until it is known if the request's grammar can be compiled. RequestError if others take all the time."""
+        try:
+            async with asyncio.timeout(MOST_WAIT):
+                for turns, seconds in zip(self._compiling, (QUICK_SECONDS, COMPILE_SECONDS), strict=True):
+                    settle = partial(self.engine.settle_grammar, params, seconds)
+                    if await asyncio.wrap_future(turns.submit(client, settle)):
+                        return
+        except TimeoutError:
+            value = StructuredOutputs.of(params.structured_outputs, request_id)
+            reason = f"waited {MOST_WAIT:g} s for others to be compiled"
+            raise value.refusal(request_id, reason, "Try again later.") from None
 
     async def encode(self, prompt: Prompt, params: PoolingParams | None = None, **options: Any) -> PoolingRequestOutput:
         """Pool one prompt; None: its embedding. options, errors: see `generate`."""

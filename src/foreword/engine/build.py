@@ -89,7 +89,12 @@ def build_engine(
             tokenizer=model.tokenizer,
             eos_token_ids=model.eos_token_ids,
             drafter=drafter or _draft_model(model, config),
-            grammars=GrammarCompiler(model.tokenizer, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids),
+            grammars=GrammarCompiler(
+                model.tokenizer,
+                vocab_size=model.vocab_size,
+                eos_token_ids=model.eos_token_ids,
+                cache_bytes=config.grammar_cache_bytes,
+            ),
             logits_processors=[*model.processors, *logits_processors],
             observers=observers,
             pooling=model.pooling,

@@ -45,6 +45,10 @@ class EngineConfig:
         "their files when a request needs them; those of requests in progress stay, also beyond it.",
         most=2**50, unit="bytes", decoders_only=True,
     )
+    grammar_cache_bytes: int = setting(
+        256 << 20, "Memory for compiled grammars of structured outputs, of which the latest used are kept.",
+        most=2**50, unit="bytes", value_name="SIZE", decoders_only=True,
+    )
     prefix_caching: bool = setting(True, "Reuse the KV blocks of equal prompt prefixes.")
     partial_reuse: bool = setting(True, "Reuse a part of a KV block, too, by copying it.")
     async_scheduling: bool | None = setting(

@@ -176,6 +176,10 @@ class Engine:
         """
         self.add(self.check(request_id, prompt, params, **options))
 
+    def settle_grammar(self, params: SamplingParams, seconds: float) -> bool:
+        """See `GrammarCompiler.settle`. It may run in another thread."""
+        return self._intake.settle_grammar(params, seconds)
+
     def check(
         self,
         request_id: str,

@@ -270,6 +270,10 @@ class Intake:
         limit = self._states.max_model_len
         return limit if params.max_tokens is None else min(limit, num_prompt_tokens + params.max_tokens)
 
+    def settle_grammar(self, params: SamplingParams, seconds: float) -> bool:
+        """See `Engine.settle_grammar`."""
+        return self._grammars is None or self._grammars.settle(params, seconds)
+
     def _grammar(self, request_id: str, params: SamplingParams) -> Grammar | None:
         if self._grammars is None:
             asks = "thinking_end" if params.structured_outputs is None else "structured_outputs"

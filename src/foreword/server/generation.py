@@ -40,6 +40,7 @@ class Generation:
         self.id: str = request.scope["request_id"]
         self._stack: AsyncExitStack = request.scope["stack"]
         self._headers, self.is_small = request.headers, is_small(request)
+        self._client = client_of(request) if context.config.api_key else address_of(request)
         self._place: Place | None = None
         self._progress = Progress()
         self._params: SamplingParams | None = None
@@ -171,7 +172,9 @@ class Generation:
     ) -> RequestGroup:
         chosen: RequestOptions = {**options, "stream": stream, "lora": self._lora}
         is_small = self.is_small and not isinstance(prompt, Mapping)  # a small body may name large images
-        group = await self.context.engine.check(name, prompt, params, prompt_text=text, is_small=is_small, **chosen)
+        group = await self.context.engine.check(
+            name, prompt, params, prompt_text=text, is_small=is_small, client=self._client, **chosen
+        )
         self.add_tokens(len(group.prompt))
         return group
 
@@ -183,6 +186,16 @@ def named(origins: Mapping[str, str]) -> Iterator[None]:
         yield
     except RequestError as error:
         raise error.renamed(origins) from None
+
+
+def client_of(request: Request) -> str:
+    """Return what tells the client of a request from others: its key, and its address."""
+    key = request.headers.get("authorization") or request.headers.get("x-api-key") or ""
+    return f"{key} {address_of(request)}"
+
+
+def address_of(request: Request) -> str:
+    return request.client.host if request.client else ""
 
 
 def in_order(outputs: Iterable[RequestOutput]) -> list[RequestOutput]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import cached_property, partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -27,20 +27,38 @@ T = TypeVar("T")
 
 MAX_CHARS = 1 << 17
 COMPILE_SECONDS = 10.0
+QUICK_SECONDS = 0.5
+"""What is compiled sooner does not wait behind what takes longer: see `GrammarCompiler.settle`."""
+TRY_AGAIN = "Try again later."
 MAX_CACHED = 256
+CACHE_BYTES = 256 << 20
+
+
+class _Refusal(NamedTuple):
+    reason: str
+    fix: str
 
 
 class GrammarCompiler:
     """Makes the grammars of one model's requests. May be used from any thread.
 
-    vocab_size: of the model's logits. The tables of the vocabulary are made on first use (0.3 s for 49,152 tokens), and
-    the latest compiled grammars are kept.
+    vocab_size: of the model's logits. cache_bytes: of compiled grammars, of which the latest used are kept; so are the
+    reasons why others cannot be compiled. The tables of the vocabulary are made on first use (0.3 s for 49,152 tokens).
     """
 
-    def __init__(self, tokenizer: TokenizerBytes, *, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: TokenizerBytes,
+        *,
+        vocab_size: int,
+        eos_token_ids: Collection[int],
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
         self._tokenizer, self._vocab_size, self._eos_token_ids = tokenizer, vocab_size, frozenset(eos_token_ids)
+        self._cache_bytes = cache_bytes
         self._lock = threading.RLock()
-        self._compiled: OrderedDict[StructuredOutputs, Grammar] = OrderedDict()
+        self._known: OrderedDict[StructuredOutputs, tuple[Grammar | _Refusal, int]] = OrderedDict()  # with its bytes
+        self._num_bytes = 0
 
     def grammar(self, request_id: str, params: SamplingParams) -> Grammar | None:
         """What the parameters ask for, None for nothing. RequestError, with the reason, if it cannot be made."""
@@ -51,53 +69,86 @@ class GrammarCompiler:
             return grammar
         return Thinking(self._thinking_end(request_id, params, has_grammar=grammar is not None), grammar)
 
-    def _matcher(self, request_id: str, value: StructuredOutputs) -> Grammar:
-        def refuse(reason: str, fix: str) -> NoReturn:
-            raise value.refusal(request_id, reason, fix)
+    def settle(self, params: SamplingParams, seconds: float) -> bool:
+        """Find out if the constraint can be compiled, so that `grammar` knows it at once. False if this takes longer
+        than so many seconds.
+        """
+        try:
+            value = None if params.structured_outputs is None else StructuredOutputs.of(params.structured_outputs)
+        except RequestError:
+            return True  # `grammar` says so
+        return value is None or self._outcome(value, seconds) is not None
 
+    def _matcher(self, request_id: str, value: StructuredOutputs) -> Grammar:
+        outcome = self._outcome(value, COMPILE_SECONDS)
+        if outcome is None:
+            outcome = _Refusal(f"takes more than {COMPILE_SECONDS:g} s to compile", "Use a simpler one.")
+        if not isinstance(outcome, _Refusal):
+            return outcome.copy()
+        for part in value.parts:
+            self._matcher(request_id, part)  # raises the error of the part that cannot be compiled
+        raise value.refusal(request_id, *outcome)
+
+    def _outcome(self, value: StructuredOutputs, seconds: float) -> Grammar | _Refusal | None:
+        """Return the grammar, or why there is none; None if compiling takes longer than so many seconds."""
         with self._lock:
-            if (known := self._compiled.get(value)) is not None:
-                self._compiled.move_to_end(value)
-                return known.copy()
+            if value in self._known:
+                self._known.move_to_end(value)
+                return self._known[value][0]
+        made, num_bytes = self._compiled(value, seconds)
+        if made is not None and not (isinstance(made, _Refusal) and made.fix == TRY_AGAIN):
+            self._keep(value, made, num_bytes + len(value.text))
+        return made
+
+    def _compiled(self, value: StructuredOutputs, seconds: float) -> tuple[Grammar | _Refusal | None, int]:
+        """See `_outcome`; with the memory of the grammar."""
         if len(value.text) > MAX_CHARS:
-            refuse(f"has {len(value.text)} characters, more than {MAX_CHARS}", "Use a smaller one.")
+            reason = f"has {len(value.text)} characters, more than {MAX_CHARS}"
+            return _Refusal(reason, "Use a smaller one."), 0
         if not self._eos_token_ids:
-            refuse("the model has no end token, which ends such an output", "Use another model.")
+            return _Refusal("the model has no end token, which ends such an output", "Use another model."), 0
         try:
-            backend, trial = self._made_backend()
+            backend, quick, patient = self._made_backend()
         except ImportError:
-            refuse("needs llguidance, which is not installed", "Run pip install 'foreword[grammar]'.")
+            return _Refusal("needs llguidance, which is not installed", "Run pip install 'foreword[grammar]'."), 0
+        trial = quick if seconds < COMPILE_SECONDS else patient
         try:
-            trial.compile(replace(value, origin=None, parts=()), COMPILE_SECONDS)
-            made = in_deep_thread(partial(backend.compile, value), COMPILE_SECONDS)
+            num_bytes = trial.compile(replace(value, origin=None, parts=()), seconds)
+            return in_deep_thread(partial(backend.compile, value), COMPILE_SECONDS), num_bytes
         except BusyError:
-            refuse(f"waited {COMPILE_SECONDS:g} s for others to be compiled", "Try again later.")
+            return _Refusal(f"waited {seconds:g} s for others to be compiled", TRY_AGAIN), 0
+        except TimeoutError:
+            if seconds < COMPILE_SECONDS:
+                return None, 0
+            return _Refusal(f"takes more than {COMPILE_SECONDS:g} s to compile", "Use a simpler one."), 0
+        except TooLargeError:
+            return _Refusal(f"takes more than {MEMORY_BYTES >> 20} MiB to compile", "Use a simpler one."), 0
         except MemoryError:
             raise
         except Exception as error:
-            for part in value.parts:
-                self._matcher(request_id, part)  # raises the error of the part that cannot be compiled
-            if isinstance(error, TimeoutError):
-                refuse(f"takes more than {COMPILE_SECONDS:g} s to compile", "Use a simpler one.")
-            if isinstance(error, TooLargeError):
-                refuse(f"takes more than {MEMORY_BYTES >> 20} MiB to compile", "Use a simpler one.")
             reason = "cannot be compiled: " + " ".join(str(error).split())
-            refuse(reason, "See docs/structured-outputs.md for what is supported.")
-        with self._lock:
-            self._compiled[value] = made
-            if len(self._compiled) > MAX_CACHED:
-                self._compiled.popitem(last=False)
-        return made.copy()
+            return _Refusal(reason, "See docs/structured-outputs.md for what is supported."), 0
 
-    def _made_backend(self) -> tuple[Backend, Trial]:
+    def _keep(self, value: StructuredOutputs, made: Grammar | _Refusal, num_bytes: int) -> None:
+        """Remember an outcome, and forget those that were not used for longest where it takes too much memory."""
+        with self._lock:
+            if value in self._known:
+                return
+            self._known[replace(value, origin=None, parts=())] = made, num_bytes
+            self._num_bytes += num_bytes
+            while self._known and (len(self._known) > MAX_CACHED or self._num_bytes > self._cache_bytes):
+                self._num_bytes -= self._known.popitem(last=False)[1][1]
+
+    def _made_backend(self) -> tuple[Backend, Trial, Trial]:
+        """Return what compiles, and the processes in which this is tried: for some tenths of a second, or for long."""
         with self._lock:
             return self._backend
 
     @cached_property
-    def _backend(self) -> tuple[Backend, Trial]:
+    def _backend(self) -> tuple[Backend, Trial, Trial]:
         from foreword.structured.backend import Backend  # needs llguidance, which is optional
 
-        return Backend(self._vocabulary), Trial(self._vocabulary)
+        return Backend(self._vocabulary), Trial(self._vocabulary), Trial(self._vocabulary)
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:

@@ -4,6 +4,7 @@ unlike a thread a process can be stopped.
 
 from __future__ import annotations
 
+import ctypes
 import pickle
 import resource
 import select
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 STACK_BYTES = 1 << 29  # llguidance recurses per reference of a grammar: the longest text holds enough for half of this
 MEMORY_BYTES = 1 << 28  # of one grammar
+SIZE = 8  # bytes of an answer of the process
 
 
 class BusyError(Exception):
@@ -47,8 +49,8 @@ class Trial:
         self._process: subprocess.Popen[bytes] | None = None
         self._end: weakref.finalize[[subprocess.Popen[bytes]], Trial] | None = None
 
-    def compile(self, value: StructuredOutputs, seconds: float) -> None:
-        """Return if llguidance compiles or refuses the grammar within its limits.
+    def compile(self, value: StructuredOutputs, seconds: float) -> int:
+        """Return the bytes of the grammar if llguidance compiles or refuses it within its limits.
 
         TimeoutError after these seconds; TooLargeError; BusyError after as many seconds of waiting for other grammars.
         """
@@ -62,13 +64,14 @@ class Trial:
                 source.flush()
                 if not select.select([answers], [], [], seconds)[0]:
                     raise TimeoutError
-                done = answers.read(1)
+                done = answers.read(SIZE)
         finally:
-            if not done:
+            if len(done) < SIZE:
                 self._stop()
             self._turn.release()
-        if not done:
+        if len(done) < SIZE:
             raise TooLargeError
+        return int.from_bytes(done, "little")
 
     def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
         """To and from the process, whose tables are made."""
@@ -87,7 +90,7 @@ class Trial:
             assert process.stdout is not None
             process.stdin.write(self._content)
             process.stdin.flush()
-            if not process.stdout.read(1):
+            if not process.stdout.read(SIZE):
                 raise ChildProcessError("the process in which grammars are tried does not start")
         assert process.stdin is not None
         assert process.stdout is not None
@@ -128,18 +131,37 @@ def _compile_all(source: BinaryIO, answers: BinaryIO) -> None:
     tokens, special_tokens, eos_token_ids, memory_bytes = pickle.load(source)
     made = Vocabulary(_Tokens(tokens, special_tokens), vocab_size=len(tokens), eos_token_ids=eos_token_ids)
     backend = Backend(made)
-    answers.write(b".")
-    answers.flush()
+    _answer(answers, 0)
     _limit_memory(memory_bytes)
     while True:
         try:
             value = pickle.load(source)
         except EOFError:
             return
+        before, grammar = _resident(), None
         with suppress(Exception):  # the other process finds the reason
-            backend.compile(value)
-        answers.write(b".")
-        answers.flush()
+            grammar = backend.compile(value)
+        _answer(answers, max(_resident() - before, 0))
+        del grammar
+        _give_memory_back()
+
+
+def _answer(answers: BinaryIO, number: int) -> None:
+    answers.write(number.to_bytes(SIZE, "little"))
+    answers.flush()
+
+
+def _resident() -> int:
+    """Return the bytes of memory that this process uses; 0 where the system does not tell."""
+    with suppress(OSError), open("/proc/self/statm") as file:  # of Linux
+        return int(file.read().split()[1]) * resource.getpagesize()
+    return 0
+
+
+def _give_memory_back() -> None:
+    """Let what was freed leave the process, so that the next grammar's memory can be seen."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)  # of glibc
 
 
 def _limit_memory(num_bytes: int) -> None:
@@ -150,7 +172,7 @@ def _limit_memory(num_bytes: int) -> None:
 
 
 def main() -> None:
-    """Read a vocabulary and grammars from standard input; write a byte for each that was compiled or refused."""
+    """Read a vocabulary and grammars from standard input; write the bytes of each that was compiled or refused."""
     threading.stack_size(STACK_BYTES)
     thread = threading.Thread(target=_compile_all, args=(sys.stdin.buffer, sys.stdout.buffer))
     thread.start()

@@ -1,0 +1,29 @@
+"""Clients of one thread take turns."""
+
+from threading import Event
+
+import pytest
+
+from foreword.engine.turns import Turns
+
+
+def test_a_client_waits_for_one_function_of_every_other_client():
+    turns, begin, order = Turns[None]("test"), Event(), []
+    first = turns.submit("many", lambda: begin.wait(30) and None)
+    waiting = [turns.submit("many", lambda i=i: order.append(f"many {i}")) for i in range(4)]
+    waiting += [turns.submit(name, lambda name=name: order.append(name)) for name in ("one", "other")]
+    begin.set()
+    for future in (first, *waiting):
+        future.result(30)
+    assert order == ["many 0", "one", "other", "many 1", "many 2", "many 3"]
+
+
+def test_a_function_that_is_cancelled_or_fails_harms_no_other():
+    turns, begin = Turns[int]("test"), Event()
+    first = turns.submit("a", lambda: begin.wait(30) and 1)
+    cancelled, failing, last = (turns.submit("a", function) for function in (lambda: 2, lambda: 1 // 0, lambda: 3))
+    assert cancelled.cancel()
+    begin.set()
+    assert (first.result(30), last.result(30)) == (1, 3)
+    with pytest.raises(ZeroDivisionError):
+        failing.result(30)
