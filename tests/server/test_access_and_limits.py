@@ -18,8 +18,9 @@ from starlette.routing import Mount
 
 from foreword.errors import ConfigError
 from foreword.server.access import Hosts
+from foreword.server.admission import Admission
 from foreword.server.app import make_app
-from foreword.server.config import ServerConfig
+from foreword.server.config import ENGINE_DEFAULTS, ServerConfig
 from foreword.server.errors import HttpError
 from foreword.server.operations import OPERATIONS
 from foreword.server.run import bound_socket
@@ -311,6 +312,47 @@ def started(server, body: dict, path: str = "/v1/completions") -> threading.Thre
     thread = threading.Thread(target=server.post, args=(path, body), daemon=True)
     thread.start()
     return thread
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("/v1/completions", {"prompt": "a", "logprobs": 21}, "logprobs = 21: is more than max_logprobs = 20"),
+        ("/v1/completions", {"prompt": "a", "echo": True, "logprobs": 30}, "logprobs = 30: is more"),
+        ("/v1/chat/completions", {"messages": HI, "logprobs": True, "top_logprobs": 50}, "logprobs = 50"),
+        ("/v1/completions", {"prompt": "a", "n": 50, "max_tokens": 4000, "logprobs": 20}, "max_answer_bytes"),
+        ("/v1/completions", {"prompt": "a", "n": 16384, "max_tokens": 4000}, "max_answer_bytes"),
+        (
+            "/v1/completions",
+            {"prompt": ["a" * 500] * 300, "echo": True, "logprobs": 20, "max_tokens": 1},
+            "max_answer_b",
+        ),
+    ],
+)
+def test_an_answer_that_would_take_much_memory_is_refused_before_it_begins(talker, path, body, words):
+    with serving(talker, engine={"max_logprobs": 20}, max_answer_bytes=1 << 30) as running:
+        response = running.post(path, body)
+        assert response.status_code == 400
+        assert words in response.json()["error"]["message"]
+        assert running.post("/v1/completions", {"prompt": "a", "logprobs": 20, "max_tokens": 2}).status_code == 200
+
+
+def test_large_answers_in_progress_share_the_memory_for_them():
+    admission = Admission(10, 1000, max_answer_bytes=1 << 30)
+    first, second = admission.enter(1), admission.enter(1)
+    first.add_bytes(600 << 20)
+    second.add_bytes(60 << 20)  # small: not counted
+    with pytest.raises(HttpError, match="answers in progress may take 629145600 bytes") as full:
+        second.add_bytes(500 << 20)
+    assert full.value.status == 429
+    first.leave()
+    second.add_bytes(500 << 20)
+    second.leave()
+    assert admission.num_answer_bytes == 0
+
+
+def test_a_server_gives_20_log_probabilities_unless_it_is_told_otherwise():
+    assert ENGINE_DEFAULTS["max_logprobs"] == 20
 
 
 def test_beyond_the_limit_of_requests_the_answer_is_429_with_a_time_to_come_back(talker):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
+from functools import partial
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -25,7 +27,8 @@ def sent(server, body: dict, path: str = "/v1/completions") -> socket.socket:
     """A connection on which a request was sent, and nothing read."""
     place, data = urlsplit(server.url), json.dumps(body).encode()
     connection = socket.create_connection((place.hostname, place.port), timeout=60)
-    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
     connection.sendall(head.encode() + data)
     return connection
 
@@ -172,7 +175,7 @@ def test_the_reason_why_a_request_waits(talker):
         for name in ("one", "two"):
             place, data = urlsplit(running.url), json.dumps({"prompt": "a", "max_tokens": 3000}).encode()
             connections.append(socket.create_connection((place.hostname, place.port)))
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nX-Request-Id: {name}\r\n"
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: {name}\r\n"
             head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
             connections[-1].sendall(head.encode() + data)
             running.wait_until(lambda name=name: name in running.llm.engine)
@@ -189,6 +192,55 @@ def test_the_reason_why_a_request_waits(talker):
         for connection in connections:
             connection.close()
         running.check_nothing_is_left()
+
+
+def test_many_prompts_of_one_body_leave_rows_to_others(talker):
+    with serving(talker, engine={"max_num_seqs": 4}, max_requests=8) as running:
+        done: list = []
+        prompts = [[97 + i % 20] for i in range(60)]
+        alone = [
+            running.post("/v1/completions", {"prompt": [p], "max_tokens": 3, "temperature": 0}) for p in prompts[:20]
+        ]
+        texts = [one.json()["choices"][0]["text"] for one in alone]
+
+        def post() -> None:
+            body = {"prompt": prompts, "max_tokens": 3, "temperature": 0}
+            done.append(running.post("/v1/completions", body, headers={"X-Request-Id": "many"}).json())
+
+        running.pace = 0.02
+        thread = threading.Thread(target=post)
+        thread.start()
+        running.wait_until(lambda: any(name.startswith("many") for name in running.llm.request_ids))
+        most = 0
+        for _ in range(5):
+            assert running.post("/v1/completions", {"prompt": "b", "max_tokens": 2}).status_code == 200
+            most = max(most, sum(name.startswith("many") for name in running.llm.request_ids))
+        running.pace = 0
+        thread.join()
+        assert most <= 2
+        choices = sorted(done[0]["choices"], key=lambda choice: choice["index"])
+        assert [choice["text"] for choice in choices] == texts * 3
+        running.check_nothing_is_left()
+
+
+def test_a_request_that_waits_is_not_told_for_whose(talker):
+    with serving(talker, engine={"max_num_seqs": 1}) as running:
+        running.pace = 0.01
+        threads = []
+        for name in ("one", "two", "three"):
+            body = {"prompt": "a", "max_tokens": 300, "ignore_eos": True}
+            post = partial(running.post, "/v1/completions", body, headers={"X-Request-Id": name})
+            threads.append(threading.Thread(target=post))
+            threads[-1].start()
+            running.wait_until(lambda name=name: name in running.llm.request_ids)
+        running.wait_until(lambda: "two" in running.get("/requests").text)
+        for name in ("two", "three"):
+            told = running.get(f"/requests/{name}/why").text
+            assert not ({"one", "two", "three"} - {name}) & set(re.findall(r"\w+", told)), told
+        for name in ("one", "two", "three"):
+            running.post("/abort", {"request_id": name})
+        for thread in threads:
+            thread.join()
 
 
 def test_a_failed_step_ends_its_requests_with_an_error_and_the_server_goes_on(server):

@@ -244,7 +244,7 @@ def missing(engine: Engine, done: dict) -> dict:
 
 def test_a_grammar_is_compiled_outside_the_loop_and_the_engine():
     compiler, released, began = make_compiler(), Event(), Event()
-    backend, _ = compiler._made_backend()
+    backend, *_ = compiler._made_backend()
     compile_one = backend.compile
 
     def slow(value):

@@ -141,6 +141,7 @@ class Engine:
             generates=generates,
             encoder=encoder,
             most_new_tokens=limits.max_num_batched_tokens,
+            max_logprobs=config.max_logprobs,
         )
         self._planned: InFlightStep | None = None  # prepared during the last step, maybe launched, and not resolved yet
         self._committing: InFlightStep | None = None

@@ -79,9 +79,10 @@ class Intake:
         generates: bool,
         encoder: EncoderPrompts | None,
         most_new_tokens: int,
+        max_logprobs: int,
     ) -> None:
         """node_size: tokens of a prefix tree's block. encoder: of an encoder–decoder. most_new_tokens: of a step."""
-        self._encoder, self._most_new_tokens = encoder, most_new_tokens
+        self._encoder, self._most_new_tokens, self._max_logprobs = encoder, most_new_tokens, max_logprobs
         self._pooling, self._generates = pooling, generates
         self._states, self._executor, self._processors = states, executor, processors
         self._node_size, self._tokenizer, self._eos_token_ids = node_size, tokenizer, eos_token_ids
@@ -124,7 +125,7 @@ class Intake:
             grammar = self._grammar(request_id, sampling.params)
         max_len = self._max_len(len(tokens), sampling.params) if pooling is None else len(tokens) + 1
         spans = spans_of(inputs, self._executor)
-        salt, num_outputs = options.get("cache_salt"), sampling.params.best_of or sampling.params.n
+        salt, num_outputs = options.get("cache_salt"), sampling.params.num_completions
         return RequestGroup(
             request_id,
             text,
@@ -156,7 +157,7 @@ class Intake:
         if (known := self._checked.find(given)) is not None:
             return known
         vocab_size = self._states.vocab_size
-        checked = checked_params(request_id, given, vocab_size=vocab_size)
+        checked = checked_params(request_id, given, vocab_size=vocab_size, max_logprobs=self._max_logprobs)
         self._processors.check(request_id, given)
         if self._tokenizer is None:
             for field in ("stop", "bad_words", "dry_sequence_breakers"):
@@ -231,7 +232,7 @@ class Intake:
         """Make the group's completions, each with a request of its own. Its adapter has entered."""
         params, pooling = group.params, group.pooling_params
         end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_token_ids)
-        count = params.best_of or params.n
+        count = params.num_completions
         seed = params.seed if params.seed is not None else derived_seed(self._seed, self._num_arrivals + 1)
         logprobs = 0 if params.logprobs is None and count > params.n else params.logprobs
         make_text = None

@@ -13,6 +13,7 @@ class EngineOptions(TypedDict, total=False):
     num_blocks: int | None
     kv_cache_bytes: int | str
     lora_bytes: int | str
+    max_logprobs: int
     grammar_cache_bytes: int | str
     prefix_caching: bool
     partial_reuse: bool

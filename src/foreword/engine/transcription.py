@@ -96,7 +96,7 @@ class Transcriber:
     def __init__(
         self, speech: Speech, tokenizer: Tokenizer, sound: Sound, params: SamplingParams, options: TranscriptionOptions
     ) -> None:
-        for name, value, usual in (("n", params.best_of or params.n, 1), ("stop", params.stop_strings, ())):
+        for name, value, usual in (("n", params.num_completions, 1), ("stop", params.stop_strings, ())):
             if value != usual:
                 raise RequestError(None, name, value, "is not supported for transcriptions", "Leave it out.")
         self._speech, self._tokenizer, self._options = speech, tokenizer, options

@@ -19,8 +19,8 @@ OPTIONS = tuple(RequestOptions.__annotations__)
 GRAMMAR = tuple(name for name in vars(Grammar) if not name.startswith("_"))
 
 
-def checked_params(request_id: str, params: object, *, vocab_size: int) -> CheckedParams:
-    """Return the parameters. RequestError for another type, or a value out of range."""
+def checked_params(request_id: str, params: object, *, vocab_size: int, max_logprobs: int) -> CheckedParams:
+    """Return the parameters. RequestError for another type, or a value out of range. max_logprobs: −1: vocab_size."""
     if not isinstance(params, SamplingParams):
         raise RequestError(request_id, "params", params, "must be a SamplingParams", "Pass SamplingParams(...).")
     checked = CheckedParams(params, vocab_size, request_id)
@@ -32,6 +32,9 @@ def checked_params(request_id: str, params: object, *, vocab_size: int) -> Check
     for field, count in (("logprobs", params.logprobs or 0), ("prompt_logprobs", params.prompt_logprobs or 0)):
         if count > vocab_size:
             raise RequestError(request_id, field, count, f"the vocabulary has {vocab_size} tokens", "Use −1 for all.")
+        if max_logprobs >= 0 and (count > max_logprobs or count < 0):
+            fix = "Ask for fewer, or start the engine with a larger max_logprobs."
+            raise RequestError(request_id, field, count, f"is more than max_logprobs = {max_logprobs}", fix)
     return checked
 
 

@@ -8,19 +8,22 @@ from math import ceil
 
 from foreword.server.errors import HttpError
 
+LARGE_ANSWER = 64 << 20  # bytes: smaller answers are not counted
 LONGEST_WAIT = 60  # seconds that a client is told to wait, at most
 
 
 class Admission:
-    """Counts the completions in progress (being tokenized, waiting or running) and the tokens of their prompts.
+    """Counts the completions in progress (being tokenized, waiting or running), the tokens of their prompts and the
+    memory of large answers.
 
-    A request is refused only while there are others: one that is larger than a limit is served alone.
-    num_refused: by the limit that was reached.
+    A request with more completions or tokens than a limit is refused only while there are others, else served alone.
+    One whose answer may take more memory than the limit is always refused. num_refused: by the limit that was reached.
     """
 
-    def __init__(self, max_requests: int, max_prompt_tokens: int) -> None:
+    def __init__(self, max_requests: int, max_prompt_tokens: int, max_answer_bytes: int) -> None:
         self._max_requests, self._max_prompt_tokens = max_requests, max_prompt_tokens
-        self.num_requests = self.num_prompt_tokens = 0
+        self._max_answer_bytes = max_answer_bytes
+        self.num_requests = self.num_prompt_tokens = self.num_answer_bytes = 0
         self.num_refused: Counter[str] = Counter()
         self._seconds = 1.0  # that a request takes, the latest ones counting most
 
@@ -37,9 +40,26 @@ class Admission:
             self._refuse("tokens", f"prompts in progress have {self.num_prompt_tokens} tokens, of max_prompt_tokens")
         self.num_prompt_tokens += count
 
-    def leave(self, num_requests: int, num_prompt_tokens: int, seconds: float) -> None:
+    def add_bytes(self, count: int) -> int:
+        """Count the memory of an answer, if it is large, and return what was counted. HttpError 400 if it is more than
+        allowed, 429 if the answers in progress take the rest.
+        """
+        limit = self._max_answer_bytes
+        if count > limit:
+            reason = f"the answer may take {count} bytes of memory, more than max_answer_bytes = {limit}"
+            fix = "Ask for fewer prompts, completions (n), tokens (max_tokens) or log-probabilities"
+            raise HttpError(400, f"{reason}. {fix}", param="max_tokens", code="answer_too_large")
+        if count < LARGE_ANSWER:
+            return 0
+        if self.num_answer_bytes + count > limit:
+            self._refuse("bytes", f"answers in progress may take {self.num_answer_bytes} bytes, of max_answer_bytes")
+        self.num_answer_bytes += count
+        return count
+
+    def leave(self, num_requests: int, num_prompt_tokens: int, num_answer_bytes: int, seconds: float) -> None:
         self.num_requests -= num_requests
         self.num_prompt_tokens -= num_prompt_tokens
+        self.num_answer_bytes -= num_answer_bytes
         self._seconds += 0.1 * (seconds - self._seconds)
 
     def _refuse(self, limit: str, reason: str) -> None:
@@ -53,17 +73,22 @@ class Admission:
 class Place:
     """What one request has taken. Leaving twice is harmless."""
 
-    __slots__ = ("_admission", "_num_requests", "_num_tokens", "_started")
+    __slots__ = ("_admission", "_num_bytes", "_num_requests", "_num_tokens", "_started")
 
     def __init__(self, admission: Admission, num_requests: int) -> None:
-        self._admission, self._num_requests, self._num_tokens = admission, num_requests, 0
+        self._admission, self._num_requests, self._num_tokens, self._num_bytes = admission, num_requests, 0, 0
         self._started = time.perf_counter()
 
     def add_tokens(self, count: int) -> None:
         self._admission.add_tokens(count)
         self._num_tokens += count
 
+    def add_bytes(self, count: int) -> None:
+        """See `Admission.add_bytes`."""
+        self._num_bytes += self._admission.add_bytes(count)
+
     def leave(self) -> None:
         if self._num_requests:
-            self._admission.leave(self._num_requests, self._num_tokens, time.perf_counter() - self._started)
+            seconds = time.perf_counter() - self._started
+            self._admission.leave(self._num_requests, self._num_tokens, self._num_bytes, seconds)
             self._num_requests = 0

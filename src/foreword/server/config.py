@@ -15,8 +15,10 @@ from foreword.settings import check_settings, setting, setting_of, settings_of
 if TYPE_CHECKING:
     from foreword.engine.options import LLMOptions
 
-ENGINE_DEFAULTS: LLMOptions = {"seed": None}
-"""Options of the engine of a server, where they are not given: each run draws other tokens."""
+ENGINE_DEFAULTS: LLMOptions = {"seed": None, "max_logprobs": 20}
+"""Options of the engine of a server, where they are not given: each run draws other tokens, and no client can ask for
+the log-probabilities of a whole vocabulary.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,10 @@ class ServerConfig:
     max_prompt_tokens: int = setting(
         2**20, "Largest number of prompt tokens in progress; beyond it: status 429.", least=1
     )
+    max_answer_bytes: int = setting(
+        4 << 30, "Largest memory that one answer may take, as its max_tokens, n and log-probabilities say: beyond it "
+        "status 400; and all large ones in progress: beyond it status 429.", least=1, most=2**50, unit="bytes",
+    )  # fmt: skip
     max_body_bytes: int = setting(8 << 20, "Largest body of a request.", least=1, unit="bytes")
     max_header_bytes: int = setting(32 << 10, "Largest head of a request.", least=256, unit="bytes")
     max_images: int = setting_of(MediaLimits, "max_images")

@@ -52,7 +52,7 @@ class Context:
     decoding: asyncio.Semaphore = field(init=False, default_factory=lambda: asyncio.Semaphore(NUM_DECODING))
 
     def __post_init__(self) -> None:
-        limits = self.config.max_requests, self.config.max_prompt_tokens
+        limits = self.config.max_requests, self.config.max_prompt_tokens, self.config.max_answer_bytes
         object.__setattr__(self, "admission", Admission(*limits))
         object.__setattr__(self, "metrics", ServerMetrics(self.engine.engine, self.admission, self.names[0]))
 

@@ -6,12 +6,15 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
+from heapq import nlargest
+from itertools import islice
 from typing import Any
 
 from starlette.requests import Request
 
 from foreword.batch import PoolingParams, SamplingParams
 from foreword.engine import RequestOptions, RequestOutput
+from foreword.engine.async_engine import Stream
 from foreword.engine.chat import make_chat
 from foreword.engine.checked_request import CheckedRequest
 from foreword.engine.prompt import Prompt
@@ -31,6 +34,9 @@ TIMEOUT = "x-request-timeout"
 PROMPTS = ("prompt", "prompt_token_ids")
 """Fields that the engine and the tokenizer name in errors of a prompt."""
 
+TOKEN_BYTES, LOGPROB_BYTES = 64, 400
+"""Memory of an answer, at most: of a token with its text, of a log-probability with its token's text."""
+
 
 class Generation:
     """The prompts of one HTTP request on their way through the engine. Everything ends with that request."""
@@ -41,6 +47,7 @@ class Generation:
         self._stack: AsyncExitStack = request.scope["stack"]
         self._headers, self.is_small = request.headers, is_small(request)
         self._client = client_of(request) if context.config.api_key else address_of(request)
+        self._share = max(context.engine.engine.states.max_num_reqs // 2, 1)
         self._place: Place | None = None
         self._progress = Progress()
         self._params: SamplingParams | None = None
@@ -69,15 +76,38 @@ class Generation:
             await self._stack.enter_async_context(asyncio.timeout(most))
 
     def enter(self, params: SamplingParams, num_prompts: int = 1) -> None:
-        """Take a place, before any work is done. HttpError 429 if the server is full."""
+        """Take a place, before any work is done. HttpError 429 if the server is full, 400 for a large answer."""
         self._params = params
-        self.enter_many(num_prompts * (params.best_of or params.n))
+        self.enter_many(num_prompts, params.num_completions)
+        self._count_answer(params, num_prompts)
 
-    def enter_many(self, count: int) -> None:
-        """Take places for so many requests of the engine. HttpError 429 without room, RequestError for an id in use."""
+    def _count_answer(self, params: SamplingParams, num_prompts: int) -> None:
+        """Count the memory that the answer may take. HttpError if it is more than allowed."""
+        states = self.context.engine.engine.states
+        longest = states.max_model_len
+        num_tokens = longest if params.max_tokens is None else min(params.max_tokens, longest)
+        size = TOKEN_BYTES + LOGPROB_BYTES * _entries(params.logprobs, states.vocab_size)
+        self._count_bytes(num_prompts * params.num_completions * num_tokens * size)
+
+    def _count_prompts(self, groups: Sequence[RequestGroup]) -> None:
+        """Count the tokens of prompts that are in the engine at the same time, and the log-probabilities of all."""
+        self.add_tokens(sum(nlargest(self._share, (len(group.prompt) for group in groups))))
+        vocab_size = self.context.engine.engine.states.vocab_size
+        entries = (len(one.prompt) * _entries(one.params.prompt_logprobs, vocab_size) for one in groups)
+        self._count_bytes(LOGPROB_BYTES * sum(entries))
+
+    def _count_bytes(self, num_bytes: int) -> None:
+        if self._place is not None:
+            self._place.add_bytes(num_bytes)
+
+    def enter_many(self, num_prompts: int, num_completions: int = 1) -> None:
+        """Take a place for each completion that will be in the engine at the same time. HttpError 429 if the server is
+        full, RequestError if the id is in use.
+        """
         progress = self.context.progress
         if self.id in progress:
             raise RequestError(self.id, "X-Request-Id", self.id, "is in use", "Use another id.")
+        count = min(num_prompts * num_completions, max(self._share, num_completions))
         self._place = self.context.admission.enter(count)
         self._stack.callback(self._place.leave)
         progress[self.id] = self._progress
@@ -93,6 +123,7 @@ class Generation:
             arguments = context.tokenizer, wanted.messages, wanted.params, limit, wanted.chat, media
             made = await apart(takes_time, make_chat, *arguments)
             group = await self._checked(self.id, made.prompt, made.params, made.text, wanted.options, wanted.stream)
+        self._count_prompts([group])
         return self.outputs([CheckedRequest(group, made.reader())])
 
     async def check(
@@ -112,30 +143,38 @@ class Generation:
                 name = self.id if is_alone else f"{self.id}-{i}"
                 group = await self._checked(name, prompt, own, None, options, stream)
             checked.append(CheckedRequest(group, index=i))
+        self._count_prompts([one.group for one in checked])
         return checked
 
     async def outputs(self, requests: Sequence[CheckedRequest]) -> AsyncGenerator[RequestOutput, None]:
-        """Run requests, and yield their outputs as they come."""
+        """Run requests, and yield their outputs as they come. At most `_share` completions are in the engine at the
+        same time, so that a body of many prompts leaves rows to the requests of others.
+        """
         engine = self.context.engine
         self._progress.names = tuple(one.group.request_id for one in requests)
         self._untold = set(self._progress.names)
         with ExitStack() as stack:
-            streams = [stack.enter_context(engine.run(one.group)) for one in requests]
-            for name in self._progress.names if self._progress.is_aborted else ():
-                engine.abort(name)
-            if len(requests) == 1:
-                async for output in streams[0]:
-                    yield self._read(requests[0], output)
-            else:
-                running = {asyncio.ensure_future(anext(stream)): i for i, stream in enumerate(streams)}
-                stack.callback(lambda: [task.cancel() for task in running])
-                while running:
-                    done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                    for task in done:
-                        i, output = running.pop(task), task.result()
-                        if not streams[i].is_finished:
-                            running[asyncio.ensure_future(anext(streams[i]))] = i
-                        yield self._read(requests[i], output)
+            running: dict[asyncio.Future[RequestOutput], tuple[CheckedRequest, Stream]] = {}
+            waiting = iter(requests)
+
+            def start(count: int) -> None:
+                for one in islice(waiting, count):
+                    stream = stack.enter_context(engine.run(one.group))
+                    if self._progress.is_aborted:
+                        engine.abort(one.group.request_id)
+                    running[asyncio.ensure_future(anext(stream))] = one, stream
+
+            stack.callback(lambda: [task.cancel() for task in running])
+            start(max(self._share // requests[0].group.params.num_completions, 1))
+            while running:
+                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    (one, stream), output = running.pop(task), task.result()
+                    if stream.is_finished:
+                        start(1)
+                    else:
+                        running[asyncio.ensure_future(anext(stream))] = one, stream
+                    yield self._read(one, output)
 
     def _read(self, request: CheckedRequest, output: RequestOutput) -> RequestOutput:
         if output.finished and self.context.trace is not None:
@@ -172,11 +211,9 @@ class Generation:
     ) -> RequestGroup:
         chosen: RequestOptions = {**options, "stream": stream, "lora": self._lora}
         is_small = self.is_small and not isinstance(prompt, Mapping)  # a small body may name large images
-        group = await self.context.engine.check(
+        return await self.context.engine.check(
             name, prompt, params, prompt_text=text, is_small=is_small, client=self._client, **chosen
         )
-        self.add_tokens(len(group.prompt))
-        return group
 
 
 @contextmanager
@@ -186,6 +223,11 @@ def named(origins: Mapping[str, str]) -> Iterator[None]:
         yield
     except RequestError as error:
         raise error.renamed(origins) from None
+
+
+def _entries(asked: int | None, vocab_size: int) -> int:
+    """Return the number of log-probabilities per token, that of the token itself included."""
+    return 0 if asked is None else 1 + (asked if asked >= 0 else vocab_size)
 
 
 def client_of(request: Request) -> str:

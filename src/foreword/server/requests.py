@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foreword.fields import STRING, Fields
+from foreword.scheduler import Reason
 from foreword.server.context import Context
 from foreword.server.errors import HttpError
 from foreword.server.operation import Body, Operation
@@ -44,7 +45,7 @@ async def _why(context: Context, request: Request) -> Response:
     names = _in_engine(context, name)
     if not names:
         return reply(_in_preparation(name))
-    states = await _states(context, names)
+    states = await _states(context, names, others=False)
     return reply(states[0] if names == [name] else {"id": name, "state": states[0]["state"], "parts": states})
 
 
@@ -80,13 +81,17 @@ def _in_engine(context: Context, name: str) -> list[str]:
     return names
 
 
-async def _states(context: Context, names: Sequence[str]) -> list[dict[str, Any]]:
+async def _states(context: Context, names: Sequence[str], *, others: bool = True) -> list[dict[str, Any]]:
+    """Return why each request waits. others: with the name of a request that it waits for, which may be of somebody
+    else.
+    """
     engine = context.engine.engine
 
     def state(name: str) -> dict[str, Any]:
         found = engine.why(name)
         code = "new" if found.code == "unknown" else found.code
-        return {"id": name, "state": code, "why": str(found) if code == found.code else "new", **dict(found.details)}
+        details = {key: value for key, value in found.details if others or key != "request"}
+        return {"id": name, "state": code, "why": str(Reason(code, tuple(details.items()))), **details}
 
     return await context.engine.call(lambda: [state(name) for name in names])
 

@@ -196,6 +196,11 @@ class SamplingParams:
         return other
 
     @property
+    def num_completions(self) -> int:
+        """Number of completions of a prompt that are computed: best_of, or n."""
+        return self.best_of or self.n
+
+    @property
     def needs_grammar(self) -> bool:
         """Whether a grammar has to be made for the output: of its structure, of a thinking part before it, or both."""
         return self.structured_outputs is not None or self.thinking_end is not None
