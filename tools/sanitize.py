@@ -35,7 +35,14 @@ TESTS = (
     *(f"tests/sampling/test_{name}.py" for name in ("native_rows", "token_counts", "sampler")),
     *(
         f"tests/batch/test_{name}.py"
-        for name in ("bulk_rows", "hostile_callers", "random_traces", "refused_steps", "sampling_metadata", "vllm_apply")
+        for name in (
+            "bulk_rows",
+            "hostile_callers",
+            "random_traces",
+            "refused_steps",
+            "sampling_metadata",
+            "vllm_apply",
+        )
     ),
 )
 # The default model takes long, and the long contexts add no path to the shorter ones.

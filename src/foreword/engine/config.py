@@ -47,11 +47,11 @@ class EngineConfig:
     )
     max_logprobs: int = setting(
         -1, "Largest number of log-probabilities per token that a request may ask for, of its output or its prompt; "
-        "-1: all of the vocabulary.", least=-1, most=2**31 - 1, value_name="N", decoders_only=True,
+        "-1: all of the vocabulary.", least=-1, most=2**31 - 1, decoders_only=True,
     )
     grammar_cache_bytes: int = setting(
         256 << 20, "Memory for compiled grammars of structured outputs, of which the latest used are kept.",
-        most=2**50, unit="bytes", value_name="SIZE", decoders_only=True,
+        most=2**50, unit="bytes", decoders_only=True,
     )
     prefix_caching: bool = setting(True, "Reuse the KV blocks of equal prompt prefixes.")
     partial_reuse: bool = setting(True, "Reuse a part of a KV block, too, by copying it.")
