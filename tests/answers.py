@@ -1,7 +1,5 @@
 """Outputs of an engine for a given text, in pieces, and clients whose server is a function."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 import httpx2

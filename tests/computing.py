@@ -1,7 +1,5 @@
 """Other logits for an executor."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

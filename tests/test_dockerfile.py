@@ -1,7 +1,5 @@
 """The Dockerfile names files, extras, commands, a route and a port that exist."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """What an import loads, in a process of its own. Import times follow from it; times themselves are never asserted."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -4,8 +4,6 @@ Every import counts, also those under TYPE_CHECKING and inside functions. An imp
 from the module that defines the name, so that an `__init__` that re-exports its modules is not part of a cycle.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Collection, Iterable

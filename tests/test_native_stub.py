@@ -1,7 +1,5 @@
 """The types of the native module are those that its bindings record."""
 
-from __future__ import annotations
-
 import ast
 import runpy
 from pathlib import Path

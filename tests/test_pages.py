@@ -1,7 +1,5 @@
 """Files that are made from tables are those that their generators make."""
 
-from __future__ import annotations
-
 import pytest
 
 from docpages import PAGES, ROOT, written

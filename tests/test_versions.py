@@ -1,7 +1,5 @@
 """Memos: what was made for a key, until an owner changes. The page that lists them."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

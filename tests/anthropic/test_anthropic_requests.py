@@ -1,7 +1,5 @@
 """Bodies of Anthropic's Messages API become conversations and sampling parameters, or errors that name the field."""
 
-from __future__ import annotations
-
 import pytest
 from anthropic.types import MessageCountTokensParams, MessageCreateParams
 

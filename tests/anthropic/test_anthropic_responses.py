@@ -1,7 +1,5 @@
 """Outputs become Anthropic's message bodies and events, as the public client reads them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -3,8 +3,6 @@
 Written from the reference page, independently of the backends, and never shared with them. Slow and plain.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 

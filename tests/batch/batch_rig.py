@@ -1,7 +1,5 @@
 """States, buffers and steps: what the tests of this folder have in common."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A few steps that together show every tensor, and how to reach the memory behind each one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

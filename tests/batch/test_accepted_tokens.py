@@ -1,7 +1,5 @@
 """What a step leaves of its samples: random lives of requests as lists, with chunks, drafts and two steps in flight."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ The cache starts as NaN, the null block stays NaN, and blocks wholly below a win
 that is not the request's own shows in the result.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

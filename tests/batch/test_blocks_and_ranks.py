@@ -1,7 +1,5 @@
 """Recurrent states, block operations, prefill context parallelism and the kinds of request, against plain loops."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

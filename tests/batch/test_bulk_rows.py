@@ -1,7 +1,5 @@
 """Many arrivals, departures and blocks in one call are the same as one after the other."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

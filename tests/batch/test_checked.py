@@ -1,7 +1,5 @@
 """Prompts and parameters that are checked once: the values that carry it, and the admission that trusts them."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Checks of a running engine's steps: what passes, and what is refused by name."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from batch_rig import World, every_backend, states_and_buffers

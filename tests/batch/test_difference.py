@@ -1,7 +1,5 @@
 """A second process prepares every step from bytes alone: equal tensors, equal states, on every backend."""
 
-from __future__ import annotations
-
 import random
 import re
 import struct

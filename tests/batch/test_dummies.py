@@ -1,7 +1,5 @@
 """Steps that compute nothing: each tensor against its definition, and what a dummy leaves alone."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the batch layer refuses leaves everything as it was; what it allows, it allows in every form."""
 
-from __future__ import annotations
-
 import batch_rig
 import numpy as np
 import pytest

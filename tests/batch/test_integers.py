@@ -1,7 +1,5 @@
 """Token ids and counts are anything with ``__index__``: Python and NumPy integers, 0-d tensors."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from batch_rig import states_of

@@ -1,7 +1,5 @@
 """An exception at any line of the batch layer leaves the states as before the call or as after it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import FrameType

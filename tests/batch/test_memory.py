@@ -1,7 +1,5 @@
 """Where tensors are: one arena from the caller's memory, the same addresses in every step, pad values behind a step."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The number that means "no block", on every backend: 0, which reserves block 0, or −1, which numbers blocks from 0."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Values of unexpected types are taken by ``__index__`` or refused by a typed error, with nothing changed."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Buckets of padded sizes: which graph a step runs in."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from batch_rig import every_backend, states_and_buffers

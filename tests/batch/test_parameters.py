@@ -1,7 +1,5 @@
 """The table of sampling parameters, and what is held against it."""
 
-from __future__ import annotations
-
 import math
 from functools import reduce
 from operator import or_

@@ -4,8 +4,6 @@ The same lives are drawn twice: by a state machine that shrinks what fails, and 
 time. FOREWORD_EXAMPLES=2000 runs that many other traces of both kinds.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable, Sequence

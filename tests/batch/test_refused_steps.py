@@ -1,7 +1,5 @@
 """A step that is refused does not count, and takes nothing from the step before it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from batch_rig import every_backend, every_check, picture, states_of, tensors

@@ -1,7 +1,5 @@
 """Embeddings, multimodal features, M-RoPE, encoder lengths, adapters and pooling, each against a loop over requests."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

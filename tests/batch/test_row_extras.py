@@ -1,7 +1,5 @@
 """Tokens by position, adapters with name and path, and pooling states: what a row keeps of its request."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What an admission, a move, a removal and a step in flight write to a row: every field, against the request itself."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sampling metadata, row moves and row changes, against dictionaries of requests."""
 
-from __future__ import annotations
-
 import dataclasses
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The seeds of requests that bring none: one per admission, the same for every way to admit."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The specification holds, and every one of its rules is needed."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from itertools import chain

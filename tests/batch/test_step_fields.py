@@ -1,7 +1,5 @@
 """Values with many fields that are made from a step, each field against a definition by lists of requests."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

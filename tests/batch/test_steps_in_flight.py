@@ -1,7 +1,5 @@
 """Two steps in flight: what was prepared early equals, once resolved, what would have been prepared in time."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Structured outputs as values of a request."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """vLLM's scheduler output applied: random schedules against a dictionary of requests, and the protocol's rules."""
 
-from __future__ import annotations
-
 import pickle
 import tracemalloc
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """vllm-ascend's state, metadata and masks, against loops over the tokens of random steps."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Each field of vLLM's request data, and where it is in ours."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The worked examples of the systems' own documents, on every backend."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Calibration: the measured shapes, and the cost model fitted to an executor with known costs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

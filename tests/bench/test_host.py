@@ -1,7 +1,5 @@
 """The contenders of the host benchmark make equal tensors, and a step does not leak memory."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The benchmark of attention counts the bytes and operations of its steps, here one by one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`python benchmarks`: its commands, their options and their results."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`python benchmarks serve` serves every request that it counts."""
 
-from __future__ import annotations
-
 import pytest
 from parts import front
 

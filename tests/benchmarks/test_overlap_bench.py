@@ -1,7 +1,5 @@
 """The overlap benchmark measures both loops on equal outputs, on the default model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The sampling benchmark measures every set of parameters, with and without a model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

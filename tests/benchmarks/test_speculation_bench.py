@@ -1,7 +1,5 @@
 """The speculation benchmark measures each method on the default model, with equal outputs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Hit rules of the groups against brute force, and their fixed point."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Extra keys of a prefix: blocks are equal exactly if all that their keys and values are computed from is equal."""
 
-from __future__ import annotations
-
 from random import Random
 
 import numpy as np

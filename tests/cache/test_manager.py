@@ -1,7 +1,5 @@
 """The KV cache on real rows: hits, sharing, windows, copies, and no block lost."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

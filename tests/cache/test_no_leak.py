@@ -1,7 +1,5 @@
 """Random lives of requests: every block is owned exactly by the rows that hold it, and hits are never wrong."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import settings

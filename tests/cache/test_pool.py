@@ -1,7 +1,5 @@
 """The block pool against a list that is kept in the order it should have."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import settings

@@ -1,7 +1,5 @@
 """The prefix tree: runs of blocks that are cut where sequences diverge, and dropped when they are unused."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from foreword.cache.prefix import PrefixTree, common_tokens, hash_block

@@ -1,7 +1,5 @@
 """Values that no option of a command can use."""
 
-from __future__ import annotations
-
 import inspect
 from typing import get_args
 

@@ -1,7 +1,5 @@
 """A tiny random model that writes lower-case letters, with a chat template, as a directory that commands can load."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """--adapter: of `foreword run`, `chat`, `batch` and `serve`."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Values and files that no command can use: the answer is one error, never a traceback."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`foreword batch`: every line of the input has one result, whatever happens in between."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

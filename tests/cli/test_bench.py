@@ -1,7 +1,5 @@
 """`foreword bench`: its options, and its results as a table and as JSON."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 

@@ -1,7 +1,5 @@
 """`foreword chat` through a pipe and on a terminal."""
 
-from __future__ import annotations
-
 import json
 import re
 

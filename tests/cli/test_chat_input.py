@@ -1,7 +1,5 @@
 """Lines that a user types become messages and commands; texts become settings; messages can be taken back and saved."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 

@@ -1,7 +1,5 @@
 """The list of subcommands, which is shown without importing them."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """What commands tell about a quantised checkpoint that was converted."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """`foreword explain` prints the worked example of the documents from real steps."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`foreword models`: the list, a description, removal."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Every option of `LLM` is an option, a variable and a line of a file of run, chat, batch and serve."""
 
-from __future__ import annotations
-
 import json
 from typing import get_type_hints
 

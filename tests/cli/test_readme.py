@@ -1,7 +1,5 @@
 """The README shows real output of the program, and every block of its code runs."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import inspect

@@ -1,7 +1,5 @@
 """`foreword run`: where the prompt comes from, what is printed, and when."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`foreword run --json-schema` answers in the form of a file's schema."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

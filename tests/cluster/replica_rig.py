@@ -1,7 +1,5 @@
 """A server of two replicas, as a process, and what a test asks it."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The front end over replicas that are functions: which of them answer an operation, and how their answers are one."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass, field
 

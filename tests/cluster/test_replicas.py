@@ -1,7 +1,5 @@
 """`foreword serve --replicas`: one server of several processes, with clients and kills. The long ones: updates.py."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Replicas replaced while they serve, adapters on new ones, and a start that fails: `make replicas`."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

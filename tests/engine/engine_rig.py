@@ -1,7 +1,5 @@
 """An engine on the oracle model."""
 
-from __future__ import annotations
-
 import numpy as np
 from oracle_model import START, LetterTokenizer, OracleExecutor, following, logits_after
 

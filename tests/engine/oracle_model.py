@@ -7,8 +7,6 @@ A recurrent layer has no slots: it reads that hash from the block of the state b
 after the step's last token to the block of the state after it. No other memory of a request is kept.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """One step ahead: the same outputs and accounts, and the next step is planned while one runs."""
 
-from __future__ import annotations
-
 import threading
 from random import Random
 

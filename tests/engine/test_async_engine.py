@@ -1,7 +1,5 @@
 """The engine behind an event loop: every stream gets its own outputs, through arrivals, aborts and failures."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from contextlib import aclosing

@@ -1,7 +1,5 @@
 """Several completions of one prompt: n of them, or the n best of more."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Alone or in a crowd, chunked or not, cached or not, preempted or not: equal tokens and log-probabilities."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

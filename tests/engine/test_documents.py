@@ -5,8 +5,6 @@ Errata: 002 prints query_start_loc as [0, 1, 1, 2, 95, 170, 200]; 000 names requ
 block 2 in step 2, where it is T_0_3.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from engine_rig import OnStep, V, make_engine, run

@@ -1,7 +1,5 @@
 """The engine on a model whose outputs are known without it."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The seam between engine and executor: capabilities, block operations, padding, pending steps."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

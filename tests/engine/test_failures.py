@@ -1,7 +1,5 @@
 """What fails inside a step: a row of logits ends its request, anything else leaves every request as it was."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The offline interface on a tiny random model, and on the default one."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Adapters in the engine: several in one batch, loaded, replaced and dropped while requests run, within a budget."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from random import Random

@@ -1,7 +1,5 @@
 """Prompts with embeddings and rotary positions through the engine: what is served, what is cached, what is refused."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Observers: what they are called with, in which order, and that their errors leave the engine consistent."""
 
-from __future__ import annotations
-
 import pytest
 from engine_rig import Guesser, make_engine, run, run_through, token_ids
 

@@ -1,7 +1,5 @@
 """The planner thread runs one function at a time, returns its result or error, and ends with its owner."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Pooling requests in the engine: chunks, preemption, overlap, mixing with generation, and refusals."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

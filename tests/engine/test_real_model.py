@@ -1,7 +1,5 @@
 """The default model on the native executor: bit-equal with any other requests, chunking, depth and drafts."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import threading

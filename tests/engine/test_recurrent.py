@@ -1,7 +1,5 @@
 """Models with recurrent layers: requests start from snapshots of others, and get the tokens that they get alone."""
 
-from __future__ import annotations
-
 import pytest
 from engine_rig import OnStep, make_engine, run
 from oracle_model import OracleExecutor, plain_output

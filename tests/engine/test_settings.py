@@ -1,7 +1,5 @@
 """Every setting is checked by its declaration, and None, sizes and names of other systems are understood."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from decimal import Decimal
 

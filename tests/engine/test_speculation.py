@@ -1,7 +1,5 @@
 """Speculation: the drafts of the lookup, their statistics, and outputs that do not change."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from engine_rig import Guesser, OnStep, V, make_engine, run

@@ -1,7 +1,5 @@
 """Text while it comes: stop strings never leak and never appear late."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

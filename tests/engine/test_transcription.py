@@ -1,7 +1,5 @@
 """Segments and windows of a transcription, of a model whose outputs are written down."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every path that CONTRIBUTING.md and docs/architecture.md name exists, and every target of make."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The examples run as they are, and their tokens are those of each request computed alone."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import subprocess

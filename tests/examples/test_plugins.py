@@ -3,8 +3,6 @@
 Each is given as an object, as module:name, or by the name that an installed package announces.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The code of docs/torch.md runs, and what the page says about sharing memory is so."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from pathlib import Path

@@ -4,8 +4,6 @@ Each case must be accepted, or refused with a `ForewordError`. A case that raise
 or exceeds its time or memory is a failure: its input is written to a file, and the command that runs it again printed.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

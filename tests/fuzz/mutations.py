@@ -1,7 +1,5 @@
 """Damage to an input: of bytes, of JSON values, of lines. Each function takes a generator and returns a new input."""
 
-from __future__ import annotations
-
 import json
 import re
 from random import Random

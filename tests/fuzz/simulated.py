@@ -1,7 +1,5 @@
 """A small simulation, in which what a file holds is used."""
 
-from __future__ import annotations
-
 from foreword.scheduler import SchedulerConfig
 from foreword.simulation import CostModel, Fleet, Trace, simulate
 

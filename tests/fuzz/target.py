@@ -1,7 +1,5 @@
 """What is fuzzed: a file in `fuzz/targets` per format, each with one `TARGET`. The file's name is the target's name."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

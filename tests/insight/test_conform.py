@@ -1,7 +1,5 @@
 """Traces of steps: golden traces, recorded traces, and the reports of their replay."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

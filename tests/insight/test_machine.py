@@ -1,7 +1,5 @@
 """What `foreword doctor` finds, on machines made of files."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

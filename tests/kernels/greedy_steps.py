@@ -1,7 +1,5 @@
 """Steps of greedy requests: what the native executor draws, beside the largest of the logits that it computes."""
 
-from __future__ import annotations
-
 import numpy as np
 from kernel_driver import Driver
 

@@ -1,7 +1,5 @@
 """Random adapters, and weights that contain their changes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Requests fed to an executor in chunks of chosen sizes, through the real batch layer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

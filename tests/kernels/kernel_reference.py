@@ -1,7 +1,5 @@
 """A decoder's forward pass as its spec defines it, in float64 with no cache, and small random models to run it on."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Random traffic through an engine: prompts that share beginnings, aborts, and each request alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

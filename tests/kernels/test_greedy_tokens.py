@@ -1,7 +1,5 @@
 """Greedy tokens found without all logits are those with the largest logits, which the same model computes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Arguments that do not fit are refused by every function of the native kernels, and harm nothing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """A request's logits do not depend, bit for bit, on other requests, chunks or the number of threads."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from kernel_driver import Driver

@@ -1,7 +1,5 @@
 """The native encoder against NumPy on long texts, with and without windows, on every instruction set."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Random traffic through an engine on the native executor: its tokens are those of each request alone."""
 
-from __future__ import annotations
-
 import pytest
 from kernel_reference import SPECS, random_weights
 from kernel_traffic import BLOCK_SIZE, assert_traffic_changes_nothing, engine

@@ -1,7 +1,5 @@
 """Packed weights and caches: what a format may lose, and that GGUF blocks lose nothing."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from kernel_driver import Driver

@@ -1,7 +1,5 @@
 """The native executor against a plain forward pass in float64: every kind of layer, every instruction set here."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from kernel_driver import Driver, step_of

@@ -1,7 +1,5 @@
 """The default model through the native executor, against what transformers recorded in float32."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Prompts with embeddings and rotary positions on the native executor: equal to plain tokens, bit for bit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

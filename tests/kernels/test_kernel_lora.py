@@ -1,7 +1,5 @@
 """Adapters in the native executor: against merged weights in float64, and equal bits alone and in a crowd."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

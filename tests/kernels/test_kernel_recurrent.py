@@ -1,7 +1,5 @@
 """Recurrent layers in every executor, against a plain loop over tokens in float64, and in an engine."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from kernel_driver import Driver

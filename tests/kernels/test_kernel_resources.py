@@ -1,7 +1,5 @@
 """Threads that cannot start, forked processes, and memory that is not there: typed errors, and the model goes on."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

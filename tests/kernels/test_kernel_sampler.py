@@ -1,7 +1,5 @@
 """The native sampler draws what the NumPy definition draws, at every instruction set and number of threads."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

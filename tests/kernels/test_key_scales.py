@@ -1,7 +1,5 @@
 """The scales and the rotation of 8-bit keys: scores stay as they are, and unequal dimensions lose little."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from kernel_driver import Driver

@@ -1,7 +1,5 @@
 """Threads divided among the processors of NUMA nodes: the tokens, and where weights are first touched."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

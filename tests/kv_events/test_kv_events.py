@@ -1,7 +1,5 @@
 """Cache events on the wire: as vLLM's structs are encoded, in order, and complete for a reader that was late."""
 
-from __future__ import annotations
-
 import time
 from contextlib import ExitStack
 from dataclasses import replace

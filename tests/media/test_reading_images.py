@@ -1,7 +1,5 @@
 """Images of messages: every source, and every kind of hostile one, which is an error with its field."""
 
-from __future__ import annotations
-
 import base64
 import struct
 import threading

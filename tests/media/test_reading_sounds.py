@@ -1,7 +1,5 @@
 """Sounds of messages: files of every kind, and what is no such file is an error with its field."""
 
-from __future__ import annotations
-
 import base64
 import struct
 import wave

@@ -1,7 +1,5 @@
 """`foreword batch --ray` and the stage of Ray Data: results of the engine, errors as rows, replicas that end."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The application of Ray Serve: answers, streams, cancels, kills, metrics, and where requests go."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

@@ -1,7 +1,5 @@
 """Bodies of OpenAI requests become prompts and sampling parameters, or errors that name the field."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import pytest

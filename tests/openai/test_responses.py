@@ -1,7 +1,5 @@
 """Outputs of the engine become the response bodies of OpenAI's published schema."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Bodies of OpenAI's Responses API without stored state, and their answers as the public client reads them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

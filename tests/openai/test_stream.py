@@ -1,7 +1,5 @@
 """Frames of streams are valid JSON in UTF-8 for every text."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

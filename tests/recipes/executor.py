@@ -1,7 +1,5 @@
 """An executor: the NumPy executor with an option."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A model family: Llama under another ``model_type``, with the tensors and the logits recorded for it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

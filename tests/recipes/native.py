@@ -1,7 +1,5 @@
 """The recipes whose edits reach native code, with a native module that is built from them: ``make recipes``."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """A scheduling policy: the longest prompt first."""
 
-from __future__ import annotations
-
 from foreword.scheduler import SchedulerConfig
 from recipes.recipe import Edit, Recipe, after, before
 

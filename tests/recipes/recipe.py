@@ -1,7 +1,5 @@
 """What following a recipe of CONTRIBUTING.md means: edits of files, and the tests that notice each edit."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

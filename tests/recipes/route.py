@@ -1,7 +1,5 @@
 """A server route: one that answers with a number."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from recipes.recipe import Edit, Recipe, after, before

@@ -1,7 +1,5 @@
 """A sampling parameter: a number that is added to the logit of token 0."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

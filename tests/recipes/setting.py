@@ -1,7 +1,5 @@
 """A setting: a number in each class of settings that is not of an executor."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A tensor of every step: the length of each request's prompt, int32."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

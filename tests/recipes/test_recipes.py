@@ -4,8 +4,6 @@ that it names passes; without any one of its edits, a test that it names fails.
 The copy has no native module, so NumPy prepares the steps, samples and computes: `native.py` builds it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

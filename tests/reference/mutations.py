@@ -10,8 +10,6 @@
 `SPECIAL` holds what needs more than its kind. A mutation is installed in a process of its own and never undone.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

@@ -3,8 +3,6 @@
 Row: theirs | ours | how | proof. ``ours`` holds names in backquotes, ``proof`` one or more ``file::test`` under tests/.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import pkgutil

@@ -8,8 +8,6 @@ corruption runs in a forked process.
 installed, and would be no proof of anything. Run it after a change of `reference.mutations`.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

@@ -1,7 +1,5 @@
 """The reference pages name what exists, and their proofs prove it. `make proofs` tries every row; here a few."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Each docstring describes the failure, and where it occurred.
 """
 
-from __future__ import annotations
-
 import tracemalloc
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Routers: their choices against definitions over all replicas, with replicas that come and go."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

@@ -1,7 +1,5 @@
 """Requests with sampling parameters, their batches, and the sampler's definition in plain loops."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

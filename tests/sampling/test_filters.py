@@ -1,7 +1,5 @@
 """min-p, top-k and top-p against the definition on sorted probabilities."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The rules of a generation config against a loop over the tokens of each row, written from Whisper's paper."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Token masks, and the grammars that make them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

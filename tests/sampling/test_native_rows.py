@@ -1,7 +1,5 @@
 """Native sampling gives the tokens of the NumPy reference, exactly, for any mix of rows, and its log-probabilities."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

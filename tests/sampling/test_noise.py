@@ -1,7 +1,5 @@
 """The noise: its definition in plain integers, and that it is Gumbel noise."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Draws from parts of the vocabulary: the tokens that the sampler draws from all of it."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Custom logits processors, and which requests processors apply to."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from sampling_rig import Rig, V, logits

@@ -1,7 +1,5 @@
 """The sampler on real batches."""
 
-from __future__ import annotations
-
 import math
 import pickle
 

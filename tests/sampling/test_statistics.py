@@ -1,7 +1,5 @@
 """Draws have the distribution that the parameters define: chi-square tests of every path, with fixed seeds."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The rules and counts that native code keeps by row follow the requests and their texts."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from sampling_rig import Rig, V, logits, tokens_of

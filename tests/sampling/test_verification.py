@@ -1,7 +1,5 @@
 """Which drafts are accepted: the vectorised rule against the loop."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

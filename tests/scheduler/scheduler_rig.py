@@ -1,7 +1,5 @@
 """A scheduler whose steps all succeed."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from foreword.batch import InputBuffers, KVGroup, RequestStates, prepare_inputs

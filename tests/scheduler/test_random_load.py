@@ -1,7 +1,5 @@
 """Random load on small pools: the budget holds, nothing leaks, and every request finishes in the policy's order."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from random import Random
 

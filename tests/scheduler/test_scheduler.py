@@ -1,7 +1,5 @@
 """What the scheduler decides, on real rows and blocks, with a simulated model."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scheduler_rig import Rig

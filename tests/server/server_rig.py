@@ -1,7 +1,5 @@
 """A server in a thread, with a tiny model whose answers can be written down."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -7,8 +7,6 @@ that leave at any moment, that read slowly, that send nothing. After each wave n
 the program with 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import random

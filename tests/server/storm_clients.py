@@ -1,7 +1,5 @@
 """Clients that behave well or badly, and what a well-behaved one gets."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

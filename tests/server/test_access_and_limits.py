@@ -1,7 +1,5 @@
 """Keys, limits of requests, and errors of routes."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

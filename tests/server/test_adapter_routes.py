@@ -1,7 +1,5 @@
 """Adapters of a server: as models of requests, loaded and dropped by routes."""
 
-from __future__ import annotations
-
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """The chat page in a browser."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor

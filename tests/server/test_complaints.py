@@ -6,8 +6,6 @@ The others: closed connections, tokenizing, metrics, aborts (test_request_routes
 (tests/structured/test_structured_engine), storms (test_storms).
 """
 
-from __future__ import annotations
-
 import json
 import threading
 

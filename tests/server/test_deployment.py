@@ -1,7 +1,5 @@
 """The files of the deployment page name what exists."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

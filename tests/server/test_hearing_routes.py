@@ -1,7 +1,5 @@
 """Sounds of conversations over HTTP: the answers of the library, and errors with the field of the body."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra foreword[torch]")

@@ -1,7 +1,5 @@
 """Where a server publishes the events of its cache."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Anthropic's and OpenAI's Responses clients, unchanged, with a running server."""
 
-from __future__ import annotations
-
 import json
 from contextlib import ExitStack
 

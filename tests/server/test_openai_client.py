@@ -1,7 +1,5 @@
 """The `openai` client, unchanged."""
 
-from __future__ import annotations
-
 import pytest
 from server_rig import HI, serving
 

@@ -1,7 +1,5 @@
 """The routes of OpenAI, whole and as streams."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

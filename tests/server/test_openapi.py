@@ -1,7 +1,5 @@
 """/openapi.json describes what the routes take."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import jsonschema

@@ -1,7 +1,5 @@
 """Declarations of operations, and what is found for a path."""
 
-from __future__ import annotations
-
 import pytest
 
 from foreword.errors import ConfigError

@@ -1,7 +1,5 @@
 """docs/server.md has every metric; tests/test_pages.py is about its routes, and about the page of settings."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

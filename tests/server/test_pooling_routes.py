@@ -1,7 +1,5 @@
 """Embeddings, scores, rankings and classes over HTTP."""
 
-from __future__ import annotations
-
 import base64
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`foreword serve` as a process: options, files and variables; start, drain and end."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

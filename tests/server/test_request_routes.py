@@ -1,7 +1,5 @@
 """Requests in the engine: their end with their connection, the reasons why they wait, abort, failures, metrics."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -1,7 +1,5 @@
 """Many clients at once, most of which behave badly: nothing is left, and the others get what they would get alone."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

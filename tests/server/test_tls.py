@@ -1,7 +1,5 @@
 """https, with a certificate made for the test."""
 
-from __future__ import annotations
-
 import shutil
 import ssl
 import subprocess

@@ -1,7 +1,5 @@
 """Spans of requests, as a collector of OpenTelemetry gets them."""
 
-from __future__ import annotations
-
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 

@@ -1,7 +1,5 @@
 """Sounds over HTTP: the text of the library in every form, with OpenAI's client, and errors with the field."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra foreword[torch]")

@@ -1,7 +1,5 @@
 """Images over HTTP: the same answers in every dialect, and errors with the field of the body."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra foreword[torch]")

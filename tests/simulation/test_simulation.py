@@ -1,7 +1,5 @@
 """Simulation: traces read, statistics right, and runs whose outcome can be worked out by hand."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from pathlib import Path

@@ -16,8 +16,6 @@ one sentence or two, at once. Afterwards nothing is left in the engine, and it s
 the violations, each with the command that repeats its run (threads run freely, so a repetition may pass).
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

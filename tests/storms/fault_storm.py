@@ -9,8 +9,6 @@ may be left. If the callable belongs to one request, that one may end instead, a
 Ends with 1 and prints the first violations of each kind, each with the command that repeats it.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from dataclasses import dataclass

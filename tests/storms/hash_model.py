@@ -6,8 +6,6 @@ last one chooses the logits. So a block that was not written, that was copied to
 request raises `WrongRead` or gives another token. A recurrent layer keeps the hash alone, in the block of its state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise

@@ -22,8 +22,6 @@ After an interrupted `generate` its requests must be gone, every block, row and 
 the next `generate` must give each request the output that it has alone. One engine is interrupted several times.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Callable

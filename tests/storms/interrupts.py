@@ -1,7 +1,5 @@
 """Raises exceptions at chosen or random moments inside the engine, and ends a test that hangs."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import faulthandler

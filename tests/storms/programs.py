@@ -1,7 +1,5 @@
 """Runs a storm in a process of its own, since damage may leave threads that hang."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

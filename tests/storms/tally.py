@@ -1,7 +1,5 @@
 """What a storm counted: per module where it struck, and the violations with the command that repeats each."""
 
-from __future__ import annotations
-
 import sys
 import traceback
 from collections import Counter, defaultdict

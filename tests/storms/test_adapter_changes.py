@@ -1,7 +1,5 @@
 """An interrupt at every line of the calls that load, replace, drop, evict and read adapters again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count

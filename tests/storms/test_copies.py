@@ -1,7 +1,5 @@
 """Errors, parameters and outputs pass between processes: pickled, copied and copied in depth they are the same."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import pkgutil

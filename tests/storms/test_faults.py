@@ -1,7 +1,5 @@
 """Host callables that raise at one of their calls."""
 
-from __future__ import annotations
-
 from programs import check_program
 
 

@@ -1,7 +1,5 @@
 """Interrupts at random moments."""
 
-from __future__ import annotations
-
 import pytest
 from programs import check_program
 

@@ -1,7 +1,5 @@
 """Mixed traffic, in short form."""
 
-from __future__ import annotations
-
 from programs import check_program
 
 

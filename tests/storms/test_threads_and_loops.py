@@ -1,7 +1,5 @@
 """Threads, event loops and forks, in short form."""
 
-from __future__ import annotations
-
 import pytest
 from programs import check_program
 

@@ -1,7 +1,5 @@
 """A server for clients that are installed by `make clients`; without one of them, its tests are skipped."""
 
-from __future__ import annotations
-
 import pytest
 from server_rig import serving
 

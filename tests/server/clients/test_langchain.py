@@ -1,7 +1,5 @@
 """langchain-openai, unchanged."""
 
-from __future__ import annotations
-
 import pytest
 from server_rig import TEMPLATE, serving, with_template
 

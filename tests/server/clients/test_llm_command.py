@@ -1,7 +1,5 @@
 """`llm`, which reads servers that speak as OpenAI's from extra-openai-models.yaml."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

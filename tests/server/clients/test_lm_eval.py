@@ -1,7 +1,5 @@
 """lm-eval's `local-completions`: generation, and scores of continuations by echo and log-probabilities."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

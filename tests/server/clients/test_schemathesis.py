@@ -1,7 +1,5 @@
 """Requests that schemathesis makes from /openapi.json, good and bad ones."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
