@@ -21,6 +21,14 @@ settings.load_profile("foreword")
 
 
 @pytest.fixture(scope="session")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a tiny model whose greedy answers are endless lower-case letters."""
+    from talking_model import write_talking_model  # half a second at the start of every other session
+
+    return write_talking_model(tmp_path_factory.mktemp("models") / "talker")
+
+
+@pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     return registry.pull("smollm2")
 

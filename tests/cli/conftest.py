@@ -1,19 +1,6 @@
-"""A model that commands can load, and an import path to the helpers of this folder in every import mode of pytest."""
-
-import sys
-from pathlib import Path
+"""The environment of commands."""
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from talking_model import write_talking_model
-
-
-@pytest.fixture(scope="session")
-def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a tiny model whose greedy answers are endless lower-case letters."""
-    return write_talking_model(tmp_path_factory.mktemp("models") / "talker")
 
 
 @pytest.fixture(autouse=True)

@@ -1,17 +1,11 @@
-"""A Ray of 8 logical CPUs that the tests start and stop, and the tiny model. Without the extra tests are skipped."""
+"""A Ray of 8 logical CPUs that the tests start and stop. Without the extra tests are skipped."""
 
 import os
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
-
-from talking_model import write_talking_model
 
 import foreword
 
@@ -31,11 +25,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings("default"))
-
-
-@pytest.fixture(scope="session")
-def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_talking_model(tmp_path_factory.mktemp("models") / "talker")
 
 
 @pytest.fixture(scope="session")
