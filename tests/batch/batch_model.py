@@ -5,6 +5,8 @@ Written from the reference page, independently of the backends, and never shared
 
 from dataclasses import dataclass, field
 
+FREE = {"num_accepted_tokens": 1, "last_sampled_token": -1}  # the values of a free row that are not 0
+
 
 @dataclass
 class Group:
@@ -12,6 +14,7 @@ class Group:
     window: int | None = None
     ranks: tuple[int, int, int] | None = None  # size, rank, interleave of a group spread over ranks
     state_of: int | None = None  # a recurrent group: one entry covers this many positions, and none has a slot
+    kernel_block_size: int | None = None
 
     @property
     def span(self) -> int:
@@ -19,6 +22,11 @@ class Group:
         if self.state_of is not None:
             return self.state_of
         return self.block_size * (self.ranks[0] if self.ranks else 1)
+
+    def local(self, num_keys: int) -> int:
+        """How many of the first keys of a request this rank holds."""
+        size, rank, interleave = self.ranks or (1, 0, 1)
+        return len([p for p in range(num_keys) if p // interleave % size == rank])
 
 
 @dataclass
@@ -30,6 +38,8 @@ class Request:
     blocks: list[list[int]]
     prefill_len: int
     tenancy: int  # no two requests share one
+    in_flight: int = 0  # tokens that the steps in flight add at most
+    accepted: int = 1  # samples of the last step that count
 
     @property
     def tokens(self) -> list[int]:
@@ -38,13 +48,25 @@ class Request:
 
 @dataclass
 class Scheduled:
-    """One request of a step."""
+    """One request of a step. is_cancelled: it was removed while its step was in flight, and none of it is read."""
 
     rid: str
     request: Request
     num: int
     drafts: list[int]
     computed: int
+    samples: bool | None = None  # decided when the step is advanced
+    is_cancelled: bool = False
+
+    @property
+    def end(self) -> int:
+        """Positions up to the first draft."""
+        return self.computed + self.num - len(self.drafts)
+
+    @property
+    def known(self) -> list[int]:
+        """The tokens that the step may read."""
+        return [0] * self.num if self.is_cancelled else self.request.tokens + [max(d, 0) for d in self.drafts]
 
 
 @dataclass
@@ -54,6 +76,7 @@ class Model:
     groups: list[Group]
     max_drafts: int
     ranks: tuple[int, int, int] | None = None
+    null: int = 0
     requests: dict[str, Request] = field(default_factory=dict)
 
     def width(self, g: int) -> int:
@@ -69,11 +92,14 @@ class Model:
             step.sort(key=lambda s: (not s.drafts, s.num != 1 + self.max_drafts, s.num))
         return step
 
-    def slot(self, g: int, request: Request, position: int) -> int:
+    def block(self, g: int, s: Scheduled, position: int) -> int:
+        return s.request.blocks[g][position // self.groups[g].span]
+
+    def slot(self, g: int, s: Scheduled, position: int) -> int:
         group = self.groups[g]
-        if group.state_of is not None:
+        if group.state_of is not None or s.is_cancelled:
             return -1
-        block = request.blocks[g][position // group.span]
+        block = self.block(g, s, position)
         if group.ranks is None:
             return block * group.block_size + position % group.span
         size, rank, interleave = group.ranks
@@ -83,12 +109,22 @@ class Model:
 
     def block_row(self, g: int, s: Scheduled) -> list[int]:
         """An entry is shown where some token of the step can see one of its positions, or a later one."""
-        group, row = self.groups[g], [0] * self.width(g)
-        for k, block in enumerate(s.request.blocks[g]):
+        group, row = self.groups[g], [self.null] * self.width(g)
+        for k, block in enumerate([] if s.is_cancelled else s.request.blocks[g]):
             last_position = (k + 1) * group.span - 1
             first_visible = 0 if group.window is None else s.computed - group.window + 1
-            row[k] = block if group.window == 1 or last_position >= first_visible else 0
+            row[k] = block if group.window == 1 or last_position >= first_visible else self.null
         return row
+
+    def kernel_row(self, g: int, s: Scheduled) -> list[int]:
+        """The blocks of the row in units of kernel blocks."""
+        ratio = self.groups[g].block_size // (self.groups[g].kernel_block_size or self.groups[g].block_size)
+        blocks = self.block_row(g, s)
+        return [block if block == self.null else block * ratio + j for block in blocks for j in range(ratio)]
+
+    def pages(self, g: int, s: Scheduled) -> list[int]:
+        """The blocks that hold keys of this rank, up to the end of the step."""
+        return self.block_row(g, s)[: -(-self.groups[g].local(s.computed + s.num) // self.groups[g].block_size)]
 
     def tensors(
         self, step: list[Scheduled], pad_tokens: int | None, pad_reqs: int | None, max_tokens: int
@@ -97,7 +133,7 @@ class Model:
         tokens = [(b, s, s.computed + i) for b, s in enumerate(step) for i in range(s.num)]
         T, B, R = len(tokens), len(step), self.max_num_reqs
         starts = [sum(s.num for s in step[:b]) for b in range(B + 1)]
-        known = [(s.request.tokens + [max(d, 0) for d in s.drafts]) for s in step]
+        known = [s.known for s in step]
         seq_lens = [s.computed + s.num for s in step]
         logits = [(b, j) for b, s in enumerate(step) for j in range(1 + len(s.drafts))]
         rest = max_tokens - T
@@ -115,7 +151,8 @@ class Model:
             "num_scheduled_tokens": [s.num for s in step],
             "num_draft_tokens": [len(s.drafts) for s in step],
             "num_computed_tokens": [s.computed for s in step] + [0] * (R - B),
-            "is_prefilling": [s.computed < s.request.prefill_len for s in step] + [False] * (R - B),
+            "is_prefilling": [not s.is_cancelled and s.computed < s.request.prefill_len for s in step]
+            + [False] * (R - B),
             "query_start_loc": starts + [T] * ((B if pad_reqs is None else pad_reqs) - B),
             "seq_lens": seq_lens + [0] * (R - B),
             "cu_num_logits": [sum(1 + len(s.drafts) for s in step[:b]) for b in range(B + 1)],
@@ -132,27 +169,26 @@ class Model:
             "token_indices": [s.request.row * self.max_model_len + p for _, s, p in tokens],
         }
         for g, group in enumerate(self.groups):
-            out[f"slot_mapping[{g}]"] = [self.slot(g, s.request, p) for _, s, p in tokens] + [-1] * rest
-            out[f"block_table[{g}]"] = [self.block_row(g, s) for s in step] + [[0] * self.width(g)] * (R - B)
+            out[f"slot_mapping[{g}]"] = [self.slot(g, s, p) for _, s, p in tokens] + [-1] * rest
+            padding = [[self.null] * self.width(g)] * (R - B)
+            out[f"block_table[{g}]"] = [self.block_row(g, s) for s in step] + padding
             out[f"block_table_indices[{g}]"] = [s.request.row * self.width(g) + p // group.span for _, s, p in tokens]
-            out[f"block_numbers[{g}]"] = [s.request.blocks[g][p // group.span] for _, s, p in tokens]
+            if not any(s.is_cancelled for s in step):  # what the row holds by then belongs to no token of the step
+                out[f"block_numbers[{g}]"] = [self.block(g, s, p) for _, s, p in tokens]
             out[f"attention_mask[{g}]"] = self.mask(step, tokens, group)
         if self.ranks is not None:
-            size, rank, interleave = self.ranks
-            out["dcp_local_seq_lens"] = [
-                len([p for p in range(n) if p // interleave % size == rank]) for n in out["seq_lens"]
-            ]
+            out["dcp_local_seq_lens"] = [Group(1, ranks=self.ranks).local(n) for n in out["seq_lens"]]
         return out
 
     @staticmethod
     def attention_state(step: list[Scheduled]) -> str:
         if any(s.drafts for s in step):
             return "SPEC_DECODING"
-        if step and all(s.num == 1 and s.computed for s in step):
+        if step and all(s.num == 1 and (s.computed or s.is_cancelled) for s in step):
             return "DECODE_ONLY"
         if all(s.computed == 0 for s in step):
             return "PREFILL_NO_CACHE"
-        if all(s.computed < len(s.request.prompt) <= s.computed + s.num for s in step):
+        if all(s.is_cancelled or s.computed < len(s.request.prompt) <= s.computed + s.num for s in step):
             return "PREFILL_CACHE_HIT"
         return "CHUNKED_PREFILL"
 
@@ -169,28 +205,55 @@ class Model:
 
     # -- after it ----------------------------------------------------------------------------------------------
 
+    def is_gone(self, s: Scheduled) -> bool:
+        """Whether the request was removed since the step was prepared."""
+        return s.rid not in self.requests or self.requests[s.rid].tenancy != s.request.tenancy
+
     def samples_of(self, s: Scheduled) -> bool:
         """Whether the step reaches the last token known, so that what follows it can be sampled."""
-        return s.computed + s.num - len(s.drafts) == len(s.request.tokens)
+        return s.end == len(s.request.tokens) + s.request.in_flight if s.samples is None else s.samples
+
+    def discarded(self, step: list[Scheduled], num_reqs_padded: int) -> list[bool]:
+        """Whether the sample of each request means nothing."""
+        left = [s.end < len(s.request.tokens) + s.request.in_flight or self.is_gone(s) for s in step]
+        return left + [True] * (num_reqs_padded - len(step))
+
+    def advance(self, step: list[Scheduled]) -> None:
+        """Count the step as done, with all its drafts accepted."""
+        for s in step:
+            s.samples = self.samples_of(s)
+            s.request.computed = s.computed + s.num
+            s.request.in_flight += 1 + len(s.drafts) if s.samples else 0
 
     def commit(self, step: list[Scheduled], sampled: dict[str, list[int]]) -> None:
         for s in step:
-            now = self.requests.get(s.rid)
-            if now is None or now.tenancy != s.request.tenancy:
-                continue  # removed since: a late result
-            if not self.samples_of(s):
+            now, samples = s.request, self.samples_of(s)
+            if self.is_gone(s):
+                continue  # a late result
+            if s.samples is None:
                 now.computed = s.computed + s.num
-                continue
-            new = sampled.get(s.rid, [])
-            now.computed = s.computed + s.num - len(s.drafts) + max(len(new) - 1, 0)
-            now.outputs += new
+            now.accepted = 1
+            if samples:
+                new = sampled.get(s.rid, [])
+                now.computed -= len(s.drafts) - max(len(new) - 1, 0)
+                now.in_flight -= 1 + len(s.drafts) if s.samples else 0
+                now.accepted = max(len(new), 1)
+                now.outputs += new
+
+    def resolve(self, step: list[Scheduled]) -> None:
+        """The step before is committed: what is computed is known, and who has left."""
+        for s in step:
+            s.is_cancelled = self.is_gone(s)
+            s.computed = 0 if s.is_cancelled else s.request.computed
 
     def state(self) -> dict[str, dict[int, int]]:
-        """Columns of the state, by live row."""
+        """Columns of the state by live row; those of a free row are `FREE`."""
         live = self.requests.values()
         return {
             "num_tokens": {r.row: len(r.tokens) for r in live},
             "num_computed_tokens": {r.row: r.computed for r in live},
+            "num_placeholders": {r.row: r.in_flight for r in live},
+            "num_accepted_tokens": {r.row: r.accepted for r in live},
             "prompt_len": {r.row: len(r.prompt) for r in live},
             "prefill_len": {r.row: r.prefill_len for r in live},
             "last_sampled_token": {r.row: r.outputs[-1] if r.outputs else -1 for r in live},

@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import test_random_traces
-import test_steps_in_flight
 import test_vllm_apply
 from batch_rig import BACKENDS, every_backend, states_and_buffers
 
@@ -151,25 +150,15 @@ def following(mirrors: dict, start: int, call):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_mirror_prepares_every_step_of_random_lives(monkeypatch, seed):
-    """Arrivals, chunks, prefix hits, drafts, both orders, padding, windows, ranks, moves, preemption; a recorder that
-    is attached late begins with all live requests.
+    """Arrivals, chunks, prefix hits, drafts, both orders, padding, windows, ranks, moves, preemption, steps that are
+    resolved; a recorder that is attached late begins with all live requests.
     """
     mirrors: dict[int, Mirror] = {}
-    start = 1 if seed % 2 else 10
-    monkeypatch.setattr(test_random_traces, "prepare_inputs", following(mirrors, start, prepare_inputs))
+    start = 1 if seed % 3 else 10
+    for name, call in (("prepare_inputs", prepare_inputs), ("resolve", resolve)):
+        monkeypatch.setattr(test_random_traces, name, following(mirrors, start, call))
     test_random_traces.test_every_tensor_of_every_step_equals_the_model(seed)
     assert len(mirrors) == len(BACKENDS)
-
-
-@every_backend
-@pytest.mark.parametrize("seed", range(6))
-def test_a_mirror_follows_steps_in_flight(monkeypatch, backend, seed):
-    """Steps prepared before the samples of the last one are known, resolved afterwards, some of them cancelled."""
-    mirrors: dict[int, Mirror] = {}
-    for name, call in (("prepare_inputs", prepare_inputs), ("resolve", resolve)):
-        monkeypatch.setattr(test_steps_in_flight, name, following(mirrors, 1, call))
-    assert test_steps_in_flight.run(backend, 2, seed)
-    assert len(mirrors) == 1
 
 
 @pytest.mark.parametrize("way", ["native", "python"])

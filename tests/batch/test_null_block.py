@@ -1,13 +1,10 @@
 """The number that means "no block", on every backend: 0, which reserves block 0, or −1, which numbers blocks from 0."""
 
-import random
-
 import numpy as np
 import pytest
 from batch_rig import every_backend, every_check, states_of
 
 from foreword.batch import (
-    ContextParallel,
     InputBuffers,
     KVGroup,
     NewRequest,
@@ -16,7 +13,6 @@ from foreword.batch import (
     RequestError,
     RequestStates,
     advance,
-    make_dummy,
     prepare_inputs,
     resolve,
     validate,
@@ -232,15 +228,6 @@ def test_gathered_rows_are_padded_with_the_null_block(null, backend):
         assert all((slots[batch.num_tokens :] == -1).all() for slots in batch.slot_mapping)
 
 
-@NULLS
-def test_a_dummy_has_null_blocks(null):
-    states = null_states(null)
-    states.add_request(NewRequest("a", [1], [[3]]))
-    batch = make_dummy(states, InputBuffers.for_states(states, 16), num_tokens=4, num_reqs=2)
-    assert (batch.block_table[0] == null).all()
-    assert (batch.slot_mapping[0] == -1).all()
-
-
 @every_backend
 @NULLS
 def test_a_request_removed_from_a_step_in_flight_has_null_blocks(null, backend):
@@ -292,104 +279,3 @@ def test_two_prompts_in_blocks_zero_and_one_and_tables_padded_with_minus_one(bac
     states.add_request(NewRequest("3", [1] * 1101, [[101, 78, 5, 9, 11]], num_computed_tokens=1100))
     batch = prepare_inputs(states, {"2": 1, "3": 1}, buffers, backend=backend)
     assert batch.block_table[0].tolist() == [[10, 25, 3, -1, -1], [101, 78, 5, 9, 11]]
-
-
-# -- random traces: equal up to the shift by one block -------------------------------------------------------------
-
-UNSHIFTED = (
-    "idx_mapping", "num_scheduled_tokens", "num_draft_tokens", "num_computed_tokens", "is_prefilling",
-    "query_start_loc", "seq_lens", "cu_num_logits", "cu_num_draft_tokens", "req_indices", "positions", "input_ids",
-    "logits_indices", "expanded_idx_mapping", "expanded_local_pos", "target_logits_indices", "bonus_logits_indices",
-    "draft_token_ids",
-)  # fmt: skip
-
-
-def assert_shifted(zero, minus_one, groups) -> None:
-    """The batch with null block 0 is the one with null block −1 whose blocks are numbered one higher."""
-    for name in UNSHIFTED:
-        assert np.array_equal(getattr(zero, name), getattr(minus_one, name)), name
-    assert zero.attention_state is minus_one.attention_state
-    for g, group in enumerate(groups):
-        assert np.array_equal(zero.block_table[g] - 1, minus_one.block_table[g])
-        slots = zero.slot_mapping[g]
-        assert np.array_equal(np.where(slots < 0, -1, slots - group.block_size), minus_one.slot_mapping[g])
-        ratio = group.block_size // (group.kernel_block_size or group.block_size)
-        kernel = zero.kernel_block_table(g)
-        assert np.array_equal(np.where(kernel == 0, -1, kernel - ratio), minus_one.kernel_block_table(g))
-        assert np.array_equal(zero.explain(g).block_numbers - 1, minus_one.explain(g).block_numbers)
-        past_end = zero.to_flash_attn(g).block_table
-        assert np.array_equal(np.where(past_end < 0, -1, past_end - 1), minus_one.to_flash_attn(g).block_table)
-        if not group.recurrent:
-            # a null page below the window is any page that exists: block 0
-            pages = np.maximum(zero.to_flashinfer(g).kv_indices - 1, 0)
-            assert np.array_equal(pages, minus_one.to_flashinfer(g).kv_indices)
-
-
-@every_backend
-@pytest.mark.parametrize("ranks", [None, ContextParallel(size=2, rank=1)])
-@pytest.mark.parametrize("seed", range(4))
-def test_random_traces_are_equal_up_to_the_shift(seed, ranks, backend):
-    pick, M, max_tokens, max_drafts = random.Random(seed), 17, 30, 2
-    groups = [
-        KVGroup(2, context_parallel=ranks is not None),
-        KVGroup(4, sliding_window=3, kernel_block_size=2),
-        KVGroup(3, sliding_window=1),
-        KVGroup(1, recurrent=True),
-    ]
-    both = [null_states(null, *groups, rows=5, length=M, context_parallel=ranks) for null in (0, -1)]
-    buffers = [InputBuffers.for_states(states, max_tokens) for states in both]
-    known: dict[str, int] = {}
-    computed: dict[str, int] = {}
-    next_block, serial = 0, 0
-    for _ in range(60):
-        for rid in [rid for rid in known if known[rid] >= M - 1 or pick.random() < 0.08]:
-            del known[rid]
-            assert all(states.remove_request(rid) for states in both)
-        while len(known) < 5 and pick.random() < 0.6:
-            length = pick.randint(1, M - 2)
-            start = pick.choice([0, pick.randint(0, length - 1)])
-            tokens, serial, blocks = [pick.randrange(50) for _ in range(length)], serial + 1, []
-            for g, group in enumerate(groups):
-                width = both[0].block_tables[g].width
-                blocks.append([*range(next_block, next_block + width)])
-                next_block += width
-                if group.sliding_window is not None and pick.random() < 0.5:
-                    below = max(start - group.sliding_window + 1, 0) // group.block_size
-                    blocks[g][:below] = [-1] * below
-            for states, shift in zip(both, (1, 0), strict=True):
-                ids = [[block + shift for block in row] for row in blocks]
-                states.add_request(NewRequest(f"r{serial}", tokens, ids, num_computed_tokens=start))
-            known[f"r{serial}"], computed[f"r{serial}"] = length, start
-        if pick.random() < 0.2:
-            assert both[0].condense() == both[1].condense()
-        plan, drafts, left = {}, {}, max_tokens
-        for rid in pick.sample(sorted(known), pick.randint(0, len(known))):
-            rest = known[rid] - computed[rid]
-            n = min(pick.choice([rest, pick.randint(1, rest)]), left)
-            k = min(pick.randint(0, max_drafts), M - 1 - known[rid], left - n) if n == rest else 0
-            if n > 0:
-                plan[rid], left = n + k, left - n - k
-                if k:
-                    drafts[rid] = [pick.randrange(50) for _ in range(k)]
-        pad_to = pick.choice([None, (max_tokens, 5)])
-        batches = [
-            prepare_inputs(
-                states, plan, buffer, draft_tokens=drafts or None, pad_to=pad_to, backend=backend, check="full"
-            )
-            for states, buffer in zip(both, buffers, strict=True)
-        ]
-        assert_shifted(*batches, groups)
-        sampled = {}
-        for rid, n in plan.items():
-            k = len(drafts.get(rid, ()))
-            if computed[rid] + n - k == known[rid]:
-                accepted = pick.randint(0, k)
-                sampled[rid] = [*drafts.get(rid, [])[:accepted], pick.randrange(50)]
-                computed[rid] += n - k + accepted
-                known[rid] += 1 + accepted
-            else:
-                computed[rid] += n
-        for states, batch in zip(both, batches, strict=True):
-            states.commit(batch, sampled)
-        for zero, minus_one in zip(both[0].block_tables, both[1].block_tables, strict=True):
-            assert np.array_equal(zero.table - 1, minus_one.table)
