@@ -3,6 +3,7 @@
 Row: theirs | ours | how | proof. ``ours`` holds names in backquotes, ``proof`` one or more ``file::test`` under tests/.
 """
 
+import ast
 import dataclasses
 import importlib
 import pkgutil
@@ -46,6 +47,16 @@ class Row:
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
+
+
+def defined_tests() -> set[str]:
+    """Every ``file::test`` under tests/."""
+    return {
+        f"{path.stem}::{node.name}"
+        for path in Path(__file__).parents[1].rglob("test_*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef)
+    }
 
 
 def rows(folder: Path = PAGES) -> list[Row]:
