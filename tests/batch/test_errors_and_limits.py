@@ -3,7 +3,7 @@
 import batch_rig
 import numpy as np
 import pytest
-from batch_rig import arrays, every_backend, states_of
+from batch_rig import arrays, every_backend, every_check, states_of
 
 import foreword.batch
 from foreword.batch import (
@@ -152,6 +152,7 @@ def test_blocks_past_the_end_of_any_group_change_no_group(world):
 
 
 @every_backend
+@every_check
 @pytest.mark.parametrize(
     ("plan", "how", "error"),
     [
@@ -169,6 +170,7 @@ def test_blocks_past_the_end_of_any_group_change_no_group(world):
         ({"a": 3}, {"pad_to": (None, 0)}, PlanError),
         ({"a": 3}, {"pad_to": (None, 4)}, PlanError),
         ({"a": 3}, {"order": "random"}, PlanError),
+        ({"a": 3}, {"backend": "abacus"}, PlanError),
         ((np.array([0, 0], np.int32), np.array([1, 1], np.int32)), {}, PlanError),
         ((np.array([2], np.int32), np.array([1], np.int32)), {}, PlanError),
         ((np.array([3], np.int32), np.array([1], np.int32)), {}, PlanError),
@@ -185,14 +187,16 @@ def test_blocks_past_the_end_of_any_group_change_no_group(world):
         ((np.array([0], np.int32), np.array([3], np.int32)), {"draft_tokens": np.array([[0.5]])}, PlanError),
     ],
 )
-def test_a_refused_plan_changes_nothing(world, backend, plan, how, error):
-    world.step({"b": 1}, {}, backend=backend)
-    batch = world.prepare({"b": 1}, backend=backend)
+def test_a_refused_plan_changes_nothing_and_leaves_the_batch_before_it_usable(world, backend, check, plan, how, error):
+    given = {"backend": backend, "check": check}
+    world.step({"b": 1}, {}, **given)
+    batch = world.prepare({"b": 1}, **given)
     before = world.snapshot()
     with pytest.raises(error):
-        world.prepare(plan, backend=backend, **how)
+        world.prepare(plan, **given | how)
     world.assert_unchanged(before)
-    assert batch.num_reqs == 1, "the batch before is still valid"
+    world.states.commit(batch, {"b": [9]})
+    assert world.states.num_tokens[world.states.row_of("b")] == 3
 
 
 @every_backend
@@ -205,10 +209,13 @@ def test_more_tokens_than_the_buffers_hold_change_nothing(world, backend):
 
 
 @every_backend
-def test_a_write_without_a_block_is_refused(world, backend):
+@every_check
+def test_a_write_without_a_block_is_refused(world, backend, check):
     world.add("c", [1, 2, 3], room=2)
+    before = world.snapshot()
     with pytest.raises(PlanError) as caught:
-        world.prepare({"a": 1, "c": 3}, backend=backend)
+        world.prepare({"a": 1, "c": 3}, backend=backend, check=check)
+    world.assert_unchanged(before)
     error = caught.value
     assert (error.request, error.tensor, error.index, error.expected, error.got) == ("c", "block_table[0]", 1, 2, 1)
 

@@ -3,7 +3,7 @@
 import numpy as np
 from oracle_model import START, LetterTokenizer, OracleExecutor, following, logits_after
 
-from foreword.batch import KVGroup
+from foreword.batch import KVGroup, SamplingParams
 from foreword.engine import Engine, EngineObserver, RequestOutput, engine_config
 
 V = 30
@@ -53,6 +53,15 @@ def run(engine: Engine, max_steps: int = 5000) -> dict[str, RequestOutput]:
     assert not engine.has_work
     assert engine.cache.pool.num_used == 0
     return outputs
+
+
+def answer(prompt, params: SamplingParams | None = None, *, grammar=None, **config) -> RequestOutput:
+    """The output of one request on an engine of its own; ``config`` is that of `make_engine`."""
+    engine = make_engine(**config)
+    engine.add_request("a", prompt, params, grammar=grammar)
+    output = run(engine)["a"]
+    engine.close()
+    return output
 
 
 def run_through(engine: Engine, failure: type[Exception]) -> tuple[dict[str, list[list[int]]], int]:

@@ -5,18 +5,31 @@ Errata: 002 prints query_start_loc as [0, 1, 1, 2, 95, 170, 200]; 000 names requ
 block 2 in step 2, where it is T_0_3.
 """
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from engine_rig import OnStep, V, make_engine, run
 from oracle_model import plain_output
 
-from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, SamplingParams, prepare_inputs
+from foreword.batch import SamplingParams
 from foreword.batch.adapters.nano_vllm import nano_vllm_context
 from foreword.batch.adapters.vllm_ascend import ascend_metadata
-from foreword.batch.prepare.prepare import BACKENDS
 
-T, F = True, False
+DATA = Path(__file__).parents[1] / "data"
+
+CASES = {case["name"]: case for case in json.loads((DATA / "worked_examples.json").read_text())["cases"]}
 PLANNING = pytest.mark.parametrize("async_scheduling", [False, True], ids=["in turn", "ahead"])
+
+
+def figures(name: str, **own) -> dict:
+    """The figures of a worked example, which has ids and blocks of its own, with those of the engine."""
+    return CASES[name]["expected"] | {"attention_state": CASES[name]["attention_state"]} | own
+
+
+def causal(positions: list[int], num_keys: int) -> np.ndarray:
+    return np.arange(num_keys) <= np.array(positions)[:, None]
 
 
 class Steps(list):
@@ -86,65 +99,34 @@ def test_three_requests_with_a_budget_of_ten(async_scheduling):
     assert [outputs[str(i)].outputs[0].token_ids for i in range(3)] == tokens
     assert len(steps) == 4
 
-    causal = [[T, F, F, F, F], [T, T, F, F, F], [T, T, T, F, F], [T, T, T, T, F], [T, T, T, T, T]]
+    first, second = "three-requests/step-1-prefill", "three-requests/step-2-decode-and-chunk"
     assert_step(
         steps[0],
-        {
-            "req_ids": ["0", "1", "2"],
-            "num_scheduled_tokens": [3, 2, 5],
-            "req_indices": [0, 0, 0, 1, 1, 2, 2, 2, 2, 2],
-            "positions": [0, 1, 2, 0, 1, 0, 1, 2, 3, 4],
-            "token_indices": [0, 1, 2, 12, 13, 24, 25, 26, 27, 28],
-            "input_ids": [1, 2, 3, 11, 12, 21, 22, 23, 24, 25],
-            "block_table": [[1, 2, 0, 0, 0, 0], [3, 0, 0, 0, 0, 0], [4, 5, 6, 0, 0, 0]],
-            "block_table_indices": [0, 0, 1, 6, 6, 12, 12, 13, 13, 14],
-            "block_numbers": [1, 1, 2, 3, 3, 4, 4, 5, 5, 6],
-            "block_offsets": [0, 1, 0, 0, 1, 0, 1, 0, 1, 0],
-            "slot_mapping": [2, 3, 4, 6, 7, 8, 9, 10, 11, 12],
-            "query_start_loc": [0, 3, 5, 10],
-            "seq_lens": [3, 2, 5],
-            "num_computed_tokens": [0, 0, 0],
-            "num_reqs": 3,
-            "num_tokens": 10,
-            "max_query_len": 5,
-            "attention_state": "PREFILL_NO_CACHE",
-            "attn_state": "PrefillNoCache",
-            "attention_mask": causal,
-            "attn_mask": causal,
-        },
+        figures(
+            first,
+            req_ids=["0", "1", "2"],
+            num_scheduled_tokens=[3, 2, 5],
+            input_ids=[1, 2, 3, 11, 12, 21, 22, 23, 24, 25],
+            block_table=[[1, 2, 0, 0, 0, 0], [3, 0, 0, 0, 0, 0], [4, 5, 6, 0, 0, 0]],
+            num_computed_tokens=[0, 0, 0],
+            attn_state="PrefillNoCache",
+            attention_mask=causal([0, 1, 2, 3, 4], 5),
+            attn_mask=causal([0, 1, 2, 3, 4], 5),
+        ),
     )
-    rows_by_position = [
-        [T, T, T, T, F, F, F, F],
-        [T, T, T, F, F, F, F, F],
-        [T, T, T, T, T, T, F, F],
-        [T, T, T, T, T, T, T, F],
-        [T, T, T, T, T, T, T, T],
-    ]
     assert_step(
         steps[1],
-        {
-            "req_ids": ["0", "1", "2"],
-            "num_scheduled_tokens": [1, 1, 3],
-            "req_indices": [0, 1, 2, 2, 2],
-            "positions": [3, 2, 5, 6, 7],
-            "token_indices": [3, 14, 29, 30, 31],
-            "input_ids": [t_0_3, t_1_2, 26, 27, 28],
-            "block_table": [[1, 2, 0, 0, 0, 0], [3, 7, 0, 0, 0, 0], [4, 5, 6, 8, 0, 0]],
-            "block_table_indices": [1, 7, 14, 15, 15],
-            "block_numbers": [2, 7, 6, 8, 8],
-            "block_offsets": [1, 0, 1, 0, 1],
-            "slot_mapping": [5, 14, 13, 16, 17],
-            "query_start_loc": [0, 1, 2, 5],
-            "seq_lens": [4, 3, 8],
-            "num_computed_tokens": [3, 2, 5],
-            "num_reqs": 3,
-            "num_tokens": 5,
-            "max_query_len": 3,
-            "attention_state": "CHUNKED_PREFILL",
-            "attn_state": "ChunkedPrefill",
-            "attention_mask": rows_by_position,
-            "attn_mask": rows_by_position,
-        },
+        figures(
+            second,
+            req_ids=["0", "1", "2"],
+            num_scheduled_tokens=[1, 1, 3],
+            input_ids=[t_0_3, t_1_2, 26, 27, 28],
+            block_table=[[1, 2, 0, 0, 0, 0], [3, 7, 0, 0, 0, 0], [4, 5, 6, 8, 0, 0]],
+            num_computed_tokens=[3, 2, 5],
+            attn_state="ChunkedPrefill",
+            attention_mask=causal([3, 2, 5, 6, 7], 8),
+            attn_mask=causal([3, 2, 5, 6, 7], 8),
+        ),
     )
     # "If you understand the step_1 and step_2, you will know the all following steps."
     assert_step(
@@ -206,24 +188,6 @@ def test_a_block_size_that_does_not_divide_the_length_keeps_requests_apart(async
     )
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_the_notes_own_lengths_at_the_batch_level(backend):
-    states = RequestStates(max_num_reqs=4, max_model_len=5, vocab_size=V, kv_groups=[KVGroup(2)])
-    for i, (length, blocks) in enumerate([(2, [1]), (5, [2, 3, 4]), (3, [5, 6])]):
-        states.add_request(NewRequest(str(i), [1] * length, [blocks]))
-    batch = prepare_inputs(
-        states, {"0": 2, "1": 5, "2": 3}, InputBuffers.for_states(states, 10), backend=backend, check="full"
-    )
-    explained = batch.explain()
-    assert batch.positions.tolist() == [0, 1, 0, 1, 2, 3, 4, 0, 1, 2]
-    assert explained.token_indices.tolist() == [0, 1, 5, 6, 7, 8, 9, 10, 11, 12]
-    assert batch.block_table[0].tolist() == [[1, 0, 0], [2, 3, 4], [5, 6, 0]]
-    assert explained.block_table_indices.tolist() == [0, 0, 3, 3, 4, 4, 5, 6, 6, 7]
-    assert batch.slot_mapping[0].tolist() == [2, 3, 4, 5, 6, 7, 8, 10, 11, 12]
-    # token_indices // S puts request 1 into entry 2, which is of request 0's row.
-    assert (explained.token_indices // 2).tolist() == [0, 0, 2, 3, 3, 4, 4, 5, 5, 6]
-
-
 # -- 002: five requests, 200 tokens, S = 16, M = 240, K = 15 -------------------------------------------------------
 
 
@@ -242,43 +206,16 @@ def test_five_requests_of_two_hundred_tokens():
     row = lambda first, last: [*range(first, last + 1), *[0] * (15 - (last - first + 1))]  # noqa: E731
     assert_step(
         steps[1],
-        {
-            "req_ids": ["0", "1", "2", "3", "4"],
-            "num_scheduled_tokens": [1, 1, 93, 75, 30],
-            "num_computed_tokens": [54, 145, 0, 0, 0],
-            "num_reqs": 5,
-            "num_tokens": 200,
-            "req_indices": [0, 1] + [2] * 93 + [3] * 75 + [4] * 30,
-            "positions": [54, 145, *range(93), *range(75), *range(30)],
-            "token_indices": [54, 145 + 240, *range(480, 573), *range(720, 795), *range(960, 990)],
-            "input_ids": [tokens[0][0], tokens[1][0], *prompts[2], *prompts[3], *prompts[4][:30]],
-            "block_table": [row(1, 4), row(5, 14), row(15, 20), row(21, 25), row(26, 27)],
-            "block_table_indices": (
-                [3, 24]
-                + [30] * 16 + [31] * 16 + [32] * 16 + [33] * 16 + [34] * 16 + [35] * 13
-                + [45] * 16 + [46] * 16 + [47] * 16 + [48] * 16 + [49] * 11
-                + [60] * 16 + [61] * 14
-            ),
-            "block_numbers": (
-                [4, 14]
-                + [15] * 16 + [16] * 16 + [17] * 16 + [18] * 16 + [19] * 16 + [20] * 13
-                + [21] * 16 + [22] * 16 + [23] * 16 + [24] * 16 + [25] * 11
-                + [26] * 16 + [27] * 14
-            ),
-            "block_offsets": (
-                [6, 1]
-                + [*range(16)] * 5 + [*range(13)]
-                + [*range(16)] * 4 + [*range(11)]
-                + [*range(16)] + [*range(14)]
-            ),
-            "slot_mapping": [70, 225, *range(240, 333), *range(336, 411), *range(416, 446)],
-            "query_start_loc": [0, 1, 2, 95, 170, 200],
-            "seq_lens": [55, 146, 93, 75, 30],
-            "max_query_len": 93,
-            "logits_indices": [0, 1, 94, 169, 199],
-            "attn_state": "ChunkedPrefill",
-        },
-    )  # fmt: skip
+        figures(
+            "five-requests/200-tokens",
+            req_ids=["0", "1", "2", "3", "4"],
+            num_scheduled_tokens=[1, 1, 93, 75, 30],
+            num_computed_tokens=[54, 145, 0, 0, 0],
+            input_ids=[tokens[0][0], tokens[1][0], *prompts[2], *prompts[3], *prompts[4][:30]],
+            block_table=[row(1, 4), row(5, 14), row(15, 20), row(21, 25), row(26, 27)],
+            attn_state="ChunkedPrefill",
+        ),
+    )
     mask = steps[1]["attn_mask"]
     assert mask.shape == (200, 146)
     assert np.array_equal(mask.sum(1), steps[1]["positions"] + 1)
@@ -301,30 +238,17 @@ def test_two_prompts_as_one_sequence_then_a_decode(async_scheduling):
     outputs = run(engine)
     tokens = [greedy_output(p, 2) for p in prompts]
     assert [outputs[str(i)].outputs[0].token_ids for i in range(2)] == tokens
-    assert_step(
-        steps[0],
-        {
-            "input_ids": [*range(1, 12), *range(1, 18)],
-            "positions": [*range(11), *range(17)],
-            "cu_seqlens_q": [0, 11, 28],
-            "cu_seqlens_k": [0, 11, 28],
-            "slot_mapping": [*range(256, 267), *range(512, 529)],
-            "logits_indices": [10, 27],
-            "block_tables": None,
-        },
-    )
-    assert_step(
-        steps[1],
-        {
-            "input_ids": [tokens[0][0], tokens[1][0]],
-            "positions": [11, 17],
-            "slot_mapping": [267, 529],
-            "context_lens": [12, 18],
-            "cu_seqlens_q": None,
-            "cu_seqlens_k": None,
-            "block_tables": [[1], [2]],
-        },
-    )
+    for step, name, own in (
+        (0, "varlen-prefill", {"input_ids": [*prompts[0], *prompts[1]], "cu_seqlens_q": [0, 11, 28],
+                               "block_tables": None}),
+        (1, "decode", {"input_ids": [tokens[0][0], tokens[1][0]], "context_lens": [12, 18], "cu_seqlens_q": None,
+                       "cu_seqlens_k": None, "block_tables": [[1], [2]]}),
+    ):  # fmt: skip
+        expected = figures(f"two-requests/{name}-block-256", **own)
+        expected["slot_mapping"] = np.add(expected["slot_mapping"], 256)
+        expected["block_numbers"] = np.add(expected["block_numbers"], 1)
+        expected.pop("block_table_padded_minus_one_width", None)
+        assert_step(steps[step], expected)
 
 
 def test_a_decodes_tables_are_as_wide_as_the_longest_and_padded_with_minus_one():
@@ -334,12 +258,3 @@ def test_a_decodes_tables_are_as_wide_as_the_longest_and_padded_with_minus_one()
         engine.add_request(str(i), [*range(1 + i, length + 1 + i)], greedy(2))
     run(engine)
     assert_step(steps[1], {"block_tables": [[1, 2, 3, -1, -1], [4, 5, 6, 7, 8]], "context_lens": [12, 18]})
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_the_documents_own_table_at_the_batch_level(backend):
-    states = RequestStates(max_num_reqs=4, max_model_len=2048, vocab_size=V, kv_groups=[KVGroup(256)])
-    for i, (computed, blocks) in enumerate([(600, [10, 25, 3]), (1100, [101, 78, 5, 9, 11])]):
-        states.add_request(NewRequest(str(i), [1] * computed, [blocks], (2,), computed))
-    batch = prepare_inputs(states, {"0": 1, "1": 1}, InputBuffers.for_states(states, 8), backend=backend)
-    assert nano_vllm_context(batch).block_tables.tolist() == [[10, 25, 3, -1, -1], [101, 78, 5, 9, 11]]

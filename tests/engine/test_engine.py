@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from engine_rig import V, make_engine, run
+from engine_rig import V, answer, make_engine, run
 from oracle_model import START, following, logits_after, plain_output
 
 from foreword.batch import SamplingParams
@@ -22,9 +22,7 @@ def greedy_output(prompt, length: int = 10) -> list[int]:
 
 @pytest.mark.smoke
 def test_a_greedy_output_is_the_argmax_token_by_token():
-    engine = make_engine()
-    engine.add_request("a", [1, 2, 3], greedy())
-    out = run(engine)["a"]
+    out = answer([1, 2, 3], greedy())
     assert out.outputs[0].token_ids == greedy_output([1, 2, 3])
     assert out.outputs[0].finish_reason == "length"
     assert out.prompt_token_ids == [1, 2, 3]
@@ -42,9 +40,7 @@ def test_a_sampled_output_is_the_argmax_of_logits_plus_noise():
 def test_the_end_token_stops_and_is_kept_without_its_text():
     expected = greedy_output([1, 2, 3])
     eos = expected[4]
-    engine = make_engine(eos=[eos])
-    engine.add_request("a", [1, 2, 3], greedy())
-    out = run(engine)["a"].outputs[0]
+    out = answer([1, 2, 3], greedy(), eos=[eos]).outputs[0]
     cut = expected.index(eos)
     assert out.token_ids == expected[: cut + 1]
     assert (out.finish_reason, out.stop_reason) == ("stop", None)
@@ -53,9 +49,7 @@ def test_the_end_token_stops_and_is_kept_without_its_text():
 
 def test_ignore_eos_goes_on():
     expected = greedy_output([1, 2, 3])
-    engine = make_engine(eos=[expected[4]])
-    engine.add_request("a", [1, 2, 3], greedy(ignore_eos=True))
-    assert run(engine)["a"].outputs[0].token_ids == expected
+    assert answer([1, 2, 3], greedy(ignore_eos=True), eos=[expected[4]]).outputs[0].token_ids == expected
 
 
 def test_a_stop_token_is_named_and_one_requests_stop_is_not_anothers():
@@ -72,16 +66,12 @@ def test_a_stop_token_is_named_and_one_requests_stop_is_not_anothers():
 
 def test_the_end_token_wins_over_a_stop_token_and_over_the_length():
     expected = greedy_output([1, 2, 3], 5)
-    engine = make_engine(eos=[expected[4]])
-    engine.add_request("a", [1, 2, 3], greedy(stop_token_ids=[expected[4]], max_tokens=5))
-    out = run(engine)["a"].outputs[0]
+    out = answer([1, 2, 3], greedy(stop_token_ids=[expected[4]], max_tokens=5), eos=[expected[4]]).outputs[0]
     assert (out.finish_reason, out.stop_reason) == ("stop", None)
 
 
 def test_outputs_end_at_the_models_length():
-    engine = make_engine(M=16)
-    engine.add_request("a", [1, 2, 3], greedy(max_tokens=None))
-    out = run(engine)["a"].outputs[0]
+    out = answer([1, 2, 3], greedy(max_tokens=None), M=16).outputs[0]
     assert len(out.token_ids) == 13
     assert out.finish_reason == "length"
 
@@ -95,9 +85,7 @@ def test_a_stop_string_ends_before_itself_or_after_it():
     text = text_of(expected)
     stop = text[3:5]
     for include in (False, True):
-        engine = make_engine()
-        engine.add_request("a", [4, 5, 6], greedy(max_tokens=12, stop=stop, include_stop_str_in_output=include))
-        out = run(engine)["a"].outputs[0]
+        out = answer([4, 5, 6], greedy(max_tokens=12, stop=stop, include_stop_str_in_output=include)).outputs[0]
         assert out.text == text[: text.index(stop) + (2 if include else 0)]
         assert (out.finish_reason, out.stop_reason) == ("stop", stop)
         assert text_of(out.token_ids) == text[: text.index(stop) + 2]
@@ -196,9 +184,7 @@ def test_an_id_in_use_is_refused_and_free_again_afterwards():
 
 
 def test_logprobs_have_one_entry_per_token():
-    engine = make_engine()
-    engine.add_request("a", [1, 2, 3], greedy(logprobs=2))
-    out = run(engine)["a"].outputs[0]
+    out = answer([1, 2, 3], greedy(logprobs=2)).outputs[0]
     assert [next(iter(entry)) for entry in out.logprobs] == out.token_ids
     assert all(len(entry) == 2 for entry in out.logprobs)
 

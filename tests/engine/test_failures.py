@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from engine_rig import OnStep, V, make_engine, run
+from engine_rig import OnStep, V, answer, make_engine, run
 from oracle_model import OracleExecutor
 
 from foreword.batch import SamplingParams
@@ -17,9 +17,7 @@ BOTH = pytest.mark.parametrize("config", [{}, {"async_scheduling": True}], ids=[
 
 
 def alone(prompt: list[int], params: SamplingParams = GREEDY) -> list[int]:
-    engine = make_engine()
-    engine.add_request("x", prompt, params)
-    return run(engine)["x"].outputs[0].token_ids
+    return answer(prompt, params).outputs[0].token_ids
 
 
 def spoiled(value: float, step: int):
@@ -66,9 +64,7 @@ def test_one_of_several_completions_may_fail():
                     logits[b] = np.nan
             return logits
 
-    engine = make_engine(executor=SpoiledSecond)
-    engine.add_request("a", [1, 2], SamplingParams(n=2, seed=3, max_tokens=5))
-    output = run(engine)["a"]
+    output = answer([1, 2], SamplingParams(n=2, seed=3, max_tokens=5), executor=SpoiledSecond)
     assert [c.finish_reason for c in output.outputs] == ["length", "error"]
     assert "request 'a': logits" in str(output.error)
     assert output.failure is None

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from engine_rig import Guesser, V, make_engine, run
+from engine_rig import Guesser, V, answer, make_engine, run
 from oracle_model import START, OracleExecutor, following, logits_after
 
 from foreword.batch import Origin, SamplingParams, StructuredOutputs
@@ -116,16 +116,18 @@ def test_masks_are_computed_while_the_model_runs(async_scheduling: bool):
             filled.clear()
             return logits
 
-    engine = make_engine(executor=Waiting, eos=[END], async_scheduling=async_scheduling)
-    engine.add_request("a", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=20), grammar=Watched())
-    assert run(engine)["a"].outputs[0].token_ids == expected([1, 2, 3], 20)
-    engine.close()
+    assert answer(
+        [1, 2, 3],
+        SamplingParams(temperature=0.0, max_tokens=20),
+        grammar=Watched(),
+        executor=Waiting,
+        eos=[END],
+        async_scheduling=async_scheduling,
+    ).outputs[0].token_ids == expected([1, 2, 3], 20)
 
 
 def test_further_completions_follow_copies_of_the_grammar():
-    engine = make_engine(eos=[END])
-    engine.add_request("a", [1, 2, 3], SamplingParams(seed=3, n=8, max_tokens=20), grammar=Circle())
-    outputs = run(engine)["a"].outputs
+    outputs = answer([1, 2, 3], SamplingParams(seed=3, n=8, max_tokens=20), grammar=Circle(), eos=[END]).outputs
     assert len({tuple(output.token_ids) for output in outputs}) > 1
     for output in outputs:
         assert Circle().accept(output.token_ids) == len(output.token_ids)
@@ -139,10 +141,9 @@ def test_wrong_forced_tokens_cost_time_alone():
             return [1, 6, 2, 9][:limit]
 
     for config in ({}, {"async_scheduling": True}, {"speculation": DRAFTS, "drafter": Guesser}):
-        engine = make_engine(eos=[END], **config)
-        engine.add_request("a", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=20), grammar=Wrong())
-        assert run(engine)["a"].outputs[0].token_ids == expected([1, 2, 3], 20)
-        engine.close()
+        assert answer(
+            [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=20), grammar=Wrong(), eos=[END], **config
+        ).outputs[0].token_ids == expected([1, 2, 3], 20)
 
 
 def test_a_failed_step_leaves_the_grammar_at_the_committed_tokens():

@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import chain, pairwise
 
 import pytest
-from engine_rig import Guesser, make_engine, run
+from engine_rig import Guesser, answer, make_engine, run
 
 from foreword import SamplingParams
 from foreword.engine.outputs import CompletionOutput, Position, RequestMetrics, RequestOutput, Transcript, Usage
@@ -33,9 +33,7 @@ TIGHT = {"blocks": 9, "M": 32, "reserve_full_prompt": False}
 def test_new_parts_join_to_the_whole(config, seed, stop, logprobs):
     params = SamplingParams(seed=seed, max_tokens=20, stop=stop, logprobs=logprobs, n=2, ignore_eos=True)
     found = reports(make_engine(**config), params)
-    engine = make_engine(**config)
-    engine.add_request("a", PROMPT, params)
-    alone = run(engine)["a"]
+    alone = answer(PROMPT, params, **config)
     for index, whole in enumerate(alone.outputs):
         parts = [output.outputs[index] for output in found]
         assert "".join(part.new_text for part in parts) == whole.text == parts[-1].text
@@ -145,9 +143,9 @@ def test_drafts_of_a_request_are_counted(config):
 @pytest.mark.parametrize(("kept", "expected"), [(None, 40), (3, 3), (40, 40), (100, 40), (-1, 40)])
 def test_the_last_tokens_of_a_prompt_are_kept(kept, expected):
     prompt = [1 + i % 20 for i in range(40)]
-    engine = make_engine()
-    engine.add_request("a", prompt, SamplingParams(max_tokens=2, truncate_prompt_tokens=kept))
-    assert run(engine)["a"].prompt_token_ids == prompt[-expected:]
+    assert (
+        answer(prompt, SamplingParams(max_tokens=2, truncate_prompt_tokens=kept)).prompt_token_ids == prompt[-expected:]
+    )
 
 
 def test_a_long_prompt_is_truncated_to_leave_room_for_the_output():
