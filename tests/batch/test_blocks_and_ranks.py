@@ -8,7 +8,6 @@ from batch_rig import every_backend, states_and_buffers, states_of
 from batch_scenes import scene
 
 from foreword.batch import (
-    ContextParallel,
     InputBuffers,
     KVGroup,
     NewRequest,
@@ -97,15 +96,6 @@ def test_blocks_are_zeroed_then_copied_and_copies_read_the_old_contents():
     ops = BlockOps.of(zero=[3, 4], copies=[(1, 2), (2, 5), (3, 6)])
     ops.apply(cache)
     assert cache[:, 0].tolist() == [1, 2, 2, 0, 0, 3, 0, 8]
-
-
-def test_a_batch_carries_its_block_operations():
-    states, buffers = make()
-    add(states, "a", 3)
-    ops = BlockOps.of(copies=[(1, 2)])
-    assert not prepare_inputs(states, {"a": 3}, buffers).block_ops
-    for plan in ({"a": 3}, (np.array([states.row_of("a")], np.int32), np.array([3], np.int32))):
-        assert prepare_inputs(states, plan, buffers, block_ops=ops).block_ops is ops
 
 
 def test_impossible_copies_are_refused():
@@ -313,36 +303,6 @@ def test_an_idle_step_has_kernel_blocks_of_the_right_width():
     batch = prepare_inputs(states, {}, InputBuffers.for_states(states, 8))
     assert batch.kernel_block_table().shape == (0, 4)
     assert common_attention_metadata(batch).block_table_tensor.shape == (0, 4)
-
-
-@pytest.mark.parametrize("interleave", [1, 2, 4])
-def test_pages_of_all_ranks_hold_each_key_once(interleave):
-    size, prompts = 2, {"a": 37, "b": 3, "c": 1}
-    slots = dict.fromkeys(prompts, 0)
-    for rank in range(size):
-        states = states_of(
-            KVGroup(4, context_parallel=True),
-            length=64,
-            vocab_size=100,
-            context_parallel=ContextParallel(size=size, rank=rank, interleave=interleave),
-        )
-        for i, (rid, n) in enumerate(prompts.items()):
-            blocks = list(range(1 + 10 * i, 1 + 10 * i - (-n // 8)))
-            states.add_request(NewRequest(rid, list(range(1, n + 1)), [blocks]))
-        batch = prepare_inputs(states, prompts, InputBuffers.for_states(states, 64))
-        written = batch.slot_mapping[0][: batch.num_tokens]
-        plan, varlen = batch.to_flashinfer(), batch.to_flash_attn()
-        for b, rid in enumerate(prompts):
-            own = written[batch.query_start_loc[b] : batch.query_start_loc[b + 1]]
-            own = own[own >= 0].tolist()
-            pages = plan.kv_indices[plan.kv_indptr[b] : plan.kv_indptr[b + 1]].tolist()
-            held = [page * 4 + i for page in pages for i in range(4)]
-            assert plan.kv_last_page_len[b] <= 4
-            assert held[: len(held) - 4 + int(plan.kv_last_page_len[b]) if pages else 0] == own
-            count = int(varlen.cu_seqlens_k[b + 1] - varlen.cu_seqlens_k[b])
-            assert [int(varlen.block_table[b, k // 4]) * 4 + k % 4 for k in range(count)] == own
-            slots[rid] += len(own)
-    assert slots == prompts
 
 
 def test_forms_for_whole_requests_refuse_a_group_spread_over_ranks():

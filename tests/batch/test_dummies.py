@@ -5,7 +5,6 @@ import random
 import numpy as np
 import pytest
 from batch_rig import arrays, every_backend, states_and_buffers, tensors
-from batch_scenes import TENSOR_NAMES
 
 from foreword.batch import (
     AttentionState,
@@ -165,23 +164,6 @@ def test_a_dummy_reads_no_live_block_and_changes_no_row(null):
     for array, was in zip((*states._row_arrays(), states.token_ids), before, strict=True):
         assert np.array_equal(array, was)
     assert (states._step, states.req_ids) == (step, requests)
-
-
-@every_backend
-def test_a_dummy_has_the_addresses_of_a_step(backend):
-    states, buffers = make()
-    names = [name for name in TENSOR_NAMES if name != "dcp_local_seq_lens"]
-
-    def addresses(batch: InputBatch) -> dict[str, list[int]]:
-        return {name: [a.ctypes.data for a in arrays(getattr(batch, name))] for name in names}
-
-    step = {"0": 7, "1": 5}
-    real = addresses(prepare_inputs(states, step, buffers, draft_tokens={"0": [1, 2]}, backend=backend))
-    for drafts in (0, 2):
-        batch = make_dummy(
-            states, buffers, num_tokens=6, num_reqs=2, num_drafts=drafts, num_computed=4, pad_to=(9, 4)
-        )  # fmt: skip
-        assert addresses(batch) == real
 
 
 @every_backend

@@ -12,10 +12,7 @@ from foreword.batch import (
     PlanError,
     RequestError,
     RequestStates,
-    advance,
     prepare_inputs,
-    resolve,
-    validate,
 )
 from foreword.errors import ConfigError
 
@@ -192,71 +189,6 @@ def test_null_blocks_below_the_window_are_legal(null, backend, check):
     states.append_blocks("a", [[9]])
     batch = prepare_inputs(states, {"a": 1}, buffers, backend=backend, check=check)
     assert batch.block_table[0].tolist() == [[null, null, null, 8, 9, null]]
-
-
-@every_backend
-@NULLS
-def test_entries_below_the_window_are_gathered_as_null(null, backend):
-    states = null_states(null, KVGroup(2, sliding_window=3), KVGroup(2, sliding_window=1), KVGroup(2))
-    states.add_request(NewRequest("a", [1] * 8, [[1, 2, 3, 4]] * 3, num_computed_tokens=6))
-    batch = prepare_inputs(states, {"a": 2}, InputBuffers.for_states(states, 16), backend=backend)
-    whole = [[1, 2, 3, 4, null, null]]
-    assert [table.tolist() for table in batch.block_table] == [[[null, null, 3, 4, null, null]], whole, whole]
-    assert states.block_tables[0].table[states.row_of("a"), :4].tolist() == [1, 2, 3, 4]
-
-
-# -- padding -------------------------------------------------------------------------------------------------------
-
-
-@every_backend
-@NULLS
-def test_gathered_rows_are_padded_with_the_null_block(null, backend):
-    states = null_states(null, KVGroup(2), KVGroup(4))
-    buffers = InputBuffers.for_states(states, 16)
-    for i in range(4):
-        states.add_request(
-            NewRequest(str(i), [1] * 6, [[10 * i + 1, 10 * i + 2, 10 * i + 3], [10 * i + 1, 10 * i + 2]])
-        )
-    for num_reqs, length in ((4, 4), (2, 6), (1, 1), (3, 5), (0, 0)):
-        plan = {str(i): length for i in range(num_reqs)}
-        batch = prepare_inputs(states, plan, buffers, pad_to=(16, 4), backend=backend)
-        for table, blocks in zip(batch.block_table, (3, 2), strict=True):
-            want = np.full(table.shape, null)
-            for i in range(num_reqs):
-                want[i, :blocks] = range(10 * i + 1, 10 * i + 1 + blocks)
-            assert np.array_equal(table, want)
-        assert all((slots[batch.num_tokens :] == -1).all() for slots in batch.slot_mapping)
-
-
-@every_backend
-@NULLS
-def test_a_request_removed_from_a_step_in_flight_has_null_blocks(null, backend):
-    states = null_states(null, KVGroup(2), KVGroup(4))
-    for i, rid in enumerate(("a", "b")):
-        states.add_request(NewRequest(rid, [1, 2], [[2 * i + 1, 2 * i + 2], [2 * i + 1]]))
-    first = prepare_inputs(states, {"a": 2, "b": 2}, InputBuffers.for_states(states, 16), backend=backend)
-    advance(states, first)
-    second = prepare_inputs(states, {"a": 1, "b": 1}, InputBuffers.for_states(states, 16), backend=backend)
-    states.commit(first, {"a": [3], "b": [4]})
-    states.remove_request("a")
-    resolve(second)
-    assert second.block_table[0].tolist() == [[null] * 6, [3, 4, *[null] * 4]]
-    assert second.block_table[1].tolist() == [[null] * 3, [3, null, null]]
-    assert [slots.tolist() for slots in second.slot_mapping] == [[-1, 8], [-1, 14]]
-    validate(second)
-
-
-# -- kernel blocks -------------------------------------------------------------------------------------------------
-
-
-@every_backend
-@NULLS
-def test_a_null_block_is_null_in_kernel_blocks_too(null, backend):
-    states = null_states(null, KVGroup(4, kernel_block_size=2, sliding_window=5), KVGroup(6, kernel_block_size=2))
-    states.add_request(NewRequest("a", [1] * 10, [[1, 2, 5], [1, 3]], num_computed_tokens=9))
-    batch = prepare_inputs(states, {"a": 1}, InputBuffers.for_states(states, 16), pad_to=(2, 2), backend=backend)
-    assert batch.kernel_block_table(0).tolist() == [[null, null, 4, 5, 10, 11], [null] * 6]
-    assert batch.kernel_block_table(1).tolist() == [[3, 4, 5, 9, 10, 11], [null] * 6]
 
 
 # -- the document that numbers blocks from 0 -----------------------------------------------------------------------

@@ -1,12 +1,9 @@
 """Buckets of padded sizes: which graph a step runs in."""
 
-import numpy as np
 import pytest
-from batch_rig import every_backend, states_and_buffers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreword.batch import NewRequest, prepare_inputs
 from foreword.batch.values.padding import PaddingBuckets
 from foreword.errors import ConfigError, PlanError
 
@@ -88,29 +85,3 @@ def test_limits_and_counts_that_cannot_be_are_refused():
     for counts in [(1, 2), (3, -1), (5, 2, 2), (0, 0, 0), (-2, -1, 2)]:
         with pytest.raises(PlanError):
             buckets.pad_for(*counts)
-
-
-@every_backend
-def test_steps_of_every_size_are_prepared_in_their_graph(backend):
-    states, buffers = states_and_buffers(rows=6, drafts=2, tokens=18)
-    buckets = PaddingBuckets.up_to(18, max_num_reqs=6)
-    for i in range(6):
-        states.add_request(NewRequest(f"r{i}", [1, 2, 3], [[6 * i + j + 1 for j in range(6)]], (4,), 3))
-    addresses = {}
-    for drafts in (0, 1, 2):
-        for num_reqs in range(1, 7):
-            plan = {f"r{i}": 1 + drafts for i in range(num_reqs)}
-            pad_to = buckets.pad_for(sum(plan.values()), num_reqs, 1 + drafts)
-            ids = {rid: [5] * drafts for rid in plan}
-            batch = prepare_inputs(states, plan, buffers, draft_tokens=ids, pad_to=pad_to, backend=backend)
-            assert (batch.num_tokens_padded, batch.num_reqs_padded) == pad_to
-            assert batch.num_tokens_padded == batch.num_reqs_padded * (1 + drafts)
-            assert (batch.query_start_loc[num_reqs:] == batch.num_tokens).all()
-            assert (batch.seq_lens[num_reqs:] == 0).all()
-            assert (batch.slot_mapping[0][batch.num_tokens :] == -1).all()
-            assert not batch.block_table[0][num_reqs:].any()
-            for name in ("input_ids", "positions", "query_start_loc", "seq_lens"):
-                at = getattr(batch, name).__array_interface__["data"][0]
-                assert addresses.setdefault(name, at) == at
-    mixed = prepare_inputs(states, {"r0": 1}, buffers, pad_to=buckets.pad_for(1, 1), backend=backend)
-    assert np.array_equal(mixed.query_start_loc, [0, 1])

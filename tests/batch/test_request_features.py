@@ -10,7 +10,6 @@ from foreword.batch import (
     KVGroup,
     MultiModalFeature,
     NewRequest,
-    PoolingParams,
     RequestError,
     encoder_seq_lens,
     is_token_ids,
@@ -265,39 +264,7 @@ def test_adapters_are_mapped_to_requests_tokens_and_logit_rows():
     assert mapping.active == (3, 7)
 
 
-def test_an_adapter_leaves_with_its_last_user():
-    states, _ = make()
-    for rid, lora in (("a", 7), ("b", 7), ("c", 3)):
-        states.add_request(NewRequest(rid, [1], blocks(1), lora_id=lora))
-    assert states.loras.in_use == (7, 3)
-    assert states.loras.users(7) == ("a", "b")
-    states.remove_request("a")
-    states.swap_rows(0, 3)
-    assert states.loras.in_use == (7, 3)
-    states.remove_request("b")
-    assert states.loras.in_use == (3,)
-    assert states.loras.users(7) == ()
-
-
 # -- pooling
-
-
-def test_pooling_requests_have_a_result_in_their_last_chunk_only_and_no_sampling_state():
-    states, buffers = make()
-    states.add_request(NewRequest("p", [1] * 7, blocks(7), pooling_params=PoolingParams(task="classify")))
-    states.add_request(NewRequest("s", [1] * 3, blocks(8, 5)))
-    assert states.sampling.temperature[states.row_of("p")] == 0
-    finished = []
-    for chunk in (3, 2, 2):
-        batch = prepare_inputs(states, {"s": 3, "p": chunk} if not finished else {"p": chunk}, buffers)
-        pooling = pooling_metadata(batch)
-        assert [batch.req_ids[b] for b in pooling.batch_indices] == ["p"]
-        assert pooling.params[0].task == "classify"
-        assert (pooling.last_token - pooling.first_token + 1).tolist() == [chunk]
-        assert pooling.prompt_lens.tolist() == [7]
-        finished.append(bool(pooling.is_last_chunk[0]))
-        states.commit(batch, {})
-    assert finished == [False, False, True]
 
 
 def test_a_step_without_pooling_requests_has_empty_pooling_metadata():

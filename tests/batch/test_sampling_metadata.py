@@ -15,7 +15,6 @@ from foreword.batch import (
     RequestError,
     SamplingParams,
     StepNeeds,
-    logits_sampling_metadata,
     prepare_inputs,
     sampling_metadata,
     step_needs,
@@ -241,17 +240,6 @@ def test_requests_without_a_seed_get_one_from_their_admission():
     make_changes(one.set(0, SamplingParams(seed=5), V, admission=9))
     make_changes(named.set_given(0, {"temperature": 0.5, "seed": 5}, admission=9))
     assert one.seed[0] == named.seed[0] == 5
-
-
-def test_logit_rows_repeat_their_request():
-    states, buffers = make(drafts=2)
-    for rid, t in (("a", 0.5), ("b", 0.25)):
-        params = SamplingParams(temperature=t, logit_bias={3: t})
-        states.add_request(NewRequest(rid, [1, 2], [[1, 2]], num_computed_tokens=1, sampling_params=params))
-    batch = prepare_inputs(states, {"b": 3, "a": 1}, buffers, draft_tokens={"b": [7, 8]})
-    m = logits_sampling_metadata(batch)
-    assert m.temperature.tolist() == [0.25, 0.25, 0.25, 0.5]
-    assert m.logit_bias()[2].tolist() == [0.25, 0.25, 0.25, 0.5]
 
 
 # -- when it is rebuilt

@@ -15,7 +15,6 @@ from foreword.batch import (
     NewRequest,
     PoolingParams,
     SamplingParams,
-    kernel_block_table,
     logits_sampling_metadata,
     make_dummy,
     pooling_metadata,
@@ -94,14 +93,6 @@ def test_common_attention_metadata_is_the_step_under_its_names():
     assert rows(real.token_to_req_indices()) == [0, 0, 0, 1, 1, 1]
 
 
-def test_a_block_is_as_many_kernel_blocks_as_fit_in_it():
-    states = states_of(KVGroup(32, kernel_block_size=16), KVGroup(32), rows=2, length=96, vocab_size=V)
-    states.add_request(NewRequest("a", [1] * 40, [[3, 5], [3, 5]]))
-    batch = prepare_inputs(states, {"a": 40}, InputBuffers.for_states(states, 64))
-    assert rows(kernel_block_table(batch, 0)) == [[6, 7, 10, 11, 0, 0]]
-    assert rows(kernel_block_table(batch, 1)) == [[3, 5, 0]]
-
-
 # -- block operations
 
 
@@ -117,18 +108,6 @@ def test_a_batch_carries_the_blocks_to_zero_and_to_copy():
 
 
 # -- padded rectangles, nano-vLLM's context
-
-
-def test_a_rectangle_holds_each_query_and_key_of_a_request_in_its_row():
-    states = states_of(KVGroup(4), rows=2, length=8, vocab_size=V)
-    states.add_request(NewRequest("a", [1] * 5, [[3, 4]], num_computed_tokens=3))
-    states.add_request(NewRequest("b", [1] * 3, [[6]]))
-    got = dense_inputs(prepare_inputs(states, {"b": 3, "a": 2}, InputBuffers.for_states(states, 8)))
-    assert rows(got.token_indices) == [[0, 1, 2], [3, 4, 0]]
-    assert rows(got.positions) == [[0, 1, 2], [3, 4, 0]]
-    assert rows(got.key_slots) == [[24, 25, 26, 0, 0], [12, 13, 14, 15, 16]]
-    sees = [[1, 2, 3], [4, 5, 0]]  # keys that each query sees: the first so many
-    assert rows(got.mask) == [[[k < n for k in range(5)] for n in row] for row in sees]
 
 
 def test_a_context_of_nano_vllm_is_that_of_a_prefill_or_of_a_decode():
@@ -165,27 +144,6 @@ def test_a_context_of_nano_vllm_is_that_of_a_prefill_or_of_a_decode():
     assert rows(decode.context_lens) == [12, 18]
     assert rows(decode.block_tables) == [[7, -1], [5, 3]]
     assert decode.cu_seqlens_q is decode.cu_seqlens_k is None
-
-
-# -- chunked-local attention
-
-
-def test_pieces_of_chunked_local_attention_are_those_of_the_positions():
-    """Chunks of 4, blocks of 2: a piece is the run of a request's queries inside one chunk."""
-    states = states_of(rows=3, length=16, vocab_size=V)
-    states.add_request(NewRequest("a", [1] * 7, [[11, 12, 13, 14]], num_computed_tokens=2))
-    states.add_request(NewRequest("b", [1] * 9, [[21, 22, 23, 24, 25]], num_computed_tokens=8))
-    got = chunked_local(prepare_inputs(states, {"b": 1, "a": 5}, InputBuffers.for_states(states, 16)), 4)
-    # b: position 8, a chunk of its own; a: positions 2, 3 in chunk 0 and 4, 5, 6 in chunk 1
-    assert rows(got.cu_seqlens_q) == [0, 1, 3, 6]
-    assert rows(got.seqlens_k) == [1, 4, 3]
-    assert (got.max_seqlen_q, got.max_seqlen_k) == (3, 4)
-    assert rows(got.req_indices) == [0, 1, 1]
-    used = [-(-k // 2) for k in got.seqlens_k]
-    tables = [row[:n] for row, n in zip(rows(got.block_table), used, strict=True)]
-    assert tables == [[25], [11, 12], [13, 14]]
-    assert got.block_table.shape == (3, 2)
-    assert rows(got.block_table)[0][1] in (0, -1)  # past the keys: no block of a request
 
 
 # -- sampling metadata
@@ -312,17 +270,6 @@ def test_every_tensor_of_every_step_is_at_one_address(backend):
 # -- tables of the documents
 
 
-def test_block_tables_of_different_lengths_are_padded_with_minus_one():
-    states = states_of(KVGroup(4), rows=2, length=40, vocab_size=V)
-    states.add_request(NewRequest("a", [1] * 12, [[10, 25, 3]]))
-    states.add_request(NewRequest("b", [1] * 20, [[101, 78, 5, 9, 11]]))
-    batch = prepare_inputs(states, {"a": 12, "b": 20}, InputBuffers.for_states(states, 32))
-    got = batch.to_flash_attn()
-    assert rows(got.block_table) == [[10, 25, 3, -1, -1], [101, 78, 5, 9, 11]]
-    assert rows(got.cu_seqlens_q) == rows(got.cu_seqlens_k) == [0, 12, 32]
-    assert (got.max_seqlen_q, got.max_seqlen_k) == (20, 20)
-
-
 def test_a_row_of_blocks_is_as_wide_as_the_longest_request_needs():
     """max_model_len 5 and blocks of 2: three entries per row, so no two requests share one."""
     states = states_of(rows=3, length=5, vocab_size=V)
@@ -335,23 +282,6 @@ def test_a_row_of_blocks_is_as_wide_as_the_longest_request_needs():
     assert rows(got.block_numbers) == [1, 1, 2, 2, 3, 3, 4, 5, 5, 6]
     assert rows(got.block_offsets) == [0, 1, 0, 1, 0, 1, 0, 0, 1, 0]
     assert rows(batch.slot_mapping[0]) == [2, 3, 4, 5, 6, 7, 8, 10, 11, 12]
-
-
-def test_logits_of_a_step_with_drafts_are_those_of_the_worked_example():
-    """Five requests with 4, 100, 3, 100 and 2 tokens, of which 3, 0, 2, 0 and 1 are drafts."""
-    states = states_of(KVGroup(64), rows=5, length=128, vocab_size=V, drafts=3)
-    plan, drafts = {}, {"a": [11, 12, 13], "c": [14, 15], "e": [16]}
-    for rid, tokens in zip("abcde", (4, 100, 3, 100, 2), strict=True):
-        plan[rid] = tokens
-        known = tokens - len(drafts.get(rid, ()))
-        states.add_request(NewRequest(rid, [1] * known, [[1, 2]]))
-    batch = prepare_inputs(states, plan, InputBuffers.for_states(states, 256), draft_tokens=drafts)
-    assert rows(batch.cu_num_draft_tokens) == [0, 3, 3, 5, 5, 6]
-    assert rows(batch.logits_indices) == [0, 1, 2, 3, 103, 104, 105, 106, 206, 207, 208]
-    assert rows(batch.target_logits_indices) == [0, 1, 2, 5, 6, 9]
-    assert rows(batch.bonus_logits_indices) == [3, 4, 7, 8, 10]
-    assert rows(batch.draft_token_ids) == [11, 12, 13, 14, 15, 16]
-    assert rows(batch.input_ids[[1, 2, 3, 105, 106, 208]]) == [11, 12, 13, 14, 15, 16]
 
 
 def test_scalars_that_are_held_are_those_of_their_step():
