@@ -191,31 +191,23 @@ def test_two_states_in_one_block_are_named():
     assert "request 'a'" in str(error)
 
 
-def test_a_hit_with_other_tokens(engine):
-    engine.admit("a", [1, 2, 3], [1, 2])
-    engine.step({"a": 3}, sampled={"a": [4]})
-    engine.admit("b", [1, 9, 3], [1, 3], computed=2)
+@pytest.mark.parametrize(
+    ("first", "prompt", "blocks", "hit", "entry", "position"),
+    [
+        ([1, 2, 3], [1, 9, 3], [1, 3], {"computed": 2}, 0, 1),
+        ([1, 2, 3, 4, 5], [8, 9, 3, 4, 5], [4, 2, 5], {"computed": 4}, 1, 2),
+        ([1, 2, 3], [1, 2, 3], [1, 3], {"computed": 2, "lora_id": 1}, 0, 0),
+    ],
+    ids=["another token", "another beginning", "another adapter"],
+)
+def test_a_hit_with_other_tokens(engine, first, prompt, blocks, hit, entry, position):
+    engine.admit("a", first, [1, 2, 6])
+    engine.step({"a": len(first)}, sampled={"a": [4]})
+    engine.admit("b", prompt, blocks, **hit)
     error = engine.refused({"b": 1})
-    assert (error.request, error.tensor, error.index) == ("b", "block_table[0]", (0, 0))
-    assert (error.expected, error.got) == (
-        "the key and value of position 1",
-        "written by request 'a', with other tokens",
-    )
-
-
-def test_a_hit_on_the_right_tokens_after_another_beginning(engine):
-    engine.admit("a", [1, 2, 3, 4, 5], [1, 2, 3])
-    engine.step({"a": 5}, sampled={"a": [4]})
-    engine.admit("b", [8, 9, 3, 4, 5], [4, 2, 5], computed=4)
-    error = engine.refused({"b": 1})
-    assert (error.index, error.expected) == ((0, 1), "the key and value of position 2")
-
-
-def test_a_hit_of_another_adapter(engine):
-    engine.admit("a", [1, 2, 3], [1, 2])
-    engine.step({"a": 3}, sampled={"a": [4]})
-    engine.admit("b", [1, 2, 3], [1, 3], computed=2, lora_id=1)
-    assert "with other tokens" in engine.refused({"b": 1}).got
+    assert (error.request, error.tensor, error.index) == ("b", "block_table[0]", (0, entry))
+    assert error.expected == f"the key and value of position {position}"
+    assert error.got == "written by request 'a', with other tokens"
 
 
 def test_a_token_that_was_skipped(engine):

@@ -29,6 +29,7 @@ from foreword.batch import (
     RequestStates,
     advance,
     discard_mask,
+    kernel_block_table,
     prepare_inputs,
     resolve,
     validate,
@@ -451,8 +452,9 @@ def compare_pages(batch: InputBatch, model: Model, step: list[Scheduled]) -> Non
         if group.state_of is not None:
             continue
         kernel = [model.kernel_row(g, s) for s in step]
-        assert batch.kernel_block_table(g)[: len(step)].tolist() == kernel
-        assert (batch.kernel_block_table(g)[len(step) :] == model.null).all()
+        table = kernel_block_table(batch, g)
+        assert table[: len(step)].tolist() == kernel
+        assert (table[len(step) :] == model.null).all()
         flash, plan = batch.to_flash_attn(g), batch.to_flashinfer(g)
         keys, pages = [group.local(s.computed + s.num) for s in step], [model.pages(g, s) for s in step]
         assert np.diff(flash.cu_seqlens_k).tolist() == keys

@@ -86,6 +86,7 @@ def test_an_adapter_has_name_and_path_while_a_request_uses_it():
     assert (held.lora_id, held.name, held.path) == (6, "law", "/adapters/law")
     assert states.lora_id[:3].tolist() == [6, 6, 6]
     assert states.loras.users(6) == ("number", "a", "b")
+    assert states.loras.in_use == (6,)
     batch = prepare_inputs(states, {"b": 2, "a": 1}, InputBuffers.for_states(states, 8))
     assert lora_mapping(batch).tokens.tolist() == [6, 6, 6]
     for rid in ("b", "number"):

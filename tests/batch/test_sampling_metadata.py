@@ -32,6 +32,15 @@ V = 50
 make = partial(states_and_buffers, KVGroup(4), rows=6, length=32, vocab_size=V, tokens=128)
 
 
+@pytest.fixture(params=[available(), False], ids=["native", "python"])
+def is_native(request, monkeypatch):
+    """Whether native code makes the metadata."""
+    monkeypatch.setattr(metadata_module, "available", lambda: request.param)
+
+
+natively_or_not = pytest.mark.usefixtures("is_native")
+
+
 def random_params(rng):
     def maybe(value, otherwise):
         return value if rng.random() < 0.3 else otherwise
@@ -86,9 +95,8 @@ def random_request(rng, rid):
 # -- flags and parameters
 
 
-@pytest.mark.parametrize("is_native", [available(), False])
-def test_flags_and_parameters_are_those_of_the_requests_in_batch_order(is_native, monkeypatch):
-    monkeypatch.setattr(metadata_module, "available", lambda: is_native)
+@natively_or_not
+def test_flags_and_parameters_are_those_of_the_requests_in_batch_order():
     rng = np.random.default_rng(0)
     for _ in range(60):
         states, buffers = make()
@@ -166,9 +174,8 @@ def test_flags_are_those_of_the_values_as_stored(params):
     assert metadata.max_num_logprobs == (V if "logprobs" in params else -1)
 
 
-@pytest.mark.parametrize("is_native", [available(), False])
-def test_the_needs_of_a_step_are_its_flags_and_the_numbers_of_log_probabilities(is_native, monkeypatch):
-    monkeypatch.setattr(metadata_module, "available", lambda: is_native)
+@natively_or_not
+def test_the_needs_of_a_step_are_its_flags_and_the_numbers_of_log_probabilities():
     assert [f.name for f in dataclasses.fields(StepNeeds)] == [
         "rows", "needs", "num_logprobs", "num_prompt_logprobs"
     ]  # fmt: skip
@@ -245,10 +252,9 @@ def test_requests_without_a_seed_get_one_from_their_admission():
 # -- when it is rebuilt
 
 
-@pytest.mark.parametrize("is_native", [available(), False])
+@natively_or_not
 @pytest.mark.parametrize("is_own", [True, False])
-def test_metadata_is_the_same_object_until_members_or_parameters_change(is_own, is_native, monkeypatch):
-    monkeypatch.setattr(metadata_module, "available", lambda: is_native)
+def test_metadata_is_the_same_object_until_members_or_parameters_change(is_own):
     states, buffers = make()
     for rid in "abc":
         states.add_request(NewRequest(rid, [1, 2, 3, 4], [[1]], sampling_params=SamplingParams(temperature=0.5)))
@@ -272,10 +278,9 @@ def test_metadata_is_the_same_object_until_members_or_parameters_change(is_own, 
         assert first.temperature.tolist() == [0.5, 0.5]
 
 
-@pytest.mark.parametrize("is_native", [available(), False])
+@natively_or_not
 @pytest.mark.parametrize("seed", range(20))
-def test_metadata_has_the_columns_of_its_rows_that_one_of_them_needs(is_native, seed, monkeypatch):
-    monkeypatch.setattr(metadata_module, "available", lambda: is_native)
+def test_metadata_has_the_columns_of_its_rows_that_one_of_them_needs(seed):
     rng = np.random.default_rng(seed)
     rows, columns = np.zeros(70, np.int32), make(rows=70)[0].sampling
     cache = metadata_module.metadata_cache(columns, V, rows)
@@ -297,9 +302,8 @@ def test_metadata_has_the_columns_of_its_rows_that_one_of_them_needs(is_native, 
                 np.testing.assert_array_equal(mine, other, err_msg=name)
 
 
-@pytest.mark.parametrize("is_native", [available(), False])
-def test_metadata_that_could_not_be_made_is_made_by_the_next_call(is_native, monkeypatch):
-    monkeypatch.setattr(metadata_module, "available", lambda: is_native)
+@natively_or_not
+def test_metadata_that_could_not_be_made_is_made_by_the_next_call(monkeypatch):
     states, buffers = make()
     for rid in "abc":
         states.add_request(

@@ -19,51 +19,53 @@ def last_logits(chunks, spec=SPEC, weights=WEIGHTS, **options):
     return Driver(spec, weights, **options).run_alone("a", TOKENS[: sum(chunks)], chunks)[-1]
 
 
-@pytest.mark.parametrize("isa", _native.isa_levels())
-@pytest.mark.parametrize(("weight_format", "kv_format"), FORMATS)
-def test_chunks_do_not_change_a_bit(weight_format, kv_format, isa):
-    options = {"weight_format": weight_format, "kv_format": kv_format, "isa": isa}
-    want = last_logits([700], **options)
-    for chunks in ([1, 699], [512, 187, 1], [13, 300, 2, 385], [630, *[1] * 70]):
+def assert_same_bits(whole, parts, **options):
+    """The logits after chunks of these sizes are those after the first ones."""
+    want = last_logits(whole, **options)
+    for chunks in parts:
         np.testing.assert_array_equal(last_logits(chunks, **options), want)
 
 
-@pytest.mark.parametrize("isa", _native.isa_levels())
+every_isa = pytest.mark.parametrize("isa", _native.isa_levels())
+
+
+@every_isa
+@pytest.mark.parametrize(("weight_format", "kv_format"), FORMATS)
+def test_chunks_do_not_change_a_bit(weight_format, kv_format, isa):
+    parts = [1, 699], [512, 187, 1], [13, 300, 2, 385], [630, *[1] * 70]
+    assert_same_bits([700], parts, weight_format=weight_format, kv_format=kv_format, isa=isa)
+
+
+@every_isa
 @pytest.mark.parametrize("quant", [Quant.Q4_0, Quant.Q4_1, Quant.Q8_0, Quant.Q5_1])
 def test_chunks_do_not_change_a_bit_of_weights_in_blocks(quant, isa):
     """The inputs of `down` are more than a product unpacks at once."""
     spec = tiny_spec(hidden_size=64, intermediate_size=3744, layers=(LayerSpec(rope(16)),))
     weights, rng = random_weights(spec), np.random.default_rng(4)
     weights |= {n: random_blocks(quant, s, rng) for n, s in weight_names(spec) if len(s) == 2}
-    options = {"spec": spec, "weights": weights, "weight_format": "auto", "kv_format": "int8", "isa": isa}
-    want = last_logits([1, 5, 13, 30, 33, 30, 38], **options)  # by vectors
-    for chunks in ([150], [40, 41, 69], [1, 100, 49]):
-        np.testing.assert_array_equal(last_logits(chunks, **options), want)
+    vectors, parts = [1, 5, 13, 30, 33, 30, 38], ([150], [40, 41, 69], [1, 100, 49])
+    assert_same_bits(vectors, parts, spec=spec, weights=weights, weight_format="auto", kv_format="int8", isa=isa)
 
 
-@pytest.mark.parametrize("isa", _native.isa_levels())
-@pytest.mark.parametrize("weight_format", ["fp32", "bf16", "int8"])
-def test_chunks_do_not_change_a_bit_of_products_of_many_inputs(weight_format, isa):
-    """Sums of `down` are kept between parts of its inputs, which end within a piece of the activations."""
-    spec = tiny_spec(hidden_size=64, intermediate_size=4512, layers=(LayerSpec(rope(16)),))
+@every_isa
+@pytest.mark.parametrize(
+    ("weight_format", "hidden_size", "intermediate_size", "whole"),
+    [
+        # Sums of `down` are kept between parts of its inputs, which end within a piece of the activations. Of few rows
+        # all inputs are multiplied at once.
+        *((weight_format, 64, 4512, [2] * 75) for weight_format in ("fp32", "bf16", "int8")),
+        # A panel takes half of the first-level cache or more: in bf16 of `gate` and `up`, in 8 bit of `down`.
+        *((weight_format, 416, 928, [3, *[7] * 21]) for weight_format in ("bf16", "int8")),
+    ],
+    ids=lambda value: str(value) if isinstance(value, str | int) else "chunks",
+)
+def test_chunks_do_not_change_a_bit_of_large_products(weight_format, hidden_size, intermediate_size, whole, isa):
+    spec = tiny_spec(hidden_size=hidden_size, intermediate_size=intermediate_size, layers=(LayerSpec(rope(16)),))
     options = {"spec": spec, "weights": random_weights(spec), "weight_format": weight_format, "isa": isa}
-    want = last_logits([2] * 75, **options)  # few rows: all inputs at once
-    for chunks in ([150], [40, 41, 69]):
-        np.testing.assert_array_equal(last_logits(chunks, **options), want)
+    assert_same_bits(whole, ([150], [40, 41, 69], [100, 33, 17]), **options)
 
 
-@pytest.mark.parametrize("isa", _native.isa_levels())
-@pytest.mark.parametrize("weight_format", ["bf16", "int8"])
-def test_chunks_do_not_change_a_bit_of_panels_as_large_as_a_cache(weight_format, isa):
-    """A panel takes half of the first-level cache or more: in bf16 of `gate` and `up`, in 8 bit of `down`."""
-    spec = tiny_spec(hidden_size=416, intermediate_size=928, layers=(LayerSpec(rope(16)),))
-    options = {"spec": spec, "weights": random_weights(spec), "weight_format": weight_format, "isa": isa}
-    want = last_logits([3, *[7] * 21], **options)
-    for chunks in ([150], [40, 41, 69], [100, 33, 17]):
-        np.testing.assert_array_equal(last_logits(chunks, **options), want)
-
-
-@pytest.mark.parametrize("isa", _native.isa_levels())
+@every_isa
 @pytest.mark.parametrize("kv_format", ["bf16", "int8"])
 @pytest.mark.parametrize(("head_dim", "block_size"), [(64, 16), (128, 7)])
 def test_chunks_do_not_change_a_bit_with_wide_heads(head_dim, block_size, kv_format, isa):
@@ -72,9 +74,7 @@ def test_chunks_do_not_change_a_bit_with_wide_heads(head_dim, block_size, kv_for
     spec = tiny_spec(num_heads=4, num_kv_heads=2, head_dim=head_dim, layers=layers, attn_softcap=20.0)
     options = {"weight_format": "fp32", "kv_format": kv_format, "isa": isa, "block_size": block_size}
     options |= {"spec": spec, "weights": random_weights(spec)}
-    want = last_logits([1, 5, 6, 7, 1, *[5] * 26], **options)
-    for chunks in ([150], [40, 41, 69], [1, 100, 49]):
-        np.testing.assert_array_equal(last_logits(chunks, **options), want)
+    assert_same_bits([1, 5, 6, 7, 1, *[5] * 26], ([150], [40, 41, 69], [1, 100, 49]), **options)
 
 
 @pytest.mark.parametrize("num_threads", [1, 3, 7])
@@ -86,7 +86,7 @@ def test_threads_do_not_change_a_bit(weight_format, kv_format, num_threads):
     np.testing.assert_array_equal(last_logits(chunks, num_threads=num_threads, **options), want)
 
 
-@pytest.mark.parametrize("isa", _native.isa_levels())
+@every_isa
 @pytest.mark.parametrize("name", ["mamba2", "gated_delta", "moe"])
 def test_chunks_and_threads_do_not_change_a_bit_of_other_layers(name, isa):
     spec = SPECS[name]
@@ -101,9 +101,7 @@ def test_long_chunks_do_not_change_a_bit_where_norms_follow_the_mlp(num_threads)
     """The MLP of more than 512 tokens is computed in parts."""
     spec = SPECS["gemma"]
     options = {"spec": spec, "weights": random_weights(spec), "num_threads": num_threads}
-    want = last_logits([300, 300, 100], **options)
-    for chunks in ([700], [1, 699]):
-        np.testing.assert_array_equal(last_logits(chunks, **options), want)
+    assert_same_bits([300, 300, 100], ([700], [1, 699]), **options)
 
 
 @pytest.mark.parametrize(("weight_format", "kv_format"), FORMATS)
