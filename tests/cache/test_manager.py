@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from foreword.batch import KVGroup, RequestStates
-from foreword.cache import BlockRemoved, BlockStored, CacheCleared, KVCacheManager, prefix_keys, with_adapter
+from foreword.cache import BlockRemoved, KVCacheManager, prefix_keys, with_adapter
 from foreword.errors import CapacityError, RequestError
 from foreword.scheduler import admit
 
@@ -212,31 +212,6 @@ def test_reset_waits_for_the_last_owner_and_then_clears_everything():
     assert rig.cache.reset()
     assert len(rig.cache.tree) == 0
     assert rig.cache.lookup(np.arange(1, 11, dtype=np.int32)).num_tokens == 0
-
-
-def test_events_mirror_what_can_be_hit():
-    mirror: set[tuple[int, int]] = set()
-    cleared = []
-
-    def watch(event):
-        if isinstance(event, BlockStored):
-            mirror.add((event.group, event.block))
-        elif isinstance(event, BlockRemoved):
-            mirror.remove((event.group, event.block))
-        else:
-            assert isinstance(event, CacheCleared)
-            mirror.clear()
-            cleared.append(event)
-
-    rig = Rig(blocks=6, on_event=watch)
-    for name, first in (("a", 1), ("b", 21), ("c", 1), ("d", 41)):
-        rig.start(name, list(range(first, first + 10)))
-        rig.end(name)
-        there = {block for node in rig.cache.tree for block in held(node)}
-        assert mirror == there
-    rig.cache.reset()
-    assert not mirror
-    assert len(cleared) == 1
 
 
 def test_running_out_of_blocks_changes_nothing():

@@ -50,38 +50,6 @@ def test_uncached_blocks_are_reused_first_and_cached_ones_longest_free_first():
     assert pool.allocate(5).tolist() == [6, 5, 3, 2, 1]
 
 
-def test_eviction_reports_the_cached_blocks_it_overwrites():
-    evicted: list[list[int]] = []
-    pool = BlockPool(5, lambda blocks: evicted.append(blocks.tolist()))
-    pool.allocate(4)
-    cached_free(pool, 2, 4)
-    pool.free(ids(1))
-    pool.allocate(2)
-    assert evicted == [[2]]
-    assert not pool.is_cached[2]
-    assert pool.is_cached[4]
-
-
-def test_a_touched_block_is_not_evicted_and_returns_to_the_back():
-    pool = BlockPool(5)
-    pool.allocate(4)
-    cached_free(pool, 1, 2, 3, 4)
-    pool.touch(ids(1, 3))
-    assert pool.num_free == 2
-    pool.free(ids(1))
-    assert pool.allocate(3).tolist() == [2, 4, 1]
-
-
-def test_a_shared_block_is_free_only_after_its_last_owner_left():
-    pool = BlockPool(3)
-    block = pool.allocate(1)
-    pool.touch(block)
-    pool.free(block)
-    assert pool.num_used == 1
-    pool.free(block)
-    assert pool.num_used == 0
-
-
 def test_two_owners_may_leave_in_one_call():
     pool = BlockPool(3)
     block = pool.allocate(1)

@@ -5,7 +5,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from engine_rig import Guesser, OnStep, V, make_engine, run, run_through, token_ids
+from engine_rig import Guesser, OnStep, make_engine, run, run_through, token_ids
 from oracle_model import OracleExecutor
 
 from foreword.batch import KVGroup, SamplingParams
@@ -17,16 +17,6 @@ def work(engine) -> None:
     for i in range(12):
         params = SamplingParams(temperature=0.8, seed=i, max_tokens=3 + i % 5, n=1 + i % 2, logprobs=1)
         engine.add_request(str(i), [1 + j % 9 for j in range(5 + 2 * i)], params)
-
-
-def test_depth_two_gives_the_outputs_of_depth_one():
-    results = []
-    for async_scheduling in (False, True):
-        engine = make_engine(async_scheduling=async_scheduling, blocks=40, max_num_seqs=4)
-        work(engine)
-        results.append({i: [c.token_ids for c in o.outputs] for i, o in run(engine).items()})
-        engine.close()
-    assert results[0] == results[1]
 
 
 def test_the_next_step_is_planned_while_one_runs():
@@ -106,31 +96,11 @@ def test_a_failed_step_reaches_the_caller_and_the_engine_goes_on(async_schedulin
     def outputs(executor):
         engine = make_engine(async_scheduling=async_scheduling, executor=executor, max_num_seqs=3)
         work(engine)
-        failures, done = 0, {}
-        while engine.has_work:
-            try:
-                done |= {o.request_id: [c.token_ids for c in o.outputs] for o in engine.step()}
-            except MemoryError:
-                failures += 1
-        engine.close()
-        assert engine.cache.pool.num_used == 0
-        return failures, done
+        return run_through(engine, MemoryError)
 
-    failures, done = outputs(Flaky)
+    done, failures = outputs(Flaky)
     assert failures == 2
-    assert done == outputs(OracleExecutor)[1]
-
-
-def test_a_window_keeps_what_the_step_in_flight_reads():
-    groups = [KVGroup(4), KVGroup(4, sliding_window=5)]
-    outputs = []
-    for async_scheduling in (False, True):
-        engine = make_engine(groups=groups, async_scheduling=async_scheduling, max_num_batched_tokens=6)
-        for i in range(4):
-            engine.add_request(str(i), [(i + j) % V for j in range(20)], SamplingParams(seed=i, max_tokens=20))
-        outputs.append({i: o.outputs[0].token_ids for i, o in run(engine).items()})
-        engine.close()
-    assert outputs[0] == outputs[1]
+    assert done == outputs(OracleExecutor)[0]
 
 
 GROUPS = {"full": [KVGroup(4)], "hybrid": [KVGroup(4), KVGroup(4, sliding_window=6)]}

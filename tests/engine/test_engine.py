@@ -91,21 +91,6 @@ def test_a_stop_string_ends_before_itself_or_after_it():
         assert text_of(out.token_ids) == text[: text.index(stop) + 2]
 
 
-def test_a_stream_never_takes_back_text_and_ends_as_the_whole():
-    engine = make_engine()
-    engine.add_request("a", [1, 2, 3], greedy(stop=["zzz", "ab"]), stream=True)
-    seen, texts = [], [""]
-    while engine.has_work:
-        for out in engine.step():
-            seen.append(len(out.outputs[0].token_ids))
-            texts.append(out.outputs[0].text)
-            assert texts[-1].startswith(texts[-2])
-    assert seen == list(range(1, 11))
-    whole = make_engine()
-    whole.add_request("a", [1, 2, 3], greedy())
-    assert run(whole)["a"].outputs[0].text == texts[-1]
-
-
 def test_only_streams_are_reported_before_the_end():
     engine = make_engine()
     engine.add_request("a", [1, 2, 3], greedy())
@@ -135,6 +120,12 @@ def test_only_streams_are_reported_before_the_end():
         ([1], {"stop": 5}, "stop"),
         ([1], {"bad_words": "abc"}, "bad_words"),
         ([1], {"bad_words": [5]}, "bad_words"),
+        ([1], {"bad_words": ["a", ""]}, "bad_words"),
+        ([1], {"bad_words_token_ids": [[1], []]}, "bad_words_token_ids"),
+        ([1], {"logprobs": 10**9}, "logprobs"),
+        ([1], {"prompt_logprobs": V + 1}, "prompt_logprobs"),
+        ([1], {"dry_base": 0.9}, "dry_base"),
+        ([1], {"typical_p": 0.0}, "typical_p"),
     ],
 )
 def test_bad_input_is_refused_by_name_and_changes_nothing(prompt, params, field):

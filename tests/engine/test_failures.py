@@ -207,23 +207,6 @@ def test_outputs_that_are_given_back_come_again():
     assert not engine.has_work
 
 
-@pytest.mark.parametrize(
-    ("params", "field"),
-    [
-        ({"logprobs": 10**9}, "logprobs"),
-        ({"prompt_logprobs": V + 1}, "prompt_logprobs"),
-        ({"bad_words": ["a", ""]}, "bad_words"),
-        ({"bad_words_token_ids": [[1], []]}, "bad_words_token_ids"),
-        ({"allowed_token_ids": []}, "allowed_token_ids"),
-        ({"dry_base": 0.9}, "dry_base"),
-        ({"typical_p": 0.0}, "typical_p"),
-    ],
-)
-def test_parameters_that_mean_nothing_are_refused(params, field):
-    with pytest.raises(RequestError, match=rf"request 'a': {field} = "):
-        make_engine().add_request("a", [1, 2], SamplingParams(**params))
-
-
 def test_parameters_are_values():
     source = {4: 1.5}
     given = {

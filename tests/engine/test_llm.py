@@ -319,16 +319,3 @@ def test_a_request_that_fails_has_an_error_and_a_batch_that_fails_raises(llm: LL
         assert isinstance(bad.error, BadLogitsError)
         assert good.outputs[0].finish_reason == "length"
     assert not llm.engine.has_work
-
-
-def test_an_interrupt_leaves_no_request_behind(llm: LLM):
-    def interrupt(plan, batch):
-        raise KeyboardInterrupt
-
-    observer = OnStep(interrupt)
-    llm.engine.observers.add(observer)
-    with pytest.raises(KeyboardInterrupt):
-        llm.generate(["ab", "cd"])
-    llm.engine.observers.remove(observer)
-    assert not llm.engine.has_work
-    assert llm.engine.cache.pool.num_used == 0

@@ -11,7 +11,7 @@ from sampling_rig import Rig, V, logits, tokens_of
 
 from foreword.batch import SamplingParams
 from foreword.native import available
-from foreword.sampling import gumbel_noise, token_logprobs
+from foreword.sampling import token_logprobs
 from foreword.sampling.reference import StepArrays
 
 
@@ -21,59 +21,11 @@ def test_temperature_zero_is_the_argmax_and_the_lowest_id_wins():
     assert Rig(SamplingParams(temperature=0.0)).draw(z).token_ids.tolist() == [7]
 
 
-def test_a_draw_is_the_argmax_of_scaled_logits_plus_noise():
-    z = logits(1)
-    got = Rig(SamplingParams(temperature=0.7, seed=11)).draw(z).token_ids
-    wanted = z[0].astype(np.float64) / np.float32(0.7) + gumbel_noise(11, 3, np.arange(V))
-    assert got.tolist() == [int(wanted.argmax())]
-
-
-def test_draws_follow_the_softmax():
-    z = logits(1, scale=1.0)[0]
-    p = np.exp(z / 0.8)
-    p /= p.sum()
-    rig = Rig(SamplingParams(temperature=0.8))
-    counts = np.zeros(V)
-    batch = rig.batch()
-    sampling = rig.sampling(batch)
-    for seed in range(4000):
-        rig.states.sampling.seed[0] = seed
-        counts[rig.sampler.sample(batch, z[None], sampling).token_ids[0]] += 1
-    chi2 = ((counts - 4000 * p) ** 2 / (4000 * p)).sum()
-    assert chi2 < V + 5 * math.sqrt(2 * V)
-
-
-def test_equal_seeds_draw_equal_tokens_alone_and_in_a_crowd():
-    params = [SamplingParams(seed=s, temperature=t, top_p=0.9) for s, t in ((1, 0.5), (2, 1.0), (3, 0.0), (4, 1.5))]
-    z = logits(4)
-    crowd = Rig(*params).draw(z).token_ids.tolist()
-    alone = [Rig(p).draw(z[i : i + 1]).token_ids[0] for i, p in enumerate(params)]
-    assert crowd == alone
-
-
 def test_the_logits_are_not_changed():
     z = logits(1)
     before = z.copy()
     Rig(SamplingParams(logit_bias={3: 9.0}, repetition_penalty=2.0, logprobs=2)).draw(z)
     assert (z == before).all()
-
-
-def test_only_allowed_tokens_are_drawn():
-    p = SamplingParams(allowed_token_ids=[4, 5], temperature=3.0)
-    for seed in range(20):
-        assert Rig(p).draw(logits(1, seed)).token_ids[0] in (4, 5)
-
-
-def test_bias_moves_the_choice():
-    assert Rig(SamplingParams(temperature=0.0, logit_bias={42: 100.0})).draw(logits()).token_ids.tolist() == [42]
-
-
-@pytest.mark.parametrize(("output", "wanted"), [((), 1), ((5,), 1), ((5, 6), 0)])
-def test_no_end_before_the_minimum_length(output, wanted):
-    z = np.zeros((1, V), np.float32)
-    z[0, 0], z[0, 1] = 9, 5
-    rig = Rig(SamplingParams(temperature=0.0, min_tokens=2), output=output)
-    assert rig.draw(z).token_ids.tolist() == [wanted]
 
 
 def test_penalties_are_those_of_the_definition():
@@ -96,15 +48,6 @@ def test_penalties_are_those_of_the_definition():
     rules.core.change(*step, np.array([0], np.int32), got, None)
     np.testing.assert_allclose(got[0], expected, rtol=1e-5)
     assert rig.draw(z).token_ids.tolist() == [int(expected.argmax())]
-
-
-def test_a_bad_word_is_cut_at_its_last_token_only_after_the_others():
-    z = np.zeros((1, V), np.float32)
-    z[0, 8], z[0, 9] = 5, 4
-    p = SamplingParams(temperature=0.0, bad_words_token_ids=[[6, 7, 8]])
-    assert Rig(p, output=(6, 7)).draw(z).token_ids.tolist() == [9]
-    assert Rig(p, output=(7, 6)).draw(z).token_ids.tolist() == [8]
-    assert Rig(p, prompt=(1, 6), output=(7,)).draw(z).token_ids.tolist() == [9]
 
 
 def test_a_rule_that_forbids_everything_is_not_applied():
@@ -143,22 +86,6 @@ def test_log_probabilities_are_values():
     copied = pickle.loads(pickle.dumps(entry))
     assert copied == entry == dict(entry)
     assert repr(copied) == repr(dict(entry))
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.integers(0, 2**31), st.sampled_from([0.0, 0.6, 1.2]), st.integers(0, 3))
-def test_verified_output_is_the_output_without_drafts(seed: int, temperature: float, right: int):
-    """Logits depend on the position alone here, so the plain output is known; drafts are right up to ``right``."""
-    params = SamplingParams(temperature=temperature, seed=seed, top_k=10, frequency_penalty=0.5)
-    table = logits(12, seed % 100, scale=1.0)
-    plain: list[int] = []
-    for _ in range(4):
-        rig = Rig(params, output=tuple(plain), drafts=3)
-        plain.append(int(rig.draw(table[len(plain)][None]).token_ids[0]))
-    drafts = [t if i < right else (t + 1) % V for i, t in enumerate(plain[:3])]
-    rig = Rig(params, drafts=3)
-    got = rig.draw(table[:4], {"0": drafts}).token_ids[0].tolist()
-    assert got == plain[: right + 1] + [-1] * (3 - right)
 
 
 # -- against the definition, on all combinations of parameters
