@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -66,6 +67,13 @@ class Serving:
     def post(self, path: str, body: object, **options) -> httpx.Response:
         with self.client() as client:
             return client.post(path, json=body, **options)
+
+    def later(self, path: str, body: object, **options) -> Future[httpx.Response]:
+        """The answer to a request that a thread of its own sends."""
+        answer: Future[httpx.Response] = Future()
+        send = lambda: answer.set_result(self.post(path, body, **options))  # noqa: E731
+        threading.Thread(target=send, daemon=True).start()
+        return answer
 
     def get(self, path: str, **options) -> httpx.Response:
         with self.client() as client:

@@ -5,7 +5,6 @@ import contextlib
 import json
 import re
 import socket
-import threading
 import time
 from urllib.parse import urlsplit
 
@@ -305,13 +304,6 @@ def test_the_server_listens_on_this_machine_alone_unless_told_otherwise():
 # -- how much the server takes on ----------------------------------------------------------------------------------
 
 
-def started(server, body: dict, path: str = "/v1/completions") -> threading.Thread:
-    """A request in a thread of its own."""
-    thread = threading.Thread(target=server.post, args=(path, body), daemon=True)
-    thread.start()
-    return thread
-
-
 @pytest.mark.parametrize(
     ("path", "body", "words"),
     [
@@ -356,15 +348,15 @@ def test_a_server_gives_20_log_probabilities_unless_it_is_told_otherwise():
 def test_beyond_the_limit_of_requests_the_answer_is_429_with_a_time_to_come_back(talker):
     with serving(talker, max_requests=2) as running:
         with running.held():
-            threads = [started(running, {"prompt": "a", "max_tokens": 2}) for _ in range(2)]
+            answers = [running.later("/v1/completions", {"prompt": "a", "max_tokens": 2}) for _ in range(2)]
             running.wait_until(lambda: running.context.admission.num_requests == 2)
             response = running.post("/v1/completions", {"prompt": "a"})
             assert response.status_code == 429
             assert int(response.headers["retry-after"]) >= 1
             assert response.json()["error"]["type"] == "rate_limit_error"
             assert running.get("/health").status_code == 200
-        for thread in threads:
-            thread.join()
+        for answer in answers:
+            answer.result(60)
         assert running.post("/v1/completions", {"prompt": "a", "max_tokens": 1}).status_code == 200
         assert (
             'vllm:admission_rejections_total{model_name="talker",reason="requests"} 1.0' in running.get("/metrics").text
@@ -375,10 +367,10 @@ def test_beyond_the_limit_of_requests_the_answer_is_429_with_a_time_to_come_back
 def test_beyond_the_limit_of_prompt_tokens_too_and_a_large_request_is_served_alone(talker):
     with serving(talker, max_prompt_tokens=10) as running:
         with running.held():
-            thread = started(running, {"prompt": "a" * 20, "max_tokens": 2})
+            answer = running.later("/v1/completions", {"prompt": "a" * 20, "max_tokens": 2})
             running.wait_until(lambda: running.context.admission.num_prompt_tokens == 20)
             assert running.post("/v1/completions", {"prompt": "a" * 5}).status_code == 429
-        thread.join()
+        answer.result(60)
         running.check_nothing_is_left()
 
 

@@ -47,30 +47,19 @@ def test_a_prompt_is_never_cut_silently(server, path, body):
 
 def test_one_request_may_use_the_whole_context_beside_others(server):
     """Concurrency does not divide the context."""
-    answers: list[int] = []
-
-    def ask() -> None:
-        body = {"prompt": "a" * 100, "max_tokens": 156, "ignore_eos": True}
-        answers.append(server.post("/v1/completions", body).json()["usage"]["total_tokens"])
-
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert answers == [256] * 8
+    body = {"prompt": "a" * 100, "max_tokens": 156, "ignore_eos": True}
+    answers = [server.later("/v1/completions", body) for _ in range(8)]
+    assert [answer.result(60).json()["usage"]["total_tokens"] for answer in answers] == [256] * 8
 
 
 def test_requests_run_at_the_same_time_without_any_setting(server):
     with server.held():
-        options = {"args": ("/v1/completions", {"prompt": "a", "max_tokens": 50, "ignore_eos": True})}
-        threads = [threading.Thread(target=server.post, **options) for _ in range(8)]
-        for thread in threads:
-            thread.start()
+        body = {"prompt": "a", "max_tokens": 50, "ignore_eos": True}
+        answers = [server.later("/v1/completions", body) for _ in range(8)]
         server.wait_until(lambda: server.llm.num_unfinished == 8)
         before = server.steps
-    for thread in threads:
-        thread.join()
+    for answer in answers:
+        answer.result(60)
     assert server.steps - before < 2 * 50
 
 
@@ -108,13 +97,12 @@ def test_a_chunk_of_text_costs_no_encoding_of_an_object(server, monkeypatch):
 
 def test_the_server_answers_while_a_prompt_is_computed(server):
     with server.held():
-        thread = threading.Thread(target=server.post, args=("/v1/completions", {"prompt": "a", "max_tokens": 1}))
-        thread.start()
+        answer = server.later("/v1/completions", {"prompt": "a", "max_tokens": 1})
         server.wait_until(lambda: server.llm.num_unfinished == 1)
         for path in ("/health", "/ready", "/v1/models", "/metrics", "/version", "/tokenizer_info"):
             assert server.get(path).status_code == 200
         assert server.post("/tokenize", {"prompt": "abc"}).json()["count"] == 3
-    thread.join()
+    answer.result(60)
 
 
 def test_a_large_answer_is_written_outside_the_event_loop(server):

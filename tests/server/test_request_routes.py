@@ -46,19 +46,21 @@ def test_a_closed_connection_frees_its_blocks_within_a_step(server, path, stream
     assert server.steps <= before + 1
 
 
+IT = {"X-Request-Id": "it"}
 LONG = "abc" * 1000
 """A prompt whose body is large enough to be tokenized in a thread."""
 
 
 def hold_tokenizer(server) -> tuple[threading.Event, threading.Event]:
-    """Events: set when a text begins to be tokenized; to be set for it to go on."""
+    """Events: set when LONG begins to be tokenized; to be set for it to go on."""
     inside, may_go_on = threading.Event(), threading.Event()
     encode = server.llm.tokenizer.encode
 
-    def slow(*arguments, **options):
-        inside.set()
-        assert may_go_on.wait(60)
-        return encode(*arguments, **options)
+    def slow(text, *arguments, **options):
+        if text == LONG:
+            inside.set()
+            assert may_go_on.wait(60)
+        return encode(text, *arguments, **options)
 
     server.llm.tokenizer.encode = slow
     return inside, may_go_on
@@ -77,93 +79,57 @@ def test_a_connection_that_closes_while_its_prompt_is_tokenized_never_enters_the
 
 def test_a_request_being_tokenized_is_told_as_such(server):
     inside, may_go_on = hold_tokenizer(server)
-    headers = {"X-Request-Id": "it"}
-    options = {"args": ("/v1/completions", {"prompt": LONG, "max_tokens": 1}), "kwargs": {"headers": headers}}
-    thread = threading.Thread(target=server.post, **options)
-    thread.start()
+    answer = server.later("/v1/completions", {"prompt": LONG, "max_tokens": 1}, headers=IT)
     assert inside.wait(60)
     assert server.get("/requests/it/why").json()["state"] == "preparing"
     assert [request["id"] for request in server.get("/requests").json()["data"]] == ["it"]
     may_go_on.set()
-    thread.join()
+    answer.result(60)
     assert server.get("/requests/it/why").status_code == 404
 
 
 def test_a_request_that_is_aborted_while_it_is_tokenized_ends_without_tokens(server):
     inside, may_go_on = hold_tokenizer(server)
-    done: list = []
-
-    def post() -> None:
-        body = {"prompt": LONG, "max_tokens": 100}
-        done.append(server.post("/v1/completions", body, headers={"X-Request-Id": "it"}).json())
-
-    thread = threading.Thread(target=post)
-    thread.start()
+    answer = server.later("/v1/completions", {"prompt": LONG, "max_tokens": 100}, headers=IT)
     assert inside.wait(60)
     assert server.post("/abort", {"request_id": "it"}).json() == {"request_id": "it", "aborted": True}
     may_go_on.set()
-    thread.join()
-    (choice,) = done[0]["choices"]
+    (choice,) = answer.result(60).json()["choices"]
     assert (choice["finish_reason"], choice["text"]) == ("abort", "")
 
 
 def test_an_id_tells_and_ends_all_prompts_of_its_request(server):
-    done: list = []
-
-    def post() -> None:
-        body = {"prompt": ["a", "b"], "n": 2, "max_tokens": 3000, "temperature": 0, "ignore_eos": True}
-        done.append(server.post("/v1/completions", body, headers={"X-Request-Id": "it"}).json())
-
-    thread = threading.Thread(target=post)
-    thread.start()
+    body = {"prompt": ["a", "b"], "n": 2, "max_tokens": 3000, "temperature": 0, "ignore_eos": True}
+    answer = server.later("/v1/completions", body, headers=IT)
     server.wait_until(lambda: server.steps > 2)
     found = server.get("/requests/it/why").json()
     assert (found["id"], found["state"]) == ("it", "running")
     assert [(part["id"], part["state"]) for part in found["parts"]] == [("it-0", "running"), ("it-1", "running")]
     assert server.get("/requests/it-1/why").json() == found["parts"][1]
-    taken = server.post("/v1/completions", {"prompt": "c"}, headers={"X-Request-Id": "it"})
+    taken = server.post("/v1/completions", {"prompt": "c"}, headers=IT)
     assert (taken.status_code, taken.json()["error"]["param"]) == (400, "X-Request-Id")
     assert server.post("/abort", {"request_id": "it"}).json()["aborted"]
-    thread.join()
-    assert [choice["finish_reason"] for choice in done[0]["choices"]] == ["abort"] * 4
+    assert [choice["finish_reason"] for choice in answer.result(60).json()["choices"]] == ["abort"] * 4
 
 
 def test_a_long_text_being_tokenized_delays_no_other_request(server):
-    inside, may_go_on = threading.Event(), threading.Event()
-    encode = server.llm.tokenizer.encode
-
-    def slow(text, *arguments, **options):
-        if text == LONG:
-            inside.set()
-            assert may_go_on.wait(60)
-        return encode(text, *arguments, **options)
-
-    server.llm.tokenizer.encode = slow
-    thread = threading.Thread(target=server.post, args=("/v1/completions", {"prompt": LONG, "max_tokens": 1}))
-    thread.start()
+    inside, may_go_on = hold_tokenizer(server)
+    answer = server.later("/v1/completions", {"prompt": LONG, "max_tokens": 1})
     assert inside.wait(60)
     try:
         for path, body in (("/v1/completions", {"prompt": "short"}), ("/v1/chat/completions", {"messages": HI})):
             assert server.post(path, {**body, "max_tokens": 1}).status_code == 200
     finally:
         may_go_on.set()
-        thread.join()
+        answer.result(60)
 
 
 def test_abort_ends_a_stream_with_what_there_is(server):
-    done: list[str] = []
-
-    def read() -> None:
-        with server.client() as client:
-            body = {"prompt": "a", "max_tokens": 3000, "stream": True, "temperature": 0}
-            done.append(client.post("/v1/completions", json=body, headers={"X-Request-Id": "it"}).text)
-
-    thread = threading.Thread(target=read)
-    thread.start()
+    body = {"prompt": "a", "max_tokens": 3000, "stream": True, "temperature": 0}
+    answer = server.later("/v1/completions", body, headers=IT)
     server.wait_until(lambda: server.steps > 2)
     assert server.post("/abort", {"request_id": "it"}).json() == {"request_id": "it", "aborted": True}
-    thread.join()
-    assert frames_of(done[0])[-1]["choices"][0]["finish_reason"] == "abort"
+    assert frames_of(answer.result(60).text)[-1]["choices"][0]["finish_reason"] == "abort"
     assert server.post("/abort", {"request_id": "it"}).status_code == 404
 
 
