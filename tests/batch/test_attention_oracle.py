@@ -186,7 +186,12 @@ def nano_vllm(step, g):
     a, group = nano_vllm_context(step.batch, g), GROUPS[g]
     S, window = group.block_size, group.sliding_window
     assert a.slot_mapping.dtype == np.int32
-    if not a.is_prefill:
+    assert np.array_equal(a.slot_mapping, step.batch.slot_mapping[g][: step.batch.num_tokens])
+    if a.is_prefill:
+        assert (a.max_seqlen_q, a.max_seqlen_k) == (np.diff(a.cu_seqlens_q).max(), np.diff(a.cu_seqlens_k).max())
+        assert a.context_lens is None
+    else:
+        assert a.cu_seqlens_q is a.cu_seqlens_k is None
         cu = np.arange(len(a.context_lens) + 1)
         return paged_varlen(step.q, step.caches[g], cu, a.context_lens, a.block_tables, S, window)
     if a.block_tables is None:  # nothing cached: the keys are the step's own, laid out like the queries
@@ -269,29 +274,5 @@ def test_chunked_local_pieces_are_plain_attention_inside_their_chunk():
             batch = step.batch
             assert np.array_equal(a.req_indices, batch.req_indices[a.cu_seqlens_q[:-1]])
             assert len(a.seqlens_k) <= 2 * batch.num_reqs + batch.num_tokens // 16
-
-
-@pytest.mark.parametrize(
-    ("requests", "queries", "keys"),
-    [
-        # (computed, scheduled) of each request, chunk of 4 → the pieces' queries and keys
-        ([(2, 4)], [2, 2], [4, 2]),
-        ([(2, 4), (7, 10), (4, 5)], [2, 2, 1, 4, 4, 1, 4, 1], [4, 2, 4, 4, 4, 1, 4, 1]),
-        ([(0, 4)], [4], [4]),
-        ([(0, 9)], [4, 4, 1], [4, 4, 1]),
-        ([(4, 1)], [1], [1]),
-        ([(3, 1), (11, 1)], [1, 1], [4, 4]),
-        ([(3, 2)], [1, 1], [4, 1]),
-    ],
-)
-def test_chunked_local_worked_examples(requests, queries, keys):
-    states, buffers = states_and_buffers(length=32)
-    for r, (computed, scheduled) in enumerate(requests):
-        n = computed + scheduled
-        states.add_request(NewRequest(str(r), [1] * n, [list(range(1, -(-n // 2) + 1))], num_computed_tokens=computed))
-    batch = prepare_inputs(states, {str(r): n for r, (_, n) in enumerate(requests)}, buffers)
-    got = chunked_local(batch, 4)
-    assert np.diff(got.cu_seqlens_q).tolist() == queries
-    assert got.seqlens_k.tolist() == keys
-    with pytest.raises(ConfigError, match="multiple of the group's block_size"):
-        chunked_local(batch, 3)
+            with pytest.raises(ConfigError, match="multiple of the group's block_size"):
+                chunked_local(batch, 3, g)

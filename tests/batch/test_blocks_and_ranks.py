@@ -215,40 +215,6 @@ def test_splitting_counts_the_leading_short_queries():
     assert split_decodes_and_prefills(empty) == (0, 0, 0, 0)
 
 
-def test_decode_first_puts_every_decode_before_every_prompt_chunk_and_is_stable():
-    rng = np.random.default_rng(1)
-    for _ in range(40):
-        states, buffers = make(drafts=3)
-        plan, drafts = {}, {}
-        for r in range(8):
-            rid = str(r)
-            match rng.choice(["decode", "verify", "chunk"]):
-                case "decode":
-                    add(states, rid, 5, computed=5, outputs=1)
-                    plan[rid] = 1
-                case "verify":
-                    k = int(rng.integers(1, 4))
-                    add(states, rid, 5, computed=5, outputs=1, extra=4)
-                    plan[rid], drafts[rid] = 1 + k, [10 * r + j for j in range(k)]
-                case "chunk":
-                    computed = int(rng.integers(0, 20))
-                    add(states, rid, 40, computed)
-                    plan[rid] = int(rng.integers(2, 20))
-        batch = prepare_inputs(states, plan, buffers, draft_tokens=drafts, order="decode_first")
-        key = {rid: (rid not in drafts, n != 4, n) for rid, n in plan.items()}
-        assert batch.req_ids == sorted(plan, key=key.__getitem__)  # sorted() is stable
-        kinds = ["verify" if r in drafts else "decode" if plan[r] == 1 else "chunk" for r in batch.req_ids]
-        assert kinds[: len(drafts)] == ["verify"] * len(drafts)
-        assert batch.draft_token_ids.tolist() == [t for rid in batch.req_ids for t in drafts.get(rid, ())]
-        ordered, ids = batch.req_ids, batch.input_ids.tolist()
-        for names in (list(plan), ordered):  # as arrays: out of order, and in it
-            rows = np.array([states.row_of(rid) for rid in names], np.int32)
-            table = np.array([(drafts.get(rid, []) + [-1] * 3)[:3] for rid in names], np.int32)
-            n = np.array([plan[rid] for rid in names], np.int32)
-            batch = prepare_inputs(states, (rows, n), buffers, draft_tokens=table, order="decode_first")
-            assert (batch.req_ids, batch.input_ids.tolist()) == (ordered, ids)
-
-
 @pytest.mark.parametrize(
     ("plan", "drafts"),
     [
@@ -263,20 +229,6 @@ def test_decode_first_refuses_arrays_that_do_not_fit_as_any_order_does(plan, dra
     add(states, "a", 5, computed=5, outputs=1, extra=4)
     with pytest.raises(PlanError):
         prepare_inputs(states, plan, buffers, draft_tokens=drafts, order="decode_first")
-
-
-def test_a_plan_in_decode_first_order_is_left_as_it_is():
-    rng = np.random.default_rng(2)
-    states, buffers = make()
-    for r in range(8):
-        add(states, str(r), 40, computed=int(rng.integers(0, 20)))
-    rows = np.array([states.row_of(str(r)) for r in range(8)], np.int32)
-    for counts in ([1] * 8, [1, 1, 2, 2, 3, 7, 7, 9], [2] * 8, [3, 1, 2, 1, 1, 5, 4, 1]):
-        n = np.array(counts, np.int32)
-        batch = prepare_inputs(states, (rows, n), buffers, order="decode_first")
-        assert batch.idx_mapping.tolist() == [
-            rows[i] for i in sorted(range(8), key=lambda i: (counts[i] != 1, counts[i]))
-        ]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -177,16 +177,6 @@ def test_behind_the_entries_of_a_step_are_pad_values_whatever_was_there_before(b
         states.commit(batch, {rid: [7] for rid in plan})
 
 
-def test_a_graphs_index_maps_are_padded_with_rows_that_do_not_exist():
-    states = make()
-    batch = prepare_inputs(states, {"r2": 3, "r0": 10}, InputBuffers.for_states(states, T), draft_tokens={"r0": [3, 4]})
-    assert batch.padded("idx_mapping", 4).tolist() == [2, 0, -1, -1]
-    assert batch.padded("num_computed_tokens", 3).tolist() == [0, 0, 0]
-    assert batch.padded("expanded_idx_mapping", 6).tolist() == [2, 0, 0, 0, -1, -1]
-    assert batch.padded("logits_indices", 5).tolist() == [2, 10, 11, 12, 0]
-    assert not batch.padded("idx_mapping", 4).flags.writeable
-
-
 @pytest.mark.parametrize(
     ("name", "size", "said"),
     [

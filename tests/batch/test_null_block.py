@@ -189,25 +189,3 @@ def test_null_blocks_below_the_window_are_legal(null, backend, check):
     states.append_blocks("a", [[9]])
     batch = prepare_inputs(states, {"a": 1}, buffers, backend=backend, check=check)
     assert batch.block_table[0].tolist() == [[null, null, null, 8, 9, null]]
-
-
-# -- the document that numbers blocks from 0 -----------------------------------------------------------------------
-
-
-@every_backend
-def test_two_prompts_in_blocks_zero_and_one_and_tables_padded_with_minus_one(backend):
-    states = null_states(-1, KVGroup(256), length=1280)
-    buffers = InputBuffers.for_states(states, 64)
-    states.add_request(NewRequest("0", [1] * 11, [[0]]))
-    states.add_request(NewRequest("1", [1] * 17, [[1]]))
-    batch = prepare_inputs(states, {"0": 11, "1": 17}, buffers, backend=backend, check="full")
-    assert batch.slot_mapping[0].tolist() == [*range(11), *range(256, 273)]
-    states.commit(batch, {"0": [2], "1": [2]})
-    batch = prepare_inputs(states, {"0": 1, "1": 1}, buffers, backend=backend, check="full")
-    assert batch.positions.tolist() == [11, 17]
-    assert batch.slot_mapping[0].tolist() == [11, 273]
-    assert batch.block_table[0].tolist() == [[0, -1, -1, -1, -1], [1, -1, -1, -1, -1]]
-    states.add_request(NewRequest("2", [1] * 601, [[10, 25, 3]], num_computed_tokens=600))
-    states.add_request(NewRequest("3", [1] * 1101, [[101, 78, 5, 9, 11]], num_computed_tokens=1100))
-    batch = prepare_inputs(states, {"2": 1, "3": 1}, buffers, backend=backend)
-    assert batch.block_table[0].tolist() == [[10, 25, 3, -1, -1], [101, 78, 5, 9, 11]]

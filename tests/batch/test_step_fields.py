@@ -107,45 +107,6 @@ def test_a_batch_carries_the_blocks_to_zero_and_to_copy():
     assert (rows(none.zero), rows(none.copies)) == ([], [])
 
 
-# -- padded rectangles, nano-vLLM's context
-
-
-def test_a_context_of_nano_vllm_is_that_of_a_prefill_or_of_a_decode():
-    """Prompts of 11 and 17 tokens: a prefill, a prefill after cached blocks, and a decode."""
-    blocks = {"a": [7], "b": [5, 3]}
-
-    def context(computed: dict[str, int], outputs: list[int]):
-        states = states_of(KVGroup(16), rows=2, length=32, vocab_size=V)
-        plan = {}
-        for rid, n in (("a", 11), ("b", 17)):
-            states.add_request(NewRequest(rid, [1] * n, [blocks[rid]], outputs, computed[rid]))
-            plan[rid] = n + len(outputs) - computed[rid]
-        return nano_vllm_context(prepare_inputs(states, plan, InputBuffers.for_states(states, 32)))
-
-    fresh = context({"a": 0, "b": 0}, [])
-    assert fresh.is_prefill
-    assert rows(fresh.slot_mapping) == [*range(112, 123), *range(80, 96), 48]
-    assert rows(fresh.cu_seqlens_q) == rows(fresh.cu_seqlens_k) == [0, 11, 28]
-    assert (fresh.max_seqlen_q, fresh.max_seqlen_k) == (17, 17)
-    assert fresh.context_lens is None
-    assert fresh.block_tables is None
-
-    cached = context({"a": 0, "b": 16}, [])
-    assert cached.is_prefill
-    assert rows(cached.slot_mapping) == [*range(112, 123), 48]
-    assert (rows(cached.cu_seqlens_q), rows(cached.cu_seqlens_k)) == ([0, 11, 12], [0, 11, 28])
-    assert (cached.max_seqlen_q, cached.max_seqlen_k) == (11, 17)
-    assert cached.context_lens is None
-    assert rows(cached.block_tables) == [[7, -1], [5, 3]]
-
-    decode = context({"a": 11, "b": 17}, [2])
-    assert not decode.is_prefill
-    assert rows(decode.slot_mapping) == [123, 49]
-    assert rows(decode.context_lens) == [12, 18]
-    assert rows(decode.block_tables) == [[7, -1], [5, 3]]
-    assert decode.cu_seqlens_q is decode.cu_seqlens_k is None
-
-
 # -- sampling metadata
 
 PARAMS = {

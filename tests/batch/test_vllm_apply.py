@@ -233,16 +233,6 @@ def test_random_schedules_prepare_what_a_dictionary_of_requests_says(generation,
             states.commit(batch, scheduler.sample(scheduled, drafts))
 
 
-def test_an_id_that_finishes_and_is_scheduled_names_two_requests():
-    states, _ = make()
-    apply(states, output([new_data("a", [1, 2, 3], ([1], [1, 2]))], scheduled={"a": 3}))
-    apply(states, output([new_data("a", [7], ([2], [3]))], scheduled={"a": 1}, finished=["a"]))
-    row = states.row_of("a")
-    assert states.token_ids[row, : states.num_tokens[row]].tolist() == [7]
-    assert states.block_tables[0].table[row].tolist()[:2] == [2, 0]
-    assert len(states) == 1
-
-
 def test_an_output_without_tokens_still_changes_the_states():
     states, buffers = make()
     apply(states, output([new_data("a", [1, 2], ([1], [1]))], scheduled={"a": 2}))

@@ -228,16 +228,6 @@ def test_what_cannot_be_served_is_refused_and_the_others_go_on():
         AsyncEngine(make_engine(), max_num_requests=0)
 
 
-def test_the_best_of_several_come_at_the_end_alone():
-    async def main():
-        async with AsyncEngine(make_engine()) as serving:
-            params = SamplingParams(n=2, best_of=4, seed=3, max_tokens=6)
-            return [output async for output in serving.generate([1, 2, 3], params)]
-
-    outputs = asyncio.run(main())
-    assert [(o.finished, len(o.outputs)) for o in outputs] == [(True, 2)]
-
-
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_a_failed_step_ends_every_stream_with_an_error_that_says_so(async_scheduling: bool):
     class Failing(Gate):

@@ -148,46 +148,6 @@ def test_three_requests_with_a_budget_of_ten(async_scheduling):
     assert_step(steps[3], {"req_ids": ["2"], "positions": [9], "input_ids": [t_2_9], "slot_mapping": [21]})
 
 
-# -- 003's note: M = 5, S = 2, K = 3, where S does not divide M ----------------------------------------------------
-
-
-@PLANNING
-def test_a_block_size_that_does_not_divide_the_length_keeps_requests_apart(async_scheduling):
-    """The note's requests have 2, 5 and 3 tokens. An engine needs room for an output: 4 prompt tokens, then the end."""
-    engine = make_engine(
-        blocks=20, M=5, block_size=2, max_num_batched_tokens=10, max_num_seqs=4, async_scheduling=async_scheduling
-    )
-    steps = Steps(engine)
-    prompts = [[1, 2], [11, 12, 13, 14], [21, 22, 23]]
-    for i, prompt in enumerate(prompts):
-        engine.add_request(str(i), prompt, greedy(2))
-    outputs = run(engine)
-    tokens = [greedy_output(p, min(2, 5 - len(p))) for p in prompts]
-    assert [outputs[str(i)].outputs[0].token_ids for i in range(3)] == tokens
-    assert_step(
-        steps[0],
-        {
-            "positions": [0, 1, 0, 1, 2, 3, 0, 1, 2],
-            "token_indices": [0, 1, 5, 6, 7, 8, 10, 11, 12],
-            "block_table": [[1, 0, 0], [2, 3, 0], [4, 5, 0]],
-            "block_table_indices": [0, 0, 3, 3, 4, 4, 6, 6, 7],
-            "slot_mapping": [2, 3, 4, 5, 6, 7, 8, 9, 10],
-        },
-    )
-    assert_step(
-        steps[1],
-        {
-            "req_ids": ["0", "2"],
-            "positions": [2, 3],
-            "token_indices": [2, 13],
-            "input_ids": [tokens[0][0], tokens[2][0]],
-            "block_table_indices": [1, 7],
-            "block_table": [[1, 6, 0], [4, 5, 0]],
-            "seq_lens": [3, 4],
-        },
-    )
-
-
 # -- 002: five requests, 200 tokens, S = 16, M = 240, K = 15 -------------------------------------------------------
 
 
@@ -223,32 +183,6 @@ def test_five_requests_of_two_hundred_tokens():
 
 
 # -- 004: prompts of 11 and 17 tokens, S = 256; tables padded with −1 ----------------------------------------------
-
-
-@PLANNING
-def test_two_prompts_as_one_sequence_then_a_decode(async_scheduling):
-    """The document numbers blocks from 0; block 0 is reserved here, so every slot is 256 larger."""
-    engine = make_engine(
-        blocks=40, M=4096, block_size=256, max_num_batched_tokens=64, max_num_seqs=4, async_scheduling=async_scheduling
-    )
-    steps = Steps(engine)
-    prompts = [[*range(1, 12)], [*range(1, 18)]]
-    for i, prompt in enumerate(prompts):
-        engine.add_request(str(i), prompt, greedy(2))
-    outputs = run(engine)
-    tokens = [greedy_output(p, 2) for p in prompts]
-    assert [outputs[str(i)].outputs[0].token_ids for i in range(2)] == tokens
-    for step, name, own in (
-        (0, "varlen-prefill", {"input_ids": [*prompts[0], *prompts[1]], "cu_seqlens_q": [0, 11, 28],
-                               "block_tables": None}),
-        (1, "decode", {"input_ids": [tokens[0][0], tokens[1][0]], "context_lens": [12, 18], "cu_seqlens_q": None,
-                       "cu_seqlens_k": None, "block_tables": [[1], [2]]}),
-    ):  # fmt: skip
-        expected = figures(f"two-requests/{name}-block-256", **own)
-        expected["slot_mapping"] = np.add(expected["slot_mapping"], 256)
-        expected["block_numbers"] = np.add(expected["block_numbers"], 1)
-        expected.pop("block_table_padded_minus_one_width", None)
-        assert_step(steps[step], expected)
 
 
 def test_a_decodes_tables_are_as_wide_as_the_longest_and_padded_with_minus_one():

@@ -56,8 +56,7 @@ FAILURES = {
     # What kind of step, and counts over steps.
     "GeeeekExplorer/nano-vllm#212: during a chunk the key length was that of the whole prompt": TRACES,
     "GeeeekExplorer/nano-vllm#144: a phase flag said decode for a request that had to be computed again": TRACES,
-    "vllm-project/vllm#47381: verification and prompt chunks were distinguished by their length alone":
-        "test_blocks_and_ranks::test_decode_first_puts_every_decode_before_every_prompt_chunk_and_is_stable",
+    "vllm-project/vllm#47381: verification and prompt chunks were distinguished by their length alone": TRACES,
     "NVIDIA/TensorRT-LLM#17811, InternLM/lmdeploy#4024: positions and lengths were counted twice": TRACES,
     "sgl-project/sglang#31218: after verification the cache was moved for tokens that had been rejected": TRACES,
     "NVIDIA/TensorRT-LLM: rows of different widths were reshaped into one rectangle, which shifted later rows": TRACES,

@@ -5,7 +5,7 @@ import pytest
 from scheduler_rig import Rig
 
 from foreword.batch import KVGroup, advance, prepare_inputs
-from foreword.errors import ConfigError, RequestError
+from foreword.errors import ConfigError
 
 
 @pytest.mark.smoke
@@ -178,18 +178,6 @@ def test_a_waiting_or_running_request_can_be_removed_at_any_time():
     assert not rig.scheduler.has_work
 
 
-def test_an_id_is_refused_while_it_is_in_use():
-    rig = Rig()
-    rig.add("a", 5)
-    with pytest.raises(RequestError, match="is in use"):
-        rig.add("a", 5)
-    rig.step()
-    with pytest.raises(RequestError, match="is in use"):
-        rig.add("a", 5)
-    rig.scheduler.remove("a")
-    rig.add("a", 5)
-
-
 def test_a_pool_smaller_than_one_request_is_refused_with_what_would_work():
     with pytest.raises(ConfigError, match=r"needs 17, .* max_model_len=60"):
         Rig(blocks=16)
@@ -201,17 +189,6 @@ def test_a_window_needs_less_of_the_pool():
     Rig(blocks=12, groups=window, max_num_batched_tokens=32)
     with pytest.raises(ConfigError):
         Rig(blocks=11, groups=window, max_num_batched_tokens=32)
-
-
-def test_a_prefix_hit_is_not_computed_again_and_is_reported():
-    rig = Rig(cache={"prefix_caching": True})
-    rig.add("a", 18, max_len=19)
-    rig.step()
-    b = rig.add("b", 18)
-    assert rig.step() == {"b": 1}
-    assert b.num_cached == 17
-    assert b.hit_report == "reused 17 of 18; the last token is always computed"
-    assert len(rig.plan.block_ops.copies) == 1
 
 
 def test_a_request_may_refuse_the_cache():
