@@ -1,19 +1,9 @@
-"""A model without weights: each output depends on all tokens before it, and every read of the cache is checked.
-
-A slot stores a hash of the whole token prefix up to its position. To compute a token, the hash of the prefix before it
-is read from the cache, and all slots that an attention kernel would read are compared with the expected hashes.
-
-A recurrent layer has no slots: it reads that hash from the block of the state before the step, and writes the hash
-after the step's last token to the block of the state after it. No other memory of a request is kept.
-"""
+"""A model without weights, whose outputs are known without an engine; `hash_model` says how it checks every read."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
-
-from foreword.batch import InputBatch, KVGroup, state_indices
-from foreword.executors import Capability, HostExecutor
+from hash_model import HashExecutor
 
 START = 12345
 
@@ -23,70 +13,24 @@ def following(prefix: int, token: int) -> int:
     return x ^ (x >> 29)
 
 
+def following_all(prefixes: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """`following` of each of uint64 [n] prefixes."""
+    multiples = prefixes * np.uint64(6364136223846793005) + tokens.astype(np.uint64) * np.uint64(1442695040888963407)
+    x = (multiples + np.uint64(1)) & np.uint64(2**63 - 1)
+    return x ^ (x >> np.uint64(29))
+
+
 def logits_after(prefix: int, vocab_size: int) -> np.ndarray:
     return np.random.default_rng(prefix).normal(size=vocab_size).astype(np.float32) * 2
 
 
-class OracleExecutor(HostExecutor):
-    capabilities = frozenset({Capability.RECURRENT_STATE, Capability.GRAMMAR})
+class OracleExecutor(HashExecutor):
+    """`HashExecutor` with these hashes and logits, whose outputs need no engine."""
 
-    def __init__(self, vocab_size: int, kv_groups: Sequence[KVGroup], num_blocks: int) -> None:
-        super().__init__()
-        self.vocab_size = vocab_size
-        self.groups = kv_groups
-        self.memory = [np.full((num_blocks, g.block_size), -1, np.int64) for g in kv_groups]
-        self.recurrent = [g for g, group in enumerate(kv_groups) if group.recurrent]
-        self.before: dict[int, int] = {}  # prefix → the prefix one token shorter
-        self.num_tokens = 0
-        self.num_steps = 0
+    start, following = np.uint64(START), staticmethod(following_all)
 
-    def copy_blocks(self, sources: np.ndarray, destinations: np.ndarray) -> None:
-        for memory in self.memory:
-            memory[destinations] = memory[sources]
-
-    def compute(self, batch: InputBatch, logits_indices: np.ndarray) -> np.ndarray:
-        self.num_steps += 1
-        self.num_tokens += batch.num_tokens
-        prefixes = np.zeros(batch.num_tokens, np.int64)
-        self.states = {g: state_indices(batch, g) for g in self.recurrent}
-        for b in range(batch.num_reqs):
-            start, stop = int(batch.query_start_loc[b]), int(batch.query_start_loc[b + 1])
-            computed = int(batch.num_computed_tokens[b])
-            prefix = self.read(batch, b, computed)
-            for t in range(start, stop):
-                shorter, prefix = prefix, following(prefix, int(batch.input_ids[t]))
-                self.before[prefix] = shorter
-                prefixes[t] = prefix
-                for memory, slots in zip(self.memory, batch.slot_mapping, strict=True):
-                    if slots[t] >= 0:
-                        memory.reshape(-1)[slots[t]] = prefix
-            for g, states in self.states.items():
-                self.memory[g][states.write[b], 0] = prefix
-        return np.stack([logits_after(int(prefixes[t]), self.vocab_size) for t in logits_indices])
-
-    def read(self, batch: InputBatch, b: int, computed: int) -> int:
-        """The prefix of ``computed`` tokens, after checking everything that the next token reads."""
-        if computed == 0:
-            return START
-        found = set()
-        for g, states in self.states.items():
-            block = int(states.read[b])
-            assert block > 0, "read of no state"
-            found.add(int(self.memory[g][block, 0]))
-        for group, memory, table in zip(self.groups, self.memory, batch.block_table, strict=True):
-            if group.recurrent:
-                continue
-            size, window = group.block_size, group.sliding_window
-            if window == 1:
-                continue
-            low = 0 if window is None else max(0, computed - window + 1)
-            values = [int(memory[table[b, p // size], p % size]) for p in range(low, computed)]
-            assert all(table[b, p // size] != 0 for p in range(low, computed)), "read of the null block"
-            for shorter, longer in pairwise(values):
-                assert self.before[longer] == shorter, f"request {batch.req_ids[b]}: wrong KV below {computed}"
-            found.add(values[-1])
-        assert len(found) == 1, f"request {batch.req_ids[b]}: groups disagree"
-        return found.pop()
+    def logits_after(self, prefixes: np.ndarray) -> np.ndarray:
+        return np.stack([logits_after(int(prefix), self.table.shape[1]) for prefix in prefixes])
 
 
 def plain_output(prompt: Sequence[int], choose, length: int, vocab_size: int) -> list[int]:

@@ -3,7 +3,6 @@
 import threading
 from random import Random
 
-import numpy as np
 import pytest
 from engine_rig import Guesser, OnStep, make_engine, run, run_through, token_ids
 from oracle_model import OracleExecutor
@@ -88,8 +87,8 @@ def test_a_failed_step_reaches_the_caller_and_the_engine_goes_on(async_schedulin
         def compute(self, batch, logits_indices):
             if self.num_steps in (1, 4):
                 self.num_steps += 1
-                for memory in self.memory:
-                    memory[:] = np.where(memory == -1, 77, memory)  # its writes are invalid
+                for memory in self.prefixes:
+                    memory[memory == 0] = 77  # its writes are invalid
                 raise MemoryError("no more memory")
             return super().compute(batch, logits_indices)
 

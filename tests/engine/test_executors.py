@@ -109,7 +109,7 @@ def test_a_batch_with_an_input_that_is_not_read_is_refused_before_anything_is_wr
     batch = prepare_inputs(states, {"plain": 3, "special": 3}, buffers, block_ops=BlockOps.of(copies=[(3, 2)]))
     with pytest.raises(PlanError, match=rf"Capability\.{capability.name}\).*request 'special'"):
         executor.launch(batch, Processors(states).step(sampling_metadata(batch)))
-    assert (executor.memory[0] == -1).all()
+    assert (executor.tokens[0] == -1).all()
     check_inputs(batch, EVERYTHING - set(INPUTS) | {capability})
     check_inputs(prepare_inputs(states, {"plain": 3}, buffers), frozenset())
 

@@ -41,6 +41,7 @@ def logits_after(table: np.ndarray, prefixes: np.ndarray) -> np.ndarray:
 
 class HashExecutor(HostExecutor):
     capabilities = frozenset({Capability.RECURRENT_STATE, Capability.GRAMMAR})
+    start, following = START, staticmethod(following)
 
     def __init__(self, vocab_size: int, kv_groups: Sequence[KVGroup], num_blocks: int) -> None:
         super().__init__()
@@ -49,6 +50,9 @@ class HashExecutor(HostExecutor):
         self.prefixes = [np.zeros((num_blocks, g.block_size), np.uint64) for g in kv_groups]
         self.tokens = [np.full((num_blocks, g.block_size), -1, np.int32) for g in kv_groups]
         self.num_steps = self.num_tokens = 0
+
+    def logits_after(self, prefixes: np.ndarray) -> np.ndarray:
+        return logits_after(self.table, prefixes)
 
     def copy_blocks(self, sources: np.ndarray, destinations: np.ndarray) -> None:
         for memory in (*self.prefixes, *self.tokens):
@@ -66,7 +70,7 @@ class HashExecutor(HostExecutor):
         for j in range(int(lengths.max())):
             rows = (lengths > j).nonzero()[0]
             at = starts[rows] + j
-            prefix[rows] = after[at] = following(prefix[rows], ids[at])
+            prefix[rows] = after[at] = self.following(prefix[rows], ids[at])
         for g, group in enumerate(self.groups):
             if group.recurrent:
                 self.prefixes[g][states[g].write[: batch.num_reqs], 0] = prefix
@@ -75,13 +79,13 @@ class HashExecutor(HostExecutor):
             written = slots >= 0
             self.prefixes[g].reshape(-1)[slots[written]] = after[written]
             self.tokens[g].reshape(-1)[slots[written]] = ids[written]
-        return logits_after(self.table, after[logits_indices])
+        return self.logits_after(after[logits_indices])
 
     def _read(self, batch: InputBatch, states: dict[int, np.ndarray]) -> np.ndarray:
         """The hash [B] of each request's computed tokens, after checking everything that its next token reads."""
         B = batch.num_reqs
         computed = batch.num_computed_tokens[:B].astype(np.int64)
-        prefix = np.full(B, START)
+        prefix = np.full(B, self.start)
         longest = int(computed.max())
         if not longest:
             return prefix
@@ -103,8 +107,8 @@ class HashExecutor(HostExecutor):
             slots = blocks * size + positions % size
             held, tokens = self.prefixes[g].reshape(-1).take(slots), self.tokens[g].reshape(-1).take(slots)
             before = np.empty_like(held)
-            before[:, 0], before[:, 1:] = START, held[:, :-1]
-            wrong = following(before, tokens) != held
+            before[:, 0], before[:, 1:] = self.start, held[:, :-1]
+            wrong = self.following(before, tokens) != held
             wrong[:, 1:] &= reads[:, :-1]  # the first token of a window has no hash before it
             wrong |= blocks == 0
             wrong &= reads
