@@ -15,6 +15,16 @@ def options(function):
             yield (given or [f"--{name.replace('_', '-')}"])[0], {kind, *get_args(kind)}
 
 
+def assert_refused(call, command, words, tried):
+    """Every (words, option, value) ends with status 2 and names its option; ``call`` returns the status and the error."""
+    for _, option, value in tried:
+        status, error = call(*command, *words, option, value)
+        assert status == 2, (option, value)
+        assert "Traceback" not in error
+        assert "none.gguf" not in error, (option, value)
+        assert option in error or option[2:].replace("-", "_") in error or "CostModel" in error, error
+
+
 def numbers(commands):
     """(words, option, value) for each option of these commands that takes a number, and values that are none or out of
     any range.

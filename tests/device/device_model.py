@@ -1,7 +1,5 @@
 """A decoder over the rows on a device: torch's products between the kernels of keys and attention."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch.nn.functional import silu

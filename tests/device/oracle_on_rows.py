@@ -1,7 +1,5 @@
 """The oracle model of the engine's tests on a device: each token is computed from what the slots before it hold."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from oracle_model import START, following, logits_after

@@ -1,7 +1,5 @@
 """Adapters, prompt embeddings, M-RoPE and number formats on the kernels, against other executors of the same model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

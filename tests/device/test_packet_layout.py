@@ -1,7 +1,5 @@
 """The parts of a packet that the native module writes, by the names that the kernels read them with."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs, resolve

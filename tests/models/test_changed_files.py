@@ -1,7 +1,5 @@
 """Model files that change while they are in use: an error while they are read, and no effect after that."""
 
-from __future__ import annotations
-
 import json
 import os
 

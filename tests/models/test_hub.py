@@ -1,7 +1,5 @@
 """Models of the Hugging Face hub, with a hub of the test's own in place of the library."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from types import ModuleType, SimpleNamespace

@@ -1,7 +1,5 @@
 """Tiny random Whispers of windows of one second, with a tokenizer of bytes, languages, tasks and timestamps."""
 
-from __future__ import annotations
-
 from io import BytesIO
 
 import numpy as np

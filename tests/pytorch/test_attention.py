@@ -1,7 +1,5 @@
 """Paged attention in torch against dense attention in float64 over each request's whole history."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

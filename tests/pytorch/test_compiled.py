@@ -1,7 +1,5 @@
 """The torch executor through torch.compile: the same logits and tokens. Takes a minute of a compiler."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

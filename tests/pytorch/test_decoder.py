@@ -1,7 +1,5 @@
 """The torch executor of decoders against a plain forward pass in float64, and in engines."""
 
-from __future__ import annotations
-
 import tracemalloc
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The default model on the torch executor: its tokens in half precision, and its memory."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

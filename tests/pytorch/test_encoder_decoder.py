@@ -1,7 +1,5 @@
 """Encoder–decoders of transformers: the tokens of transformers' own generate, alone and among others."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra foreword[torch]")

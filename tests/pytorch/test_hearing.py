@@ -1,7 +1,5 @@
 """A model of transformers that hears: equal to transformers' own generate."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra foreword[torch]")

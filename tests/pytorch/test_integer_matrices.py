@@ -1,7 +1,5 @@
 """Weights of 8 and 4 bits on PyTorch: the logits of the rounded weights, in the memory of their integers."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Whisper: the tokens and segments of transformers' own generate, with all rules of its generation config."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra foreword[torch]")

@@ -1,7 +1,5 @@
 """Models of transformers as an executor: equal to Foreword's own executors, or refused with the reason."""
 
-from __future__ import annotations
-
 import gc
 import json
 import weakref

@@ -1,7 +1,5 @@
 """Adapters and pooling of models of transformers: equal to PEFT, and to the model's own hidden states."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Models of transformers through torch.compile: the same tokens. Takes a minute of a compiler."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """Memory of models of transformers: weights, the KV cache, and a fifth more."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

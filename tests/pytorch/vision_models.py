@@ -1,7 +1,5 @@
 """Tiny random models of transformers that see or hear, each saved with a processor and a tokenizer of bytes."""
 
-from __future__ import annotations
-
 import base64
 import json
 from io import BytesIO

@@ -5,6 +5,7 @@ import contextlib
 import json
 import re
 import socket
+import threading
 import time
 from urllib.parse import urlsplit
 

@@ -3,8 +3,6 @@
 python tests/structured/schemas.py --outputs 1000
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """Grammars on llguidance: what is allowed after which tokens, against lists of all texts that are allowed."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from random import Random

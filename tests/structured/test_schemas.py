@@ -1,7 +1,5 @@
 """JSON schemas: what a grammar accepts is valid, by an independent validator; and so are a real model's outputs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

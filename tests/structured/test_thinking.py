@@ -1,7 +1,5 @@
 """A free first part of the output, its end, and its budget."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

@@ -1,7 +1,5 @@
 """The tokens of forced text, in each form of vocabulary."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
