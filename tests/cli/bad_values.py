@@ -16,7 +16,7 @@ def options(function):
 
 
 def assert_refused(call, command, words, tried):
-    """Every (words, option, value) ends with status 2 and names its option; ``call`` returns the status and the error."""
+    """Every (words, option, value) ends with status 2 and names its option; ``call`` returns the status and error."""
     for _, option, value in tried:
         status, error = call(*command, *words, option, value)
         assert status == 2, (option, value)
