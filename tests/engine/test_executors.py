@@ -138,7 +138,7 @@ def test_a_batch_whose_kv_groups_the_executor_cannot_read_is_refused_before_anyt
     executor = Plain(V, [KVGroup(4), KVGroup(4)], 4)
     with pytest.raises(PlanError, match=rf"Capability\.{capability.name}\).*kv_groups\[1\]"):
         executor.launch(batch, Processors(states).step(sampling_metadata(batch)))
-    assert (executor.memory[0] == -1).all()
+    assert (executor.tokens[0] == -1).all()
     check_inputs(batch, frozenset({capability}))
 
 
