@@ -1,5 +1,7 @@
 """Every setting is checked by its declaration, and None, sizes and names of other systems are understood."""
 
+from __future__ import annotations  # the types of settings are texts
+
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
