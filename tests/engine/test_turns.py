@@ -9,7 +9,7 @@ from foreword.engine.turns import Turns
 
 def test_a_client_waits_for_one_function_of_every_other_client():
     turns, began, begin, order = Turns[None]("test"), Event(), Event(), []
-    first = turns.submit("many", lambda: began.set() or begin.wait(30) and None)
+    first = turns.submit("many", lambda: began.set() or (begin.wait(30) and None))
     assert began.wait(30)
     waiting = [turns.submit("many", lambda i=i: order.append(f"many {i}")) for i in range(4)]
     waiting += [turns.submit(name, lambda name=name: order.append(name)) for name in ("one", "other")]
