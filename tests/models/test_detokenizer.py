@@ -163,6 +163,20 @@ def test_text_that_follows_a_prompt_keeps_its_first_space():
     assert streamed(SENTENCE_PIECE, ids, (), continues=True) == [" hello", ""]
 
 
+@pytest.mark.parametrize(
+    ("bytes_of_output", "text"),
+    [(b"\x99\x82!", "🙂!"), (b"a", "a"), (b"\x99a", "a"), (b"\x99", ""), (b"", ""), (b" \x99", " \ufffd")],
+)
+def test_a_character_that_the_prompt_begins_is_completed_or_left_to_the_prompt(bytes_of_output, text):
+    def ids(raw):
+        return [BYTE_LEVEL.backend.token_to_id(vocabularies.BYTES[byte]) for byte in raw]
+
+    prompt = [*BYTE_LEVEL.encode("hello "), *ids("🙂".encode()[:2])]
+    for cuts in (range(8), ()):
+        options = {"continues": True, "prompt": np.array(prompt, np.int32)}
+        assert "".join(streamed(BYTE_LEVEL, ids(bytes_of_output), cuts, **options)) == text
+
+
 def test_only_the_first_of_many_spaces_is_dropped():
     assert SENTENCE_PIECE.decode(SENTENCE_PIECE.encode("   a  ")) == "   a  "
 

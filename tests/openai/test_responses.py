@@ -42,6 +42,17 @@ def chat_body(*completions, **fields):
     return chat_completion(request, output(*completions, cached=1), Letters(), **NAMED)
 
 
+def test_an_echo_leaves_out_half_a_character_that_the_output_completes():
+    def text(token_ids, written):
+        choice = SimpleNamespace(**{**vars(completed()), "token_ids": token_ids, "text": written})
+        outputs = SimpleNamespace(**{**vars(output(choice, prompt=None)), "prompt_token_ids": [1, 30]})
+        return text_body([outputs], echo=True)["choices"][0]["text"]
+
+    assert text([73], "é") == "aé"
+    assert text([3], "c") == "a\ufffdc"
+    assert text([], "") == "a\ufffd"
+
+
 def text_body(outputs, **fields):
     return text_completion(parse_completion({"prompt": "ab", **fields}), outputs, Letters(), **NAMED)
 

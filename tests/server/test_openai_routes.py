@@ -81,6 +81,17 @@ def test_echo_and_log_probabilities_are_the_same_in_a_stream(server):
     assert whole["logprobs"]["text_offset"] == list(range(8))
 
 
+@pytest.mark.parametrize(("written", "text"), [("é", "aé"), ("a", "a\ufffda")])
+def test_half_a_character_of_a_prompt_is_completed_also_in_an_echo(server, written, text):
+    a, half, *_ = server.post("/tokenize", {"prompt": "aé"}).json()["tokens"]
+    *_, token = server.post("/tokenize", {"prompt": written}).json()["tokens"]
+    body = {"prompt": [a, half], "max_tokens": 1, "temperature": 0, "logit_bias": {str(token): 100}}
+    for echo, whole in ((True, text), (False, text.removeprefix("a").removeprefix("\ufffd"))):
+        assert server.post("/v1/completions", {**body, "echo": echo}).json()["choices"][0]["text"] == whole
+        frames = server.frames("/v1/completions", {**body, "echo": echo})
+        assert "".join(frame["choices"][0]["text"] for frame in frames) == whole
+
+
 def test_log_probabilities_of_a_chat_are_the_same_in_a_stream(server):
     body = {"messages": HI, "max_tokens": 4, "temperature": 0, "logprobs": True, "top_logprobs": 2}
     server.post("/v1/chat/completions", body)  # both find the prompt cached: NumPy's last bits depend on the shapes

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, Unpack, cast
 
 import numpy as np
 
+from foreword.arrays import I32
 from foreword.batch import CheckedParams, CheckedPrompt, PoolingParams, PromptInputs, RequestStates, SamplingParams
 from foreword.cache import prefix_keys, with_adapter
 from foreword.engine.loras import Loras
@@ -38,7 +39,12 @@ class Tokenizer(Protocol):
     def encode(self, text: str, add_special_tokens: bool = True, *, max_tokens: int | None = None) -> list[int]: ...
 
     def detokenizer(
-        self, skip_special_tokens: bool = True, *, continues: bool = False, spaces_between_special_tokens: bool = True
+        self,
+        skip_special_tokens: bool = True,
+        *,
+        continues: bool = False,
+        prompt: Sequence[int] = (),
+        spaces_between_special_tokens: bool = True,
     ) -> Detokenizer: ...
 
 
@@ -237,7 +243,7 @@ class Intake:
         logprobs = 0 if params.logprobs is None and count > params.n else params.logprobs
         make_text = None
         if self._tokenizer is not None and params.detokenize:
-            make_text = partial(_text_stream, self._tokenizer, params)
+            make_text = partial(_text_stream, self._tokenizer, params, group.prompt.token_ids)
         group.completions = []
         for index in range(count):
             prompt_logprobs = params.prompt_logprobs if index == 0 else None
@@ -321,8 +327,11 @@ def _check_pooled(request_id: str, params: PoolingParams, prompt: CheckedPrompt,
         raise RequestError(request_id, "grammar", grammar, "a pooling request has no tokens", "Leave it out.")
 
 
-def _text_stream(tokenizer: Tokenizer, params: SamplingParams) -> TextStream:
+def _text_stream(tokenizer: Tokenizer, params: SamplingParams, prompt: I32) -> TextStream:
     detokenizer = tokenizer.detokenizer(
-        params.skip_special_tokens, continues=True, spaces_between_special_tokens=params.spaces_between_special_tokens
+        params.skip_special_tokens,
+        continues=True,
+        spaces_between_special_tokens=params.spaces_between_special_tokens,
+        prompt=prompt,
     )
     return TextStream(detokenizer, params.stop_strings, include_stop=params.include_stop_str_in_output)

@@ -5,22 +5,22 @@ A token stands for bytes, not characters: one character may be spread over sever
     text(ids) = UTF-8( b"".join(token_bytes[i] for i in ids) ), each maximal invalid part replaced by U+FFFD,
 
 without the first space where the vocabulary puts one before every text ("▁Hello"). Streaming follows the same rule:
-the pieces always join to the text decoded at once.
+the pieces always join to the text decoded at once. A character that a prompt leaves incomplete belongs to the output
+if the output completes it, else to the prompt, as U+FFFD.
 """
 
 from __future__ import annotations
 
-import codecs
 import json
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import tokenizers
 
+from foreword import utf8
 from foreword.errors import ModelError
 
-_DECODER = codecs.getincrementaldecoder("utf-8")
 # Byte-level vocabularies write a byte as one printable character: itself if printable, else the next from U+0100.
 _PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
 _HIDDEN = [byte for byte in range(256) if byte not in set(_PRINTABLE)]
@@ -34,8 +34,9 @@ class TokenBytes:
     ModelError for any other. The bytes of each token are computed on first use and cached.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        self._id_to_token = backend.id_to_token
+    def __init__(self, backend: tokenizers.Tokenizer, repeated: Mapping[int, str] | None = None) -> None:
+        """repeated: texts of ids that the backend lacks."""
+        self._id_to_token, self._repeated = backend.id_to_token, repeated or {}
         self._added = backend.get_added_tokens_decoder()
         self._known: dict[int, bytes] = {}
         decoder = None if backend.decoder is None else json.loads(backend.decoder.__getstate__())
@@ -59,7 +60,7 @@ class TokenBytes:
     def _compute(self, token_id: int) -> bytes:
         if token_id in self._added and self._rule.keeps_added_tokens:
             return self._added[token_id].content.encode()
-        token = self._id_to_token(token_id)
+        token = self._repeated.get(token_id) or self._id_to_token(token_id)
         return b"" if token is None else self._rule.to_bytes(token)
 
 
@@ -68,10 +69,11 @@ class Detokenizer:
 
     Each push costs O(its tokens) and emits complete characters only; up to 3 bytes of an incomplete one are kept for
     the next push. ``hidden`` tokens add nothing. ``continues`` keeps the first space, for text that follows a prompt.
+    ``unfinished``: the beginning of a character that the prompt ends with.
     Without ``added_spaces`` an added token directly behind another one adds its own text, without a space before it.
     """
 
-    __slots__ = ("_added_spaces", "_after_added", "_decode", "_hidden", "_skip_space", "_token_bytes")
+    __slots__ = ("_added_spaces", "_after_added", "_decode", "_hidden", "_skipped", "_token_bytes")
 
     def __init__(
         self,
@@ -80,12 +82,15 @@ class Detokenizer:
         hidden: Collection[int] = (),
         continues: bool = False,
         added_spaces: bool = True,
+        unfinished: bytes = b"",
     ) -> None:
         self._added_spaces, self._after_added = added_spaces, False
         self._token_bytes = token_bytes
         self._hidden = hidden
-        self._skip_space = token_bytes.skips_first_space and not continues
-        self._decode = _DECODER("replace").decode
+        self._decode = utf8.decoder("replace").decode
+        self._decode(unfinished)
+        # What the text does not begin with: the sign of a character of the prompt that the output did not complete.
+        self._skipped = utf8.INVALID if unfinished else " " if token_bytes.skips_first_space and not continues else ""
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The characters completed by these tokens, "" if none."""
@@ -105,9 +110,8 @@ class Detokenizer:
         return added if added is not None and was_added else self._token_bytes[token_id]
 
     def _emit(self, text: str) -> str:
-        if self._skip_space and text:
-            self._skip_space = False
-            return text.removeprefix(" ")
+        if self._skipped and text:
+            text, self._skipped = text.removeprefix(self._skipped), ""
         return text
 
 

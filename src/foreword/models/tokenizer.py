@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import tokenizers
 
+from foreword import utf8
 from foreword.errors import ModelError, RequestError
 from foreword.models.detokenizer import Detokenizer, TokenBytes
 from foreword.models.text_bounds import TextBound
@@ -32,7 +33,8 @@ class Tokenizer:
         self._chat_sources, self._special_tokens = parts.chat_templates, parts.special_tokens
         self.response_template = parts.response_template
         self._renderers: dict[str, Callable[..., str]] = {}
-        self._token_bytes = TokenBytes(self.backend)
+        self._token_bytes = TokenBytes(self.backend, parts.repeated)
+        self._num_repeated = len(parts.repeated)
         added = self.backend.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self.special_token_ids = {token.content: i for i, token in added.items() if token.special}
@@ -52,7 +54,7 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         """The number of token ids. A model's logits may be wider because of padding."""
-        return self.backend.get_vocab_size(with_added_tokens=True)
+        return self.backend.get_vocab_size(with_added_tokens=True) + self._num_repeated
 
     def encode(
         self, text: str, add_special_tokens: bool = True, *, parse_special: bool = True, max_tokens: int | None = None
@@ -105,12 +107,21 @@ class Tokenizer:
             raise RequestError(None, "token_ids", token_ids, reason, fix) from None
 
     def detokenizer(
-        self, skip_special_tokens: bool = True, *, continues: bool = False, spaces_between_special_tokens: bool = True
+        self,
+        skip_special_tokens: bool = True,
+        *,
+        continues: bool = False,
+        prompt: Sequence[int] = (),
+        spaces_between_special_tokens: bool = True,
     ) -> Detokenizer:
-        """An incremental decoder; ``continues``: the text follows a prompt, so its first space is kept."""
+        """Return an incremental decoder. ``continues``: the text follows a prompt, so its first space is kept.
+        ``prompt``: the tokens before the text, which may complete their last character.
+        """
         hidden = self._special_ids if skip_special_tokens else ()
-        spaces = spaces_between_special_tokens
-        return Detokenizer(self._token_bytes, hidden=hidden, continues=continues, added_spaces=spaces)
+        unfinished, spaces = utf8.unfinished(self.token_bytes, prompt), spaces_between_special_tokens
+        return Detokenizer(
+            self._token_bytes, hidden=hidden, continues=continues, unfinished=unfinished, added_spaces=spaces
+        )
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token adds to the text, special or not, possibly part of a character. b"" for an unknown id."""

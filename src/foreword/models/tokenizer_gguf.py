@@ -1,21 +1,23 @@
 """Tokenizers from the vocabulary in GGUF metadata.
 
 The file holds tokens, their types and either merges (byte-level BPE) or scores (SentencePiece); of the pre-tokenizer
-it holds only the name. A wrong pre-tokenizer still gives plausible ids, so an unknown name is an error.
+it holds only the name. A wrong pre-tokenizer still gives plausible ids, so an unknown name is an error, and a file
+without a name gets a warning unless its vocabulary is well known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from itertools import repeat
 
 import numpy as np
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 from foreword.errors import ModelError
 from foreword.models.files import T, typed_value
+from foreword.models.pre_tokenizers import PRESETS, Preset, preset_of_vocabulary
 from foreword.models.tokenizer_parts import TokenizerParts, panics_caught, turn_ends
 
 
@@ -23,54 +25,6 @@ class _Type(IntEnum):
     """Values of tokenizer.ggml.token_type."""
 
     NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
-
-
-@dataclass(frozen=True, slots=True)
-class _Preset:
-    """The pre-tokenizer of a byte-level vocabulary, and the defaults that come with its name."""
-
-    pre_tokenizer: Callable[[], pre_tokenizers.PreTokenizer]
-    nfc: bool = False
-    whole_words_first: bool = False  # a word that is a token is not built by merges
-    add_bos: bool = False
-
-
-def _gpt2() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-
-
-def _digits_then_gpt2() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
-
-
-def _by_pattern(num_digits: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
-    """Contractions, words with one leading symbol, runs of ``num_digits`` digits, punctuation, line ends, spaces."""
-    pattern = (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + num_digits + r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
-        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-    )
-    return lambda: pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(pattern), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-
-
-_LLAMA3 = _Preset(_by_pattern("{1,3}"), whole_words_first=True, add_bos=True)
-_SMOLLM = _Preset(_digits_then_gpt2)
-_GPT2 = _Preset(_gpt2)
-_PRESETS = {  # by tokenizer.ggml.pre
-    "default": _GPT2,
-    "gpt-2": _GPT2,
-    "llama-bpe": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "llama3": _LLAMA3,
-    "qwen2": _Preset(_by_pattern(""), nfc=True),
-    "refact": _SMOLLM,
-    "smollm": _SMOLLM,
-    "starcoder": _SMOLLM,
-}
 
 
 def build_from_gguf(metadata: Mapping[str, object]) -> TokenizerParts:
@@ -99,7 +53,10 @@ def build_from_gguf(metadata: Mapping[str, object]) -> TokenizerParts:
     ends = [i for i in (ids["eos"], ids["eot"], ids["eom"], *turn_ends(backend)) if i is not None]
     named = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     special = {key: tokens[i] for key, name in named.items() if (i := ids[name]) is not None}
-    return TokenizerParts(backend, ids["bos"], tuple(dict.fromkeys(ends)), _chat_templates(metadata), special)
+    templates = _chat_templates(metadata)
+    return TokenizerParts(
+        backend, ids["bos"], tuple(dict.fromkeys(ends)), templates, special, repeated=_repeated(tokens)
+    )
 
 
 def _flagged(metadata: Mapping[str, object], key: str, default: bool, token_id: int | None) -> list[int]:
@@ -109,15 +66,9 @@ def _flagged(metadata: Mapping[str, object], key: str, default: bool, token_id: 
 
 def _byte_level(metadata: Mapping[str, object], tokens: list[str], types: Sequence[int]) -> tuple[Tokenizer, bool]:
     """The backend, and whether a text begins with the bos token by default."""
-    pre = _get(metadata, "pre", str, "default")
-    preset = _PRESETS.get(pre)
-    if preset is None:
-        raise ModelError(
-            f"metadata tokenizer.ggml.pre is {pre!r}, a pre-tokenizer that is not supported; supported are "
-            f"{', '.join(_PRESETS)}. Use the model's directory with its tokenizer.json"
-        )
+    preset = _preset(metadata, tokens)
     merges = list(map(tuple, map(str.split, _list(metadata, "merges"), repeat(" "))))
-    vocabulary = dict(zip(tokens, range(len(tokens)), strict=True))
+    vocabulary = _first_ids(tokens)
     # Building from lists takes half the time of building from JSON.
     backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=preset.whole_words_first))  # type: ignore[arg-type]
     if preset.nfc:
@@ -127,13 +78,46 @@ def _byte_level(metadata: Mapping[str, object], tokens: list[str], types: Sequen
     return backend, preset.add_bos
 
 
+def _preset(metadata: Mapping[str, object], tokens: list[str]) -> Preset:
+    """Return the pre-tokenizer that the file names, else the one of its vocabulary, else, with a warning, llama.cpp's
+    default. ModelError for a name that is not supported.
+    """
+    pre = _get(metadata, "pre", str, "") or preset_of_vocabulary(tokens)
+    if pre is None:
+        reason = "the model's file does not name its pre-tokenizer (tokenizer.ggml.pre), and its vocabulary is unknown"
+        effect = "its texts are split by the rule 'default', which is wrong for most models: outputs may be poor"
+        fix = "Convert the model again, or add the name with `gguf-new-metadata --pre-tokenizer NAME`"
+        warnings.warn(f"{reason}; {effect}. {fix}", stacklevel=2)
+        pre = "default"
+    if pre not in PRESETS:
+        raise ModelError(
+            f"metadata tokenizer.ggml.pre is {pre!r}, a pre-tokenizer that is not supported; supported are "
+            f"{', '.join(PRESETS)}. Use the model's directory with its tokenizer.json"
+        )
+    return PRESETS[pre]
+
+
+def _first_ids(tokens: list[str]) -> dict[str, int]:
+    """Return the id of each text: of equal ones the first."""
+    last = len(tokens) - 1
+    return dict(zip(reversed(tokens), range(last, -1, -1), strict=True))
+
+
+def _repeated(tokens: list[str]) -> dict[int, str]:
+    """Return the text of each id whose text also has an id before it."""
+    first = _first_ids(tokens)
+    if len(first) == len(tokens):
+        return {}
+    return {i: token for i, token in enumerate(tokens) if first[token] != i}
+
+
 def _sentence_piece(metadata: Mapping[str, object], tokens: list[str], types: Sequence[int]) -> tuple[Tokenizer, bool]:
     # Some files write user-defined runs of spaces as " ", where the vocabulary uses "▁".
     for i in np.flatnonzero(np.asarray(types) == _Type.USER_DEFINED).tolist():
         tokens[i] = tokens[i].replace(" ", "▁")
     scores = _numbers(metadata, "scores", len(tokens))
     unknown = _token_id(metadata, "unknown", len(tokens))
-    vocabulary = dict(zip(tokens, range(len(tokens)), strict=True))
+    vocabulary = _first_ids(tokens)
     merges = _merges(vocabulary, tokens, types, scores)
     backend = Tokenizer(
         models.BPE(

@@ -13,7 +13,10 @@ _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|eot|>")
 
 @dataclass(frozen=True, slots=True)
 class TokenizerParts:
-    """The parts of a `foreword.models.tokenizer.Tokenizer`."""
+    """The parts of a `foreword.models.tokenizer.Tokenizer`.
+
+    repeated: texts of ids that the backend does not have, because ids before them have the same texts.
+    """
 
     backend: tokenizers.Tokenizer
     bos_id: int | None = None
@@ -21,6 +24,7 @@ class TokenizerParts:
     chat_templates: Mapping[str, str] = field(default_factory=dict)
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     response_template: object = None
+    repeated: Mapping[int, str] = field(default_factory=dict)
 
 
 def turn_ends(backend: tokenizers.Tokenizer) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, Protocol, TypedDict, Unpack
 
+from foreword import utf8
 from foreword.engine import CompletionOutput, RequestOutput
 from foreword.errors import ForewordError, RequestError
 from foreword.messages import Message
@@ -58,7 +59,7 @@ def text_completion(
     choices = [
         {
             "index": 0,
-            "text": prompt_text(request, output, tokens) + completion.text,
+            "text": prompt_text(request, output, completion, tokens) + completion.text,
             "logprobs": text_logprobs(
                 completion.token_ids,
                 completion.logprobs,
@@ -179,9 +180,21 @@ def _by_text(found: TokenLogprobs, tokens: Tokens) -> dict[str, float]:
     return largest
 
 
-def prompt_text(request: CompletionRequest, output: RequestOutput, tokens: Tokens) -> str:
-    """What a completion's text begins with."""
-    return text_of_prompt(output, tokens) if request.echo else ""
+def prompt_text(request: CompletionRequest, output: RequestOutput, completion: CompletionOutput, tokens: Tokens) -> str:
+    """Return what a completion's text begins with, without a character that the completion completes."""
+    if not request.echo:
+        return ""
+    if output.prompt is not None:
+        return output.prompt
+    text, unfinished = (
+        tokens.decode(output.prompt_token_ids),
+        utf8.unfinished(tokens.token_bytes, output.prompt_token_ids),
+    )
+    if unfinished:
+        new = b"".join(map(tokens.token_bytes, completion.token_ids[: utf8.LONGEST]))
+        if not _text(unfinished + new).startswith(utf8.INVALID):
+            return text.removesuffix(utf8.INVALID)
+    return text
 
 
 def text_of_prompt(output: RequestOutput, tokens: Tokens) -> str:

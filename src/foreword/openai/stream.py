@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from json.encoder import encode_basestring
 from typing import Any, Unpack
 
+from foreword import utf8
 from foreword.engine import CompletionOutput, RequestOutput
 from foreword.messages import ArgumentsDelta, CallStart, ContentDelta, Event, ReasoningDelta
 from foreword.openai.frames import AnswerStream
@@ -94,6 +95,7 @@ class CompletionStream(AnswerStream[RequestOutput]):
         self._chunks = Chunks("text_completion", "cmpl", named, include_usage=request.include_usage)
         self._request, self._tokens = request, tokens
         self._offsets: dict[int, int] = {}  # of the choices that have begun: characters of their tokens so far
+        self._has_text: set[int] = set()  # choices whose text has begun
         self._ended: set[int] = set()
         self._outputs: dict[int, RequestOutput] = {}
 
@@ -113,7 +115,9 @@ class CompletionStream(AnswerStream[RequestOutput]):
         if is_first:
             echoes = self._request.echo
             self._offsets[index] = 0 if echoes else len(text_of_prompt(output, self._tokens))
-            text = prompt_text(self._request, output, self._tokens) + text
+        if index not in self._has_text and (text or reason is not None or not self._may_complete(output)):
+            self._has_text.add(index)
+            text = prompt_text(self._request, output, completion, self._tokens) + text
         found = text_logprobs(
             completion.new_token_ids,
             completion.new_logprobs,
@@ -129,6 +133,11 @@ class CompletionStream(AnswerStream[RequestOutput]):
         if reason is not None:
             self._ended.add(index)
         return self._chunks.chunk(index, f'"text":{encode_basestring(text)}', found, reason)
+
+    def _may_complete(self, output: RequestOutput) -> bool:
+        """Return whether the echo ends with half a character, which the output may complete."""
+        given = self._request.echo and output.prompt is None
+        return given and utf8.unfinished(self._tokens.token_bytes, output.prompt_token_ids) != b""
 
 
 def error_frame(body: Body) -> bytes:

@@ -1,0 +1,102 @@
+"""The pre-tokenizers of GGUF files: by name, by vocabulary, and as the tokenizers of the models have them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foreword.models.pre_tokenizers import PRESETS, preset_of_vocabulary
+from foreword.models.tokenizer import Tokenizer
+from models import vocabularies
+
+
+def words_of(tokenizer, text):
+    return [tokenizer.token_bytes(i).decode() for i in tokenizer.encode(text)]
+
+
+def without_name(**more):
+    metadata = vocabularies.byte_level(**more)
+    del metadata["tokenizer.ggml.pre"]
+    return metadata
+
+
+def test_a_file_without_a_pre_tokenizer_gets_a_warning_and_the_default():
+    with pytest.warns(UserWarning, match=r"tokenizer\.ggml\.pre.*outputs may be poor.*--pre-tokenizer NAME"):
+        tokenizer = Tokenizer.from_gguf(without_name())
+    assert words_of(tokenizer, "\n\n12") == ["\n", "\n", "12"]
+
+
+def test_the_default_pre_tokenizer_splits_off_symbols_and_groups_of_three_digits():
+    words = [word for word, _ in PRESETS["default"].pre_tokenizer().pre_tokenize_str("a, b 12345$$x")]
+    assert words == ["a", ",", "Ġb", "Ġ", "123", "45", "$$", "x"]
+
+
+@pytest.mark.parametrize(
+    ("token", "place", "pre"),
+    [("<|endoftext|>", 0, "smollm"), ("<|endoftext|>", 151643, "qwen2"), ("<|begin_of_text|>", 128000, "llama-bpe"),
+     ("<|endoftext|>", 1, None), ("<s>", 0, None)],
+)  # fmt: skip
+def test_a_well_known_vocabulary_tells_its_pre_tokenizer(token, place, pre):
+    assert preset_of_vocabulary(["a"] * place + [token]) == pre
+
+
+def test_a_well_known_vocabulary_needs_no_name():
+    tokenizer = Tokenizer.from_gguf(without_name(control=("<|endoftext|>", "<|im_end|>")))
+    assert words_of(tokenizer, "\n\n12") == ["\n\n", "1", "2"]
+
+
+PRE_TOKENIZERS = json.loads((Path(__file__).parents[1] / "data" / "models" / "pre_tokenizers.json").read_text())
+"""The pre-tokenizers in the tokenizer.json of public models, and the names that GGUF files have for them."""
+WORDS = st.text(st.sampled_from("aZé'sTlL 1٣½_-$/.,\t\r\n日テ한ǅʰ\u0301\u00a0\u3000🙂"), max_size=12)
+
+
+@pytest.mark.parametrize("model", PRE_TOKENIZERS)
+@given(text=WORDS)
+def test_a_name_stands_for_the_pre_tokenizer_of_its_model(model, text):
+    recorded = PRE_TOKENIZERS[model]
+    want = KNOWN[model].pre_tokenize_str(text)
+    for name in recorded["names"]:
+        assert PRESETS[name].pre_tokenizer().pre_tokenize_str(text) == want, name
+        assert PRESETS[name].nfc == (recorded["normalizer"] == {"type": "NFC"})
+
+
+def pre_tokenizer_of(recorded):
+    plain = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
+    return tokenizers.Tokenizer.from_str(
+        json.dumps({**plain, "pre_tokenizer": recorded["pre_tokenizer"]})
+    ).pre_tokenizer
+
+
+KNOWN = {model: pre_tokenizer_of(recorded) for model, recorded in PRE_TOKENIZERS.items()}
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "words"),
+    [
+        ("tekken", "HelloWorld12 it's", ["Hello", "World", "1", "2", "Ġit", "'s"]),
+        ("seed-coder", "x;\n\ny", ["x", ";", "ĊĊ", "y"]),
+        ("deepseek-coder", "ab\n12+3", ["ab", "Ċ", "1", "2", "+", "3"]),
+        ("smaug-bpe", "\n\n1234", ["ĊĊ", "123", "4"]),
+        ("stablelm2", "I'M 12", ["I", "'M", "Ġ", "1", "2"]),
+        ("command-r", "a12", ["a", "1", "2"]),
+        ("olmo", "a12", ["a", "12"]),
+    ],
+)
+def test_other_names_split_as_llama_cpp_does(pre, text, words):
+    assert [word for word, _ in PRESETS[pre].pre_tokenizer().pre_tokenize_str(text)] == words
+
+
+@pytest.mark.parametrize("repeated", ["hello", "he"])
+def test_of_equal_texts_the_first_id_is_encoded_and_every_id_decoded(repeated):
+    metadata = vocabularies.byte_level()
+    first = metadata["tokenizer.ggml.tokens"].index(repeated)
+    metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"], repeated]
+    metadata["tokenizer.ggml.token_type"] = np.append(metadata["tokenizer.ggml.token_type"], np.int32(1))
+    tokenizer, last = Tokenizer.from_gguf(metadata), len(metadata["tokenizer.ggml.tokens"]) - 1
+    assert tokenizer.encode(repeated) == [first]
+    assert tokenizer.decode([first, last]) == 2 * repeated
+    assert tokenizer.vocab_size == last + 1
