@@ -23,6 +23,7 @@ from models.tiny import random_tensors, write_model
 
 REFERENCE = json.loads(RECORD.read_text())
 ALL = {**FAMILIES, **ENCODER_FAMILIES}
+PER_LAYER_TYPE = {"gemma3_text", "modernbert"}  # whose types of layers have their own rotary embeddings
 LOADER = {"architectures", "model_type"}  # which choose the family
 PATH = Path("config.json")
 
@@ -72,8 +73,11 @@ def variants(model_type):
     tiny = [
         tiny["config"] for tiny in (*TINY.values(), *POOLING.values()) if tiny["config"]["model_type"] == model_type
     ]
-    yarn = {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}
-    for values in (base(model_type), base(model_type) | yarn, *tiny):
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}
+    if model_type in PER_LAYER_TYPE:
+        yarn = {"full_attention": yarn, "sliding_attention": yarn}
+    yarns = [] if model_type == "phi3" else [base(model_type) | {"rope_parameters": yarn}]
+    for values in (base(model_type), *yarns, *tiny):
         yield Config(PATH, values)
     if (family := FAMILIES.get(model_type)) and family.gguf:
         for values in (tiny["config"] for tiny in TINY.values()):
@@ -174,6 +178,38 @@ def test_rotary_parameters_are_computed_or_refused(tmp_path, kind):
             continue
         with pytest.raises(ModelError, match=rf"rotary parameters of type {kind}: {key} = 3\.5 is not supported"):
             load_model(make(tmp_path / key, "llama3", rope_parameters={**good, key: 3.5}))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("llama3", {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5 is not supported"),
+        (
+            "llama3",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor = 0.5 is not supported",
+        ),
+        (
+            "llama3",
+            {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            "rope_scaling has rope_type = 'linear', rope_parameters 'llama3'",
+        ),
+        ("llama3", {"rope_parameters": {"full_attention": {"rope_theta": 500.0}}}, "full_attention = .* not supported"),
+        ("gemma3", {"rope_parameters": {"rope_theta": 500.0}}, r"rope_parameters.rope_theta = 500.0 is not of a type"),
+        ("gemma3", {"attn_logit_softcapping": 2.0}, "attn_logit_softcapping = 2.0 is not supported"),
+        ("phi3", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_type 'linear' is not supported"),
+        ("mixtral", {"norm_topk_prob": False}, "norm_topk_prob = False is not supported"),
+    ],
+)
+def test_what_the_reference_of_a_family_does_not_compute_is_refused(tmp_path, name, changes, message):
+    with pytest.raises(ModelError, match=message):
+        load_model(make(tmp_path, name, **changes))
+
+
+def test_the_older_form_beside_an_equal_newer_one_changes_nothing(tmp_path):
+    newer = TINY["llama3"]["config"]["rope_parameters"]
+    plain = load_model(make(tmp_path / "newer", "llama3")).spec
+    assert load_model(make(tmp_path / "both", "llama3", rope_scaling=newer)).spec == plain
 
 
 def test_a_factor_without_a_type_of_scaling_is_refused(tmp_path):

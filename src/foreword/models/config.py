@@ -76,12 +76,17 @@ class Config:
     def check(self, *, strict: bool = False) -> None:
         """Raise ModelError for a value that ``keys`` say is not computed, and if ``strict`` for any other key."""
         for key in self.keys.values():
-            if key.values and (value := self.value(key.name)) is not None and value not in key.values:
-                raise self.refused(key.name, value)
+            if key.values and (value := self.value(key.name)) is not None:
+                self.check_computed(key.name, value)
         if strict:
             for name, value in self.values.items():
                 if value is not None and name not in self.keys:
                     raise self.refused(name, value)
+
+    def check_computed(self, key: str, value: object) -> None:
+        """Raise ModelError if ``keys`` say that this value of a key is not computed."""
+        if (values := self.keys[key].values) and value not in values:
+            raise self.refused(key, value)
 
     def refused(self, key: str, value: object) -> ModelError:
         """Return the error for a value that is not computed."""

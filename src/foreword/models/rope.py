@@ -13,15 +13,18 @@ from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.keys import Key, Keys, only, table
 from foreword.models.spec import RopeSpec
 
+ROTARY_DIM = "*.rope.dimension_count"
 ROPE_KEYS = (
     Key("rope_theta", 10000.0, gguf="rope.freq_base", gguf_default=10000.0),
     Key("rope_scaling"),
     Key("rope_parameters"),
-    Key("partial_rotary_factor", 1.0),
-    Key("rotary_dim", gguf="rope.dimension_count"),
+    only("partial_rotary_factor", 1.0),
+    Key(ROTARY_DIM, gguf="rope.dimension_count"),
     Key("original_max_position_embeddings"),
 )
 """Keys of a config that has a rotary embedding."""
+PARTIAL_ROTARY = Key("partial_rotary_factor", 1.0)
+"""Of a family that rotates a part of each head."""
 
 _SHARED = (
     *(Key(name) for name in ("rope_type", "type", "rope_theta", "partial_rotary_factor")),
@@ -56,7 +59,7 @@ ROPE_TYPES: Mapping[str, Keys] = {
 def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> RopeSpec:
     """The rotary embedding that ``parameters`` (rope_type, rope_theta and the values of the type) describe.
 
-    With base frequency f_j = theta^(−2j/d) for d = rotary_dim if given, else head_dim * partial_rotary_factor:
+    With base frequency f_j = theta^(−2j/d) for d = head_dim * partial_rotary_factor, or what a GGUF file has for it:
 
         default   f_j
         linear    f_j / factor
@@ -82,9 +85,10 @@ def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> R
     rules = Config(config.path, parameters, keys=ROPE_TYPES[kind], part=f"rotary parameters of type {kind}: ")
     rules.check(strict=True)
     part = rules.get("partial_rotary_factor", float, config.get("partial_rotary_factor", float))
+    config.check_computed("partial_rotary_factor", part)
     if not 0 < part <= 1:
         raise config.error(f"partial_rotary_factor = {part} is not above 0 and at most 1", USE_ITS_CONFIG)
-    dim = config.get("rotary_dim", int, int(head_dim * part))
+    dim = config.get(ROTARY_DIM, int, int(head_dim * part))
     if not 0 < dim <= head_dim or dim % 2:
         reason = f"the rotary part of a head has {dim} dimensions, not an even number above 0"
         raise config.error(reason, USE_ITS_CONFIG)
@@ -197,18 +201,31 @@ def _vector(rules: Config, key: str, length: int) -> F64:
     return np.asarray(values, np.float64)
 
 
-def rope_parameters(config: Config, layer_type: str = "full_attention") -> dict[str, Any]:
-    """Return the rotary parameters of a layer type: ``rope_parameters`` for all or per layer type, or the older pair
-    ``rope_theta`` and ``rope_scaling``, whose ``type`` ``su`` is longrope.
+def rope_parameters(config: Config, layer_type: str = "") -> dict[str, Any]:
+    """Return the rotary parameters of all layers, or of a type of layers where each has its own: ``rope_parameters``,
+    or the older pair ``rope_theta`` and ``rope_scaling``, whose ``type`` ``su`` is longrope. ModelError if both are
+    given and differ, and for parameters of all layers where each type has its own.
     """
-    found = _mapping(config, "rope_parameters")
-    own = {**_mapping(config, "rope_scaling"), **_mapping(Config(config.path, found), layer_type, found)}
+    found, older = _mapping(config, "rope_parameters"), _mapping(config, "rope_scaling")
+    if layer_type:
+        if other := sorted(found.keys() - _LAYER_TYPES):
+            reason = f"rope_parameters.{other[0]} = {found[other[0]]!r:.80} is not of a type of layers"
+            raise config.error(reason, f"Give {' and '.join(sorted(_LAYER_TYPES))}, each with its parameters")
+        found = _mapping(Config(config.path, found), layer_type)
+    own = found or older
+    for key, value in older.items():
+        if key not in own or own[key] != value:
+            reason = f"rope_scaling has {key} = {value!r:.80}, rope_parameters {own.get(key)!r:.80}"
+            raise config.error(reason, USE_ITS_CONFIG)
     kind = {} if own.get("type") is None else {"rope_type": "longrope" if own["type"] == "su" else own["type"]}
     return {"rope_theta": config.positive("rope_theta"), **kind, **own}
 
 
-def _mapping(config: Config, key: str, default: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-    value = config.value(key) or default or {}
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+
+def _mapping(config: Config, key: str) -> Mapping[str, Any]:
+    value = config.value(key) or {}
     if not isinstance(value, Mapping):
         raise config.error(f"{key} is {value!r:.80}, not an object", USE_ITS_CONFIG)
     return value

@@ -212,7 +212,8 @@ def num_layers(config: Config) -> int:
     return config.size("num_hidden_layers", most=4096)
 
 
-def rope(config: Config, layer_type: str = "full_attention") -> RopeSpec:
+def rope(config: Config, layer_type: str = "") -> RopeSpec:
+    """Return the rotary embedding of all layers, or of those of a type where types have their own."""
     return rope_spec(config, head_dim(config), rope_parameters(config, layer_type))
 
 

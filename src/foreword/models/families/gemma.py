@@ -27,13 +27,15 @@ def gemma2(config: Config) -> DecoderSpec:
     """Even layers slide, odd layers are full. Soft caps on attention scores and logits."""
     rotary = rope(config)
     layers = tuple(LayerSpec(rotary, window) for window in windows(config, lambda i: i % 2 == 0))
-    return decoder(config, "gemma2", layers, **_common(config, largest=46))
+    return decoder(
+        config, "gemma2", layers, **_common(config, largest=46), attn_softcap=_cap(config, "attn_logit_softcapping")
+    )
 
 
 def gemma3(config: Config) -> DecoderSpec:
     """Five sliding layers, then a full one; sliding layers have their own rotary base. Norms on q and k."""
     every = config.size("sliding_window_pattern", config.optional("_sliding_window_pattern", int))
-    full, local = rope(config), rope(_local(config), "sliding_attention")
+    full, local = rope(config, "full_attention"), rope(_local(config), "sliding_attention")
     layers = tuple(
         LayerSpec(full if window is None else local, window)
         for window in windows(config, lambda i: (i + 1) % every != 0)
@@ -58,7 +60,6 @@ def _common(config: Config, largest: int) -> dict[str, Any]:
         "act": "hidden_activation",
         "embedding_scale": math.sqrt(config.size("hidden_size")),
         "post_norms": True,
-        "attn_softcap": _cap(config, "attn_logit_softcapping"),
         "final_softcap": _cap(config, "final_logit_softcapping"),
     }
 
@@ -75,9 +76,8 @@ _NAMES = {
 }
 
 
-def _cap_keys(attn: float | None, final: float | None) -> list[Key]:
-    caps = (("attn_logit_softcapping", attn), ("final_logit_softcapping", final))
-    return [Key(name, default, gguf=name, gguf_default=default) for name, default in caps]
+def _cap_key(name: str, default: float | None = None) -> Key:
+    return Key(name, default, gguf=name, gguf_default=default)
 
 
 _COMMON = (
@@ -89,8 +89,9 @@ _COMMON = (
 _DEFAULTS = {"num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096, "tie_word_embeddings": True}
 _WINDOW, _LOCAL_THETA = "attention.sliding_window", "rope.freq_base_swa"
 _GEMMA2 = table(
-    *(_COMMON, _cap_keys(50.0, 30.0)),
+    _COMMON,
     [
+        *(_cap_key("attn_logit_softcapping", 50.0), _cap_key("final_logit_softcapping", 30.0)),
         Key("sliding_window", gguf=_WINDOW, gguf_default=4096),
         only_in_gguf(f"{_WINDOW}_pattern", 2),
         only_in_gguf(_LOCAL_THETA, None),
@@ -98,8 +99,10 @@ _GEMMA2 = table(
     **_DEFAULTS,
 )
 _GEMMA3 = table(
-    *(_COMMON, _cap_keys(None, None)),
+    _COMMON,
     [
+        only("attn_logit_softcapping", None, gguf="attn_logit_softcapping"),
+        _cap_key("final_logit_softcapping"),
         Key("sliding_window_pattern", gguf=f"{_WINDOW}_pattern"),
         Key("_sliding_window_pattern", 6),
         Key("rope_local_base_freq", 10000.0, gguf=_LOCAL_THETA, gguf_default=10000.0),

@@ -24,6 +24,7 @@ from foreword.models.families.base import (
 )
 from foreword.models.keys import Key, only, table
 from foreword.models.recurrent import RecurrentSpec
+from foreword.models.rope import PARTIAL_ROTARY
 from foreword.models.spec import DecoderSpec, LayerSpec
 
 
@@ -142,7 +143,7 @@ NOT_IN_GGUF = {"granitehybrid": "Bamba"}
 """Architectures of GGUF files whose models are read from directories alone."""
 
 # The activation is that of the recurrent layers, too.
-_COMMON = (*DECODER, *BIASES, only("hidden_act", "silu", "swish"))
+_COMMON = (*DECODER, *BIASES, PARTIAL_ROTARY, only("hidden_act", "silu", "swish"))
 _BAMBA = (
     *(Key("attn_layer_indices"), Key("mamba_n_heads", 128), Key("mamba_expand", 2), Key("mamba_d_head", 64)),
     *(Key("mamba_n_groups", 1), Key("mamba_d_state", 256), Key("mamba_d_conv", 4), Key("mamba_conv_bias", True)),

@@ -7,10 +7,15 @@ from collections.abc import Mapping
 from foreword.models.config import Config
 from foreword.models.families.base import BIASES, DECODER, HIDDEN_ACT, WINDOWS, Family, Rows, decoder, rope, windows
 from foreword.models.keys import table
+from foreword.models.rope import PARTIAL_ROTARY, rope_parameters
 from foreword.models.spec import DecoderSpec, LayerSpec
 
 
 def phi3(config: Config) -> DecoderSpec:
+    """In a config.json, the only scaling of the rotary embedding is longrope."""
+    kind = rope_parameters(config).get("rope_type", "default")
+    if not config.prefix and kind not in ("default", "longrope"):
+        raise config.error(f"rope_type {kind!r:.80} is not supported", "Use a model with default or longrope")
     rotary = rope(config)
     return decoder(config, "phi3", tuple(LayerSpec(rotary, w) for w in windows(config, lambda i: True)))
 
@@ -26,5 +31,5 @@ def fused(spec: DecoderSpec) -> Mapping[str, Rows]:
     }
 
 
-_KEYS = table(DECODER, [HIDDEN_ACT], BIASES, WINDOWS, rms_norm_eps=1e-5)
+_KEYS = table(DECODER, [HIDDEN_ACT, PARTIAL_ROTARY], BIASES, WINDOWS, rms_norm_eps=1e-5)
 FAMILIES = {"phi3": Family("Phi-3", phi3, _KEYS, gguf="phi3", fused=fused)}
