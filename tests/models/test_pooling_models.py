@@ -1,7 +1,5 @@
 """Encoders, classifiers and embedding decoders on tiny random models, against results recorded from transformers."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -164,45 +162,3 @@ def test_the_native_encoder_refuses_tensors_out_of_range(tmp_path, name, value, 
 def test_a_configuration_that_cannot_be_followed_is_refused(tmp_path, name, changes, message):
     with pytest.raises(ModelError, match=message):
         load_model(make_pooling(tmp_path, name, **changes))
-
-
-MODULES = [{"type": f"sentence_transformers.models.{kind}", "path": path}
-           for kind, path in (("Transformer", ""), ("Pooling", "1_Pooling"))]  # fmt: skip
-
-
-def with_modules(folder, modules, pooling):
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("pooling", "want"),
-    [
-        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
-        ({"pooling_mode_mean_tokens": True}, "mean"),
-        ({"pooling_mode_lasttoken": True}, "last"),
-        ({"pooling_mode": "cls"}, "cls"),
-    ],
-)
-def test_the_pooling_of_sentence_transformers_is_read(tmp_path, pooling, want):
-    folder = with_modules(make_pooling(tmp_path, "bert"), MODULES, pooling)
-    assert load_model(folder).pooling.pooling == want
-    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 7}))
-    assert load_model(folder).spec.max_model_len == 7
-
-
-@pytest.mark.parametrize(
-    ("modules", "pooling", "message"),
-    [
-        (MODULES, {"pooling_mode_max_tokens": True}, "pooling max_tokens is not supported"),
-        (MODULES, {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, "pooling mean_tokens, cls_token"),
-        ([*MODULES, {"type": "a.Dense", "path": "2"}], {"pooling_mode": "mean"}, "module 'Dense' is not supported"),
-        ([{"path": ""}], {}, "is not a list of modules"),
-        ({"type": "a.Pooling"}, {}, "is not a list of modules"),
-    ],
-)
-def test_modules_that_cannot_be_followed_are_refused(tmp_path, modules, pooling, message):
-    with pytest.raises(ModelError, match=message):
-        load_model(with_modules(make_pooling(tmp_path, "bert"), modules, pooling))

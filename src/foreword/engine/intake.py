@@ -113,6 +113,7 @@ class Intake:
         if isinstance(params, PoolingParams):
             pooling, sampling = params, self._sampling_of_pooling
             check_pooling(request_id, self._executor, params, self._pooling)
+            prompt = self._with_prompt(request_id, prompt, params)
             if params.truncate_prompt_tokens is not None:
                 cut = self._cut_for_pooling(params.truncate_prompt_tokens)
         else:
@@ -148,6 +149,18 @@ class Intake:
             grammar=grammar,
             pooling_params=pooling,
         )
+
+    def _with_prompt(self, request_id: str, prompt: Prompt, params: PoolingParams) -> Prompt:
+        """Return a text to embed behind the model's own prompt for it. Token ids are taken as they are."""
+        if params.task not in ("embed", "token_embed"):
+            return prompt
+        name = self._pooling.default_prompt if params.prompt_name is None else params.prompt_name
+        if isinstance(prompt, str):
+            return self._pooling.prompts.get(name, "") + prompt
+        if params.prompt_name:
+            reason = "comes before a text, and the prompt is token ids"
+            raise RequestError(request_id, "prompt_name", name, reason, "Give a text, or leave it out.")
+        return prompt
 
     def _checked_params(self, request_id: str, params: SamplingParams | None) -> CheckedParams:
         """Return checked parameters, with the token ids of their words. None: `DEFAULT_PARAMS`."""

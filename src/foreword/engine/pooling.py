@@ -106,9 +106,7 @@ def plan_scores(
         reason = f"the model's head has {spec.head[-1].outputs} outputs, not one"
         raise RequestError(None, "task", "score", reason, "Use a cross-encoder or an embedding model.")
     if not spec.is_cross_encoder:
-        places = {text: i for i, text in enumerate(dict.fromkeys([*firsts, *seconds]))}
-        pairs = [(places[first], places[second]) for first, second in zip(firsts, seconds, strict=True)]
-        return ScorePlan([*places], [with_task(params, "embed")] * len(places), pairs)
+        return _comparisons(firsts, seconds, spec, with_task(params, "embed"))
     prompts: list[str | list[int]] = []
     each = []
     for i, (first, second) in enumerate(zip(firsts, seconds, strict=True)):
@@ -120,6 +118,20 @@ def plan_scores(
         types = first_len if spec.num_token_types > 1 else None
         each.append(replace(with_task(params, "score"), first_text_len=types))
     return ScorePlan(prompts, each)
+
+
+def _comparisons(firsts: list[str], seconds: list[str], spec: PoolingSpec, params: PoolingParams) -> ScorePlan:
+    """Return the embeddings to compare, with the model's prompts for queries and documents unless one is named."""
+    if spec.comparison != "cosine":
+        reason = f"the model compares embeddings by {spec.comparison}, and a score is the cosine"
+        raise RequestError(None, "task", "score", reason, "Embed the texts with normalize=False and compare them.")
+    names = spec.prompt_name("query"), spec.prompt_name("document", "passage", "corpus")
+    if params.prompt_name is not None:
+        names = params.prompt_name, params.prompt_name
+    keys = [[(name, text) for text in texts] for name, texts in zip(names, (firsts, seconds), strict=True)]
+    places = {key: i for i, key in enumerate(dict.fromkeys([*keys[0], *keys[1]]))}
+    pairs = [(places[first], places[second]) for first, second in zip(*keys, strict=True)]
+    return ScorePlan([text for _, text in places], [replace(params, prompt_name=name) for name, _ in places], pairs)
 
 
 def _paired(

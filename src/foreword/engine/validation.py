@@ -96,13 +96,18 @@ def check_pooling(request_id: str, executor: Executor, params: PoolingParams, sp
     for field, least in (("dimensions", 1), ("step_tag_id", 0), ("first_text_len", 0), ("truncate_prompt_tokens", -1)):
         value = getattr(params, field)
         require(value is None or is_int32(value, least), field, optional_int32.format(least), "Give a whole number.")
+    known_prompts = ", ".join(map(repr, spec.prompts)) or "no prompts"
+    is_known = params.prompt_name is None or params.prompt_name in ("", *spec.prompts)
+    require(is_known, "prompt_name", f"the model has {known_prompts}", "Use one of these, or leave it out.")
+    embeds = params.task in ("embed", "token_embed")
+    require(embeds or not params.prompt_name, "prompt_name", f"{params.task} takes no prompt", "Leave it out.")
     has_types = params.first_text_len is None or spec.num_token_types > 1
     require(has_types, "first_text_len", "the model does not distinguish texts of a pair", "Leave it out.")
     require(params.truncate_prompt_tokens != 0, "truncate_prompt_tokens", "keeps no token", "Keep at least 1.")
     has_tag = params.step_tag_id is not None
     require(has_tag == (params.pooling == "step"), "step_tag_id", "belongs to pooling='step'", "Give both, or none.")
     if params.dimensions is not None:
-        embeds, most = params.task in ("embed", "token_embed"), spec.hidden_size
+        most = spec.hidden_size
         require(embeds, "dimensions", f"{params.task} gives no embedding", "Leave it out.")
         require(params.dimensions <= most, "dimensions", f"the model has {most}", f"Use at most {most}.")
 

@@ -19,8 +19,9 @@ from foreword.models.gguf import read_gguf
 from foreword.models.keys import Keys
 from foreword.models.naming import encoder_weights, has_own_head, weights_from_gguf, weights_from_safetensors
 from foreword.models.pooling import HeadLayer, PoolingSpec
-from foreword.models.pooling_files import gguf_pooling, has_logits, max_text_len, read_pooling
+from foreword.models.pooling_files import gguf_pooling, has_logits, read_pooling
 from foreword.models.safetensors import read_directory
+from foreword.models.sentence_transformers import read_sentence_transformer
 from foreword.models.spec import DecoderSpec
 from foreword.models.tokenizer import Tokenizer
 from foreword.models.weights import Tensor, Weights
@@ -132,20 +133,26 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
         spec = spec.changed(has_logits=False)
     elif spec.tie_embeddings and has_own_head(tensors):
         spec = spec.changed(tie_embeddings=False)
-    pooling = read_pooling(folder, config, "last", partial(_score_head, spec.hidden_size), "last")
+    files = read_sentence_transformer(folder, spec.hidden_size)
+    if files.max_text_len is not None and files.max_text_len <= spec.max_model_len:
+        spec = replace(spec, max_model_len=files.max_text_len, longer=None)
+    pooling = read_pooling(config, files, "last", partial(_score_head, spec.hidden_size), "last")
     weights = weights_from_safetensors(folder, tensors, spec, family, pooling)
-    return _loaded(spec, weights, Tokenizer.from_directory(folder), name, folder, pooling, config, family.keys, family)
+    tokenizer = Tokenizer.from_directory(folder, lowercase=files.lowercase)
+    return _loaded(spec, weights, tokenizer, name, folder, pooling, config, family.keys, family)
 
 
 def _load_encoder(folder: Path, config: Config, family: EncoderFamily, name: str) -> LoadedModel:
     own = family.declared(config)
     spec = family.read(config)
-    spec = replace(spec, max_model_len=max_text_len(folder, spec.max_model_len))
-    pooling = read_pooling(folder, config, "mean", partial(family.head, own), family.head_pooling(own))
+    files = read_sentence_transformer(folder, spec.hidden_size)
+    spec = replace(spec, max_model_len=min(spec.max_model_len, files.max_text_len or spec.max_model_len))
+    pooling = read_pooling(config, files, "mean", partial(family.head, own), family.head_pooling(own))
     pooling = replace(pooling, num_token_types=spec.num_token_types)
     tensors = _tensors(folder, config)
     weights = encoder_weights(folder, tensors, spec, family, pooling)
-    return _loaded(spec, weights, Tokenizer.from_directory(folder), name, folder, pooling, config, family.keys)
+    tokenizer = Tokenizer.from_directory(folder, lowercase=files.lowercase)
+    return _loaded(spec, weights, tokenizer, name, folder, pooling, config, family.keys)
 
 
 def _tensors(folder: Path, config: Config) -> Mapping[str, Tensor]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 Pooling = Literal["last", "mean", "cls"]
@@ -28,7 +28,8 @@ class PoolingSpec:
 
     hidden_size: of its embeddings. num_token_types: that the model distinguishes; two of a pair need 2.
     head: of a classifier, applied to the pooled states; its last layer has an output per label. activation: of the
-    head's outputs. labels: their names.
+    head's outputs. labels: their names. prompts: texts that come before the texts of a task, by name; default_prompt:
+    the name of the one before texts to embed, "" if there is none. comparison: of two embeddings.
     """
 
     hidden_size: int = 0
@@ -38,6 +39,9 @@ class PoolingSpec:
     activation: ResultActivation = "identity"
     labels: tuple[str, ...] = ()
     norm_eps: float = 1e-5
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str = ""
+    comparison: str = "cosine"
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -51,6 +55,10 @@ class PoolingSpec:
     def is_cross_encoder(self) -> bool:
         """Whether it scores a pair of texts itself: its head has one output."""
         return bool(self.head) and self.head[-1].outputs == 1
+
+    def prompt_name(self, *names: str) -> str:
+        """Return the first of these names that the model has a prompt for, "" if it has none."""
+        return next((name for name in names if name in self.prompts), "")
 
     def weight_names(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """The canonical names of the head's weights with their shapes."""

@@ -1,25 +1,14 @@
-"""The pooling of a model from the files of a directory: a classifier's config, or sentence-transformers' modules."""
+"""The pooling of a model from its configuration: of a classifier, of sentence-transformers' modules, of a GGUF file."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-from foreword.errors import ModelError
-from foreword.jsonfile import read_bytes, read_object
 from foreword.models.config import USE_ITS_CONFIG, Config
-from foreword.models.files import FETCH_AGAIN
 from foreword.models.pooling import HeadLayer, Pooling, PoolingSpec
+from foreword.models.sentence_transformers import SentenceTransformer
 
-_MODES: Mapping[str, Pooling] = {
-    "cls": "cls",
-    "cls_token": "cls",
-    "mean": "mean",
-    "mean_tokens": "mean",
-    "lasttoken": "last",
-}
 _GGUF_POOLINGS: Mapping[int, Pooling] = {0: "last", 1: "mean", 2: "cls", 3: "last"}
 _RESULTS = {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax"}
 
@@ -46,13 +35,24 @@ def gguf_pooling(config: Config) -> Pooling:
 
 
 def read_pooling(
-    folder: Path, config: Config, default: Pooling, head: Callable[[int], tuple[HeadLayer, ...]], head_pooling: str
+    config: Config,
+    files: SentenceTransformer,
+    default: Pooling,
+    head: Callable[[int], tuple[HeadLayer, ...]],
+    head_pooling: str,
 ) -> PoolingSpec:
-    """The pooling of the model in ``folder``. ModelError for a module or pooling that is not supported.
+    """Return the pooling of a model. ModelError for one that is not supported.
 
-    default: of a model without modules.json. head, head_pooling: of a classifier; head from its number of labels.
+    files: of sentence-transformers. default: of a model without a module for it. head, head_pooling: of a classifier;
+    head from its number of labels.
     """
-    values: dict[str, Any] = {"hidden_size": config.size("hidden_size"), "pooling": pooling_of(folder, default)}
+    values: dict[str, Any] = {
+        "hidden_size": config.size("hidden_size"),
+        "pooling": files.pooling or default,
+        "prompts": files.prompts,
+        "default_prompt": files.default_prompt,
+        "comparison": files.comparison,
+    }
     if is_classifier(config):
         labels = _labels(config)
         values |= {
@@ -62,41 +62,12 @@ def read_pooling(
             "activation": _activation(config, len(labels)),
             "norm_eps": config.positive("norm_eps", 1e-5),
         }
+        if files.prompts.get(files.default_prompt):
+            fix = "Use a model without default_prompt_name in config_sentence_transformers.json"
+            raise config.error(f"the prompt {files.default_prompt!r:.80} of a classifier is not supported", fix)
     if values["pooling"] not in ("last", "mean", "cls"):
         raise config.error(f"pooling {values['pooling']!r} is not supported", "Use a model with last, mean or cls")
     return PoolingSpec(**values)
-
-
-def max_text_len(folder: Path, longest: int) -> int:
-    """The longest text: ``longest``, or what sentence-transformers' configuration limits it to."""
-    path = folder / "sentence_bert_config.json"
-    limit = Config(path, read_object(path, ModelError)).optional("max_seq_length", int) if path.exists() else None
-    return longest if limit is None else max(1, min(longest, limit))
-
-
-def pooling_of(folder: Path, default: Pooling) -> Pooling:
-    """The pooling that sentence-transformers' modules name, or the default. ModelError for other modules."""
-    path = folder / "modules.json"
-    if not path.exists():
-        return default
-    try:
-        modules = json.loads(read_bytes(path, ModelError))
-        kinds = {str(module["type"]).rsplit(".", 1)[-1]: str(module["path"]) for module in modules}
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ModelError(f"{path}: is not a list of modules ({error!s:.80}). {FETCH_AGAIN}") from None
-    if other := sorted(kinds.keys() - {"Transformer", "Pooling", "Normalize"}):
-        raise ModelError(f"{path}: module {other[0]!r:.80} is not supported. Use a model without it")
-    if "Pooling" not in kinds:
-        return default
-    config_path = folder / Path(kinds["Pooling"]).name / "config.json"
-    config = Config(config_path, read_object(config_path, ModelError))
-    prefix = "pooling_mode_"
-    flags = [key.removeprefix(prefix) for key, on in config.values.items() if key.startswith(prefix) and on is True]
-    modes = flags or [config.get("pooling_mode", str, "mean")]
-    if len(modes) != 1 or modes[0] not in _MODES:
-        fix = "Use a model with mean, cls or lasttoken"
-        raise ModelError(f"{config_path}: pooling {', '.join(modes):.80} is not supported. {fix}")
-    return _MODES[modes[0]]
 
 
 def _labels(config: Config) -> tuple[str, ...]:

@@ -45,11 +45,12 @@ class Tokenizer:
         return cls(build_from_gguf(metadata))
 
     @classmethod
-    def from_directory(cls, path: str | Path) -> Self:
+    def from_directory(cls, path: str | Path, *, lowercase: bool = False) -> Self:
         """From tokenizer.json and, if present, tokenizer_config.json, generation_config.json, config.json,
         chat_template.json and chat_template.jinja. ModelError if a file is damaged or tokenizer.json is missing.
+        lowercase: texts are lower-cased first.
         """
-        return cls(read_from_directory(Path(path)))
+        return cls(read_from_directory(Path(path), lowercase=lowercase))
 
     @property
     def vocab_size(self) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+from tokenizers import normalizers
 
 from foreword.errors import ModelError
 from foreword.jsonfile import read_bytes, read_object
@@ -15,9 +16,12 @@ from foreword.models.text_bounds import check_growth
 from foreword.models.tokenizer_parts import TokenizerParts, panics_caught, turn_ends
 
 
-def read_from_directory(folder: Path) -> TokenizerParts:
+def read_from_directory(folder: Path, *, lowercase: bool = False) -> TokenizerParts:
     """See `foreword.models.tokenizer.Tokenizer.from_directory`."""
     backend = _read_backend(folder / "tokenizer.json")
+    if lowercase:
+        own = [] if backend.normalizer is None else [backend.normalizer]
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
     config_path, template_path = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     config = _read_optional(config_path)
     special = {

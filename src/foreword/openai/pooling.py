@@ -74,6 +74,7 @@ def parse_embeddings(body: object) -> EmbeddingRequest:
             "embed",
             dimensions=given.take("dimensions", INTEGER),
             normalize=given.take("normalize", BOOLEAN, True),
+            prompt_name=given.take("prompt_name", STRING),
         ),
         options=request_options(given),
     )

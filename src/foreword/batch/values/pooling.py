@@ -26,6 +26,7 @@ class PoolingParams:
     first_text_len: tokens of the first of two texts; those after it have token type 1 (None: one text).
     truncate_prompt_tokens: keep that many tokens of a longer prompt, its first ones and its special tokens at the end;
         -1: as many as the model takes (None: a longer prompt is refused).
+    prompt_name: which of the model's own prompts comes before a text to embed; "": none (None: its default).
     """
 
     task: PoolingTask = "embed"
@@ -35,6 +36,7 @@ class PoolingParams:
     step_tag_id: int | None = None
     first_text_len: int | None = None
     truncate_prompt_tokens: int | None = None
+    prompt_name: str | None = None
 
     def pooling_or(self, own: PoolingType) -> PoolingType:
         """Its pooling, where the model's own is ``own``."""

@@ -36,7 +36,7 @@ from foreword.executors.transformers.media import ARGUMENTS, TransformersEncoder
 from foreword.executors.transformers.trace import Trace, check_class, trace
 from foreword.executors.transformers.verify import Inputs, check_media, inputs_of
 from foreword.models.pooling import PoolingSpec
-from foreword.models.pooling_files import pooling_of
+from foreword.models.sentence_transformers import read_sentence_transformer
 from foreword.models.tokenizer import Tokenizer
 from foreword.models.weights import Weights
 
@@ -96,7 +96,9 @@ def load_transformers(
             check_class(kind, config)
         elif options.compile:
             raise ModelError("encoder–decoders are not compiled: leave compile out")
-        tokenizer, kind_of_pooling = _tokenizer(folder, config), pooling_of(folder, "last")
+        hidden_size = config.get_text_config(decoder=True).hidden_size
+        files = read_sentence_transformer(folder, hidden_size)
+        tokenizer = _tokenizer(folder, config, lowercase=files.lowercase)
         auto: Any = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForMultimodalLM
         module: PreTrainedModel
         module, loading = (of_encoder or auto).from_pretrained(
@@ -126,6 +128,7 @@ def load_transformers(
                 encoder=reader,
             )
         length = max_model_len(config)
+        length = min(length, files.max_text_len or length)
         found = trace(module, length)
         rule = getattr(getattr(module, "model", None), "get_rope_index", None)
         inputs = inputs_of(module, found, mrope_dims=3 if rule is not None else 0)
@@ -139,7 +142,13 @@ def load_transformers(
     if media is not None:
         inputs = inputs._replace(extra_size=media.extra_size)
     eos = tokenizer.eos_ids
-    pooling = PoolingSpec(hidden_size=config.get_text_config(decoder=True).hidden_size, pooling=kind_of_pooling)
+    pooling = PoolingSpec(
+        hidden_size=hidden_size,
+        pooling=files.pooling or "last",
+        prompts=files.prompts,
+        default_prompt=files.default_prompt,
+        comparison=files.comparison,
+    )
     return LoadedTransformers(
         module=module,
         trace=found,
@@ -236,10 +245,10 @@ def _ropes(parameters: Any) -> Iterator[dict[str, Any]]:
             yield from _ropes(value)
 
 
-def _tokenizer(folder: Path, config: PreTrainedConfig) -> Tokenizer:
+def _tokenizer(folder: Path, config: PreTrainedConfig, *, lowercase: bool) -> Tokenizer:
     """The tokenizer of the directory; one that has no tokenizer.json is converted by transformers."""
     if (folder / "tokenizer.json").exists():
-        return Tokenizer.from_directory(folder)
+        return Tokenizer.from_directory(folder, lowercase=lowercase)
     converted = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     with TemporaryDirectory() as place:
         converted.save_pretrained(place)
@@ -247,4 +256,4 @@ def _tokenizer(folder: Path, config: PreTrainedConfig) -> Tokenizer:
         generation = folder / "generation_config.json"
         if generation.exists():
             (Path(place) / generation.name).write_bytes(generation.read_bytes())
-        return Tokenizer.from_directory(place)
+        return Tokenizer.from_directory(place, lowercase=lowercase)
