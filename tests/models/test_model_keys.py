@@ -192,7 +192,7 @@ def test_rotary_parameters_are_computed_or_refused(tmp_path, kind):
         (
             "llama3",
             {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
-            "rope_scaling has rope_type = 'linear', rope_parameters 'llama3'",
+            "rope_scaling has factor = 2.0, rope_parameters 8.0",
         ),
         ("llama3", {"rope_parameters": {"full_attention": {"rope_theta": 500.0}}}, "full_attention = .* not supported"),
         ("gemma3", {"rope_parameters": {"rope_theta": 500.0}}, r"rope_parameters.rope_theta = 500.0 is not of a type"),
@@ -210,6 +210,13 @@ def test_the_older_form_beside_an_equal_newer_one_changes_nothing(tmp_path):
     newer = TINY["llama3"]["config"]["rope_parameters"]
     plain = load_model(make(tmp_path / "newer", "llama3")).spec
     assert load_model(make(tmp_path / "both", "llama3", rope_scaling=newer)).spec == plain
+
+
+def test_the_length_beside_the_rotary_parameters_comes_first(tmp_path):
+    parameters = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 64}
+    short = {**parameters, "original_max_position_embeddings": 16}
+    both = make(tmp_path / "both", "llama3", rope_parameters=parameters, original_max_position_embeddings=16)
+    assert load_model(both).spec == load_model(make(tmp_path / "one", "llama3", rope_parameters=short)).spec
 
 
 def test_a_factor_without_a_type_of_scaling_is_refused(tmp_path):

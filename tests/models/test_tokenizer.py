@@ -450,6 +450,26 @@ def test_named_templates_are_read(directory):
     assert tokenizer.apply_chat_template(HI, tools=[{}]) == "two"
 
 
+def test_template_files_take_the_place_of_named_templates(directory):
+    entries = [{"name": "default", "template": "one"}, {"name": "tool_use", "template": "two"}]
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": entries}))
+    (directory / "chat_template.jinja").write_text("three")
+    assert Tokenizer.from_directory(directory).apply_chat_template(HI, tools=[{}]) == "three"
+    (directory / "additional_chat_templates").mkdir()
+    for name in ("rag", "tool_use"):
+        (directory / "additional_chat_templates" / f"{name}.jinja").write_text(f"{name}!")
+    tokenizer = Tokenizer.from_directory(directory)
+    assert tokenizer.apply_chat_template(HI) == "three"
+    assert tokenizer.apply_chat_template(HI, tools=[{}]) == "tool_use!"
+    assert tokenizer.apply_chat_template(HI, tools=[{}], chat_template="rag") == "rag!"
+    assert tokenizer.chat_template(name="rag") == "rag!"
+    with pytest.raises(RequestError, match="is not one of the model's chat templates: 'default', 'rag', 'tool_use'"):
+        tokenizer.apply_chat_template(HI, chat_template="{{ messages }}")
+    (directory / "chat_template.jinja").unlink()
+    with pytest.raises(RequestError, match="several chat templates and no default: 'rag', 'tool_use'"):
+        Tokenizer.from_directory(directory).apply_chat_template(HI)
+
+
 def test_without_a_generation_config_eos_comes_from_the_model_config_and_the_turn_end(directory):
     (directory / "generation_config.json").unlink()
     assert Tokenizer.from_directory(directory).eos_ids == (1, 9)
@@ -485,11 +505,19 @@ def test_an_end_token_that_is_no_id_is_named(directory, value):
         Tokenizer.from_directory(directory)
 
 
-@pytest.mark.parametrize("value", [5, [5], [{"name": "default"}], [{"name": ["default"], "template": "x"}], {}])
-def test_a_template_entry_of_another_type_is_ignored(directory, value):
+@pytest.mark.parametrize(
+    "value", [5, [5], [{"name": "default"}], [{"name": ["default"], "template": "x"}], {"default": None}]
+)
+def test_a_template_of_another_type_is_refused(directory, value):
     (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
-    with pytest.raises(ModelError, match="no chat template"):
-        Tokenizer.from_directory(directory).apply_chat_template(HI)
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json: chat_template is .*, not a text or texts by name"):
+        Tokenizer.from_directory(directory)
+
+
+@pytest.mark.parametrize("value", [None, {}, []])
+def test_no_template_is_no_template(directory, value):
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
+    assert not Tokenizer.from_directory(directory).has_chat_template
 
 
 def test_a_directory_without_a_tokenizer_is_explained(tmp_path):

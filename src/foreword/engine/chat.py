@@ -41,7 +41,8 @@ class ChatOptions(TypedDict, total=False):
     has to have calls, may have only one or only those of some tools, or has tools with "strict": True.
     message_format: a `ResponseFormat` or the name of a built-in one (None: the model's ``response_template``, or by
     its chat template). add_generation_prompt: the prompt ends with the beginning of an answer (True).
-    template: further variables of the template (None).
+    template: further variables of the template (None). chat_template: the name of one of the model's templates (None:
+    "tool_use" with tools if there is one, else "default").
     """
 
     tools: Tools | None
@@ -50,6 +51,7 @@ class ChatOptions(TypedDict, total=False):
     message_format: str | ResponseFormat | None
     add_generation_prompt: bool
     template: Mapping[str, Any] | None
+    chat_template: str | None
 
 
 def chat_options(given: Mapping[str, Any]) -> ChatOptions:
@@ -175,7 +177,8 @@ def make_chat(
     tools, choice = read_tools(described or ()), options.get("tool_choice", "auto")
     mode = read_choice(choice).mode
     names = tuple(tool.name for tool in tools)
-    source = tokenizer.chat_template(tools=bool(tools))
+    template = options.get("chat_template")
+    source = tokenizer.chat_template(tools=bool(tools), name=template)
     given = options.get("message_format")
     if tools and given is None and "tools" not in source:
         reason = "the model's chat template has no place for tools"
@@ -184,6 +187,7 @@ def make_chat(
     text = tokenizer.apply_chat_template(
         messages,
         tools=[_without_strict(tool) for tool in described or ()],
+        chat_template=template,
         add_generation_prompt=options.get("add_generation_prompt", True),
         media=media.encoder.placeholders if media.encoder is not None else (),
         **(options.get("template") or {}),

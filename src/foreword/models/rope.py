@@ -180,9 +180,11 @@ def _longrope(base: F64, rules: Config, config: Config) -> tuple[F64, float]:
 
 
 def _original_length(rules: Config, config: Config) -> int:
-    """Return the context length of a model before its extension."""
+    """Return the context length of a model before its extension. That beside the rotary parameters comes first."""
     key = "original_max_position_embeddings"
-    return rules.size(key, config.size(key, config.size("max_position_embeddings")))
+    if config.value(key) is not None:
+        return config.size(key)
+    return rules.size(key, config.size("max_position_embeddings"))
 
 
 def model_length(config: Config) -> int:
@@ -212,11 +214,16 @@ def rope_parameters(config: Config, layer_type: str = "") -> dict[str, Any]:
             reason = f"rope_parameters.{other[0]} = {found[other[0]]!r:.80} is not of a type of layers"
             raise config.error(reason, f"Give {' and '.join(sorted(_LAYER_TYPES))}, each with its parameters")
         found = _mapping(Config(config.path, found), layer_type)
-    own = found or older
-    for key, value in older.items():
-        if key not in own or own[key] != value:
-            reason = f"rope_scaling has {key} = {value!r:.80}, rope_parameters {own.get(key)!r:.80}"
-            raise config.error(reason, USE_ITS_CONFIG)
+    if found and older:
+        forms = _complete(found, config), _complete(older, config)
+        for key in sorted({*forms[0], *forms[1]}):
+            if (one := forms[0].get(key)) != (other := forms[1].get(key)):
+                reason = f"rope_scaling has {key} = {other!r:.80}, rope_parameters {one!r:.80}"
+                raise config.error(reason, USE_ITS_CONFIG)
+    return _complete(found or older, config)
+
+
+def _complete(own: Mapping[str, Any], config: Config) -> dict[str, Any]:
     kind = {} if own.get("type") is None else {"rope_type": "longrope" if own["type"] == "su" else own["type"]}
     return {"rope_theta": config.positive("rope_theta"), **kind, **own}
 

@@ -133,28 +133,39 @@ class Tokenizer:
         """Whether the model has a chat template."""
         return bool(self._chat_sources)
 
-    def chat_template(self, *, tools: bool = False) -> str:
-        """The Jinja source of the chat template, with ``tools`` of the one for tools; "" if there is none."""
-        return self._chat_sources.get(self._template_name(tools), "")
+    def chat_template(self, *, tools: bool = False, name: str | None = None) -> str:
+        """Return the Jinja source of a chat template as `apply_chat_template` chooses it; "" if the model has none."""
+        return self._chat_sources.get(self._template_name(tools, name), "")
 
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
         add_generation_prompt: bool = True,
         media: Collection[str] = (),
         **extra: Any,
     ) -> str:
         """The prompt of a list of messages, to be encoded with ``add_special_tokens=False``. See `ChatTemplate.render`.
 
-        RequestError names the wrong message; ModelError if the model has no chat template or an invalid one.
+        chat_template: the name of one of the model's; None: with tools "tool_use" if there is one, else "default".
+        RequestError names the wrong message or template; ModelError if the model has no chat template or an invalid
+        one.
         """
-        render = self._renderer(self._template_name(bool(tools)))
+        render = self._renderer(self._template_name(bool(tools), chat_template))
         return render(messages, tools=tools, add_generation_prompt=add_generation_prompt, media=media, **extra)
 
-    def _template_name(self, tools: bool) -> str:
-        return "tool_use" if tools and "tool_use" in self._chat_sources else "default"
+    def _template_name(self, tools: bool, name: str | None) -> str:
+        names = ", ".join(map(repr, self._chat_sources)) or "none"
+        if name is not None and name not in self._chat_sources:
+            reason = f"is not one of the model's chat templates: {names}"
+            raise RequestError(None, "chat_template", name, reason, "Give the name of one, or leave it out.")
+        name = name or ("tool_use" if tools and "tool_use" in self._chat_sources else "default")
+        if self._chat_sources and name not in self._chat_sources:
+            reason = f"the model has several chat templates and no default: {names}"
+            raise RequestError(None, "chat_template", None, reason, "Give the name of one.")
+        return name
 
     def _renderer(self, name: str) -> Callable[..., str]:
         """The `ChatTemplate.render` of a template, which is compiled on first use."""

@@ -22,7 +22,7 @@ def read_from_directory(folder: Path, *, lowercase: bool = False) -> TokenizerPa
     if lowercase:
         own = [] if backend.normalizer is None else [backend.normalizer]
         backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
-    config_path, template_path = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    config_path = folder / "tokenizer_config.json"
     config = _read_optional(config_path)
     special = {
         name: text
@@ -33,16 +33,9 @@ def read_from_directory(folder: Path, *, lowercase: bool = False) -> TokenizerPa
     ends = _end_ids(folder / "generation_config.json") or [*_end_ids(folder / "config.json"), *turn_ends(backend)]
     if (eos_id := ids.get("eos_token")) is not None:
         ends.insert(0, eos_id)
-    of_processor = _read_optional(folder / "chat_template.json").get("chat_template")
-    templates = _chat_templates(config.get("chat_template")) | _chat_templates(of_processor)
-    if template_path.exists():
-        try:
-            templates["default"] = read_bytes(template_path, ModelError).decode()
-        except UnicodeDecodeError as error:
-            raise ModelError(f"{template_path}: {error}. {FETCH_AGAIN}") from None
     response_template = config.get("response_template")
     return TokenizerParts(
-        backend, ids.get("bos_token"), tuple(dict.fromkeys(ends)), templates, special, response_template
+        backend, ids.get("bos_token"), tuple(dict.fromkeys(ends)), _templates(folder), special, response_template
     )
 
 
@@ -89,10 +82,39 @@ def _end_ids(path: Path) -> list[int]:
     return ids
 
 
-def _chat_templates(value: object) -> dict[str, str]:
-    """The configuration's chat_template: one source, or a list of {"name", "template"}."""
-    if isinstance(value, str):
-        return {"default": value}
-    entries = [entry for entry in value if isinstance(entry, Mapping)] if isinstance(value, list) else []
-    named = [(entry.get("name"), entry.get("template")) for entry in entries]
-    return {name: source for name, source in named if isinstance(name, str) and isinstance(source, str)}
+def _templates(folder: Path) -> dict[str, str]:
+    """Return the chat templates by name. Files of their own take the place of those in the configurations."""
+    default, more = folder / "chat_template.jinja", folder / "additional_chat_templates"
+    files = {"default": default} if default.exists() else {}
+    files |= {path.stem: path for path in sorted(more.glob("*.jinja"))}
+    if files:
+        return {name: _text(path) for name, path in files.items()}
+    found: dict[str, str] = {}
+    for name in ("tokenizer_config.json", "chat_template.json"):  # the latter of a processor
+        found |= _chat_templates(folder / name, _read_optional(folder / name).get("chat_template"))
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_bytes(path, ModelError).decode()
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path}: {error}. {FETCH_AGAIN}") from None
+
+
+def _chat_templates(path: Path, value: object) -> dict[str, str]:
+    """Return the chat_template of a configuration: one source, a list of {"name", "template"}, or sources by name."""
+    match value:
+        case None:
+            return {}
+        case str(source):
+            return {"default": source}
+        case [*entries] if all(isinstance(entry, Mapping) for entry in entries):
+            named = [(entry.get("name"), entry.get("template")) for entry in entries]
+        case {**sources}:
+            named = list(sources.items())
+        case _:
+            named = [(None, None)]
+    if not all(isinstance(name, str) and isinstance(source, str) for name, source in named):
+        raise ModelError(f"{path}: chat_template is {value!r:.80}, not a text or texts by name. {FETCH_AGAIN}")
+    return dict(named)

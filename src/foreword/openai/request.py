@@ -285,6 +285,7 @@ def _chat_options(given: Fields) -> ChatOptions:
     choice = given.take("tool_choice", either(CHOICES, OBJECT), "auto")
     return ChatOptions(
         tools=tools_of(given),
+        chat_template=given.take("chat_template", STRING),
         tool_choice=choice if isinstance(choice, str) else named_choice(Fields(choice, "tool_choice"), _named_function),
         parallel_tool_calls=given.take("parallel_tool_calls", BOOLEAN, True),
         add_generation_prompt=given.take("add_generation_prompt", BOOLEAN, True),

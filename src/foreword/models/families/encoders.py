@@ -94,7 +94,7 @@ def modernbert(config: Config) -> EncoderSpec:
     dim = config.size("hidden_size") // config.size("num_attention_heads")
     ropes = {}
     for kind, key in (("full_attention", "global_rope_theta"), ("sliding_attention", "local_rope_theta")):
-        values = {"rope_theta": config.positive(key), **config.values}
+        values = {**config.values, "rope_theta": config.positive(key)}
         parameters = rope_parameters(replace(config, values=values), kind)
         ropes[kind] = rope_spec(config, max(1, dim), parameters)
     window = config.size("local_attention") // 2
@@ -153,6 +153,7 @@ _BERT = table(
 _MODERNBERT = table(
     *(_COMMON, ROPE_KEYS),
     [
+        only("rope_theta", None),  # each type of layers has its own
         *(Key(name, "gelu", tuple(ACTIVATIONS)) for name in ("hidden_activation", "classifier_activation")),
         Key("norm_eps", 1e-5),
         *(only(name, False) for name in ("attention_bias", "mlp_bias", "norm_bias")),
