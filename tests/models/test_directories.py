@@ -1,6 +1,8 @@
 """Directories of safetensors: shards, and configuration, index and weights that do not belong together."""
 
 import json
+import re
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from foreword import LLM
 from foreword.errors import ModelError
 from foreword.models.loader import load_model
 from foreword.native import available
+from models.pooling_models import POOLING
 from models.quantized_checkpoints import draw_fp8
 from models.recorded import TINY, assert_logits, make
 from models.tiny import random_tensors, write_model, write_safetensors
@@ -121,6 +124,23 @@ def test_frequencies_and_heads_beside_the_model_are_left_out(tmp_path):
         "score__weight": np.ones((2, 32), "<f4"),
     }
     assert_logits(load_model(changed(tmp_path, **extra)), "llama3")
+
+
+@pytest.mark.parametrize(
+    "name", ["zebra", "model__zebra__weight", "model__norm__scale", "v_head__weight", "model__embed_tokens__lora_A"]
+)
+def test_a_tensor_that_the_model_does_not_use_is_refused_wherever_it_is(tmp_path, name):
+    with pytest.raises(ModelError, match=rf"tensor {re.escape(name.replace('__', '.'))} is not part of a llama model"):
+        load_model(changed(tmp_path, **{name: np.ones((2, 32), "<f4")}))
+
+
+def test_an_encoder_refuses_tensors_that_it_does_not_use_and_leaves_out_heads(tmp_path):
+    shapes = POOLING["bert"]["shapes"]
+    for name, is_left_out in (("pooler.dense.weight", True), ("cls.predictions.bias", True), ("embeddings.x", False)):
+        tensors = random_tensors(shapes) | {name: np.ones((2, 32), "<f4")}
+        folder = write_model(tmp_path / name, POOLING["bert"]["config"], tensors)
+        with nullcontext() if is_left_out else pytest.raises(ModelError, match=f"tensor {name} is not part of a bert"):
+            load_model(folder)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ from foreword.models.weights import Tensor, float_tensor
 
 _ROWS_COMPARED = 1024
 """Rows that are read at once to compare two tensors."""
+_COMPUTED = ("rotary_emb.inv_freq", "position_ids", "masked_bias")
+"""Ends of the names of tensors that older files have, although they follow from the configuration."""
 _CANONICAL = re.compile(r"(?:layers\.(\d+)\.)?(?:(experts)\.(\d+)\.)?(.+)")
 
 
@@ -49,20 +51,16 @@ def weights_from_safetensors(
     path: Path, tensors: Mapping[str, Tensor], spec: DecoderSpec, family: Family, pooling: PoolingSpec | None = None
 ) -> dict[str, Tensor]:
     """All weights of a spec, and of the head of its pooling, from safetensors. ModelError for a weight that is missing
-    or has another shape, and for a tensor of a layer that the spec does not use, but frequencies and zero biases.
+    or has another shape, and for a tensor that the spec does not use: see `_check_unused`.
     """
     if "embed_tokens.weight" in tensors:  # saved without a head
         tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
     names: dict[str, str | Rows] = {**SAFETENSORS_NAMES, **family.names, **family.fused(spec)}
     wanted = chain(weight_names(spec), pooling.weight_names() if pooling else ())
     weights, used = _collect(path, tensors, wanted, names)
-    for name in sorted(tensors.keys() - used):
-        is_harmless = name.endswith("rotary_emb.inv_freq") or (
-            name.endswith(".bias") and not tensors[name].dequantize().any()
-        )
-        if name.startswith("model.layers.") and not is_harmless:
-            fix = "Use configuration and weights of the same model"
-            raise ModelError(f"{path}: tensor {name} is not part of a {spec.architecture} model as configured. {fix}")
+    # Equal to the embedding, or of a model that computes no logits.
+    heads = () if "lm_head" in weights else (SAFETENSORS_NAMES["lm_head"],)
+    _check_unused(path, tensors, used, spec.architecture, (*family.unused, *heads))
     if family.norms_less_one:
         for name in weights:
             if name.endswith("_norm"):
@@ -92,7 +90,23 @@ def encoder_weights(
     if table is not None and table.shape[0] > spec.num_positions:  # its first rows belong to padding
         rows["positions"] = Rows("table", table.shape[0] - spec.num_positions, table.shape[0])
     wanted = chain(encoder_weight_names(spec), pooling.weight_names())
-    return _collect(path, plain, wanted, {**family.names, **rows})[0]
+    weights, used = _collect(path, plain, wanted, {**family.names, **rows})
+    _check_unused(path, plain, used, spec.architecture, family.unused)
+    return weights
+
+
+def _check_unused(
+    path: Path, tensors: Mapping[str, Tensor], used: set[str], architecture: str, unused: tuple[str, ...]
+) -> None:
+    """Raise ModelError for a tensor that changes numbers, and is not used. Those do not that begin with ``unused``,
+    frequencies and positions, which the model computes, and a bias of zeros.
+    """
+    for name in sorted(tensors.keys() - used):
+        if name.startswith(unused) or name.endswith(_COMPUTED):
+            continue
+        if not name.endswith(".bias") or tensors[name].dequantize().any():
+            fix = "Use configuration and weights of the same model"
+            raise ModelError(f"{path}: tensor {name} is not part of a {architecture} model as configured. {fix}")
 
 
 def interleaved(spec: DecoderSpec, family: Family) -> Iterator[tuple[str, int]]:

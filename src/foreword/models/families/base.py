@@ -140,7 +140,8 @@ class Family:
     """How one family of models is read.
 
     title: its name on pages. spec: its `DecoderSpec` from a config. keys: those of the config, all of them.
-    names: where its safetensors differ from `SAFETENSORS_NAMES`.
+    names: where its safetensors differ from `SAFETENSORS_NAMES`. unused: beginnings of the names of tensors that are
+    left out: of heads that are not run, and of what its reference leaves out.
     norms_less_one: safetensors hold norm weights as w − 1. gguf: the architecture's name in GGUF files, if it has one.
     gguf_names: where its GGUF files differ from `GGUF_NAMES`. gguf_interleaved: they hold q and k rows in interleaved
     rotary order. fused: weights that are rows of another tensor. gguf_fused: these of GGUF files; None: the same.
@@ -150,6 +151,7 @@ class Family:
     spec: Callable[[Config], DecoderSpec]
     keys: Keys
     names: Mapping[str, str] = field(default_factory=dict)
+    unused: tuple[str, ...] = ("score.",)
     norms_less_one: bool = False
     gguf: str | None = None
     gguf_names: Mapping[str, str] = field(default_factory=dict)

@@ -20,7 +20,8 @@ class EncoderFamily:
 
     title: its name on pages. spec: its `EncoderSpec` from a config. keys: those of the config, all of them.
     names: canonical names in its files, without the prefix that the tensors of the encoder have in the files of a
-    classifier. fused: weights that are rows of another tensor.
+    classifier. fused: weights that are rows of another tensor. unused: beginnings of the names of heads that are not
+    run.
     head: of a classifier, from the config and its number of labels; head_pooling: which states it takes.
     """
 
@@ -32,6 +33,7 @@ class EncoderFamily:
     head: Callable[[Config, int], tuple[HeadLayer, ...]]
     fused: Callable[[EncoderSpec], Mapping[str, Rows]] = field(default=lambda spec: {})
     head_pooling: Callable[[Config], str] = field(default=lambda config: "cls")
+    unused: tuple[str, ...] = ("pooler.", "cls.", "lm_head.", "classifier.", "qa_outputs.")
 
     def read(self, config: Config) -> EncoderSpec:
         """Return the spec of a config. ModelError for a key with a value that the family does not compute."""
@@ -235,6 +237,7 @@ ENCODER_FAMILIES: Mapping[str, EncoderFamily] = {
         _modernbert_head,
         _modernbert_rows,
         lambda config: config.get("classifier_pooling", str),
+        ("head.", "decoder.", "classifier."),
     ),
 }
 """By ``model_type`` of a config.json."""

@@ -185,6 +185,7 @@ FAMILIES = {
             partial_rotary_factor=0.25,
         ),
         names={**_names("linear_attn"), "q_proj": "model.layers.{i}.self_attn.q_proj.weight"},
+        unused=("score.", "mtp."),
         norms_less_one=True,
         gguf="qwen3next",
         gguf_names={
