@@ -100,6 +100,8 @@ def _facts(model: LoadedModel) -> Iterator[tuple[str, object]]:
     yield "vocabulary", spec.vocab_size
     yield "context", f"{spec.max_model_len} tokens"
     yield "chat template", "yes" if model.tokenizer.has_chat_template else "no"
+    suggested = (f"{name} = {value}" for name, value in model.generation.suggested.items())
+    yield "suggestions", ", ".join(suggested) or "none"
     yield "keys not read", ", ".join(model.unread_keys) or "none"
 
 

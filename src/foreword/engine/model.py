@@ -85,6 +85,11 @@ class DecoderModel(Model[LoadedModel]):
         self.vocab_size, self.generates = self.spec.vocab_size, self.spec.has_logits
         if loaded.family is not None:
             self.read_lora = partial(read_lora, spec=self.spec, family=loaded.family)
+        if (never := loaded.generation).suppressed or never.suppressed_first:
+            from foreword.sampling.generation_rules import GenerationProcessor, GenerationRules  # few models have rules
+
+            rules = GenerationRules(never.suppressed, never.suppressed_first)
+            self.processors = (partial(GenerationProcessor, rules=rules),)
 
     def configured(self, config: EngineConfig) -> EngineConfig:
         if config.async_scheduling is None:

@@ -15,6 +15,7 @@ from foreword.models.encoder_spec import EncoderSpec
 from foreword.models.families import ENCODER_FAMILIES, FAMILIES, GGUF_FAMILIES, NOT_IN_GGUF
 from foreword.models.families.base import Family
 from foreword.models.families.encoders import EncoderFamily
+from foreword.models.generation_files import GenerationFiles, generation_of_gguf, read_generation
 from foreword.models.gguf import read_gguf
 from foreword.models.keys import Keys
 from foreword.models.naming import encoder_weights, has_own_head, weights_from_gguf, weights_from_safetensors
@@ -39,7 +40,8 @@ class LoadedModel:
     path: Path
     family: Family | None = None  # of a decoder
     pooling: PoolingSpec = field(default_factory=PoolingSpec)
-    unread_keys: tuple[str, ...] = ()  # of its configuration: they have no influence
+    unread_keys: tuple[str, ...] = ()  # of its configurations: they have no influence
+    generation: GenerationFiles = field(default_factory=GenerationFiles)
 
     @property
     def decoder(self) -> DecoderSpec:
@@ -109,7 +111,8 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
     pooling = PoolingSpec(hidden_size=spec.hidden_size, pooling=gguf_pooling(config))
-    return _loaded(spec, weights, tokenizer, name, path, pooling, config, family.keys, family)
+    generation = generation_of_gguf(path, gguf.metadata)
+    return _loaded(spec, weights, tokenizer, name, path, pooling, generation, config, family.keys, family)
 
 
 def _load_directory(folder: Path, name: str) -> LoadedModel:
@@ -139,7 +142,8 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
     pooling = read_pooling(config, files, "last", partial(_score_head, spec.hidden_size), "last")
     weights = weights_from_safetensors(folder, tensors, spec, family, pooling)
     tokenizer = Tokenizer.from_directory(folder, lowercase=files.lowercase)
-    return _loaded(spec, weights, tokenizer, name, folder, pooling, config, family.keys, family)
+    generation = read_generation(folder)
+    return _loaded(spec, weights, tokenizer, name, folder, pooling, generation, config, family.keys, family)
 
 
 def _load_encoder(folder: Path, config: Config, family: EncoderFamily, name: str) -> LoadedModel:
@@ -152,7 +156,7 @@ def _load_encoder(folder: Path, config: Config, family: EncoderFamily, name: str
     tensors = _tensors(folder, config)
     weights = encoder_weights(folder, tensors, spec, family, pooling)
     tokenizer = Tokenizer.from_directory(folder, lowercase=files.lowercase)
-    return _loaded(spec, weights, tokenizer, name, folder, pooling, config, family.keys)
+    return _loaded(spec, weights, tokenizer, name, folder, pooling, GenerationFiles(), config, family.keys)
 
 
 def _tensors(folder: Path, config: Config) -> Mapping[str, Tensor]:
@@ -173,16 +177,19 @@ def _loaded(
     name: str,
     path: Path,
     pooling: PoolingSpec,
+    generation: GenerationFiles,
     config: Config,
     keys: Keys,
     family: Family | None = None,
 ) -> LoadedModel:
-    """The model. ModelError if its tokenizer begins or ends texts with tokens that the weights do not have."""
-    for kind, ids in (("bos", [tokenizer.bos_id]), ("eos", tokenizer.eos_ids)):
+    """The model. ModelError if its files name tokens that the weights do not have."""
+    suppressed = (*generation.suppressed, *generation.suppressed_first)
+    for kind, ids in (("bos", [tokenizer.bos_id]), ("eos", tokenizer.eos_ids), ("suppressed", suppressed)):
         if wrong := [i for i in ids if i is not None and i >= spec.vocab_size]:
             fix = "Use configuration, tokenizer and weights of the same model"
             raise ModelError(f"{path}: {kind} token id {wrong[0]} is not below vocab_size {spec.vocab_size}. {fix}")
-    return LoadedModel(spec, weights, tokenizer, tokenizer.eos_ids, name, path, family, pooling, config.unread(keys))
+    unread = (*config.unread(keys), *tokenizer.unread_keys, *generation.unread)
+    return LoadedModel(spec, weights, tokenizer, tokenizer.eos_ids, name, path, family, pooling, unread, generation)
 
 
 def _unsupported(path: Path, what: str, form: str, supported: Iterable[str]) -> ModelError:

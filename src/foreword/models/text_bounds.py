@@ -34,8 +34,8 @@ class TextBound:
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self._dropped = b""  # bytes without a token, which add nothing to the ids
         self._chars_per_token = 0  # 0: there is no bound
-        shrink = _shrink(_state(backend.normalizer))
-        parts, model = _steps(_state(backend.pre_tokenizer)), backend.model
+        shrink = _shrink(state_of(backend.normalizer))
+        parts, model = steps_of(state_of(backend.pre_tokenizer)), backend.model
         added = backend.get_added_tokens_decoder().values()
         if shrink is None or not all(map(_keeps, parts)) or any(token.lstrip or token.rstrip for token in added):
             return
@@ -62,26 +62,27 @@ class TextBound:
 
 def check_growth(backend: tokenizers.Tokenizer) -> None:
     """ModelError if the normalizer replaces a character by more than `MAX_GROWTH`, which no vocabulary needs."""
-    if (growth := _growth(_state(backend.normalizer))) > MAX_GROWTH:
+    if (growth := _growth(state_of(backend.normalizer))) > MAX_GROWTH:
         raise ModelError(f"its normalizer replaces a character by up to {growth:.3g}, more than {MAX_GROWTH}")
 
 
-def _state(part: Any) -> Mapping[str, Any]:
+def state_of(part: Any) -> Mapping[str, Any]:
+    """Return what a part of a tokenizer was made from; an empty sequence for None."""
     return {"type": "Sequence"} if part is None else json.loads(part.__getstate__())
 
 
-def _steps(state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The parts that a state is a sequence of."""
+def steps_of(state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the parts that a state is a sequence of."""
     if state["type"] != "Sequence":
         return [state]
     inner = state.get("normalizers") or state.get("pretokenizers") or []
-    return [step for part in inner for step in _steps(part)]
+    return [step for part in inner for step in steps_of(part)]
 
 
 def _shrink(state: Mapping[str, Any]) -> int | None:
     """Characters that normalization may make one of; None: it may remove them all."""
     shrink = 1
-    for step in _steps(state):
+    for step in steps_of(state):
         match step:
             case {"type": "Replace", "pattern": {"String": pattern}, "content": str(content)} if content:
                 shrink *= -(-len(pattern) // len(content)) or 1
@@ -94,7 +95,7 @@ def _shrink(state: Mapping[str, Any]) -> int | None:
 
 def _growth(state: Mapping[str, Any]) -> float:
     growth = 1.0
-    for step in _steps(state):
+    for step in steps_of(state):
         match step:
             case {"type": "Replace", "pattern": {"String": pattern}, "content": content}:
                 growth *= max(1.0, len(content) / max(1, len(pattern)))

@@ -31,7 +31,7 @@ class Tokenizer:
     def __init__(self, parts: TokenizerParts) -> None:
         self.backend, self.bos_id, self.eos_ids = parts.backend, parts.bos_id, parts.eos_ids
         self._chat_sources, self._special_tokens = parts.chat_templates, parts.special_tokens
-        self.response_template = parts.response_template
+        self.response_template, self.unread_keys = parts.response_template, parts.unread
         self._renderers: dict[str, Callable[..., str]] = {}
         self._token_bytes = TokenBytes(self.backend, parts.repeated)
         self._num_repeated = len(parts.repeated)

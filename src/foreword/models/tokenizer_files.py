@@ -11,8 +11,10 @@ from tokenizers import normalizers
 
 from foreword.errors import ModelError
 from foreword.jsonfile import read_bytes, read_object
+from foreword.models.config import Config
 from foreword.models.files import FETCH_AGAIN
 from foreword.models.text_bounds import check_growth
+from foreword.models.tokenizer_config import configure
 from foreword.models.tokenizer_parts import TokenizerParts, panics_caught, turn_ends
 
 
@@ -33,9 +35,14 @@ def read_from_directory(folder: Path, *, lowercase: bool = False) -> TokenizerPa
     ends = _end_ids(folder / "generation_config.json") or [*_end_ids(folder / "config.json"), *turn_ends(backend)]
     if (eos_id := ids.get("eos_token")) is not None:
         ends.insert(0, eos_id)
-    response_template = config.get("response_template")
     return TokenizerParts(
-        backend, ids.get("bos_token"), tuple(dict.fromkeys(ends)), _templates(folder), special, response_template
+        backend,
+        ids.get("bos_token"),
+        tuple(dict.fromkeys(ends)),
+        _templates(folder),
+        special,
+        config.get("response_template"),
+        unread=configure(backend, Config(config_path, config)),
     )
 
 

@@ -20,6 +20,14 @@ from foreword.models.files import T, typed_value
 from foreword.models.pre_tokenizers import PRESETS, Preset, preset_of_vocabulary
 from foreword.models.tokenizer_parts import TokenizerParts, panics_caught, turn_ends
 
+_TOKENS = ("bos", "eos", "eot", "eom", "unknown", "padding", "separator", "seperator", "cls", "mask")
+_KNOWN = {
+    *("model", "pre", "tokens", "token_type", "scores", "merges", "add_space_prefix", "suppress_tokens"),
+    *("add_bos_token", "add_eos_token", "add_sep_token", "token_type_count", "added_tokens"),
+    *(f"{name}_token_id" for name in (*_TOKENS, "prefix", "suffix", "middle")),
+    "tokenizer.huggingface.json",
+}
+
 
 class _Type(IntEnum):
     """Values of tokenizer.ggml.token_type."""
@@ -54,9 +62,23 @@ def build_from_gguf(metadata: Mapping[str, object]) -> TokenizerParts:
     named = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     special = {key: tokens[i] for key, name in named.items() if (i := ids[name]) is not None}
     templates = _chat_templates(metadata)
+    if _get(metadata, "add_sep_token", bool, False):
+        raise ModelError("metadata tokenizer.ggml.add_sep_token = True is not supported. Use the model's directory")
     return TokenizerParts(
-        backend, ids["bos"], tuple(dict.fromkeys(ends)), templates, special, repeated=_repeated(tokens)
+        backend,
+        ids["bos"],
+        tuple(dict.fromkeys(ends)),
+        templates,
+        special,
+        repeated=_repeated(tokens),
+        unread=tuple(sorted(key for key in metadata if key.startswith("tokenizer.") and not _is_known(key))),
     )
+
+
+def _is_known(key: str) -> bool:
+    """Return whether a key of the metadata is read, or changes no token of a text."""
+    name = key.removeprefix("tokenizer.ggml.")
+    return name in _KNOWN or key.startswith("tokenizer.chat_template") or name.startswith("fim_")
 
 
 def _flagged(metadata: Mapping[str, object], key: str, default: bool, token_id: int | None) -> list[int]:

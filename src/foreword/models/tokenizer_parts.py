@@ -16,6 +16,7 @@ class TokenizerParts:
     """The parts of a `foreword.models.tokenizer.Tokenizer`.
 
     repeated: texts of ids that the backend does not have, because ids before them have the same texts.
+    unread: keys of the files that have no influence.
     """
 
     backend: tokenizers.Tokenizer
@@ -25,6 +26,7 @@ class TokenizerParts:
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     response_template: object = None
     repeated: Mapping[int, str] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
 
 
 def turn_ends(backend: tokenizers.Tokenizer) -> list[int]:

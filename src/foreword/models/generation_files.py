@@ -1,0 +1,102 @@
+"""What a model's files say about generation: tokens that are never written, and sampling that they suggest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from foreword.errors import ModelError
+from foreword.jsonfile import read_object
+from foreword.models.config import Config
+from foreword.models.files import FETCH_AGAIN
+from foreword.models.keys import WITHOUT_EFFECT, Key, only, table
+
+SUGGESTED = (
+    *("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"),
+    *("repetition_penalty", "max_length", "max_new_tokens"),
+)
+"""Keys of a generation_config.json that requests decide: `SamplingParams` and its defaults."""
+_KEYS = table(
+    [
+        *map(Key, ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", *SUGGESTED)),
+        *(only(name, 1) for name in ("num_beams", "num_beam_groups", "guidance_scale", "encoder_repetition_penalty")),
+        *(only(name, 0) for name in ("penalty_alpha", "diversity_penalty", "min_length", "min_new_tokens")),
+        *(only(name, 0) for name in ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size")),
+        *(only(name, False) for name in ("remove_invalid_values", "low_memory")),
+        *(
+            only(name, None, [], {})
+            for name in (
+                *("force_words_ids", "constraints", "forced_bos_token_id", "forced_eos_token_id"),
+                *("forced_decoder_ids", "sequence_bias", "exponential_decay_length_penalty", "stop_strings"),
+                *("dola_layers", "watermarking_config", "token_healing", "max_time"),
+            )
+        ),
+    ]
+)
+_NO_EFFECT = {
+    *WITHOUT_EFFECT,
+    *("_from_model_config", "cache_config", "compile_config", "disable_compile", "early_stopping", "length_penalty"),
+    *("num_return_sequences", "output_logits", "output_scores", "prefill_chunk_size", "renormalize_logits"),
+    *("return_dict_in_generate", "return_legacy_cache", "trust_remote_code"),
+    *("assistant_confidence_threshold", "assistant_early_exit", "assistant_lookbehind", "target_lookbehind"),
+    *("num_assistant_tokens", "num_assistant_tokens_schedule", "is_assistant", "prompt_lookup_num_tokens"),
+    *("max_matching_ngram_size", "decoder_start_token_id"),
+}
+"""Keys that change no token of an output, or none of a decoder's without beams."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationFiles:
+    """suppressed: tokens that are never written; suppressed_first: not as the first token. suggested: values for
+    requests, which are not applied. unread: keys that have no influence.
+    """
+
+    suppressed: tuple[int, ...] = ()
+    suppressed_first: tuple[int, ...] = ()
+    suggested: Mapping[str, Any] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
+
+
+def read_generation(folder: Path) -> GenerationFiles:
+    """Return what generation_config.json says. ModelError for a rule that is not applied."""
+    path = folder / "generation_config.json"
+    if not path.exists():
+        return GenerationFiles()
+    config = Config(path, read_object(path, ModelError), keys=_KEYS)
+    try:
+        config.check()
+    except ModelError as error:
+        raise ModelError(f"{error}, or remove the key from the file") from None
+    words = config.sequence("bad_words_ids")
+    if not all(isinstance(word, list) and len(word) == 1 for word in words):
+        fix = "Remove it from the file, and give bad_words_token_ids in requests"
+        raise config.error("bad_words_ids of several tokens are not applied", fix)
+    return GenerationFiles(
+        suppressed=_ids(config, "suppress_tokens", [word for (word,) in words]),
+        suppressed_first=_ids(config, "begin_suppress_tokens"),
+        suggested={name: value for name in SUGGESTED if (value := config.values.get(name)) is not None},
+        unread=tuple(f"{path.name}: {name}" for name in config.unread(_KEYS) if name not in _NO_EFFECT),
+    )
+
+
+def generation_of_gguf(path: Path, metadata: Mapping[str, object]) -> GenerationFiles:
+    """Return what the metadata of a GGUF file say."""
+    suggestion = "general.sampling."
+    found = metadata.get(key := "tokenizer.ggml.suppress_tokens")
+    ids = found.tolist() if isinstance(found, np.ndarray) else [] if found is None else found
+    return GenerationFiles(
+        suppressed=_ids(Config(path, {key: ids}), key),
+        suggested={k.removeprefix(suggestion): v for k, v in metadata.items() if k.startswith(suggestion)},
+    )
+
+
+def _ids(config: Config, key: str, more: Sequence[object] = ()) -> tuple[int, ...]:
+    """Return a list of token ids. ModelError for anything else."""
+    ids = [*config.sequence(key), *more]
+    if not all(type(i) is int and i >= 0 for i in ids):
+        raise config.error(f"{key} is {ids!r:.80}, not token ids", FETCH_AGAIN)
+    return tuple(ids)
