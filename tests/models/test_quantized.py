@@ -338,6 +338,12 @@ ONE = {"plain": np.ones((1, 2), "<f4")}
         (FP8, {**F, "weight": F["weight"][None]}, r"shape \(1, 16, 96\) in FP8 is not of a matrix"),
         ({**FP8, "weight_block_size": [0, 8]}, F, r"weight_block_size is \[0, 8\], not two sizes"),
         ({**FP8, "weight_block_size": 8}, F, "weight_block_size is 8, not a list"),
+        (
+            {**COMPRESSED, "transform_config": {"R1": 1}},
+            F,
+            "quantization_config.transform_config = .* is not supported",
+        ),
+        ({**GPTQ, "dynamic": {"x": {"bits": 8}}}, G, "quantization_config.dynamic = .* is not supported"),
         ({**COMPRESSED, "format": "pack-quantized"}, F, "quantization_config.format is 'pack-quantized', which is not"),
         ({**FP8}, {**F, "other": np.ones(2, "<i4")}, r"tensor 'w\.other': dtype 'I32' is not supported"),
     ],

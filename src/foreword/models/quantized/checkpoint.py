@@ -32,6 +32,30 @@ _BOUNDS = {
 _ACTIVATION_SCALES = (".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale")
 """For activations and keys in FP8, which are not quantised here."""
 
+_WITHOUT_EFFECT = {
+    # which layers are quantised, and how many columns share a scale, is in the tensors
+    *("modules_to_not_convert", "ignored_layers", "ignore", "config_groups", "modules_in_block_to_quantize", "lm_head"),
+    *(
+        "block_name_to_quantize",
+        "weight_block_size",
+        "group_size",
+        "desc_act",
+        "sym",
+        "zero_point",
+        "checkpoint_format",
+    ),
+    # of activations and keys, which are not quantised here
+    *("activation_scheme", "kv_cache_scheme", "use_cuda_fp16", "hyb_act"),
+    # how the checkpoint was made, and how other implementations compute with it
+    *("quant_method", "bits", "format", "version", "fmt", "scale_fmt", "quantization_status", "dequantize", "backend"),
+    *("global_compression_ratio", "true_sequential", "static_groups", "act_group_aware", "damp_percent", "dataset"),
+    *("damp_auto_increment", "mse", "meta", "quantizer", "tokenizer", "batch_size", "model_seqlen", "max_input_length"),
+    *("module_name_preceding_first_block", "cache_block_outputs", "pad_token_id", "disable_exllama", "use_exllama"),
+    *("exllama_config", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "pack_dtype", "run_compressed"),
+    *("uses_bad_zero", "offload_to_disk", "is_marlin_format", "model_name_or_path", "model_file_base_name"),
+}
+"""Keys of a quantization_config that change no weight, beside those that are read."""
+
 
 def read_weights(entries: Mapping[str, Entry], config: Config) -> dict[str, Tensor]:
     """The tensors of a checkpoint under the names of its unquantised form, by the ``quantization_config`` of its
@@ -50,6 +74,10 @@ def read_weights(entries: Mapping[str, Entry], config: Config) -> dict[str, Tens
     for name, matrix, parts in (integer_matrices if is_integer else fp8_matrices)(entries, settings, method):
         weights[name] = Tensor(ConvertedRows(matrix, 0, matrix.shape[0]), matrix.quant, matrix.shape)
         used.update(part.name for part in parts)
+    for key, value in settings.values.items():
+        if value and key not in settings.read and key.removeprefix("quantization_config.") not in _WITHOUT_EFFECT:
+            fix = "Use a checkpoint without it, or an unquantised one"
+            raise settings.error(f"{key} = {value!r:.80} is not supported", fix)
     if not weights:
         raise config.error(f"quantization_config says {method}, but no weight is stored so", SAME_MODEL)
     for name, entry in entries.items():
