@@ -1,0 +1,117 @@
+"""Every key of a configuration, changed alone: the logits are those of transformers, or the key is refused."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from foreword.errors import ModelError
+from foreword.models.families import FAMILIES
+from foreword.models.keys import WITHOUT_EFFECT
+from foreword.models.loader import load_model
+from models.recorded import TINY
+from models.running import all_logits, whole
+from models.test_model_keys import REFERENCE
+from models.tiny import write_model
+
+NAMES = {tiny["config"]["model_type"]: name for name, tiny in reversed(TINY.items())}
+"""A tiny model of each family."""
+ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "mish", "relu2", "quick_gelu")
+ROTARY = (
+    {"rope_type": "linear", "factor": 3.0},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 16.0},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 0.7, "mscale_all_dim": 0.3},
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+     "original_max_position_embeddings": 32},
+    {"rope_type": "dynamic", "factor": 2.0},
+    {"rope_type": "default", "partial_rotary_factor": 0.5},
+)  # fmt: skip
+MORE = {"partial_rotary_factor": [0.5], "is_causal": [False], "attention_bias": [True], "mlp_bias": [True],
+        "norm_topk_prob": [True, False], "attn_logit_softcapping": [2.0], "final_logit_softcapping": [1.5],
+        "query_pre_attn_scalar": [3], "head_dim": [16], "logit_scale": [2.0], "tie_word_embeddings": [True, False],
+        "rope_theta": [77.0], "sliding_window": [3], "use_sliding_window": [True]}  # fmt: skip
+OTHERS = {"vocab_size", "architectures", "model_type", *WITHOUT_EFFECT}
+TEXT = np.random.default_rng(3).integers(3, 40, 14).tolist()
+
+
+def other_values(key, value):
+    """Values of the same kind, and for null of several kinds."""
+    match value:
+        case bool():
+            return [not value]
+        case int():
+            return [value + 1, 2 * value, max(1, value // 2)]
+        case float():
+            return [2 * value, value / 2]
+        case None:
+            return [True, 2]
+        case [_, *_]:
+            return [value[::-1]]
+    return ACTIVATIONS if "activation" in key or key == "hidden_act" else []
+
+
+def changes(config):
+    """Configurations that differ in one key, and with other rotary parameters in both forms."""
+    known = {**REFERENCE["families"][config["model_type"]]["defaults"], **config}
+    for key, value in known.items():
+        for other in [*other_values(key, value), *MORE.get(key, ())]:
+            if key not in OTHERS and other != value:
+                yield {**config, key: other}
+    for key in MORE.keys() - known.keys():
+        yield {**config, key: MORE[key][0]}
+    older = {key: value for key, value in config.items() if key != "rope_parameters"}
+    for parameters in ROTARY:
+        yield {**config, "rope_parameters": {"rope_theta": 500.0, **parameters}}
+        yield {**older, "rope_theta": 500.0, "rope_scaling": parameters}
+        yield {**config, "rope_scaling": parameters}
+
+
+def of_transformers(folder):
+    """A model of random weights for the config.json of the folder, where it is saved; None if it cannot be made."""
+    try:
+        torch.manual_seed(0)
+        config = AutoConfig.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                scale = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.2
+                parameter.add_(scale * torch.randn(parameter.shape))
+            written = (folder / "config.json").read_text()
+            model.save_pretrained(folder)
+            (folder / "config.json").write_text(written)
+            model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+            return model.eval()(torch.tensor([TEXT])).logits[0].numpy()
+    except Exception:  # of any type, for a value that it does not take
+        return None
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_each_key_changed_alone_is_computed_as_by_transformers_or_refused(tmp_path, model_type):
+    tiny, counts = TINY[NAMES[model_type]], {"equal": 0, "refused": 0, "unknown": 0}
+    for i, config in enumerate(changes(tiny["config"])):
+        folder = write_model(tmp_path / str(i), config, {})
+        want = of_transformers(folder)
+        if want is None:
+            counts["unknown"] += 1
+            continue
+        try:
+            model = load_model(folder)
+        except ModelError:
+            counts["refused"] += 1
+            continue
+        model = replace(model, spec=model.spec.for_length(len(TEXT)))
+        [got] = all_logits(model, [TEXT], whole([TEXT]))
+        difference = np.abs(got - want).max() / max(1, np.abs(want).max())
+        changed = {
+            key: config.get(key) for key in {*config, *tiny["config"]} if config.get(key) != tiny["config"].get(key)
+        }
+        assert difference < 2e-3, f"{json.dumps(changed)}: {difference}"
+        counts["equal"] += 1
+    assert counts["equal"] > 20
+    assert counts["refused"] > 5
