@@ -151,6 +151,8 @@ def test_an_unused_tensor_is_refused(tmp_path, extra):
 def test_one_file_of_a_split_model_is_refused(tmp_path):
     with pytest.raises(ModelError, match=r"model\.gguf: is one of 3 files"):
         load_model(as_gguf(tmp_path, "qwen2", {"split.count": ("u16", 3)}))
+    with pytest.raises(ModelError, match=r"split\.count is .*, not of type int"):
+        load_model(as_gguf(tmp_path, "qwen2", {"split.count": ("[i32]", [1, 2])}))
 
 
 def test_an_unsupported_architecture_is_named(tmp_path):

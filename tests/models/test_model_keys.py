@@ -317,6 +317,12 @@ def test_metadata_without_effect_is_accepted_and_other_metadata_listed(tmp_path)
     assert load_model(as_gguf(tmp_path, "llama-linear-tied", **more)).unread_keys == ("llama.zebra",)
 
 
+@pytest.mark.parametrize("typed", [("u32", 49), ("str", "48"), ("[i32]", [48])])
+def test_a_vocabulary_of_another_size_than_the_embedding_is_refused(tmp_path, typed):
+    with pytest.raises(ModelError, match=r"llama\.vocab_size = .*, token_embd\.weight has 48 rows"):
+        load_model(as_gguf(tmp_path, "llama-linear-tied", **{"llama.vocab_size": typed}))
+
+
 @pytest.mark.parametrize("key", ["rope.scaling.factor", "rope.scale_linear"])
 def test_a_factor_without_a_type_is_linear(tmp_path, key):
     typed = load_model(

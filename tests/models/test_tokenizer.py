@@ -400,6 +400,13 @@ def test_tools_use_the_tool_template_if_there_is_one():
     assert tokenizer.apply_chat_template(HI, tools=[{"name": "f"}]) == "tools"
 
 
+def test_the_names_of_templates_are_no_template_and_another_type_is_refused():
+    tokenizer = byte_level(chat_template="plain", chat_templates=["tool_use"])
+    assert (tokenizer.chat_template(tools=True), tokenizer.unread_keys) == ("plain", ())
+    with pytest.raises(ModelError, match=r"metadata tokenizer\.chat_template is 5, not a text"):
+        byte_level(chat_template=5)
+
+
 def test_the_error_of_a_model_without_template_names_the_fix():
     with pytest.raises(ModelError, match="Give the prompt as text"):
         byte_level().apply_chat_template(HI)

@@ -130,7 +130,10 @@ def config_from_gguf(gguf: GGUF, keys: Keys) -> Config:
         if key.startswith(prefix) and name != _SCALE and not name.startswith(_SCALING):
             values[names.get(name, key)] = _plain(value)
     if (embed := gguf.tensors.get("token_embd.weight")) is not None:
-        values["vocab_size"] = embed.shape[0]
+        size = embed.shape[0]
+        if (given := values.setdefault("vocab_size", size)) != size:
+            reason = f"{prefix}vocab_size = {given!r:.80}, token_embd.weight has {size} rows"
+            raise ModelError(f"{gguf.path}: {reason}. Convert the model again")
     values["tie_word_embeddings"] = "output.weight" not in gguf.tensors
     values["rope_scaling"] = _rope_scaling(gguf, prefix)
     return Config(gguf.path, values, keys=keys, prefix=prefix)

@@ -93,8 +93,7 @@ def find_model(model: str | Path) -> tuple[Path, str]:
 
 def _load_gguf(path: Path, name: str) -> LoadedModel:
     gguf = read_gguf(path)
-    if gguf.metadata.get("split.count", 1) not in (0, 1):
-        count = gguf.metadata["split.count"]
+    if (count := gguf.get("split.count", int, 1)) not in (0, 1):
         raise ModelError(f"{path}: is one of {count} files of a split model. Merge them with the tool that split them")
     architecture = gguf.get("general.architecture", str)
     family = GGUF_FAMILIES.get(architecture)

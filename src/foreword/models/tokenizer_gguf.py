@@ -20,6 +20,7 @@ from foreword.models.files import T, typed_value
 from foreword.models.pre_tokenizers import PRESETS, Preset, preset_of_vocabulary
 from foreword.models.tokenizer_parts import TokenizerParts, panics_caught, turn_ends
 
+_TEMPLATE = "tokenizer.chat_template"
 _TOKENS = ("bos", "eos", "eot", "eom", "unknown", "padding", "separator", "seperator", "cls", "mask")
 _KNOWN = {
     *("model", "pre", "tokens", "token_type", "scores", "merges", "add_space_prefix", "suppress_tokens"),
@@ -78,7 +79,7 @@ def build_from_gguf(metadata: Mapping[str, object]) -> TokenizerParts:
 def _is_known(key: str) -> bool:
     """Return whether a key of the metadata is read, or changes no token of a text."""
     name = key.removeprefix("tokenizer.ggml.")
-    return name in _KNOWN or key.startswith("tokenizer.chat_template") or name.startswith("fim_")
+    return name in _KNOWN or key.startswith(_TEMPLATE) or name.startswith("fim_")
 
 
 def _flagged(metadata: Mapping[str, object], key: str, default: bool, token_id: int | None) -> list[int]:
@@ -198,10 +199,14 @@ def _surround(backend: Tokenizer, tokens: list[str], first: list[int], last: lis
 
 
 def _chat_templates(metadata: Mapping[str, object]) -> dict[str, str]:
+    """Return the chat templates by name: tokenizer.chat_template is the default, tokenizer.chat_template.NAME others."""
     templates = {}
     for key, value in metadata.items():
-        if key.startswith("tokenizer.chat_template") and isinstance(value, str):
-            templates[key.removeprefix("tokenizer.chat_template").lstrip(".") or "default"] = value
+        name = key.removeprefix(_TEMPLATE)
+        if name != key and name[:1] in ("", "."):
+            if not isinstance(value, str):
+                raise _wrong(f"{key} is {value!r:.80}, not a text")
+            templates[name[1:] or "default"] = value
     return templates
 
 
