@@ -5,6 +5,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Sequence
 
+from foreword.arrays import I32
+
 decoder = codecs.getincrementaldecoder("utf-8")
 """A class whose objects decode a text piece by piece."""
 INVALID = "\ufffd"
@@ -13,7 +15,7 @@ LONGEST = 4
 """Bytes, and so at most tokens, of a character."""
 
 
-def unfinished(token_bytes: Callable[[int], bytes], token_ids: Sequence[int]) -> bytes:
+def unfinished(token_bytes: Callable[[int], bytes], token_ids: Sequence[int] | I32) -> bytes:
     """Return the beginning of a character that the bytes of tokens end with, b"" if their last character is whole."""
     reader = decoder("replace")
     reader.decode(b"".join([token_bytes(int(i)) for i in token_ids[-LONGEST:]]))

@@ -469,7 +469,7 @@ def test_template_files_take_the_place_of_named_templates(directory):
     assert tokenizer.apply_chat_template(HI) == "three"
     assert tokenizer.apply_chat_template(HI, tools=[{}]) == "tool_use!"
     assert tokenizer.apply_chat_template(HI, tools=[{}], chat_template="rag") == "rag!"
-    assert tokenizer.chat_template(name="rag") == "rag!"
+    assert tokenizer.chat_template(chat_template="rag") == "rag!"
     with pytest.raises(RequestError, match="is not one of the model's chat templates: 'default', 'rag', 'tool_use'"):
         tokenizer.apply_chat_template(HI, chat_template="{{ messages }}")
     (directory / "chat_template.jinja").unlink()

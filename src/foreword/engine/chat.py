@@ -177,8 +177,9 @@ def make_chat(
     tools, choice = read_tools(described or ()), options.get("tool_choice", "auto")
     mode = read_choice(choice).mode
     names = tuple(tool.name for tool in tools)
-    template = options.get("chat_template")
-    source = tokenizer.chat_template(tools=bool(tools), name=template)
+    name = options.get("chat_template")
+    chosen = {} if name is None else {"chat_template": name}
+    source = tokenizer.chat_template(tools=bool(tools), **chosen)
     given = options.get("message_format")
     if tools and given is None and "tools" not in source:
         reason = "the model's chat template has no place for tools"
@@ -187,7 +188,7 @@ def make_chat(
     text = tokenizer.apply_chat_template(
         messages,
         tools=[_without_strict(tool) for tool in described or ()],
-        chat_template=template,
+        **chosen,
         add_generation_prompt=options.get("add_generation_prompt", True),
         media=media.encoder.placeholders if media.encoder is not None else (),
         **(options.get("template") or {}),

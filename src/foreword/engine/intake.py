@@ -43,7 +43,7 @@ class Tokenizer(Protocol):
         skip_special_tokens: bool = True,
         *,
         continues: bool = False,
-        prompt: Sequence[int] = (),
+        prompt: Sequence[int] | I32 = (),
         spaces_between_special_tokens: bool = True,
     ) -> Detokenizer: ...
 

@@ -135,12 +135,12 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
         spec = spec.changed(has_logits=False)
     elif spec.tie_embeddings and has_own_head(tensors):
         spec = spec.changed(tie_embeddings=False)
-    files = read_sentence_transformer(folder, spec.hidden_size)
-    if files.max_text_len is not None and files.max_text_len <= spec.max_model_len:
-        spec = replace(spec, max_model_len=files.max_text_len, longer=None)
-    pooling = read_pooling(config, files, "last", partial(_score_head, spec.hidden_size), "last")
+    beside = read_sentence_transformer(folder, spec.hidden_size)
+    if beside.max_text_len is not None and beside.max_text_len <= spec.max_model_len:
+        spec = replace(spec, max_model_len=beside.max_text_len, longer=None)
+    pooling = read_pooling(config, beside, "last", partial(_score_head, spec.hidden_size), "last")
     weights = weights_from_safetensors(folder, tensors, spec, family, pooling)
-    tokenizer = Tokenizer.from_directory(folder, lowercase=files.lowercase)
+    tokenizer = Tokenizer.from_directory(folder, lowercase=beside.lowercase)
     generation = read_generation(folder)
     return _loaded(spec, weights, tokenizer, name, folder, pooling, generation, config, family.keys, family)
 
@@ -148,13 +148,13 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
 def _load_encoder(folder: Path, config: Config, family: EncoderFamily, name: str) -> LoadedModel:
     own = family.declared(config)
     spec = family.read(config)
-    files = read_sentence_transformer(folder, spec.hidden_size)
-    spec = replace(spec, max_model_len=min(spec.max_model_len, files.max_text_len or spec.max_model_len))
-    pooling = read_pooling(config, files, "mean", partial(family.head, own), family.head_pooling(own))
+    beside = read_sentence_transformer(folder, spec.hidden_size)
+    spec = replace(spec, max_model_len=min(spec.max_model_len, beside.max_text_len or spec.max_model_len))
+    pooling = read_pooling(config, beside, "mean", partial(family.head, own), family.head_pooling(own))
     pooling = replace(pooling, num_token_types=spec.num_token_types)
     tensors = _tensors(folder, config)
     weights = encoder_weights(folder, tensors, spec, family, pooling)
-    tokenizer = Tokenizer.from_directory(folder, lowercase=files.lowercase)
+    tokenizer = Tokenizer.from_directory(folder, lowercase=beside.lowercase)
     return _loaded(spec, weights, tokenizer, name, folder, pooling, GenerationFiles(), config, family.keys)
 
 

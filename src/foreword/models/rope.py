@@ -217,8 +217,8 @@ def rope_parameters(config: Config, layer_type: str = "") -> dict[str, Any]:
     if found and older:
         forms = _complete(found, config), _complete(older, config)
         for key in sorted({*forms[0], *forms[1]}):
-            if (one := forms[0].get(key)) != (other := forms[1].get(key)):
-                reason = f"rope_scaling has {key} = {other!r:.80}, rope_parameters {one!r:.80}"
+            if (new := forms[0].get(key)) != (old := forms[1].get(key)):
+                reason = f"rope_scaling has {key} = {old!r:.80}, rope_parameters {new!r:.80}"
                 raise config.error(reason, USE_ITS_CONFIG)
     return _complete(found or older, config)
 

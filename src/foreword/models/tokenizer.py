@@ -10,6 +10,7 @@ from typing import Any, Self
 import tokenizers
 
 from foreword import utf8
+from foreword.arrays import I32
 from foreword.errors import ModelError, RequestError
 from foreword.models.detokenizer import Detokenizer, TokenBytes
 from foreword.models.text_bounds import TextBound
@@ -112,7 +113,7 @@ class Tokenizer:
         skip_special_tokens: bool = True,
         *,
         continues: bool = False,
-        prompt: Sequence[int] = (),
+        prompt: Sequence[int] | I32 = (),
         spaces_between_special_tokens: bool = True,
     ) -> Detokenizer:
         """Return an incremental decoder. ``continues``: the text follows a prompt, so its first space is kept.
@@ -133,9 +134,9 @@ class Tokenizer:
         """Whether the model has a chat template."""
         return bool(self._chat_sources)
 
-    def chat_template(self, *, tools: bool = False, name: str | None = None) -> str:
+    def chat_template(self, *, tools: bool = False, chat_template: str | None = None) -> str:
         """Return the Jinja source of a chat template as `apply_chat_template` chooses it; "" if the model has none."""
-        return self._chat_sources.get(self._template_name(tools, name), "")
+        return self._chat_sources.get(self._template_name(tools, chat_template), "")
 
     def apply_chat_template(
         self,

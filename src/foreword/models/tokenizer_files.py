@@ -116,12 +116,14 @@ def _chat_templates(path: Path, value: object) -> dict[str, str]:
             return {}
         case str(source):
             return {"default": source}
-        case [*entries] if all(isinstance(entry, Mapping) for entry in entries):
-            named = [(entry.get("name"), entry.get("template")) for entry in entries]
+        case [*entries]:
+            found = [entry if isinstance(entry, Mapping) else {} for entry in entries]
+            named = [(entry.get("name"), entry.get("template")) for entry in found]
         case {**sources}:
             named = list(sources.items())
         case _:
             named = [(None, None)]
-    if not all(isinstance(name, str) and isinstance(source, str) for name, source in named):
+    texts = {name: source for name, source in named if isinstance(name, str) and isinstance(source, str)}
+    if len(texts) != len(named):
         raise ModelError(f"{path}: chat_template is {value!r:.80}, not a text or texts by name. {FETCH_AGAIN}")
-    return dict(named)
+    return texts

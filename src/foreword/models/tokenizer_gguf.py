@@ -199,7 +199,7 @@ def _surround(backend: Tokenizer, tokens: list[str], first: list[int], last: lis
 
 
 def _chat_templates(metadata: Mapping[str, object]) -> dict[str, str]:
-    """Return the chat templates by name: tokenizer.chat_template is the default, tokenizer.chat_template.NAME others."""
+    """Return the chat templates by name: tokenizer.chat_template is "default", tokenizer.chat_template.NAME another."""
     templates = {}
     for key, value in metadata.items():
         name = key.removeprefix(_TEMPLATE)
