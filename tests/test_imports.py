@@ -27,14 +27,14 @@ def table_of(first: str) -> list[tuple[tuple[str, ...], set[str]]]:
     ]
 
 
-PACKAGES, PARTS = table_of("package"), table_of("room")
+PACKAGES, PARTS = table_of("package"), table_of("part")
 BASE = set(PACKAGES[0][0])
 """Modules that any other may import."""
 
 LAYERS = {name: imports for names, imports in PACKAGES for name in names}
 """Package → the packages that it imports."""
 
-ROOMS = {name: imports for names, imports in PARTS for name in names}
+PARTS_OF_BATCH = {name: imports for names, imports in PARTS for name in names}
 """Part of `foreword.batch` → the parts that it imports. A module belongs to the longest prefix."""
 
 FACES = {
@@ -146,14 +146,14 @@ def test_a_package_imports_exactly_the_packages_of_its_row():
 
 
 def test_a_part_of_the_batch_package_imports_exactly_the_parts_of_its_row():
-    check("foreword.batch.", ROOMS, set())
+    check("foreword.batch.", PARTS_OF_BATCH, set())
 
 
 def test_a_module_that_every_package_may_import_imports_only_such_modules():
     assert {other for part, other in imports_between("foreword.", LAYERS) if part in BASE} <= BASE
 
 
-@pytest.mark.parametrize("rows", [PACKAGES, PARTS], ids=["packages", "rooms of batch"])
+@pytest.mark.parametrize("rows", [PACKAGES, PARTS], ids=["packages", "parts of batch"])
 def test_a_row_imports_only_rows_above_it(rows):
     above: set[str] = set()
     for names, imports in rows:
@@ -166,8 +166,8 @@ def test_the_tables_have_every_module():
     assert [name for name in inner if part_of(name, LAYERS) is None] == []
     assert [name for name in LAYERS if name != "_native" and name not in inner] == []
     inner = [name.removeprefix("foreword.batch.") for name in GRAPH if name.startswith("foreword.batch.")]
-    assert [name for name in inner if part_of(name, ROOMS) is None] == []
-    assert [name for name in ROOMS if name not in inner] == []
+    assert [name for name in inner if part_of(name, PARTS_OF_BATCH) is None] == []
+    assert [name for name in PARTS_OF_BATCH if name not in inner] == []
 
 
 def public_names(face: str) -> set[str]:

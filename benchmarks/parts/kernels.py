@@ -13,6 +13,7 @@ from foreword.batch import InputBatch, InputBuffers, prepare_inputs
 from foreword.bench.shapes import Shape
 from foreword.executors.native import NativeExecutor
 from foreword.executors.pool import batch_groups
+from foreword.machine import default_threads
 from foreword.models.loader import load_model
 from foreword.native import native
 
@@ -71,7 +72,7 @@ class StepResult:
 
 
 def measure_roofline(num_threads: int | None = None) -> Roofline:
-    isa, measured = native.roofline(num_threads)
+    isa, measured = native.roofline(num_threads or default_threads())
     return Roofline(
         isa,
         measured["memory_bytes"] / 1e9,

@@ -10,7 +10,7 @@ namespace foreword {
 namespace kernels {
 namespace {
 
-nb::typed<nb::tuple, nb::str, Numbers> roofline(std::optional<int> num_threads, const std::string &isa_name,
+nb::typed<nb::tuple, nb::str, Numbers> roofline(int num_threads, const std::string &isa_name,
                                                 int megabytes) {
   in_range(megabytes, 1, INT32_MAX, "megabytes");
   const Isa &isa = choose_isa(isa_name);
@@ -54,7 +54,7 @@ void bind_model(nb::module_ &m) {
           [](CpuModel *self, int hidden_size, int num_heads, int num_kv_heads, int head_dim, int vocab_size,
              double norm_eps, double query_scale, double embedding_scale, const std::string &activation,
              double attn_softcap, double final_softcap, int num_groups, int num_slots, int num_blocks, int block_size,
-             const std::string &kv_format, const std::string &isa, std::optional<int> num_threads,
+             const std::string &kv_format, const std::string &isa, int num_threads,
              const Integers &recurrent, const CpuGroups &cpu_groups) {
             const ModelConfig config{hidden_size, num_heads, num_kv_heads, head_dim, vocab_size, num_groups,
                                      float(norm_eps), float(query_scale), float(embedding_scale),
@@ -66,7 +66,7 @@ void bind_model(nb::module_ &m) {
           },
           nb::kw_only(), "hidden_size"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "vocab_size"_a, "norm_eps"_a,
           "query_scale"_a, "embedding_scale"_a, "activation"_a, "attn_softcap"_a, "final_softcap"_a, "num_groups"_a,
-          "num_slots"_a, "num_blocks"_a, "block_size"_a, "kv_format"_a, "isa"_a, "num_threads"_a.none(),
+          "num_slots"_a, "num_blocks"_a, "block_size"_a, "kv_format"_a, "isa"_a, "num_threads"_a,
           "recurrent"_a = Integers(), "cpu_groups"_a = CpuGroups{})
       .def("pack", &CpuModel::pack, "data"_a.noconvert(), "source"_a, "cols"_a, "format"_a, "exact"_a)
       .def("vector", nb::overload_cast<const Array1<float> &>(&CpuModel::vector), "values"_a.noconvert())
@@ -102,7 +102,7 @@ void bind_kernels(nb::module_ &m) {
   bind_sampling(m);
   m.def("kv_bytes", &kv_bytes, "kv_format"_a, "num_blocks"_a, "block_size"_a, "num_slots"_a, "num_kv_heads"_a,
         "head_dim"_a, "recurrent"_a = Integers(), "Bytes of a KV pool, computed without allocating it.");
-  m.def("roofline", &roofline, "num_threads"_a.none() = nb::none(), "isa"_a = "", "megabytes"_a = 256,
+  m.def("roofline", &roofline, "num_threads"_a, "isa"_a = "", "megabytes"_a = 256,
         "The instruction set, and with it the limits of this machine: peak operations and memory bytes per second.");
   m.def("isa_levels", &isa_names, "Instruction sets that this build and this machine have, best first.");
 }

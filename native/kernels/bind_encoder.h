@@ -11,7 +11,7 @@ namespace foreword::kernels {
 // An encoder under construction, then in use. It packs weights as a `CpuModel`, and has no KV pool.
 class CpuEncoder : public CpuModel {
  public:
-  CpuEncoder(const ModelConfig &c, bool norms_before, const std::string &isa, std::optional<int> num_threads)
+  CpuEncoder(const ModelConfig &c, bool norms_before, const std::string &isa, int num_threads)
       : CpuModel(c, kv_config("fp32", 1, 1, 1, c.num_heads, c.head_dim, nb::dict()), isa, num_threads) {
     encoder_.norms_before = norms_before;
   }
@@ -99,14 +99,14 @@ inline void bind_encoder(nb::module_ &m) {
           "__init__",
           [](CpuEncoder *self, int hidden_size, int num_heads, int head_dim, int vocab_size, double norm_eps,
              double query_scale, const std::string &activation, bool norms_before, const std::string &isa,
-             std::optional<int> num_threads) {
+             int num_threads) {
             const ModelConfig config{hidden_size, num_heads, num_heads, head_dim, vocab_size, 1, float(norm_eps),
                                      float(query_scale), 1.f, by_name(kGates, activation, "activation"), 0.f, 0.f};
             new (self) CpuEncoder(config, norms_before, isa, num_threads);
           },
           nb::kw_only(), nb::arg("hidden_size"), nb::arg("num_heads"), nb::arg("head_dim"), nb::arg("vocab_size"),
           nb::arg("norm_eps"), nb::arg("query_scale"), nb::arg("activation"), nb::arg("norms_before"), nb::arg("isa"),
-          nb::arg("num_threads").none())
+          nb::arg("num_threads"))
       .def("set_tables", &CpuEncoder::set_tables, nb::arg("positions").noconvert(), nb::arg("token_types").noconvert())
       .def("add_encoder_layer", &CpuEncoder::add_encoder_layer, nb::arg("layer"))
       .def("finish_encoder", &CpuEncoder::finish_encoder, nb::arg("norms"))

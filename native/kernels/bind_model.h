@@ -35,7 +35,7 @@ using LoraFactors = std::tuple<int, Array2<float>, Array2<float>, double>;
 // Every argument is checked: std::invalid_argument names the one that does not fit.
 class CpuModel {
  public:
-  CpuModel(const ModelConfig &c, const KVConfig &kv, const std::string &isa, std::optional<int> num_threads,
+  CpuModel(const ModelConfig &c, const KVConfig &kv, const std::string &isa, int num_threads,
            CpuGroups cpu_groups = {})
       : model_(checked(c), kv, choose_isa(isa), num_threads, std::move(cpu_groups)),
         windows_(size_t(c.num_groups), -1),

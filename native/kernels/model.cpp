@@ -52,7 +52,7 @@ ActivationSet ActivationBuffer::view(int rows, int cols) const {
   return set;
 }
 
-Model::Model(const ModelConfig &config, const KVConfig &kv_config, const Isa &isa, std::optional<int> num_threads,
+Model::Model(const ModelConfig &config, const KVConfig &kv_config, const Isa &isa, int num_threads,
              CpuGroups groups)
     : config(config),
       recurrent(kv_config.recurrent),

@@ -139,7 +139,7 @@ struct LoraAdapter {
 
 class Model {
  public:
-  Model(const ModelConfig &config, const KVConfig &kv, const Isa &isa, std::optional<int> num_threads,
+  Model(const ModelConfig &config, const KVConfig &kv, const Isa &isa, int num_threads,
         CpuGroups groups = {});
 
   // Packing copies `source`. `set_embedding` does not: its rows are read in every step.

@@ -1,8 +1,7 @@
 #include "kernels/thread_pool.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <fstream>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -56,20 +55,6 @@ std::set<int> allowed_cpus() {
   return cpus;
 }
 
-// Cores of the groups, without groups those that this process may use. Hardware threads of one core count once.
-int physical_cores(const CpuGroups &groups) {
-  std::set<int> cpus = groups.empty() ? allowed_cpus() : std::set<int>();
-  for (const std::vector<int> &group : groups) cpus.insert(group.begin(), group.end());
-  std::set<std::string> cores;
-  for (int cpu : cpus) {
-    std::ifstream file("/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list");
-    std::string threads;
-    std::getline(file, threads);
-    cores.insert(threads.empty() ? std::to_string(cpu) : threads);
-  }
-  return std::max(1, int(cores.empty() ? std::thread::hardware_concurrency() : cores.size()));
-}
-
 int64_t this_process() {
 #if defined(__unix__) || defined(__APPLE__)
   return getpid();
@@ -113,18 +98,10 @@ CpuGroups checked(CpuGroups groups) {
   return groups;
 }
 
-int pool_size(std::optional<int> num_threads, const CpuGroups &groups) {
-  const std::string range = " is not a number of threads from 1 to " + std::to_string(kMaxThreads);
-  if (num_threads) {
-    if (*num_threads >= 1 && *num_threads <= kMaxThreads) return *num_threads;
-    throw std::invalid_argument("num_threads = " + std::to_string(*num_threads) + range);
-  }
-  const char *variable = std::getenv("FOREWORD_NUM_THREADS");
-  if (!variable || !*variable) return std::min(physical_cores(groups), kMaxThreads);
-  char *end = nullptr;
-  const long count = std::strtol(variable, &end, 10);
-  if (!*end && count >= 1 && count <= kMaxThreads) return int(count);
-  throw std::invalid_argument(std::string("FOREWORD_NUM_THREADS = '") + variable + "'" + range);
+int checked(int num_threads) {
+  if (num_threads >= 1 && num_threads <= kMaxThreads) return num_threads;
+  throw std::invalid_argument("num_threads = " + std::to_string(num_threads) + " is not a number of threads from 1 to " +
+                              std::to_string(kMaxThreads));
 }
 
 }  // namespace
@@ -137,9 +114,9 @@ int current_cpu() {
 #endif
 }
 
-ThreadPool::ThreadPool(std::optional<int> num_threads, CpuGroups groups)
+ThreadPool::ThreadPool(int num_threads, CpuGroups groups)
     : groups_(checked(std::move(groups))),
-      size_(pool_size(num_threads, groups_)),
+      size_(checked(num_threads)),
       process_(this_process()),
       queues_(size_t(size_)) {
   const int num_teams = std::max(1, int(groups_.size()));

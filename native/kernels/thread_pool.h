@@ -27,12 +27,12 @@ inline Share share_of(int n, int thread, int num_threads) {
 // next step usually follows at once, then sleep: an idle pool uses no processor time.
 class ThreadPool {
  public:
-  // `num_threads`: from 1 to kMaxThreads; by default the variable FOREWORD_NUM_THREADS, else the physical cores that
-  // this process may use. Throws std::invalid_argument if it is out of range or so many threads cannot start.
+  // `num_threads`: from 1 to kMaxThreads. Throws std::invalid_argument if it is out of range or so many threads cannot
+  // start.
   // `groups`: the threads are divided among them, and each runs on the processors of its group alone; so does the
   // caller of `run` meanwhile, on those of the first. Without groups the threads are one team and run anywhere. Throws
   // std::invalid_argument for a processor that this process may not use, and for fewer threads than groups.
-  explicit ThreadPool(std::optional<int> num_threads, CpuGroups groups = {});
+  explicit ThreadPool(int num_threads, CpuGroups groups = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool &) = delete;
   ThreadPool &operator=(const ThreadPool &) = delete;

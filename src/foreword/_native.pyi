@@ -182,7 +182,7 @@ class CpuModel:
         block_size: int,
         kv_format: str,
         isa: str,
-        num_threads: int | None,
+        num_threads: int,
         recurrent: dict[str, int] = {},
         cpu_groups: Sequence[Sequence[int]] = [],
     ) -> None: ...
@@ -239,7 +239,7 @@ class CpuEncoder(CpuModel):
         activation: str,
         norms_before: bool,
         isa: str,
-        num_threads: int | None,
+        num_threads: int,
     ) -> None: ...
     def set_tables(self, positions: F32, token_types: F32) -> None: ...
     def add_encoder_layer(self, layer: dict[str, object]) -> None: ...
@@ -344,7 +344,7 @@ def kv_bytes(
 ) -> int:
     """Bytes of a KV pool, computed without allocating it."""
 
-def roofline(num_threads: int | None = None, isa: str = "", megabytes: int = 256) -> tuple[str, dict[str, float]]:
+def roofline(num_threads: int, isa: str = "", megabytes: int = 256) -> tuple[str, dict[str, float]]:
     """The instruction set, and with it the limits of this machine: peak operations and memory bytes per second."""
 
 def isa_levels() -> list[str]:

@@ -1,12 +1,14 @@
 """What `foreword doctor` finds, on machines made of files."""
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
 
 from foreword.cli.app import app
-from foreword.insight.machine import cpu_quota, examine, measured, processor_name
+from foreword.insight import machine as insight
+from foreword.insight.machine import examine, measured, processor_name
 from foreword.models import registry
 
 
@@ -17,27 +19,27 @@ def machine(root, files):
     return {finding.subject: finding for finding in examine(root)}
 
 
-@pytest.mark.parametrize(
-    ("files", "processors"),
-    [
-        ({"sys/fs/cgroup/cpu.max": "150000 100000\n"}, 1.5),
-        ({"sys/fs/cgroup/cpu.max": "max 100000\n"}, None),
-        ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "50000", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, 0.5),
-        ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, None),
-        ({"sys/fs/cgroup/cpu.max": "what 0"}, None),
-        ({}, None),
-    ],
-)
-def test_the_limit_of_a_container(tmp_path, files, processors):
-    machine(tmp_path, files)
-    assert cpu_quota(tmp_path) == processors
-
-
-def test_a_limit_below_the_processors_is_slow(tmp_path):
-    found = machine(tmp_path, {"sys/fs/cgroup/cpu.max": "50000 100000"})["processors"]
-    assert found.verdict == "slow"
-    assert found.value.startswith("0.5 of ")
+def test_a_limit_below_the_processors_is_followed_and_shown(tmp_path, monkeypatch):
+    monkeypatch.delenv("FOREWORD_NUM_THREADS", raising=False)
+    files = {
+        "sys/fs/cgroup/cpu.max": "50000 100000",
+        "sys/fs/cgroup/memory.max": "1000000000",
+        "proc/meminfo": "MemTotal: 16000000 kB\nMemAvailable: 9000000 kB\n",
+    }
+    found = machine(tmp_path, files)
+    assert found["processors"].verdict == "ok"
+    assert re.fullmatch(r"0\.5 of \d+ by the container's limit; 1 thread", found["processors"].value)
+    assert found["memory limit"].value == "1.0 GB by the container's limit"
+    monkeypatch.setenv("FOREWORD_NUM_THREADS", "3")
+    found = machine(tmp_path, {})["processors"]
+    assert (found.verdict, found.value[-33:]) == ("slow", "3 threads by FOREWORD_NUM_THREADS"), found
     assert "FOREWORD_NUM_THREADS=1" in found.fix
+
+
+def test_a_package_that_is_not_installed_is_absent_and_has_a_fix(tmp_path, monkeypatch):
+    monkeypatch.setitem(insight.EXTRAS, "torch", ("no-such-distribution", "executor torch"))
+    found = machine(tmp_path, {})["extra torch"]
+    assert (found.verdict, found.fix) == ("absent", "For executor torch: pip install 'foreword[torch]'.")
 
 
 @pytest.mark.parametrize(
@@ -106,4 +108,4 @@ def test_the_command_prints_lines_or_json():
     assert quick.exit_code == 0
     assert "instruction set" in quick.output
     lines = CliRunner().invoke(app, ["doctor", "--quick", "--json"]).output.splitlines()
-    assert {json.loads(line)["verdict"] for line in lines} <= {"ok", "slow", "missing"}
+    assert {json.loads(line)["verdict"] for line in lines} <= {"ok", "slow", "missing", "absent"}

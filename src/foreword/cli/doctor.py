@@ -10,14 +10,15 @@ from typing import Annotated
 import typer
 
 from foreword import LLM, SamplingParams
-from foreword.cli.options import Json, Threads
+from foreword.cli.options import Json, Threads, warn_of_threads
 from foreword.cli.terminal import print_rows
 from foreword.insight.machine import Finding, examine, measured
+from foreword.machine import default_threads
 from foreword.models import registry
 from foreword.native import available, native
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 256, 48
-COLORS = {"ok": "32", "slow": "33", "missing": "31"}
+COLORS = {"ok": "32", "slow": "33", "missing": "31", "absent": "2"}
 
 
 def doctor(
@@ -29,6 +30,7 @@ def doctor(
 
     Measures memory and arithmetic, and the default model if it is here, in about ten seconds.
     """
+    warn_of_threads(num_threads)
     rows: list[tuple[str, str, str]] = []
     for finding in _all(quick, num_threads):
         if as_json:
@@ -44,7 +46,7 @@ def _all(quick: bool, threads: int | None) -> Iterator[Finding]:
     if quick or not available():
         return
     model = registry.DEFAULT
-    _, rates = native.roofline(threads, megabytes=64)
+    _, rates = native.roofline(threads or default_threads(), megabytes=64)
     yield from measured(rates, model)
     if registry.cached_path(model.name) is not None:
         yield from _speed(rates, model, threads)

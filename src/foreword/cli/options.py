@@ -17,11 +17,13 @@ from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar, cast
 import typer
 
 from foreword.cli.app import option_names
+from foreword.cli.terminal import note
 from foreword.declared import Declared
 from foreword.engine.loras import named_paths
 from foreword.engine.options import LLMOptions, executor_settings, option_settings
 from foreword.errors import ConfigError, shown
 from foreword.jsonfile import read_bytes
+from foreword.machine import VARIABLE, default_threads, num_processors
 from foreword.names import advice
 from foreword.settings import Setting
 
@@ -46,7 +48,7 @@ def option(
     default: shown in the help.
     """
     known = among[name]
-    named = replace(known, name=flags[0][2:].replace("-", "_") if flags else name)
+    named = replace(known, name=flags[0][2:].replace("-", "_") if flags else name, optional=False)
     help = _help(known, OF_EXECUTORS.get(name, {}) if known is SETTINGS.get(name) else {}, default)
     return typer_option(named, named.read, help, *flags, heading=heading)
 
@@ -59,6 +61,13 @@ def typer_option(
     The message of a wrong value is that of ``read``: the same from Python, a command line, a variable and a file.
     """
     flag, is_flag = f"--{known.name.replace('_', '-')}", known.type == "bool"
+
+    def take(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> Any:
+        try:
+            return None if value is None else read(value)
+        except ConfigError as error:
+            raise ConfigError(_source(context, parameter) + str(error)) from None
+
     return typer.Option(
         *(flags or (f"{flag}/--no-{flag[2:]}" if is_flag else flag,)),
         metavar=None if is_flag else known.form,
@@ -66,9 +75,17 @@ def typer_option(
         rich_help_panel=heading,
         show_default=False,
         parser=None if is_flag else lambda value: value,
-        callback=lambda value: None if value is None else read(value),
+        callback=take,
         autocompletion=_known_models if known.name == "model" else None,
     )
+
+
+def _source(context: typer.Context, parameter: typer.CallbackParam) -> str:
+    """Return the beginning of a message about a value that the command line does not have: where it stands."""
+    source = context.get_parameter_source(str(parameter.name))
+    if source is None or source.name not in ("ENVIRONMENT", "DEFAULT_MAP"):
+        return ""
+    return f"{parameter.envvar if source.name == 'ENVIRONMENT' else context.params.get('config')}: "
 
 
 def option_type(known: Declared) -> Any:
@@ -141,8 +158,10 @@ def read_toml(file: Path) -> dict[str, Any]:
     """Return the lines of a TOML file. ConfigError for another file."""
     try:
         return tomllib.loads(read_bytes(file, ConfigError).decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file}: not valid TOML ({error})") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: not valid TOML (not UTF-8 at byte {error.start})") from None
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one result per line.")]
@@ -243,10 +262,22 @@ def engine_options(
         if adapters := values.pop("adapter", ()):
             values["loras"] = named_paths(adapters)
         values = {LISTS.get(name, name): value for name, value in values.items()}
+        warn_of_threads(values.get("num_threads"))
         return EngineOptions(model, cast(LLMOptions, values), as_json)
 
     options = {"config": CONFIG} | ({"as_json": JSON} if has_json else {}) | options_of(headings, defaults)
     return Group(options, make)
+
+
+def warn_of_threads(num_threads: int | None) -> None:
+    """Say it if there will be more threads than processors, which makes a step slower by orders of magnitude.
+
+    num_threads: as it was given; None: the default.
+    """
+    threads, usable = num_threads or default_threads(), num_processors()
+    if threads > usable:
+        given = f"--num-threads {threads}" if num_threads else f"{VARIABLE}={threads}"
+        note(f"{given}: this process may use {usable} processors, and threads wait for each other; give at most that")
 
 
 EXECUTOR = ("model", *TABLE["Executor"])
@@ -262,6 +293,15 @@ def chosen_model(context: typer.Context, argument: str | None, option: str) -> s
     if source is not None and source.name == "COMMANDLINE":
         raise typer.BadParameter(f"{option!r}: the argument names {argument!r} too; give one", param_hint="--model")
     return argument
+
+
+def check_used(context: typer.Context, names: Collection[str], needed: str) -> None:
+    """Raise BadParameter for parameters that were given and that do nothing without ``needed``."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name != "DEFAULT":
+            flag = max(next(one.opts for one in context.command.params if one.name == name), key=len)
+            raise typer.BadParameter(f"it does nothing {needed}; leave it out.", param_hint=flag)
 
 
 def not_nan(value: float | None) -> float | None:

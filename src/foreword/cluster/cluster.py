@@ -13,6 +13,7 @@ from foreword.cluster.client import ReplicaLostError
 from foreword.cluster.process import LOAD_SECONDS, ReplicaProcess
 from foreword.engine.options import LLMOptions, with_threads
 from foreword.errors import ConfigError
+from foreword.machine import VARIABLE, default_threads
 from foreword.routing import make_router
 from foreword.server.adapter_routes import LOAD
 from foreword.server.config import ServerConfig
@@ -31,9 +32,8 @@ class Cluster:
 
     def __init__(self, model: str, config: ServerConfig, options: LLMOptions) -> None:
         configs = config.of_replicas()
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        if "FOREWORD_NUM_THREADS" not in os.environ:
-            options = with_threads(options, max(cores // config.replicas, 1))
+        if not os.environ.get(VARIABLE):
+            options = with_threads(options, max(default_threads() // config.replicas, 1))
         self._make: Callable[[int], ReplicaProcess] = lambda number: ReplicaProcess(
             model, configs[number], options, number
         )

@@ -11,7 +11,7 @@ class EngineOptions(TypedDict, total=False):
     max_model_len: int | None
     block_size: int
     num_blocks: int | None
-    kv_cache_bytes: int | str
+    kv_cache_bytes: int | str | None
     lora_bytes: int | str
     max_logprobs: int
     grammar_cache_bytes: int | str

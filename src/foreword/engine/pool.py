@@ -55,10 +55,11 @@ def pool_of(
     most = config.scheduler.max_num_seqs
     num_blocks = config.num_blocks
     if num_blocks is None:
-        num_blocks = min(1 + one * most, config.kv_cache_bytes // block_bytes)
+        pool_bytes = config.kv_pool_bytes
+        num_blocks = min(1 + one * most, pool_bytes // block_bytes)
         if num_blocks < 1 + one:
             raise ConfigError(
-                f"kv_cache_bytes={config.kv_cache_bytes}: one request of max_model_len={length} tokens needs "
+                f"kv_cache_bytes={pool_bytes}: one request of max_model_len={length} tokens needs "
                 f"{(1 + one) * block_bytes}; give that many, or lower max_model_len"
             )
     return PoolSize(length, groups, block_bytes, num_blocks, most, context_parallel)

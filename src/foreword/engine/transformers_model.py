@@ -79,14 +79,15 @@ class EncoderDecoderModel(TransformersModel[LoadedEncoderDecoder]):
         """
         loaded = self.loaded
         one = cross_bytes(loaded.trace, loaded.encoder.max_len, loaded.module.dtype)
-        count = min(config.scheduler.max_num_seqs, config.kv_cache_bytes // 2 // one)
+        pool_bytes = config.kv_pool_bytes
+        count = min(config.scheduler.max_num_seqs, pool_bytes // 2 // one)
         if count < 1:
             raise ConfigError(
-                f"kv_cache_bytes={config.kv_cache_bytes}: the encoder's keys and values of a request need {one}, at "
+                f"kv_cache_bytes={pool_bytes}: the encoder's keys and values of a request need {one}, at "
                 f"most half of it; give at least {2 * one}"
             )
         limits = replace(config.scheduler, max_num_seqs=count)
-        return replace(config, scheduler=limits, kv_cache_bytes=config.kv_cache_bytes - count * one)
+        return replace(config, scheduler=limits, kv_cache_bytes=pool_bytes - count * one)
 
     def executor(self, size: PoolSize) -> Executor:
         loaded = self.loaded

@@ -60,9 +60,10 @@ class ExecutorKind(ABC, Generic[O]):
         given = {name: value for name, value in given.items() if value is not None}
         for name, value in given.items():
             if name not in settings_of(self.options):
-                own = ", ".join(other.name for other in KINDS.values() if name in settings_of(other.options))
+                own = " or ".join(repr(other.name) for other in KINDS.values() if name in settings_of(other.options))
                 raise ConfigError(
-                    f"{name}={shown(value)}: executor {self.name!r} has no such option ({own} only); leave it out"
+                    f"{name}={shown(value)}: executor {self.name!r} has no such option; give executor {own}, or leave "
+                    "it out"
                 )
         return self.options(**given)
 

@@ -23,6 +23,7 @@ from foreword.executors.option_types import NativeKeywords
 from foreword.executors.options import KVFormat, NativeOptions, WeightFormat
 from foreword.executors.pool import batch_groups
 from foreword.executors.pooling import Pooler
+from foreword.machine import default_threads
 from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec
 from foreword.models.quants import Quant
@@ -150,6 +151,7 @@ class NativeExecutor(PagedExecutor):
         self.num_blocks, self.block_size = num_blocks, block_size
         self.weight_format, self.kv_format = own.weight_format, own.kv_format
         self.num_groups = len(spec.kv_groups())
+        nodes = first_nodes(own.numa_nodes)
         try:
             self.core = native.CpuModel(
                 hidden_size=spec.hidden_size,
@@ -169,9 +171,9 @@ class NativeExecutor(PagedExecutor):
                 block_size=block_size,
                 kv_format=own.kv_format,
                 isa=isa or "",
-                num_threads=own.num_threads,
+                num_threads=own.num_threads or default_threads(nodes),
                 recurrent=_recurrent_sizes(spec),
-                cpu_groups=first_nodes(own.numa_nodes),
+                cpu_groups=nodes,
             )
         except ValueError as error:
             raise ConfigError(str(error)) from None

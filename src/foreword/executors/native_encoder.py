@@ -16,6 +16,7 @@ from foreword.executors.encoder import EncoderExecutor
 from foreword.executors.native import packed_format, source_of
 from foreword.executors.option_types import NativeKeywords
 from foreword.executors.options import NativeOptions, WeightFormat
+from foreword.machine import default_threads
 from foreword.models.encoder_spec import EncoderSpec, encoder_weight_names
 from foreword.models.pooling import PoolingSpec
 from foreword.models.weights import Weights
@@ -49,7 +50,7 @@ class NativeEncoderExecutor(EncoderExecutor):
                 activation=spec.activation,
                 norms_before=spec.norms_before,
                 isa=isa or "",
-                num_threads=own.num_threads,
+                num_threads=own.num_threads or default_threads(),
             )
         except ValueError as error:
             raise ConfigError(str(error)) from None

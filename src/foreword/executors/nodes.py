@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from foreword.errors import ConfigError
+from foreword.machine import processors
 
 _NODES = Path("/sys/devices/system/node")
 
@@ -17,7 +18,7 @@ def numa_nodes(folder: Path = _NODES) -> list[list[int]]:
     """
     if not hasattr(os, "sched_getaffinity"):
         return []
-    usable = os.sched_getaffinity(0)
+    usable = set(processors())
     names = sorted(folder.glob("node[0-9]*"), key=lambda path: int(path.name[4:]))
     nodes = [sorted(usable & _listed((path / "cpulist").read_text())) for path in names]
     return [node for node in nodes if node]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+from foreword.machine import MAX_THREADS
 from foreword.settings import check_of_encoder, check_settings, setting, values_of
 
 WeightFormat = Literal["auto", "fp32", "bf16", "int8", "q4"]
@@ -37,7 +38,8 @@ class ThreadOptions(ExecutorOptions):
     """The option of executors with threads of their own."""
 
     num_threads: int | None = setting(
-        None, "Threads; None: FOREWORD_NUM_THREADS, else the physical cores.", least=1, most=1024,
+        None, "Threads; None: FOREWORD_NUM_THREADS, else the physical cores, as far as the container may use them.",
+        least=1, most=MAX_THREADS,
     )
 
 

@@ -11,18 +11,29 @@ from pathlib import Path
 from typing import Any, Literal
 
 from foreword.executors.nodes import numa_nodes
+from foreword.machine import VARIABLE, cpu_quota, default_threads, memory_limit, memory_sizes, processors, read
 from foreword.models import registry
 from foreword.native import available, native
 
-Verdict = Literal["ok", "slow", "missing"]
+Verdict = Literal["ok", "slow", "missing", "absent"]
 
-EXTRAS = {"hub": "huggingface_hub", "grammar": "llguidance", "torch": "torch", "transformers": "transformers"}
-"""Extra of the package → the distribution that it installs."""
+EXTRAS = {
+    "hub": ("huggingface_hub", "models of the hub"),
+    "grammar": ("llguidance", "structured outputs"),
+    "serve": ("starlette", "foreword serve"),
+    "torch": ("torch", "executor torch"),
+    "transformers": ("transformers", "executor transformers"),
+}
+"""Extra of the package → the distribution that it installs, and what needs it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fact. fix: what to do about a verdict other than "ok"; empty if nothing can be done, or need be."""
+    """One fact.
+
+    verdict: "absent": not here, and needed for some uses alone. fix: what to do about a verdict other than "ok"; empty
+    if nothing can be done, or need be.
+    """
 
     subject: str
     value: str
@@ -52,22 +63,9 @@ def measured(rates: dict[str, Any], model: registry.KnownModel) -> Iterator[Find
 
 def processor_name(root: Path = Path("/")) -> str:
     """As the system names it, else its architecture."""
-    lines = _read(root / "proc/cpuinfo").splitlines()
+    lines = read(root / "proc/cpuinfo").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def cpu_quota(root: Path = Path("/")) -> float | None:
-    """Processors that a container may use at once; None without a limit."""
-    quota, _, period = _read(root / "sys/fs/cgroup/cpu.max").partition(" ")
-    if not period:  # the older control groups
-        quota = _read(root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us")
-        period = _read(root / "sys/fs/cgroup/cpu/cpu.cfs_period_us")
-    try:
-        share = int(quota) / int(period)
-    except (ValueError, ZeroDivisionError):
-        return None
-    return share if share > 0 else None
 
 
 def _instruction_sets() -> Finding:
@@ -87,26 +85,27 @@ def _instruction_sets() -> Finding:
 
 
 def _processors(root: Path) -> Iterator[Finding]:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    total, quota = os.cpu_count() or usable, cpu_quota(root)
-    given = os.environ.get("FOREWORD_NUM_THREADS", "")
-    threads = f"; {given} threads by FOREWORD_NUM_THREADS" if given else ""
+    usable = len(processors())
+    total, quota, threads = os.cpu_count() or usable, cpu_quota(root), default_threads(root=root)
+    number = f"{threads} thread{'s' if threads > 1 else ''}" + f" by {VARIABLE}" * bool(os.environ.get(VARIABLE))
     if quota is not None and quota < usable:
-        yield Finding(
-            "processors", f"{quota:g} of {total} by the container's limit{threads}", "slow",
-            f"Raise the limit, or set FOREWORD_NUM_THREADS={max(1, int(quota))}: more threads wait for each other.",
-        )  # fmt: skip
+        value = f"{quota:g} of {total} by the container's limit; {number}"
+        if threads > max(1, int(quota)):
+            fix = f"Raise the limit, or set {VARIABLE}={max(1, int(quota))}: more threads wait for each other."
+            yield Finding("processors", value, "slow", fix)
+        else:
+            yield Finding("processors", value)
     elif usable < total:
-        yield Finding("processors", f"{usable} of {total} by this process's affinity{threads}")
+        yield Finding("processors", f"{usable} of {total} by this process's affinity; {number}")
     else:
-        yield Finding("processors", f"{usable}{threads}")
+        yield Finding("processors", f"{usable}; {number}")
     if len(nodes := numa_nodes(root / "sys/devices/system/node")) > 1:
         yield Finding("NUMA nodes", f"{len(nodes)} with processors: see numa_nodes={len(nodes)} (--numa-nodes)")
     if hasattr(os, "getloadavg") and (load := os.getloadavg()[0]) > 0.5 * usable:
         yield Finding("load", f"{load:.1f} programs wanted a processor in the last minute", "slow",
                       "Stop other programs while the engine runs.")  # fmt: skip
-    governor = _read(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
-    if governor == "powersave" and "intel_pstate" not in _read(
+    governor = read(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+    if governor == "powersave" and "intel_pstate" not in read(
         root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_driver"
     ):
         yield Finding("frequency", "kept low by the governor 'powersave'", "slow",
@@ -114,11 +113,7 @@ def _processors(root: Path) -> Iterator[Finding]:
 
 
 def _memory(root: Path) -> Iterator[Finding]:
-    sizes = {
-        line.partition(":")[0]: int(line.split()[1]) * 1024
-        for line in _read(root / "proc/meminfo").splitlines()
-        if line.endswith("kB")
-    }
+    sizes = memory_sizes(root)
     free, total = sizes.get("MemAvailable"), sizes.get("MemTotal")
     if free is not None and total is not None:
         value = f"{free / 1e9:.1f} GB free of {total / 1e9:.1f}"
@@ -127,7 +122,9 @@ def _memory(root: Path) -> Iterator[Finding]:
             yield Finding("memory", value, "slow", f"Free memory: {registry.DEFAULT.name} wants {need / 1e9:.1f} GB.")
         else:
             yield Finding("memory", value)
-    if pages := _read(root / "sys/kernel/mm/transparent_hugepage/enabled"):
+    if (limit := memory_limit(root)) is not None and (total is None or limit < total):
+        yield Finding("memory limit", f"{limit / 1e9:.1f} GB by the container's limit")
+    if pages := read(root / "sys/kernel/mm/transparent_hugepage/enabled"):
         chosen = pages.partition("[")[2].partition("]")[0]
         if chosen == "never":
             yield Finding("huge pages", "off", "slow",
@@ -144,16 +141,9 @@ def _default_model() -> Finding:
 
 
 def _extras() -> Iterator[Finding]:
-    for extra, package in EXTRAS.items():
+    for extra, (package, use) in EXTRAS.items():
         try:
             yield Finding(f"extra {extra}", f"{package} {version(package)}")
         except PackageNotFoundError:
-            yield Finding(f"extra {extra}", f"{package} is not installed")
-
-
-def _read(path: Path) -> str:
-    """The text of a small file, without spaces around it; empty if it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
+            fix = f"For {use}: pip install 'foreword[{extra}]'."
+            yield Finding(f"extra {extra}", f"{package} is not installed", "absent", fix)

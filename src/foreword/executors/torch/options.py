@@ -9,6 +9,7 @@ import torch
 
 from foreword.errors import ConfigError
 from foreword.executors.options import DType
+from foreword.machine import VARIABLE, default_threads
 from foreword.models.quants import Quant
 from foreword.models.weights import Weights
 
@@ -62,6 +63,11 @@ def check_compiler() -> None:
 
 
 def use_threads(num_threads: int | None) -> None:
-    """Set the threads of PyTorch's operators, in the whole process; None: as they are."""
-    if num_threads is not None:
-        torch.set_num_threads(num_threads)
+    """Set the threads of PyTorch's operators, in the whole process; None: `usual_threads`."""
+    torch.set_num_threads(num_threads or usual_threads())
+
+
+def usual_threads() -> int:
+    """Return the default of `foreword.machine`, at most what PyTorch uses unless the variable says otherwise."""
+    usual = default_threads()
+    return usual if os.environ.get(VARIABLE) else min(usual, torch.get_num_threads())

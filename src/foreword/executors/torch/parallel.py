@@ -26,7 +26,7 @@ from foreword.executors.executor import Capability
 from foreword.executors.host import HostStep
 from foreword.executors.options import TorchOptions
 from foreword.executors.torch.executor import TorchExecutor
-from foreword.executors.torch.options import device_of_rank
+from foreword.executors.torch.options import device_of_rank, usual_threads
 from foreword.executors.torch.packets import PacketReader, PacketRing
 from foreword.executors.torch.ranks import Ranks
 from foreword.executors.torch.shard import Shards
@@ -88,7 +88,7 @@ class ParallelExecutor(TorchExecutor):
         size = shards.all.size
         own = device_of_rank(device, 0, size, torch.cuda.device_count())
         if options.get("num_threads") is None:
-            options["num_threads"] = max(1, torch.get_num_threads() // size)
+            options["num_threads"] = max(1, usual_threads() // size)
         self._ranks = Ranks(size, rank_timeout)
         self._end = weakref.finalize(self, self._ranks.close)
         try:
