@@ -106,3 +106,120 @@ def test_the_page_follows_the_light_of_the_system(talker, page, scheme):
             int, re.findall(r"\d+", page.evaluate("getComputedStyle(document.body).backgroundColor"))
         )
         assert (red + green + blue > 600) == (scheme == "light")
+
+
+MARKDOWN = """# Title
+A `code`, a **bold** word and 2*3*4.
+
+- one
+  more
+- two `x`
+
+3. three
+4. four
+
+```python
+a = "<b>"
+
+# no title
+```
+end ``` **open"""
+
+
+def answered(page) -> None:
+    """Wait for the end of an answer."""
+    page.locator("#stop[disabled]").wait_for()
+    page.locator("article.assistant").last.locator(".again").wait_for()
+
+
+def test_markdown_becomes_elements_and_html_stays_text(talker, page):
+    with beside_the_browser(talker, script=MARKDOWN) as server:
+        page.goto(server.url)
+        send(page, "Hi **you**")
+        answered(page)
+        text = page.locator("article.assistant .text")
+        assert text.locator("h3").inner_text() == "Title"
+        assert text.locator("p code").first.inner_text() == "code"
+        assert text.locator("strong").all_inner_texts() == ["bold"]
+        assert text.locator("ul li").all_inner_texts() == ["one\nmore", "two x"]
+        assert text.locator("ol li").all_inner_texts() == ["three", "four"]
+        assert text.locator("ol").get_attribute("start") == "3"
+        assert text.locator("pre code").inner_text() == 'a = "<b>"\n\n# no title'
+        assert text.locator("p").all_inner_texts() == ["A code, a bold word and 2*3*4.", "end ``` **open"]
+        assert page.locator("article.user .text").inner_text() == "Hi **you**"
+        assert text.locator("b").count() == 0
+        assert not page.errors
+
+
+def test_a_message_that_is_refused_goes_back_to_where_it_was_typed(talker, page):
+    with beside_the_browser(talker, script="Yes.", api_key=("secret",)) as server:
+        page.goto(server.url)
+        send(page, "Hi")
+        page.locator(".error").wait_for()
+        assert page.input_value("#prompt") == "Hi"
+        assert page.locator("article.user").count() == 0
+        page.fill("#key", "secret")
+        page.keyboard.press("Tab")
+        page.focus("#prompt")
+        page.keyboard.press("Enter")
+        answered(page)
+        assert page.locator("article.user .text").all_inner_texts() == ["Hi"]
+        assert page.evaluate("messages") == [
+            {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}
+        ]  # fmt: skip
+
+
+def test_an_answer_can_be_copied_and_made_again_and_survives_a_reload(talker, page):
+    with beside_the_browser(talker, script="**Yes.**") as server:
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=server.url)
+        page.goto(server.url)
+        for text in ("Hi", "you"):
+            send(page, text)
+            answered(page)
+        assert page.locator(".again").count() == 1
+        page.locator("article.assistant .tools button", has_text="Copy").last.click()
+        page.locator("button", has_text="Copied").wait_for()
+        assert page.evaluate("navigator.clipboard.readText()") == "**Yes.**"
+        page.locator(".again").click()
+        page.locator("#stop:not([disabled])").wait_for()
+        answered(page)
+        expected = [("user", "Hi"), ("assistant", "**Yes.**"), ("user", "you"), ("assistant", "**Yes.**")]
+        for _ in range(2):
+            assert [(m["role"], m["content"]) for m in page.evaluate("messages")] == expected
+            assert page.locator("article .text").all_inner_texts() == ["Hi", "Yes.", "you", "Yes."]
+            page.reload()
+        page.locator("#clear").click()
+        page.reload()
+        assert page.locator("article").count() == 0
+        assert not page.errors
+
+
+def test_an_answer_stays_if_there_is_no_other(talker, page):
+    with beside_the_browser(talker, script="Yes.") as server:
+        page.goto(server.url)
+        send(page, "Hi")
+        answered(page)
+        page.route("**/v1/chat/completions", lambda route: route.abort())
+        page.locator(".again").click()
+        page.locator(".error").wait_for()
+        assert [m["content"] for m in page.evaluate("messages")] == ["Hi", "Yes."]
+        assert page.locator("article.assistant .text").last.inner_text() == "Yes."
+        page.unroute("**/v1/chat/completions")
+
+
+def test_settings_are_folded_in_a_narrow_window(talker, page):
+    size = page.viewport_size
+    try:
+        with beside_the_browser(talker) as server:
+            page.set_viewport_size({"width": 360, "height": 640})
+            page.goto(server.url)
+            assert not page.locator("#temperature").is_visible()
+            assert page.locator("aside").bounding_box()["height"] < 110
+            page.locator("summary", has_text="Settings").click()
+            assert page.locator("#temperature").is_visible()
+            assert page.evaluate("document.documentElement.scrollWidth") <= 360
+            page.set_viewport_size(size)
+            page.goto(server.url)
+            assert page.locator("#temperature").is_visible()
+    finally:
+        page.set_viewport_size(size)

@@ -1,6 +1,7 @@
 """Anthropic's and OpenAI's Responses clients, unchanged, with a running server."""
 
 import json
+import shutil
 from contextlib import ExitStack
 
 import pytest
@@ -139,6 +140,23 @@ def test_errors_have_the_form_of_the_dialect(talking, clients):
     with pytest.raises(openai.BadRequestError) as refused:
         client.responses.create(model="talker", input="Hi", previous_response_id="resp_1")
     assert refused.value.param == "previous_response_id"
+
+
+def test_a_conversation_with_a_model_without_a_chat_template_is_refused_as_the_clients_fault(talker, tmp_path):
+    model = tmp_path / "base"
+    shutil.copytree(talker, model)
+    (model / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
+    with serving(model) as running:
+        for path, body in (
+            ("/v1/chat/completions", {"messages": HI}),
+            ("/v1/messages", {"messages": HI, "max_tokens": 4, "model": running.context.names[0]}),
+            ("/v1/responses", {"input": "Hi"}),
+        ):
+            answer = running.post(path, body)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["type"] == "invalid_request_error"
+            assert "no chat template" in answer.json()["error"]["message"]
+        assert running.post("/v1/completions", {"prompt": "a", "max_tokens": 2}).status_code == 200
 
 
 def test_a_closed_stream_ends_its_request(talking, clients):

@@ -134,10 +134,11 @@ def settings_of_serve(monkeypatch, tmp_path):
 
 def test_every_setting_of_a_server_is_an_option_a_variable_and_a_line_of_a_file(settings_of_serve):
     own = {"replicas": 1, "tls_certificate": None, "tls_key": None}  # of a cluster; only together
+    valid = {"cors_origin": ["https://a.b"], "media_host": ["a.b:80"]}
     for name, known in settings_of(ServerConfig).items():
         if name in own:
             continue
-        value = (
+        value = valid.get(name) or (
             not known.default if known.type == "bool" else min(300, known.most) if known.kind.is_number
             else ["a=b"] if known.kind.collect else known.choices[0] if known.choices else "ab"
         )  # fmt: skip
@@ -153,6 +154,34 @@ def test_every_setting_of_a_server_is_an_option_a_variable_and_a_line_of_a_file(
     assert settings_of_serve("", "--tls-certificate", "a", "--tls-key", "b").tls_key == "b"
     assert settings_of_serve("max_requests = 3", "--max-requests", "4").max_requests == 4
     assert settings_of_serve("max_body_bytes = '2MiB'").max_body_bytes == 2 << 20
+
+
+def test_the_log_tells_who_may_use_the_server_and_how_it_ends(talker):
+    process, _, url = started(talker, "--port", 0, "--host", "0.0.0.0", "--drain-timeout", 0.1)
+    assert b"every machine that reaches it may use the model" in process.stderr.readline()
+    body = {"prompt": "a", "max_tokens": 100_000, "stream": True, "temperature": 0, "ignore_eos": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120, trust_env=False) as response:
+        parts = response.iter_raw()
+        next(parts)
+        process.send_signal(signal.SIGTERM)
+        list(parts)
+    log = process.communicate(timeout=60)[1].decode()
+    assert "foreword: got SIGTERM; the port is closed; 1 request in progress: they may end within 1 s\n" in log
+    assert "foreword: the server ended; 1 request in progress: cut, since the time is over\n" in log
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "options", [("--host", "127.0.0.1"), ("--host", "localhost"), ("--host", "0.0.0.0", "--api-key", "x")]
+)
+def test_a_server_that_only_some_can_use_warns_of_nothing(talker, options):
+    process, _, _ = started(talker, "--port", 0, *options)
+    process.send_signal(signal.SIGTERM)
+    log = process.communicate(timeout=60)[1].decode()
+    assert log == (
+        "foreword: got SIGTERM; the port is closed; no request is in progress\n"
+        "foreword: the server ended; no request is in progress\n"
+    )
 
 
 def test_without_the_extra_the_command_names_it():

@@ -278,6 +278,22 @@ def test_texts_become_tokens_and_texts_again(server):
     assert server.post("/detokenize", {"tokens": [99999999999999999999]}).status_code == 400
 
 
+@pytest.mark.parametrize(
+    ("headers", "body", "status"),
+    [
+        ({}, b"", 200),  # as `curl -X POST` sends it
+        ({"content-type": "application/json"}, b"{}", 200),
+        ({"content-type": "application/json"}, b"", 400),
+        ({"origin": "https://elsewhere.com"}, b"", 415),  # a web page, which a browser lets send it without asking
+        ({}, b"{}", 415),
+    ],
+)
+def test_a_request_without_fields_needs_no_body_unless_a_web_page_sends_it(server, headers, body, status):
+    with server.client() as client:
+        assert client.post("/reset_prefix_cache", headers=headers, content=body).status_code == status
+        assert client.post("/v1/completions").status_code == 400
+
+
 def test_the_prefix_cache_can_be_forgotten(server):
     server.post("/v1/completions", {"prompt": "a" * 100, "max_tokens": 1})
     assert server.post("/reset_prefix_cache", {}).json() == {"reset": True}

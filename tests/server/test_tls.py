@@ -8,6 +8,9 @@ import httpx
 import pytest
 from server_rig import HI, frames_of, serving
 
+from foreword.errors import ConfigError
+from foreword.server.config import ServerConfig
+
 OPENSSL = shutil.which("openssl")
 
 
@@ -37,3 +40,32 @@ def test_answers_and_streams_over_https(talker, certificate):
         with pytest.raises(httpx.ConnectError, match="certificate"):
             httpx.get(f"{running.url}/health", trust_env=False)
         running.check_nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("certificate_file", "key_file", "message"),
+    [
+        ("none", "key", "tls_certificate='none': cannot be read (No such file or directory)"),
+        ("cert", "none", "tls_key='none': cannot be read (No such file or directory)"),
+        ("key", "key", "tls_certificate='key': holds no certificate in PEM form"),
+        ("cert", "cert", "tls_key='cert': holds no private key in PEM form"),
+        ("cert", "other", "tls_certificate='cert', tls_key='other': the key is not that of the certificate"),
+        ("cert", "locked", "tls_key='locked': is encrypted"),
+        ("cert", "damaged", "tls_certificate='cert', tls_key='damaged': one of them is damaged"),
+    ],
+)
+def test_files_that_cannot_be_used_are_named(certificate, tmp_path, monkeypatch, certificate_file, key_file, message):
+    monkeypatch.chdir(tmp_path)
+    made, key = certificate
+    shutil.copy(made, "cert")
+    shutil.copy(key, "key")
+    rsa = [OPENSSL, "genrsa", "-out", "other", "2048"]
+    locked = [OPENSSL, "rsa", "-aes256", "-passout", "pass:x", "-in", "key", "-out", "locked"]
+    for command in (rsa, locked):
+        subprocess.run(command, check=True, capture_output=True)
+    lines = key.read_text().splitlines()
+    (tmp_path / "damaged").write_text("\n".join([lines[0], *lines[5:]]))
+    config = ServerConfig(tls_certificate=certificate_file, tls_key=key_file)
+    with pytest.raises(ConfigError) as error:
+        config.check_files()
+    assert str(error.value).startswith(message)

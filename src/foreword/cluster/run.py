@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-import sys
 from collections.abc import Callable
 
 from foreword.cluster.app import ProcessFront
@@ -13,7 +12,7 @@ from foreword.cluster.cluster import Cluster
 from foreword.engine.options import LLMOptions
 from foreword.server.config import ServerConfig
 from foreword.server.listener import AppServer, limited_end, serve
-from foreword.server.run import allow_connections, bound_socket
+from foreword.server.run import allow_connections, announce, bound_socket
 
 
 def run_cluster(model: str, config: ServerConfig, options: LLMOptions) -> None:
@@ -40,8 +39,9 @@ class _Server(AppServer):
             ProcessFront(cluster).behind_gate(config),
             config,
             sock,
-            lambda url: print(f"foreword: {name} at {url}, {many}", file=sys.stderr, flush=True),
+            lambda url: announce(f"{name} at {url}, {many}", config),
             on_end,
+            logs_end=True,
         )
         self._cluster = cluster
 

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from foreword.settings import check_settings, setting
+
+_HOST = re.compile(r"(?:[a-z0-9_-]+(?:\.[a-z0-9_-]+)*\.?|\[[0-9a-f:.]+\])(?::\d{1,5})?|[0-9a-f:]*:[0-9a-f:.]+")
+
+
+def _hosts(names: object) -> tuple[str, ...]:
+    """Return hosts, perhaps with ports. ValueError for one that the host of no address is equal to."""
+    if not isinstance(names, list | tuple) or not all(isinstance(n, str) and _HOST.fullmatch(n) for n in names):
+        raise ValueError("give hosts alone, in lower case, such as images.example.com or images.example.com:8080")
+    return tuple(names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +27,7 @@ class MediaLimits:
     max_seconds: int = setting(600, "Length of the longest sound, in seconds.", least=1)
     local_files: bool = setting(True, "Read files of this machine that are named by their path.")
     remote_hosts: tuple[str, ...] = setting(
-        (), "Host that images may be fetched from: NAME, or NAME:PORT. Repeatable.", value_name="HOST"
+        (), "Host that images may be fetched from: NAME, or NAME:PORT. Repeatable.", value_name="HOST", convert=_hosts
     )
     timeout: float = setting(10.0, "Seconds allowed for fetching an image.", least=0.01)
 

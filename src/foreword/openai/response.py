@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypedDict, Unpack
 
 from foreword import utf8
 from foreword.engine import CompletionOutput, RequestOutput
-from foreword.errors import ForewordError, RequestError
+from foreword.errors import ForewordError, ModelError, RequestError
 from foreword.messages import Message
 from foreword.openai.request import ChatRequest, CompletionRequest
 from foreword.sampling import BadLogitsError, TokenLogprobs
@@ -78,10 +78,14 @@ def text_completion(
 
 
 def error_body(error: ForewordError) -> tuple[int, Body]:
-    """The HTTP status and the body for a request that cannot be served: 400 for its own fault, else 500."""
+    """Return the HTTP status and the body for a request that cannot be served: 400 for its own fault and for what the
+    model cannot do, such as a conversation without a chat template; else 500.
+    """
     status, kind, param = 500, "server_error", None
     if isinstance(error, RequestError) and not isinstance(error, BadLogitsError):
         status, kind, param = 400, "invalid_request_error", error.field
+    elif isinstance(error, ModelError):
+        status, kind = 400, "invalid_request_error"
     return status, {"error": {"message": str(error), "type": kind, "param": param, "code": None}}
 
 

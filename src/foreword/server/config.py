@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from foreword.errors import ConfigError, reason_of, shown
 from foreword.kv_events.source import endpoint_of
@@ -19,6 +20,16 @@ ENGINE_DEFAULTS: LLMOptions = {"seed": None, "max_logprobs": 20}
 """Options of the engine of a server, where they are not given: each run draws other tokens, and no client can ask for
 the log-probabilities of a whole vocabulary.
 """
+
+
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#@A-Z\s]+")
+
+
+def _origins(texts: object) -> tuple[str, ...]:
+    """Return origins as browsers send them. ValueError for one that no origin is equal to."""
+    if not isinstance(texts, list | tuple) or not all(isinstance(t, str) and _ORIGIN.fullmatch(t) for t in texts):
+        raise ValueError("give a scheme and a host in lower case, without a path, such as https://example.com, or *")
+    return tuple(texts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +52,7 @@ class ServerConfig:
     api_key: tuple[str, ...] = setting((), "Key that requests must have. Repeatable.", value_name="KEY")
     admin_key: str | None = setting(None, "Key for routes that show or change the whole server.", value_name="KEY")
     cors_origin: tuple[str, ...] = setting(
-        (), "Origin of web pages that may call the server. Repeatable.", value_name="URL"
+        (), "Origin of web pages that may call the server; *: any. Repeatable.", value_name="URL", convert=_origins
     )
     allowed_host: tuple[str, ...] = setting(
         (), "Name that clients may call the server by; * for any. Default: localhost, where the server listens on a "
@@ -125,11 +136,32 @@ class ServerConfig:
             raise ConfigError(
                 f"adapter_directory={self.adapter_directory!r:.80}: is no directory; make it, or correct it"
             )
-        if self.tls_certificate is not None:
-            import ssl  # here: few servers need it
+        if self.tls_certificate is not None and self.tls_key is not None:
+            self._check_tls(Path(self.tls_certificate), Path(self.tls_key))
 
+    def _check_tls(self, certificate: Path, key: Path) -> None:
+        """Raise ConfigError, which names the file, for a certificate and a key that cannot be used."""
+        import ssl  # here: few servers need it
+
+        for name, path, mark in (
+            ("tls_certificate", certificate, b"CERTIFICATE-----"),
+            ("tls_key", key, b"PRIVATE KEY-----"),
+        ):
             try:
-                ssl.create_default_context().load_cert_chain(self.tls_certificate, self.tls_key)
-            except OSError as error:
-                given = f"tls_certificate={self.tls_certificate!r:.80}, tls_key={self.tls_key!r:.80}"
-                raise ConfigError(f"{given}: cannot be used ({reason_of(error)}); give two PEM files") from None
+                is_pem = mark in path.read_bytes()
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"{name}={str(path)!r:.200}: cannot be read ({reason_of(error)})") from None
+            if not is_pem:
+                what = "certificate" if path is certificate else "private key"
+                raise ConfigError(f"{name}={str(path)!r:.200}: holds no {what} in PEM form; give a file with one")
+
+        def refuse() -> NoReturn:
+            raise ConfigError(f"tls_key={str(key)!r:.200}: is encrypted; give a file without a password")
+
+        try:
+            ssl.create_default_context().load_cert_chain(certificate, key, password=refuse)
+        except OSError as error:
+            given = f"tls_certificate={str(certificate)!r:.80}, tls_key={str(key)!r:.80}"
+            is_other = isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH"
+            reason = "the key is not that of the certificate" if is_other else f"one of them is damaged ({error})"
+            raise ConfigError(f"{given}: {reason}; give two PEM files that belong together") from None

@@ -11,11 +11,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from math import ceil
+from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from foreword.names import counted
 from foreword.server.app import make_app
 from foreword.server.config import ServerConfig
 from foreword.server.context import Context
@@ -81,7 +83,8 @@ def short_turns() -> Iterator[None]:
 class AppServer(uvicorn.Server):
     """uvicorn with the settings of a server. It may run in any thread; ``should_exit = True`` ends it.
 
-    on_ready: called with the server's address. on_end: called when it begins to end.
+    on_ready: called with the server's address. on_end: called when it begins to end. logs_end: whether its end is told
+    on standard error, with what becomes of requests.
     """
 
     def __init__(
@@ -91,11 +94,14 @@ class AppServer(uvicorn.Server):
         sock: socket.socket,
         on_ready: Callable[[str], None],
         on_end: Callable[[], None] = lambda: None,
+        *,
+        logs_end: bool = False,
     ) -> None:
         scheme = "http" if config.tls_certificate is None else "https"
         host, port = sock.getsockname()[:2]
         self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
         self._on_ready, self._on_end = on_ready, on_end
+        self._logs_end, self._ended_by = logs_end, "ended by its program"
         super().__init__(
             uvicorn.Config(
                 app,
@@ -117,14 +123,30 @@ class AppServer(uvicorn.Server):
         await super().startup(sockets)
         self._on_ready(self.url)
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._ended_by = f"got {signal.Signals(sig).name}"  # a handler of a signal must not write
+        super().handle_exit(sig, frame)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._on_end()
+        seconds = self.config.timeout_graceful_shutdown
+        self._log(self._ended_by, "the port is closed", self._left(f"they may end within {seconds} s"))
         await super().shutdown(sockets)
+        self._log("the server ended", self._left("cut, since the time is over"))
         if self.server_state.tasks:  # cancelled: they tell their clients
             await asyncio.wait(self.server_state.tasks, timeout=1.0)
         await asyncio.sleep(0)
         for connection in list(self.server_state.connections):  # whose client did not read to the end in time
             connection.transport.abort()
+
+    def _log(self, *parts: str) -> None:
+        if self._logs_end:
+            print("foreword:", "; ".join(parts), file=sys.stderr, flush=True)
+
+    def _left(self, what: str) -> str:
+        """Say how many requests are in progress, and what happens with them."""
+        count = len(self.server_state.tasks)
+        return f"{counted(count, 'request')} in progress: {what}" if count else "no request is in progress"
 
 
 class Server(AppServer):
@@ -136,8 +158,10 @@ class Server(AppServer):
         sock: socket.socket,
         on_ready: Callable[[str], None],
         on_end: Callable[[], None] = lambda: None,
+        *,
+        logs_end: bool = False,
     ) -> None:
-        super().__init__(make_app(context), context.config, sock, on_ready, on_end)
+        super().__init__(make_app(context), context.config, sock, on_ready, on_end, logs_end=logs_end)
 
 
 def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:

@@ -43,8 +43,12 @@ async def built(num_values: int, make: Callable[..., Response], *args: Any) -> R
 
 
 async def json_body(request: Request) -> dict[str, Any]:
-    """The JSON object in the body of a request. HttpError 400 for anything else, 415 if it is sent as such."""
+    """Return the JSON object in the body of a request; an empty one for no body, unless a web page sends it. HttpError
+    400 for anything else, 415 if it is sent as such.
+    """
     # A web page of another origin cannot send this type without being asked about it first.
+    if not {"content-type", "origin"} & set(request.headers.keys()) and not await request.body():
+        return {}
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HttpError(415, "send the body as JSON, with the header Content-Type: application/json")
     data = await request.body()

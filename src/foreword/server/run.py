@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from importlib.util import find_spec
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Unpack
 
 from foreword.engine.async_llm import AsyncLLM
@@ -77,8 +78,8 @@ def run(
             kv_events=source,
             trace=trace,
         )
-        told = on_ready or (lambda url: print(f"foreword: {names[0]} at {url}", file=sys.stderr, flush=True))
-        serve(Server(context, sock, told, begin_end), sock)
+        told = on_ready or (lambda url: announce(f"{names[0]} at {url}", config))
+        serve(Server(context, sock, told, begin_end, logs_end=on_ready is None), sock)
 
 
 def _cache_log() -> CacheLog:
@@ -128,6 +129,15 @@ def allow_connections() -> None:
     """Raise the limit of open files, each connection being one, as far as the system lets this process."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def announce(text: str, config: ServerConfig) -> None:
+    """Say that the server is ready, and if other machines may use it without a key."""
+    print(f"foreword: {text}", file=sys.stderr, flush=True)
+    addresses = {info[4][0] for info in socket.getaddrinfo(config.host, None)}
+    if not config.api_key and not all(ip_address(str(one).partition("%")[0]).is_loopback for one in addresses):
+        line = f"host={config.host}: every machine that reaches it may use the model; api_key lets only some"
+        print(f"foreword: {line}", file=sys.stderr, flush=True)
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
