@@ -1,4 +1,4 @@
-"""Advice about unknown names: similar known ones, and what the names of other systems are called here."""
+"""Words of messages: advice about unknown names, such as what those of other systems are called here; plurals."""
 
 from __future__ import annotations
 
@@ -128,3 +128,8 @@ def advice(
     if there in known:
         return found
     return f"{'' if there == plain else f'{found} '}It is a parameter of a request: pass SamplingParams({there}=…)."
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number and its noun: "1 request", "3 requests"."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 
 import pytest
 from processes import Terminal, run
@@ -78,7 +79,10 @@ def test_why_and_stats_tell_what_was_reused(talker):
     num_first = len("_Hi__") + 20  # roles and ends of messages are a token each
     num_second = num_first + len("__you__")
     assert f"reused {num_first - 1} of {num_second}" in shown  # the last sampled token was never computed
-    assert f"the {num_first} tokens of the turn before: the first {num_first} are the beginning of the prompt" in shown
+    assert (
+        f"the {num_first} tokens of the turn before: the first {num_first} are the beginning of the prompt; the last"
+        in shown
+    )
     assert f"prompt tokens      {5 + num_second}, {num_first - 1} of them reused" in shown
 
 
@@ -95,6 +99,8 @@ def test_help_lists_every_command_within_80_columns(talker):
         ("/set temperature hot", "temperature = 'hot': expected X"),
         ("/set temperature -1", "temperature = -1.0: must be from 0 to 100"),
         ("/load none.json", "none.json: cannot be read"),
+        ("/set max_tokens 0", "max_tokens = 0: must be ≥ 1. Use 1 or more, or "),
+        ("/foo", "command = '/foo': is not known. /help lists them"),
         ("/save", "/save = '': needs a file"),
         ("/undo", "there is no message to remove"),
         ("/retry", "there is no message to answer"),
@@ -155,6 +161,102 @@ def test_ctrl_c_ends_the_answer_and_keeps_its_beginning(talker, expected, tmp_pa
     assert len(answer) >= 40
     assert answer == expected("Hi", max_tokens=len(answer))[0]
     assert re.sub(r"\s", "", answer) in re.sub(r"\s|\^C", "", terminal.plain)
+
+
+def private_files(folder) -> dict[str, int]:
+    """The files of chats that were kept → their permissions."""
+    return {path.name: path.stat().st_mode & 0o777 for path in (folder / "state" / "foreword").glob("*")}
+
+
+def test_ctrl_c_empties_a_line_and_ends_the_chat_in_an_empty_one_alone(talker, expected):
+    pytest.importorskip("readline")
+    with Terminal("chat", "-m", talker, *SHORT, columns=200) as terminal:
+        terminal.answer_prompt("Hi\n")
+        terminal.interrupt_prompt("Ctrl-C again")
+        for text in ("yo", '""" some\nlines'):  # which disarm it
+            terminal.answer_prompt(text)
+            terminal.read_until(re.escape(text.splitlines()[-1]))
+            time.sleep(0.3)
+            terminal.send("\x03")
+        terminal.answer_prompt("you\n")
+        terminal.interrupt_prompt("(?s)Ctrl-C again.*Ctrl-C again")
+        terminal.interrupt_prompt()
+        assert terminal.end() == 130
+    assert expected("Hi", "you")[1] in terminal.plain
+    assert "the conversation is not saved: /save FILE does it; `foreword chat --continue` goes on" in terminal.plain
+    assert "interrupted" in terminal.plain
+
+
+@pytest.mark.parametrize("end", ["/exit\n", "\x04", "kill"])
+def test_a_conversation_goes_on_after_any_end(talker, expected, tmp_path, end):
+    with Terminal("chat", "-m", talker, *SHORT, columns=200) as terminal:
+        terminal.answer_prompt("Hi\n")
+        terminal.answer_prompt("" if end == "kill" else end)
+        if end == "kill":
+            terminal.process.kill()
+        else:
+            assert terminal.end() == 0
+            assert "`foreword chat --continue` goes on with this conversation" in terminal.plain
+    assert private_files(tmp_path) == {"chat-history": 0o600, "last-chat.json": 0o600}
+    assert (tmp_path / "state" / "foreword").stat().st_mode & 0o777 == 0o700
+    with Terminal("chat", "-m", talker, *SHORT, "--continue", columns=200) as terminal:
+        terminal.answer_prompt("you\n")
+        terminal.answer_prompt("\x04")
+        assert terminal.end() == 0
+    shown = terminal.plain.replace("\r", "")
+    first, second = expected("Hi", "you")
+    assert f"the conversation has 2 messages; it ends with\n>>> Hi\n{first}\n" in shown
+    assert second in shown
+
+
+def test_what_was_typed_is_recalled_in_the_next_chat(talker, expected, tmp_path):
+    pytest.importorskip("readline")
+    history = tmp_path / "state" / "foreword" / "chat-history"
+    history.parent.mkdir(parents=True)
+    history.write_text("old\n" * 3000)
+    history.chmod(0o644)
+    for typed in ("Hi\n", "\x1b[A\n"):  # up
+        with Terminal("chat", "-m", talker, *SHORT, columns=200) as terminal:
+            terminal.answer_prompt(typed)
+            terminal.answer_prompt("\x04")
+            assert terminal.end() == 0
+        assert expected("Hi")[0] in terminal.plain
+    assert history.read_text() == "old\n" * 1000 + "Hi\nHi\n"
+    assert private_files(tmp_path)["chat-history"] == 0o600
+
+
+def test_nothing_is_kept_without_a_history_nor_of_a_pipe(talker, tmp_path):
+    with Terminal("chat", "-m", talker, *SHORT, "--no-history", columns=200) as terminal:
+        terminal.answer_prompt("Hi\n")
+        terminal.answer_prompt("\x04")
+        assert terminal.end() == 0
+    assert "the conversation is not saved: /save FILE does it" in terminal.plain
+    assert "--continue" not in terminal.plain
+    piped(talker, "Hi")
+    assert private_files(tmp_path) == {}
+    code, _, error = run("chat", "-m", talker, "--continue", input=b"Hi\n")
+    assert code == 2
+    assert "no conversation was kept" in error
+
+
+def test_a_folder_that_cannot_be_written_is_reported_once(talker, expected, tmp_path):
+    (tmp_path / "state").write_text("a file")
+    with Terminal("chat", "-m", talker, *SHORT, columns=200) as terminal:
+        for text in ("Hi\n", "you\n", "\x04"):
+            terminal.answer_prompt(text)
+        assert terminal.end() == 0
+    assert terminal.plain.count("nothing is kept for later chats") == 1
+    assert expected("Hi", "you")[1] in terminal.plain
+
+
+def test_a_loaded_conversation_is_shown(talker, tmp_path):
+    path = tmp_path / "talk.json"
+    path.write_text(json.dumps([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello you"}] * 2))
+    with Terminal("chat", "-m", talker, *SHORT, "--load", path, columns=200) as terminal:
+        terminal.answer_prompt("\x04")
+        assert terminal.end() == 0
+    assert "the conversation has 4 messages; it ends with\n>>> Hi\nHello you\n" in terminal.plain.replace("\r", "")
+    assert "--continue" not in terminal.plain  # it is in its file
 
 
 def test_a_line_can_be_edited_and_recalled(talker, expected):

@@ -96,6 +96,43 @@ def test_pages_have_lines_of_every_command_that_users_begin_with():
     assert found >= {"run", "chat", "batch", "serve", "explain", "simulate", "bench"}
 
 
+TEXTS = [
+    *PAGES,
+    *sorted((ROOT / "docs").glob("*/*.md")),
+    *(ROOT / n for n in ("CONTRIBUTING.md", "examples/README.md")),
+]
+ELSEWHERE = {"--cpus", "--num-tokens", "--text"}
+"""Flags in texts that are of other programs."""
+
+
+def in_text(page: Path, pattern: str) -> list[str]:
+    """What matches in the code inside of sentences and tables."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.S | re.M)
+    return [match[1] for match in map(re.compile(pattern).fullmatch, re.findall(r"`([^`]+)`", text)) if match]
+
+
+@pytest.fixture(scope="module")
+def flags():
+    """Words of a command → its flags."""
+    return {
+        words: {flag for one in command.params for flag in (*one.opts, *one.secondary_opts)} | {"--help"}
+        for words, command in commands(FOREWORD).items()
+    }
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: f"{page.parent.name}/{page.name}")
+def test_commands_flags_and_targets_in_sentences_exist(page, flags):
+    for text in in_text(page, r"(?:\.venv/bin/)?foreword ([a-z].*)"):
+        first, *rest = text.partition(" | ")[0].split()
+        words = f"{first} {rest[0]}" if rest and f"{first} {rest[0]}" in flags else first
+        assert words in flags, text
+        assert {word.partition("=")[0] for word in rest if word.startswith("-") and word != "-"} <= flags[words], text
+    every = set().union(*flags.values())
+    assert set(in_text(page, r"(--[a-z][a-z-]+)\b.*")) <= every | ELSEWHERE
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert set(in_text(page, r"make ([a-z-]+)\b.*")) <= targets
+
+
 def test_the_page_has_every_command_of_the_chat():
     page = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
     assert set(re.findall(r"`/([a-z]+)", page)) >= {*CHAT_COMMANDS, "exit"}

@@ -59,3 +59,38 @@ def test_impossible_options_are_refused(arguments, message):
 def test_impossible_prompts_are_refused_with_the_fix(prompts):
     with pytest.raises(ConfigError):
         CliRunner().invoke(app, ["explain", "--prompts", prompts], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("columns", [64, 80, 120, 178])
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--steps 1 --prompts 20,10 --budget 30 --max-model-len 40",
+        "--steps 3 --prompts 90,60,3,2,1,1,1,1,1,1,1,1,1,1 --budget 100 --max-model-len 100000",
+        "--steps 4 --prompts 3,2,8",
+        "--steps 2 --prompts 20000 --budget 20000 --max-model-len 100000",
+        "--token 3",
+    ],
+)
+def test_no_line_is_longer_than_the_terminal_and_none_loses_its_label(columns, options):
+    result = CliRunner().invoke(app, ["explain", *options.split()], env={"COLUMNS": str(columns)})
+    assert result.exit_code == 0
+    lines = result.output.splitlines()
+    assert max(len(line) for line in lines if columns >= 80 or line.startswith("  ") or "--token" in options) <= columns
+    if "--token" not in options:
+        labels = {"token t", "block_table_indices", "num_scheduled_tokens", "slot_mapping"}
+        assert labels <= {line.strip()[: len(label)] for line in lines for label in labels}
+
+
+def test_values_that_are_left_out_are_counted():
+    arguments = ["explain", "--steps", "1", "--prompts", "30", "--budget", "30", "--max-model-len", "40"]
+    for columns in (64, 80, 100, 150, 250):
+        output = CliRunner().invoke(app, arguments, env={"COLUMNS": str(columns)}).output
+        (positions,) = [line.split()[2:] for line in output.splitlines() if line.startswith("  positions")]
+        if "…" in positions:
+            at = positions.index("…")
+            assert positions[:at] == list(map(str, range(at)))
+            assert positions[at:] == ["…", str(29 - at), "more", "…", "29"]
+        else:
+            assert positions == list(map(str, range(30)))
+            assert columns == 250

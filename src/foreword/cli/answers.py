@@ -8,6 +8,7 @@ from typing import Self
 
 from foreword import LLM, RequestOutput
 from foreword.cli.terminal import Interrupt
+from foreword.errors import ConfigError
 
 
 def answer(outputs: Iterator[RequestOutput], interrupt: Interrupt) -> Iterator[RequestOutput]:
@@ -16,6 +17,12 @@ def answer(outputs: Iterator[RequestOutput], interrupt: Interrupt) -> Iterator[R
         yield output
         if interrupt.pressed:
             return
+
+
+def check_generates(llm: LLM, model: str) -> None:
+    """Raise ConfigError for a model without a head for tokens, such as an encoder."""
+    if not llm.model.generates:
+        raise ConfigError(f"model {model!r:.80} generates no text: it is for `foreword embed`. Use another model")
 
 
 CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}

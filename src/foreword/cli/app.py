@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
@@ -13,7 +15,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 from foreword import __version__
 from foreword.cli.examples import epilog
 from foreword.errors import ConfigError, ForewordError
-from foreword.names import advice
+from foreword.names import advice, nearest
 
 COMMANDS = {
     "run": "Generate an answer with a real model on this machine's CPU.",
@@ -35,23 +37,32 @@ NO_SUCH_OPTION: type[Exception] = import_module(typer.BadParameter.__module__).N
 """Typer has it from Click or, in later versions, from a copy of its own."""
 
 
+def variable_path(ctx: Any) -> str:
+    """Return what the variables of a command's options begin with: FOREWORD_BENCH_HOST."""
+    words: list[str] = []
+    while ctx.parent is not None:
+        words, ctx = [ctx.info_name, *words], ctx.parent
+    return "_".join(["FOREWORD", *words]).upper()
+
+
 def option_names(command: Any) -> dict[str, Any]:
     """Return name → parameter of the options of a command. The name is that of the flag: ``max_num_seqs``."""
     options = [one for one in command.params if one.param_type_name == "option"]
     return {max(one.opts, key=len)[2:].replace("-", "_"): one for one in options}
 
 
+VALUES = {
+    "str": " TEXT", "path": " FILE", "int range": " N", "float range": " X", "list[str]": "", "list[Path]": "",
+}  # fmt: skip
+"""Typer's name of a type → what stands for a value in help, as in the tables of settings."""
+
+
 class Command(TyperCommand):
     """A command whose help lists its options under their headings, with names and values in full."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. ConfigError for a variable of an option that it does not have."""
-        prefix, names = f"FOREWORD_{self.name}_".upper(), option_names(self)
-        for variable in os.environ:
-            if variable.startswith(prefix) and variable.removeprefix(prefix).lower() not in names:
-                otherwise = f"`{ctx.command_path} --help` lists the options."
-                fix = advice(variable.removeprefix(prefix), names, otherwise, form=lambda name: prefix + name.upper())
-                raise ConfigError(f"{variable}: no such option. {fix}")
+        """Run the command. ConfigError for a variable of an option that it does not have, or of no command."""
+        _check_variables(option_names(self), variable_path(ctx), f"`{ctx.command_path} --help` lists the options.")
         return super().invoke(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -60,10 +71,45 @@ class Command(TyperCommand):
             heading = one.rich_help_panel if isinstance(one, TyperArgument | TyperOption) else None
             if (record := one.get_help_record(ctx)) is not None:
                 heading = str(heading or f"{one.param_type_name.title()}s")
-                headings.setdefault(heading, []).append(record)
+                form = record[0]
+                for kind, name in VALUES.items():
+                    form = form.replace(f" <{kind}>", "" if one.param_type_name == "argument" else name)
+                headings.setdefault(heading, []).append((form, record[1]))
         for heading, records in headings.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
+
+
+VARIABLES = ("FOREWORD_HOME", "FOREWORD_ISA", "FOREWORD_NUM_THREADS")
+"""Variables of the environment that belong to no command."""
+
+_OF_SERVICES = re.compile(
+    r"FOREWORD(_\w+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)_\w+)=.*|\w+=(tcp|udp|sctp)://.*"
+)
+"""Variables that Kubernetes makes of the names of services, such as one named foreword, with their values."""
+
+
+def _check_variables(names: Mapping[str, Any], path: str, otherwise: str) -> None:
+    """Raise ConfigError for a variable that begins with FOREWORD_ and that neither this command, with these options,
+    nor another one has.
+
+    path: what the command's variables begin with, such as FOREWORD_BENCH_HOST.
+    """
+    others = tuple(f"FOREWORD_{name}_".upper() for name in COMMANDS)
+    for variable, value in os.environ.items():
+        own = variable.removeprefix(f"{path}_") if variable.startswith(f"{path}_") else None
+        if own is not None and own.lower() not in names:
+            fix = advice(own, names, otherwise, form=lambda name: f"{path}_{name}".upper())
+            raise ConfigError(f"{variable}: no such option. {fix}")
+        if own is not None or not variable.startswith("FOREWORD_") or variable in VARIABLES:
+            continue
+        if not variable.startswith(others) and not _OF_SERVICES.fullmatch(f"{variable}={value}"):
+            word, _, rest = variable.removeprefix("FOREWORD_").lower().partition("_")
+            known = {name.removeprefix("FOREWORD_").lower() for name in VARIABLES}
+            known |= {f"{command}_{rest}" for command in [nearest(word, COMMANDS)] if command and rest}
+            begins = "Those of a command begin with its name, such as FOREWORD_RUN_MODEL."
+            fix = advice(f"{word}_{rest}", known, begins, form=lambda name: f"FOREWORD_{name}".upper())
+            raise ConfigError(f"{variable}: no such variable. {fix}")
 
 
 class _Program(TyperGroup):
@@ -126,8 +172,9 @@ class _LazyCommand(TyperCommand):
         parts = {f"{name} {word}": part for word, part in getattr(real, "commands", {}).items()}
         for words, part in {name: real, **parts}.items():
             part.epilog = epilog(words)
+            path = f"FOREWORD_{words}".replace(" ", "_").upper()
             for option, parameter in option_names(part).items():
-                parameter.envvar = f"FOREWORD_{words}_{option}".replace(" ", "_").upper()
+                parameter.envvar = f"{path}_{option}".upper()
                 parameter.show_envvar = False
         return real.make_context(info_name, args, parent, **extra)
 
@@ -170,7 +217,9 @@ def run(program: typer.Typer) -> None:
         finally:
             sys.stdout.flush()
     except ForewordError as error:
-        _fail(error, 2)
+        from foreword.cli.wording import of_command  # only failures need it
+
+        _fail(of_command(error), 2)
     except (OSError, MemoryError) as error:
         sys.stdout = None  # what could not be written is not tried again at the exit
         if isinstance(error, BrokenPipeError):

@@ -13,7 +13,7 @@ import typer
 
 from foreword import LLM
 from foreword.batch import InputBatch
-from foreword.cli.options import EngineOptions, engine_options, grouped
+from foreword.cli.options import EngineOptions, check_used, engine_options, grouped
 from foreword.cli.terminal import note
 from foreword.engine import EngineMetrics, EngineObserver
 from foreword.engine.options import LLMOptions
@@ -26,6 +26,7 @@ from foreword.scheduler import StepPlan
 
 @grouped(engine=engine_options())
 def batch(
+    context: typer.Context,
     requests: Annotated[str, typer.Argument(metavar="IN", help="A file of requests; -: standard input.")],
     results: Annotated[str, typer.Argument(metavar="OUT", help="The file of results; -: standard output.")],
     served_model_name: Annotated[
@@ -51,6 +52,8 @@ def batch(
 
     Exit status: 0; 1 if OUT has errors; 2 if the files or the model cannot be used; 130 after Ctrl-C.
     """
+    if not on_ray:
+        check_used(context, ("ray_address", "replicas"), "without --ray")
     settings, names = engine.settings, [engine.model, *(served_model_name or [])]
     with _input(requests, results) as (file, size), Results(results, retry_errors=retry_errors) as out:
         pending = (line for line in batch_lines(file) if line.key not in out.done)

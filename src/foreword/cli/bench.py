@@ -30,7 +30,7 @@ serving_options = grouped(
 Repeats = Annotated[int, typer.Option(min=1, max=1000, help="Runs per workload; the fastest counts.")]
 
 
-@bench.command()
+@bench.command(cls=Command)
 def host(
     steps: Annotated[int, typer.Option(min=1, max=10_000, help="Steps per workload.")] = 300,
     engine: Annotated[

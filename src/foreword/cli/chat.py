@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -13,18 +12,24 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from foreword import LLM, RequestOutput, SamplingParams
-from foreword.cli.answers import Printer, answer, endings, summary
-from foreword.cli.chat_input import Command, Message, read, unknown
-from foreword.cli.conversation import Conversation
+from foreword.cli.answers import Printer, answer, check_generates, endings, summary
+from foreword.cli.chat_input import Command, Interrupted, Message, read, unknown
+from foreword.cli.conversation import Conversation, shown_content
+from foreword.cli.kept import Kept, state_folder
 from foreword.cli.options import EngineOptions, engine_options, grouped
 from foreword.cli.sampling_options import FIELDS, OF_ONE_PROMPT, sampling_options, setting
 from foreword.cli.terminal import Interrupt, note
+from foreword.cli.wording import of_chat
 from foreword.engine import EngineMetrics
 from foreword.errors import ConfigError, ForewordError, RequestError
 from foreword.models.quantized import conversions
+from foreword.models.registry import KNOWN
+from foreword.names import counted
 
-with suppress(ImportError):  # not part of every Python
-    import readline  # noqa: F401  (gives `input` line editing and a history)
+try:
+    import readline  # gives `input` line editing and a history
+except ImportError:  # not part of every Python
+    readline = None  # type: ignore[assignment]
 
 TOO_LONG = ("prompt", "prompt_token_ids")  # fields of the errors for a prompt that does not fit
 
@@ -33,6 +38,11 @@ TOO_LONG = ("prompt", "prompt_token_ids")  # fields of the errors for a prompt t
 def chat(
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system prompt.")] = None,
     load: Annotated[Path | None, typer.Option(metavar="FILE", help="A conversation that /save wrote.")] = None,
+    resume: Annotated[bool, typer.Option("--continue", help="Go on with the last conversation of a terminal.")] = False,
+    history: Annotated[
+        bool,
+        typer.Option(help="Keep typed lines and the last conversation for later chats of a terminal. [default: true]"),
+    ] = True,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print timing summaries.")] = False,
     *,
     engine: EngineOptions,
@@ -40,15 +50,21 @@ def chat(
 ) -> None:
     """Talk with a model; it remembers the conversation.
 
-    /help lists the commands of the chat. Ctrl-C ends an answer, and at the prompt, pressed twice, the chat, as Ctrl-D
-    does. Through a pipe each line is a message, and an error ends the chat.
+    /help lists the commands of the chat. Ctrl-C ends an answer or empties the line, and in an empty line, pressed
+    twice, it ends the chat, as Ctrl-D does. Through a pipe each line is a message, and an error ends the chat.
     """
-    conversation = Conversation()
+    conversation, kept = Conversation(), Kept(state_folder())
+    if load is not None and resume:
+        raise typer.BadParameter("--load gives a conversation too; give one of them.", param_hint="--continue")
     if load is not None:
         conversation.load(load)
+    elif resume:
+        kept.load(conversation)
     if system is not None:
         conversation.system = system
-    Chat(engine, params, conversation, is_terminal=sys.stdin.isatty(), quiet=quiet).run()
+    is_terminal = sys.stdin.isatty()
+    own = kept if history and is_terminal else None
+    Chat(engine, params, conversation, is_terminal=is_terminal, quiet=quiet, kept=own).run()
 
 
 class Chat:
@@ -62,8 +78,11 @@ class Chat:
         *,
         is_terminal: bool,
         quiet: bool = False,
+        kept: Kept | None = None,
     ) -> None:
+        """kept: what later chats get; None: nothing."""
         self.conversation, self.params = conversation, params
+        self._kept, self._saved = kept, conversation.text
         self._engine, self._is_terminal = engine, is_terminal
         self._shows_speed = sys.stderr.isatty() and not quiet
         self._last: RequestOutput | None = None
@@ -73,32 +92,63 @@ class Chat:
     def run(self) -> None:
         """Read and answer until the end of the input."""
         if self._is_terminal:
-            note(self._name, f"{self.llm.engine.states.max_model_len} tokens", "/help lists the commands")
+            self._begin()
         else:
             sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
-        was_interrupted = False
+        ends_next = False  # whether Ctrl-C in an empty line ends the chat
         while True:
             try:
                 given = read(self._next_line)
-                was_interrupted = False
+                ends_next = False
                 if isinstance(given, Message):
                     self.say(given.text)
                 elif given is not None and self.do(given):
-                    return
+                    return self._end()
             except EOFError:
                 if self._is_terminal:
                     print()
-                return
-            except KeyboardInterrupt:
-                if was_interrupted or not self._is_terminal:
-                    raise
-                was_interrupted = True
+                return self._end()
+            except Interrupted as press:
                 print()
-                note("Ctrl-C again or /exit ends the chat")
+                if press.is_empty and ends_next:
+                    self._end()
+                    raise KeyboardInterrupt from None
+                ends_next = press.is_empty
+                if ends_next:
+                    note("Ctrl-C again or /exit ends the chat", *self._not_saved())
+            except KeyboardInterrupt:  # a second one, in an answer
+                if not self._is_terminal:
+                    raise
+                print()
             except ForewordError as error:
                 if not self._is_terminal:
                     raise
-                print(f"foreword: {error}", file=sys.stderr)
+                print(f"foreword: {of_chat(error)}", file=sys.stderr)
+            if self._kept is not None and not self.conversation.is_empty:
+                self._kept.save(self.conversation)
+
+    def _begin(self) -> None:
+        """Say what answers, and show where the conversation goes on."""
+        note(self._name, f"{self.llm.engine.states.max_model_len} tokens", "/help lists the commands")
+        if (known := KNOWN.get(self._name)) and known.remark:
+            note(f"{self._name} is {known.remark}")
+        if self._kept is not None and readline is not None:
+            for line in self._kept.lines():
+                readline.add_history(line)
+        if not self.conversation.is_empty:
+            note(f"the conversation has {counted(len(self.conversation.messages), 'message')}; it ends with")
+            for message in (self.conversation.up_to_question() or [])[-1:] + self.conversation.answers():
+                print(("" if message["role"] == "assistant" else ">>> ") + shown_content(message))
+
+    def _not_saved(self) -> list[str]:
+        if self.conversation.is_empty or self.conversation.text == self._saved:
+            return []
+        kept = "" if self._kept is None else "; `foreword chat --continue` goes on with it"
+        return [f"the conversation is not saved: /save FILE does it{kept}"]
+
+    def _end(self) -> None:
+        if self._is_terminal and (left := self._not_saved()):
+            note(*left) if self._kept is None else note("`foreword chat --continue` goes on with this conversation")
 
     def say(self, text: str) -> None:
         """Answer a message of the user. RequestError if it does not fit; then it is not part of the conversation."""
@@ -115,18 +165,27 @@ class Chat:
 
     def _next_line(self, continues: bool) -> str:
         prompt = "... " if continues else ">>> "
-        if self._is_terminal and sys.stdout.isatty():
-            return input(prompt)
-        if self._is_terminal:
-            print(prompt, end="", file=sys.stderr, flush=True)
-        if not (line := sys.stdin.readline()):
-            raise EOFError
+        try:
+            if self._is_terminal and sys.stdout.isatty():
+                line = input(prompt)
+                if self._kept is not None:
+                    self._kept.add(line)
+                return line
+            if self._is_terminal:
+                print(prompt, end="", file=sys.stderr, flush=True)
+            if not (line := sys.stdin.readline()):
+                raise EOFError
+        except KeyboardInterrupt:
+            if not self._is_terminal:
+                raise
+            raise Interrupted(not continues and not (readline and readline.get_line_buffer())) from None
         return line.removesuffix("\n").removesuffix("\r")
 
     def _start(self, model: str) -> None:
         llm = LLM(model, **self._engine.seeded(self.params.seed))
         if converted := conversions(llm.model.weights.values()):
             note(*converted)
+        check_generates(llm, model)
         if not llm.tokenizer.has_chat_template:
             raise ConfigError(f"model {model!r:.80} has no chat template. Use `foreword run --raw`, or another model")
         self.llm, self._name, self._metrics = llm, model, EngineMetrics()
@@ -196,12 +255,14 @@ class Chat:
 
     def save(self, command: Command) -> None:
         self.conversation.save(_path(command))
-        print(f"saved {len(self.conversation.messages)} messages")
+        self._saved = self.conversation.text
+        print(f"saved {counted(len(self.conversation.messages), 'message')}")
 
     def load(self, command: Command) -> None:
         self.conversation.load(_path(command))
         waits = "; /retry answers the last" if self.conversation.waits else ""
-        print(f"loaded {len(self.conversation.messages)} messages{waits}")
+        self._saved = self.conversation.text
+        print(f"loaded {counted(len(self.conversation.messages), 'message')}{waits}")
 
     def retry(self, command: Command) -> None:
         messages = self.conversation.up_to_question()
@@ -233,9 +294,10 @@ class Chat:
         print(f"computed from token {reused}: {decode(prompt[reused : reused + 12], False)!r}")
         if self._before:
             same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._before, prompt, strict=False)))
-            print(
-                f"the {len(self._before)} tokens of the turn before: the first {same} are the beginning of the prompt"
-            )
+            was_sampled = same == len(self._before) == reused + 1
+            last = "; the last of them was sampled, and not computed yet" * was_sampled
+            turn = f"the {len(self._before)} tokens of the turn before"
+            print(f"{turn}: the first {same} are the beginning of the prompt{last}")
             if same < len(self._before):
                 was, now = (decode(ids[same : same + 6], False) for ids in (self._before, prompt))
                 print(f"then there was {was!r}, and now there is {now!r}")

@@ -12,6 +12,14 @@ from foreword.names import nearest
 QUOTES = '"""'
 
 
+class Interrupted(Exception):
+    """Ctrl-C while a message was typed. is_empty: nothing of it was typed."""
+
+    def __init__(self, is_empty: bool) -> None:
+        self.is_empty = is_empty
+        super().__init__()
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """Text for the model."""

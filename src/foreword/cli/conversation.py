@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from foreword.errors import ConfigError, reason_of
+from foreword.errors import ConfigError, RequestError, reason_of
 from foreword.jsonfile import parse_json, read_bytes
 from foreword.models.chat import check_messages
 
@@ -44,26 +45,51 @@ class Conversation:
                 return self.messages[:at]
         return None
 
+    def answers(self) -> list[dict[str, Any]]:
+        """Return the messages after the user's last one."""
+        return self.messages[len(self.up_to_question() or ()) :]
+
     def clear(self) -> None:
         """Remove all messages but the system prompt."""
         del self.messages[self._start :]
+
+    @property
+    def text(self) -> str:
+        """The messages as JSON."""
+        return json.dumps(self.messages, indent=1) + "\n"
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no message but the system prompt."""
+        return len(self.messages) == self._start
 
     def save(self, path: Path) -> None:
         """Write the messages as JSON. ConfigError if that fails, or if the file holds anything but messages."""
         if path.exists():
             _messages(path)  # what else is there is not overwritten
         try:
-            path.write_text(json.dumps(self.messages, indent=1) + "\n")
+            path.write_text(self.text)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path}: cannot be written ({reason_of(error)}). Give another file") from None
 
     def load(self, path: Path) -> None:
-        """Read a JSON list of messages. ConfigError or RequestError if the file has none; then nothing changes."""
+        """Read a JSON list of messages. ConfigError if the file has none; then nothing changes."""
         self.messages = _messages(path)
+
+
+def shown_content(message: Mapping[str, Any]) -> str:
+    """Return the text of a message, and in place of other content its kind."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return " ".join(str(part.get("text") or f"[{part.get('type')}]") for part in content)
+    return str(content or "[no text]")
 
 
 def _messages(path: Path) -> list[dict[str, Any]]:
     found = parse_json(read_bytes(path, ConfigError), path, ConfigError)
     if not isinstance(found, list):
         raise ConfigError(f"{path}: holds no list of messages. Give another file")
-    return check_messages(found)
+    try:
+        return check_messages(found)
+    except RequestError as error:
+        raise ConfigError(f"{path}: {error}") from None

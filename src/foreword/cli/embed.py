@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable
 from itertools import islice
@@ -12,6 +13,7 @@ import typer
 
 from foreword import LLM, PoolingParams
 from foreword.cli.options import EngineOptions, engine_options, grouped
+from foreword.errors import RequestError
 
 AT_ONCE = 1024  # lines of standard input
 
@@ -35,6 +37,19 @@ def embed(
     lines: Iterable[str] = texts or (line for line in map(str.strip, sys.stdin) if line)
     left = iter(lines)
     with LLM(engine.model, **engine.settings) as llm:
+        done = 0
         while some := list(islice(left, AT_ONCE)):
-            for text, vector in zip(some, llm.embed(some, params, lora=engine.lora), strict=True):
+            try:
+                vectors = llm.embed(some, params, lora=engine.lora)
+            except RequestError as error:
+                raise _of_text(error, done) from None
+            for text, vector in zip(some, vectors, strict=True):
                 print(json.dumps({"text": text, "embedding": vector.tolist()}))
+            done += len(some)
+
+
+def _of_text(error: RequestError, num_done: int) -> RequestError:
+    """Return the error of a request, named by the number of its text, from 1. num_done: texts before those at once."""
+    number = re.fullmatch(r"prompts\[(\d+)\]", error.request_id or "")
+    name = f"text {num_done + int(number[1]) + 1}" if number else error.request_id
+    return RequestError(name, error.field, error.value, error.reason, error.fix)

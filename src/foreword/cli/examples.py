@@ -1,17 +1,18 @@
 """Examples of each command, shown at the end of its help."""
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
-    "": ('foreword run "Why is the sky blue?"', "foreword chat", "foreword explain"),
+    "": ('foreword run "What is the capital of France?"', "foreword chat", "foreword explain"),
     "run": (
-        'foreword run "Why is the sky blue?" --temperature 0.7',
+        'foreword run "What is the capital of France?"',
         'git diff | foreword run "Write a commit message for this:"',
         'foreword run -m model.gguf --raw "Once upon a time" --max-tokens 50',
-        'foreword run "The capital of France?" --json',
+        'foreword run "Write a poem about the sea." --temperature 0.7 --json',
     ),
     "chat": (
         "foreword chat",
         'foreword chat --system "Answer in one sentence." --temperature 0.7',
         "foreword chat --load talk.json",
+        "foreword chat --continue",
     ),
     "batch": (
         "foreword batch requests.jsonl answers.jsonl",

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from foreword.cli.options import counts, option
+from foreword.cli.terminal import print_text, terminal_width
 from foreword.insight.record import step_as_json
 from foreword.insight.toy import toy_steps
 
@@ -37,8 +38,8 @@ def explain(
         if as_json:
             print(step_as_json(batch))
         elif token is None:
-            print(("\n" if i else "") + str(batch.explain()))
+            print(("\n" if i else "") + str(batch.explain(width=terminal_width())))
         elif token < batch.num_tokens:
-            print(f"Step {batch.step}. {batch.explain(token=token)}")
+            print_text(f"Step {batch.step}. {batch.explain(token=token)}")
     if token is not None and token >= widest:
         raise typer.BadParameter(f"{token}: the steps have tokens 0 to {widest - 1}", param_hint="--token")

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from foreword.cli.app import Command
 from foreword.cli.options import Json
 from foreword.cli.terminal import print_rows
 from foreword.models import registry
@@ -25,18 +26,19 @@ models = typer.Typer(
 Name = Annotated[str, typer.Argument(help="A name from `foreword models list`.")]
 
 
-@models.command("list")
+@models.command("list", cls=Command)
 def list_models(as_json: Json = False) -> None:
     """The models known by name, with size, licence and whether the file is on this machine."""
     rows = [("name", "size", "licence", "here", "what it is")]
     for model in registry.KNOWN.values():
         path = registry.cached_path(model.name)
         here = "yes" if path else "no"
-        rows.append((model.name, f"{model.size / 1e6:.0f} MB", model.license, here, model.description))
+        rows.append((model.name, f"{model.size / 1e6:.0f} MB", model.license, here, _described(model)))
         if as_json:
             row = {
                 "name": model.name,
                 "description": model.description,
+                "remark": model.remark or None,
                 "bytes": model.size,
                 "license": model.license,
                 "path": str(path) if path else None,
@@ -46,7 +48,7 @@ def list_models(as_json: Json = False) -> None:
         print_rows(rows)
 
 
-@models.command()
+@models.command(cls=Command)
 def pull(
     name: Annotated[str, typer.Argument(help="A known name, or with -hf a hub id such as org/model:Q4_K_M.")],
     hub: Annotated[bool, typer.Option("-hf", "--hub", help="The name is an id of the Hugging Face hub.")] = False,
@@ -58,14 +60,14 @@ def pull(
     print(from_hub(name) if hub or "/" in name else registry.pull(name, accept_license=accept_license))
 
 
-@models.command("rm")
+@models.command("rm", cls=Command)
 def remove(name: Name) -> None:
     """Delete a model from the cache, and what an interrupted download left."""
     freed = registry.remove(name)
     print(f"{freed / 1e6:.1f} MB freed" if freed else f"{name} is not in the cache")
 
 
-@models.command()
+@models.command(cls=Command)
 def info(
     model: Annotated[str, typer.Argument(help="A known name, a .gguf file, a directory, or a hub id.")],
     as_json: Json = False,
@@ -85,7 +87,7 @@ def _facts(model: LoadedModel) -> Iterator[tuple[str, object]]:
     spec, known = model.spec, registry.KNOWN.get(model.name)
     yield "name", model.name
     if known is not None:
-        yield "description", known.description
+        yield "description", _described(known)
         yield "licence", known.license
     yield "path", str(model.path)
     yield "bytes", _size(model.path)
@@ -103,6 +105,10 @@ def _facts(model: LoadedModel) -> Iterator[tuple[str, object]]:
     suggested = (f"{name} = {value}" for name, value in model.generation.suggested.items())
     yield "suggestions", ", ".join(suggested) or "none"
     yield "keys not read", ", ".join(model.unread_keys) or "none"
+
+
+def _described(model: registry.KnownModel) -> str:
+    return f"{model.description}; {model.remark}" if model.remark else model.description
 
 
 def _size(path: Path) -> int:

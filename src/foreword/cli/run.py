@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from foreword import LLM, RequestOutput, SamplingParams
-from foreword.cli.answers import Printer, answer, summary, timings
-from foreword.cli.options import EngineOptions, engine_options, grouped
+from foreword.cli.answers import Printer, answer, check_generates, summary, timings
+from foreword.cli.options import EngineOptions, check_used, engine_options, grouped
 from foreword.cli.sampling_options import sampling_options
-from foreword.cli.terminal import Interrupt, has_input, note, read_input
+from foreword.cli.terminal import Interrupt, has_input, note, read_input, terminal_width
 from foreword.errors import ConfigError, RequestError
 from foreword.executors.native import NativeExecutor
 from foreword.models.quantized import conversions
@@ -22,6 +22,7 @@ from foreword.sampling import TokenLogprobs
 
 @grouped(engine=engine_options(without=("seed",)), params=sampling_options())
 def run(
+    context: typer.Context,
     prompt: Annotated[
         str | None, typer.Argument(metavar="PROMPT", help="The prompt. Standard input follows it; -: only that.")
     ] = None,
@@ -46,10 +47,13 @@ def run(
 
     The answer is shown as it is generated; Ctrl-C ends it, with exit status 130.
     """
+    if not show_steps:
+        check_used(context, ("steps",), "without --explain")
     text = _prompt_text(prompt)
     started = time.perf_counter()
     llm = LLM(engine.model, **engine.seeded(params.seed))
     loaded = time.perf_counter() - started
+    check_generates(llm, engine.model)
     if not quiet and (converted := conversions(llm.model.weights.values())):
         note(*converted)
     tables: list[str] = []  # of the first steps
@@ -58,13 +62,15 @@ def run(
 
         if isinstance(llm.engine.executor, NativeExecutor):
             print(llm.engine.executor.memory_report(), file=sys.stderr)
-        inspector = StepInspector(steps)
+        inspector = StepInspector(steps, terminal_width())
         llm.engine.observers.add(inspector)
         tables = inspector.shown
     is_text = raw or not llm.tokenizer.has_chat_template
     if is_text and system is not None:
         reason = "--raw is given" if raw else f"model {engine.model!r:.80} has no chat template"
         raise ConfigError(f"--system: {reason}, and it needs one. Leave it out, or write it into the prompt")
+    if is_text and not raw and not quiet:
+        note(f"model {engine.model!r:.80} has no chat template: the prompt is continued, as with --raw")
     messages = [{"role": "system", "content": system}] if system is not None else []
     question = [*messages, {"role": "user", "content": text}]
     outputs = (

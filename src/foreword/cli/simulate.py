@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from foreword import simulation
-from foreword.cli.options import TABLE, Group, grouped, options_of, values_given
+from foreword.cli.options import TABLE, Group, check_used, grouped, options_of, values_given
 from foreword.errors import ConfigError
 from foreword.routing import ROUTERS
 from foreword.scheduler import SchedulerConfig
@@ -46,7 +46,8 @@ LEVELS = (50, 90, 99, 99.9)  # percentiles; the table has the first three
 
 @grouped(fleet=FLEET)
 def simulate(
-    trace: Annotated[Path, typer.Option(help="Arrivals: .csv or .jsonl; see foreword.simulation.")],
+    context: typer.Context,
+    trace: Annotated[Path, typer.Option(help="Arrivals: .csv or .jsonl (docs/simulation.md).")],
     requests: Annotated[
         int, typer.Option(min=0, max=10**9, help="Requests to serve, repeating the trace. 0: the trace once.")
     ] = 0,
@@ -66,7 +67,7 @@ def simulate(
     ] = 1,
     cost_file: Annotated[Path | None, typer.Option("--cost", help="Cost model from `foreword calibrate`.")] = None,
     step_ms: Annotated[
-        float, typer.Option(min=0, max=1e9, help="Cost per step, in ms. Ignored with --cost, like the next two.")
+        float, typer.Option(min=0, max=1e9, help="Cost per step, in ms; not with --cost, like the next two.")
     ] = 8.0,
     token_us: Annotated[float, typer.Option(min=0, max=1e9, help="Cost per scheduled token, in µs.")] = 40.0,
     context_ns: Annotated[float, typer.Option(min=0, max=1e9, help="Cost per context token and step, in ns.")] = 15.0,
@@ -81,6 +82,7 @@ def simulate(
     """
     loaded = simulation.read_trace(trace)
     if cost_file:
+        check_used(context, ("step_ms", "token_us", "context_ns"), "with --cost, which has the costs")
         cost = simulation.CostModel.read(cost_file)
     else:
         cost = simulation.CostModel(step_ms / 1e3, token_us / 1e6, context_ns / 1e9)

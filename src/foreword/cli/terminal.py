@@ -46,6 +46,16 @@ def read_input() -> str:
         raise RequestError(None, "standard input", at, reason, "Convert it, such as with iconv.") from None
 
 
+def terminal_width() -> int | None:
+    """Return the characters of a line of the terminal, or COLUMNS; None without either, as in a pipe."""
+    return shutil.get_terminal_size((0, 0)).columns or None
+
+
+def print_text(text: str) -> None:
+    """Print a text in lines of the width of the terminal, in one without a terminal."""
+    print(*_wrapped(text, terminal_width() or 0), sep="\n")
+
+
 def print_rows(rows: Iterable[Sequence[str]], colors: Mapping[str, str] = MappingProxyType({})) -> None:
     """Print rows in columns. All but the last are shown in full; the last is wrapped to the width of the terminal, or
     to COLUMNS, and not at all without either, as in a pipe.
@@ -53,7 +63,7 @@ def print_rows(rows: Iterable[Sequence[str]], colors: Mapping[str, str] = Mappin
     colors: a text of the first column → the ANSI code of its colour on a terminal.
     """
     table = [list(row) for row in rows]
-    width = shutil.get_terminal_size((0, 0)).columns
+    width = terminal_width()
     widths = [max(map(len, column)) for column in list(zip(*table, strict=True))[:-1]]
     indent = sum(widths) + 2 * len(widths)
     has_colors = sys.stdout.isatty() and not _is_plain()

@@ -192,12 +192,12 @@ def step_as_json(batch: InputBatch) -> str:
 
 
 class StepInspector(EngineObserver):
-    """Explains an engine's first steps. shown: `InputBatch.explain` of each, at most ``num_steps``."""
+    """Explains an engine's first steps. shown: `InputBatch.explain` of each, at most ``num_steps``, of this width."""
 
-    def __init__(self, num_steps: int) -> None:
-        self._num_steps = num_steps
+    def __init__(self, num_steps: int, width: int | None = None) -> None:
+        self._num_steps, self._width = num_steps, width
         self.shown: list[str] = []
 
     def step_planned(self, plan: StepPlan, batch: InputBatch) -> None:
         if len(self.shown) < self._num_steps:
-            self.shown.append(str(batch.explain()))
+            self.shown.append(str(batch.explain(width=self._width)))

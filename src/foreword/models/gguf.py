@@ -65,7 +65,8 @@ def read_gguf(path: str | Path) -> GGUF:
     at = _Cursor(ModelFile(Path(path), at_least=24))
     at.field = "magic"
     if (magic := at.take(4)) != b"GGUF":
-        at.fail(f"expected b'GGUF', found {magic!r}", "Give a GGUF file, or a directory of safetensors")
+        reason = f"expected b'GGUF', found {magic!r}"
+        at.fail(reason, "It is no GGUF file; give one, or a directory of safetensors", at=0)
     at.field = "version"
     version = at.u32()
     if version not in (2, 3):

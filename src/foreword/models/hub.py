@@ -106,7 +106,8 @@ def _check_space(hub: Any, name: str, wanted: HubId, sizes: Mapping[str, int], p
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    return re.sub(r"^\[Errno -?\d+\] ", "", line)
 
 
 def _error(name: str, reason: str) -> ModelError:

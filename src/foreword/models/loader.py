@@ -73,6 +73,10 @@ def find_model(model: str | Path) -> tuple[Path, str]:
         raise ModelError(f"{name:.200}: cannot be read ({error.strerror}). Check the path") from None
     if is_directory:
         return path, path.resolve().name
+    if is_file and path.suffix in (".safetensors", ".json"):
+        raise ModelError(
+            f"{name}: is a part of a model; give the directory, {str(path.parent)!r:.200}, or a .gguf file"
+        )
     if is_file:
         return path, path.stem
     if (

@@ -42,8 +42,9 @@ class Part:
 class KnownModel:
     """A model available by name. ``terms`` is set if they must be accepted before the first pull. Sizes in bytes.
 
-    beside: the sha256 of small files of a directory of safetensors, kept under their paths from the main one's.
-    num_parameters: weights that a token is multiplied with, the output matrix included.
+    remark: what users should know before they judge its answers, to be read after "is". beside: the sha256 of small
+    files of a directory of safetensors, kept under their paths from the main one's. num_parameters: weights that a
+    token is multiplied with, the output matrix included.
     """
 
     name: str
@@ -55,6 +56,7 @@ class KnownModel:
     license: str
     parts: tuple[Part, ...]
     terms: str | None = None
+    remark: str = ""
     beside: Mapping[Part, str] = field(default_factory=dict, hash=False)
 
     @property
@@ -104,10 +106,10 @@ def known_model(name: str) -> KnownModel:
         return model
     close = nearest(name.lower(), KNOWN)
     guess = "" if close is None else f"did you mean {close!r}? "
-    raise ModelError(
-        f"unknown model {name!r}: {guess}Known names are {', '.join(KNOWN)}. "
-        "A path to a .gguf file or to a directory with config.json and safetensors works too"
-    )
+    other = "A path to a .gguf file or to a directory with config.json and safetensors works too"
+    if ":" in name:
+        other += ", and a hub id such as org/model-GGUF:Q4_K_M; names of Ollama are not known"
+    raise ModelError(f"unknown model {name!r:.200}: {guess}Known names are {', '.join(KNOWN)}. {other}")
 
 
 def cached_path(name: str) -> Path | None:
@@ -175,6 +177,9 @@ def remove(name: str) -> int:
     """
     from shutil import rmtree  # here: it takes 2 ms to import, which every start would pay for
 
+    if "/" in name or name.endswith(".gguf"):
+        reason = "only models known by name are removed: delete a file yourself, and a model of the hub with hf cache"
+        raise ModelError(f"{name!r:.200}: {reason}. Known names are {', '.join(KNOWN)}")
     model = known_model(name)
     with _os_errors(model):
         folder = _folder(model)

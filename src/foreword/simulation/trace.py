@@ -103,6 +103,9 @@ class Load:
                 yield Arrival((a.time + begin) / speed, a.input_length, a.output_length, ids)
 
 
+FORMAT = "docs/simulation.md has the fields of .csv and .jsonl files"
+
+
 def read_trace(path: str | Path) -> Trace:
     """A .csv with TIMESTAMP, ContextTokens, GeneratedTokens, or a .jsonl with timestamp (ms), input_length,
     output_length, hash_ids (may be absent). Empty lines are skipped; a length of 0 counts as 1. ConfigError, naming the
@@ -133,10 +136,10 @@ def _arrivals(path: Path, data: bytes) -> Iterator[Arrival]:
     for number, row in rows:
         try:
             yield read(row)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ConfigError(
-                f"trace {path}, line {number}: {error!r}; see foreword.simulation.read_trace for the format"
-            ) from None
+        except KeyError as error:
+            raise ConfigError(f"trace {path}, line {number}: {error} is missing; {FORMAT}") from None
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ConfigError(f"trace {path}, line {number}: {error}; {FORMAT}") from None
 
 
 def _from_csv(row: Mapping[str, str]) -> Arrival:

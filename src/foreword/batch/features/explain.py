@@ -12,8 +12,10 @@ from foreword.arrays import I32, I64
 from foreword.batch.features.masks import attention_mask
 from foreword.batch.step.tensors import BatchTensors
 from foreword.batch.values.attention import AttentionState
+from foreword.names import counted
 
-MAX_COLUMNS = 24  # of a printed row, then "…"
+WIDTH = 178  # characters of a printed row, without which a row shows fewer of its values
+LABEL, SHAPE = 22, 12  # characters before the values
 MAX_ROWS = 16
 
 
@@ -35,14 +37,14 @@ class Explanation:
     text: str
 
     @classmethod
-    def of(cls, batch: BatchTensors, group: int = 0, token: int | None = None) -> Explanation:
+    def of(cls, batch: BatchTensors, group: int = 0, token: int | None = None, width: int | None = None) -> Explanation:
         states = batch.states
         if not 0 <= group < len(states.block_tables):
             raise IndexError(f"group={group}: the model has {len(states.block_tables)} KV groups")
         T = batch.num_tokens
         sources = token_sources(batch, group)
         if token is None:
-            text = _tables(batch, group, sources)
+            text = _tables(batch, group, sources, width or WIDTH)
         elif 0 <= token < T:
             text = _sentence(batch, group, token, sources)
         else:
@@ -79,54 +81,81 @@ def token_sources(batch: BatchTensors, group: int) -> TokenSources:
     )
 
 
-def _row(values: Iterable[object], label: str, shape: str = "") -> str:
-    cells = [str(v) for v in values]
-    more = len(cells) - MAX_COLUMNS
-    if more > 0:
-        cells = [*cells[: MAX_COLUMNS - 2], f"… {more + 1} more …", cells[-1]]
-    return f"  {label:<22}{shape:<12}{'  '.join(f'{c:>4}' for c in cells)}"
+class _Row(NamedTuple):
+    """A printed row: its label, its formula or shape, and its values."""
+
+    label: str
+    shape: str
+    values: Iterable[object]
 
 
-def _tables(batch: BatchTensors, group: int, sources: TokenSources) -> str:
+def _rows(rows: Iterable[_Row], width: int) -> list[str]:
+    """Return the lines of rows whose values stand below each other, as many of them as the width has room for."""
+    table = [(row, list(map(str, row.values))) for row in rows]
+    size = max([4, *(len(cell) for _, cells in table for cell in cells)])
+    most = max((width - LABEL - SHAPE) // (size + 2), 2)
+    lines = []
+    for row, cells in table:
+        if (left_out := len(cells) - most) > 0:
+            mark = f"… {left_out + 2} more …"
+            kept = max(most - 1 - -(-(len(mark) + 2) // (size + 2)), 0)
+            mark = f"… {len(cells) - kept - 1} more …"
+            cells = [*cells[:kept], mark, cells[-1]]
+        lines.append(f"  {row.label:<{LABEL}}{row.shape:<{SHAPE}}{'  '.join(f'{cell:>{size}}' for cell in cells)}")
+    return lines
+
+
+def _tables(batch: BatchTensors, group: int, sources: TokenSources, width: int) -> str:
     states = batch.states
     table, B, T = states.block_tables[group], batch.num_reqs, batch.num_tokens
     S, M, K = table.group.block_size, states.max_model_len, table.width
-    lines = [
-        f"step {batch.step}: {B} requests, {T} tokens, {batch.attention_state.name}"
-        + (f", KV group {group}" if len(states.block_tables) > 1 else ""),
-        "",
-        f"Tokens [T={T}]: where each one comes from and where its key and value go",
-        _row(range(T), "token t"),
-        _row(batch.req_indices, "req_indices", "b"),
-        _row(batch.positions[:T], "positions", "p"),
-        _row(sources.token_indices, "token_indices", f"r·{M}+p"),
-        _row(batch.input_ids[:T], "input_ids"),
-        _row(sources.block_table_indices, "block_table_indices", f"r·{K}+p/{table.tokens_per_block}"),
-        _row(sources.block_numbers, "block_numbers", "n"),
-        _row(sources.block_offsets, "block_offsets", "o"),
-        _row(batch.slot_mapping[group][:T], "slot_mapping", f"n·{S}+o"),
-        "",
-        f"Requests [B={B}]",
-        _row(batch.req_ids, "req_ids"),
-        _row(batch.idx_mapping, "idx_mapping", "row r"),
-        _row(batch.num_scheduled_tokens, "num_scheduled_tokens"),
-        _row(batch.num_computed_tokens, "num_computed_tokens"),
-        _row(batch.query_start_loc, "query_start_loc", "[B+1]"),
-        _row(batch.seq_lens, "seq_lens"),
-        _row(batch.logits_indices, "logits_indices", "[L]"),
-        f"  max_query_len {batch.max_query_len}, max_seq_len {batch.max_seq_len}",
-        "",
-        f"Block table [B, K={K}] ({states.null_block}: no block; S={S} tokens per block)",
+    tokens = [
+        _Row("token t", "", range(T)),
+        _Row("req_indices", "b", batch.req_indices),
+        _Row("positions", "p", batch.positions[:T]),
+        _Row("token_indices", f"r·{M}+p", sources.token_indices),
+        _Row("input_ids", "", batch.input_ids[:T]),
+        _Row("block_table_indices", f"r·{K}+p/{table.tokens_per_block}", sources.block_table_indices),
+        _Row("block_numbers", "n", sources.block_numbers),
+        _Row("block_offsets", "o", sources.block_offsets),
+        _Row("slot_mapping", f"n·{S}+o", batch.slot_mapping[group][:T]),
     ]
+    requests = [
+        _Row("req_ids", "", batch.req_ids),
+        _Row("idx_mapping", "row r", batch.idx_mapping),
+        _Row("num_scheduled_tokens", "", batch.num_scheduled_tokens),
+        _Row("num_computed_tokens", "", batch.num_computed_tokens),
+        _Row("query_start_loc", "[B+1]", batch.query_start_loc),
+        _Row("seq_lens", "", batch.seq_lens),
+        _Row("logits_indices", "[L]", batch.logits_indices),
+    ]
+    blocks, ends = [], []
     for b, row in list(enumerate(batch.idx_mapping))[:MAX_ROWS]:
         shown = max(int(table.num_blocks[row]) + 1, min(K, 8))  # then only nulls follow
-        lines.append(_row(table.table[row, :shown], f"request {batch.req_ids[b]}") + ("  …" if shown < K else ""))
-    if B > MAX_ROWS:
-        lines.append(f"  … {B - MAX_ROWS} more")
-    return "\n".join([*lines, "", *_mask(batch, group)])
+        blocks.append(_Row(f"request {batch.req_ids[b]}", "", table.table[row, :shown]))
+        ends.append("  …" if shown < K else "")
+    return "\n".join(
+        [
+            f"step {batch.step}: {counted(B, 'request')}, {counted(T, 'token')}, {batch.attention_state.name}"
+            + (f", KV group {group}" if len(states.block_tables) > 1 else ""),
+            "",
+            f"Tokens [T={T}]: where each one comes from and where its key and value go",
+            *_rows(tokens, width),
+            "",
+            f"Requests [B={B}]",
+            *_rows(requests, width),
+            f"  max_query_len {batch.max_query_len}, max_seq_len {batch.max_seq_len}",
+            "",
+            f"Block table [B, K={K}] ({states.null_block}: no block; S={S} tokens per block)",
+            *map("".join, zip(_rows(blocks, width - 3), ends, strict=True)),
+            *([f"  … {B - MAX_ROWS} more"] if B > MAX_ROWS else []),
+            "",
+            *_mask(batch, group, width),
+        ]
+    )
 
 
-def _mask(batch: BatchTensors, group: int) -> list[str]:
+def _mask(batch: BatchTensors, group: int, width: int) -> list[str]:
     if batch.attention_state is AttentionState.DECODE_ONLY:
         return ["Attention mask: none (each request's one token sees all of its keys)"]
     rows, keys = (
@@ -135,12 +164,12 @@ def _mask(batch: BatchTensors, group: int) -> list[str]:
         else (batch.num_tokens, batch.max_seq_len)
     )
     shared = ", one for all requests" if batch.attention_state is AttentionState.PREFILL_NO_CACHE else ""
-    lines = [f"Attention mask [{rows}, {keys}]{shared} (x: visible)"]
-    if rows > 2 * MAX_ROWS or keys > 4 * MAX_ROWS:
-        return lines
+    line = f"Attention mask [{rows}, {keys}]{shared}"
+    if rows > 2 * MAX_ROWS or keys > min(4 * MAX_ROWS, (width - 1) // 2):
+        return [f"{line}: too large to be shown"]
     mask = attention_mask(batch, group)
     assert mask is not None
-    return lines + ["  " + " ".join("x" if v else "." for v in row) for row in mask]
+    return [f"{line} (x: visible)"] + ["  " + " ".join("x" if v else "." for v in row) for row in mask]
 
 
 def _sentence(batch: BatchTensors, group: int, t: int, sources: TokenSources) -> str:

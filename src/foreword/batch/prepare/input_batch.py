@@ -31,9 +31,12 @@ class InputBatch(BatchTensors):
     to_flashinfer = flashinfer_plan
     kernel_block_table = kernel_block_table
 
-    def explain(self, group: int = 0, *, token: int | None = None) -> Explanation:
-        """The step's derived tensors, printable as tables; with ``token`` as one sentence about that token."""
-        return Explanation.of(self, group, token)
+    def explain(self, group: int = 0, *, token: int | None = None, width: int | None = None) -> Explanation:
+        """Return the step's derived tensors, printable as tables; with ``token`` as one sentence about that token.
+
+        width: characters of a row of the tables, of which it is made to show fewer values.
+        """
+        return Explanation.of(self, group, token, width)
 
     # -- once per step ---------------------------------------------------------------------------------------------
 

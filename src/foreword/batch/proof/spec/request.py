@@ -65,8 +65,9 @@ REQUEST: tuple[TensorSpec, ...] = (
         consumers="sampler, kernels that read the state's own tables", range=(0, "R-1"),
     ),
     _request(
-        "row_generation", "the generation of the row when the step was prepared; −1 for a request removed since, "
-        "which keeps its tokens in a step in flight and is cancelled: starts at 0, tokens are 0, slots −1, blocks null",
+        "row_generation", "the generation of the row when the step was prepared; −1 if the request was removed "
+        "while an earlier step with it ran: it keeps its tokens in this step, which has 0 as their ids and positions, "
+        "slots of −1 and null blocks",
         Relation(
             "row_generation[b] = states.row_generation[idx_mapping[b]]",
             lambda s, x, g: np.where(s.cancelled, -1, s.state("row_generation")[s.rows]),

@@ -122,7 +122,7 @@ SYSTEM: tuple[TensorSpec, ...] = (
     row_tensor(
         "lora_id", "adapter, 0 for none",
         Relation(
-            "lora_id[row] = the adapter that counts the request among its users",
+            "lora_id[row] = the id of the adapter that the request uses",
             lambda s, x, g: s.where_live(s.adapters(), x),
         ),
         producer="add_request", consumers="adapter layers", range=(0, None),
