@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo attack clients stubs lock test smoke schemas fuzz storms soak soak-server sanitize proofs recipes replicas ray torch transformers device wheel check bench native pages arm emulate throughput clean
+.PHONY: help demo serve attack clients stubs lock test smoke schemas fuzz storms soak soak-server sanitize proofs recipes replicas ray torch transformers device wheel check bench native pages arm emulate throughput clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -37,21 +37,24 @@ $(STAMPS)/test: $(STAMPS)/install tests/requirements.txt  ## what the tests need
 	$(PIP) --require-hashes -r tests/requirements.txt
 	@touch $@
 
-$(STAMPS)/%: $(STAMPS)/install  ## the extras: dev
+$(STAMPS)/%: $(STAMPS)/install  ## the extras: dev, serve
 	$(PIP) --no-build-isolation '.[$*]'
 	@touch $@
 
 demo: $(STAMPS)/install  ## build, get the default model, answer a prompt, show the first steps' tables
-	@echo "== The model, 93 MB (once; as fast as the network)"
+	@echo "== The model, 98 MB (once; as fast as the network)"
 	$(BIN)/foreword models pull smollm2
 	@echo "== An answer on this machine's processor, and the steps that made it (3 s)"
 	$(BIN)/foreword run "What is the capital of France? Answer in one sentence." --max-tokens 24 --explain
+
+serve: $(STAMPS)/serve  ## install what the server needs and serve the default model at http://127.0.0.1:8000
+	$(BIN)/foreword serve $(MODEL)
 
 test: $(STAMPS)/test  ## everything, the default model included, on all cores
 	$(BIN)/python -m pytest -n auto
 
 smoke: $(STAMPS)/test  ## a few quick tests of each layer, in seconds
-	$(BIN)/python -m pytest -m smoke
+	$(BIN)/python -m pytest -m smoke -rs
 
 storms: $(STAMPS)/test  ## interrupts and failures at random moments of the engine, 2,000 of each (an hour)
 	$(BIN)/python tests/storms/interrupt_storm.py --runs 2000

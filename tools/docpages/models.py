@@ -31,6 +31,7 @@ def known() -> Iterator[tuple[str, ...]]:
         more = "" if first == last else f" … `{last.package.removeprefix(first.package[:-1])}`"
         terms = ", must be accepted before the first pull" if model.terms else ""
         size = f"{model.description}, {model.size / 1e6:,.0f} MB" + "; the default" * (model is registry.DEFAULT)
+        size += f"; {model.remark}" if model.remark else ""
         yield f"`{model.name}`", size, model.license + terms, f"`{first.package}`{more} {first.version}"
 
 
