@@ -1,5 +1,7 @@
 """The environment of commands."""
 
+from pathlib import Path
+
 import pytest
 
 
