@@ -35,6 +35,7 @@ States make_states(const nb::dict &arrays, int32_t vocab_size, int32_t max_num_d
   s.max_num_draft_tokens = max_num_draft_tokens;
   s.token_ids = tokens.data();
   s.token_stride = tokens.stride(0);
+  s.rewrites = pointer<int64_t>(arrays, "rewrites");
 #define FOREWORD_BIND(type, name) s.name = pointer<type>(arrays, #name);
   FOREWORD_ROW_ARRAYS(FOREWORD_BIND)
 #undef FOREWORD_BIND
@@ -292,19 +293,24 @@ void add_group(PyStepCore &core, const Arrays &table, const Arrays &step, int32_
   });
 }
 
-// `sampling`: the columns of a row's record, in order.
-void init_packets(PacketCore *self, const Arrays &rows, Vector<const int64_t> stamp,
-                  const nb::typed<nb::list, nb::ndarray<nb::numpy>> &sampling, int32_t tokens_at, int32_t records_at,
-                  int32_t record_size) {
+// `sampling`, `inputs`: the columns of a row's record, in order.
+using ArrayList = nb::typed<nb::list, nb::ndarray<nb::numpy>>;
+
+void init_packets(PacketCore *self, const Arrays &rows, Vector<const int64_t> stamp, const ArrayList &sampling,
+                  const ArrayList &inputs, int64_t max_num_batched_tokens, int32_t records_at, int32_t record_size) {
   PacketCore &core = *new (self) PacketCore;
   core.states = make_states(rows, 0, 0);
   core.stamp = stamp.data();
-  core.tokens_at = tokens_at;
+  core.max_num_batched_tokens = max_num_batched_tokens;
   core.records_at = records_at;
   core.record_size = record_size;
-  for (const nb::handle column : sampling) {
-    const auto array = nb::cast<AnyVector>(column);
-    core.sampling.push_back({static_cast<const int32_t *>(array.data()), int32_t(array.itemsize() / sizeof(int32_t))});
+  for (const ArrayList *list : {&sampling, &inputs}) {
+    for (const nb::handle column : *list) {
+      const auto array = nb::cast<AnyVector>(column);
+      core.columns.push_back({static_cast<const int32_t *>(array.data()), int32_t(array.itemsize() / sizeof(int32_t))});
+      if (list == &sampling) core.sampling_words += core.columns.back().words;
+    }
+    if (list == &sampling) core.num_sampling = core.columns.size();
   }
 }
 
@@ -457,9 +463,11 @@ void bind_batch(nb::module_ &m) {
       .def("__init__", [](Buffers *self, const Arrays &arrays) { new (self) Buffers(make_buffers(arrays)); },
            "arrays"_a);
   nb::class_<PacketCore>(m, "PacketCore", "Steps as packets for a device that mirrors the rows of one RequestStates.")
-      .def("__init__", &init_packets, "rows"_a, "stamp"_a, "sampling"_a, "tokens_at"_a, "records_at"_a,
-           "record_size"_a)
+      .def("__init__", &init_packets, "rows"_a, "stamp"_a, "sampling"_a, "inputs"_a,
+           "max_num_batched_tokens"_a, "records_at"_a, "record_size"_a)
       .def("add_table", &add_device_table, "table"_a, "num_blocks"_a, "content_id"_a, "table_at"_a, "num_at"_a)
+      .def("set_embeddings",
+           [](PacketCore &core, Matrix<bool> is_token_id) { core.is_token_id = is_token_id.data(); }, "is_token_id"_a)
       .def("forget", &PacketCore::forget)
       .def_rw("follows_host", &PacketCore::follows_host)
       .def("generations", &PacketCore::generations)

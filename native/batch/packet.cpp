@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
 namespace foreword {
 
@@ -9,6 +11,7 @@ void PacketCore::forget() {
   const auto R = size_t(states.max_num_reqs);
   generations_.assign(R, -1);
   stamps_.assign(R, -1);
+  rewrites_.assign(R, -1);
   reach_.assign(R, {0, 0});
   records_.resize(R * size_t(record_size));
   zeros_.assign(size_t(states.max_model_len), 0);
@@ -18,12 +21,29 @@ void PacketCore::forget() {
   }
 }
 
-// Whether the device has no such row, or has another progress: a step that only it committed, tokens taken back. While
-// samples are in flight the host does not know.
+// Whether the device has no such row, or has another progress: a step that only it committed, tokens that were taken
+// back or replaced. While samples are in flight the host does not know.
 bool PacketCore::differs(int32_t row) const {
   if (generations_[row] != states.row_generation[row]) return true;
   const int32_t c = states.num_computed_tokens[row];
-  return states.num_placeholders[row] == 0 && (c < reach_[row].low || c > reach_[row].high);
+  return states.num_placeholders[row] == 0 &&
+         (rewrites_[row] != states.rewrites[row] || c < reach_[row].low || c > reach_[row].high);
+}
+
+// The run of the columns of a row's record that the device lacks: all of them after a change of the sampling parameters,
+// or the inputs where they changed alone.
+void PacketCore::add_columns(int32_t row) {
+  bool changed = stamps_[row] != stamp[row];
+  const size_t first = changed ? 0 : num_sampling;
+  int32_t *const from = records_.data() + int64_t(row) * record_size + PROGRESS + (changed ? 0 : sampling_words);
+  int32_t *to = from;
+  for (size_t i = first; i < columns.size(); ++i) {
+    const int32_t words = columns[i].words, *value = columns[i].data + int64_t(row) * words;
+    changed |= !std::equal(value, value + words, to);
+    to = std::copy_n(value, words, to);
+  }
+  if (changed) runs_.push_back({int32_t(records_at + from - records_.data()), int32_t(to - from), from});
+  stamps_[row] = stamp[row];
 }
 
 // The run of a row's progress. Tokens in flight count as known.
@@ -35,6 +55,7 @@ void PacketCore::add_progress(int32_t row) {
   std::copy_n(progress, PROGRESS, record);
   runs_.push_back({records_at + row * record_size, PROGRESS, record});
   generations_[row] = s.row_generation[row];
+  rewrites_[row] = s.rewrites[row];
   reach_[row] = {s.num_computed_tokens[row], s.num_computed_tokens[row]};
 }
 
@@ -42,32 +63,22 @@ void PacketCore::add_progress(int32_t row) {
 // step before computed have been sent; later ones may have been replaced since. Tokens in flight are 0.
 void PacketCore::follow(int32_t row, int32_t end) {
   const States &s = states;
-  const bool has_row = generations_[row] == s.row_generation[row];
-  const int32_t known = s.num_tokens[row], tokens = tokens_at + row * s.max_model_len;
+  const bool has_row = generations_[row] == s.row_generation[row] && rewrites_[row] == s.rewrites[row];
+  const int32_t known = s.num_tokens[row];
   const int32_t first = has_row ? std::min(s.num_computed_tokens[row], reach_[row].low) : 0;
   const int32_t last = std::min(known, end), in_flight = std::min(s.num_placeholders[row], end - known);
-  if (last > first) runs_.push_back({tokens + first, last - first, s.tokens_of(row) + first});
-  if (in_flight > 0) runs_.push_back({tokens + known, in_flight, zeros_.data()});
+  if (last > first) runs_.push_back({~row, last - first, s.tokens_of(row) + first, first});
+  if (in_flight > 0) runs_.push_back({~row, in_flight, zeros_.data(), known});
   add_progress(row);
 }
 
 // The runs of what the device lacks of one row.
 void PacketCore::add_row(int32_t row) {
-  int32_t *record = records_.data() + int64_t(row) * record_size;
-  const int32_t record_at = records_at + row * record_size;
   if (!follows_host && differs(row)) {
-    runs_.push_back({tokens_at + row * states.max_model_len, states.num_tokens[row], states.tokens_of(row)});
+    runs_.push_back({~row, states.num_tokens[row], states.tokens_of(row)});
     add_progress(row);
   }
-  if (stamps_[row] != stamp[row]) {
-    int32_t *to = record + PROGRESS;
-    for (const RecordColumn &column : sampling) {
-      std::copy_n(column.data + int64_t(row) * column.words, column.words, to);
-      to += column.words;
-    }
-    runs_.push_back({record_at + PROGRESS, int32_t(to - record) - PROGRESS, record + PROGRESS});
-    stamps_[row] = stamp[row];
-  }
+  add_columns(row);
   for (DeviceTable &t : tables) {
     const bool same = t.copied[row] == t.content_id[row];
     const int32_t have = same ? t.held[row] : 0, hold = t.num_blocks[row];
@@ -85,8 +96,14 @@ int64_t PacketCore::write(int32_t *out, int64_t runs_at) {
   for (const Run &r : runs_) {
     *run++ = r.to;
     *run++ = r.length;
+    if (r.to < 0) *to++ = r.first;
     *run++ = int32_t(to - out);
     std::memcpy(to, r.from, sizeof(int32_t) * size_t(r.length));
+    if (r.to < 0 && is_token_id) {
+      const bool *is_token = is_token_id + int64_t(~r.to) * states.max_model_len + r.first;
+      for (int32_t i = 0; i < r.length; ++i)
+        if (!is_token[i]) to[i] = ~to[i];
+    }
     to += r.length;
   }
   out[NUM_RUNS] = int32_t(runs_.size());
@@ -98,11 +115,16 @@ int64_t PacketCore::pack(const Buffers &step, int32_t *out, int64_t capacity) {
   const Scalars &s = *reinterpret_cast<const Scalars *>(step.scalars);
   const int64_t B = s.num_reqs, T = s.num_tokens, D = s.num_draft_tokens, Bp = s.num_reqs_padded;
   const int64_t runs_at = PACKET_HEADER + Bp + 2 * (Bp + 1) + T + D;
+  if (s.num_tokens_padded > max_num_batched_tokens || Bp > states.max_num_reqs || runs_at > capacity)
+    throw std::invalid_argument("a step of " + std::to_string(s.num_tokens_padded) + " tokens and " +
+                                std::to_string(Bp) + " requests exceeds the device's tensors, which hold " +
+                                std::to_string(max_num_batched_tokens) + " and " +
+                                std::to_string(states.max_num_reqs));
   std::fill_n(out, PACKET_HEADER, 0);
   runs_.clear();
   int64_t length = runs_at;
   size_t counted = 0;
-  int64_t row_size = 3 * 3 + record_size + states.max_model_len;  // the most that one row adds
+  int64_t row_size = 4 * 3 + 2 + record_size + states.max_model_len;  // the most that one row adds
   for (const DeviceTable &t : tables) row_size += 2 * 3 + 1 + t.width;
   for (int64_t b = 0; b < B; ++b) {
     if (step.row_generation[b] < 0) continue;
@@ -110,7 +132,7 @@ int64_t PacketCore::pack(const Buffers &step, int32_t *out, int64_t capacity) {
     const int32_t row = step.idx_mapping[b];
     if (follows_host) follow(row, states.num_computed_tokens[row] + step.num_scheduled_tokens[b]);
     add_row(row);
-    for (; counted < runs_.size(); ++counted) length += 3 + runs_[counted].length;
+    for (; counted < runs_.size(); ++counted) length += 3 + (runs_[counted].to < 0) + runs_[counted].length;
   }
   out[NUM_REQS] = int32_t(B);
   out[NUM_TOKENS] = int32_t(T);

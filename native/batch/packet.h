@@ -16,7 +16,7 @@ enum PacketHeader {
   PACKET_HEADER = 16,
 };
 
-// A column of the sampling part of a row's record, `words` int32 per row.
+// A column of the part of a row's record after its progress, `words` int32 per row.
 struct RecordColumn {
   const int32_t *data;
   int32_t words;
@@ -35,9 +35,13 @@ class PacketCore {
  public:
   States states;
   const int64_t *stamp;  // [R] renewed by every change of a row's sampling parameters
-  std::vector<RecordColumn> sampling;
+  std::vector<RecordColumn> columns;  // sampling parameters, then inputs
+  size_t num_sampling = 0;            // of the columns
+  int32_t sampling_words = 0;
   std::vector<DeviceTable> tables;
-  int32_t tokens_at, records_at, record_size;
+  const bool *is_token_id = nullptr;  // [R, M], or null: every position is a token
+  int64_t max_num_batched_tokens;     // the largest step that the device's tensors hold
+  int32_t records_at, record_size;
   bool follows_host = false;  // every packet has the host's progress and tokens: no step is committed on the device
 
   // The device has no row.
@@ -45,14 +49,17 @@ class PacketCore {
   // [R] the generation of the row that the device has, −1: none.
   const std::vector<int64_t> &generations() const { return generations_; }
   // Write the packet of the step in `step`. Returns its length; negative where the changes do not fit: then the packet
-  // holds the first of them and no plan, and the next call writes the others.
+  // holds the first of them and no plan, and the next call writes the others. std::invalid_argument for a step that is
+  // larger than the device's tensors or the packet.
   int64_t pack(const Buffers &step, int32_t *out, int64_t capacity);
 
  private:
   static constexpr int32_t PROGRESS = 4;  // num_tokens, num_computed_tokens, prefill_len, prompt_len
+  // `to`: an entry of the arena, or ~row: the tokens of the row from the position `first` on.
   struct Run {
     int32_t to, length;
     const int32_t *from;
+    int32_t first = 0;
   };
 
   // The num_computed_tokens that a row may have after the step sent last, whatever was accepted.
@@ -61,6 +68,7 @@ class PacketCore {
   };
 
   bool differs(int32_t row) const;
+  void add_columns(int32_t row);
   void add_row(int32_t row);
   void add_progress(int32_t row);
   void follow(int32_t row, int32_t end);
@@ -70,6 +78,7 @@ class PacketCore {
   std::vector<int32_t> records_;      // [R, record_size] values of the runs that no array of the host holds in order
   std::vector<int64_t> generations_;  // [R]
   std::vector<int64_t> stamps_;       // [R] of the sampling parameters that the device has
+  std::vector<int64_t> rewrites_;     // [R] of the tokens and the progress that the device has
   std::vector<Range> reach_;          // [R]
   std::vector<int32_t> zeros_;        // [M]
 };

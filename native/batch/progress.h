@@ -13,6 +13,7 @@ struct States {
   int32_t max_num_reqs = 0, max_model_len = 0, vocab_size = 0, max_num_draft_tokens = 0;
   int32_t *token_ids = nullptr;  // [R, M]
   int64_t token_stride = 0;      // elements from one row of token_ids to the next
+  int64_t *rewrites = nullptr;   // [R] grows with every change of a row's progress or tokens but those of its steps
   FOREWORD_ROW_ARRAYS(FOREWORD_MEMBER)
 
   int32_t *tokens_of(int32_t row) const { return token_ids + row * token_stride; }
@@ -39,7 +40,10 @@ struct States {
   int32_t clamp_computed(int32_t row, int32_t computed) const {
     return std::min(computed, num_tokens[row] + num_placeholders[row] - 1);
   }
-  void set_computed(int32_t row, int32_t computed) const { num_computed_tokens[row] = computed; }
+  void set_computed(int32_t row, int32_t computed) const {
+    rewrites[row] += num_computed_tokens[row] != computed;
+    num_computed_tokens[row] = computed;
+  }
 
   // Count a step in flight as done, its k drafts accepted, its samples unknown.
   void advance(int32_t row, int32_t computed, bool samples, int32_t k) const {

@@ -65,6 +65,13 @@ def reference(step: Step, q, keys, values, *, scale, window=None, softcap=0.0, s
     return out
 
 
+def slots_below(step: Step, window: int) -> list[int]:
+    """The slots of the keys that no query of the step sees."""
+    blocks, computed = step.batch.block_table[0], step.batch.num_computed_tokens
+    below = [(b, p) for b, c in enumerate(computed.tolist()) for p in range(c - window + 1)]
+    return [int(blocks[b, p // BLOCK]) * BLOCK + p % BLOCK for b, p in below]
+
+
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "value_dim", "options"),
     [
@@ -94,6 +101,8 @@ def test_attention_over_the_rows_equals_attention_by_definition(heads, kv_heads,
     cache = cache_of(kv_heads, dim, value_dim)
     for blocks, numbers in zip(cache, (keys, values), strict=True):
         blocks.copy_(torch.from_numpy(numbers).view(blocks.shape))
+        if window is not None:  # what other requests left in blocks that were freed below the window
+            blocks.flatten(0, 1)[slots_below(step, window)] = float("nan")
     out = torch.full((32, heads, value_dim), float("nan"))
     attention.attend(
         torch.from_numpy(q), LayerCache(*cache), out, num_tokens=32, num_reqs=5, scale=dim**-0.5, window=window,
@@ -138,3 +147,24 @@ def test_queries_and_keys_are_normed_rotated_and_written(dim, value_dim, pairs, 
     assert not keys[others].any()
     assert not values[others].any()
     assert not queries[T:].any()
+
+
+@pytest.mark.parametrize("magnitude", [1.0, 1e-3])
+def test_products_in_float16_keep_the_scales_of_8_bit_values(magnitude):
+    """A scale of small values times a weight is below what float16 holds."""
+    step, rng, heads, kv_heads, dim = Step(), np.random.default_rng(4), 4, 2, 16
+    codes, scales = torch.zeros(2, BLOCKS, BLOCK, kv_heads, dim, dtype=torch.uint8), torch.zeros(2, BLOCKS, BLOCK, 2)
+    numbers = rng.standard_normal((2, BLOCKS, BLOCK, kv_heads, dim), np.float32)
+    numbers[1] *= magnitude
+    scales.copy_(torch.from_numpy(np.abs(numbers).max(-1) / 448))
+    codes.copy_((torch.from_numpy(numbers) / scales[..., None]).to(torch.float8_e4m3fn).view(torch.uint8))
+    keys, values = (codes.view(torch.float8_e4m3fn).float() * scales[..., None]).flatten(1, 2).numpy()
+    q = rng.standard_normal((32, heads, dim), np.float32).astype(np.float16)
+    out = torch.zeros(32, heads, dim)
+    attention = DeviceAttention(step.rows, heads=heads, kv_heads=kv_heads, dim=dim, dot="float16")
+    cache = LayerCache(codes[0], codes[1], (scales[0], scales[1]))
+    attention.attend(torch.from_numpy(q), cache, out, num_tokens=32, num_reqs=5, scale=0.25)
+    expected = reference(step, q.astype(np.float32), keys, values, scale=0.25)
+    T = step.batch.num_tokens
+    error = np.abs(out.numpy()[:T] - expected[:T]).max() / np.abs(expected[:T]).max()
+    assert error < 2e-5

@@ -107,6 +107,36 @@ def test_a_row_without_a_choice_draws_nothing(bad):
     assert np.where(got == NO_TOKEN, -1, got).tolist() == expected.tolist()
 
 
+def test_penalties_leave_out_positions_that_are_embeddings():
+    """They have no token id; a mixed prompt has one, which is not read. The host's counts are the definition."""
+    states = RequestStates(max_num_reqs=2, max_model_len=32, vocab_size=VOCAB, kv_groups=[KVGroup(8)])
+    params = SamplingParams(temperature=0, repetition_penalty=2.0)
+    embeds, is_token = np.ones((5, 8), np.float32), np.array([True, False, True, False, True])
+    for rid, ids, mask in (("alone", None, None), ("mixed", [4, 7, 5, 7, 6], is_token)):
+        states.add_request(
+            NewRequest(rid, ids, [[1]], sampling_params=params, prompt_embeds=embeds, prompt_is_token_id=mask)
+        )
+    rows, buffers = (
+        DeviceRows(states, InterpretedDevice(), max_num_batched_tokens=16),
+        InputBuffers(states, max_num_batched_tokens=16),
+    )
+    batch = prepare_inputs(states, {"alone": 5, "mixed": 5}, buffers)
+    rows.send(buffers)
+    rows.prepare(10, 2)
+    rows.check(batch)
+    logits = torch.zeros(2, VOCAB)
+    logits[:, 0], logits[:, 7], logits[:, 9] = 2.9, 3.0, 1.0
+    logits[1, 4] = 4.0  # a token of the mixed prompt
+    DeviceSampler(rows).sample(logits, num_logits=2, num_reqs=2)
+    assert rows.tensors["sampled"].tolist() == [7, 7]
+
+
+def test_any_number_of_programs_counts_the_tokens_of_all_rows(monkeypatch):
+    monkeypatch.setattr(sampling, "_PENALTY_PROGRAMS", 2)
+    got, expected = sampled(lambda rng, n: rng.standard_normal((n, VOCAB), np.float32) * 3, DRAFTS)
+    assert got.tolist() == expected.tolist()
+
+
 def test_an_accepted_draft_brings_the_next_token():
     drawn, _ = sampled(lambda rng, n: np.tile(np.eye(1, VOCAB, 7, dtype=np.float32) * 50, (n, 1)), {"0": [7, 9]})
     assert drawn[0].tolist() == [7, 7, -1]

@@ -8,6 +8,8 @@ import pytest
 pytest.importorskip("torch", reason="the kernels need torch")
 pytest.importorskip("triton", reason="the kernels need Triton")
 
+from triton.runtime.interpreter import GridExecutor
+
 from foreword.batch import (
     InputBuffers,
     KVGroup,
@@ -18,12 +20,13 @@ from foreword.batch import (
     advance,
     prepare_inputs,
     resolve,
+    stage_mrope_positions,
 )
 from foreword.device import layout
 from foreword.device.backend import DeviceBackend
 from foreword.device.interpreter import InterpretedDevice
 from foreword.device.recording import RecordingDevice
-from foreword.device.rows import DeviceRows
+from foreword.device.rows import DeviceRows, _step_buffers
 from foreword.errors import ConfigError
 
 DRAFTS, ROWS, LENGTH, BLOCK = 2, 5, 48, 4
@@ -228,6 +231,111 @@ def test_a_step_that_only_the_device_committed_is_sent_again():
     assert one_step(rows, buffers, 2) == 2 * 2
 
 
+def test_outputs_taken_back_after_a_verified_step_are_sent():
+    """The progress is one that the step could have left, had it rejected a draft."""
+    states = states_of()
+    rows, buffers = device_of(states), InputBuffers.for_states(states, 64)
+    states.add_request(NewRequest("a", [1, 2, 3], [[1, 2, 3]]))
+    one_step(rows, buffers, 3)
+    batch = prepare_inputs(states, {"a": 3}, buffers, draft_tokens={"a": [8, 9]})
+    rows.send(buffers)
+    rows.prepare(3, 1)
+    rows.tensors["sampled"].numpy()[:3] = (8, 9, 10)
+    rows.commit(1)
+    states.commit(batch, {"a": [8, 9, 10]})
+    states._progress.truncate(0, 6)
+    states._progress.set_computed(0, 5)
+    assert one_step(rows, buffers, 1) == 2
+    assert one_step(rows, buffers, 1) == 0
+
+
+def test_tokens_replaced_in_place_are_sent():
+    states = states_of()
+    rows, buffers = device_of(states), InputBuffers.for_states(states, 64)
+    states.add_request(NewRequest("a", [1, 2, 3, 4], [[1, 2]]))
+    one_step(rows, buffers, 2)
+    states._progress.write_tokens("a", 0, 2, np.array([8, 9], np.int32))
+    assert one_step(rows, buffers, 2) == 2
+
+
+def test_the_adapter_and_the_rotary_offset_of_a_request_travel_without_sampling_parameters():
+    """Requests one after the other in a row, and an offset that is staged after the first step."""
+    states = states_of()
+    rows, buffers = device_of(states), InputBuffers.for_states(states, 64)
+    for rid, lora, delta in (("a", 1, 0), ("b", 2, 5), ("c", 0, 0)):
+        states.add_request(NewRequest(rid, [1, 2, 3], [[1, 2]], lora_id=lora, mrope_delta=delta))
+        one_step(rows, buffers, 3)  # compares adapters and rotary positions
+        assert rows.tensors["lora_tokens"][:3].tolist() == [lora] * 3
+        if rid != "c":
+            states.remove_request(rid)
+    stage_mrope_positions(states, "c", np.zeros((3, 3), np.int32), -2)
+    assert one_step(rows, buffers, 1) == 1
+    assert rows.tensors["rope_positions"][0] == 3 - 2
+    assert one_step(rows, buffers, 1) == 0
+
+
+def test_buffers_that_the_tensors_do_not_hold_are_refused():
+    states = states_of()
+    rows, larger = device_of(states), InputBuffers.for_states(states, 65)
+    states.add_request(NewRequest("a", [1, 2, 3], [[5]]))
+    prepare_inputs(states, {"a": 3}, larger, pad_to=(65, 1))
+    with pytest.raises(ConfigError, match="hold steps of 65 tokens, the rows on the device steps of 64"):
+        rows.send(larger)
+    with pytest.raises(ValueError, match="65 tokens and 1 requests exceeds"):
+        rows._core.pack(larger.attach(_step_buffers, _step_buffers), rows.ring._slots[0].packet_array)
+    smaller = InputBuffers.for_states(states, 64)
+    prepare_inputs(states, {"a": 3}, smaller)
+    with pytest.raises(ValueError, match="exceeds"):  # a packet that is too short for the plan
+        rows._core.pack(smaller.attach(_step_buffers, _step_buffers), np.zeros(20, np.int32))
+    other = states_of()
+    with pytest.raises(ConfigError, match="of other states"):
+        rows.send(InputBuffers.for_states(other, 8))
+
+
+@pytest.mark.parametrize("token_table", ["device", "host"])
+def test_rows_beyond_2_31_entries_are_read_and_written(token_table, monkeypatch):
+    """The last of four rows begins at entry 2.4e9. The memory is virtual but for the pages that are touched, once the
+    interpreter does not copy each argument to where it is.
+    """
+    monkeypatch.setattr(GridExecutor, "_restore_args_dev", lambda *arguments: None)
+    length = 800_000_000
+    states = RequestStates(
+        max_num_reqs=4, max_model_len=length, vocab_size=90, kv_groups=[KVGroup(1 << 20)], max_num_draft_tokens=DRAFTS
+    )
+    rows, buffers = device_of(states, token_table=token_table), InputBuffers.for_states(states, 64)
+    for i in range(4):
+        states.add_request(NewRequest(str(i), [i, 2, 3], [[i + 1]]))
+    one_step(rows, buffers, 3)
+    one_step(rows, buffers, 1)
+    table = rows.tokens.numpy()
+    assert table[3 * length : 3 * length + 6].tolist() == [3, 2, 3, 7, 7, 0]
+    assert table[length : length + 6].tolist() == [1, 2, 3, 7, 7, 0]
+
+
+def test_large_token_tables_are_in_the_memory_of_the_host_unless_it_is_chosen(monkeypatch):
+    def places(**given) -> list[str]:
+        device = RecordingDevice()
+        DeviceRows(states_of(), device, max_num_batched_tokens=64, **given)
+        return [call for call in device.calls if call == "mapped"]
+
+    assert places() == places(token_table="device") == []
+    assert places(token_table="host") == ["mapped"]
+    monkeypatch.setattr("foreword.device.rows.MOST_DEVICE_TOKENS", ROWS * LENGTH - 1)
+    assert places() == ["mapped"]
+    assert places(token_table="device") == []
+
+
+def test_a_token_table_that_does_not_fit_names_the_sizes_and_the_other_place():
+    class Small(RecordingDevice):
+        def zeros(self, shape, dtype):
+            if shape == (ROWS * LENGTH,):
+                raise MemoryError
+            return super().zeros(shape, dtype)
+
+    with pytest.raises(MemoryError, match=r"max_num_seqs=5, max_model_len=48: .* 960 bytes .* token_table='host'"):
+        DeviceRows(states_of(), Small(), max_num_batched_tokens=64)
+
+
 def test_a_difference_between_device_and_host_is_found():
     states = states_of()
     rows, buffers = device_of(states), InputBuffers.for_states(states, 64)
@@ -252,8 +360,8 @@ def test_the_specification_is_proved_of_what_the_device_prepared():
         prepare_inputs(states, {"a": 3}, buffers, backend=DeviceBackend(rows), check="full")
 
 
-def test_rows_that_an_arena_does_not_hold_are_refused():
+def test_records_and_tables_that_an_arena_does_not_hold_are_refused():
     states = states_of()
-    states.max_model_len = 1 << 30  # without the memory of such rows
+    states.max_num_reqs = 1 << 27  # without the memory of such rows
     with pytest.raises(ConfigError, match="max_model_len"):
         layout.RowLayout.of(states, 64)

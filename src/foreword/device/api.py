@@ -35,7 +35,11 @@ class DeviceApi(Protocol):
     """A device. All copies, launches and replays enter one stream and run in this order."""
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:
-        """Memory of the device, filled with zeros. dtype: a name that NumPy and torch share."""
+        """Memory of the device, filled with zeros. dtype: a name that NumPy and torch share. MemoryError without it."""
+        ...
+
+    def mapped(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        """Memory of the host that kernels read and write where it is, filled with zeros."""
         ...
 
     def pinned(self, size: int) -> Tensor:

@@ -28,6 +28,7 @@ class Kernel(NamedTuple):
 
 
 _ARENA = ("*i32", "*i32")  # arena, packet
+_ROWS = ("*i32", *_ARENA)  # arena, tokens, packet
 _POINTERS = {"int32": "*i32", "int64": "*i64", "bool": "*i1"}
 _STEP = StepTensors(*(_POINTERS[DEVICE_FIELDS[name].dtype] for name in PREPARED))
 _ATTENTION = {"HEADS": 14, "KV_HEADS": 2, "DIM": 64, "VALUE_DIM": 64}
@@ -54,10 +55,10 @@ def _attend(cache: str, fp8: bool) -> Kernel:
 
 
 KERNELS: Mapping[str, Kernel] = {
-    "apply_runs": Kernel("rows", _ARENA, {"BLOCK": 256}),
+    "apply_runs": Kernel("rows", (*_ROWS, "i32"), {"BLOCK": 256}),
     "prepare_step": Kernel(
         "prepare",
-        (*_ARENA, "*i32", *("i32",) * 7, _STEP, "i32", "i32", "i32"),
+        (*_ROWS, "*i32", *("i32",) * 6, _STEP, "i32", "i32", "i32"),
         {"G": 2, "WIDTH": 4, "BLOCK": 128},
     ),
     "gather_tables": Kernel("rows", (*_ARENA, "*i32", "i32", "i32", "i32", "i32", "*i32", "*i32"), {"BLOCK": 128}),
@@ -75,7 +76,7 @@ KERNELS: Mapping[str, Kernel] = {
         "adapters", ("*i32", "*i32", "*fp32", "*bf16", "*bf16", *("i32",) * 3), {"BLOCK_RANK": 16, "BLOCK": 64}
     ),
     "penalize": Kernel(
-        "sampling", (*_ARENA, *("i32",) * 4, "*i32", "*i32", "*i32", "*fp32", "*i32", "i32"), {"BLOCK": 1024}
+        "sampling", (*_ROWS, *("i32",) * 3, "*i32", "*i32", "*i32", "*fp32", "*i32", "i32", "i32"), {"BLOCK": 1024}
     ),
     "draw_tokens": Kernel(
         "sampling", ("*i32", "i32", "i32", "*i32", "*i64", "*i64", "*fp32", "*i32", "i32"), {"BLOCK": 1024}
@@ -83,7 +84,7 @@ KERNELS: Mapping[str, Kernel] = {
     "verify_drafts": Kernel(
         "sampling", (*_ARENA, "i32", "i32", "*i32", "*i32", "*i32"), {"WIDTH": 4, "BLOCK": 128}
     ),
-    "commit_samples": Kernel("rows", (*_ARENA, "*i32", *("i32",) * 4), {"WIDTH": 4, "BLOCK": 128}),
+    "commit_samples": Kernel("rows", (*_ROWS, "*i32", *("i32",) * 3), {"WIDTH": 4, "BLOCK": 128}),
 }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 
@@ -41,7 +42,11 @@ class InterpretedDevice:
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:
         """See `DeviceApi.zeros`."""
-        return torch.zeros(shape, dtype=getattr(torch, dtype))
+        return torch.from_numpy(np.zeros(shape, dtype))  # pages are taken when they are touched
+
+    def mapped(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        """See `DeviceApi.mapped`."""
+        return self.zeros(shape, dtype)
 
     def pinned(self, size: int) -> Tensor:
         """See `DeviceApi.pinned`."""

@@ -1,8 +1,11 @@
-"""How the rows lie in the device's arena, and a step in its packet. All of it is int32.
+"""How the rows lie in the device's memory, and a step in its packet. All of it is int32.
+
+Tokens [R, M], an array of its own, which may be in the host's memory and have more than 2^31 entries
+
+    `RequestStates.token_ids`; ~id where the position is a prompt embedding, whose token id counts for nothing
 
 Arena
 
-    tokens   [R, M]       `RequestStates.token_ids`
     records  [R, record]  of each row: progress, sampling parameters (floats as bits), adapter and rotary offset, blocks
                           held per KV group
     tables   [R, K]       of each KV group, `BlockTable.table`; entries past the blocks held hold anything
@@ -15,7 +18,8 @@ Packet, for B requests padded to Bp, T tokens, D drafts
     cu_drafts    [Bp + 1]  drafts of the requests before; padding D
     owner        [T]       request of each token
     draft_ids    [D]       −1: not known, read as token 0
-    runs         [n, 3]    (to, length, from): arena[to : to + length] = packet[from : from + length]
+    runs         [n, 3]    (to, length, from): arena[to : to + length] = packet[from : from + length]; to = ~row: the
+                           tokens of this row from position packet[from − 1] on, in place of entries of the arena
     payload                what the runs read
 
 native/batch/packet.cpp writes packets, `PlanArrays` has their parts on the host, and
@@ -68,7 +72,7 @@ SAMPLING = (
     "seed",  # two entries, the low one first
 )
 INPUTS = ("lora_id", "rope_delta")
-"""Of a request, set when it is admitted. They are sent with its sampling parameters."""
+"""Of a request. They are sent whenever they differ from what the device has."""
 
 RECORD = (*PROGRESS, *SAMPLING, "seed_high", *INPUTS)
 """The entries of a row's record. The blocks held, one entry per KV group, follow."""
@@ -130,13 +134,12 @@ class PlanArrays(NamedTuple):
 class RowLayout(NamedTuple):
     """Where the arena of some states has what.
 
-    size: its entries. tokens_at, records_at: the first entry of each. record_size: entries of a record.
+    size: its entries. records_at: the first one of the records. record_size: entries of a record.
     groups: int32 [G, GROUP_SIZE], the `GroupRecord` of each KV group.
     max_packet: entries of a packet that holds any plan, and the changes of at least one row.
     """
 
     size: int
-    tokens_at: int
     records_at: int
     record_size: int
     groups: I32
@@ -144,12 +147,11 @@ class RowLayout(NamedTuple):
 
     @classmethod
     def of(cls, states: RequestStates, max_num_batched_tokens: int) -> RowLayout:
-        """ConfigError for rows that one arena of 2^31 entries does not hold."""
+        """ConfigError for records and block tables that one arena of 2^31 entries does not hold."""
         R, M, tables = states.max_num_reqs, states.max_model_len, states.block_tables
         record_size = -(-(len(RECORD) + len(tables)) // 16) * 16
-        records_at = R * M
         groups = np.zeros((len(tables), GROUP_SIZE), np.int64)
-        end, changes = records_at + R * record_size, 9 + record_size + M
+        end, changes = R * record_size, 4 * 3 + 2 + record_size + M
         for g, table in enumerate(tables):
             cp, group = table.context_parallel, table.group
             spread = (cp.size, cp.rank, cp.interleave) if cp is not None else (1, -1 if group.recurrent else 0, 1)
@@ -161,11 +163,11 @@ class RowLayout(NamedTuple):
             changes += 7 + table.width
         if end > INT32_MAX:
             raise ConfigError(
-                f"max_num_reqs={R}, max_model_len={M}: the rows have {end} entries on the device, the most is "
-                f"{INT32_MAX}; use fewer or shorter rows"
+                f"max_num_seqs={R}, max_model_len={M}: the block tables and records of the rows have {end} entries on "
+                f"the device, the most is {INT32_MAX}; use fewer or shorter rows, or a larger block_size"
             )
         largest = PacketHeader(
             num_reqs_padded=R, num_tokens=max_num_batched_tokens, num_draft_tokens=R * states.max_num_draft_tokens
         )
         plan = sum(PlanArrays.sizes(largest))
-        return cls(end, 0, records_at, record_size, groups.astype(np.int32), plan + changes + 16 * R)
+        return cls(end, 0, record_size, groups.astype(np.int32), plan + changes + 16 * R)

@@ -14,8 +14,8 @@ from foreword.device.api import Event, Graph, Tensor
 
 
 class RecordingDevice:
-    """`DeviceApi` whose ``calls`` are the names of what was asked, in order: "zeros", "pinned", "to device",
-    "from device", "inside device", "launch KERNEL", "event", "record", "wait", "capture", "replay".
+    """`DeviceApi` whose ``calls`` are the names of what was asked, in order: "zeros", "mapped", "pinned",
+    "to device", "from device", "inside device", "launch KERNEL", "event", "record", "wait", "capture", "replay".
 
     Copies between host and device are made, so that packets can be read. A captured graph's launches are not recorded
     when it is replayed: ``captured`` has them by graph, in order of capture.
@@ -32,6 +32,11 @@ class RecordingDevice:
         array = np.zeros(shape, dtype)
         self._memory[id(array)] = array
         return array
+
+    def mapped(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        """See `DeviceApi.mapped`."""
+        self.calls.append("mapped")
+        return np.zeros(shape, dtype)
 
     def pinned(self, size: int) -> Tensor:
         """See `DeviceApi.pinned`."""

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+from weakref import ref
+
 from foreword.arrays import I32
 from foreword.device.api import DeviceApi, Tensor
 from foreword.errors import ConfigError
+
+
+class SampleReader(Protocol):
+    """What reads the samples of a step, once."""
+
+    def read(self) -> None:
+        """Wait for the samples and keep a copy of them."""
+        ...
 
 
 class PacketSlot:
@@ -18,6 +29,7 @@ class PacketSlot:
         "_in_flight",
         "_is_open",
         "_packets",
+        "_reader",
         "_samples",
         "packet",
         "packet_array",
@@ -30,6 +42,7 @@ class PacketSlot:
         self.packet_array: I32 = api.to_host(self.packet)
         self.sampled_array: I32 = api.to_host(self.sampled)
         self._event, self._is_open, self._in_flight = api.event(), False, False
+        self._reader: ref[SampleReader] | None = None
         self._packets: dict[int, tuple[Tensor, Tensor]] = {}
         self._samples: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -43,8 +56,15 @@ class PacketSlot:
         """The same for the first entries of the device's samples."""
         return self._samples.get(size) or self._samples.setdefault(size, (self.sampled[:size], memory[:size]))
 
+    def keep_for(self, reader: SampleReader) -> None:
+        """Have the samples of the step read by ``reader`` before the slot is used again, while the reader lives."""
+        self._reader = ref(reader)
+
     def open(self) -> None:
-        """Copies of a new step may be launched, once those of the step before are done."""
+        """Copies of a new step may be launched, once those of the step before are done and its samples are read."""
+        reader, self._reader = self._reader and self._reader(), None
+        if reader is not None:
+            reader.read()
         if self._is_open or self._in_flight:
             self.wait()
         self._is_open = True
@@ -73,7 +93,9 @@ class PacketRing:
         self._next = 0
 
     def acquire(self) -> PacketSlot:
-        """The next slot; waits only where more than ``depth`` steps are in flight."""
+        """Return the next slot. Where more than ``depth`` steps are in flight, the samples of the oldest one are waited
+        for and read first.
+        """
         slot = self._slots[self._next]
         self._next = (self._next + 1) % len(self._slots)
         slot.open()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,6 +19,10 @@ from foreword.native import available, native
 
 _BLOCK = 128
 _APPLY_PROGRAMS = 64
+MOST_DEVICE_TOKENS = 1 << 28
+"""Entries of a token table that the device's memory holds unless it is chosen: 1 GiB."""
+
+TokenTable = Literal["auto", "device", "host"]
 
 
 class DeviceRows:
@@ -34,11 +38,24 @@ class DeviceRows:
         lora_tokens: int32 [T], the adapter of each token; rope_positions: int64 [T], position + rope_delta;
         block_table, num_blocks: one per KV group, made by `gather`;
         sampled: int32 [R · (1 + max_num_draft_tokens)], what `commit` reads.
-    sampled: the same as ``tensors["sampled"]``. arena, packet: int32, see `foreword.device.layout`.
+    sampled: the same as ``tensors["sampled"]``. arena, tokens, packet: int32, see `foreword.device.layout`.
     """
 
-    def __init__(self, states: RequestStates, api: DeviceApi, *, max_num_batched_tokens: int, depth: int = 2) -> None:
-        """depth: steps in flight. ConfigError without the native module, and where the rows exceed an arena."""
+    def __init__(
+        self,
+        states: RequestStates,
+        api: DeviceApi,
+        *,
+        max_num_batched_tokens: int,
+        depth: int = 2,
+        token_table: TokenTable = "auto",
+    ) -> None:
+        """depth: steps in flight. token_table: the memory of the tokens, which takes 4 · R · M bytes: that of the
+        device, or the host's, which kernels read where it is; auto: the host's above `MOST_DEVICE_TOKENS`.
+
+        ConfigError without the native module, and where records and block tables exceed an arena. MemoryError where the
+        memory does not suffice.
+        """
         if not available():
             raise ConfigError("a device needs the native module, which writes the packets; run `pip install .`")
         self.states, self.api, self.max_num_batched_tokens = states, api, max_num_batched_tokens
@@ -47,6 +64,7 @@ class DeviceRows:
         self.width = 1 + states.max_num_draft_tokens
         R, T, G = states.max_num_reqs, max_num_batched_tokens, len(states.block_tables)
         self.arena, self.packet = api.zeros((place.size,), "int32"), api.zeros((place.max_packet,), "int32")
+        self.tokens = _token_table(states, api, token_table)
         self.groups = api.zeros(place.groups.shape, "int32")
         staged = api.pinned(place.groups.size)
         api.to_host(staged)[:] = place.groups.ravel()
@@ -60,18 +78,18 @@ class DeviceRows:
         self.sampled = self.tensors["sampled"]
         self.ring = PacketRing(api, depth=depth, packet_size=place.max_packet, sampled_size=R * self.width)
         self._arguments = (
-            self.arena, self.packet, self.groups, place.tokens_at, states.max_model_len, place.records_at,
+            self.arena, self.tokens, self.packet, self.groups, states.max_model_len, place.records_at,
             place.record_size, T, self.max_num_logits,
         )  # fmt: skip
         self._outputs = StepTensors(*(self.tensors[name] for name in PREPARED))
         cp = states.context_parallel
         self._ranks = (cp.size, cp.rank, cp.interleave) if cp is not None else (1, 0, 1)
         self._core = core = native.PacketCore(
-            {"token_ids": states.token_ids, **states.columns},
+            states.native_arrays,
             states.sampling.stamp,
-            [getattr(states.sampling, name) for name in layout.SAMPLING]
-            + [getattr(states, name) for name in layout.INPUTS],
-            place.tokens_at,
+            [getattr(states.sampling, name) for name in layout.SAMPLING],
+            [getattr(states, name) for name in layout.INPUTS],
+            T,
             place.records_at,
             place.record_size,
         )
@@ -80,10 +98,10 @@ class DeviceRows:
             held_at = place.records_at + group.num_blocks_entry
             core.add_table(table.table, table.num_blocks, table.content_id, group.table_at, held_at)
         core.forget()
-        self._row_order = states.layout_version
+        self._row_order, self._has_embeddings = states.layout_version, False
 
     def forget(self) -> None:
-        """Send every row again: after an error of the device, or after tokens were replaced in place."""
+        """Send every row again: after an error of the device."""
         self._core.forget()
 
     def follow_host(self) -> None:
@@ -104,7 +122,13 @@ class DeviceRows:
 
         Returns the slot of the step; call its `PacketSlot.launched` after the last copy of the step. Changes that
         exceed a packet, such as many long requests that arrive at once, take several copies, each after the one before.
+        ConfigError for buffers of other states, and for larger ones than the tensors were made for.
         """
+        if buffers.states is not self.states or buffers.max_num_batched_tokens > self.max_num_batched_tokens:
+            raise self._refused(buffers)
+        if not self._has_embeddings and (is_token_id := self.states.extras.is_token_id) is not None:
+            self._core.set_embeddings(is_token_id)
+            self._has_embeddings = True
         if self.states.layout_version != self._row_order:  # rows moved
             self._core.forget()
             self._row_order = self.states.layout_version
@@ -119,11 +143,21 @@ class DeviceRows:
             self.apply()
             slot.open()  # waits: another slot may hold samples that were not read
 
+    def _refused(self, buffers: InputBuffers) -> ConfigError:
+        if buffers.states is not self.states:
+            return ConfigError("buffers: are of other states than the rows on the device; make a DeviceRows for each")
+        return ConfigError(
+            f"buffers: hold steps of {buffers.max_num_batched_tokens} tokens, the rows on the device steps of "
+            f"{self.max_num_batched_tokens}; make DeviceRows with the max_num_batched_tokens of the largest buffers"
+        )
+
     # -- launches, which may be captured -------------------------------------------------------------------------------
 
     def apply(self) -> None:
         """K0: the packet's changes enter the rows."""
-        self.api.launch("apply_runs", (_APPLY_PROGRAMS,), self.arena, self.packet, BLOCK=256)
+        self.api.launch(
+            "apply_runs", (_APPLY_PROGRAMS,), self.arena, self.tokens, self.packet, self.states.max_model_len, BLOCK=256
+        )
 
     def prepare(self, num_tokens: int, num_reqs: int) -> None:
         """K0 and K1: every tensor of a step of these padded sizes."""
@@ -154,8 +188,8 @@ class DeviceRows:
         """K6: ``tensors["sampled"]``, as [num_reqs, 1 + max_num_draft_tokens], enters the rows."""
         place = self.layout
         self.api.launch(
-            "commit_samples", (-(-max(num_reqs, 1) // _BLOCK),), self.arena, self.packet, self.tensors["sampled"],
-            place.tokens_at, self.states.max_model_len, place.records_at, place.record_size,
+            "commit_samples", (-(-max(num_reqs, 1) // _BLOCK),), self.arena, self.tokens, self.packet,
+            self.tensors["sampled"], self.states.max_model_len, place.records_at, place.record_size,
             WIDTH=self.width, BLOCK=_BLOCK,
         )  # fmt: skip
 
@@ -192,6 +226,21 @@ class DeviceRows:
         PlanError for the first that differs.
         """
         compare(self.read_back(batch.buffers), batch)
+
+
+def _token_table(states: RequestStates, api: DeviceApi, place: TokenTable) -> Tensor:
+    """Return int32 [R · M] of the device, or of the host that the device reads."""
+    R, M = states.max_num_reqs, states.max_model_len
+    if place == "auto":
+        place = "host" if R * M > MOST_DEVICE_TOKENS else "device"
+    try:
+        return (api.zeros if place == "device" else api.mapped)((R * M,), "int32")
+    except MemoryError:
+        other = "; use token_table='host'" if place == "device" else ""
+        raise MemoryError(
+            f"max_num_seqs={R}, max_model_len={M}: the tokens of the rows take {4 * R * M} bytes of the {place}'s "
+            f"memory, which are not free{other or '; use fewer or shorter rows'}"
+        ) from None
 
 
 def compare(found: Mapping[str, AnyArray | list[AnyArray]], batch: BatchTensors) -> None:

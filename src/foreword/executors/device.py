@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from foreword.arrays import F32, I64, AnyArray
+from foreword.arrays import F32, I32, I64, AnyArray
 from foreword.batch import BlockOps, InputBatch, LoraMapping, PaddingBuckets
 from foreword.device.api import DeviceApi, Graph, Tensor
 from foreword.device.layout import NO_TOKEN
@@ -228,7 +228,7 @@ class DeviceStep:
     that is resolved; a batch that requests have left is not compared.
     """
 
-    __slots__ = ("_check", "_has_drafts", "_num_reqs", "_slot", "_width")
+    __slots__ = ("__weakref__", "_check", "_has_drafts", "_least", "_num_reqs", "_slot", "_tokens", "_width")
 
     def __init__(
         self,
@@ -240,14 +240,24 @@ class DeviceStep:
     ) -> None:
         self._slot, self._num_reqs, self._width = slot, num_reqs, width
         self._has_drafts, self._check = has_drafts, check
+        self._tokens: I32 | None = None
+        self._least = 0  # of the samples
+        slot.keep_for(self)
+
+    def read(self) -> None:
+        """See `SampleReader.read`: the slot is about to be used again, or the result is wanted."""
+        if self._tokens is None:
+            self._slot.wait()
+            self._tokens = np.empty(self._num_reqs * self._width, INT32)
+            self._least = native.copy_samples(self._slot.sampled_array, self._tokens)
 
     def result(self) -> Sampled:
         """Wait for the samples."""
         if self._check is not None and (batch := self._check[0]).is_current:
             compare(self._check[1], batch)
-        self._slot.wait()
-        tokens = np.empty(self._num_reqs * self._width, INT32)
-        least = native.copy_samples(self._slot.sampled_array, tokens)
+        self.read()
+        tokens, least = self._tokens, self._least
+        assert tokens is not None
         if self._width > 1:
             table = tokens.reshape(-1, self._width)
             tokens = table if self._has_drafts else table[:, 0].copy()

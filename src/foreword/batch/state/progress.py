@@ -11,17 +11,21 @@ from operator import setitem
 
 import numpy as np
 
-from foreword.arrays import I32, AnyArray, Bools
+from foreword.arrays import I32, I64, AnyArray, Bools
 from foreword.batch.state.changes import Change
 from foreword.errors import CapacityError
 
 
 class Progress:
-    """Writes the progress columns of `RequestStates`, which are described there."""
+    """Writes the progress columns of `RequestStates`, which are described there.
+
+    rewrites: int64 [R], grows with every change of a row's tokens or progress that is not part of a step: a mirror of
+    the rows that commits the steps itself is stale then.
+    """
 
     __slots__ = (
         "last_sampled_token", "num_accepted_tokens", "num_computed_tokens", "num_placeholders", "num_tokens",
-        "prefill_len", "prompt_len", "token_ids",
+        "prefill_len", "prompt_len", "rewrites", "token_ids",
     )  # fmt: skip
 
     def __init__(self, token_ids: I32, columns: dict[str, AnyArray]) -> None:
@@ -33,6 +37,7 @@ class Progress:
         self.prompt_len: I32 = columns["prompt_len"]
         self.prefill_len: I32 = columns["prefill_len"]
         self.last_sampled_token: I32 = columns["last_sampled_token"]
+        self.rewrites: I64 = np.zeros(len(token_ids), np.int64)
 
     def begin(self, row: int, prompt: I32, outputs: I32, num_computed: int) -> list[Change]:
         """The changes when a request enters the row, which holds the padding of `ROWS`."""
@@ -53,7 +58,9 @@ class Progress:
         A count from before the last samples were known includes drafts that were rejected since.
         """
         known = int(self.num_tokens[row]) + int(self.num_placeholders[row])
-        self.num_computed_tokens[row] = min(num_computed, known - 1)
+        computed = min(num_computed, known - 1)
+        self.rewrites[row] += self.num_computed_tokens[row] != computed
+        self.num_computed_tokens[row] = computed
 
     def write_tokens(self, req_id: str, row: int, start: int, tokens: I32) -> None:
         """token_ids[row, start : start + len(tokens)] = tokens; CapacityError where they leave a gap or do not fit."""
@@ -63,6 +70,7 @@ class Progress:
                 f"request {req_id!r}: tokens {start} … {end - 1} do not follow its {self.num_tokens[row]} known "
                 f"tokens, or do not fit max_model_len = {self.token_ids.shape[1]}"
             )
+        self.rewrites[row] += 1
         self.token_ids[row, start:end] = tokens
         if end > self.num_tokens[row]:
             self.num_tokens[row] = end
@@ -72,6 +80,7 @@ class Progress:
     def truncate(self, row: int, known: int) -> None:
         """Drop the tokens from ``known`` on: outputs that the scheduler took back."""
         if known < self.num_tokens[row]:
+            self.rewrites[row] += 1
             self.num_tokens[row] = known
             last = self.token_ids[row, known - 1] if known > self.prompt_len[row] else -1
             self.last_sampled_token[row] = last

@@ -144,7 +144,7 @@ class RequestStates:
         self.layout_version = 0
         self._directory = Directory(max_num_reqs)
         self._core = self.sampling.core = rows_core(
-            {"token_ids": self.token_ids, "next_content_id": content_ids.next, **self.columns},
+            {"next_content_id": content_ids.next, **self.native_arrays},
             self.sampling.native_layout(),
             self._directory,
             self.block_tables,
@@ -156,6 +156,11 @@ class RequestStates:
 
     def __len__(self) -> int:
         return len(self._directory.rows)
+
+    @property
+    def native_arrays(self) -> dict[str, AnyArray]:
+        """Return the arrays of tokens and progress by the names that native code has for them."""
+        return {"token_ids": self.token_ids, "rewrites": self._progress.rewrites, **self.columns}
 
     def __contains__(self, req_id: object) -> bool:
         return isinstance(req_id, str) and req_id in self._directory.rows

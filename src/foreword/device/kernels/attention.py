@@ -82,8 +82,10 @@ def attend(
         sums = tl.zeros([BLOCK_M, BLOCK_VALUE], tl.float32)
         end = computed + tl.minimum(local + Q, n)
         begin = 0
+        first = 0  # the lowest key that a query of the tile sees
         if WINDOW > 0:
-            begin = tl.maximum(computed + local - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+            first = tl.maximum(computed + local - WINDOW + 1, 0)
+            begin = first // BLOCK_N * BLOCK_N
         if SPLIT:
             part = tl.cdiv(tl.cdiv(end - begin, num_splits), BLOCK_N) * BLOCK_N
             begin = begin + split * part
@@ -91,6 +93,8 @@ def attend(
         for j in range(begin, end, BLOCK_N):
             key = j + tl.arange(0, BLOCK_N)
             inside = key < end
+            if WINDOW > 0:  # blocks below the window may be another request's by this time
+                inside = inside & (key >= first)
             block = tl.load(table + key // size, mask=inside, other=0).to(tl.int64)
             head_at = key % size * KV_HEADS + kv_head
             key_at = block * key_stride + head_at * DIM
@@ -116,7 +120,11 @@ def attend(
             if FP8:
                 v = decode(v)
                 weight *= tl.load(value_scales + scale_at, mask=inside, other=0.0)[None, :]
-            sums = sums * kept[:, None] + tl.dot(weight.to(DOT), v.to(DOT), input_precision="ieee")
+            if FP8 and (tl.float16 == DOT):  # a weight times a scale is below the numbers of float16
+                added = tl.dot(weight, v, input_precision="tf32")
+            else:
+                added = tl.dot(weight.to(DOT), v.to(DOT), input_precision="ieee")
+            sums = sums * kept[:, None] + added
             top = new
         valid = real[:, None] & (dv < VALUE_DIM)[None, :]
         if SPLIT:

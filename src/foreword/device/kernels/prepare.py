@@ -33,7 +33,7 @@ NO_LOGITS = tl.constexpr(FIELDS["logits_indices"].padding)
 
 @triton.jit
 def prepare_step(
-    state, packet, groups, tokens_at, max_model_len, records_at, record_size, max_tokens, max_logits, token_programs,
+    state, tokens, packet, groups, max_model_len, records_at, record_size, max_tokens, max_logits, token_programs,
     out, cp_size, cp_rank, cp_interleave, G: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Every tensor by token, then by request, padding included: the entries up to Tp, Bp and, of logits, Tp.
@@ -65,9 +65,8 @@ def prepare_step(
         position = tl.where(is_token, position, 0)
         known = tl.load(token_record + ROW_NUM_TOKENS, mask=is_live, other=0)
         is_draft = is_live & (position >= known)
-        token = tl.load(
-            state + tokens_at + token_row * max_model_len + position, mask=is_live & (position < known), other=0
-        )
+        token = tl.load(tokens + token_row * max_model_len + position, mask=is_live & (position < known), other=0)
+        token = tl.where(token < 0, ~token, token)
         nth = tl.load(cu_drafts + of, mask=is_draft, other=0) + position - known
         exists = nth < tl.load(cu_drafts + of + 1, mask=is_draft, other=0)  # not after a step that gave no token
         draft = tl.load(draft_ids + nth, mask=is_draft & exists, other=0)

@@ -23,18 +23,23 @@ from foreword.device.kernels.places import (
 
 
 @triton.jit
-def apply_runs(state, packet, BLOCK: tl.constexpr):
-    """arena[to : to + length] = packet[from : from + length] for each run of the packet. Any grid (programs,)."""
+def apply_runs(state, tokens, packet, max_model_len, BLOCK: tl.constexpr):
+    """arena[to : to + length] = packet[from : from + length] for each run of the packet; to = ~row: the tokens of the
+    row from position packet[from − 1] on. Any grid (programs,).
+    """
     count = tl.load(packet + PACKET_NUM_RUNS)
     runs = packet + tl.load(packet + PACKET_RUNS_AT)  # [count, 3]
     for i in range(tl.program_id(0), count, tl.num_programs(0)):
         to = tl.load(runs + 3 * i)
         length = tl.load(runs + 3 * i + 1)
         source = tl.load(runs + 3 * i + 2)
+        target = state + to
+        if to < 0:
+            target = tokens + (~to).to(tl.int64) * max_model_len + tl.load(packet + source - 1)
         for j in range(0, length, BLOCK):
             at = j + tl.arange(0, BLOCK)
             inside = at < length
-            tl.store(state + to + at, tl.load(packet + source + at, mask=inside, other=0), mask=inside)
+            tl.store(target + at, tl.load(packet + source + at, mask=inside, other=0), mask=inside)
 
 
 @triton.jit
@@ -67,7 +72,7 @@ def gather_tables(state, packet, groups, g, records_at, record_size, null_block,
 
 @triton.jit
 def commit_samples(
-    state, packet, sampled, tokens_at, max_model_len, records_at, record_size, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+    state, tokens, packet, sampled, max_model_len, records_at, record_size, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Record what the step computed and sampled (`foreword.batch.prepare.commit`). Grid (ceil(Bp / BLOCK),).
 
@@ -85,7 +90,7 @@ def commit_samples(
     known = tl.load(record + ROW_NUM_TOKENS, mask=live, other=0)
     end = tl.load(record + ROW_NUM_COMPUTED_TOKENS, mask=live, other=0) + n
     samples = live & (end - k >= known)
-    tokens = state + tokens_at + row.to(tl.int64) * max_model_len + known
+    tokens += row.to(tl.int64) * max_model_len + known
     taken = tl.zeros([BLOCK], tl.int32)
     for j in tl.static_range(WIDTH):
         token = tl.load(sampled + b * WIDTH + j, mask=samples, other=-1)

@@ -75,57 +75,61 @@ def weigh(logits, vocab_size, least, top, temperature, BLOCK: tl.constexpr):
 
 @triton.jit
 def penalize(
-    state, packet, tokens_at, max_model_len, records_at, record_size, expanded_idx_mapping, expanded_local_pos,
-    cu_num_logits, logits, counts, vocab_size, BLOCK: tl.constexpr,
+    state, tokens, packet, max_model_len, records_at, record_size, expanded_idx_mapping, expanded_local_pos,
+    cu_num_logits, logits, counts, num_logits, vocab_size, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Repetition, frequency and presence penalties, in place, of the rows that have any. Grid (logits rows,).
+    """Repetition, frequency and presence penalties, in place, of the rows that have any. Any grid (programs,).
 
-    logits: float32 [L, V]. counts: int32 [L, V], memory that is overwritten.
+    logits: float32 [num_logits, V]. counts: int32 [programs, V], memory that is overwritten.
     """
+    counts += tl.program_id(0).to(tl.int64) * vocab_size
     at = tl.program_id(0).to(tl.int64)
-    row = tl.load(expanded_idx_mapping + at)
-    record = state + records_at + tl.maximum(row, 0).to(tl.int64) * record_size
-    if (row >= 0) & ((tl.load(record + ROW_NEEDS) & PENALTIES) != 0):
-        logits += at * vocab_size
-        counts += at * vocab_size
-        for j in range(0, vocab_size, BLOCK):
-            i = j + tl.arange(0, BLOCK)
-            tl.store(counts + i, tl.zeros([BLOCK], tl.int32), mask=i < vocab_size)
-        tl.debug_barrier()
-        known = tl.load(record + ROW_NUM_TOKENS)
-        prompt = tl.load(record + ROW_PROMPT_LEN)
-        tokens = state + tokens_at + row.to(tl.int64) * max_model_len
-        for j in range(0, known, BLOCK):
-            i = j + tl.arange(0, BLOCK)
-            token = tl.load(tokens + i, mask=i < known, other=0)
-            tl.atomic_or(counts + token, OF_PROMPT, mask=i < prompt)
-            tl.atomic_add(counts + token, 1, mask=(i >= prompt) & (i < known))
-        _, _, _, _, drafts = plan_of(packet)
-        before = tl.load(expanded_local_pos + at)
-        low = 0
-        high = tl.load(packet + PACKET_NUM_REQS)
-        while low < high:  # the number of requests whose first row of logits is at most this one
-            middle = (low + high) // 2
-            is_past = tl.load(cu_num_logits + middle) <= at
-            low = tl.where(is_past, middle + 1, low)
-            high = tl.where(is_past, high, middle)
-        first = tl.load(cu_num_logits + low - 1) - low + 1  # drafts of the requests before
-        for j in range(before):
-            tl.atomic_add(counts + tl.load(drafts + first + j), 1)
-        tl.debug_barrier()
-        repetition = parameter(record, ROW_REPETITION_PENALTY)
-        frequency = parameter(record, ROW_FREQUENCY_PENALTY)
-        presence = parameter(record, ROW_PRESENCE_PENALTY)
-        for j in range(0, vocab_size, BLOCK):
-            i = j + tl.arange(0, BLOCK)
-            seen = tl.load(
-                counts + i, mask=i < vocab_size, other=0, cache_modifier=".cg"
-            )  # atomics are in the second cache
-            x = tl.load(logits + i, mask=i < vocab_size, other=0.0)
-            times = (seen & (OF_PROMPT - 1)).to(tl.float32)
-            x = tl.where(seen != 0, tl.where(x > 0, tl.div_rn(x, repetition), x * repetition), x)
-            x = tl.where(times > 0, x - (frequency * times + presence), x)
-            tl.store(logits + i, x, mask=(i < vocab_size) & (seen != 0))
+    while at < num_logits:
+        row = tl.load(expanded_idx_mapping + at)
+        record = state + records_at + tl.maximum(row, 0).to(tl.int64) * record_size
+        if (row >= 0) & ((tl.load(record + ROW_NEEDS) & PENALTIES) != 0):
+            penalized = logits + at * vocab_size
+            for j in range(0, vocab_size, BLOCK):
+                i = j + tl.arange(0, BLOCK)
+                tl.store(counts + i, tl.zeros([BLOCK], tl.int32), mask=i < vocab_size)
+            tl.debug_barrier()
+            known = tl.load(record + ROW_NUM_TOKENS)
+            prompt = tl.load(record + ROW_PROMPT_LEN)
+            of_row = tokens + row.to(tl.int64) * max_model_len
+            for j in range(0, known, BLOCK):
+                i = j + tl.arange(0, BLOCK)
+                token = tl.load(of_row + i, mask=i < known, other=-1)
+                is_token = token >= 0  # not a prompt embedding
+                tl.atomic_or(counts + token, OF_PROMPT, mask=is_token & (i < prompt))
+                tl.atomic_add(counts + token, 1, mask=is_token & (i >= prompt))
+            _, _, _, _, drafts = plan_of(packet)
+            before = tl.load(expanded_local_pos + at)
+            low = 0
+            high = tl.load(packet + PACKET_NUM_REQS)
+            while low < high:  # the number of requests whose first row of logits is at most this one
+                middle = (low + high) // 2
+                is_past = tl.load(cu_num_logits + middle) <= at
+                low = tl.where(is_past, middle + 1, low)
+                high = tl.where(is_past, high, middle)
+            first = tl.load(cu_num_logits + low - 1) - low + 1  # drafts of the requests before
+            for j in range(before):
+                tl.atomic_add(counts + tl.load(drafts + first + j), 1)
+            tl.debug_barrier()
+            repetition = parameter(record, ROW_REPETITION_PENALTY)
+            frequency = parameter(record, ROW_FREQUENCY_PENALTY)
+            presence = parameter(record, ROW_PRESENCE_PENALTY)
+            for j in range(0, vocab_size, BLOCK):
+                i = j + tl.arange(0, BLOCK)
+                seen = tl.load(
+                    counts + i, mask=i < vocab_size, other=0, cache_modifier=".cg"
+                )  # atomics are in the second cache
+                x = tl.load(penalized + i, mask=i < vocab_size, other=0.0)
+                times = (seen & (OF_PROMPT - 1)).to(tl.float32)
+                x = tl.where(seen != 0, tl.where(x > 0, tl.div_rn(x, repetition), x * repetition), x)
+                x = tl.where(times > 0, x - (frequency * times + presence), x)
+                tl.store(penalized + i, x, mask=(i < vocab_size) & (seen != 0))
+            tl.debug_barrier()  # the counts are read before the next row's are written
+        at += tl.num_programs(0)
 
 
 @triton.jit

@@ -101,7 +101,7 @@ class _StepRows:
                 block_size=table.group.block_size, tokens_per_block=table.tokens_per_block,
             )  # fmt: skip
         self._ends = ends
-        self.layout = RowLayout(size, 0, records_at, record_size, groups, records_at)
+        self.layout = RowLayout(size, records_at, record_size, groups, records_at)
         staged = api.pinned(size)
         self._staged = staged
         self._host: I32 = staged.numpy()

@@ -36,9 +36,8 @@ def _bind(states: RequestStates, buffers: InputBuffers) -> native.StepCore:
         raise ConfigError("backend='native': the native module is not built; run `pip install .`, or use 'numpy'")
     arrays = buffers.arrays
     single = {name: array for name, array in arrays.items() if not isinstance(array, tuple)}
-    columns = {"token_ids": states.token_ids, **states.columns}
     cp = states.context_parallel
-    core = native.StepCore(columns, single, states.vocab_size, states.max_num_draft_tokens, Scalars)
+    core = native.StepCore(states.native_arrays, single, states.vocab_size, states.max_num_draft_tokens, Scalars)
     if cp is not None:
         core.set_context_parallel(cp.size, cp.rank, cp.interleave)
     for g, table in enumerate(states.block_tables):
