@@ -1,9 +1,12 @@
 """Compile every kernel of `foreword.device.catalog` for each target, without a GPU: the table of docs/device.md.
 
-    python tools/device_table.py            # write the table
-    python tools/device_table.py --check    # fail if a kernel does not compile, spills, or is missing on the page
+    python tools/device_table.py             # write the table
+    python tools/device_table.py --check     # fail if a kernel does not compile, spills, or is missing on the page
+    python tools/device_table.py --models    # fail if attention spills for the shape of a model, or exceeds a GPU
+    python tools/device_table.py --models gemma-3 falcon
 
-The counts are the compiler's: cuobjdump's of a cubin, the metadata of a code object.
+The counts are the compiler's: cuobjdump's of a cubin, the metadata of a code object. A register that spills is in the
+stack, of which kernels use nothing else.
 """
 
 from __future__ import annotations
@@ -13,14 +16,17 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia
 from triton.compiler import ASTSource
 from triton.compiler import compile as compile_kernel
 
-from foreword.device.catalog import KERNELS, constants_of, load
+from foreword.device.attention import Tile
+from foreword.device.catalog import KERNELS, Kernel, attend_kernel, constants_of, function_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "device.md"
 BEGIN, END = "<!-- kernels -->\n", "<!-- end of kernels -->\n"
@@ -30,42 +36,95 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 CUOBJDUMP = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
+MOST_SHARED = 99 << 10
+"""Bytes of shared memory that a program may have on every GPU from sm_80 on: 99 KiB on L4 and 4090, more on others."""
+
+MODELS = {  # heads, key heads, size of a head, of a value
+    "smollm2-135m": (9, 3, 64, 64),
+    "qwen-2.5-0.5b": (14, 2, 64, 64),
+    "llama-3-8b": (32, 8, 128, 128),
+    "qwen-2.5-7b": (28, 4, 128, 128),
+    "gpt-oss": (64, 8, 64, 64),
+    "phi-2": (32, 32, 80, 80),
+    "phi-3": (32, 32, 96, 96),
+    "gemma-3": (8, 4, 256, 256),
+    "gemma-4, full attention": (16, 4, 512, 512),
+    "deepseek": (16, 16, 192, 128),
+    "falcon": (71, 1, 64, 64),
+    "starcoder": (48, 1, 128, 128),
+    "128 heads of one key": (128, 1, 128, 128),
+}
+FORMATS = [(dot, fp8) for dot in ("bfloat16", "float16", "float32") for fp8 in (False, True)]
+"""The types of the products' operands, and whether keys and values have 8 bits."""
 
 
-def counts(name: str, target: GPUTarget) -> tuple[int, int, int]:
-    """(registers per thread, spilled bytes or registers, bytes of shared memory) of a kernel."""
-    kernel, function = KERNELS[name], load(name)
+class Counts(NamedTuple):
+    """Registers per thread, bytes or registers that spill, bytes of shared memory."""
+
+    registers: int
+    spilled: int
+    shared: int
+
+    @property
+    def fits(self) -> bool:
+        return not self.spilled and self.shared <= MOST_SHARED
+
+
+def counts(name: str, kernel: Kernel, target: GPUTarget, options: Mapping[str, Any] | None = None) -> Counts:
+    """Compile a kernel. options: of the compiler."""
+    function = function_of(kernel, name)
     constants = constants_of(kernel.constants)
     types = iter(kernel.types)
     signature = {arg: "constexpr" if arg in constants else next(types) for arg in function.arg_names}
     at = {(function.arg_names.index(arg),): value for arg, value in constants.items()}
     source = ASTSource(fn=function, signature=signature, constexprs=at)
-    compiled = compile_kernel(source, target=target, options={"enable_fp_fusion": False})
+    compiled = compile_kernel(source, target=target, options={"enable_fp_fusion": False, **(options or {})})
     if target.backend == "hip":
         text = compiled.asm["amdgcn"]
         found = {key: int(re.search(rf"\.{key}:\s+(\d+)", text).group(1)) for key in ("vgpr_count", "vgpr_spill_count")}
-        return found["vgpr_count"], found["vgpr_spill_count"], compiled.metadata.shared
+        return Counts(found["vgpr_count"], found["vgpr_spill_count"], compiled.metadata.shared)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
         command = [CUOBJDUMP, "--dump-resource-usage", file.name]
         usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    registers, local = (int(re.search(rf"{key}:(\d+)", usage).group(1)) for key in ("REG", "LOCAL"))
-    return registers, local, compiled.metadata.shared
+    registers, stack, local = (int(re.search(rf"{key}:(\d+)", usage).group(1)) for key in ("REG", "STACK", "LOCAL"))
+    return Counts(registers, stack + local, compiled.metadata.shared)
+
+
+def of_models(names: list[str]) -> Iterator[tuple[str, Counts]]:
+    """Compile attention for models and formats as `DeviceAttention` launches it, with and without splits."""
+    for name in names or MODELS:
+        heads, kv_heads, dim, value_dim = MODELS[name]
+        for dot, fp8 in FORMATS:
+            tile = Tile.of(heads // kv_heads, max(dim, value_dim), dot)
+            for split in (False, True):
+                kernel = attend_kernel(heads, kv_heads, dim, value_dim, dot=dot, fp8=fp8, split=split, tile=tile)
+                for target in ("sm_80", "sm_90"):
+                    words = f"{name}, {dot}{', fp8' * fp8}{', split' * split}, {target}"
+                    yield words, counts("attend", kernel, TARGETS[target], tile.options)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a kernel spills or is missing")
-    check = parser.parse_args().check
+    parser.add_argument("--models", nargs="*", choices=MODELS, help="compile attention for the shapes of models")
+    given = parser.parse_args()
+    if given.models is not None:
+        found = dict(of_models(given.models))
+        for words, number in found.items():
+            print(words, *number)
+        if bad := [words for words, number in found.items() if not number.fits]:
+            sys.exit(f"spills, or more than {MOST_SHARED} bytes of shared memory: {'; '.join(bad)}")
+        return
     text = PAGE.read_text(encoding="utf-8")
     lines = [f"| kernel | {' | '.join(TARGETS)} |", f"|---|{'---|' * len(TARGETS)}"]
-    for name in KERNELS:
-        found = [counts(name, target) for target in TARGETS.values()]
-        if check and (any(spilled for _, spilled, _ in found) or f"| `{name}` |" not in text):
-            sys.exit(f"{name}: spills {[spilled for _, spilled, _ in found]}; or run tools/device_table.py")
-        lines.append(f"| `{name}` | {' | '.join(f'{registers} / {shared}' for registers, _, shared in found)} |")
-    if not check:
+    for name, kernel in KERNELS.items():
+        of_targets = [counts(name, kernel, target) for target in TARGETS.values()]
+        if given.check and (not all(number.fits for number in of_targets) or f"| `{name}` |" not in text):
+            sys.exit(f"{name}: {of_targets} spills or is too large; or run tools/device_table.py")
+        lines.append(f"| `{name}` | {' | '.join(f'{number.registers} / {number.shared}' for number in of_targets)} |")
+    if not given.check:
         before, rest = text.split(BEGIN)
         PAGE.write_text(before + BEGIN + "\n".join(lines) + "\n" + END + rest.split(END)[1], encoding="utf-8")
 

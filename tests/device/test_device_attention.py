@@ -9,7 +9,8 @@ pytest.importorskip("triton", reason="the kernels need Triton")
 import torch
 
 from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
-from foreword.device.attention import DeviceAttention, LayerCache
+from foreword.device import attention as attention_module
+from foreword.device.attention import DeviceAttention, LayerCache, num_splits_for
 from foreword.device.interpreter import InterpretedDevice
 from foreword.device.rows import DeviceRows
 from foreword.executors.functions import cap, rms_norm, softmax
@@ -80,6 +81,8 @@ def slots_below(step: Step, window: int) -> list[int]:
         (8, 2, 24, 24, {"softcap": 5.0, "splits": 3}),
         (6, 2, 32, 16, {"sinks": True, "splits": 4}),
         (4, 2, 16, 16, {"window": 6, "sinks": True, "softcap": 3.0, "splits": 2}),
+        (35, 1, 16, 16, {"splits": 2}),  # the heads of a key are of several programs
+        (18, 1, 16, 16, {"window": 9, "sinks": True}),
     ],
 )
 def test_attention_over_the_rows_equals_attention_by_definition(heads, kv_heads, dim, value_dim, options):
@@ -147,6 +150,57 @@ def test_queries_and_keys_are_normed_rotated_and_written(dim, value_dim, pairs, 
     assert not keys[others].any()
     assert not values[others].any()
     assert not queries[T:].any()
+
+
+@pytest.mark.parametrize(
+    ("programs", "num_keys", "multiprocessors", "splits"),
+    [
+        (8, 131_072, 132, 32),  # one request of a large model on an H100
+        (8, 600, 132, 2),  # few keys
+        (512, 131_072, 132, 1),  # many requests
+        (1, 10**7, 132, 64),
+        (8, 100, 1, 1),
+    ],
+)
+def test_programs_share_keys_until_all_multiprocessors_have_work(programs, num_keys, multiprocessors, splits):
+    assert num_splits_for(programs, num_keys, multiprocessors) == splits
+
+
+def test_splits_are_chosen_by_the_length_and_the_device(monkeypatch):
+    """A step alone on a large device: memory of the splits holds every step, and the numbers are those without."""
+    monkeypatch.setattr(attention_module, "_LEAST_KEYS", 4)
+    monkeypatch.setattr(InterpretedDevice, "multiprocessors", 20)
+    step, rng = Step(), np.random.default_rng(5)
+    q = torch.from_numpy(rng.standard_normal((32, 4, 16), np.float32))
+    keys, values = torch.from_numpy(rng.standard_normal((2, BLOCKS, BLOCK, 2, 16), np.float32))
+    found, grids = [], []
+    monkeypatch.setattr(
+        step.rows.api, "launch", lambda name, grid, *a, **k: grids.append((name, grid)) or launch(name, grid, *a, **k)
+    )
+    launch = InterpretedDevice.launch.__get__(step.rows.api)
+    for splits in (None, 1):
+        out = torch.zeros(32, 4, 16)
+        attention = DeviceAttention(step.rows, heads=4, kv_heads=2, dim=16, num_splits=splits)
+        attention.attend(q, LayerCache(keys, values), out, num_tokens=32, num_reqs=5, scale=0.25)
+        found.append(out)
+    assert [grid for name, grid in grids if name == "attend"] == [(9, 2, 2), (9, 2, 1)]
+    assert torch.allclose(*found, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 40])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (8, 1), (12, 2), (71, 1)])
+def test_the_memory_of_splits_holds_the_parts_of_every_step(monkeypatch, heads, kv_heads, tokens):
+    monkeypatch.setattr(attention_module, "_LEAST_KEYS", 1)
+    monkeypatch.setattr(InterpretedDevice, "multiprocessors", 30)
+    step, grids = Step(), []
+    monkeypatch.setattr(step.rows.api, "launch", lambda name, grid, *a, **k: grids.append(grid))
+    attention = DeviceAttention(step.rows, heads=heads, kv_heads=kv_heads, dim=16)
+    for reqs in range(1, min(tokens, 6) + 1):
+        none = torch.zeros(1, 1, 1, 1)
+        attention.attend(none, LayerCache(none, none), none, num_tokens=tokens, num_reqs=reqs, scale=1.0)
+        splits = grids[0][2]
+        assert splits == 1 or splits * tokens * heads * 18 <= len(attention.partial)
+        del grids[:]
 
 
 @pytest.mark.parametrize("magnitude", [1.0, 1e-3])

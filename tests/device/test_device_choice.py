@@ -32,6 +32,28 @@ def test_an_llm_on_the_kernels_completes_as_on_the_numpy_executor(model):
         assert [output.outputs[0].token_ids for output in llm.generate(prompts, PARAMS)] == want
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_graph_tokens": 3, "num_splits": 2, "token_table": "host"},
+        {"max_num_seqs": 8, "max_num_batched_tokens": 6, "max_graph_tokens": 6},  # fewer tokens than requests
+    ],
+)
+def test_options_of_steps_change_no_token(model, options):
+    prompts = ["a cat sat on the mat", "the dog and", "so"]
+    found = []
+    for executor in ({"executor": "numpy"}, {"executor": "device", "device": "cpu", **options}):
+        with LLM(model, **{**SMALL, **executor}) as llm:
+            found.append([output.outputs[0].token_ids for output in llm.generate(prompts, PARAMS)])
+    assert found[0] == found[1]
+
+
+def test_rows_that_the_device_cannot_have_are_refused_when_the_engine_is_made(model, monkeypatch):
+    monkeypatch.setattr("foreword.device.layout.INT32_MAX", 100)
+    with pytest.raises(ConfigError, match="max_num_seqs=4, max_model_len=64"):
+        LLM(model, executor="device", device="cpu", **SMALL)
+
+
 def test_keys_and_values_of_8_bits_take_less_of_the_cache(model):
     sizes = {}
     for name in ("auto", "fp8"):
@@ -62,6 +84,9 @@ def test_a_machine_without_a_gpu_is_named(model):
         ({"device": "cuda:1"}, "CUDA_VISIBLE_DEVICES"),
         ({"num_threads": 2}, "executor 'device' has no such option"),
         ({"device": "cpu", "kv_format": "int8"}, "kv_format='int8'"),
+        ({"device": "cpu", "num_splits": 0}, "num_splits=0"),
+        ({"device": "cpu", "max_graph_tokens": 17}, "max_graph_tokens=17: a step has at most max_num_batched"),
+        ({"device": "cpu", "token_table": "disk"}, "token_table='disk'"),
     ],
 )
 def test_options_that_it_lacks_are_refused(model, options, words):

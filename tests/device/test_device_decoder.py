@@ -17,7 +17,9 @@ from foreword.engine import Engine, engine_config
 from foreword.errors import ConfigError
 from foreword.executors.device import DeviceExecutor
 from foreword.executors.numpy import NumpyExecutor
+from foreword.executors.torch import on_rows
 from foreword.executors.torch.executor import TorchExecutor
+from foreword.executors.torch.grouped import waits_for_host
 from foreword.executors.torch.on_rows import DecoderOnRows
 from foreword.models.spec import LayerSpec, MoeSpec
 
@@ -74,3 +76,34 @@ def test_a_model_with_recurrent_layers_is_refused():
     spec = replace(SPECS["mamba2"])
     with pytest.raises(ConfigError, match="recurrent layers"):
         DecoderOnRows(spec, random_weights(spec), **POOL, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "waits"),
+    [
+        ((9, 0), torch.bfloat16, False),
+        ((9, 0), torch.float16, True),
+        ((10, 0), torch.bfloat16, False),
+        ((8, 0), torch.bfloat16, True),
+        ((8, 9), torch.float32, True),
+    ],
+)
+def test_experts_are_captured_where_their_product_does_not_wait_for_the_host(monkeypatch, capability, dtype, waits):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert waits_for_host(torch.device("cuda"), dtype) is waits
+    assert not waits_for_host(torch.device("cpu"), dtype)
+
+
+def test_graphs_of_a_model_that_waits_for_the_host_are_left_out_or_refused(monkeypatch):
+    monkeypatch.setattr(on_rows, "waits_for_host", lambda device, dtype: True)
+    sizes = {**POOL, "max_num_seqs": 4, "max_num_batched_tokens": 8, "device": "cpu", "dtype": "fp32"}
+    for name, has_experts in (("windows, norms and caps", False), ("experts, biases, a gate, no rotation", True)):
+        spec = DECODERS[name]
+        weights = random_weights(spec)
+        assert DecoderOnRows(spec, weights, **POOL, device="cpu").may_be_captured is not has_experts
+        if has_experts:
+            with pytest.raises(ConfigError, match="max_graph_tokens=4: the product of experts"):
+                on_rows.device_executor(spec, weights, **sizes, max_graph_tokens=4)
+        else:
+            executor = on_rows.device_executor(spec, weights, **sizes, max_graph_tokens=4)
+            assert executor.pad_for(3, 2) == (4, 4)

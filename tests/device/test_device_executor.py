@@ -134,6 +134,71 @@ def test_the_rows_of_another_engine_are_refused():
         other.step(3)
 
 
+def test_every_size_is_captured_before_the_first_request():
+    """No step is captured while requests are served, whatever its tokens and requests are."""
+    loop = Loop(num_reqs=6, buckets=(1, 2, 4, 8))
+    loop.executor.start(loop.states, max_num_batched_tokens=32)
+    assert len(loop.device.captured) == 4
+    assert set(map(tuple, loop.device.captured)) == {(*LAUNCHES, "launch commit_samples")}
+    for tokens, num_reqs in ((3, 2), (1, 6), (1, 3), (1, 1), (1, 5)):
+        calls = loop.step(tokens, num_reqs)
+        assert "replay" in calls
+        assert "capture" not in calls
+    assert len(loop.device.captured) == 4
+
+
+def test_a_prompt_alone_shares_the_graph_of_its_bucket():
+    """The number of graphs is that of the buckets, not that of the prompts' lengths."""
+    buckets = PaddingBuckets.up_to(64, max_num_reqs=64)
+    executor = DeviceExecutor(NoModel(), RecordingDevice(), buckets=buckets)
+    sizes = {executor.pad_for(tokens, reqs) for tokens in range(1, 65) for reqs in range(1, tokens + 1)}
+    assert sizes == set(buckets.graphs())
+    assert executor.pad_for(60, 1) == (64, 64)
+
+
+def test_a_size_that_is_no_bucket_has_no_graph():
+    loop = Loop(buckets=(4, 16))
+    loop.executor.pad_for = lambda tokens, reqs: None
+    for _ in range(3):
+        assert not {"capture", "replay"} & set(loop.step(1))
+
+
+def test_after_a_capture_that_fails_no_other_is_tried():
+    loop, tried = Loop(), []
+
+    def capture(work):
+        tried.append(work)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    loop.device.capture = capture
+    with pytest.warns(RuntimeWarning, match="without graphs.*not permitted"):
+        notes = loop.executor.start(loop.states, max_num_batched_tokens=32)
+    assert "max_graph_tokens=0" in notes[0]
+    for n in (3, 1, 1, 1):
+        assert "launch commit_samples" in loop.step(n)
+    assert len(tried) == 1
+
+
+def test_a_step_without_a_graph_computes_the_logits_of_its_own_requests():
+    loop, found = Loop(buckets=(1,)), []
+
+    class Model(NoModel):
+        def forward(self, rows, num_tokens, num_reqs, num_logits, inputs):
+            found.append(num_logits)
+            return super().forward(rows, num_tokens, num_reqs, num_logits, inputs)
+
+    loop.executor.model = Model()
+    loop.step(3, 2)
+    loop.step(1, 2)
+    assert found == [2, 2]
+
+
+def test_graphs_of_larger_steps_than_there_are_are_refused():
+    loop = Loop(buckets=(8, 64))
+    with pytest.raises(ConfigError, match="max_graph_tokens=64: a step has at most max_num_batched_tokens=32"):
+        loop.executor.start(loop.states, max_num_batched_tokens=32)
+
+
 def test_tokens_equal_the_numpy_executors():
     """An engine on the kernels, in the interpreter, every step checked: chunked prompts, prefix hits, graphs, a greedy
     and a sampled request, and one with penalties and log-probabilities, whose steps are sampled on the host.

@@ -57,6 +57,8 @@ def test_a_cache_on_a_gpu_is_attended_by_kernels(monkeypatch):
 
     cache = PagedCache([KVLayer(0, 0, 1, 8, 8)], num_blocks=2, block_size=4, dtype=torch.float32)
     assert type(paged_attention(cache)) is GatheredAttention
-    monkeypatch.setattr(cuda, "CudaDevice", InterpretedDevice)
-    cache.device = torch.device("cuda")
+    devices = []
+    monkeypatch.setattr(cuda, "CudaDevice", lambda device: devices.append(device) or InterpretedDevice())
+    cache.device = torch.device("cuda:1")
     assert type(paged_attention(cache)) is KernelAttention
+    assert devices == [cache.device]

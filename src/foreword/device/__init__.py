@@ -2,7 +2,7 @@
 
     rows = DeviceRows(states, CudaDevice(), max_num_batched_tokens=8192)
     batch = prepare_inputs(states, plan, buffers)     # the host checks the plan, and keeps the truth
-    rows.send(batch)                                  # one copy to the device: the plan, and what changed
+    rows.send(buffers)                                # one copy to the device: the plan, and what changed
     rows.prepare(tokens, reqs)                        # kernels: rows.tensors hold the step
     …                                                 # the model, then samples int32 [B, W] in rows.tensors["sampled"]
     rows.commit(reqs)                                 # kernel: the samples enter the rows

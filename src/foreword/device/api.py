@@ -32,7 +32,13 @@ class Graph(Protocol):
 
 
 class DeviceApi(Protocol):
-    """A device. All copies, launches and replays enter one stream and run in this order."""
+    """A device. All copies, launches and replays enter one stream and run in this order.
+
+    multiprocessors: how many programs run at a time.
+    """
+
+    @property
+    def multiprocessors(self) -> int: ...
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:
         """Memory of the device, filled with zeros. dtype: a name that NumPy and torch share. MemoryError without it."""
@@ -57,7 +63,9 @@ class DeviceApi(Protocol):
         ...
 
     def launch(self, kernel: str, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-        """Launch a kernel of `foreword.device.catalog`. A constant that is a type is given by its name."""
+        """Launch a kernel of `foreword.device.catalog`. A constant that is a type is given by its name; num_warps,
+        num_stages and maxnreg are the compiler's.
+        """
         ...
 
     def event(self) -> Event:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from foreword.device.attention import Tile, power_of_two
 from foreword.device.layout import DEVICE_FIELDS, PREPARED, StepTensors
 
 
@@ -44,14 +45,27 @@ def _write_keys(cache: str, fp8: bool) -> Kernel:
     return Kernel("keys", types, constants, "write_keys")
 
 
-def _attend(cache: str, fp8: bool) -> Kernel:
+def attend_kernel(
+    heads: int, kv_heads: int, dim: int, value_dim: int, *, dot: str, fp8: bool, split: bool, tile: Tile
+) -> Kernel:
+    """Return K4 for some heads, without a window, with queries of the type ``dot`` and keys of it or of 8 bits."""
+    query = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32"}[dot]
+    cache = "*u8" if fp8 else query
     types = (
-        *_ARENA, "*i32", "i32", "i32", "i32", "*bf16", cache, cache, "*fp32", "*fp32", "*bf16", "*bf16", "*fp32",
+        *_ARENA, "*i32", "i32", "i32", "i32", query, cache, cache, "*fp32", "*fp32", query, query, "*fp32",
         "fp32", "fp32", *("i32",) * 4,
     )  # fmt: skip
-    sizes = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_DIM": 64, "BLOCK_VALUE": 64}
-    options = {"WINDOW": 0, "SOFTCAP": False, "SINKS": False, "SPLIT": True, "FP8": fp8, "DOT": "bfloat16"}
-    return Kernel("attention", types, {**_ATTENTION, **options, **sizes}, "attend")
+    sizes = {
+        "BLOCK_M": tile.rows, "BLOCK_N": tile.keys, "BLOCK_DIM": power_of_two(dim),
+        "BLOCK_VALUE": power_of_two(value_dim),
+    }  # fmt: skip
+    options = {"WINDOW": 0, "SOFTCAP": False, "SINKS": False, "SPLIT": split, "FP8": fp8, "DOT": dot}
+    shape = {"HEADS": heads, "KV_HEADS": kv_heads, "DIM": dim, "VALUE_DIM": value_dim}
+    return Kernel("attention", types, {**shape, **options, **sizes}, "attend")
+
+
+def _attend(fp8: bool) -> Kernel:
+    return attend_kernel(14, 2, 64, 64, dot="bfloat16", fp8=fp8, split=True, tile=Tile.of(7, 64, "bfloat16"))
 
 
 KERNELS: Mapping[str, Kernel] = {
@@ -64,8 +78,8 @@ KERNELS: Mapping[str, Kernel] = {
     "gather_tables": Kernel("rows", (*_ARENA, "*i32", "i32", "i32", "i32", "i32", "*i32", "*i32"), {"BLOCK": 128}),
     "write_keys": _write_keys("*bf16", fp8=False),
     "write_keys, fp8": _write_keys("*u8", fp8=True),
-    "attend": _attend("*bf16", fp8=False),
-    "attend, fp8": _attend("*u8", fp8=True),
+    "attend": _attend(fp8=False),
+    "attend, fp8": _attend(fp8=True),
     "merge_splits": Kernel(
         "attention", ("*i32", "*fp32", "*bf16", "i32"), {"HEADS": 14, "VALUE_DIM": 64, "BLOCK_VALUE": 64}
     ),
@@ -90,7 +104,11 @@ KERNELS: Mapping[str, Kernel] = {
 
 def load(name: str) -> Any:
     """The kernel, as Triton launches and compiles it."""
-    kernel = KERNELS[name]
+    return function_of(KERNELS[name], name)
+
+
+def function_of(kernel: Kernel, name: str) -> Any:
+    """Return the function of a kernel that is listed with this name."""
     return getattr(import_module(f"foreword.device.kernels.{kernel.module}"), kernel.function or name)
 
 

@@ -14,31 +14,54 @@ from foreword.errors import ConfigError
 
 
 class _Event:
-    """An event of the current stream. The host sleeps while it waits, so that other threads run."""
+    """An event of a device. The host sleeps while it waits, so that other threads run."""
 
-    def __init__(self) -> None:
-        self._event = torch.cuda.Event(blocking=True)
-        self.record = self._event.record
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._event = device, torch.cuda.Event(blocking=True)
         self.wait = self._event.synchronize
+
+    def record(self) -> None:
+        """See `Event.record`."""
+        self._event.record(torch.cuda.current_stream(self._device))
 
 
 class CudaDevice:
-    """`DeviceApi` on torch's current device and stream, the same ones in every call. All captured graphs share one pool
-    of memory.
+    """`DeviceApi` on one GPU and the current stream of that GPU, the same one in every call. All captured graphs share
+    one pool of memory.
+
+    device: "cuda" is torch's current device at the time. torch's operators run on the stream of their tensors' device;
+    Triton launches on the current device, which is this one during a launch.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | str = "cuda") -> None:
         if not torch.cuda.is_available():
             raise ConfigError("device='cuda': torch finds no GPU; use executor='native', or another one of CPUs")
+        index = torch.device(device).index
+        self.device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
+        self.multiprocessors: int = torch.cuda.get_device_properties(self.device).multi_processor_count
         self._pool: Any = torch.cuda.graph_pool_handle()
+        self._capture_stream: Any = None
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:
         """See `DeviceApi.zeros`."""
-        return torch.zeros(shape, dtype=getattr(torch, dtype), device="cuda")
+        return self._allocated(shape, dtype, device=self.device)
+
+    def mapped(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        """See `DeviceApi.mapped`: pinned memory has an address of the device, which Triton passes to kernels."""
+        return self._allocated(shape, dtype, pin_memory=True)
 
     def pinned(self, size: int) -> Tensor:
         """See `DeviceApi.pinned`."""
-        return torch.zeros(size, dtype=torch.int32, pin_memory=True)
+        return self._allocated((size,), "int32", pin_memory=True)
+
+    def _allocated(self, shape: tuple[int, ...], dtype: str, **place: Any) -> Tensor:
+        try:
+            with torch.cuda.device(self.device):
+                return torch.zeros(shape, dtype=getattr(torch, dtype), **place)
+        except RuntimeError as error:  # of the device's memory, and of pinned memory
+            if "out of memory" not in str(error):
+                raise
+            raise MemoryError(f"{self.device}: no memory for {dtype} {list(shape)}") from None
 
     def to_host(self, x: Tensor) -> AnyArray:
         """See `DeviceApi.to_host`."""
@@ -51,15 +74,23 @@ class CudaDevice:
 
     def launch(self, kernel: str, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
         """See `DeviceApi.launch`. Products and sums are rounded each, as the host's are."""
-        load(kernel)[grid](*args, **constants_of(constants), enable_fp_fusion=False)
+        if torch.version.hip is not None:  # its compiler has no such option
+            constants.pop("maxnreg", None)
+        with torch.cuda.device(self.device):
+            load(kernel)[grid](*args, **constants_of(constants), enable_fp_fusion=False)
 
     def event(self) -> Event:
         """See `DeviceApi.event`."""
-        return _Event()
+        return _Event(self.device)
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """See `DeviceApi.capture`."""
+        """See `DeviceApi.capture`. CUDA calls of other threads, as of another engine, do not end the capture."""
         graph: Graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            work()
+        with torch.cuda.device(self.device):
+            if self._capture_stream is None:  # torch's own one is of the first device that captures
+                self._capture_stream = torch.cuda.Stream(self.device)
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._capture_stream, capture_error_mode="thread_local"
+            ):
+                work()
         return graph

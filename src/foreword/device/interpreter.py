@@ -33,6 +33,8 @@ class _Repeated:
 class InterpretedDevice:
     """`DeviceApi` on the host. TRITON_INTERPRET=1 must be set before the kernels' modules are imported."""
 
+    multiprocessors = 1
+
     def __init__(self) -> None:
         if not triton.knobs.runtime.interpret:
             raise ConfigError(

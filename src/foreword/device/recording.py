@@ -21,6 +21,8 @@ class RecordingDevice:
     when it is replayed: ``captured`` has them by graph, in order of capture.
     """
 
+    multiprocessors = 1
+
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.captured: list[list[str]] = []

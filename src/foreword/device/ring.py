@@ -62,7 +62,7 @@ class PacketSlot:
 
     def open(self) -> None:
         """Copies of a new step may be launched, once those of the step before are done and its samples are read."""
-        reader, self._reader = self._reader and self._reader(), None
+        reader, self._reader = None if self._reader is None else self._reader(), None
         if reader is not None:
             reader.read()
         if self._is_open or self._in_flight:

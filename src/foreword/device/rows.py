@@ -38,6 +38,7 @@ class DeviceRows:
         lora_tokens: int32 [T], the adapter of each token; rope_positions: int64 [T], position + rope_delta;
         block_table, num_blocks: one per KV group, made by `gather`;
         sampled: int32 [R · (1 + max_num_draft_tokens)], what `commit` reads.
+    max_num_keys: of a request.
     sampled: the same as ``tensors["sampled"]``. arena, tokens, packet: int32, see `foreword.device.layout`.
     """
 
@@ -61,7 +62,7 @@ class DeviceRows:
         self.states, self.api, self.max_num_batched_tokens = states, api, max_num_batched_tokens
         self.layout = place = RowLayout.of(states, max_num_batched_tokens)
         self._max_packet = place.max_packet
-        self.width = 1 + states.max_num_draft_tokens
+        self.width, self.max_num_keys = 1 + states.max_num_draft_tokens, states.max_model_len
         R, T, G = states.max_num_reqs, max_num_batched_tokens, len(states.block_tables)
         self.arena, self.packet = api.zeros((place.size,), "int32"), api.zeros((place.max_packet,), "int32")
         self.tokens = _token_table(states, api, token_table)

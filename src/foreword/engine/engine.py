@@ -29,7 +29,7 @@ from foreword.engine.request_group import RequestGroup, RequestOptions
 from foreword.engine.speculation import Drafter, ForcedTokens, Speculation
 from foreword.engine.transaction import Transaction
 from foreword.errors import ConfigError, RequestError
-from foreword.executors import Capability, Executor
+from foreword.executors import Capability, Executor, StartedExecutor
 from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec
 from foreword.plugins import made
@@ -43,6 +43,7 @@ class Engine:
     """Serves requests on one executor. Not thread-safe: one thread adds, steps and aborts.
 
     states, cache, scheduler and observers are its parts; pooling: what the model does beyond text.
+    notes: lines for a log, of the executor's start.
     """
 
     def __init__(
@@ -121,6 +122,9 @@ class Engine:
             depth=2 if config.async_scheduling else 1,
             check=config.check,
         )
+        self.notes: Sequence[str] = ()
+        if isinstance(executor, StartedExecutor):
+            self.notes = executor.start(states, max_num_batched_tokens=limits.max_num_batched_tokens)
         self._forced = ForcedTokens(
             states, self.pipeline.grammars, most_forced, self.pipeline.grammar_thread.forced_tokens
         )

@@ -46,3 +46,6 @@ class EngineOptions(TypedDict, total=False):
     context_parallel_size: int
     rank_timeout: float
     media_cache_bytes: int | str
+    num_splits: int | None
+    max_graph_tokens: int | None
+    token_table: Literal["auto", "device", "host"]

@@ -62,4 +62,6 @@ def pool_of(
                 f"kv_cache_bytes={pool_bytes}: one request of max_model_len={length} tokens needs "
                 f"{(1 + one) * block_bytes}; give that many, or lower max_model_len"
             )
-    return PoolSize(length, groups, block_bytes, num_blocks, most, context_parallel)
+    return PoolSize(
+        length, groups, block_bytes, num_blocks, most, config.scheduler.max_num_batched_tokens, context_parallel
+    )

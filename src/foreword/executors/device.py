@@ -6,15 +6,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple, Protocol
+from warnings import warn
 
 import numpy as np
 
 from foreword.arrays import F32, I32, I64, AnyArray
-from foreword.batch import BlockOps, InputBatch, LoraMapping, PaddingBuckets
+from foreword.batch import BlockOps, InputBatch, InputBuffers, LoraMapping, PaddingBuckets, RequestStates, make_dummy
 from foreword.device.api import DeviceApi, Graph, Tensor
 from foreword.device.layout import NO_TOKEN
 from foreword.device.ring import PacketSlot
-from foreword.device.rows import DeviceRows, compare
+from foreword.device.rows import DeviceRows, TokenTable, compare
 from foreword.device.sampling import DeviceSampler
 from foreword.errors import ConfigError
 from foreword.executors.executor import AdapterStore, BlockStore, Capability, apply_block_ops, check_inputs
@@ -86,18 +87,28 @@ class DeviceExecutor:
     """Implements `Executor` for the states of one engine.
 
     A step is the packet's copy, the replay of a graph that was captured for its padded size (prepare, forward, sample,
-    commit to the device's rows), the samples' copy, and an event; `DeviceStep.result` waits for that event. A size runs
-    once without a graph before it is captured. Where a row needs what the device's sampler lacks (log-probabilities,
-    grammars, processors …), the logits are copied instead, the host samples, and the tokens go back: a slower step.
+    commit to the device's rows), the samples' copy, and an event; `DeviceStep.result` waits for that event. `start`
+    captures a graph for each size. Steps with adapters have graphs of their own: a size runs once without one before it
+    is captured, as every size does without `start`. After a capture that fails, no other one is tried. Where a row
+    needs what the device's sampler lacks (log-probabilities, grammars, processors …), the logits are copied instead,
+    the host samples, and the tokens go back: a slower step.
 
-    buckets: the sizes that graphs are captured for; larger steps run without a graph.
+    buckets: the sizes that graphs are captured for; larger steps run without a graph. None: no graphs.
+    token_table: see `DeviceRows`.
     """
 
     extra_size = 0
     reads_gathered_tables = False
 
-    def __init__(self, model: DeviceModel, api: DeviceApi, *, buckets: PaddingBuckets | None = None) -> None:
-        self.model, self.api, self.buckets = model, api, buckets
+    def __init__(
+        self,
+        model: DeviceModel,
+        api: DeviceApi,
+        *,
+        buckets: PaddingBuckets | None = None,
+        token_table: TokenTable = "auto",
+    ) -> None:
+        self.model, self.api, self.buckets, self.token_table = model, api, buckets, token_table
         self.hidden_size, self.mrope_dims = model.hidden_size, model.mrope_dims
         lora = {Capability.LORA} if model.adapters is not None else set()
         self.capabilities = frozenset(
@@ -107,6 +118,7 @@ class DeviceExecutor:
         self._rows: DeviceRows | None = None
         self._sampler: DeviceSampler | None = None
         self._padded = lru_cache(4096)(self._find_padded)
+        self._sizes = frozenset(() if buckets is None else buckets.graphs())  # that are captured
         self._graphs: dict[tuple[int, int, bool], Graph | None] = {}  # by padded size, and whether with adapters
 
     def pad_for(self, num_tokens: int, num_reqs: int) -> tuple[int, int] | None:
@@ -114,11 +126,25 @@ class DeviceExecutor:
         return self._padded(num_tokens, num_reqs)
 
     def _find_padded(self, num_tokens: int, num_reqs: int) -> tuple[int, int] | None:
+        return None if self.buckets is None else self.buckets.pad_for(num_tokens, num_reqs)
+
+    def start(self, states: RequestStates, *, max_num_batched_tokens: int) -> list[str]:
+        """See `StartedExecutor.start`: allocates the rows, compiles the kernels and captures a graph for each size."""
+        rows, sampler = self._bind(states, max_num_batched_tokens)
         if self.buckets is None:
-            return None
-        decode_len = num_tokens // num_reqs if num_reqs else 0
-        is_uniform = decode_len > 0 and decode_len * num_reqs == num_tokens
-        return self.buckets.pad_for(num_tokens, num_reqs, decode_len if is_uniform else None)
+            return []
+        buffers = InputBuffers.for_states(states, max_num_batched_tokens)
+        for tokens, reqs in sorted(self._sizes, reverse=True):  # the memory of the largest holds the others
+            if tokens > reqs * states.max_model_len:
+                continue  # no step is so large
+            for _ in range(2):  # without a graph, then captured
+                batch = make_dummy(states, buffers, num_tokens=tokens, num_reqs=reqs, gather_block_tables=False)
+                slot = rows.send(buffers)
+                self._run(rows, sampler, batch, IN_ROWS)
+                slot.launched()
+        if not self._sizes:
+            return ["steps run without graphs, because a capture failed; max_graph_tokens=0 does not try"]
+        return [f"{len(self._graphs)} graphs of steps of up to {self.buckets.sizes[-1]} tokens"]
 
     def runs_ahead(self, sampling: StepSampling) -> bool:
         """Whether the device samples: then it also commits the samples to its rows."""
@@ -138,14 +164,14 @@ class DeviceExecutor:
             inputs = self._inputs(batch)
         rows, sampler = self._rows, self._sampler
         if rows is None or sampler is None or rows.states is not states:
-            rows, sampler = self._bind(batch)
+            rows, sampler = self._bind(states, batch.buffers.max_num_batched_tokens)
         if batch.block_ops is not BlockOps.NONE:
             self.apply_block_ops(batch.block_ops)
         slot = rows.send(batch.buffers)
         step = batch.scalars
         num_reqs, reqs, tokens = step.num_reqs, step.num_reqs_padded, step.num_tokens_padded
         if self.runs_ahead(sampling):
-            self._run(rows, sampler, tokens, reqs, inputs)
+            self._run(rows, sampler, batch, inputs)
             self.api.copy(*slot.samples_from(rows.sampled, num_reqs * rows.width))
             slot.launched()
             check = (batch, rows.read_back(batch.buffers)) if batch.check == "full" else None
@@ -154,7 +180,7 @@ class DeviceExecutor:
         if len(more):
             inputs = inputs._replace(more_logits=more)
         rows.prepare(tokens, reqs)
-        logits = self.model.forward(rows, tokens, reqs, _num_logits(rows, tokens, reqs), inputs)
+        logits = self.model.forward(rows, tokens, reqs, step.num_logits, inputs)
         return HostSampledStep(rows, batch, slot, self._host_sampler, sampling, logits, more)
 
     def apply_block_ops(self, ops: BlockOps) -> None:
@@ -188,36 +214,50 @@ class DeviceExecutor:
         has_adapters = bool(batch.states.loras) and self._adapters.mapping(batch) is not None
         return DeviceInputs(StepInputs.of(batch, self, adds_rope_delta=True), has_adapters)
 
-    def _bind(self, batch: InputBatch) -> tuple[DeviceRows, DeviceSampler]:
+    def _bind(self, states: RequestStates, max_num_batched_tokens: int) -> tuple[DeviceRows, DeviceSampler]:
         if self._rows is not None:
             raise ConfigError("a DeviceExecutor holds the rows of one engine: make one per engine")
-        tokens = batch.buffers.max_num_batched_tokens
-        self._rows = DeviceRows(batch.states, self.api, max_num_batched_tokens=tokens)
+        if self.buckets is not None and self.buckets.sizes[-1] > max_num_batched_tokens:
+            raise ConfigError(
+                f"max_graph_tokens={self.buckets.sizes[-1]}: a step has at most max_num_batched_tokens="
+                f"{max_num_batched_tokens}; use at most that"
+            )
+        self._rows = DeviceRows(
+            states, self.api, max_num_batched_tokens=max_num_batched_tokens, token_table=self.token_table
+        )
         self._sampler = DeviceSampler(self._rows)
         return self._rows, self._sampler
 
-    def _run(self, rows: DeviceRows, sampler: DeviceSampler, tokens: int, reqs: int, inputs: DeviceInputs) -> None:
+    def _run(self, rows: DeviceRows, sampler: DeviceSampler, batch: InputBatch, inputs: DeviceInputs) -> None:
         """Launch the step: without a graph the first time, then captured, then replayed."""
+        step = batch.scalars
+        tokens, reqs, num_logits = step.num_tokens_padded, step.num_reqs_padded, step.num_logits
         key = tokens, reqs, inputs.has_adapters
-        graph = self._graphs.get(key) if inputs is IN_ROWS or inputs.may_be_captured else None
+        captured = (tokens, reqs) in self._sizes and inputs.may_be_captured
+        graph = self._graphs.get(key) if captured else None
         if graph is not None:
             graph.replay()
             return
+        if captured:
+            num_logits = min(tokens, reqs * rows.width, rows.max_num_logits)  # of any step of this size
 
         def work() -> None:
-            num_logits = _num_logits(rows, tokens, reqs)
             rows.prepare(tokens, reqs)
             logits = self.model.forward(rows, tokens, reqs, num_logits, inputs)
             sampler.sample(logits, num_logits=num_logits, num_reqs=reqs)
             rows.commit(reqs)
 
-        if self.buckets is None or tokens > self.buckets.sizes[-1] or not inputs.may_be_captured:
-            work()
-        elif key in self._graphs:
-            graph = self._graphs[key] = self.api.capture(work)
-            graph.replay()
-        else:
-            work()
+        if captured and key in self._graphs:
+            try:
+                graph = self._graphs[key] = self.api.capture(work)
+            except RuntimeError as error:  # as by an operator that waits for the device
+                self._sizes = frozenset()
+                warn(f"steps run without graphs, because a capture failed: {error}", RuntimeWarning, stacklevel=2)
+            else:
+                graph.replay()
+                return
+        work()
+        if captured:
             self._graphs[key] = None
 
 
@@ -306,8 +346,3 @@ class HostSampledStep:
             return sampled
         at = self._prompt_tokens
         return replace(sampled, prompt_logprobs=read_prompt_logprobs(batch, at, logits[-len(at) :], None))
-
-
-def _num_logits(rows: DeviceRows, tokens: int, reqs: int) -> int:
-    """Rows of logits of a step of these padded sizes."""
-    return min(tokens, reqs * rows.width, rows.max_num_logits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
@@ -81,6 +82,17 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """End the processes of its own, at once; no step runs afterwards. Closing twice is harmless."""
+
+
+@runtime_checkable
+class StartedExecutor(Executor, Protocol):
+    """An executor that is prepared for the steps of one engine before the first request."""
+
+    def start(self, states: RequestStates, *, max_num_batched_tokens: int) -> Sequence[str]:
+        """Prepare for steps of these states of at most so many tokens. Call it once, before the first step. Returns
+        lines for a log. ConfigError and MemoryError for sizes that it cannot have.
+        """
+        ...
 
 
 class BlockStore(Protocol):

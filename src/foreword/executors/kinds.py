@@ -205,6 +205,7 @@ class DeviceKind(ExecutorKind[DeviceOptions]):
             num_blocks=size.num_blocks,
             block_size=size.block_size,
             max_num_seqs=size.max_num_seqs,
+            max_num_batched_tokens=size.max_num_batched_tokens,
             **options.values(),
         )
 

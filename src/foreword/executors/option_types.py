@@ -45,3 +45,6 @@ class DeviceKeywords(TypedDict, total=False):
     weight_format: Literal["auto", "int8", "q4"]
     device: Literal["cuda", "cpu"]
     kv_format: Literal["auto", "fp8"]
+    num_splits: int | None
+    max_graph_tokens: int | None
+    token_table: Literal["auto", "device", "host"]

@@ -132,3 +132,16 @@ class DeviceOptions(TorchMatrices):
     kv_format: DeviceKVFormat = setting(
         "auto", "Keys and values. auto: in the numbers of dtype; fp8: with a scale per token and head.",
     )
+    num_splits: int | None = setting(
+        None, "Programs that share the keys of a request in attention. None: so many that all multiprocessors have "
+        "work, by the longest request.", least=1, most=64, value_name="N",
+    )
+    max_graph_tokens: int | None = setting(
+        None, "Tokens of the largest step that runs as a captured graph; graphs are captured when the engine starts. "
+        "0: no graphs. None: max_num_seqs, at most max_num_batched_tokens; none in Triton's interpreter, and none for "
+        "experts on GPUs whose product of PyTorch waits for the host.", most=1024, value_name="N",
+    )
+    token_table: Literal["auto", "device", "host"] = setting(
+        "auto", "Memory of the tokens of all requests, max_num_seqs · max_model_len · 4 bytes: the GPU's, or the "
+        "host's, which the GPU reads where it is. auto: the host's above 1 GiB.", value_name="NAME",
+    )

@@ -22,7 +22,8 @@ class HasPool(Protocol):
 class PoolSize:
     """The KV pool of a model. block_bytes: keys and values of one block in all its storage slots, on all ranks.
 
-    max_num_seqs: requests that are computed at a time. context_parallel: the ranks that the groups are spread over.
+    max_num_seqs: requests that are computed at a time. max_num_batched_tokens: tokens of a step. context_parallel: the
+    ranks that the groups are spread over.
     """
 
     max_model_len: int
@@ -30,6 +31,7 @@ class PoolSize:
     block_bytes: int
     num_blocks: int
     max_num_seqs: int
+    max_num_batched_tokens: int
     context_parallel: ContextParallel | None = None
 
     @property

@@ -65,7 +65,7 @@ def run(
         llm = loading.result()
         begin_end = stack.enter_context(limited_end(config))
         stack.callback(lambda: asyncio.run(llm.close()))
-        for line in conversions(llm.model.weights.values()):
+        for line in (*conversions(llm.model.weights.values()), *llm.engine.notes):
             print(f"foreword: {line}", file=sys.stderr, flush=True)
         source = None if log is None else _publish(log, llm, config, rank, stack)
         trace = None if config.otlp_traces_endpoint is None else _trace(config.otlp_traces_endpoint, names[0], stack)

@@ -27,9 +27,11 @@ def attend(
     SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr, FP8: tl.constexpr, DOT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr,
 ):  # fmt: skip
-    """Queries in tiles of Q = BLOCK_M // (HEADS // KV_HEADS) tokens of one request, with all heads that share keys.
+    """Queries in tiles of Q = BLOCK_M // N tokens of one request, with N = min(BLOCK_M, HEADS // KV_HEADS) of the heads
+    that share keys.
 
-    Grid (Tp // Q + Bp, KV_HEADS, num_splits): tile i is of the last request b with query_start[b] // Q + b ≤ i.
+    Grid (Tp // Q + Bp, KV_HEADS · parts, num_splits): tile i is of the last request b with query_start[b] // Q + b ≤ i;
+    each of parts = ceil(HEADS / KV_HEADS / N) programs has N of the heads of a key.
     queries: [Tp, HEADS, DIM]; out: [Tp, HEADS, VALUE_DIM]. keys, values: blocks of [block size, KV_HEADS, DIM or
     VALUE_DIM], key_stride or value_stride apart.
     sinks: [HEADS], a score per head that takes its part of the softmax and has no value. A query at position p sees the
@@ -40,9 +42,11 @@ def attend(
     [num_splits, Tp, HEADS, VALUE_DIM + 2]: values not divided by the sum, the maximum, the sum; `merge_splits` follows.
     """
     SHARED: tl.constexpr = HEADS // KV_HEADS
-    Q: tl.constexpr = BLOCK_M // SHARED
+    N: tl.constexpr = SHARED if SHARED < BLOCK_M else BLOCK_M
+    PARTS: tl.constexpr = (SHARED + N - 1) // N
+    Q: tl.constexpr = BLOCK_M // N
     tile = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    kv_head = tl.program_id(1) // PARTS
     split = tl.program_id(2)
     num_reqs = tl.load(packet + PACKET_NUM_REQS)
     rows, query_start, _, _, _ = plan_of(packet)
@@ -66,9 +70,10 @@ def attend(
         m_at = tl.arange(0, BLOCK_M)
         d = tl.arange(0, BLOCK_DIM)
         dv = tl.arange(0, BLOCK_VALUE)
-        i = local + m_at // SHARED
-        head = kv_head * SHARED + m_at % SHARED
-        real = (i < n) & (m_at < Q * SHARED)
+        i = local + m_at // N
+        of_key = tl.program_id(1) % PARTS * N + m_at % N
+        head = kv_head * SHARED + of_key
+        real = (i < n) & (m_at < Q * N) & (of_key < SHARED)
         position = computed + i
         token = (start + i).to(tl.int64)
         at = (token * HEADS + head)[:, None] * DIM + d[None, :]
@@ -161,6 +166,7 @@ def merge_splits(
             sums = sums * kept + tl.load(part + dv, mask=dv < VALUE_DIM, other=0.0) * weight
             total = total * kept + tl.load(part + VALUE_DIM + 1) * weight
             top = new
+        total = tl.where(total > 0.0, total, 1.0)  # 0 of a cancelled request, to which nothing attends
         tl.store(
             out + (t * HEADS + head) * VALUE_DIM + dv, (sums / total).to(out.dtype.element_ty), mask=dv < VALUE_DIM
         )

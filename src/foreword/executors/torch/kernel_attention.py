@@ -27,7 +27,7 @@ def paged_attention(cache: PagedCache, shard: Shard | None = None) -> PagedAtten
         return GatheredAttention(cache, shard)
     from foreword.device.cuda import CudaDevice
 
-    return KernelAttention(cache, CudaDevice(), shard)
+    return KernelAttention(cache, CudaDevice(cache.device), shard)
 
 
 def dot_type(dtype: torch.dtype, device: torch.device) -> str:
@@ -88,7 +88,7 @@ class _StepRows:
         states = batch.states
         self.api, self.num_reqs, self._states = api, 0, states
         self.tensors: dict[str, Tensor] = {}  # keys are written by torch
-        self.max_num_batched_tokens = 0  # the keys of a request are not split over programs
+        self.max_num_batched_tokens = self.max_num_keys = 0
         R, tables = states.max_num_reqs, states.block_tables
         padded = PacketHeader(num_reqs_padded=R)
         records_at = sum(PlanArrays.sizes(padded))
@@ -119,6 +119,7 @@ class _StepRows:
     def begin(self, batch: InputBatch) -> None:
         """Copy the step to the device. The step before has ended."""
         self.num_reqs = B = batch.num_reqs
+        self.max_num_keys = batch.max_seq_len
         R, T, at, plan = self._states.max_num_reqs, batch.num_tokens, self.layout.records_at, self._plan
         plan.header[: len(HEADER)] = PacketHeader(num_reqs=B, num_tokens=T, num_reqs_padded=R, num_tokens_padded=T)
         plan.rows[:B] = np.arange(B)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from foreword.executors.options import DeviceOptions
 from foreword.executors.torch.cache import PagedCache
 from foreword.executors.torch.decoder import AttentionWeights, Decoder
 from foreword.executors.torch.executor import cache_layers
+from foreword.executors.torch.grouped import waits_for_host
 from foreword.executors.torch.kernel_attention import dot_type
 from foreword.executors.torch.loras import Loras, Parts
 from foreword.executors.torch.options import device_of, dtype_of
@@ -35,15 +36,39 @@ from foreword.models.weights import Weights
 
 
 def device_executor(
-    spec: DecoderSpec, weights: Weights, *, max_num_seqs: int, device: Literal["cuda", "cpu"], **options: Any
+    spec: DecoderSpec,
+    weights: Weights,
+    *,
+    num_blocks: int,
+    block_size: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    **options: Unpack[DeviceKeywords],
 ) -> DeviceExecutor:
-    """Return an executor of this decoder with graphs of steps of up to max_num_seqs tokens.
+    """Return an executor of this decoder.
 
-    device: see `DeviceOptions`. options: of `DecoderOnRows`. ConfigError without a GPU.
+    options: see `DeviceOptions`. ConfigError without a GPU, as `DecoderOnRows`, and for graphs of larger steps than
+    there are, or of a model that cannot be captured.
     """
-    api: DeviceApi = CudaDevice() if device == "cuda" else InterpretedDevice()
-    model = DecoderOnRows(spec, weights, device=device, **options)
-    return DeviceExecutor(model, api, buckets=PaddingBuckets.up_to(max_num_seqs, max_num_reqs=max_num_seqs))
+    own = DeviceOptions(**options)
+    api: DeviceApi = CudaDevice() if own.device == "cuda" else InterpretedDevice()
+    model = DecoderOnRows(spec, weights, num_blocks=num_blocks, block_size=block_size, **options)
+    most = own.max_graph_tokens
+    if most is None:
+        may_capture = own.device == "cuda" and model.may_be_captured
+        most = min(max_num_seqs, max_num_batched_tokens) if may_capture else 0
+    elif most > max_num_batched_tokens:
+        raise ConfigError(
+            f"max_graph_tokens={most}: a step has at most max_num_batched_tokens={max_num_batched_tokens} tokens; use "
+            "at most that"
+        )
+    elif most and not model.may_be_captured:
+        raise ConfigError(
+            f"max_graph_tokens={most}: the product of experts in {model.dtype} waits for the host on this GPU, which a "
+            "graph cannot; leave it out"
+        )
+    buckets = PaddingBuckets.up_to(most, max_num_reqs=max_num_seqs) if most else None
+    return DeviceExecutor(model, api, buckets=buckets, token_table=own.token_table)
 
 
 class DecoderOnRows:
@@ -51,7 +76,8 @@ class DecoderOnRows:
 
     The matrices are torch's products. Queries and keys are normed, rotated and written in one launch, and attention
     reads the rows' block tables, so a layer is about nine launches; a product with adapters is two more.
-    num_splits: see `DeviceAttention`. options: see `DeviceOptions`.
+    options: see `DeviceOptions`; those of graphs and rows concern the executor. may_be_captured: whether no operator of
+    a step waits for the device.
 
     ConfigError for recurrent layers, and as `TorchExecutor` for device and weight_format.
     """
@@ -63,7 +89,6 @@ class DecoderOnRows:
         *,
         num_blocks: int,
         block_size: int,
-        num_splits: int = 1,
         **options: Unpack[DeviceKeywords],
     ) -> None:
         own = DeviceOptions(**options)
@@ -73,7 +98,7 @@ class DecoderOnRows:
             )
         dtype = dtype_of(own.dtype, weights)
         load = Loader(weights, device_of(own.device), dtype, weight_format=own.weight_format)
-        self.spec, self.dtype, self.device, self.num_splits = spec, load.dtype, load.device, num_splits
+        self.spec, self.dtype, self.device, self.num_splits = spec, load.dtype, load.device, own.num_splits
         self.hidden_size, self.mrope_dims = spec.hidden_size, spec.mrope_dims
         self.decoder = Decoder(spec, load, _RowLayer)
         layers, _ = cache_layers(spec)
@@ -85,6 +110,8 @@ class DecoderOnRows:
             device=load.device,
         )
         self.adapters = Loras(self.decoder.products, load.device, load.dtype)
+        has_experts = any(layer.moe is not None for layer in spec.layers)
+        self.may_be_captured = not (has_experts and waits_for_host(load.device, load.dtype))
         self._memory: _RowMemory | None = None
 
     def forward(
