@@ -97,6 +97,7 @@ torch: $(STAMPS)/test  ## every test that needs PyTorch, with PyTorch for the CP
 device: $(STAMPS)/test  ## the kernels of GPUs in Triton's interpreter, and compiled for three of them (minutes)
 	$(PIP) 'torch>=2.11,<2.14' triton
 	$(BIN)/python -m pytest tests/device
+	$(BIN)/python tools/device_table.py --models
 
 transformers: $(STAMPS)/test  ## models of transformers: their tests, and every causal type of the library (minutes)
 	$(PIP) --no-build-isolation '.[vision,speech]'

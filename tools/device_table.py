@@ -3,7 +3,7 @@
     python tools/device_table.py             # write the table
     python tools/device_table.py --check     # fail if a kernel does not compile, spills, or is missing on the page
     python tools/device_table.py --models    # fail if attention spills for the shape of a model, or exceeds a GPU
-    python tools/device_table.py --models gemma-3 falcon
+    python tools/device_table.py --models "gemma-3, bfloat16" falcon     # of the lines that begin so
 
 The counts are the compiler's: cuobjdump's of a cubin, the metadata of a code object. A register that spills is in the
 stack, of which kernels use nothing else.
@@ -16,7 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,7 +48,7 @@ MODELS = {  # heads, key heads, size of a head, of a value
     "phi-2": (32, 32, 80, 80),
     "phi-3": (32, 32, 96, 96),
     "gemma-3": (8, 4, 256, 256),
-    "gemma-4, full attention": (16, 4, 512, 512),
+    "gemma-4": (16, 4, 512, 512),
     "deepseek": (16, 16, 192, 128),
     "falcon": (71, 1, 64, 64),
     "starcoder": (48, 1, 128, 128),
@@ -92,26 +92,28 @@ def counts(name: str, kernel: Kernel, target: GPUTarget, options: Mapping[str, A
     return Counts(registers, stack + local, compiled.metadata.shared)
 
 
-def of_models(names: list[str]) -> Iterator[tuple[str, Counts]]:
-    """Compile attention for models and formats as `DeviceAttention` launches it, with and without splits."""
-    for name in names or MODELS:
-        heads, kv_heads, dim, value_dim = MODELS[name]
+def of_models(begins: Sequence[str]) -> Iterator[tuple[str, Counts]]:
+    """Compile attention for models and formats as `DeviceAttention` launches it, with and without splits: those whose
+    description begins with one of ``begins``.
+    """
+    for name, (heads, kv_heads, dim, value_dim) in MODELS.items():
         for dot, fp8 in FORMATS:
             tile = Tile.of(heads // kv_heads, max(dim, value_dim), dot)
             for split in (False, True):
                 kernel = attend_kernel(heads, kv_heads, dim, value_dim, dot=dot, fp8=fp8, split=split, tile=tile)
                 for target in ("sm_80", "sm_90"):
                     words = f"{name}, {dot}{', fp8' * fp8}{', split' * split}, {target}"
-                    yield words, counts("attend", kernel, TARGETS[target], tile.options)
+                    if words.startswith(tuple(begins)):
+                        yield words, counts("attend", kernel, TARGETS[target], tile.options)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a kernel spills or is missing")
-    parser.add_argument("--models", nargs="*", choices=MODELS, help="compile attention for the shapes of models")
+    parser.add_argument("--models", nargs="*", metavar="WORDS", help="compile attention for the shapes of models")
     given = parser.parse_args()
     if given.models is not None:
-        found = dict(of_models(given.models))
+        found = dict(of_models(given.models or [""]))
         for words, number in found.items():
             print(words, *number)
         if bad := [words for words, number in found.items() if not number.fits]:
