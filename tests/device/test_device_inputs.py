@@ -108,6 +108,8 @@ def test_graphs_with_adapters_are_captured_again_after_a_change_of_the_adapters(
 
     executor = DeviceExecutor(Model(), device, buckets=PaddingBuckets((4, 8), max_num_reqs=4))
     served = engine(PLAIN, executor, check="off")
+    assert device.calls.count("capture") == 2  # of the sizes, without adapters
+    del device.calls[:]
     served.load_lora("a", random_adapter(PLAIN, 2, 1))
     served.add_request("0", [1, 2, 3], SamplingParams(temperature=0, max_tokens=30), lora="a")
     served.add_request("1", [1, 2, 3], SamplingParams(temperature=0, max_tokens=30))
@@ -121,7 +123,8 @@ def test_graphs_with_adapters_are_captured_again_after_a_change_of_the_adapters(
     served.abort("0")
     for _ in range(3):
         served.step()
-    assert len(executor._graphs) == 2  # of one size: with adapters, without
+    assert device.calls.count("capture") == 2
+    assert sorted(key[2] for key in executor._graphs) == [False, False, True]
 
 
 def test_prompts_with_embeddings_get_the_tokens_of_the_numpy_executor():
