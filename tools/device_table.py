@@ -16,9 +16,9 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia
@@ -70,15 +70,15 @@ class Counts(NamedTuple):
         return not self.spilled and self.shared <= MOST_SHARED
 
 
-def counts(name: str, kernel: Kernel, target: GPUTarget, options: Mapping[str, Any] | None = None) -> Counts:
-    """Compile a kernel. options: of the compiler."""
+def counts(name: str, kernel: Kernel, target: GPUTarget) -> Counts:
+    """Compile a kernel."""
     function = function_of(kernel, name)
     constants = constants_of(kernel.constants)
     types = iter(kernel.types)
     signature = {arg: "constexpr" if arg in constants else next(types) for arg in function.arg_names}
     at = {(function.arg_names.index(arg),): value for arg, value in constants.items()}
     source = ASTSource(fn=function, signature=signature, constexprs=at)
-    compiled = compile_kernel(source, target=target, options={"enable_fp_fusion": False, **(options or {})})
+    compiled = compile_kernel(source, target=target, options={"enable_fp_fusion": False, **kernel.options})
     if target.backend == "hip":
         text = compiled.asm["amdgcn"]
         found = {key: int(re.search(rf"\.{key}:\s+(\d+)", text).group(1)) for key in ("vgpr_count", "vgpr_spill_count")}
@@ -104,7 +104,7 @@ def of_models(begins: Sequence[str]) -> Iterator[tuple[str, Counts]]:
                 for target in ("sm_80", "sm_90"):
                     words = f"{name}, {dot}{', fp8' * fp8}{', split' * split}, {target}"
                     if words.startswith(tuple(begins)):
-                        yield words, counts("attend", kernel, TARGETS[target], tile.options)
+                        yield words, counts("attend", kernel, TARGETS[target])
 
 
 def main() -> None:

@@ -50,7 +50,7 @@ def test_a_kernel_that_spills_is_found(tmp_path):
         sys.executable, "-c",
         "import sys; sys.path.insert(0, sys.argv[1]); import device_table as t; tile = t.Tile(64, 64, 4);"
         "kernel = t.attend_kernel(32, 8, 256, 256, dot='bfloat16', fp8=False, split=True, tile=tile);"
-        "print(t.counts('attend', kernel, t.TARGETS['sm_80'], tile.options))",
+        "print(t.counts('attend', kernel, t.TARGETS['sm_80']))",
         str(TOOL.parent),
     ]  # fmt: skip
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -66,12 +66,15 @@ def assert_equal_rows(rows: DeviceRows) -> None:
     states, place = rows.states, rows.layout
     arena = rows.arena.numpy()
     records = arena[place.records_at :][: states.max_num_reqs * place.record_size].reshape(states.max_num_reqs, -1)
-    known = rows.known_rows()
+    known, is_token_id = rows.known_rows(), states.extras.is_token_id
     for row in np.flatnonzero(states.live & (known == states.row_generation)).tolist():
         assert records[row, layout.RECORD.index("num_tokens")] == states.num_tokens[row]
         assert records[row, layout.RECORD.index("num_computed_tokens")] == states.num_computed_tokens[row]
         v = states.num_tokens[row]
-        assert np.array_equal(arena[row * states.max_model_len :][:v], states.token_ids[row, :v])
+        tokens = states.token_ids[row, :v]
+        if is_token_id is not None:
+            tokens = np.where(is_token_id[row, :v], tokens, ~tokens)
+        assert np.array_equal(rows.tokens.numpy()[row * states.max_model_len :][:v], tokens)
 
 
 @pytest.mark.parametrize("seed", range(EXAMPLES))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from foreword.device.attention import Tile, power_of_two
@@ -17,15 +18,15 @@ class Kernel(NamedTuple):
     """A kernel of ``foreword.device.kernels.<module>``.
 
     types: of its arguments, in order, as Triton writes them ("*i32": a pointer), of an argument with several values a
-    tuple. constants: the sizes that a table of
-    compiled kernels shows it with, by name; a type is written as its name. function: its name in the module, None: the
-    name that it is listed with.
+    tuple. constants: the sizes that a table of compiled kernels shows it with, by name; a type is written as its name.
+    function: its name in the module, None: the name that it is listed with. options: of the compiler.
     """
 
     module: str
     types: tuple[str | tuple[str, ...], ...]
     constants: Mapping[str, Any]
     function: str | None = None
+    options: Mapping[str, int] = MappingProxyType({})
 
 
 _ARENA = ("*i32", "*i32")  # arena, packet
@@ -61,7 +62,7 @@ def attend_kernel(
     }  # fmt: skip
     options = {"WINDOW": 0, "SOFTCAP": False, "SINKS": False, "SPLIT": split, "FP8": fp8, "DOT": dot}
     shape = {"HEADS": heads, "KV_HEADS": kv_heads, "DIM": dim, "VALUE_DIM": value_dim}
-    return Kernel("attention", types, {**shape, **options, **sizes}, "attend")
+    return Kernel("attention", types, {**shape, **options, **sizes}, "attend", tile.options)
 
 
 def _attend(fp8: bool) -> Kernel:
