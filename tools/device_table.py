@@ -39,6 +39,9 @@ CUOBJDUMP = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
 MOST_SHARED = 99 << 10
 """Bytes of shared memory that a program may have on every GPU from sm_80 on: 99 KiB on L4 and 4090, more on others."""
 
+MOST_SPILLED = {512: 32}
+"""Bytes that may spill, by the size of a head: eight registers with 8-bit keys of 512. 0 for another size."""
+
 MODELS = {  # heads, key heads, size of a head, of a value
     "smollm2-135m": (9, 3, 64, 64),
     "qwen-2.5-0.5b": (14, 2, 64, 64),
@@ -65,9 +68,8 @@ class Counts(NamedTuple):
     spilled: int
     shared: int
 
-    @property
-    def fits(self) -> bool:
-        return not self.spilled and self.shared <= MOST_SHARED
+    def fits(self, most_spilled: int = 0) -> bool:
+        return self.spilled <= most_spilled and self.shared <= MOST_SHARED
 
 
 def counts(name: str, kernel: Kernel, target: GPUTarget) -> Counts:
@@ -116,14 +118,15 @@ def main() -> None:
         found = dict(of_models(given.models or [""]))
         for words, number in found.items():
             print(words, *number)
-        if bad := [words for words, number in found.items() if not number.fits]:
+        most = {words: MOST_SPILLED.get(MODELS[words.split(",")[0]][2], 0) for words in found}
+        if bad := [words for words, number in found.items() if not number.fits(most[words])]:
             sys.exit(f"spills, or more than {MOST_SHARED} bytes of shared memory: {'; '.join(bad)}")
         return
     text = PAGE.read_text(encoding="utf-8")
     lines = [f"| kernel | {' | '.join(TARGETS)} |", f"|---|{'---|' * len(TARGETS)}"]
     for name, kernel in KERNELS.items():
         of_targets = [counts(name, kernel, target) for target in TARGETS.values()]
-        if given.check and (not all(number.fits for number in of_targets) or f"| `{name}` |" not in text):
+        if given.check and (not all(number.fits() for number in of_targets) or f"| `{name}` |" not in text):
             sys.exit(f"{name}: {of_targets} spills or is too large; or run tools/device_table.py")
         lines.append(f"| `{name}` | {' | '.join(f'{number.registers} / {number.shared}' for number in of_targets)} |")
     if not given.check:

@@ -18,6 +18,7 @@ SPILL_FIRST = [
     "phi-3, bfloat16, fp8, split, sm_90",
     "gemma-3, bfloat16, split, sm_80",
     "gemma-4, float32, split, sm_80",
+    "deepseek, float32, sm_90",
     "128 heads of one key, bfloat16, split, sm_80",
 ]
 

@@ -11,6 +11,7 @@ from foreword.errors import ConfigError
 
 _LEAST_KEYS = 256  # of a program, where several share the keys of a request
 _MOST_SPLITS = 64
+_REGISTERS = 1 << 16  # of a multiprocessor
 
 
 def power_of_two(n: int, least: int = 16) -> int:
@@ -33,13 +34,13 @@ class Tile(NamedTuple):
     def of(cls, shared: int, dim: int, dot: str) -> Tile:
         """Return the tile for ``shared`` heads per key head and heads of ``dim``, with operands of the type ``dot``.
 
-        With these sizes no register spills on sm_80 and sm_90, and the shared memory fits every GPU from sm_80 on,
-        99 KiB: tools/device_table.py compiles the shapes of real models. Operands of 32 bits have no tensor cores:
-        loads of the next tile would take registers and save no time.
+        With these sizes no register spills on sm_80 and sm_90, but a few with 8-bit keys of 512, and the shared memory
+        fits every GPU from sm_80 on, 99 KiB: tools/device_table.py compiles the shapes of real models. Operands of 32
+        bits have no tensor cores: loads of the next tile would take registers and save no time.
         """
         width = power_of_two(dim)
         if dot == "float32":
-            return cls(16, 16, 8, 1)
+            return cls(16, 16, 16 if width == 256 else 8, 1)
         if width > 128:
             return cls(16, 16, 4 if width == 256 else 8)
         rows = min(power_of_two(shared), 64 if width <= 64 else 32)
@@ -47,10 +48,11 @@ class Tile(NamedTuple):
 
     @property
     def options(self) -> dict[str, int]:
-        """Return the options of a launch. The compiler may use all registers: left to itself, it spills some so that
-        more programs run at a time.
+        """Return the options of a launch. The compiler may use all registers of a multiprocessor: left to itself, it
+        spills some so that more programs run at a time.
         """
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "maxnreg": 255}
+        most = min(255, _REGISTERS // (32 * self.num_warps))
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "maxnreg": most}
 
 
 def num_splits_for(programs: int, num_keys: int, multiprocessors: int) -> int:
