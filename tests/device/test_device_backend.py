@@ -155,7 +155,7 @@ def test_tokens_that_other_backends_committed_and_tokens_taken_back_reach_the_de
     batch = prepare_inputs(states, {"a": 2}, buffers, backend="device")
     assert batch.tensors["input_ids"].tolist() == [31, 32]
     rows = buffers.attach(DeviceBackend, lambda _: pytest.fail("there are no rows")).rows
-    assert rows.arena.numpy()[row * 40 : row * 40 + 7].tolist() == states.token_ids[row, :7].tolist()
+    assert rows.tokens.numpy()[row * 40 : row * 40 + 7].tolist() == states.token_ids[row, :7].tolist()
 
 
 def test_two_steps_in_flight_keep_their_own_tensors():
