@@ -1,6 +1,6 @@
 """Foreword: step preparation for the forward pass of an LLM, as a library, and a complete small engine around it.
 
-`foreword.batch` is the library and needs NumPy alone; the names below load the engine when they are first used.
+`foreword.batch` is the library and needs NumPy alone; the names below are loaded when they are first used.
 """
 
 from __future__ import annotations
@@ -13,17 +13,39 @@ if TYPE_CHECKING:
     from foreword.engine.llm import LLM
     from foreword.engine.outputs import CompletionOutput, RequestOutput
     from foreword.engine.pooling import PoolingRequestOutput
+    from foreword.errors import (
+        CapacityError,
+        ConfigError,
+        ContextLengthError,
+        EngineError,
+        ForewordError,
+        ModelError,
+        ModelOutputError,
+        PlanError,
+        RequestError,
+        UnsupportedModelError,
+    )
 
 __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "CapacityError",
     "CompletionOutput",
+    "ConfigError",
+    "ContextLengthError",
+    "EngineError",
+    "ForewordError",
+    "ModelError",
+    "ModelOutputError",
+    "PlanError",
     "PoolingParams",
     "PoolingRequestOutput",
+    "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "UnsupportedModelError",
     "__version__",
 ]
 
@@ -35,6 +57,16 @@ _HOMES = {
     "PoolingRequestOutput": "foreword.engine.pooling",
     "RequestOutput": "foreword.engine.outputs",
     "SamplingParams": "foreword.batch",
+    "CapacityError": "foreword.errors",
+    "ConfigError": "foreword.errors",
+    "ContextLengthError": "foreword.errors",
+    "EngineError": "foreword.errors",
+    "ForewordError": "foreword.errors",
+    "ModelError": "foreword.errors",
+    "ModelOutputError": "foreword.errors",
+    "PlanError": "foreword.errors",
+    "RequestError": "foreword.errors",
+    "UnsupportedModelError": "foreword.errors",
 }
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pickle
 import reprlib
 from collections.abc import Mapping
-from copy import copy
 from dataclasses import fields
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from foreword.names import advice
 
 T = TypeVar("T")
+E = TypeVar("E", bound="ForewordError")
 
 
 class _Short(reprlib.Repr):
@@ -37,7 +37,7 @@ class ForewordError(Exception):
         return _remake, (type(self), self.args, {name: _portable(value) for name, value in vars(self).items()})
 
 
-def _remake(kind: type[ForewordError], args: tuple[Any, ...], attributes: dict[str, Any]) -> ForewordError:
+def _remake(kind: type[E], args: tuple[Any, ...], attributes: dict[str, Any]) -> E:
     error = kind.__new__(kind, *args)
     vars(error).update(attributes)
     return error
@@ -63,10 +63,13 @@ def known_keywords(cls: type[T]) -> type[T]:
 
     @wraps(init)
     def __init__(self: T, *args: Any, **values: Any) -> None:
-        for name in values.keys() - names:
-            fix = advice(name, names, f"The parameters are {', '.join(sorted(names))}.")
-            raise TypeError(f"{cls.__name__} has no parameter {name!r}. {fix}")
-        init(self, *args, **values)
+        try:
+            init(self, *args, **values)
+        except TypeError:
+            for name in values.keys() - names:
+                fix = advice(name, names, f"The parameters are {', '.join(sorted(names))}.")
+                raise TypeError(f"{cls.__name__} has no parameter {name!r}. {fix}") from None
+            raise
 
     cls.__init__ = __init__  # type: ignore[assignment, method-assign]
     return cls
@@ -83,7 +86,12 @@ class ConfigError(ForewordError, ValueError):
 
 
 class RequestError(ForewordError, ValueError):
-    """A request that cannot be served as given. The engine and its other requests continue."""
+    """A request that cannot be served as given. The engine and its other requests continue.
+
+    code: a word for programs that tell some of these errors from others; None for most.
+    """
+
+    code: ClassVar[str | None] = None
 
     def __init__(self, request_id: str | None, field: str, value: object, reason: str, fix: str) -> None:
         field = field if len(field) <= 200 else f"{field[:197]}..."  # clients can give names of any length
@@ -101,11 +109,45 @@ class RequestError(ForewordError, ValueError):
         for name in sorted(origins, key=len, reverse=True):
             rest = self.field.removeprefix(name)
             if self.field.startswith(name) and rest[:1] in ("", ".", "["):
-                made = copy(self)
-                made.field = origins[name] + rest
-                made.args = (made._message(),)
-                return made
+                return self._with(field=origins[name] + rest)
         return self
+
+    def of_request(self, request_id: str) -> RequestError:
+        """Return the same error of a request."""
+        return self._with(request_id=request_id)
+
+    def _with(self, **values: str) -> RequestError:
+        made = _remake(type(self), self.args, {**vars(self), **values})
+        made.args = (made._message(),)
+        return made
+
+
+class ContextLengthError(RequestError):
+    """A prompt, or a prompt with its output, of more tokens than the model takes.
+
+    num_tokens: of it, at least. longest: what would fit. max_model_len: of a prompt with its output.
+    """
+
+    code = "context_length_exceeded"
+
+    def __init__(
+        self,
+        request_id: str | None,
+        field: str,
+        value: object,
+        reason: str,
+        fix: str,
+        *,
+        num_tokens: int,
+        longest: int,
+        max_model_len: int,
+    ) -> None:
+        self.num_tokens, self.longest, self.max_model_len = num_tokens, longest, max_model_len
+        super().__init__(request_id, field, value, reason, fix)
+
+
+class ModelOutputError(RequestError):
+    """The model computed values for a request that are not numbers. The request itself may be valid."""
 
 
 class CapacityError(ForewordError, RuntimeError):

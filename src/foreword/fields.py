@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from foreword.errors import RequestError
-from foreword.names import advice
+from foreword.names import OTHERS, advice
 
 Schema = dict[str, Any]
 Neutral = Mapping[str, tuple[object, ...]]
@@ -111,7 +111,8 @@ class Fields:
                 raise RequestError(None, self.path(name), value, "unknown field", fix)
             if not any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in values):
                 instead = "".join(f" or give {other!r}" for other in values[:1])
-                raise self.refuse(name, value, f"Leave it out{instead}.")
+                fix = f"Leave it out{instead}."
+                raise self.refuse(name, value, advice(name, self._known, fix) if name in OTHERS else fix)
 
     def schema(self) -> Schema:
         """The JSON schema of the objects whose fields are taken in this way."""

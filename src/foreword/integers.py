@@ -60,7 +60,7 @@ def as_int32(values: npt.ArrayLike) -> I32 | None:
 
 def flat_int32(values: object) -> I32 | None:
     """A caller's flat, non-empty list of integers as int32; None for anything else, whatever its items raise."""
-    if length_of(values) <= 0 or isinstance(values, Mapping | bytes | bytearray):
+    if length_of(values) <= 0 or isinstance(values, Mapping | bytes | bytearray | memoryview):
         return None
     found: I32 | None = attempt(as_int32, values, otherwise=None)
     return found if found is not None and found.ndim == 1 else None

@@ -40,9 +40,8 @@ def test_a_checked_prompt_cannot_become_another():
 
 
 def test_checked_parameters_are_in_range():
-    for bad in (SamplingParams(temperature=-1.0), SamplingParams(stop_token_ids=[VOCAB])):
-        with pytest.raises(RequestError, match="'r'"):
-            CheckedParams(bad, VOCAB, "r")
+    with pytest.raises(RequestError, match="'r'"):
+        CheckedParams(SamplingParams(stop_token_ids=[VOCAB]), VOCAB, "r")
     of_one = CheckedParams(SamplingParams(n=3, top_k=5), VOCAB).of_completion(seed=7, logprobs=0, prompt_logprobs=None)
     assert of_one.params == SamplingParams(n=1, top_k=5, seed=7, logprobs=0)
     assert of_one.vocab_size == VOCAB

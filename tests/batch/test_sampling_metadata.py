@@ -1,6 +1,9 @@
 """Sampling metadata, row moves and row changes, against dictionaries of requests."""
 
+import copy
 import dataclasses
+import pickle
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -68,7 +71,7 @@ def random_params(rng):
         allowed_token_ids=maybe(ids, None),
         logit_bias=maybe({ids[0]: 1.5, ids[1]: -2.0}, None),
         stop_token_ids=(4, 5),
-        structured_outputs=maybe("grammar", None),
+        structured_outputs=maybe({"regex": "a"}, None),
     )
 
 
@@ -536,12 +539,56 @@ def test_a_request_added_and_removed_between_two_calls_is_left_out():
         ("top_n_sigma", -2), ("top_n_sigma", float("nan")), ("xtc_probability", 1.01), ("xtc_threshold", -0.1),
         ("dry_multiplier", -1), ("dry_base", 0.5), ("dry_allowed_length", 0), ("dry_allowed_length", 1.5),
         ("dry_range", -2), ("dry_range", None), ("dry_sequence_breakers", "ab"), ("dry_sequence_breakers", [""]),
-        ("dry_sequence_breakers", 0), ("dry_breaker_token_ids", [100]), ("dry_breaker_token_ids", 3),
+        ("dry_sequence_breakers", 0), ("dry_breaker_token_ids", [-1]), ("dry_breaker_token_ids", 3),
+        ("max_tokens", 0), ("temperature", -1.0), ("temperature", float("nan")), ("n", 0), ("allowed_token_ids", []),
+        ("bad_words", "abc"), ("bad_words", [5]), ("bad_words", ["a", ""]), ("bad_words_token_ids", [[1], []]),
+        ("dry_base", 0.9), ("typical_p", 0.0),
     ],
 )  # fmt: skip
-def test_a_parameter_of_the_wrong_type_is_refused_by_name(field, value):
-    with pytest.raises(RequestError, match=f"request 'r': {field}"):
-        SamplingParams(**{field: value}).check("r", 100)
+def test_a_parameter_of_the_wrong_type_is_refused_by_name_where_it_is_made(field, value):
+    with pytest.raises(RequestError, match=f"^{field} = "):
+        SamplingParams(**{field: value})
+    with pytest.raises(RequestError, match=f"^{field} = "):
+        replace(SamplingParams(), **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stop_token_ids", [3, 100]), ("allowed_token_ids", [100]), ("dry_breaker_token_ids", [100]),
+        ("bad_words_token_ids", [[1], [2, 100]]), ("logit_bias", {100: 1.0}), ("thinking_start", 100),
+        ("thinking_end", 100),
+    ],
+)  # fmt: skip
+def test_a_token_beyond_the_vocabulary_is_refused_by_name(field, value):
+    params = SamplingParams(**{"thinking_end": "x", field: value})
+    params.check("r", 101)
+    with pytest.raises(RequestError, match=rf"request 'r': {field} = 100: expected a token id in \[0, 100\)"):
+        params.check("r", 100)
+
+
+def test_a_mapping_that_was_changed_is_checked_again():
+    params = SamplingParams(logit_bias={5: 1.0}, extra_args={"a": 1})
+    params.check("r", 100)
+    params.logit_bias[5] = "x"
+    with pytest.raises(RequestError, match="request 'r': logit_bias = 'x'"):
+        params.check("r", 100)
+    params.logit_bias[5] = 2.0
+    params.extra_args[7] = 1
+    with pytest.raises(RequestError, match="request 'r': extra_args = "):
+        params.check("r", 100)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda params: pickle.loads(pickle.dumps(params))])
+def test_copies_have_the_values_and_are_not_checked_again(copied, monkeypatch):
+    params = SamplingParams(
+        temperature=0.5, stop=["a"], stop_token_ids=[3], logit_bias={5: 1.0}, structured_outputs={"regex": "a"}
+    )
+    monkeypatch.setattr(SamplingParams, "__post_init__", lambda self: pytest.fail("is checked again"))
+    assert copied(params) == params
+
+
+def test_numbers_of_other_types_are_taken():
     SamplingParams(temperature=np.float32(0.5), seed=np.int64(3), max_tokens=np.int32(4)).check("r", 100)
     SamplingParams(allowed_token_ids=np.array([3, 4]), stop_token_ids=range(3), bad_words_token_ids=[(1, 2)]).check(
         "r", 9

@@ -113,7 +113,8 @@ PARAMS = {
     "a": SamplingParams(
         temperature=0.5, top_p=0.9, top_k=5, min_p=0.1, presence_penalty=0.25, frequency_penalty=0.5,
         repetition_penalty=1.5, seed=3, min_tokens=2, logprobs=4, prompt_logprobs=1, stop_token_ids=(7,),
-        bad_words_token_ids=((1, 2),), allowed_token_ids=(1, 2, 3), logit_bias={4: 1.5}, structured_outputs="x",
+        bad_words_token_ids=((1, 2),), allowed_token_ids=(1, 2, 3), logit_bias={4: 1.5},
+        structured_outputs={"regex": "x"},
         typical_p=0.25, top_n_sigma=1.5, xtc_probability=0.5, xtc_threshold=0.125, dry_multiplier=0.75, dry_base=2.5,
         dry_allowed_length=3, dry_range=5,
     ),

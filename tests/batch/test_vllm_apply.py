@@ -565,7 +565,7 @@ def random_sampling(rng):
         repetition_penalty=maybe(1.5, 1.0), seed=maybe(int(rng.integers(2**40)), None), min_tokens=maybe(3, 0),
         logprobs=maybe(int(rng.integers(-1, 5)), None), prompt_logprobs=maybe(1, None), stop_token_ids=[4],
         logit_bias=maybe({3: 1.0}, None), allowed_token_ids=maybe([1, 2], None), max_tokens=9, stop=None,
-        bad_words_token_ids=maybe([[7]], None), structured_outputs=maybe("g", None),
+        bad_words_token_ids=maybe([[7]], None), structured_outputs=maybe(SimpleNamespace(json=None, regex="g"), None),
     )  # fmt: skip
 
 

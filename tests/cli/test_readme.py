@@ -1,8 +1,5 @@
 """The README shows real output of the program, and every block of its code runs."""
 
-import ast
-import asyncio
-import inspect
 import os
 import re
 import subprocess
@@ -44,14 +41,9 @@ def test_the_library_example_runs():
 
 @pytest.mark.model
 def test_the_python_blocks_run_one_after_the_other(smollm2_path, capsys):
-    async def run() -> None:
-        scope: dict[str, object] = {}
-        for code in blocks("python"):
-            result = eval(compile(code, "README.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), scope)
-            if inspect.isawaitable(result):
-                await result
-
-    asyncio.run(run())
+    scope: dict[str, object] = {}
+    for code in blocks("python"):
+        exec(compile(code, "README.md", "exec"), scope)
     assert "The capital of France is" in capsys.readouterr().out
 
 

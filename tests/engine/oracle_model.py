@@ -1,6 +1,7 @@
 """A model without weights, whose outputs are known without an engine; `hash_model` says how it checks every read."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 from hash_model import HashExecutor
@@ -49,23 +50,30 @@ class LetterTokenizer:
     """Token 0 is special; token i is the i-th letter from "a"; a few tokens are half a character."""
 
     HALVES = (20, 21)  # two of them in a row make "é"
+    special_token_ids: ClassVar[dict[str, int]] = {"<end>": 0}
 
     def encode(self, text: str, add_special_tokens: bool = True, *, max_tokens: int | None = None) -> list[int]:
         return [ord(c) - 96 for c in text.lower() if c.isalpha()]
 
-    def detokenizer(self, skip_special_tokens: bool = True, **options):
-        return _Letters(skip_special_tokens)
+    def token_bytes(self, token_id: int) -> bytes:
+        return {0: b"<end>", 20: b"\xc3", 21: b"\xa9"}.get(token_id, bytes([96 + token_id]))
+
+    def detokenizer(self, skip_special_tokens: bool = True, *, prompt: Sequence[int] = (), **options):
+        made = _Letters(skip_special_tokens)
+        made.push([int(t) for t in prompt])
+        made.is_of_prompt = made.half
+        return made
 
 
 class _Letters:
     def __init__(self, skip: bool) -> None:
-        self.skip, self.half = skip, False
+        self.skip, self.half, self.is_of_prompt = skip, False, False
 
     def push(self, token_ids) -> str:
         out = ""
         for t in token_ids:
             if t in LetterTokenizer.HALVES:
-                out, self.half = out + ("é" if self.half else ""), not self.half
+                out, self.half, self.is_of_prompt = out + ("é" if self.half else ""), not self.half, False
             elif t == 0:
                 out += "" if self.skip else "<end>"
             else:
@@ -73,5 +81,5 @@ class _Letters:
         return out
 
     def finish(self) -> str:
-        half, self.half = self.half, False
+        half, self.half = self.half and not self.is_of_prompt, False
         return "\ufffd" if half else ""

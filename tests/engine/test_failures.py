@@ -1,11 +1,13 @@
 """What fails inside a step: a row of logits ends its request, anything else leaves every request as it was."""
 
+import copy
+import pickle
 import threading
 
 import numpy as np
 import pytest
 from engine_rig import OnStep, V, answer, make_engine, run
-from oracle_model import OracleExecutor
+from oracle_model import LetterTokenizer, OracleExecutor
 
 from foreword.batch import SamplingParams
 from foreword.engine import EngineObserver
@@ -207,6 +209,14 @@ def test_outputs_that_are_given_back_come_again():
     assert not engine.has_work
 
 
+@pytest.mark.parametrize(
+    ("params", "field"), [({"logprobs": 10**9}, "logprobs"), ({"prompt_logprobs": V + 1}, "prompt_logprobs")]
+)
+def test_parameters_that_mean_nothing_are_refused(params, field):
+    with pytest.raises(RequestError, match=rf"request 'a': {field} = "):
+        make_engine().add_request("a", [1, 2], SamplingParams(**params))
+
+
 def test_parameters_are_values():
     source = {4: 1.5}
     given = {
@@ -239,3 +249,18 @@ def test_parameters_are_values():
 def test_an_unknown_parameter_names_the_nearest():
     with pytest.raises(TypeError, match=r"no parameter 'temprature'\. Did you mean 'temperature'"):
         SamplingParams(temprature=0.5)
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_an_engine_cannot_be_copied_and_says_what_to_do(copied):
+    with pytest.raises(TypeError, match="Make one in each"):
+        copied(make_engine())
+
+
+def test_an_output_completes_the_character_that_its_prompt_has_begun():
+    half, other = LetterTokenizer.HALVES
+    engine = make_engine()
+    engine.add_request("a", [1, half], SamplingParams(max_tokens=1, allowed_token_ids=[other]))
+    engine.add_request("b", [1, 2], SamplingParams(max_tokens=1, allowed_token_ids=[other]))
+    texts = {name: output.outputs[0].text for name, output in run(engine).items()}
+    assert texts == {"a": "é", "b": "\N{REPLACEMENT CHARACTER}"}

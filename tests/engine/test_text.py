@@ -54,6 +54,45 @@ def test_the_text_ends_at_the_first_stop_string(pieces: list[str], stops: list[s
     assert stream.text == whole
 
 
+SPECIAL = {2: "<a>", 3: "<b>"}
+PIECES = ["a", "b", *SPECIAL.values(), "<", ">"]
+parts = st.sampled_from(PIECES)
+
+
+@given(
+    st.lists(st.integers(0, len(PIECES) - 1), max_size=14),
+    st.lists(st.lists(parts, min_size=1, max_size=3).map("".join), min_size=1, max_size=3),
+    st.booleans(),
+)
+def test_stop_strings_with_special_tokens_are_found_and_the_text_has_none_of_these(tokens, stops, include):
+    """A match has each special token as a whole or not at all; the first one that is complete ends the text."""
+    stream = TextStream(Pieces(PIECES), stops, include_stop=include, left_out=SPECIAL)
+    stopped = any(stream.push([token]) for token in tokens)
+    owners = [(i, PIECES[token]) for i, token in enumerate(tokens) for _ in PIECES[token]]  # of each character
+    whole = "".join(PIECES[token] for token in tokens)
+
+    def cuts(at: int) -> bool:
+        """Whether a special token is on both sides of a place."""
+        return 0 < at < len(owners) and owners[at - 1][0] == owners[at][0] and tokens[owners[at][0]] in SPECIAL
+
+    found = [
+        (end, stop)
+        for end in range(len(whole) + 1)
+        for stop in stops
+        if whole[:end].endswith(stop) and not cuts(end) and not cuts(end - len(stop))
+    ]
+    assert stopped == bool(found)
+    stream.finish()
+    end = len(whole)
+    if found:
+        place = min(end for end, _ in found)
+        assert (place, stream.stop) in found
+        end = place if include else place - len(stream.stop)
+    assert stream.text == "".join(
+        char for char, (i, _) in zip(whole[:end], owners, strict=False) if tokens[i] not in SPECIAL
+    )
+
+
 def test_a_possible_beginning_of_a_stop_string_is_held_back():
     stream = TextStream(Pieces(["Hel", "lo <", "en", "d", "of"]), ["<end>"])
     shown = []

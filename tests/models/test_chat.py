@@ -17,6 +17,33 @@ CHATML = (
 )
 
 
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool", "developer", "function"])
+def test_roles_of_every_interface_are_known_to_every_template(role):
+    shown = "system" if role == "developer" else role
+    assert render("{{ messages[0].role }}", [{"role": role, "content": "x"}]) == shown
+
+
+def test_the_developer_is_the_system_unless_the_template_tells_them_apart():
+    source = "{% if messages[0].role == 'developer' %}{{ messages[0].role }}{% endif %}"
+    assert render(source, [{"role": "developer", "content": "x"}]) == "developer"
+
+
+@pytest.mark.parametrize(
+    ("role", "fix"),
+    [
+        ("usr", "Did you mean 'user'?"), ("assistent", "Did you mean 'assistant'?"), ("User", "Did you mean 'user'?"),
+        ("narrator", "Give system or user or assistant"),
+    ],
+)  # fmt: skip
+def test_a_role_that_the_template_does_not_name_is_refused(role, fix):
+    messages = [*HI, {"role": role, "content": "x"}]
+    with pytest.raises(RequestError, match=r"^messages\[1\]\.role = ") as caught:
+        render(CHATML, messages)
+    assert fix in caught.value.fix
+    named = CHATML + "{% if messages[0].role == '" + role + "' %}{% endif %}"
+    assert f"<|im_start|>{role}" in render(named, messages)
+
+
 def render(source, messages=HI, **options):
     return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(messages, **options)
 

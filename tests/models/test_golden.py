@@ -96,7 +96,7 @@ def test_a_text_longer_than_the_sliding_window_gives_the_results_of_transformers
 
 
 def test_a_model_without_a_chat_template_refuses_messages(gemma3):
-    from foreword.errors import ModelError
+    from foreword.errors import RequestError
 
-    with pytest.raises(ModelError, match="no chat template"):
+    with pytest.raises(RequestError, match="no chat template"):
         gemma3.tokenizer.apply_chat_template([{"role": "user", "content": "hi"}])

@@ -408,7 +408,7 @@ def test_the_names_of_templates_are_no_template_and_another_type_is_refused():
 
 
 def test_the_error_of_a_model_without_template_names_the_fix():
-    with pytest.raises(ModelError, match="Give the prompt as text"):
+    with pytest.raises(RequestError, match=r"no chat template\. Give a text"):
         byte_level().apply_chat_template(HI)
 
 
@@ -524,7 +524,10 @@ def test_a_template_of_another_type_is_refused(directory, value):
 @pytest.mark.parametrize("value", [None, {}, []])
 def test_no_template_is_no_template(directory, value):
     (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
-    assert not Tokenizer.from_directory(directory).has_chat_template
+    tokenizer = Tokenizer.from_directory(directory)
+    assert not tokenizer.has_chat_template
+    with pytest.raises(RequestError, match="no chat template"):
+        tokenizer.apply_chat_template(HI)
 
 
 def test_a_directory_without_a_tokenizer_is_explained(tmp_path):

@@ -1,13 +1,15 @@
 """Bodies of OpenAI requests become prompts and sampling parameters, or errors that name the field."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
 from foreword import SamplingParams
+from foreword.anthropic import parse_messages
 from foreword.errors import RequestError
-from foreword.openai import parse_chat, parse_completion
-from foreword.openai.request import LABELS, NEUTRAL, SAMPLING
+from foreword.openai import neutral, parse_chat, parse_completion, parse_responses
+from foreword.openai.pooling import parse_embeddings
+from foreword.openai.request import LABELS, SAMPLING
 
 USER = [{"role": "user", "content": "Hi"}]
 
@@ -72,7 +74,7 @@ def test_every_openai_field_is_known(parse, names):
     """With a value of no type at all, each is refused for its type or as unsupported, never as unknown."""
     for name in names:
         error = refusal(parse, **{name: {"no": "such type"} if name not in ("metadata", "logit_bias") else 1.5})
-        assert error.field.partition(".")[0].partition("[")[0] in (name, "no", "stream_options"), name
+        assert error.field.partition(".")[0].partition("[")[0] == name
         assert "unknown field" not in error.reason or name in ("stream_options",), name
 
 
@@ -87,12 +89,82 @@ def test_a_label_changes_nothing():
     assert chat(**labels) == chat()
 
 
-def test_values_that_ask_for_nothing_are_accepted_and_others_refused():
-    for name, values in NEUTRAL.items():
+def messages(**given):
+    return parse_messages({"model": "m", "max_tokens": 9, "messages": USER, **given})
+
+
+def responses(**given):
+    return parse_responses({"model": "m", "input": "Hi", **given})
+
+
+def embeddings(**given):
+    return parse_embeddings({"model": "m", "input": "Hi", **given})
+
+
+TABLES = {
+    chat: neutral.CHAT, completion: neutral.COMPLETION, responses: neutral.RESPONSES, messages: neutral.MESSAGES,
+    embeddings: neutral.POOLING,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("parse", TABLES, ids=lambda parse: parse.__name__)
+def test_values_that_ask_for_nothing_are_accepted_and_others_refused(parse):
+    for name, values in TABLES[parse].items():
         for value in values:
-            assert chat(**{name: value}) == chat()
-        error = refusal(chat, **{name: "something"})
+            assert parse(**{name: value}) == parse(), (name, value)
+        error = refusal(parse, **{name: "something"})
         assert (error.field, error.reason) == (name, "is not supported")
+
+
+NOTHING = {
+    "openai": {
+        "n": 1, "logprobs": False, "store": False, "service_tier": "auto", "parallel_tool_calls": True, "tools": [],
+        "stream_options": {"include_usage": False, "include_obfuscation": False}, "response_format": {"type": "text"},
+        "verbosity": "medium", "reasoning_effort": "medium", "top_logprobs": 0, "logit_bias": {}, "stop": [],
+        "modalities": ["text"], "tool_choice": "auto", "metadata": {}, "user": "me", "max_completion_tokens": -1,
+    },
+    "vllm": {
+        "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "length_penalty": 1.0, "stop_token_ids": [],
+        "include_stop_str_in_output": False, "ignore_eos": False, "min_tokens": 0, "skip_special_tokens": True,
+        "spaces_between_special_tokens": True, "echo": False, "add_generation_prompt": True, "bad_words": [],
+        "continue_final_message": False, "add_special_tokens": False, "documents": None, "chat_template": None,
+        "chat_template_kwargs": {}, "use_beam_search": False, "return_token_ids": False,
+    },
+    "text-generation-webui": {
+        "max_tokens": -1, "top_k": 0, "typical_p": 1, "tfs": 1, "mirostat_mode": 0, "grammar_string": "",
+        "guidance_scale": 1, "negative_prompt": "", "smoothing_factor": 0, "dynamic_temperature": False, "top_a": 0,
+        "encoder_repetition_penalty": 1, "no_repeat_ngram_size": 0, "penalty_alpha": 0, "do_sample": True,
+        "add_bos_token": True, "ban_eos_token": False, "epsilon_cutoff": 0, "eta_cutoff": 0, "banned_tokens": "",
+        "custom_token_bans": "", "temperature_last": False, "num_beams": 1, "early_stopping": False,
+        "xtc_probability": 0, "dry_multiplier": 0, "top_n_sigma": 0,
+    },
+    "llama.cpp": {"n_probs": 0, "cache_prompt": True, "mirostat": 0, "min_keep": 0, "grammar": "", "dynatemp_range": 0},
+}  # fmt: skip
+"""What clients send with the defaults of each server."""
+
+
+@pytest.mark.parametrize("client", NOTHING)
+def test_the_defaults_of_clients_change_nothing(client):
+    plain, given = chat().params, chat(**NOTHING[client])
+    no_tools = {**given.chat, "tools": given.chat["tools"] or None}
+    assert replace(given, params=plain, chat=no_tools) == chat()
+    params = replace(given.params, top_k=max(given.params.top_k, 0))
+    assert replace(params, logit_bias=None) == plain
+
+
+def test_a_completion_without_log_probabilities_or_a_limit():
+    assert completion(logprobs=False) == completion()
+    assert completion(logprobs=0).params.logprobs == 0
+    assert refusal(completion, logprobs=True).field == "logprobs"
+    assert completion(max_tokens=-1).params.max_tokens is None
+    assert responses(max_output_tokens=-1) == responses()
+    assert refusal(completion, max_tokens=-2).field == "max_tokens"
+    assert refusal(responses, max_output_tokens=0).field == "max_output_tokens"
+
+
+def test_a_sampler_that_is_not_there_is_refused_with_what_is():
+    assert "min_p" in refusal(chat, tfs_z=0.9).fix
+    assert "structured_outputs" in refusal(chat, grammar="root ::= x").fix
 
 
 def test_an_unknown_field_is_named_with_the_nearest_known():
@@ -130,12 +202,6 @@ def test_messages_and_prompt_are_required():
         parse_completion({"model": "m"})
     assert refusal(chat, messages="Hi").field == "messages"
     assert refusal(chat, messages=["Hi"]).field == "messages"
-
-
-def test_the_developer_is_the_system():
-    messages = [{"role": "developer", "content": "Be brief."}, *USER]
-    assert chat(messages=messages).messages == [{"role": "system", "content": "Be brief."}, *USER]
-    assert messages[0]["role"] == "developer"
 
 
 def test_both_names_of_the_limit_agree():

@@ -116,7 +116,7 @@ def test_a_schema_of_the_output():
         ({"input": [{"role": "assistant", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
         ({"n": 2}, "n"),
-        ({"max_output_tokens": 0}, "max_tokens"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"stream_options": {"include_usage": True}}, "stream_options.include_usage"),
         ({"inputs": "x"}, "inputs"),
     ],

@@ -63,7 +63,7 @@ def test_the_parameter_is_checked_and_held_by_a_column():
     assert states.sampling.dummy_bonus[row] == 2.5
     assert "dummy_bonus" in {spec.name for spec in TENSORS}
     with pytest.raises(RequestError, match=r"dummy_bonus = 10.*must be from -9 to 9"):
-        SamplingParams(dummy_bonus=10).check()
+        SamplingParams(dummy_bonus=10)
 
 
 def test_the_parameter_is_an_option_a_field_of_bodies_and_on_the_pages():

@@ -154,13 +154,14 @@ def recite(llm: AsyncLLM, text: str) -> None:
     replace_compute(llm.engine.executor, scripted)
 
 
-def with_template(model: Path, folder: Path, template: str) -> Path:
-    """A copy of the model with another chat template."""
+def with_template(model: Path, folder: Path, template: str | None) -> Path:
+    """A copy of the model with another chat template; None: without one."""
     folder.mkdir()
     for path in model.iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
     settings = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": template}))
+    settings = {**settings, "chat_template": template} if template is not None else {"eos_token": settings["eos_token"]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
 
 

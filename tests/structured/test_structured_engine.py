@@ -280,17 +280,21 @@ def test_a_grammar_is_compiled_outside_the_loop_and_the_engine():
 def test_what_cannot_be_followed_is_refused_before_it_starts():
     engine = make_engine()
     for params, reason in (
-        ({"structured_outputs": {"jsn": {}}}, r"structured_outputs = 'jsn': is unknown. Did you mean 'json'\?"),
-        ({"structured_outputs": {"json": {}, "regex": "a"}}, "expected exactly one of json"),
-        ({"structured_outputs": "json"}, "expected a mapping"),
         ({"structured_outputs": {"regex": "("}}, "cannot be compiled: llguidance: .* unclosed group"),
         ({"thinking_budget": 3}, "thinking_budget = 3: needs thinking_end"),
-        ({"thinking_end": ""}, "thinking_end = ''"),
         ({"thinking_start": "<think>"}, "thinking_start = '<think>': needs thinking_end"),
         ({"thinking_start": V, "thinking_end": "x"}, f"thinking_start = {V}: expected a token id"),
         ({"thinking_end": V}, f"thinking_end = {V}: expected a token id"),
-        ({"thinking_end": "x", "thinking_budget": -1}, "thinking_budget = -1: must be"),
     ):
         with pytest.raises(RequestError, match=rf"request 'a': {reason}|request 'a': .*{reason}"):
             engine.add_request("a", [3], SamplingParams(**params))
     assert not engine.has_work
+    for params, reason in (
+        ({"structured_outputs": {"jsn": {}}}, r"structured_outputs = 'jsn': is unknown. Did you mean 'json'\?"),
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, "expected exactly one of json"),
+        ({"structured_outputs": "json"}, "expected a mapping"),
+        ({"thinking_end": ""}, "thinking_end = ''"),
+        ({"thinking_end": "x", "thinking_budget": -1}, "thinking_budget = -1: must be from 0"),
+    ):
+        with pytest.raises(RequestError, match=reason):
+            SamplingParams(**params)

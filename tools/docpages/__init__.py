@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from docpages import models, routes, sampling_parameters, settings
+from docpages import errors, models, routes, sampling_parameters, settings
 from foreword.batch.proof.spec import TENSORS, render
 
 ROOT = Path(__file__).parents[2]
@@ -15,6 +15,7 @@ PAGES: dict[str, Callable[[str], str]] = {
     "src/foreword/executors/option_types.py": lambda page: settings.executor_option_types(),
     "docs/settings.md": lambda page: settings.page(),
     "docs/sampling-parameters.md": lambda page: sampling_parameters.page(),
+    "docs/errors.md": lambda page: errors.page(),
     "docs/tensors.md": lambda page: render(TENSORS),
     "docs/models.md": models.with_tables,
     "docs/server.md": routes.with_table_of_routes,

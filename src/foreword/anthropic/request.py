@@ -11,34 +11,13 @@ from typing import Any
 from foreword.batch import Origin, SamplingParams, StructuredOutputs
 from foreword.engine.chat import ChatOptions
 from foreword.errors import RequestError
-from foreword.fields import BOOLEAN, INTEGER, OBJECT, STRING, STRINGS, Fields, Neutral, either, list_of, one_of
+from foreword.fields import BOOLEAN, INTEGER, OBJECT, STRING, STRINGS, Fields, either, list_of, one_of
+from foreword.openai import neutral
 from foreword.openai.conversation import Conversation
 from foreword.openai.request import ChatRequest, request_options, sampling_fields, template_variables
 
 OWN_NAMES = frozenset({"stop", "n", "best_of"})
 """Fields of `SamplingParams` that Anthropic names otherwise, or that would need more than one answer."""
-
-NEUTRAL: Neutral = {
-    "container": (),
-    "context_management": ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
-    "diagnostics": (),
-    "inference_geo": (),
-    "mcp_servers": ([],),
-    "service_tier": ("auto", "standard_only"),
-    "speed": ("standard",),
-    "user_profile_id": (),
-    "workspace_id": (),
-    "stop": (),
-    "n": (1,),
-    "best_of": (1,),
-}
-
-NEUTRAL_OF_TOOL: Neutral = {
-    "allowed_callers": (["direct"],),
-    "defer_loading": (False,),
-    "eager_input_streaming": (True, False),
-    "input_examples": ([],),
-}
 
 _BLOCKS = either(STRING, list_of(OBJECT, "a list of content blocks"))
 
@@ -88,8 +67,7 @@ def _parse(given: Fields, *, is_count: bool) -> ChatRequest:
         stream=given.take("stream", BOOLEAN, False),
         origins={**_origins_of_tools(len(tools or ())), **conversation.origins},
     )
-    given.end(NEUTRAL)
-    request.params.check()
+    given.end(neutral.MESSAGES)
     return request
 
 
@@ -162,7 +140,7 @@ def _tool(tool: Fields) -> dict[str, Any]:
     function["parameters"] = tool.require("input_schema", OBJECT)
     function["strict"] = tool.take("strict", BOOLEAN)
     _take_cache_control(tool)
-    tool.end(NEUTRAL_OF_TOOL)
+    tool.end(neutral.TOOL_OF_MESSAGES)
     return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
 
 

@@ -14,7 +14,7 @@ module `vllm`, `foreword.batch.difference`, and the tables: `foreword.batch.step
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foreword.batch.features.classify import is_decode, split_decodes_and_prefills, uniform_decode_len
 from foreword.batch.features.context_parallel import share_prefill
@@ -62,6 +62,11 @@ from foreword.batch.values.requests import (
 from foreword.batch.values.sampling_params import SamplingParams
 from foreword.batch.values.structured_outputs import Origin, StructuredOutputs
 from foreword.errors import CapacityError, PlanError, RequestError
+
+if TYPE_CHECKING:
+    from foreword.batch.difference import DifferenceRecorder, StepDifference, apply_difference
+    from foreword.batch.proof.checker import CacheChecker
+    from foreword.batch.proof.validator import validate
 from foreword.seeds import derived_seed
 
 __all__ = [
@@ -89,8 +94,14 @@ _LAZY = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """The names that an engine's steps do not need, on first use."""
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+def __dir__() -> list[str]:
+    return __all__
+
+
+if not TYPE_CHECKING:  # type checkers would take any name for an attribute
+
+    def __getattr__(name: str) -> Any:
+        """The names that an engine's steps do not need, on first use."""
+        if name not in _LAZY:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_LAZY[name]), name)

@@ -247,7 +247,7 @@ class Chat:
         if len(words) > 1:
             name, value = setting(words[0], words[1:])
             params = replace(self.params, **{name: value})
-            params.check(vocab_size=self.llm.engine.states.vocab_size)
+            params.check(None, vocab_size=self.llm.engine.states.vocab_size)
             self.params = params
         for name in FIELDS if not words else [setting(words[0], ["none"])[0]]:
             if name not in OF_ONE_PROMPT:

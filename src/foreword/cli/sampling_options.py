@@ -45,9 +45,7 @@ def _params(json_schema: str | None, **values: Any) -> SamplingParams:
     given = {name: _collected(FIELDS[name], value) for name, value in values_given(values).items()}
     if json_schema is not None:
         given["structured_outputs"] = {"json": _schema(json_schema)}
-    params = replace(DEFAULT_PARAMS, **given)
-    params.check()  # before a model is loaded
-    return params
+    return replace(DEFAULT_PARAMS, **given)
 
 
 def _schema(given: str) -> dict[str, Any]:

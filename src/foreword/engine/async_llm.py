@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import Any, NoReturn, Self, Unpack
 
 from foreword.arrays import F32
 from foreword.batch import PoolingParams, SamplingParams
@@ -49,6 +49,9 @@ class AsyncLLM(AsyncEngine):
 
     def __repr__(self) -> str:
         return f"<AsyncLLM {self._name!r}: {self.num_unfinished} requests>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"an AsyncLLM holds threads of its process. Make one in each: AsyncLLM({self._name!r}, …)")
 
     def _end(self) -> None:
         super()._end()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Unpack
+from typing import NoReturn, Unpack
 
 import numpy as np
 
@@ -154,6 +154,9 @@ class Engine:
         self._ready: list[RequestOutput] = []  # returned by the next `step`, also if an error comes first
 
     # -- requests ----------------------------------------------------------------------------------------------------
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an Engine holds memory and requests of its process. Make one in each, with build_engine")
 
     @property
     def has_work(self) -> bool:

@@ -18,7 +18,7 @@ from foreword.engine.prompt import EncoderPrompts, Prompt, checked_prompt, spans
 from foreword.engine.request_group import Completion, RequestGroup, RequestOptions
 from foreword.engine.text import Detokenizer, TextStream
 from foreword.engine.validation import check_capabilities, check_id, check_options, check_pooling, checked_params
-from foreword.errors import RequestError
+from foreword.errors import ContextLengthError, RequestError
 from foreword.executors import Executor
 from foreword.integers import length_of
 from foreword.models.pooling import PoolingSpec
@@ -35,6 +35,8 @@ class Tokenizer(Protocol):
 
     @property
     def special_token_ids(self) -> Mapping[str, int]: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
 
     def encode(self, text: str, add_special_tokens: bool = True, *, max_tokens: int | None = None) -> list[int]: ...
 
@@ -228,8 +230,11 @@ class Intake:
             return None if given is None else Cut(given, given, _last)
         num_kept = limit - (params.max_tokens or 1)
         if num_kept < 1:
-            reason = f"max_tokens = {params.max_tokens} leaves no room: max_model_len is {limit}"
-            raise RequestError(request_id, "truncate_prompt_tokens", -1, reason, "Lower max_tokens.")
+            reason = f"leaves no room for truncate_prompt_tokens = -1: max_model_len is {limit}"
+            raise ContextLengthError(
+                request_id, "max_tokens", params.max_tokens, reason, "Lower it.",
+                num_tokens=1 + (params.max_tokens or 1), longest=limit, max_model_len=limit,
+            )  # fmt: skip
         return Cut(num_kept, given, _last)
 
     def _cut_for_pooling(self, given: int) -> Cut:
@@ -256,6 +261,7 @@ class Intake:
         logprobs = 0 if params.logprobs is None and count > params.n else params.logprobs
         make_text = None
         if self._tokenizer is not None and params.detokenize:
+            group.token_bytes = self._tokenizer.token_bytes
             make_text = partial(_text_stream, self._tokenizer, params, group.prompt.token_ids)
         group.completions = []
         for index in range(count):
@@ -307,7 +313,7 @@ class Intake:
         try:
             return self._tokenizer.encode(text, max_tokens=max_tokens)
         except RequestError as error:
-            raise RequestError(request_id, "prompt", error.value, error.reason, error.fix) from None
+            raise error.of_request(request_id) from None
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         """The tokens of each bad word, at the beginning of a text and inside it."""
@@ -341,10 +347,17 @@ def _check_pooled(request_id: str, params: PoolingParams, prompt: CheckedPrompt,
 
 
 def _text_stream(tokenizer: Tokenizer, params: SamplingParams, prompt: I32) -> TextStream:
+    """prompt: its last tokens may begin a character, which the text then has as a whole."""
+    skips = params.skip_special_tokens
+    special = tokenizer.special_token_ids if skips and params.stop_strings else {}
+    if left_out := any(text in stop for stop in params.stop_strings for text in special):
+        skips = False
     detokenizer = tokenizer.detokenizer(
-        params.skip_special_tokens,
-        continues=True,
-        spaces_between_special_tokens=params.spaces_between_special_tokens,
-        prompt=prompt,
+        skips, continues=True, spaces_between_special_tokens=params.spaces_between_special_tokens, prompt=prompt
     )
-    return TextStream(detokenizer, params.stop_strings, include_stop=params.include_stop_str_in_output)
+    return TextStream(
+        detokenizer,
+        params.stop_strings,
+        include_stop=params.include_stop_str_in_output,
+        left_out={token_id: text for text, token_id in special.items()} if left_out else None,
+    )

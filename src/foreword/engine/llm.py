@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack
 
 import numpy as np
 
@@ -109,6 +109,9 @@ class LLM:
     def __repr__(self) -> str:
         state = ", closed" if self._is_closed else ""
         return f"<LLM {self.name!r} on {type(self.engine.executor).__name__}{state}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"an LLM holds memory and threads of its process. Make one in each: LLM({self.name!r}, …)")
 
     def close(self) -> None:
         """End its thread and its ranks' processes; its memory is freed with the object. Closing twice is harmless."""
@@ -401,7 +404,9 @@ def as_list(prompts: object) -> list[Prompt]:
     """One prompt as a list of one; a list of token ids is one prompt, a list of lists or texts many."""
     if isinstance(prompts, str | Mapping):
         return [prompts]  # type: ignore[list-item]
-    if not isinstance(prompts, Sequence | np.ndarray) or isinstance(prompts, bytes | bytearray | memoryview):
+    is_scalar = isinstance(prompts, np.ndarray) and not prompts.ndim
+    is_bytes = isinstance(prompts, bytes | bytearray | memoryview)
+    if is_scalar or is_bytes or not isinstance(prompts, Sequence | np.ndarray):
         reason = "must be a text, token ids, a dict with embeddings, or a list of these"
         raise RequestError(None, "prompts", prompts, reason, "Pass one of them.")
     items = list(prompts)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from foreword.arrays import F32
-from foreword.errors import ForewordError
+from foreword.errors import ForewordError, shown
 from foreword.sampling import TokenLogprobs
 
 if TYPE_CHECKING:
@@ -103,8 +104,22 @@ class CompletionOutput:
         return isinstance(other, CompletionOutput) and self._values() == other._values()
 
     def __repr__(self) -> str:
-        names = ("index", "text", "token_ids", "finish_reason", "stop_reason", "logprobs", "cumulative_logprob")
-        return f"CompletionOutput({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+        ending = f"finish_reason={self.finish_reason!r}, stop_reason={self.stop_reason!r}"
+        return f"CompletionOutput(index={self.index}, text={shown(self.text)}, {self.num_tokens} tokens, {ending})"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return its values as JSON has them. logprobs: of each token, a list of the tokens that it could have been."""
+        return {
+            "index": self.index,
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "finish_reason": self.finish_reason,
+            "stop_reason": self.stop_reason,
+            "cumulative_logprob": self.cumulative_logprob,
+            "logprobs": _logprobs(self.logprobs),
+            "message": None if self.message is None else self.message.as_dict(),
+            "reasoning_tokens": self.reasoning_tokens,
+        }
 
     def _values(self) -> tuple[object, ...]:
         return (
@@ -117,6 +132,21 @@ class CompletionOutput:
             self.cumulative_logprob,
             self.message,
         )
+
+
+def _logprobs(entries: Sequence[TokenLogprobs | None] | None) -> list[list[dict[str, Any]] | None] | None:
+    """Return log-probabilities as JSON has them: of each token a list, whose first entry is of the token itself."""
+    if entries is None:
+        return None
+    return [
+        None
+        if entry is None
+        else [
+            {"token_id": token, "token": found.decoded_token, "logprob": found.logprob, "rank": found.rank}
+            for token, found in entry.items()
+        ]
+        for entry in entries
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +206,7 @@ class RequestMetrics:
         return (self.num_output_tokens - 1) / seconds if seconds > 0 else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RequestOutput:
     """The state of a request: final if ``finished``, else so far. token_ids and text are always from the start.
 
@@ -197,6 +227,32 @@ class RequestOutput:
     error: ForewordError | None = None
     pooled: F32 | None = None
     prompt_index: int = 0
+
+    @property
+    def text(self) -> str:
+        """The text of the first completion."""
+        return self.outputs[0].text
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return its values as JSON has them; error: in words."""
+        return {
+            "request_id": self.request_id,
+            "prompt": self.prompt,
+            "prompt_token_ids": self.prompt_token_ids,
+            "prompt_logprobs": _logprobs(self.prompt_logprobs),
+            "outputs": [output.as_dict() for output in self.outputs],
+            "finished": self.finished,
+            "error": None if self.error is None else str(self.error),
+            "pooled": None if self.pooled is None else self.pooled.tolist(),
+            "metrics": asdict(self.metrics),
+            "prompt_index": self.prompt_index,
+        }
+
+    def __repr__(self) -> str:
+        prompt = f"prompt={shown(self.prompt)}, {len(self.prompt_token_ids)} prompt tokens"
+        error = "" if self.error is None else f", error={self.error!r}"
+        outputs = ", ".join(map(repr, self.outputs))
+        return f"RequestOutput({self.request_id!r}, {prompt}, outputs=[{outputs}], finished={self.finished}{error})"
 
     @property
     def failure(self) -> ForewordError | None:

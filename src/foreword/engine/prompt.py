@@ -10,7 +10,7 @@ import numpy as np
 from foreword.arrays import F32, I32, AnyArray, Bools, as_array
 from foreword.batch import CheckedPrompt, PromptInputs
 from foreword.engine.validation import check_capability
-from foreword.errors import RequestError
+from foreword.errors import ContextLengthError, RequestError
 from foreword.executors import Capability, Executor
 from foreword.fields import entries_of
 from foreword.integers import as_int32, flat_int32, is_int32, length_of
@@ -147,12 +147,15 @@ def _check_length(request_id: str, field: str, length: int, limit: PromptLimit) 
     longest = max_model_len - has_output
     if length > longest:
         reason = "leaves no room for an output" if has_output else "is too long"
-        raise RequestError(
+        raise ContextLengthError(
             request_id,
             field,
             f"{length} tokens",
             f"{reason}: max_model_len is {max_model_len}",
             f"Shorten the prompt to {longest} tokens, or raise max_model_len if the model allows it.",
+            num_tokens=length,
+            longest=longest,
+            max_model_len=max_model_len,
         )
 
 

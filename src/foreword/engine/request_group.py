@@ -114,6 +114,7 @@ class Completion:
 
     def add_logprobs(self, entry: TokenLogprobs) -> None:
         """The log-probabilities of the next token."""
+        entry.token_bytes = self.group.token_bytes
         self.logprobs.append(entry)
         self.cumulative_logprob += _sampled_logprob(entry)
 
@@ -174,10 +175,10 @@ def _sampled_logprob(entry: TokenLogprobs) -> float:
 class RequestGroup:
     """A checked request: a prompt and its n (or best_of) completions. stream: reported at every new token.
 
-    text: of the prompt, if it was given as one. sampling: of all completions. max_len, keys, inputs, spans: see
-    `Request`. pooling_params: of a pooling request, which has one completion, without tokens;
-    pooled: its result. siblings: completions that wait until the first one has computed the prompt. lora: the name of
-    its adapter; lora_id: the number, which it gets when it enters the engine, and which is not in ``keys``.
+    text: of the prompt, if it was given as one. token_bytes: what a token adds to a text. sampling: of all completions.
+    max_len, keys, inputs, spans: see `Request`. pooling_params: of a pooling request, which has one completion, without
+    tokens; pooled: its result. siblings: completions that wait until the first one has computed the prompt. lora: the
+    name of its adapter; lora_id: the number, which it gets when it enters the engine, and which is not in ``keys``.
     """
 
     request_id: str
@@ -199,6 +200,7 @@ class RequestGroup:
     completions: list[Completion] = field(default_factory=list)
     siblings: list[Completion] = field(default_factory=list)
     num_unfinished: int = 0
+    token_bytes: Callable[[int], bytes] | None = None
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
@@ -213,6 +215,7 @@ class RequestGroup:
         """Append the entries of a step; those that a preempted request computes again are skipped."""
         for position, entry in found:
             if position == len(self.prompt_logprobs):
+                entry.token_bytes = self.token_bytes
                 self.prompt_logprobs.append(entry)
 
     def result(self, chosen: Sequence[Completion]) -> RequestOutput:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 
@@ -21,9 +21,23 @@ class TextStream:
     is held back until the next token decides. The cost is O(new text).
     """
 
-    __slots__ = ("_detokenizer", "_held", "_include_stop", "_stops", "pieces", "stop")
+    __slots__ = ("_detokenizer", "_held", "_include_stop", "_left_out", "_spans", "_stops", "pieces", "stop")
 
-    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str] = (), *, include_stop: bool = False) -> None:
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        stops: Sequence[str] = (),
+        *,
+        include_stop: bool = False,
+        left_out: Mapping[int, str] | None = None,
+    ) -> None:
+        """left_out: the texts of tokens that stop strings may have, but the released text has not; the detokenizer
+        writes them.
+        """
+        self._left_out, self._spans = (
+            left_out or {},
+            list[tuple[int, int]](),
+        )  # of such tokens, from the held text's begin
         self._detokenizer = detokenizer
         self._stops = tuple(stops)
         self._include_stop = include_stop
@@ -37,8 +51,17 @@ class TextStream:
 
     def push(self, token_ids: Sequence[int], *, may_stop: bool = True) -> bool:
         """Add tokens. True when a stop string is complete; the text then ends before it, or after it if included."""
-        new = self._detokenizer.push(token_ids)
-        return self._take(new, may_stop) if new else False
+        if not self._left_out:
+            new = self._detokenizer.push(token_ids)
+            return self._take(new, may_stop) if new else False
+        for token_id in token_ids:
+            new = self._detokenizer.push((token_id,))
+            if (text := self._left_out.get(token_id)) is not None:
+                end = len(self._held) + len(new)
+                self._spans.append((end - len(text), end))
+            if new and self._take(new, may_stop):
+                return True
+        return False
 
     def finish(self) -> None:
         """End of the output: release the text held back."""
@@ -50,7 +73,7 @@ class TextStream:
         self._held = ""
         if self._stops and may_stop:
             # Released text cannot be part of a match: the beginnings of stop strings were held back.
-            found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+            found = [(at, stop) for stop in self._stops if (at := self._find(text, stop)) >= 0]
             if found:
                 at, self.stop = min(found, key=lambda match: match[0] + len(match[1]))
                 text = text[: at + len(self.stop)] if self._include_stop else text[:at]
@@ -62,7 +85,21 @@ class TextStream:
         self._release(text)
         return False
 
+    def _find(self, text: str, stop: str) -> int:
+        """Return the place of a stop string that has each token of ``left_out`` as a whole or not at all; else −1."""
+        at = text.find(stop)
+        while at >= 0 and any(
+            begin < at + len(stop) and at < end and not at <= begin <= end <= at + len(stop)
+            for begin, end in self._spans
+        ):
+            at = text.find(stop, at + 1)
+        return at
+
     def _release(self, text: str) -> None:
+        length = len(text)
+        for begin, end in reversed(self._spans):
+            text = text[: max(begin, 0)] + text[end:]
+        self._spans = [(begin - length, end - length) for begin, end in self._spans if end > length]
         if text:
             self.pieces.append(text)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import get_args
 
-from foreword.batch import CheckedParams, PoolingParams, PoolingType, SamplingParams, StructuredOutputs
+from foreword.batch import CheckedParams, PoolingParams, PoolingType, SamplingParams
 from foreword.engine.request_group import RequestOptions
 from foreword.errors import RequestError
 from foreword.executors import Capability, Executor
@@ -24,8 +24,6 @@ def checked_params(request_id: str, params: object, *, vocab_size: int, max_logp
     if not isinstance(params, SamplingParams):
         raise RequestError(request_id, "params", params, "must be a SamplingParams", "Pass SamplingParams(...).")
     checked = CheckedParams(params, vocab_size, request_id)
-    if params.structured_outputs is not None:
-        StructuredOutputs.of(params.structured_outputs, request_id)
     for field, count in (("n", params.n), ("best_of", params.best_of or 1)):
         if count > MAX_COMPLETIONS:
             raise RequestError(request_id, field, count, f"is above {MAX_COMPLETIONS}", "Add the prompt several times.")

@@ -8,13 +8,13 @@ import numpy as np
 
 from foreword.arrays import F32, I64, AnyArray
 from foreword.batch import InputBatch, PoolingMetadata, PoolingParams, PoolingTask, PoolingType, pooling_metadata
-from foreword.errors import RequestError
+from foreword.errors import ModelOutputError
 from foreword.executors.functions import ACTIVATIONS, layer_norm
 from foreword.models.pooling import PoolingSpec
 from foreword.models.weights import Weights
 
 
-class BadHiddenStatesError(RequestError):
+class BadHiddenStatesError(ModelOutputError):
     """The model's hidden states are not numbers: one is NaN or infinite."""
 
     def __init__(self, request_id: str, step: int) -> None:

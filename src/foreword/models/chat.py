@@ -16,10 +16,12 @@ import jinja2
 
 from foreword.errors import ModelError, RequestError
 from foreword.models.template_sandbox import Sandbox, TooMuchWork
-from foreword.names import advice
+from foreword.names import advice, nearest
 from foreword.schemas import INVALID_JSON, schema_of
 
-_ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+ROLES = ("system", "user", "assistant", "tool", "developer", "function")
+"""Roles that every interface has. Others are those that a template names."""
+_NAMED = re.compile(r"""(?<=['"])[A-Za-z0-9][A-Za-z0-9_.-]*(?=['"])""")
 _TAKES_TEXT = re.compile(r"arguments\W{0,3}\s+is\s+string")
 LABELS = frozenset(("annotations", "cache_control", "citations", "id", "index", "logprobs"))
 """Fields of a part of a message that other systems read, and that change no prompt."""
@@ -35,6 +37,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._takes_strings = "is string" in source
         self._takes_text_of_calls = _TAKES_TEXT.search(source) is not None
+        self._names = frozenset(_NAMED.findall(source))  # among them the roles that it compares with
         try:
             self._render = Sandbox(raise_exception=_refuse, strftime_now=_now).template(source)
         except Exception as error:  # of Jinja, or of Python's compiler for what Jinja makes of the source
@@ -57,7 +60,9 @@ class ChatTemplate:
         media: kinds of media that the model takes, such as "image": messages may have parts {"type": "image"}. Contents
         are then lists of parts where they have such, and everywhere unless the template tells strings from lists.
         """
-        checked = check_messages(messages, media=media)
+        checked = check_messages(messages, media=media, roles=self._names)
+        if "developer" not in self._names:
+            checked = [{**one, "role": "system"} if one["role"] == "developer" else one for one in checked]
         if media and not self._takes_strings:
             checked = [_as_parts(message) for message in checked]
         if not self._takes_text_of_calls:
@@ -76,17 +81,20 @@ class ChatTemplate:
         raise RequestError(None, "messages", _roles(messages), f"the model's chat template {reason}", fix)
 
 
-def check_messages(messages: object, *, media: Collection[str] = ()) -> list[dict[str, Any]]:
+def check_messages(
+    messages: object, *, media: Collection[str] = (), roles: Collection[str] = ()
+) -> list[dict[str, Any]]:
     """The messages in the form that templates expect: content as one string, arguments of calls as objects, or as
     their text where it is no object. A field that is null counts as absent, at any depth.
 
-    media: content with a part {"type": "image"} is allowed for "image", and stays a list. The input is not modified.
+    media: content with a part {"type": "image"} is allowed for "image", and stays a list. roles: that are known beside
+    `ROLES`. The input is not modified.
     RequestError names the first wrong field, such as ``messages[2].role``.
     """
     listed = _items("messages", messages, "a list of messages", '[{"role": "user", "content": "…"}]')
     if not listed:
         _fail("messages", messages, "is empty", "Give at least one message")
-    return [_check_message(f"messages[{i}]", message, media) for i, message in enumerate(listed)]
+    return [_check_message(f"messages[{i}]", message, media, roles) for i, message in enumerate(listed)]
 
 
 def check_tools(tools: object) -> list[dict[str, Any]] | None:
@@ -128,13 +136,14 @@ def _items(field: str, value: object, kind: str, example: str) -> Sequence[Any]:
     return value
 
 
-def _check_message(field: str, message: object, media: Collection[str]) -> dict[str, Any]:
+def _check_message(field: str, message: object, media: Collection[str], roles: Collection[str]) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         _fail(field, message, "is not an object", 'Give {"role": "user", "content": "…"}')
     role = message.get("role")
-    if not isinstance(role, str) or not _ROLE.fullmatch(role):
-        found = "is missing" if "role" not in message else "is not a name of letters, digits, '_', '.' and '-'"
-        _fail(f"{field}.role", role, found, "Give system, user, assistant or tool")
+    if not isinstance(role, str) or (role not in ROLES and role not in roles):
+        found = "is missing" if "role" not in message else "is no role that the chat template knows"
+        similar = nearest(role, ROLES) if isinstance(role, str) else None
+        _fail(f"{field}.role", role, found, f"Did you mean {similar!r}?" if similar else f"Give {' or '.join(ROLES)}")
     if message.get("function_call") is not None:
         _fail(f"{field}.function_call", message["function_call"], "is not supported", "Give tool_calls")
     checked = _given(message)

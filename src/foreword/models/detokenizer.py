@@ -73,7 +73,7 @@ class Detokenizer:
     Without ``added_spaces`` an added token directly behind another one adds its own text, without a space before it.
     """
 
-    __slots__ = ("_added_spaces", "_after_added", "_decode", "_hidden", "_skipped", "_token_bytes")
+    __slots__ = ("_added_spaces", "_after_added", "_decoder", "_hidden", "_num_chars", "_skipped", "_token_bytes")
 
     def __init__(
         self,
@@ -87,21 +87,36 @@ class Detokenizer:
         self._added_spaces, self._after_added = added_spaces, False
         self._token_bytes = token_bytes
         self._hidden = hidden
-        self._decode = utf8.decoder("replace").decode
-        self._decode(unfinished)
+        self._decoder = utf8.decoder("replace")
+        self._decoder.decode(unfinished)
         # What the text does not begin with: the sign of a character of the prompt that the output did not complete.
         self._skipped = utf8.INVALID if unfinished else " " if token_bytes.skips_first_space and not continues else ""
+        self._num_chars = 0  # of the tokens of `places`
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The characters completed by these tokens, "" if none."""
-        token_bytes, hidden = self._token_bytes, self._hidden
-        if not self._added_spaces:
-            return self._emit(self._decode(b"".join([self._joined(i) for i in token_ids if i not in hidden])))
-        return self._emit(self._decode(b"".join([token_bytes[i] for i in token_ids if i not in hidden])))
+        bytes_of, hidden = self._token_bytes.__getitem__ if self._added_spaces else self._joined, self._hidden
+        return self._emit(self._decoder.decode(b"".join([bytes_of(i) for i in token_ids if i not in hidden])))
+
+    def places(self, token_ids: Iterable[int]) -> list[int]:
+        """Push tokens, and return the place of each: how many characters are before the one that it is part of; and in
+        the end the place of a token that would follow and begin a character.
+
+        A token of several characters is at the first of them, one that adds nothing at the character after it. The
+        characters of all calls are counted, those of `push` are not.
+        """
+        bytes_of, found = self._token_bytes.__getitem__ if self._added_spaces else self._joined, []
+        for token_id in token_ids:
+            data = b"" if token_id in self._hidden else bytes_of(token_id)
+            self._num_chars += len(self._emit(self._decoder.decode(data[:1])))
+            is_complete = data and not self._decoder.getstate()[0]  # the first byte is the last one of its character
+            found.append(max(0, self._num_chars - 1) if is_complete else self._num_chars)
+            self._num_chars += len(self._emit(self._decoder.decode(data[1:])))
+        return [*found, self._num_chars]
 
     def finish(self) -> str:
         """U+FFFD if the last character is incomplete, else "". Call after the last push."""
-        return self._emit(self._decode(b"", True))
+        return self._emit(self._decoder.decode(b"", True))
 
     def _joined(self, token_id: int) -> bytes:
         """The bytes of a token whose added neighbours have no space between them."""

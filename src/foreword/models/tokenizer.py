@@ -11,7 +11,7 @@ import tokenizers
 
 from foreword import utf8
 from foreword.arrays import I32
-from foreword.errors import ModelError, RequestError
+from foreword.errors import ContextLengthError, RequestError
 from foreword.models.detokenizer import Detokenizer, TokenBytes
 from foreword.models.text_bounds import TextBound
 from foreword.models.tokenizer_files import read_from_directory
@@ -74,7 +74,10 @@ class Tokenizer:
             least = self._bound.min_tokens(text)
             if least > max_tokens:
                 reason = f"its {len(text)} characters are at least {least} tokens, more than {max_tokens}"
-                raise RequestError(None, "prompt", text[:100], reason, "Shorten it, or raise max_model_len")
+                raise ContextLengthError(
+                    None, "prompt", text[:100], reason, "Shorten it, or raise max_model_len",
+                    num_tokens=least, longest=max_tokens, max_model_len=max_tokens,
+                )  # fmt: skip
         try:
             with panics_caught():
                 backend = self.backend if parse_special else self._literal_backend
@@ -151,7 +154,7 @@ class Tokenizer:
         """The prompt of a list of messages, to be encoded with ``add_special_tokens=False``. See `ChatTemplate.render`.
 
         chat_template: the name of one of the model's; None: with tools "tool_use" if there is one, else "default".
-        RequestError names the wrong message or template; ModelError if the model has no chat template or an invalid
+        RequestError names the wrong message or template, and says if the model has none; ModelError for an invalid
         one.
         """
         render = self._renderer(self._template_name(bool(tools), chat_template))
@@ -174,9 +177,8 @@ class Tokenizer:
             from foreword.models.chat import ChatTemplate  # Jinja takes 0.05 s to import; only chats need it
 
             if name not in self._chat_sources:
-                raise ModelError(
-                    "the model has no chat template. Give the prompt as text, or use a model tuned for conversation"
-                )
+                reason, fix = "the model has no chat template", "Give a text, or use a model tuned for conversation"
+                raise RequestError(None, "messages", None, reason, fix)
             self._renderers[name] = ChatTemplate(self._chat_sources[name], self._special_tokens).render
         return self._renderers[name]
 

@@ -1,7 +1,8 @@
 """OpenAI's request and response bodies, without HTTP: what a server and a batch file share."""
 
+from foreword.openai.errors import error_body
 from foreword.openai.request import ChatRequest, CompletionRequest, parse_chat, parse_completion
-from foreword.openai.response import Named, chat_completion, error_body, text_completion
+from foreword.openai.response import Named, chat_completion, text_completion
 from foreword.openai.responses import ResponsesRequest, ResponseStream, parse_responses, response_body
 from foreword.openai.stream import ChatStream, CompletionStream, error_frame
 

@@ -15,8 +15,9 @@ from foreword.engine.checked_request import CheckedRequest
 from foreword.engine.llm import LLM
 from foreword.errors import ForewordError, RequestError
 from foreword.openai.batch_file import BatchLine, Record
+from foreword.openai.errors import error_body, named
 from foreword.openai.request import ChatRequest, CompletionRequest, parse_chat, parse_completion
-from foreword.openai.response import chat_completion, error_body, text_completion
+from foreword.openai.response import chat_completion, text_completion
 
 
 @dataclass(slots=True, eq=False)
@@ -122,12 +123,17 @@ class Batch:
         engine = self._llm.engine
         if isinstance(request, ChatRequest):
             limit = engine.states.max_model_len
-            chat = make_chat(self._llm.tokenizer, request.messages, request.params, limit, request.chat, self._media)
-            group = engine.check(f"{line.number}.0", chat.prompt, chat.params, **options)
+            with named("messages", request.origins):
+                arguments = self._llm.tokenizer, request.messages, request.params, limit, request.chat, self._media
+                chat = make_chat(*arguments)
+                group = engine.check(f"{line.number}.0", chat.prompt, chat.params, **options)
             return _Answer(line, request, model, [CheckedRequest(group, chat.reader())])
-        numbered = enumerate(request.prompts)
-        groups = [engine.check(f"{line.number}.{i}", prompt, request.params, **options) for i, prompt in numbered]
-        return _Answer(line, request, model, [CheckedRequest(group, index=i) for i, group in enumerate(groups)])
+        parts = []
+        for i, prompt in enumerate(request.prompts):
+            with named("prompt" if len(request.prompts) == 1 else f"prompt[{i}]"):
+                group = engine.check(f"{line.number}.{i}", prompt, request.params, **options)
+            parts.append(CheckedRequest(group, index=i))
+        return _Answer(line, request, model, parts)
 
     def _result(self, answer: _Answer) -> Record:
         outputs = [answer.outputs[i] for i in range(len(answer.parts))]

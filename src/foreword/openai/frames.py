@@ -9,6 +9,16 @@ T = TypeVar("T")
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
+ESCAPE = "backslashreplace"
+"""Half a surrogate pair, which UTF-8 cannot write, becomes the escape that JSON has for it."""
+_SEPARATORS = {ord(char): f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}
+
+
+def encoded(frames: str) -> bytes:
+    """Frames of JSON as bytes. Characters at which Unicode, and so some clients, end a line are escaped."""
+    return (frames if frames.isascii() else frames.translate(_SEPARATORS)).encode(errors=ESCAPE)
+
+
 def named_frame(event: str, body: dict[str, Any]) -> bytes:
     """An event with a name, as Anthropic's Messages and OpenAI's Responses have them."""
     return f"event: {event}\ndata: {_encode(body)}\n\n".encode("ascii")

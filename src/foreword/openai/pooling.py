@@ -17,6 +17,7 @@ from foreword.engine import RequestOptions
 from foreword.engine.pooling import PoolingRequestOutput
 from foreword.errors import RequestError
 from foreword.fields import BOOLEAN, INTEGER, STRING, STRINGS, Fields, Kind, either, list_of, one_of
+from foreword.openai import neutral
 from foreword.openai.request import LABELS, prompts_of, request_options
 from foreword.openai.response import Body, Named, head
 
@@ -78,7 +79,7 @@ def parse_embeddings(body: object) -> EmbeddingRequest:
         ),
         options=request_options(given),
     )
-    given.end()
+    given.end(neutral.POOLING)
     return request
 
 
@@ -91,7 +92,7 @@ def parse_classify(body: object) -> ClassifyRequest:
         params=_params(given, "classify"),
         options=request_options(given),
     )
-    given.end()
+    given.end(neutral.POOLING)
     return request
 
 
@@ -107,7 +108,7 @@ def parse_score(body: object) -> ScoreRequest:
         options=request_options(given),
         names=("text_1", "text_2"),
     )
-    given.end()
+    given.end(neutral.POOLING)
     return request
 
 
@@ -128,7 +129,7 @@ def parse_rerank(body: object) -> ScoreRequest:
         options=request_options(given),
         names=("query", "documents"),
     )
-    given.end()
+    given.end(neutral.POOLING)
     return request
 
 

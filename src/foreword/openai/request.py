@@ -28,11 +28,11 @@ from foreword.fields import (
     STRINGS,
     Fields,
     Kind,
-    Neutral,
     either,
     list_of,
     one_of,
 )
+from foreword.openai import neutral
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +84,8 @@ _BIASES = Kind(
     ),
     {"type": "object", "propertyNames": {"pattern": _TOKEN_ID}, "additionalProperties": NUMBER.schema},
 )
+_FALSE = Kind("false", lambda value: value is False, {"const": False})
+_COUNT = either(INTEGER, _FALSE)
 _TEXT_OR_IDS = either(STRING, IDS)
 _PROMPTS = Kind(
     "a string, token ids, or a list of these",
@@ -123,24 +125,6 @@ SAMPLING = {
 LABELS = {"user": STRING, "metadata": OBJECT, "safety_identifier": STRING, "prompt_cache_key": STRING}
 """Fields that name the caller, and change no output."""
 
-NORMAL_EFFORT = ("medium",)
-"""The effort of reasoning that OpenAI's interfaces have by default: what the model does unasked."""
-
-NEUTRAL: Neutral = {
-    "audio": (),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "modalities": (["text"],),
-    "prediction": (),
-    "prompt_cache_retention": ("in-memory", "in_memory"),
-    "reasoning_effort": NORMAL_EFFORT,
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "suffix": ("",),
-    "verbosity": (),
-    "web_search_options": (),
-}
-
 OF_TEMPLATES = frozenset(("self", "messages", "tools", "add_generation_prompt"))
 """Variables of chat templates that are no further ones."""
 
@@ -149,7 +133,7 @@ def parse_chat(body: object) -> ChatRequest:
     """The request in a body of /v1/chat/completions. RequestError if it cannot be served as given."""
     given = Fields(body)
     sampling = _sampling(given)
-    limits = {name: given.take(name, INTEGER) for name in ("max_completion_tokens", "max_tokens")}
+    limits = {name: limit_of(given, name) for name in ("max_completion_tokens", "max_tokens")}
     found = {limit for limit in limits.values() if limit is not None}
     if len(found) > 1:
         _fail("max_completion_tokens", limits["max_completion_tokens"], f"max_tokens is {limits['max_tokens']}", "one")
@@ -159,15 +143,14 @@ def parse_chat(body: object) -> ChatRequest:
         raise RequestError(None, "top_logprobs", alternatives, reason, "Correct it, or leave it out.")
     request = ChatRequest(
         model=given.take("model", STRING),
-        messages=[_message(message) for message in given.require("messages", MESSAGES)],
+        messages=given.require("messages", MESSAGES),
         params=SamplingParams(
             **sampling, max_tokens=max(found, default=None), logprobs=alternatives if wants_logprobs else None
         ),
         chat=_chat_options(given),
         **_common(given),
     )
-    given.end(NEUTRAL)
-    request.params.check()
+    given.end(neutral.CHAT)
     return request
 
 
@@ -175,7 +158,8 @@ def parse_completion(body: object) -> CompletionRequest:
     """The request in a body of /v1/completions. RequestError if it cannot be served as given."""
     given = Fields(body)
     sampling = _sampling(given)
-    logprobs, echo = given.take("logprobs", INTEGER), given.take("echo", BOOLEAN, False)
+    logprobs, echo = given.take("logprobs", _COUNT), given.take("echo", BOOLEAN, False)
+    logprobs = None if logprobs is False else logprobs
     if logprobs is not None and logprobs < 0:
         raise RequestError(None, "logprobs", logprobs, "must be 0 or more", "Leave it out for none.")
     if echo and logprobs is not None:
@@ -183,12 +167,11 @@ def parse_completion(body: object) -> CompletionRequest:
     request = CompletionRequest(
         model=given.take("model", STRING),
         prompts=prompts_of(given),
-        params=SamplingParams(**sampling, max_tokens=given.take("max_tokens", INTEGER, 16), logprobs=logprobs),
+        params=SamplingParams(**sampling, max_tokens=limit_of(given, "max_tokens", 16), logprobs=logprobs),
         echo=echo,
         **_common(given),
     )
-    given.end(NEUTRAL)
-    request.params.check()
+    given.end(neutral.COMPLETION)
     return request
 
 
@@ -254,10 +237,16 @@ def _common(given: Fields) -> dict[str, Any]:
     include_usage = False
     if in_stream is not None:
         include_usage = in_stream.take("include_usage", BOOLEAN, False)
-        in_stream.end({"include_obfuscation": (False,), "continuous_usage_stats": (False,)})
+        in_stream.end(neutral.STREAM_OPTIONS)
         if include_usage and not stream:
             raise RequestError(None, "stream_options", {"include_usage": True}, "needs stream: true", "Leave it out.")
     return {"options": request_options(given), "stream": stream, "include_usage": include_usage}
+
+
+def limit_of(given: Fields, name: str, default: int | None = None) -> int | None:
+    """A number of tokens, for which -1 means that there is no limit."""
+    found: int | None = given.take(name, INTEGER, default)
+    return None if found == -1 else found
 
 
 def request_options(given: Fields) -> RequestOptions:
@@ -350,11 +339,6 @@ def _named_function(chosen: Fields) -> str:
     name: str = function.require("name", STRING)
     function.end()
     return name
-
-
-def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message with OpenAI's role "developer" under the name "system", which chat templates know."""
-    return {**message, "role": "system"} if message.get("role") == "developer" else dict(message)
 
 
 def prompts_of(given: Fields, name: str = "prompt") -> list[str | list[int]]:

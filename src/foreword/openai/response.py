@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any, Protocol, TypedDict, Unpack
 
-from foreword import utf8
+from foreword.arrays import I32
 from foreword.engine import CompletionOutput, RequestOutput
-from foreword.errors import ForewordError, ModelError, RequestError
 from foreword.messages import Message
 from foreword.openai.request import ChatRequest, CompletionRequest
-from foreword.sampling import BadLogitsError, TokenLogprobs
+from foreword.sampling import TokenLogprobs
 
 Body = dict[str, Any]
 
@@ -27,18 +26,33 @@ class Named(TypedDict):
     model: str
 
 
+class Detokenizer(Protocol):
+    """Incremental decoding of tokens, and their places in the text; see `foreword.models.detokenizer.Detokenizer`."""
+
+    def push(self, token_ids: Sequence[int]) -> str: ...
+
+    def places(self, token_ids: Sequence[int]) -> list[int]: ...
+
+
 class Tokens(Protocol):
     """The part of a tokenizer that log-probabilities need."""
 
     def token_bytes(self, token_id: int) -> bytes: ...
 
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+    def detokenizer(
+        self,
+        skip_special_tokens: bool = True,
+        *,
+        continues: bool = False,
+        prompt: Sequence[int] | I32 = (),
+        spaces_between_special_tokens: bool = True,
+    ) -> Detokenizer: ...
 
 
 def chat_completion(request: ChatRequest, output: RequestOutput, tokens: Tokens, **named: Unpack[Named]) -> Body:
     """The body that answers /v1/chat/completions.
 
-    A request that failed (``output.error``) has no such body; see `error_body`.
+    A request that failed (``output.error``) has no such body; see `foreword.openai.errors`.
     """
     choices = [
         {
@@ -56,37 +70,21 @@ def text_completion(
     request: CompletionRequest, outputs: Sequence[RequestOutput], tokens: Tokens, **named: Unpack[Named]
 ) -> Body:
     """The body that answers /v1/completions. outputs: one per prompt, whose choices follow one another."""
-    choices = [
-        {
-            "index": 0,
-            "text": prompt_text(request, output, completion, tokens) + completion.text,
-            "logprobs": text_logprobs(
-                completion.token_ids,
-                completion.logprobs,
-                tokens,
-                start=0 if request.echo else len(text_of_prompt(output, tokens)),
-                prompt=output if request.echo else None,
-            ),
-            "finish_reason": completion.finish_reason,
-        }
-        for output in outputs
-        for completion in output.outputs
-    ]
-    for index, choice in enumerate(choices):
-        choice["index"] = index
+    choices: list[Body] = []
+    for output in outputs:
+        for completion in output.outputs:
+            choice = TextChoice(request, output, tokens)
+            choices.append(
+                {
+                    "index": len(choices),
+                    "text": choice.beginning + completion.text,
+                    "logprobs": choice.logprobs(
+                        completion.text, completion.token_ids, completion.logprobs, is_final=True
+                    ),
+                    "finish_reason": completion.finish_reason,
+                }
+            )
     return _body("text_completion", "cmpl", named, choices, outputs)
-
-
-def error_body(error: ForewordError) -> tuple[int, Body]:
-    """Return the HTTP status and the body for a request that cannot be served: 400 for its own fault and for what the
-    model cannot do, such as a conversation without a chat template; else 500.
-    """
-    status, kind, param = 500, "server_error", None
-    if isinstance(error, RequestError) and not isinstance(error, BadLogitsError):
-        status, kind, param = 400, "invalid_request_error", error.field
-    elif isinstance(error, ModelError):
-        status, kind = 400, "invalid_request_error"
-    return status, {"error": {"message": str(error), "type": kind, "param": param, "code": None}}
 
 
 def _body(kind: str, prefix: str, named: Named, choices: list[Body], outputs: Sequence[RequestOutput]) -> Body:
@@ -147,32 +145,74 @@ def chat_logprobs(
     return {"content": content, "refusal": None}
 
 
-def text_logprobs(
-    token_ids: Sequence[int],
-    logprobs: Sequence[TokenLogprobs] | None,
-    tokens: Tokens,
-    *,
-    start: int,
-    prompt: RequestOutput | None,
-) -> Body | None:
-    """Of tokens of a completion. start: characters before them. prompt: has tokens that come before them."""
-    if logprobs is None:
-        return None
-    ids: list[int] = list(token_ids[: len(logprobs)])
-    entries: list[TokenLogprobs | None] = list(logprobs)
-    if prompt is not None and prompt.prompt_logprobs is not None:
-        ids, entries = prompt.prompt_token_ids + ids, prompt.prompt_logprobs + entries
-    by_text = [None if found is None else _by_text(found, tokens) for found in entries]
-    texts = [_text(tokens.token_bytes(token_id)) for token_id in ids]
-    return {
-        "tokens": texts,
-        "token_logprobs": [
-            None if found is None else _finite(found[chosen].logprob)
-            for chosen, found in zip(ids, entries, strict=True)
-        ],
-        "top_logprobs": by_text,
-        "text_offset": list(accumulate(map(len, texts), initial=start))[:-1],
-    }
+class TextChoice:
+    """Reads the outputs of a choice of /v1/completions. beginning: of its text, the prompt if that is echoed.
+
+    A token is reported with the text that it is part of, so that its place in the text is certain.
+    """
+
+    def __init__(self, request: CompletionRequest, output: RequestOutput, tokens: Tokens) -> None:
+        wants_logprobs, self._tokens = request.params.logprobs is not None, tokens
+        prompt = text_of_prompt(output, tokens) if request.echo or wants_logprobs else ""
+        self.beginning = prompt if request.echo else ""
+        self._start = self._num_chars = len(prompt)
+        self._detokenizer = _after_prompt(request, output, tokens) if wants_logprobs else None
+        self._ids: list[int] = []  # of the tokens that are not reported yet
+        self._entries: list[TokenLogprobs | None] = []
+        self._places: list[int] = []
+        if request.echo and output.prompt_logprobs is not None:
+            self._ids, self._entries = [*output.prompt_token_ids], [*output.prompt_logprobs]
+            self._places = _places_in_prompt(output, prompt, tokens)
+
+    def logprobs(
+        self, text: str, token_ids: Sequence[int], entries: Sequence[TokenLogprobs] | None, *, is_final: bool
+    ) -> Body | None:
+        """Return the log-probabilities of the tokens whose place is certain with new text, tokens and entries; None if
+        they are not requested. is_final: nothing follows.
+        """
+        self._num_chars += len(text)
+        if entries is None or self._detokenizer is None:
+            return None
+        ids = token_ids[: len(entries)]
+        self._ids += ids
+        self._entries += entries
+        self._places += [self._start + place for place in self._detokenizer.places(ids)[:-1]]
+        count = len(self._ids) if is_final else bisect_left(self._places, self._num_chars)
+        found = self._body(count)
+        del self._ids[:count], self._entries[:count], self._places[:count]
+        return found
+
+    def _body(self, count: int) -> Body:
+        """Return the log-probabilities of so many tokens. Those that a stop string cut off are at the text's end."""
+        ids, entries = self._ids[:count], self._entries[:count]
+        return {
+            "tokens": [_text(self._tokens.token_bytes(token_id)) for token_id in ids],
+            "token_logprobs": [
+                None if found is None else _finite(found[chosen].logprob)
+                for chosen, found in zip(ids, entries, strict=True)
+            ],
+            "top_logprobs": [None if found is None else _by_text(found, self._tokens) for found in entries],
+            "text_offset": [min(place, self._num_chars) for place in self._places[:count]],
+        }
+
+
+def _after_prompt(request: CompletionRequest, output: RequestOutput, tokens: Tokens) -> Detokenizer:
+    """Return the decoder of an output, which completes a character that a prompt of token ids has begun."""
+    params = request.params
+    spaces = params.spaces_between_special_tokens
+    prompt = output.prompt_token_ids if output.prompt is None else ()
+    return tokens.detokenizer(
+        params.skip_special_tokens, continues=True, spaces_between_special_tokens=spaces, prompt=prompt
+    )
+
+
+def _places_in_prompt(output: RequestOutput, prompt: str, tokens: Tokens) -> list[int]:
+    """Return the places of a prompt's tokens in its text. The ends of both are one, also of a prompt that was cut, and
+    where the tokens begin with one that the text does not have.
+    """
+    detokenizer = tokens.detokenizer(output.prompt is None)
+    *places, end = detokenizer.places(output.prompt_token_ids)
+    return [min(max(place + len(prompt) - end, 0), len(prompt)) for place in places]
 
 
 def _by_text(found: TokenLogprobs, tokens: Tokens) -> dict[str, float]:
@@ -184,25 +224,9 @@ def _by_text(found: TokenLogprobs, tokens: Tokens) -> dict[str, float]:
     return largest
 
 
-def prompt_text(request: CompletionRequest, output: RequestOutput, completion: CompletionOutput, tokens: Tokens) -> str:
-    """Return what a completion's text begins with, without a character that the completion completes."""
-    if not request.echo:
-        return ""
-    if output.prompt is not None:
-        return output.prompt
-    text, unfinished = (
-        tokens.decode(output.prompt_token_ids),
-        utf8.unfinished(tokens.token_bytes, output.prompt_token_ids),
-    )
-    if unfinished:
-        new = b"".join(map(tokens.token_bytes, completion.token_ids[: utf8.LONGEST]))
-        if not _text(unfinished + new).startswith(utf8.INVALID):
-            return text.removesuffix(utf8.INVALID)
-    return text
-
-
 def text_of_prompt(output: RequestOutput, tokens: Tokens) -> str:
-    return tokens.decode(output.prompt_token_ids) if output.prompt is None else output.prompt
+    """Return the text of a prompt, of token ids without an incomplete character at the end, which the output has."""
+    return tokens.detokenizer().push(output.prompt_token_ids) if output.prompt is None else output.prompt
 
 
 def _finite(logprob: float) -> float:

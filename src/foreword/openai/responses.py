@@ -14,16 +14,17 @@ from foreword.batch import SamplingParams
 from foreword.engine import CompletionOutput, RequestOutput
 from foreword.engine.chat import ChatOptions
 from foreword.errors import RequestError
-from foreword.fields import BOOLEAN, INTEGER, OBJECT, OBJECTS, STRING, Fields, Neutral, either, one_of
+from foreword.fields import BOOLEAN, OBJECT, OBJECTS, STRING, Fields, either, one_of
 from foreword.media.parts import DETAILS
 from foreword.messages import ArgumentsDelta, CallEnd, CallStart, ContentDelta, Event, Message, ReasoningDelta
+from foreword.openai import neutral
 from foreword.openai.conversation import Conversation
 from foreword.openai.frames import AnswerStream, json_string, named_frame
 from foreword.openai.request import (
     CHOICES,
     LABELS,
-    NORMAL_EFFORT,
     ChatRequest,
+    limit_of,
     named_choice,
     object_asked,
     request_options,
@@ -35,37 +36,6 @@ from foreword.openai.response import Body, Named
 
 OWN_NAMES = frozenset({"n", "best_of"})
 """Fields of `SamplingParams` that would need more than one answer."""
-
-NEUTRAL: Neutral = {
-    "access_programs": (),
-    "background_options": (),
-    "image": (),
-    "background": (False,),
-    "context_management": (),
-    "conversation": (),
-    # A reasoning item has its text, so it can be given back as it is.
-    "include": ([], ["reasoning.encrypted_content"]),
-    "max_tool_calls": (),
-    "moderation": (),
-    "n": (1,),
-    "best_of": (1,),
-    "previous_response_id": (),
-    "prompt": (),
-    "prompt_cache_options": (),
-    "prompt_cache_retention": ("in-memory", "in_memory"),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "top_logprobs": (0,),
-    "truncation": ("disabled",),
-}
-
-NEUTRAL_OF_REASONING: Neutral = {
-    "context": (),
-    "effort": NORMAL_EFFORT,
-    "generate_summary": ("auto",),
-    "mode": (),
-    "summary": ("auto",),  # an item has all of its reasoning
-}
 
 _ITEMS = either(STRING, OBJECTS)
 
@@ -93,7 +63,7 @@ def parse_responses(body: object) -> ResponsesRequest:
         conversation.text("system", instructions, "instructions")
     _add_input(conversation, given)
     if reasoning := given.nested("reasoning"):
-        reasoning.end(NEUTRAL_OF_REASONING)
+        reasoning.end(neutral.REASONING)
     format = _format(given)
     structured = _structured_outputs(given, format)
     if structured is not None:
@@ -106,10 +76,13 @@ def parse_responses(body: object) -> ResponsesRequest:
         parallel_tool_calls=given.take("parallel_tool_calls", BOOLEAN, True),
         template=template_variables(given),
     )
-    params = SamplingParams(**sampling, max_tokens=given.take("max_output_tokens", INTEGER))
+    try:
+        params = SamplingParams(**sampling, max_tokens=limit_of(given, "max_output_tokens"))
+    except RequestError as error:
+        raise error.renamed({"max_tokens": "max_output_tokens"}) from None
     stream = given.take("stream", BOOLEAN, False)
     if (in_stream := given.nested("stream_options")) is not None:
-        in_stream.end({"include_obfuscation": (False,)})
+        in_stream.end(neutral.STREAM_OPTIONS)
     request = ChatRequest(
         model=given.take("model", STRING),
         messages=conversation.messages,
@@ -123,8 +96,7 @@ def parse_responses(body: object) -> ResponsesRequest:
             **conversation.origins,
         },
     )
-    given.end(NEUTRAL)
-    params.check()
+    given.end(neutral.RESPONSES)
     echo = {
         "instructions": instructions,
         "max_output_tokens": params.max_tokens,
@@ -423,7 +395,7 @@ def _format(given: Fields) -> Body:
     if text is None:
         return {"type": "text"}
     format: Body = text.take("format", OBJECT, {"type": "text"})
-    text.end({"verbosity": ("medium",)})
+    text.end(neutral.TEXT_OF_RESPONSES)
     return format
 
 

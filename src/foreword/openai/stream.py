@@ -10,27 +10,13 @@ from collections.abc import Iterable
 from json.encoder import encode_basestring
 from typing import Any, Unpack
 
-from foreword import utf8
 from foreword.engine import CompletionOutput, RequestOutput
 from foreword.messages import ArgumentsDelta, CallStart, ContentDelta, Event, ReasoningDelta
-from foreword.openai.frames import AnswerStream
+from foreword.openai.frames import AnswerStream, encoded
 from foreword.openai.request import ChatRequest, CompletionRequest
-from foreword.openai.response import (
-    Body,
-    Named,
-    Tokens,
-    chat_logprobs,
-    finish_reason,
-    head,
-    prompt_text,
-    text_logprobs,
-    text_of_prompt,
-    usage,
-)
+from foreword.openai.response import Body, Named, TextChoice, Tokens, chat_logprobs, finish_reason, head, usage
 
 DONE = "data: [DONE]\n\n"
-ESCAPE = "backslashreplace"
-"""Half a surrogate pair, which UTF-8 cannot write, becomes the escape that JSON has for it."""
 
 
 class Chunks:
@@ -53,7 +39,7 @@ class Chunks:
     def end(self, outputs: Iterable[RequestOutput]) -> bytes:
         """The last frames. outputs: the final one of each prompt."""
         found = f'{self._head},"choices":[],"usage":{_json(usage(list(outputs)))}}}\n\n' if self._include_usage else ""
-        return (found + DONE).encode(errors=ESCAPE)
+        return encoded(found + DONE)
 
 
 class ChatStream(AnswerStream[RequestOutput]):
@@ -69,7 +55,7 @@ class ChatStream(AnswerStream[RequestOutput]):
         """The frames of an output that `foreword.engine.chat.ChatReader` has read: one per choice with news."""
         if output.finished:
             self._outputs.append(output)
-        return "".join([self._frames(completion) for completion in output.outputs]).encode(errors=ESCAPE)
+        return encoded("".join([self._frames(completion) for completion in output.outputs]))
 
     def end(self) -> bytes:
         return self._chunks.end(self._outputs)
@@ -94,8 +80,7 @@ class CompletionStream(AnswerStream[RequestOutput]):
     def __init__(self, request: CompletionRequest, tokens: Tokens, **named: Unpack[Named]) -> None:
         self._chunks = Chunks("text_completion", "cmpl", named, include_usage=request.include_usage)
         self._request, self._tokens = request, tokens
-        self._offsets: dict[int, int] = {}  # of the choices that have begun: characters of their tokens so far
-        self._has_text: set[int] = set()  # choices whose text has begun
+        self._choices: dict[int, TextChoice] = {}  # those that have begun
         self._ended: set[int] = set()
         self._outputs: dict[int, RequestOutput] = {}
 
@@ -103,7 +88,7 @@ class CompletionStream(AnswerStream[RequestOutput]):
         """The frames of an output of one of the prompts, whose number it has: one per choice with news."""
         if output.finished:
             self._outputs[output.prompt_index] = output
-        return "".join([self._frames(output, completion) for completion in output.outputs]).encode(errors=ESCAPE)
+        return encoded("".join([self._frames(output, completion) for completion in output.outputs]))
 
     def end(self) -> bytes:
         return self._chunks.end(self._outputs.values())
@@ -111,22 +96,14 @@ class CompletionStream(AnswerStream[RequestOutput]):
     def _frames(self, output: RequestOutput, completion: CompletionOutput) -> str:
         index = output.prompt_index * self._request.params.n + completion.index
         text, reason = completion.new_text, completion.finish_reason
-        is_first = index not in self._offsets
-        if is_first:
-            echoes = self._request.echo
-            self._offsets[index] = 0 if echoes else len(text_of_prompt(output, self._tokens))
-        if index not in self._has_text and (text or reason is not None or not self._may_complete(output)):
-            self._has_text.add(index)
-            text = prompt_text(self._request, output, completion, self._tokens) + text
-        found = text_logprobs(
-            completion.new_token_ids,
-            completion.new_logprobs,
-            self._tokens,
-            start=self._offsets[index],
-            prompt=output if self._request.echo and is_first else None,
-        )
-        if found is not None:
-            self._offsets[index] += sum(map(len, found["tokens"]))
+        choice = self._choices.get(index)
+        beginning = ""
+        if choice is None:
+            choice = self._choices[index] = TextChoice(self._request, output, self._tokens)
+            beginning = choice.beginning
+        is_final = reason is not None
+        found = choice.logprobs(text, completion.new_token_ids, completion.new_logprobs, is_final=is_final)
+        text = beginning + text
         has_news = text or (found is not None and found["tokens"]) or reason is not None
         if index in self._ended or not has_news:
             return ""
@@ -134,15 +111,10 @@ class CompletionStream(AnswerStream[RequestOutput]):
             self._ended.add(index)
         return self._chunks.chunk(index, f'"text":{encode_basestring(text)}', found, reason)
 
-    def _may_complete(self, output: RequestOutput) -> bool:
-        """Return whether the echo ends with half a character, which the output may complete."""
-        given = self._request.echo and output.prompt is None
-        return given and utf8.unfinished(self._tokens.token_bytes, output.prompt_token_ids) != b""
-
 
 def error_frame(body: Body) -> bytes:
     """The frame that ends a stream that failed."""
-    return f"data: {_json(body)}\n\n".encode(errors=ESCAPE)
+    return encoded(f"data: {_json(body)}\n\n")
 
 
 def _delta(events: Iterable[Event]) -> str:

@@ -83,7 +83,6 @@ def _parse(given: Fields, task: str, granularities: Sequence[str]) -> Transcript
         stream=stream,
     )
     given.end(NEUTRAL)
-    request.params.check()
     return request
 
 

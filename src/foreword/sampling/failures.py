@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from foreword.arrays import F32
-from foreword.errors import RequestError
+from foreword.errors import ModelOutputError, RequestError
 
 
 class NoTokenLeftError(RequestError):
@@ -21,7 +21,7 @@ class NoTokenLeftError(RequestError):
         )
 
 
-class BadLogitsError(RequestError):
+class BadLogitsError(ModelOutputError):
     """The model's logits are not numbers: one is NaN or +∞, or all are −∞."""
 
     def __init__(self, request_id: str, step: int) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,24 +14,37 @@ from foreword.native import available, native
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """One token's log-probability and its rank (1 is the most likely; equal tokens share the lowest rank number)."""
+    """One token's log-probability and its rank (1 is the most likely; equal tokens share the lowest rank number).
+
+    token_bytes: what the token adds to the text; None without a tokenizer.
+    """
 
     logprob: float
     rank: int
+    token_bytes: bytes | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def decoded_token(self) -> str | None:
+        """The text of the token, with U+FFFD for a part of a character; None without a tokenizer."""
+        return None if self.token_bytes is None else self.token_bytes.decode("utf-8", "replace")
 
 
 class TokenLogprobs(Mapping[int, Logprob]):
-    """Token id → `Logprob`: the chosen token first, then the most likely ones. The objects are made when it is read."""
+    """Token id → `Logprob`: the chosen token first, then the most likely ones. The objects are made when it is read.
 
-    __slots__ = ("_arrays", "_at", "_entries")
+    token_bytes: tells what a token adds to the text; None without a tokenizer.
+    """
+
+    __slots__ = ("_arrays", "_at", "_entries", "token_bytes")
 
     def __init__(self, arrays: LogprobArrays | None, at: int = 0, entries: dict[int, Logprob] | None = None) -> None:
         self._arrays, self._at, self._entries = arrays, at, entries
+        self.token_bytes: Callable[[int], bytes] | None = None
 
     def _read(self) -> dict[int, Logprob]:
         if self._entries is None:
             assert self._arrays is not None
-            self._entries, self._arrays = self._arrays.read(self._at), None
+            self._entries, self._arrays = self._arrays.read(self._at, self.token_bytes), None
         return self._entries
 
     @property
@@ -86,13 +99,13 @@ class LogprobArrays:
         at = self.offsets[i]
         return Logprob(float(self.logprobs[at]), int(self.ranks[at]))
 
-    def read(self, i: int) -> dict[int, Logprob]:
-        """Entry i: the chosen token first."""
+    def read(self, i: int, token_bytes: Callable[[int], bytes] | None = None) -> dict[int, Logprob]:
+        """Entry i: the chosen token first. token_bytes: tells what a token adds to the text."""
         span = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
         found: dict[int, Logprob] = {}
         rows = zip(self.ids[span].tolist(), self.logprobs[span].tolist(), self.ranks[span].tolist(), strict=True)
         for token, logprob, rank in rows:
-            found.setdefault(token, Logprob(logprob, rank))
+            found.setdefault(token, Logprob(logprob, rank, None if token_bytes is None else token_bytes(token)))
         return found
 
 

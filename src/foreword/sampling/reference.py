@@ -107,7 +107,7 @@ def draw_token(logits: Floats, position: int, params: Any) -> int:
     chance = uniform_noise(int(params.seed), position, np.array([-1]))[0]
     kept = kept_tokens(
         scaled,
-        top_k=int(params.top_k),
+        top_k=max(int(params.top_k), 0),
         top_p=float(params.top_p),
         min_p=float(params.min_p),
         typical_p=float(params.typical_p),

@@ -74,8 +74,7 @@ async def _pieces(
 
 def _of_form(error: RequestError) -> RequestError:
     """Return the error with the field of the form."""
-    field = FIELDS.get(error.field, error.field)
-    return RequestError(error.request_id, field, error.value, error.reason, error.fix)
+    return error.renamed(FIELDS)
 
 
 def _whole(

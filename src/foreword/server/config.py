@@ -91,7 +91,9 @@ class ServerConfig:
     otlp_traces_endpoint: str | None = setting(
         None, "Address that OpenTelemetry spans of requests are sent to.", value_name="URL"
     )
-    access_log: bool = setting(False, "Log each request as a line of JSON.")
+    access_log: bool = setting(
+        False, "Log each request as a line of JSON; one that the server failed is always logged."
+    )
 
     @property
     def media(self) -> MediaLimits:

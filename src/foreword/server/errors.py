@@ -9,12 +9,15 @@ from typing import Any
 from foreword import anthropic
 from foreword.errors import EngineError, ForewordError
 from foreword.openai import error_body, error_frame
+from foreword.openai.errors import Interface, text_in
 
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class HttpError(Exception):
-    """A request that is answered with a status. param: the field that is wrong; code: a word for programs."""
+    """A request that is answered with a status. param: the field that is wrong; code: a word for programs; of: the
+    error that it tells, which may have words of its own in each interface.
+    """
 
     def __init__(
         self,
@@ -24,9 +27,13 @@ class HttpError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        of: ForewordError | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.param, self.code, self.headers = status, param, code, dict(headers or {})
+        self.status, self.param, self.code, self.headers, self.of = status, param, code, dict(headers or {}), of
+
+    def text_in(self, interface: Interface) -> str:
+        return str(self) if self.of is None else text_in(interface, self.of)
 
     @property
     def type(self) -> str:
@@ -46,12 +53,12 @@ def as_http_error(error: Exception) -> HttpError:
     if isinstance(error, ForewordError):
         status, body = error_body(error)
         status = 503 if isinstance(error, EngineError) and "closed" in str(error) else status
-        return HttpError(status, str(error), param=body["error"]["param"])
+        return HttpError(status, str(error), param=body["error"]["param"], code=body["error"]["code"], of=error)
     return HttpError(500, f"the server failed: {type(error).__name__}")
 
 
 def openai_error(error: HttpError) -> dict[str, Any]:
-    return {"error": {"message": str(error), "type": error.type, "param": error.param, "code": error.code}}
+    return {"error": {"message": error.text_in("openai"), "type": error.type, "param": error.param, "code": error.code}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,4 +75,4 @@ class Dialect:
 
 
 OPENAI = Dialect()
-ANTHROPIC = Dialect(lambda error: anthropic.error_body(error.status, str(error)), event="error")
+ANTHROPIC = Dialect(lambda error: anthropic.error_body(error.status, error.text_in("anthropic")), event="error")

@@ -1,4 +1,4 @@
-"""What surrounds every route: keys, limits, closed connections, errors and the access log."""
+"""What surrounds every route: keys, limits, closed connections, errors, the access log, and failures in the log."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from traceback import print_exception
 from typing import Any
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foreword.errors import ForewordError
@@ -23,8 +24,10 @@ from foreword.server.access import Hosts, Keys
 from foreword.server.config import ServerConfig
 from foreword.server.errors import Dialect, HttpError, as_http_error, not_found
 from foreword.server.operation import Operation, Operations, Target
+from foreword.server.reply import check_origin
 
 CLOSED = 499  # status of a request whose client has closed the connection; it is counted, and not sent
+MOST_REASON = 2048  # bytes of a body in the log
 NO_STREAM = AnswerStream[Any]()
 PLAIN_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
@@ -52,7 +55,7 @@ class Gate:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         target = self._operations.target(scope["method"], path)
         response = _Response(send, request_id, target.errors)
-        started = time.perf_counter()
+        started, failure = time.perf_counter(), ""
         scope["request_id"] = request_id.decode()  # an answer may add "stream": its `AnswerStream`
         try:
             self._check_head(scope)
@@ -61,16 +64,22 @@ class Gate:
             scope["operation"], scope["path_params"] = _found(target, scope), target.parameters
             body = await self._body(scope, headers, receive)
             scope["body_bytes"] = len(body)
+            if scope["method"] == "POST" and not body:
+                check_origin(Headers(scope=scope), self._config.cors_origin)
             async with _while_connected(receive), AsyncExitStack() as stack:
                 scope["stack"] = stack  # what ends with the request
                 await self._app(scope, _replay(body), response)
         except asyncio.CancelledError:  # by the server, which ends; the task ends with this
-            await response.fail(HttpError(503, "the server is being stopped", code="stopped"), scope)
+            stopped = HttpError(503, failure := "the server is being stopped", code="stopped")
+            await response.fail(stopped, scope)
         except Exception as error:
-            await response.fail(_known(error), scope)
+            known = _known(error)
+            failure = f"{type(error).__name__}: {error}" if known.status >= 500 else ""
+            await response.fail(known, scope)
         self._responses[response.status or CLOSED] += 1
-        if self._config.access_log:
-            self._log(scope, response, time.perf_counter() - started)
+        failure = failure or response.failure
+        if self._config.access_log or failure:
+            self._log(scope, response, time.perf_counter() - started, failure)
 
     def _check_head(self, scope: Scope) -> None:
         """HttpError for a head that is too long. One that does not arrive as a whole is refused before."""
@@ -104,7 +113,8 @@ class Gate:
         except TimeoutError:
             raise HttpError(408, "the body did not arrive in time", headers={"Connection": "close"}) from None
 
-    def _log(self, scope: Scope, response: _Response, seconds: float) -> None:
+    def _log(self, scope: Scope, response: _Response, seconds: float, failure: str) -> None:
+        """Write a line of JSON. failure: why the server failed, "" if it did not."""
         client = scope.get("client")
         line = {
             "time": round(time.time(), 3),
@@ -116,6 +126,8 @@ class Gate:
             "seconds": round(seconds, 4),
             "bytes": response.num_bytes,
         }
+        if failure:
+            line["error"] = failure
         print(json.dumps(line), file=sys.stderr, flush=True)
 
 
@@ -126,6 +138,7 @@ class _Response:
         self._send, self._request_id, self._errors = send, request_id, errors
         self.status: int | None = None  # None before the response begins
         self.num_bytes = 0
+        self._beginning = b""  # of the body
         self.is_stream = self.is_complete = False
 
     async def __call__(self, message: Message) -> None:
@@ -137,7 +150,13 @@ class _Response:
         else:
             self.is_complete = not message.get("more_body", False)
             self.num_bytes += len(message.get("body", b""))
+            self._beginning = self._beginning or message.get("body", b"")[:MOST_REASON]
         await self._send(message)
+
+    @property
+    def failure(self) -> str:
+        """The beginning of the body of a response that says that the server failed, "" of others."""
+        return self._beginning.decode(errors="replace") if (self.status or 0) >= 500 else ""
 
     async def fail(self, error: HttpError, scope: Scope) -> None:
         """Answer with an error, or end the stream that has begun with one."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack
 from heapq import nlargest
 from itertools import islice
 from typing import Any
@@ -22,6 +22,7 @@ from foreword.engine.request_group import RequestGroup
 from foreword.errors import RequestError
 from foreword.fields import NUMBER
 from foreword.openai import ChatRequest
+from foreword.openai.errors import named
 from foreword.sampling import TokenLogprobs
 from foreword.server.admission import Place
 from foreword.server.context import Context, Progress
@@ -30,9 +31,6 @@ from foreword.server.reply import apart, is_small
 
 TIMEOUT = "x-request-timeout"
 """The header with a request's time in seconds; in a body it is the field ``timeout``."""
-
-PROMPTS = ("prompt", "prompt_token_ids")
-"""Fields that the engine and the tokenizer name in errors of a prompt."""
 
 TOKEN_BYTES, LOGPROB_BYTES = 64, 400
 """Memory of an answer, at most: of a token with its text, of a log-probability with its token's text."""
@@ -118,7 +116,7 @@ class Generation:
         self.enter(wanted.params)
         context = self.context
         limit, media = context.engine.engine.states.max_model_len, context.media
-        with named({**dict.fromkeys(PROMPTS, "messages"), **wanted.origins}):
+        with named("messages", wanted.origins):
             takes_time = not self.is_small or media.encoder is not None
             arguments = context.tokenizer, wanted.messages, wanted.params, limit, wanted.chat, media
             made = await apart(takes_time, make_chat, *arguments)
@@ -139,7 +137,7 @@ class Generation:
         checked = []
         for i, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
             is_alone = len(prompts) == 1
-            with named(dict.fromkeys(PROMPTS, field if is_alone else f"{field}[{i}]")):
+            with named(field if is_alone else f"{field}[{i}]"):
                 name = self.id if is_alone else f"{self.id}-{i}"
                 group = await self._checked(name, prompt, own, None, options, stream)
             checked.append(CheckedRequest(group, index=i))
@@ -214,15 +212,6 @@ class Generation:
         return await self.context.engine.check(
             name, prompt, params, prompt_text=text, is_small=is_small, client=self._client, **chosen
         )
-
-
-@contextmanager
-def named(origins: Mapping[str, str]) -> Iterator[None]:
-    """A RequestError names the field of the body that its own comes from; see `RequestError.renamed`."""
-    try:
-        yield
-    except RequestError as error:
-        raise error.renamed(origins) from None
 
 
 def _entries(asked: int | None, vocab_size: int) -> int:

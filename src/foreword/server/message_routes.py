@@ -9,10 +9,11 @@ from foreword.anthropic import MessageStream, message_body, parse_count, parse_m
 from foreword.engine import RequestOutput
 from foreword.engine.chat import make_chat
 from foreword.openai import ChatRequest
+from foreword.openai.errors import named
 from foreword.server.answer import Api
 from foreword.server.context import Context
 from foreword.server.errors import ANTHROPIC
-from foreword.server.generation import named, num_values
+from foreword.server.generation import num_values
 from foreword.server.operation import EVENTS, JSON, Body, Operation
 from foreword.server.reply import apart, is_small, reply
 
@@ -33,7 +34,7 @@ async def _count_tokens(context: Context, request: Request) -> Response:
     limit = context.config.max_prompt_tokens
     arguments = context.tokenizer, wanted.messages, wanted.params, limit, wanted.chat, context.media
     takes_time = not is_small(request) or context.media.encoder is not None
-    with named(wanted.origins):
+    with named("messages", wanted.origins):
         made = await apart(takes_time, make_chat, *arguments)
     return reply({"input_tokens": len(made.token_ids)})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,12 @@ import numpy as np
 from foreword.batch.values.pooling import PoolingParams
 from foreword.batch.values.requests import LoraRequest, MultiModalFeature, NewRequest
 from foreword.batch.values.sampling_params import SamplingParams
+from foreword.batch.values.structured_outputs import KINDS, StructuredOutputs
 
 _SAME = (
     "n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p", "seed",
     "max_tokens", "min_tokens", "ignore_eos", "logprobs", "prompt_logprobs", "detokenize", "skip_special_tokens",
-    "include_stop_str_in_output", "allowed_token_ids", "logit_bias", "bad_words_token_ids", "structured_outputs",
+    "include_stop_str_in_output", "allowed_token_ids", "logit_bias", "bad_words_token_ids",
 )  # fmt: skip
 
 
@@ -46,9 +48,17 @@ def sampling_params(params: Any) -> SamplingParams | None:
     values = {name: value for name in _SAME if (value := getattr(params, name, None)) is not None}
     values["max_tokens"] = getattr(params, "max_tokens", None)
     values["top_k"] = max(getattr(params, "top_k", 0) or 0, 0)  # −1 was "all" before it was 0
+    values["structured_outputs"] = _structured_outputs(getattr(params, "structured_outputs", None))
     values["stop"] = getattr(params, "stop", None) or ()
     values["stop_token_ids"] = tuple(getattr(params, "stop_token_ids", None) or ())
     return SamplingParams(**values)
+
+
+def _structured_outputs(params: Any) -> Any:
+    """vLLM's StructuredOutputsParams as the mapping of its kind. Options of its grammar do not change a step."""
+    if params is None or isinstance(params, Mapping | StructuredOutputs):
+        return params
+    return {name: value for name in KINDS if (value := getattr(params, name, None)) is not None}
 
 
 def _lora(request: Any) -> LoraRequest | None:

@@ -128,7 +128,7 @@ class SamplingColumns:
     def set(self, row: int, params: SamplingParams, vocab_size: int, admission: int) -> list[Change]:
         """Return the changes that write the parameters of a request, with the number of its admission, to its row."""
         given = {name: getattr(params, name) for name in _AS_GIVEN} | {
-            "top_k": params.top_k if params.top_k < vocab_size else 0,
+            "top_k": params.top_k if 0 < params.top_k < vocab_size else 0,
             "seed": derived_seed(self.base_seed, admission) if params.seed is None else params.seed,
             "num_logprobs": _count(params.logprobs, vocab_size),
             "num_prompt_logprobs": _count(params.prompt_logprobs, vocab_size),

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, NoReturn
 
 import numpy as np
 
 from foreword.batch.values.parameters import Column, Need, Parameter
-from foreword.batch.values.structured_outputs import structured_outputs
+from foreword.batch.values.structured_outputs import StructuredOutputs
 from foreword.declared import declarations, is_integer, is_number
 from foreword.declared import declared as parameter
 from foreword.errors import RequestError, known_keywords
@@ -25,6 +26,7 @@ class SamplingParams:
     """How the tokens of a request are chosen, and when its output ends. `foreword.sampling.reference` has the order.
 
     Each field is a row of the table `PARAMETERS`: its type, default, meaning, limits, and the array that holds it.
+    A value of another type or out of range raises `RequestError` where the parameters are made.
     """
 
     # A row: default and meaning, then limits, column, and what the error of another value recommends.
@@ -43,8 +45,8 @@ class SamplingParams:
         above=0.0, most=1.0, column=Column(F32, Need.TOP_P, "<", 1.0), fix="Use 1.0 for no limit.",
     )
     top_k: int = parameter(
-        0, "Sample from this many of the most likely tokens; 0 means all.",
-        least=0, column=Column(I32, Need.TOP_K, ">", 0), fix="Use 0 for no limit.",
+        0, "Sample from this many of the most likely tokens; 0 or -1 means all.",
+        least=-1, column=Column(I32, Need.TOP_K, ">", 0), fix="Use 0 for no limit.",
     )
     min_p: float = parameter(
         0.0, "Sample from the tokens with at least this fraction of the largest probability.",
@@ -150,7 +152,7 @@ class SamplingParams:
     )
     structured_outputs: object | None = parameter(
         None, 'Constrain the output: {"json": schema}, {"regex": text}, {"choice": texts} or {"grammar": text}.',
-        need=Need.STRUCTURED_OUTPUT, convert=structured_outputs,
+        need=Need.STRUCTURED_OUTPUT, convert=StructuredOutputs.of,
     )
     thinking_end: str | int | None = parameter(
         None, "The text or token that ends a first part of the output, the thinking; structured outputs begin after "
@@ -175,21 +177,41 @@ class SamplingParams:
     # fmt: on
 
     def __post_init__(self) -> None:
-        """Make values of what was given: tuples and dictionaries of their own, and plain numbers, as far as possible.
+        """Make values of what was given: tuples and dictionaries of their own, and plain numbers, and check them.
 
-        What is left is refused by `check`.
+        Raise `RequestError` for the first value of another type, out of range, or that contradicts another.
         """
-        for name, convert, is_list in _CONVERSIONS:
-            value = getattr(self, name)
-            if type(value) in _PLAIN or value is _EMPTY:
-                continue
-            if value is not None:
-                object.__setattr__(self, name, convert(value))
-            elif is_list:
-                object.__setattr__(self, name, _EMPTY)
+        for row, value in zip(PARAMETERS, _values_of(self), strict=True):
+            if value is not row.default:
+                self._take(row, value)
+        n, best_of, most = self.n, self.best_of, self.max_tokens
+        if best_of is not None and best_of < n:
+            raise self._refusal("best_of", f"must be at least n = {n}", "Raise best_of or lower n.")
+        if most is not None and self.min_tokens > most:
+            raise self._refusal("min_tokens", f"is above max_tokens = {most}", "Lower it or raise max_tokens.")
+        if self.truncate_prompt_tokens == 0:
+            fix = "Use None for the whole prompt."
+            raise self._refusal("truncate_prompt_tokens", "must be at least 1, or -1", fix)
+
+    def _take(self, row: Parameter, given: Any) -> None:
+        """Replace a given value by its converted one, and check it."""
+        value = given
+        if type(given) not in _PLAIN or row.convert is not None:
+            if given is not None:
+                value = (row.convert or row.kind.convert)(given)
+            elif row.default is _EMPTY:
+                value = _EMPTY
+            object.__setattr__(self, row.name, value)
+        if (reason := row.refusal(value)) is not None:
+            raise RequestError(None, row.name, value, reason, row.fix or row.kind.fix)
+        if row.type in _OF_TOKENS:
+            _check_token_ids(row, value, None, None)
+
+    def _refusal(self, name: str, reason: str, fix: str) -> RequestError:
+        return RequestError(None, name, getattr(self, name), reason, fix)
 
     def with_values(self, **values: Any) -> SamplingParams:
-        """Return a copy with other values of some fields, which are not converted and not checked."""
+        """Return a copy with other values of some fields, which are checked ones: they are not checked here."""
         other = object.__new__(SamplingParams)
         for row in PARAMETERS:
             object.__setattr__(other, row.name, values[row.name] if row.name in values else getattr(self, row.name))
@@ -208,80 +230,70 @@ class SamplingParams:
     @property
     def has_mappings(self) -> bool:
         """Whether a field holds a mapping, the only kind of value that can change."""
-        return self.logit_bias is not None or self.extra_args is not None or self.structured_outputs is not None
+        return self.logit_bias is not None or self.extra_args is not None
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
-    def check(self, request_id: str | None = None, vocab_size: int | None = None) -> None:
-        """Raise `RequestError` for the first value of another type, out of range, or that contradicts another.
-
-        Token ids are checked if the size of the vocabulary is given.
+    def check(self, request_id: str | None, vocab_size: int) -> None:
+        """Raise `RequestError` for the first token id outside of a vocabulary, for a mapping that was changed, and for
+        thinking without an end, which a conversation may have added.
         """
-
-        def require(ok: bool, name: str, reason: str, fix: str) -> None:
-            if not ok:
-                raise RequestError(request_id, name, getattr(self, name), reason, fix)
-
-        for row in PARAMETERS:
-            value = getattr(self, row.name)
-            if value is not row.default and (reason := row.refusal(value)) is not None:
-                raise RequestError(request_id, row.name, value, reason, row.fix or row.kind.fix)
-        n, best_of, most, has_end = self.n, self.best_of, self.max_tokens, self.thinking_end is not None
-        require(best_of is None or best_of >= n, "best_of", f"must be at least n = {n}", "Raise best_of or lower n.")
-        require(
-            most is None or self.min_tokens <= most,
-            "min_tokens", f"is above max_tokens = {most}", "Lower it or raise max_tokens.",
-        )  # fmt: skip
-        require(
-            self.truncate_prompt_tokens != 0,
-            "truncate_prompt_tokens", "must be at least 1, or -1", "Use None for the whole prompt.",
-        )  # fmt: skip
-        for name in ("thinking_start", "thinking_budget"):
-            has_what_it_needs = has_end or getattr(self, name) is None
-            require(has_what_it_needs, name, "needs thinking_end, the text that ends the thinking", "Give both.")
-        if vocab_size is not None:
-            self._check_ids(request_id, vocab_size)
-
-    def _check_ids(self, request_id: str | None, vocab_size: int) -> None:
-        def refuse(field: str, value: object, reason: str, fix: str) -> NoReturn:
-            raise RequestError(request_id, field, value, reason, fix)
-
-        def check(field: str, ids: object) -> None:
-            if not isinstance(ids, tuple):
-                refuse(field, ids, "expected a list of token ids", "Give a list.")
-            for token in ids:
-                if not is_integer(token) or not 0 <= token < vocab_size:
-                    refuse(field, token, f"expected a token id in [0, {vocab_size})", "Remove it.")
-
-        for row in PARAMETERS:
+        for row in _NOT_FINAL:
             value = getattr(self, row.name)
             if value is row.default:
                 continue
-            match row.type:
-                case "Sequence[int]" if value is not None:
-                    check(row.name, value)
-                case "str | int" if is_integer(value):
-                    check(row.name, (value,))
-                case "Sequence[Sequence[int]]":
-                    if not isinstance(value, tuple):
-                        refuse(row.name, value, "expected a list of lists of token ids", "Give a list.")
-                    for word in value:
-                        check(row.name, word)
-                        if not word:
-                            refuse(row.name, value, "contains an empty list", "Remove it.")
-                case "Mapping[int, float]" if value is not None:
-                    if not isinstance(value, Mapping):
-                        refuse(row.name, value, "expected a mapping", "Give {token id: value added to its logit}.")
-                    check(row.name, tuple(value))
-                    for bias in value.values():
-                        if not is_number(bias) or not (bias == -math.inf or abs(bias) <= _MAX_BIAS):
-                            reason = f"must be in [{-_MAX_BIAS:g}, {_MAX_BIAS:g}], or -inf"
-                            fix = "Use -inf to forbid a token, allowed_token_ids to force some."
-                            refuse(row.name, bias, reason, fix)
-        if self.allowed_token_ids is not None and not len(self.allowed_token_ids):
-            refuse("allowed_token_ids", [], "allows no token", "Give at least one token, or None for no limit.")
+            if row.type in _OF_TOKENS:
+                _check_token_ids(row, value, request_id, vocab_size)
+            elif (reason := row.refusal(value)) is not None:
+                raise RequestError(request_id, row.name, value, reason, row.fix or row.kind.fix)
+        for name in ("thinking_start", "thinking_budget") if self.thinking_end is None else ():
+            if (value := getattr(self, name)) is not None:
+                reason = "needs thinking_end, the text that ends the thinking"
+                raise RequestError(request_id, name, value, reason, "Give both.")
+
+
+def _check_token_ids(row: Parameter, value: Any, request_id: str | None, vocab_size: int | None) -> None:
+    """Raise `RequestError` unless the ids in the value of a parameter are of the vocabulary; None: of any."""
+
+    def refuse(value: object, reason: str, fix: str) -> NoReturn:
+        raise RequestError(request_id, row.name, value, reason, fix)
+
+    most = math.inf if vocab_size is None else vocab_size - 1
+
+    def check(ids: object) -> None:
+        if not isinstance(ids, tuple):
+            refuse(ids, "expected a list of token ids", "Give a list.")
+        for token in ids:
+            if not is_integer(token) or not 0 <= token <= most:
+                limits = ", 0 or more" if vocab_size is None else f" in [0, {vocab_size})"
+                refuse(token, f"expected a token id{limits}", "Remove it.")
+
+    if value is None and row.optional:
+        return
+    match row.type:
+        case "Sequence[int]":
+            check(value)
+            if value == () and row.optional:
+                refuse([], "allows no token", "Give at least one token, or None for no limit.")
+        case "str | int" if is_integer(value):
+            check((value,))
+        case "Sequence[Sequence[int]]":
+            if not isinstance(value, tuple):
+                refuse(value, "expected a list of lists of token ids", "Give a list.")
+            for word in value:
+                check(word)
+                if not word:
+                    refuse(value, "contains an empty list", "Remove it.")
+        case "Mapping[int, float]":
+            if not isinstance(value, Mapping):
+                refuse(value, "expected a mapping", "Give {token id: value added to its logit}.")
+            check(tuple(value))
+            for bias in value.values():
+                if not is_number(bias) or not (bias == -math.inf or abs(bias) <= _MAX_BIAS):
+                    reason = f"must be in [{-_MAX_BIAS:g}, {_MAX_BIAS:g}], or -inf"
+                    refuse(bias, reason, "Use -inf to forbid a token, allowed_token_ids to force some.")
 
 
 def _named(row: Parameter) -> Parameter:
@@ -292,9 +304,12 @@ def _named(row: Parameter) -> Parameter:
 PARAMETERS = tuple(map(_named, declarations(SamplingParams, Parameter).values()))
 """The table: a row per field of `SamplingParams`."""
 
-_MAX_BIAS = 1e30  # biased logits stay finite in float32 under all penalties
 _PLAIN = (int, float, bool, str)
 _EMPTY: tuple[object, ...] = ()
-_CONVERSIONS: tuple[tuple[str, Callable[[Any], Any], bool], ...] = tuple(
-    (row.name, row.convert or row.kind.convert, row.default is _EMPTY) for row in PARAMETERS
-)
+_MAX_BIAS = 1e30  # biased logits stay finite in float32 under all penalties
+_OF_TOKENS = ("Sequence[int]", "str | int", "Sequence[Sequence[int]]", "Mapping[int, float]")
+"""Types of parameters that hold token ids."""
+
+_values_of = attrgetter(*(row.name for row in PARAMETERS))
+_NOT_FINAL = tuple(row for row in PARAMETERS if row.type in (*_OF_TOKENS, "Mapping[str, object]"))
+"""The parameters whose values depend on a vocabulary, or may have changed since they were checked."""

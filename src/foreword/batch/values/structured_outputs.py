@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, NoReturn, get_args
+from typing import Literal, NamedTuple, NoReturn, get_args
 
 from foreword.errors import RequestError
 from foreword.names import advice
@@ -141,11 +141,3 @@ class StructuredOutputs:
         """The mapping that it is made from."""
         options = {name: value for name in OPTIONS if (value := getattr(self, name))}
         return {self.kind: json.loads(self.text) if self.kind == "choice" else self.text, **options}
-
-
-def structured_outputs(given: Any) -> Any:
-    """The value of a valid mapping; anything else as it is, for the engine to refuse."""
-    try:
-        return StructuredOutputs.of(given)
-    except RequestError:
-        return given

@@ -36,6 +36,7 @@ def _sampling(row: Parameter) -> TensorSpec:
     dtype, neutral = COLUMNS[name]
     definition, most = _STORED.get(name, (None, None))
     low = row.least if row.above is None else row.above
+    low = 0 if name == "top_k" else low  # −1, which means all as 0 does, is stored as 0
     limits: tuple[float, float | str | None] | None = None
     if low is not None and name != "seed":  # any int64
         limits = low, most or (None if row.most == INT32_MAX else row.most)

@@ -1,0 +1,65 @@
+"""The page of the errors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+import foreword
+from foreword import ForewordError
+from foreword.anthropic.response import KIND_OF_STATUS
+from foreword.openai.errors import WORDS, status_of
+
+
+def page() -> str:
+    """Return the page in Markdown."""
+    lines = [
+        "# Errors",
+        "",
+        "All exceptions of Foreword are names of `foreword`, as `from foreword import RequestError`. The message of",
+        "each names the request if there is one, the field, the value, and the fix. They can be copied and pickled. A",
+        "`RequestError` has the parts of its message: `request_id`, `field`, `value`, `reason`, `fix`, and for some",
+        "errors a `code`. Values are checked where they are made: `SamplingParams(temperature=-1.0)` raises.",
+        "",
+        "| exception | is a | when | HTTP status | type for OpenAI's and Anthropic's clients |",
+        "|---|---|---|---|---|",
+        *map(_line, _classes()),
+        "",
+        "A server that is stopped or closed answers 503. Other statuses are of HTTP alone: 401 without a valid key,",
+        "403 for a web page of another origin, 404 for an unknown path or model, 405 for another method, 408 and 504",
+        "for time that is over, 413 and 431 for sizes above a limit, 415 for a body of another kind, 429 while the",
+        "server is full. A status of 500 or more is logged as a line of JSON with the id of the request",
+        "(`X-Request-Id`) and the reason.",
+        "",
+        "## Codes",
+        "",
+        "An error with a code begins with the words that clients of the interface look for. Its own text follows.",
+        "OpenAI's body has the code in `error.code`.",
+        "",
+        "| code | words for OpenAI's clients | for Anthropic's |",
+        "|---|---|---|",
+        *(f"| `{code}` | {words['openai']} | {words['anthropic']} |" for code, words in WORDS.items()),
+        "",
+        "`make pages` writes this page from the classes and from the tables of `foreword.openai.errors`.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _classes() -> Iterator[type[ForewordError]]:
+    """Yield the exceptions, each behind its base."""
+    yield ForewordError
+    found = (getattr(foreword, name) for name in foreword.__all__)
+    yield from sorted(
+        (one for one in found if inspect.isclass(one) and issubclass(one, ForewordError) and one is not ForewordError),
+        key=lambda one: [base.__name__ for base in reversed(one.__mro__)],
+    )
+
+
+def _line(kind: type[ForewordError]) -> str:
+    bases = ", ".join(f"`{base.__name__}`" for base in kind.__bases__)
+    when = " ".join(inspect.getdoc(kind).partition("\n\n")[0].split())  # type: ignore[union-attr]
+    if kind is ForewordError:
+        return f"| `{kind.__name__}` | {bases} | {when} | | |"
+    status, name = status_of(kind.__new__(kind))
+    anthropic = KIND_OF_STATUS.get(status, "api_error")
+    return f"| `{kind.__name__}` | {bases} | {when} | {status} | `{name}`, `{anthropic}` |"
