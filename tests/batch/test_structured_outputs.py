@@ -57,7 +57,6 @@ def test_a_type_is_its_schema():
         types[kind] = pydantic.TypeAdapter(kind).json_schema()
     for kind, schema in types.items():
         params = SamplingParams(structured_outputs={"json": kind})
-
         assert params.structured_outputs == SamplingParams(structured_outputs={"json": schema}).structured_outputs
     with pytest.raises(RequestError, match=r"structured_outputs\['json'\] = .*Plain.*: the type has no JSON schema"):
         StructuredOutputs.of({"json": type("Plain", (), {})})

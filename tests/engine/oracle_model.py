@@ -28,7 +28,7 @@ def logits_after(prefix: int, vocab_size: int) -> np.ndarray:
 class OracleExecutor(HashExecutor):
     """`HashExecutor` with these hashes and logits, whose outputs need no engine."""
 
-    start, following = np.uint64(START), staticmethod(following_all)
+    empty_prefix, following = np.uint64(START), staticmethod(following_all)
 
     def logits_after(self, prefixes: np.ndarray) -> np.ndarray:
         return np.stack([logits_after(int(prefix), self.table.shape[1]) for prefix in prefixes])

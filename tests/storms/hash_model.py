@@ -41,7 +41,7 @@ def logits_after(table: np.ndarray, prefixes: np.ndarray) -> np.ndarray:
 
 class HashExecutor(HostExecutor):
     capabilities = frozenset({Capability.RECURRENT_STATE, Capability.GRAMMAR})
-    start, following = START, staticmethod(following)
+    empty_prefix, following = START, staticmethod(following)
 
     def __init__(self, vocab_size: int, kv_groups: Sequence[KVGroup], num_blocks: int) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class HashExecutor(HostExecutor):
         """The hash [B] of each request's computed tokens, after checking everything that its next token reads."""
         B = batch.num_reqs
         computed = batch.num_computed_tokens[:B].astype(np.int64)
-        prefix = np.full(B, self.start)
+        prefix = np.full(B, self.empty_prefix)
         longest = int(computed.max())
         if not longest:
             return prefix
@@ -107,7 +107,7 @@ class HashExecutor(HostExecutor):
             slots = blocks * size + positions % size
             held, tokens = self.prefixes[g].reshape(-1).take(slots), self.tokens[g].reshape(-1).take(slots)
             before = np.empty_like(held)
-            before[:, 0], before[:, 1:] = self.start, held[:, :-1]
+            before[:, 0], before[:, 1:] = self.empty_prefix, held[:, :-1]
             wrong = self.following(before, tokens) != held
             wrong[:, 1:] &= reads[:, :-1]  # the first token of a window has no hash before it
             wrong |= blocks == 0
