@@ -7,6 +7,7 @@ from pathlib import Path
 from server_rig import serving
 
 from foreword.cli.options import read_toml
+from foreword.engine.config import FLAT
 from foreword.server.config import ServerConfig
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -31,5 +32,5 @@ def test_the_settings_of_the_page_are_known(tmp_path):
     settings.pop("model")
     assert ServerConfig(**settings).max_requests == 64
     fields = ServerConfig.__dataclass_fields__
-    assert {flag.replace("-", "_") for flag in re.findall(r"--(kv-[a-z-]+)", page)} <= set(fields)
+    assert {flag.replace("-", "_") for flag in re.findall(r"--(kv-[a-z-]+)", page)} <= {*fields, *FLAT}
     assert {name.lower() for name in re.findall(r"FOREWORD_SERVE_(\w+)", page)} <= set(fields)

@@ -81,12 +81,12 @@ def test_echo_and_log_probabilities_are_the_same_in_a_stream(server):
     assert whole["logprobs"]["text_offset"] == list(range(8))
 
 
-@pytest.mark.parametrize(("written", "text"), [("é", "aé"), ("a", "a\ufffda")])
-def test_half_a_character_of_a_prompt_is_completed_also_in_an_echo(server, written, text):
+@pytest.mark.parametrize(("written", "text"), [("é", "aé"), ("a", "aa")])
+def test_half_a_character_of_a_prompt_is_in_no_text_unless_the_output_completes_it(server, written, text):
     a, half, *_ = server.post("/tokenize", {"prompt": "aé"}).json()["tokens"]
     *_, token = server.post("/tokenize", {"prompt": written}).json()["tokens"]
     body = {"prompt": [a, half], "max_tokens": 1, "temperature": 0, "logit_bias": {str(token): 100}}
-    for echo, whole in ((True, text), (False, text.removeprefix("a").removeprefix("\ufffd"))):
+    for echo, whole in ((True, text), (False, text.removeprefix("a"))):
         assert server.post("/v1/completions", {**body, "echo": echo}).json()["choices"][0]["text"] == whole
         frames = server.frames("/v1/completions", {**body, "echo": echo})
         assert "".join(frame["choices"][0]["text"] for frame in frames) == whole

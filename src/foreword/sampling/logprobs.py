@@ -61,6 +61,8 @@ class TokenLogprobs(Mapping[int, Logprob]):
         return iter(self._read())
 
     def __len__(self) -> int:
+        if self._entries is None and self._arrays is not None:
+            return self._arrays.count(self._at)
         return len(self._read())
 
     def __repr__(self) -> str:
@@ -98,6 +100,10 @@ class LogprobArrays:
         """The first of entry i."""
         at = self.offsets[i]
         return Logprob(float(self.logprobs[at]), int(self.ranks[at]))
+
+    def count(self, i: int) -> int:
+        """Number of tokens of entry i."""
+        return len(set(self.ids[self.offsets[i] : self.offsets[i + 1]].tolist()))
 
     def read(self, i: int, token_bytes: Callable[[int], bytes] | None = None) -> dict[int, Logprob]:
         """Entry i: the chosen token first. token_bytes: tells what a token adds to the text."""
