@@ -108,7 +108,7 @@ def test_random_damage_is_read_or_a_model_error(tmp_path):
     ("data", "message"),
     [
         (b"", "0 bytes are too few"),
-        (b"PK\3\4" + bytes(40), r"at byte 4, magic: expected b'GGUF', found b'PK\\x03\\x04'.*safetensors"),
+        (b"PK\3\4" + bytes(40), r"at byte 0, magic: expected b'GGUF', found b'PK\\x03\\x04'.*safetensors"),
         (b"GGUF" + struct.pack("<I", 1) + bytes(40), "version: 1 is not 2 or 3"),
         (b"GGUF" + struct.pack(">I", 3) + bytes(40), "big-endian"),
         (b"GGUF" + struct.pack("<IQQ", 3, 2**63, 0) + bytes(40), "num_tensors: .* cannot fit"),
