@@ -23,6 +23,7 @@ from foreword.server.run import run
 
 PROBE_SECONDS = 5.0
 CALL_SECONDS = 2.0
+OWN_HEADERS = 1 << 10  # bytes of headers that the front end adds to those of a client
 LOAD_SECONDS = 300.0  # an adapter is read from a disk
 
 
@@ -49,6 +50,7 @@ class ReplicaProcess:
             tls_certificate=None,
             tls_key=None,
             access_log=False,
+            max_header_bytes=config.max_header_bytes + OWN_HEADERS,
         )
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()

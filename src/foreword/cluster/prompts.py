@@ -7,6 +7,8 @@ import asyncio
 import msgspec
 
 from foreword.routing import text_prefix
+from foreword.server.errors import HttpError
+from foreword.server.reply import decoded
 
 PIECE = 512  # characters
 TOKENS_PER_PIECE = 128  # as a rule
@@ -24,8 +26,8 @@ async def pieces_of(body: bytes) -> tuple[int, list[int]]:
 
 def _pieces(body: bytes) -> tuple[int, list[int]]:
     try:
-        given = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
+        given = decoded(body)
+    except HttpError:
         return 1, []
     if not isinstance(given, dict):
         return 1, []

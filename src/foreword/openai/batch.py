@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
+from traceback import print_exception
 from typing import Any
 from uuid import uuid4
 
@@ -13,7 +14,7 @@ from foreword.engine import RequestOptions, RequestOutput
 from foreword.engine.chat import make_chat
 from foreword.engine.checked_request import CheckedRequest
 from foreword.engine.llm import LLM
-from foreword.errors import ForewordError, RequestError
+from foreword.errors import EngineError, ForewordError, RequestError
 from foreword.openai.batch_file import BatchLine, Record
 from foreword.openai.errors import error_body, named
 from foreword.openai.request import ChatRequest, CompletionRequest, parse_chat, parse_completion
@@ -78,35 +79,45 @@ class Batch:
         """One step of the engine, if there is work. The results that are known by that."""
         found: list[Record] = []
         for output in self._llm.engine.step() if self._running else ():
+            if output.request_id not in self._running:  # another part of its line has failed in this step
+                continue
             answer, part = self._running.pop(output.request_id)
-            answer.outputs[part.index] = part.read(output)
-            if len(answer.outputs) == len(answer.parts):
-                found += self._finish(answer.line, self._result(answer))
+            try:
+                answer.outputs[part.index] = part.read(output)
+                if len(answer.outputs) < len(answer.parts):
+                    continue
+                record = self._result(answer)
+            except Exception as error:
+                self._drop(answer.parts)
+                record = _failure(answer.line, error)
+            found += self._finish(answer.line, record)
         return found
 
     def forget(self) -> None:
         """Drop the lines in work, without results."""
-        for request_id in self._running:
-            self._llm.engine.abort(request_id)
-        self._running.clear()
+        self._drop([part for _, part in self._running.values()])
         self._open.clear()
+
+    def _drop(self, parts: Iterable[CheckedRequest]) -> None:
+        """Take requests out of the engine, without results."""
+        for part in parts:
+            self._llm.engine.abort(part.group.request_id)
+            self._running.pop(part.group.request_id, None)
 
     def _start(self, line: BatchLine) -> Record | None:
         """Add the line to the engine; the result if it cannot be answered."""
         if line.error is not None:
             return line.record(None, {"code": line.error.code, "message": str(line.error)})
         engine = self._llm.engine
+        parts: list[CheckedRequest] = []
         try:
             answer = self._checked(line)
-        except ForewordError as error:
-            return line.record(_response(*error_body(error)), None)
-        try:
-            for part in answer.parts:
+            parts = answer.parts
+            for part in parts:
                 engine.add(part.group)
-        except RequestError as error:  # its adapter cannot be read again
-            for part in answer.parts:
-                engine.abort(part.group.request_id)
-            return line.record(_response(*error_body(error)), None)
+        except Exception as error:  # whatever a line causes, the others are answered
+            self._drop(parts)
+            return _failure(line, error)
         self._running.update((part.group.request_id, (answer, part)) for part in answer.parts)
         return None
 
@@ -139,7 +150,7 @@ class Batch:
         outputs = [answer.outputs[i] for i in range(len(answer.parts))]
         for output in outputs:
             if output.error is not None:
-                return answer.line.record(_response(*error_body(output.error)), None)
+                return _failure(answer.line, output.error)
         named: dict[str, Any] = {"response_id": uuid4().hex, "created": int(time.time()), "model": answer.model}
         tokens = self._llm.tokenizer
         if isinstance(answer.request, ChatRequest):
@@ -153,6 +164,14 @@ class Batch:
         self._open[line.number] = record
         ready = takewhile(lambda n: self._open[n] is not None, list(self._open)) if self._ordered else [line.number]
         return [found for number in ready if (found := self._open.pop(number)) is not None]
+
+
+def _failure(line: BatchLine, error: Exception) -> Record:
+    """Return the result of a line that cannot be answered."""
+    if not isinstance(error, ForewordError):
+        print_exception(error)
+        error = EngineError(f"line {line.number}: the program failed: {type(error).__name__}: {error}")
+    return line.record(_response(*error_body(error)), None)
 
 
 def _response(status: int, body: Record) -> Record:

@@ -8,8 +8,8 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, MutableMapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from random import getrandbits
 from traceback import print_exception
 from typing import Any
@@ -28,6 +28,11 @@ from foreword.server.reply import check_origin
 
 CLOSED = 499  # status of a request whose client has closed the connection; it is counted, and not sent
 MOST_REASON = 2048  # bytes of a body in the log
+CONTINUE = b"100-continue"
+SINGLE = (b"host", b"authorization", b"x-api-key", b"origin", b"content-type", b"content-encoding", b"expect",
+          b"x-request-id", b"x-request-timeout")  # fmt: skip
+"""Headers that must not be given twice: programs before the server may read the other one."""
+MOST_DISCARDED = 64 << 20  # bytes of a body that is refused
 NO_STREAM = AnswerStream[Any]()
 PLAIN_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
@@ -54,15 +59,16 @@ class Gate:
         request_id = given if PLAIN_ID.fullmatch(given) else b"%032x" % getrandbits(128)
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         target = self._operations.target(scope["method"], path)
-        response = _Response(send, request_id, target.errors)
+        incoming = _Incoming(scope, headers, receive, self._config)
+        response = _Response(send, request_id, target.errors, incoming)
         started, failure = time.perf_counter(), ""
         scope["request_id"] = request_id.decode()  # an answer may add "stream": its `AnswerStream`
         try:
-            self._check_head(scope)
+            self._check_head(scope, headers)
             self._hosts.check(headers)
             self._keys.check(target.access, path, headers)
             scope["operation"], scope["path_params"] = _found(target, scope), target.parameters
-            body = await self._body(scope, headers, receive)
+            body = await incoming.read()
             scope["body_bytes"] = len(body)
             if scope["method"] == "POST" and not body:
                 check_origin(Headers(scope=scope), self._config.cors_origin)
@@ -81,37 +87,22 @@ class Gate:
         if self._config.access_log or failure:
             self._log(scope, response, time.perf_counter() - started, failure)
 
-    def _check_head(self, scope: Scope) -> None:
-        """HttpError for a head that is too long. One that does not arrive as a whole is refused before."""
+    def _check_head(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
+        """HttpError for a head that is too long or asks for what no operation does. One that does not arrive as a whole
+        is refused before.
+        """
         size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(k) + len(v) for k, v in scope["headers"])
         if size > (limit := self._config.max_header_bytes):
             reason = f"the head is longer than max_header_bytes = {limit}"
             raise HttpError(431, reason, headers={"Connection": "close"})
-
-    async def _body(self, scope: Scope, headers: MutableMapping[bytes, bytes], receive: Receive) -> bytes:
-        """The whole body. HttpError if it is too long or too slow."""
-        if scope["method"] != "POST":
-            return b""
-        limit = self._config.max_body_bytes
-        too_long = HttpError(413, f"the body is longer than max_body_bytes = {limit}", headers={"Connection": "close"})
-        declared = headers.get(b"content-length", b"0")
-        if declared.isdigit() and int(declared) > limit:
-            raise too_long
-        parts, size = [], 0
-        try:
-            async with asyncio.timeout(self._config.receive_timeout):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise HttpError(CLOSED, "the connection was closed")
-                    parts.append(message.get("body", b""))
-                    size += len(parts[-1])
-                    if size > limit:
-                        raise too_long
-                    if not message.get("more_body", False):
-                        return b"".join(parts)
-        except TimeoutError:
-            raise HttpError(408, "the body did not arrive in time", headers={"Connection": "close"}) from None
+        if len(headers) < len(scope["headers"]):
+            counts = Counter(name for name, _ in scope["headers"])
+            for name in (name for name in SINGLE if counts[name] > 1):
+                raise HttpError(400, f"the header {name.decode()} is given twice: give it once")
+        if headers.get(b"expect", CONTINUE).lower() != CONTINUE:
+            raise HttpError(417, "Expect: nothing but 100-continue can be expected")
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise HttpError(415, "Content-Encoding: send the body as it is", headers={"Accept-Encoding": "identity"})
 
     def _log(self, scope: Scope, response: _Response, seconds: float, failure: str) -> None:
         """Write a line of JSON. failure: why the server failed, "" if it did not."""
@@ -131,11 +122,62 @@ class Gate:
         print(json.dumps(line), file=sys.stderr, flush=True)
 
 
+class _Incoming:
+    """The body of a request as it arrives."""
+
+    def __init__(self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, config: ServerConfig) -> None:
+        self._is_post, self._headers, self._receive, self._config = scope["method"] == "POST", headers, receive, config
+        self._waits = b"expect" in headers  # the client, until the body is asked for
+        self.is_left = True
+
+    async def read(self) -> bytes:
+        """Return the whole body. HttpError if it is too long or too slow."""
+        if not self._is_post:
+            self.is_left = False
+            return b""
+        limit = self._config.max_body_bytes
+        too_long = HttpError(413, f"the body is longer than max_body_bytes = {limit}", headers={"Connection": "close"})
+        declared = self._headers.get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > limit:
+            raise too_long
+        parts, size, self._waits = [], 0, False
+        try:
+            async with asyncio.timeout(self._config.receive_timeout):
+                while self.is_left:
+                    parts.append(await self._next())
+                    size += len(parts[-1])
+                    if size > limit:
+                        raise too_long
+        except TimeoutError:
+            self.is_left = False  # no more time is given
+            raise HttpError(408, "the body did not arrive in time", headers={"Connection": "close"}) from None
+        return b"".join(parts)
+
+    async def discard(self) -> None:
+        """Receive what a client still sends, within limits: a connection that is closed before would be reset, and the
+        client could not read its response.
+        """
+        size = 0
+        with suppress(TimeoutError, HttpError, asyncio.CancelledError):  # cancelled by the server, which ends
+            async with asyncio.timeout(self._config.receive_timeout):
+                while self.is_left and not self._waits and size < MOST_DISCARDED:
+                    size += len(await self._next())
+
+    async def _next(self) -> bytes:
+        """Return the next piece. HttpError if the connection was closed."""
+        message = await self._receive()
+        self.is_left = message.get("more_body", False)
+        if message["type"] == "http.disconnect":
+            raise HttpError(CLOSED, "the connection was closed")
+        body: bytes = message.get("body", b"")
+        return body
+
+
 class _Response:
     """Passes the messages of a response on, with the id of its request."""
 
-    def __init__(self, send: Send, request_id: bytes, errors: Dialect) -> None:
-        self._send, self._request_id, self._errors = send, request_id, errors
+    def __init__(self, send: Send, request_id: bytes, errors: Dialect, incoming: _Incoming) -> None:
+        self._send, self._request_id, self._errors, self._incoming = send, request_id, errors, incoming
         self.status: int | None = None  # None before the response begins
         self.num_bytes = 0
         self._beginning = b""  # of the body
@@ -170,7 +212,10 @@ class _Response:
         headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
         encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         await self({"type": "http.response.start", "status": error.status, "headers": encoded})
-        await self({"type": "http.response.body", "body": body})
+        await self({"type": "http.response.body", "body": body, "more_body": self._incoming.is_left})
+        if not self.is_complete:
+            await self._incoming.discard()
+            await self({"type": "http.response.body", "body": b""})
 
 
 @asynccontextmanager

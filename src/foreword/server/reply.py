@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Collection
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from starlette.responses import Response
 
 from foreword.server.errors import HttpError
 
+logging.getLogger("python_multipart").addHandler(logging.NullHandler())  # what clients send is not for a log
 T = TypeVar("T")
 SMALL = 2 << 10  # bytes of a body, below which its prompt is tokenized in the event loop: a thread would take longer
 LARGE = 64 << 10  # bytes of a body, from which on it is read in a thread
@@ -52,13 +54,18 @@ async def json_body(request: Request) -> dict[str, Any]:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HttpError(415, "send the body as JSON, with the header Content-Type: application/json")
     data = await request.body()
-    try:
-        value = await apart(len(data) >= LARGE, msgspec.json.decode, data)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise HttpError(400, f"body: is not JSON: {error}", param="body") from None
+    value = await apart(len(data) >= LARGE, decoded, data)
     if not isinstance(value, dict):
         raise HttpError(400, 'body: expected a JSON object. Give {"model": "…", …}.', param="body")
     return value
+
+
+def decoded(data: bytes | str) -> Any:
+    """Return the value of a JSON text. HttpError 400 for one that is none, is not UTF-8 or nests too deeply."""
+    try:
+        return msgspec.json.decode(data)
+    except (ValueError, RecursionError) as error:
+        raise HttpError(400, f"body: is not JSON: {error}", param="body") from None
 
 
 async def form_body(request: Request, json_fields: Collection[str], origins: Collection[str]) -> dict[str, Any]:
@@ -113,8 +120,8 @@ async def _form_items(headers: Headers, data: bytes) -> list[tuple[str, str | by
 
 def _plain(text: Any) -> Any:
     try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
+        return decoded(text)
+    except HttpError:
         return text
 
 
