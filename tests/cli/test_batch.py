@@ -1,5 +1,6 @@
 """`foreword batch`: every line of the input has one result, whatever happens in between."""
 
+import functools
 import io
 import json
 import os
@@ -14,6 +15,7 @@ from processes import Terminal, run, start
 from talking_model import failing_llm, write_talking_model
 from typer.testing import CliRunner
 
+import foreword.engine.chat
 from foreword import LLM, SamplingParams
 from foreword.cli.app import app
 from foreword.errors import ConfigError, ForewordError
@@ -231,6 +233,51 @@ def test_a_request_that_fails_while_it_runs_is_one_error_line(talker, llm, paths
     for name in ("a", "d"):
         body = found[name]["response"]["body"]
         assert body["choices"][0]["message"]["content"][:3] == answer_to(llm, name)[:3]
+
+
+@pytest.mark.parametrize(
+    "place", ["openai.batch.make_chat", "openai.batch.chat_completion", "engine.chat.ChatReader.read"]
+)
+def test_a_line_that_makes_the_program_fail_is_one_error_line(talker, llm, monkeypatch, place, capfd):
+    batch, number = Batch(llm, ["talker"]), 0
+
+    def fail_at_the_second(*arguments, **named):
+        nonlocal number
+        number += 1
+        if number == 2:
+            raise TypeError("unexpected")
+        return known(*arguments, **named)
+
+    known = functools.reduce(getattr, place.split("."), foreword)
+    monkeypatch.setattr(f"foreword.{place}", fail_at_the_second)
+    lines = [json.dumps(line(f"{i}")).encode() for i in range(4)]
+    found = {record["custom_id"]: record["response"] for record in batch.run(batch_lines(lines))}
+    statuses = Counter(response["status_code"] for response in found.values())
+    assert statuses == {200: 3, 500: 1}
+    (failed,) = (response["body"]["error"] for response in found.values() if response["status_code"] == 500)
+    assert "TypeError: unexpected" in failed["message"]
+    assert "Traceback" in capfd.readouterr().err
+    assert not llm.engine.has_work
+    assert llm.engine.cache.pool.num_used == 0
+
+
+def test_prompts_of_a_line_that_fails_leave_the_engine(llm, monkeypatch):
+    batch = Batch(llm, ["talker"])
+    number = 0
+
+    def fail_once(self, output):
+        nonlocal number
+        number += 1
+        if number == 1:
+            raise TypeError("unexpected")
+        return output
+
+    monkeypatch.setattr("foreword.engine.checked_request.CheckedRequest.read", fail_once)
+    lines = [text_line("a", ["b", "c", "d"]), text_line("e", "f")]
+    found = list(batch.run(batch_lines([json.dumps(one).encode() for one in lines])))
+    assert [(one["custom_id"], one["response"]["status_code"]) for one in found] == [("a", 500), ("e", 200)]
+    assert not llm.engine.has_work
+    assert llm.engine.cache.pool.num_used == 0
 
 
 def test_failed_lines_are_done_again_on_request(talker, paths, monkeypatch):

@@ -286,14 +286,19 @@ def mutated(value: object, dice: random.Random) -> object:
     return dice.choice(VALUES)
 
 
+def mutation(dice: random.Random) -> tuple[str, object]:
+    """Return a path, and a body of it that is damaged in up to three places."""
+    path = dice.choice(list(BODIES))
+    body: object = dict(BODIES[path])
+    for _ in range(dice.choice((1, 1, 2, 3))):
+        body = mutated(body, dice)
+    return path, body
+
+
 def mutated_bodies(server: Server, count: int = 3000) -> None:
     dice = random.Random(5)
     for _ in range(count):
-        path = dice.choice(list(BODIES))
-        body: object = dict(BODIES[path])
-        for _ in range(dice.choice((1, 1, 2, 3))):
-            body = mutated(body, dice)
-        server.attack(path, body)
+        server.attack(*mutation(dice))
 
 
 ATTACKS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
 
 from prometheus_client.core import Metric
@@ -21,9 +21,11 @@ from foreword.server.adapter_routes import LOAD
 from foreword.server.errors import HttpError
 from foreword.server.replicas import Called
 
-DROPPED = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"host", b"authorization",
-                     b"x-api-key", b"x-request-id", b"date", b"expect"))  # fmt: skip
-"""Headers that are not passed on."""
+OF_CONNECTION = (b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"host")
+"""Headers of a request or response that concern one connection alone."""
+
+OF_FRONT = (*OF_CONNECTION, b"date", b"x-request-id")
+"""Headers of a response that the front end writes itself."""
 
 FULL = (429, 503)
 """Statuses with which a replica refuses what another one may take."""
@@ -53,7 +55,7 @@ class ProcessFront(Front):
                 tried.add(number)
                 is_last = len(tried) >= len(self._cluster.ready)
                 try:
-                    response = await stack.enter_async_context(_request(scope, process, body))
+                    response = await stack.enter_async_context(self._request(scope, process, body))
                     if response.status in FULL and not is_last:
                         continue
                     whole = None if response.is_stream else await response.body()
@@ -102,25 +104,17 @@ class ProcessFront(Front):
         if body is not None:
             self._cluster.adapters[name] = body
 
-
-def _request(scope: Scope, process: ReplicaProcess, body: bytes) -> Any:
-    query = scope.get("query_string", b"")
-    target = scope.get("raw_path") or scope["path"].encode()
-    headers = [
-        *((name, value) for name, value in scope["headers"] if name not in DROPPED),
-        *_headers(process),
-        (b"x-request-id", scope["request_id"].encode()),
-    ]
-    return request(process.port, scope["method"], target + (b"?" + query if query else b""), headers, body)
-
-
-def _headers(process: ReplicaProcess) -> list[tuple[bytes, bytes]]:
-    return [(b"authorization", b"Bearer " + process.key.encode())]
+    def _request(self, scope: Scope, process: ReplicaProcess, body: bytes) -> AbstractAsyncContextManager[Response]:
+        query = scope["query_string"]
+        target = scope["raw_path"] + (b"?" + query if query else b"")
+        kept = [header for header in self.passed_headers(scope) if header[0] not in OF_CONNECTION]
+        headers = [*kept, (b"authorization", b"Bearer " + process.key.encode())]
+        return request(process.port, scope["method"], target, headers, body)
 
 
 async def _answer(response: Response, whole: bytes | None, send: Send) -> None:
     """Pass a response on. HttpError, after the last whole event, if the replica is lost in the middle of a stream."""
-    headers = [(name, value) for name, value in response.headers if name not in DROPPED]
+    headers = [(name, value) for name, value in response.headers if name not in OF_FRONT]
     if whole:  # none after HEAD
         headers.append((b"content-length", b"%d" % len(whole)))
     await send({"type": "http.response.start", "status": response.status, "headers": headers})

@@ -18,6 +18,9 @@ from foreword.server.replicas import Replicas
 
 LOST = "the replica ended while it answered; send the request again"
 
+KEPT_BACK = frozenset((b"authorization", b"x-api-key", b"x-request-id", b"origin", b"expect"))
+"""Headers of requests that concern the front end alone, which has checked them."""
+
 
 class Front(Replicas):
     """An ASGI application of every operation: those that concern all replicas, and all others by one of them."""
@@ -40,6 +43,11 @@ class Front(Replicas):
     @abstractmethod
     async def pass_on(self, scope: Scope, body: bytes, send: Send) -> None:
         """Answer with the response of one replica."""
+
+    def passed_headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        """Return the headers with which a request is passed on."""
+        kept = [(name, value) for name, value in scope["headers"] if name not in KEPT_BACK]
+        return [*kept, (b"x-request-id", scope["request_id"].encode())]
 
     @abstractmethod
     async def pages(self) -> Iterable[tuple[str, str]]:

@@ -135,8 +135,7 @@ class RayFront(Front):
         num_tokens, pieces = await pieces_of(body) if scope["method"] == "POST" else (1, [])
         names = ("type", "method", "path", "raw_path", "query_string", "http_version", "scheme", "client", "server")
         inner: dict[str, Any] = {name: scope[name] for name in names if name in scope}
-        kept = [(name, value) for name, value in scope["headers"] if name not in (b"authorization", b"x-api-key")]
-        inner["headers"] = [*kept, (b"x-request-id", scope["request_id"].encode())]
+        inner["headers"] = self.passed_headers(scope)
         for is_last in (False, True):
             answers = self._engines.options(stream=True).answer.remote(
                 inner, body, num_tokens=num_tokens, pieces=pieces

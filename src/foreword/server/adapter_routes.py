@@ -55,7 +55,7 @@ UNLOAD_BODY = Body(parse_unload, {"lora_name": "law"})
 
 async def _load(context: Context, request: Request) -> Response:
     engine = context.engine
-    name, path, replaces = await LOAD_BODY.read(context, request)
+    name, path, replaces = await LOAD_BODY.read(request)
     if not name or name in context.names:
         raise HttpError(400, f"lora_name = {name!r:.80}: is not free for an adapter", param="lora_name")
     if name in engine.loras and not replaces:
@@ -86,7 +86,7 @@ async def _load_everywhere(replicas: Replicas, request: Request) -> Response:
 
 
 async def _unload(context: Context, request: Request) -> Response:
-    name = await UNLOAD_BODY.read(context, request)
+    name = await UNLOAD_BODY.read(request)
     if name not in context.engine.loras:
         raise HttpError(404, f"lora_name = {name!r:.80}: is not loaded", param="lora_name")
     await context.engine.drop_lora(name)

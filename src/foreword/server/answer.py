@@ -48,7 +48,7 @@ class Api(Generic[R, T]):
 
     async def __call__(self, context: Context, request: Request) -> Response:
         """Answer a request. The place in the server is given back as soon as the engine has done its part."""
-        generation, body = Generation(context, request), await self.body.fields(context, request)
+        generation, body = Generation(context, request), await self.body.fields(request)
         await generation.limit_time(body)
         wanted = await parsed(self.body.parse, body, request)
         model = generation.choose_model(wanted.model)

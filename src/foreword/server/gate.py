@@ -67,7 +67,10 @@ class Gate:
             self._check_head(scope, headers)
             self._hosts.check(headers)
             self._keys.check(target.access, path, headers)
-            scope["operation"], scope["path_params"] = _found(target, scope), target.parameters
+            operation = _found(target, scope)
+            scope["operation"], scope["path_params"] = operation, target.parameters
+            if operation.body is not None and operation.body.form is not None:
+                check_origin(Headers(scope=scope), self._config.cors_origin)
             body = await incoming.read()
             scope["body_bytes"] = len(body)
             if scope["method"] == "POST" and not body:

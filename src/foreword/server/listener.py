@@ -264,7 +264,7 @@ def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:
             self._end_head()
             if self._is_answering():
                 self.transport.abort()
-            elif not self.transport.is_closing():
+            elif self._num_discarded is None and not self.transport.is_closing():
                 self.transport.write(b"HTTP/1.1 " + status + b"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
                 if self.transport.can_write_eof():
                     self.transport.write_eof()

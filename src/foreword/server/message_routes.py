@@ -29,7 +29,7 @@ COUNT = Body(parse_count, EXAMPLE)
 
 
 async def _count_tokens(context: Context, request: Request) -> Response:
-    wanted = await COUNT.read(context, request)
+    wanted = await COUNT.read(request)
     context.check_model(wanted.model)
     limit = context.config.max_prompt_tokens
     arguments = context.tokenizer, wanted.messages, wanted.params, limit, wanted.chat, context.media

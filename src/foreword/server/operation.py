@@ -43,15 +43,15 @@ class Body(Generic[T]):
     def kind(self) -> str:
         return JSON if self.form is None else FORM
 
-    async def fields(self, context: Context, request: Request) -> dict[str, Any]:
+    async def fields(self, request: Request) -> dict[str, Any]:
         """Read the fields of a request. HttpError for a body of another kind."""
         if self.form is None:
             return await json_body(request)
-        return await form_body(request, self.form, context.config.cors_origin)
+        return await form_body(request, self.form)
 
-    async def read(self, context: Context, request: Request) -> T:
+    async def read(self, request: Request) -> T:
         """Read a request. RequestError or HttpError for one that cannot be served as given."""
-        return await parsed(self.parse, await self.fields(context, request), request)
+        return await parsed(self.parse, await self.fields(request), request)
 
     def schema(self) -> Schema:
         """Return the JSON schema of the bodies."""

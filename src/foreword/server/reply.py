@@ -68,14 +68,12 @@ def decoded(data: bytes | str) -> Any:
         raise HttpError(400, f"body: is not JSON: {error}", param="body") from None
 
 
-async def form_body(request: Request, json_fields: Collection[str], origins: Collection[str]) -> dict[str, Any]:
+async def form_body(request: Request, json_fields: Collection[str]) -> dict[str, Any]:
     """Read a multipart form: texts, the bytes of files, and lists of texts for names that end with ``[]``.
 
     json_fields: those that are numbers and truth values, as in JSON; a text that is none is returned, to be refused.
-    origins: of web pages that may call the server. HttpError 403 for a form that another page sends, which browsers do
-    without asking the server; 415 for another body, 400 for one that is damaged or has a field twice.
+    HttpError 415 for another body, 400 for one that is damaged or has a field twice.
     """
-    check_origin(request.headers, origins)
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
         raise HttpError(415, "send the body as a form, with the header Content-Type: multipart/form-data")
     data, found = await request.body(), dict[str, Any]()

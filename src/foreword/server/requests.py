@@ -50,7 +50,7 @@ async def _why(context: Context, request: Request) -> Response:
 
 
 async def _abort(context: Context, request: Request) -> Response:
-    name = await ABORT.read(context, request)
+    name = await ABORT.read(request)
     for part in _in_engine(context, name):
         context.engine.abort(part)
     if name in context.progress:
@@ -59,7 +59,7 @@ async def _abort(context: Context, request: Request) -> Response:
 
 
 async def _reset(context: Context, request: Request) -> Response:
-    await RESET.read(context, request)
+    await RESET.read(request)
     return reply({"reset": await context.engine.call(context.engine.engine.reset_prefix_cache)})
 
 

@@ -75,7 +75,7 @@ DETOKENIZE = Body(parse_detokenize, {"tokens": [0]})
 
 
 async def _tokenize(context: Context, request: Request) -> Response:
-    wanted = await TOKENIZE.read(context, request)
+    wanted = await TOKENIZE.read(request)
     context.check_model(wanted.model)
     ids = await apart(not is_small(request), wanted.encode, context.tokenizer)
     return await built(len(ids), _encoded, context, ids, wanted.with_texts)
@@ -88,7 +88,7 @@ def _encoded(context: Context, ids: list[int], with_texts: bool) -> Response:
 
 
 async def _detokenize(context: Context, request: Request) -> Response:
-    model, ids = await DETOKENIZE.read(context, request)
+    model, ids = await DETOKENIZE.read(request)
     context.check_model(model)
     decode = context.tokenizer.decode
     return await built(len(ids), lambda: reply({"prompt": decode(ids, skip_special_tokens=False)}))
