@@ -55,7 +55,7 @@ class Known(Front):
     def ask(self, method, path, **options) -> httpx.Response:
         async def request():
             transport = httpx.ASGITransport(self.behind_gate(ServerConfig()))
-            async with httpx.AsyncClient(transport=transport, base_url="http://front") as client:
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
                 return await client.request(method, path, **options)
 
         return asyncio.run(request())

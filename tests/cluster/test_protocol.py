@@ -75,8 +75,10 @@ def test_each_path_and_method_has_the_status_of_its_operation_and_key(servers, k
         needed = {None: 0, "wrong": 0, "one": 1, "root": 2}[key]
         if needed < (0 if path in PUBLIC else 2 if path in ADMIN else 1):
             assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer"), (method, path)
+            assert method == "HEAD" or (b"admin key" in answer.body) == (path in ADMIN)
         elif path in NOWHERE:
             assert answer.status == 404, (method, path)
+            assert method == "HEAD" or f"{method} {path}" in str(answer.json["error"]["message"])
         elif PATHS[path] == ("GET" if method == "HEAD" else method):
             assert answer.status not in (401, 405), (method, path)
         else:
@@ -192,12 +194,17 @@ BODIES = {
 }  # fmt: skip
 
 
+OBJECTS = [BODIES["unknown-field"], BODIES["long-field"]]
+
+
 @pytest.mark.parametrize("content", BODIES.values(), ids=BODIES)
 @pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-16"])
 def test_a_body_that_is_no_request_is_refused_on_every_route(servers, content, kind):
     for path in POSTS:
         answer = both(servers, "POST", path, content, kind=kind)
         assert answer.status == (415 if path in FORMS else 400), path
+        if answer.status == 400 and not path.startswith("/v1/messages") and content not in OBJECTS:
+            assert answer.json["error"]["param"] == "body"
         assert len(answer.body) < 2000
         check_error(path, answer)
 
@@ -205,6 +212,7 @@ def test_a_body_that_is_no_request_is_refused_on_every_route(servers, content, k
 def test_an_empty_body_is_answered_alike(servers):
     for path, kind in product(POSTS, ("application/json", "text/plain", None)):
         both(servers, "POST", path, b"", kind=kind)
+    assert both(servers, "POST", "/reset_prefix_cache", b"", kind=None).status == 200
 
 
 FOREIGN = "Origin: https://evil.example"
@@ -215,9 +223,9 @@ FORM = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_page_of_another_origin_may_send_unasked_is_refused_on_every_route(servers, kind):
-    for path, content in product(POSTS, (b"{}", FORM)):
+    for path, content in product(POSTS, (b"{}", FORM, b"")):
         answer = both(servers, "POST", path, content, FOREIGN, kind=kind)
-        assert answer.status == (403 if path in FORMS else 415), path
+        assert answer.status == (403 if path in FORMS or not content else 415), path
         check_error(path, answer)
 
 
@@ -352,7 +360,7 @@ def test_a_refusal_can_be_read_after_all_of_a_body_was_sent(server, path, key, s
     lines = f"Authorization: Bearer {key}", "Content-Type: application/json", "Connection: close", length
     pieces = [b"%x\r\n%s\r\n" % (len(piece), piece) if is_chunked else piece] * 8
     (answer,) = parsed(server.raw(head("POST", path, *lines), *pieces, b"0\r\n\r\n" if is_chunked else b""))
-    assert answer.status == status
+    assert (answer.status, b"max_body_bytes" in answer.body) == (status, status == 413)
     check_error(path, answer)
 
 

@@ -69,9 +69,9 @@ class Gate:
             self._keys.check(target.access, path, headers)
             operation = _found(target, scope)
             scope["operation"], scope["path_params"] = operation, target.parameters
-            if operation.body is not None and operation.body.form is not None:
-                check_origin(Headers(scope=scope), self._config.cors_origin)
             body = await incoming.read()
+            if operation.body is not None and (operation.body.form is not None or not body):
+                check_origin(Headers(scope=scope), self._config.cors_origin)
             scope["body_bytes"] = len(body)
             if scope["method"] == "POST" and not body:
                 check_origin(Headers(scope=scope), self._config.cors_origin)
