@@ -59,7 +59,7 @@ def test_errors_keys_and_names_are_those_of_one_server(served: Served):
         assert client.head("/v1/models").status_code == 200
     refused = served.complete("a", model="large")
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
-    assert served.complete("a", max_tokens=-1).json()["error"]["param"] == "max_tokens"
+    assert served.complete("a", max_tokens=-2).json()["error"]["param"] == "max_tokens"
     assert served.get("/nothing").status_code == 404
     assert served.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "none"}).status_code == 400
     assert served.post("/v1/load_lora_adapter", [1]).status_code == 400
