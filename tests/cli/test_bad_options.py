@@ -16,6 +16,8 @@ import foreword
 from foreword.batch.values.sampling_params import PARAMETERS
 from foreword.cli import main
 from foreword.cli.app import COMMANDS, app
+from foreword.engine.config import EngineConfig
+from foreword.settings import settings_of
 
 WORKS = {
     "run": ["Hi", "--model", "none.gguf"],
@@ -35,15 +37,15 @@ FREE = {
     for value in ("-1", "9" * 20)
     if row.type in ("int", "float") and row.refusal(int(value)) is None
 } | {
-    (command, "--seed", "-1")
+    (command, f"--{row.name.replace('_', '-')}", "-1")
     for command in (
-        "batch",
-        "embed",
-        "serve",
+        *("run", "chat", "batch", "embed", "serve"),
         *(f"bench {name}" for name in ("throughput", "latency", "prefill", "startup")),
     )
+    for row in settings_of(EngineConfig).values()
+    if row.kind.is_number and row.refusal(-1) is None
 }
-"""Values that are valid after all; those of sampling parameters follow from their table."""
+"""Values that are valid after all, by the tables of sampling parameters and of settings."""
 
 
 def commands():
