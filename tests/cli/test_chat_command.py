@@ -200,6 +200,7 @@ def test_a_conversation_goes_on_after_any_end(talker, expected, tmp_path, end):
     assert private_files(tmp_path) == {"chat-history": 0o600, "last-chat.json": 0o600}
     assert (tmp_path / "state" / "foreword").stat().st_mode & 0o777 == 0o700
     with Terminal("chat", "-m", talker, *SHORT, "--continue", columns=200) as terminal:
+        terminal.answer_prompt("")  # the last exchange is shown as it was, with its prompt
         terminal.answer_prompt("you\n")
         terminal.answer_prompt("\x04")
         assert terminal.end() == 0
