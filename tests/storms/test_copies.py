@@ -22,6 +22,10 @@ ERRORS: list[errors.ForewordError] = [
     errors.ConfigError("num_blocks=1: must be at least 2"),
     errors.RequestError("a", "top_p", 2.0, "must be > 0 and ≤ 1", "Use 1.0 for no limit."),
     errors.RequestError(None, "prompts", object, "must be a text", "Pass one."),
+    errors.ContextLengthError(
+        "a", "prompt", "9 tokens", "is too long", "Shorten it.", num_tokens=9, longest=7, max_model_len=8
+    ),
+    errors.ModelOutputError("a", "logits", float("inf"), "must be finite", "Use another model."),
     errors.CapacityError("3 blocks wanted, 2 of 8 are free"),
     errors.PlanError("wrong", step=3, request="a", tensor="positions", index=(1, 2), expected=[1], got="x"),
     errors.PlanError("wrong"),
