@@ -73,8 +73,6 @@ class Gate:
             if operation.body is not None and (operation.body.form is not None or not body):
                 check_origin(Headers(scope=scope), self._config.cors_origin)
             scope["body_bytes"] = len(body)
-            if scope["method"] == "POST" and not body:
-                check_origin(Headers(scope=scope), self._config.cors_origin)
             async with _while_connected(receive), AsyncExitStack() as stack:
                 scope["stack"] = stack  # what ends with the request
                 await self._app(scope, _replay(body), response)
