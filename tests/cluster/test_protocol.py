@@ -485,6 +485,12 @@ def test_a_stream_has_one_id_and_ends_as_a_chunked_body(server):
     assert answer.body.endswith(b"data: [DONE]\n\n")
 
 
+def test_threads_of_grammars_end_with_the_server(server):
+    """The fixture asserts the status of the end."""
+    body = json.dumps({"prompt": "a", "max_tokens": 2, "structured_outputs": {"regex": "a+"}}).encode()
+    assert server.ask("POST", "/v1/completions", body).json["choices"][0]["text"] == "aa"
+
+
 def test_half_open_connections_delay_no_other(server):
     idle = []
     try:

@@ -171,6 +171,7 @@ class AsyncEngine:
         turns in compiling grammars, and those that are compiled at once do not wait for those that take long.
         """
         check_process(self._pid)
+        self._check_open()
         checks = partial(self.engine.check, request_id, prompt, params, prompt_text=prompt_text, **options)
         if isinstance(params, SamplingParams) and params.needs_grammar:
             await self._settle(request_id, client, params)
@@ -283,9 +284,12 @@ class AsyncEngine:
 
     def _send(self, command: Callable[[], None]) -> None:
         with self._closing:
-            if self._closed:
-                raise EngineError("the engine is closed: make a new one")
+            self._check_open()
             self._inbox.put(command)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineError("the engine is closed: make a new one")
 
     def _end(self) -> None:
         if os.getpid() != self._pid:
@@ -295,6 +299,9 @@ class AsyncEngine:
                 self._closed = True
                 self._inbox.put(self._end_all)
         self._thread.join()
+        self._checking.shutdown(wait=False, cancel_futures=True)
+        for turns in self._compiling:
+            turns.close()
         atexit.unregister(self._end)
 
     # -- in the engine's thread ------------------------------------------------------------------------------------

@@ -28,6 +28,14 @@ class Turns(Generic[T]):
             self._executor.submit(self._run_next)
         return future
 
+    def close(self) -> None:
+        """End the thread after the function that runs, and cancel those that wait. Nothing can be submitted then."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            for future in (future for queue in self._waiting.values() for future, _ in queue):
+                future.cancel()
+            self._waiting.clear()
+
     def _run_next(self) -> None:
         with self._lock:
             client, queue = self._waiting.popitem(last=False)
