@@ -8,7 +8,6 @@ import os
 import secrets
 import signal
 import threading
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -23,7 +22,6 @@ from foreword.server.run import run
 
 PROBE_SECONDS = 5.0
 CALL_SECONDS = 2.0
-OWN_HEADERS = 1 << 10  # bytes of headers that the front end adds to those of a client
 LOAD_SECONDS = 300.0  # an adapter is read from a disk
 
 
@@ -37,8 +35,7 @@ class ReplicaProcess:
     def __init__(self, model: str, config: ServerConfig, options: LLMOptions, number: int) -> None:
         self.key, self.port, self.num_requests = secrets.token_hex(16), 0, 0
         self.identity: tuple[object, ...] = ()
-        inner = replace(
-            config,
+        inner = config.behind_front(
             host="127.0.0.1",
             port=0,
             replicas=1,
@@ -46,11 +43,8 @@ class ReplicaProcess:
             api_key=(self.key,),
             allowed_host=(),
             admin_key=self.key,
-            cors_origin=(),
             tls_certificate=None,
             tls_key=None,
-            access_log=False,
-            max_header_bytes=config.max_header_bytes + OWN_HEADERS,
         )
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()

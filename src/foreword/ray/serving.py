@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Unpack
 
 import msgspec
@@ -221,7 +220,7 @@ def application(
             "kv_events, tls_certificate: are not supported on Ray, where replicas have no fixed addresses; leave them "
             "out"
         )
-    inner = replace(config, api_key=(), admin_key=None, cors_origin=(), access_log=False)
+    inner = config.behind_front(api_key=(), admin_key=None)
     router = RequestRouterConfig(
         request_router_class="foreword.ray.router:ForewordRouter", request_router_kwargs={"router": config.router}
     )

@@ -16,6 +16,7 @@ from foreword.settings import check_settings, setting, setting_of, settings_of
 if TYPE_CHECKING:
     from foreword.engine.options import LLMOptions
 
+FRONT_HEADERS = 1 << 10  # bytes
 ENGINE_DEFAULTS: LLMOptions = {"seed": None, "max_logprobs": 20}
 """Options of the engine of a server, where they are not given: each run draws other tokens, and no client can ask for
 the log-probabilities of a whole vocabulary.
@@ -107,6 +108,11 @@ class ServerConfig:
             remote_hosts=self.media_host,
             timeout=self.media_timeout,
         )
+
+    def behind_front(self, **own: Any) -> ServerConfig:
+        """Return the settings of a replica, which gets requests that a front end has checked, with more headers."""
+        longest = min(self.max_header_bytes + FRONT_HEADERS, 2**31)
+        return replace(self, max_header_bytes=longest, cors_origin=(), access_log=False, **own)
 
     def of_replicas(self) -> list[ServerConfig]:
         """The settings of each replica, which publishes cache events at endpoints of its own."""
