@@ -121,7 +121,7 @@ REFUSED = {
         {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function", "function": {"name": "f"}}]},
         "tools",  # the model's template has no place for them
     ),
-    "surrogate": ({"messages": [{"role": "user", "content": "\ud800"}]}, "prompt"),
+    "surrogate": ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages"),
     "vocabulary": ({"messages": [{"role": "user", "content": "a"}], "stop_token_ids": [10**6]}, "stop_token_ids"),
 }
 
