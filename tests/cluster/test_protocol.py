@@ -258,6 +258,17 @@ def test_a_body_that_is_encoded_otherwise_is_refused(servers):
     assert both(servers, "POST", "/tokenize", b'{"prompt": "a"}', "Content-Encoding: identity").status == 200
 
 
+def test_variables_of_a_chat_template_are_refused_where_they_are_arguments_of_the_program(servers):
+    names = ("media", "messages", "self", "tools", "add_generation_prompt", "chat_template", "name", "variables")
+    for name, value in product(names, ([1], "a", {}, True, None)):
+        variables = {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {name: value}}
+        is_free = name in ("name", "variables") or (name, value) == ("chat_template", None)
+        for path in ("/v1/chat/completions", "/tokenize"):
+            body = json.dumps({**variables, **({"max_tokens": 1, "seed": 1} if "chat" in path else {})}).encode()
+            answers = [server.ask("POST", path, body) for server in servers.values()]
+            assert [answer.status for answer in answers] == [200 if is_free else 400] * 2, (path, name, value)
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_no_damaged_body_makes_the_server_fail(servers, seed):
     dice = random.Random(seed)

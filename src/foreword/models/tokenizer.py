@@ -162,7 +162,7 @@ class Tokenizer:
 
     def _template_name(self, tools: bool, name: str | None) -> str:
         names = ", ".join(map(repr, self._chat_sources)) or "none"
-        if name is not None and name not in self._chat_sources:
+        if name is not None and not (isinstance(name, str) and name in self._chat_sources):
             reason = f"is not one of the model's chat templates: {names}"
             raise RequestError(None, "chat_template", name, reason, "Give the name of one, or leave it out.")
         name = name or ("tool_use" if tools and "tool_use" in self._chat_sources else "default")

@@ -125,7 +125,7 @@ SAMPLING = {
 LABELS = {"user": STRING, "metadata": OBJECT, "safety_identifier": STRING, "prompt_cache_key": STRING}
 """Fields that name the caller, and change no output."""
 
-OF_TEMPLATES = frozenset(("self", "messages", "tools", "add_generation_prompt"))
+OF_TEMPLATES = frozenset(("self", "messages", "tools", "add_generation_prompt", "media"))
 """Variables of chat templates that are no further ones."""
 
 
