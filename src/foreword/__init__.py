@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         ModelOutputError,
         PlanError,
         RequestError,
+        StepError,
         UnsupportedModelError,
     )
 
@@ -45,6 +46,7 @@ __all__ = [
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "StepError",
     "UnsupportedModelError",
     "__version__",
 ]
@@ -66,6 +68,7 @@ _HOMES = {
     "ModelOutputError": "foreword.errors",
     "PlanError": "foreword.errors",
     "RequestError": "foreword.errors",
+    "StepError": "foreword.errors",
     "UnsupportedModelError": "foreword.errors",
 }
 

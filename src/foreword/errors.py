@@ -192,3 +192,13 @@ class UnsupportedModelError(ModelError):
 
 class EngineError(ForewordError, RuntimeError):
     """A request was aborted because the engine failed or was closed. The request itself may be valid."""
+
+
+class StepError(EngineError):
+    """A step of the engine failed, and every request of it. ``__cause__`` is the failure, whose text is in this error's:
+    it may have names of other requests, so a server tells its clients neither.
+    """
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(f"a step failed, and its requests with it: {type(cause).__name__}: {cause}")
+        self.__cause__ = cause

@@ -132,6 +132,9 @@ def test_the_server_listens_on_this_machine_alone_unless_told_otherwise():
         ("/v1/chat/completions", {"messages": HI, "logprobs": True, "top_logprobs": 50}, "logprobs = 50"),
         ("/v1/completions", {"prompt": "a", "n": 50, "max_tokens": 4000, "logprobs": 20}, "max_answer_bytes"),
         ("/v1/completions", {"prompt": "a", "n": 16384, "max_tokens": 4000}, "max_answer_bytes"),
+        ("/v1/completions", {"prompt": "a", "stop": [f"zzq{i}" for i in range(2000)]}, "stop ="),
+        ("/v1/completions", {"prompt": "a", "stop": "z" * 70_000}, "Give at most 1024, of 65536 characters in all"),
+        ("/v1/completions", {"prompt": "a", "bad_words": ["z" * 70_000]}, "bad_words ="),
         (
             "/v1/completions",
             {"prompt": ["a" * 500] * 300, "echo": True, "logprobs": 20, "max_tokens": 1},
@@ -139,12 +142,21 @@ def test_the_server_listens_on_this_machine_alone_unless_told_otherwise():
         ),
     ],
 )
-def test_an_answer_that_would_take_much_memory_is_refused_before_it_begins(talker, path, body, words):
+def test_what_would_take_much_memory_or_time_is_refused_before_it_begins(talker, path, body, words):
     with serving(talker, engine={"max_logprobs": 20}, max_answer_bytes=1 << 30) as running:
         response = running.post(path, body)
         assert response.status_code == 400
         assert words in response.json()["error"]["message"]
         assert running.post("/v1/completions", {"prompt": "a", "logprobs": 20, "max_tokens": 2}).status_code == 200
+
+
+def test_a_text_is_tokenized_only_if_its_tokens_may_be_few_enough(talker):
+    with serving(talker, engine={"max_model_len": 64}, max_prompt_tokens=1000) as running:
+        for path, more in (("/v1/completions", {"truncate_prompt_tokens": 5}), ("/tokenize", {})):
+            assert running.post(path, {"prompt": "a" * 900, **more}).status_code == 200
+            response = running.post(path, {"prompt": "a" * 300_000, **more})
+            assert response.status_code == 400
+            assert "its 300000 characters are at least" in response.json()["error"]["message"]
 
 
 def test_large_answers_in_progress_share_the_memory_for_them():

@@ -207,21 +207,26 @@ def test_a_request_that_waits_is_not_told_for_whose(talker):
             thread.join()
 
 
-def test_a_failed_step_ends_its_requests_with_an_error_and_the_server_goes_on(server):
+def test_a_failed_step_ends_its_requests_with_an_error_that_the_log_explains_and_the_server_goes_on(server, capfd):
     compute = server.llm.engine.executor.compute
 
     def broken(batch, logits_indices):
         if server.steps > 3:
-            raise RuntimeError("the model broke")
+            raise RuntimeError(f"the model broke at {list(batch.req_ids)}")
         return compute(batch, logits_indices)
 
     replace_compute(server.llm.engine.executor, broken)
     body = {"prompt": "a", "max_tokens": 50}
     with server.client() as client:
-        text = client.post("/v1/completions", json={**body, "stream": True}).text
+        text = client.post("/v1/completions", json={**body, "stream": True}, headers={"X-Request-Id": "mine"}).text
     *_, last = [json.loads(frame.removeprefix("data: ")) for frame in text.split("\n\n") if frame]
-    assert (last["error"]["type"], "the model broke" in last["error"]["message"]) == ("server_error", True)
-    assert server.post("/v1/completions", body).status_code == 500
+    assert last["error"]["type"] == "server_error"
+    whole = server.post("/v1/completions", body, headers={"X-Request-Id": "other"})
+    assert whole.status_code == 500
+    assert last["error"]["message"] == whole.json()["error"]["message"]
+    assert "model broke" not in text + whole.text  # whose text may name requests of others
+    log = capfd.readouterr().err
+    assert all(f"the model broke at ['{name}']" in log for name in ("mine", "other"))
     replace_compute(server.llm.engine.executor, compute)
     assert server.post("/v1/completions", body).status_code == 200
 

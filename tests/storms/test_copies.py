@@ -32,6 +32,7 @@ ERRORS: list[errors.ForewordError] = [
     errors.ModelError("model.gguf: ends early"),
     errors.UnsupportedModelError("architecture 'x'"),
     errors.EngineError("the engine was closed"),
+    errors.StepError(ValueError("a step")),
     BadLogitsError("a", 3),
     NoTokenLeftError("a", 3),
     BadHiddenStatesError("a", 3),

@@ -29,7 +29,7 @@ from foreword.engine.prompt import Prompt
 from foreword.engine.request_group import RequestGroup, RequestOptions
 from foreword.engine.transaction import check_process
 from foreword.engine.turns import Turns
-from foreword.errors import ConfigError, EngineError, RequestError
+from foreword.errors import ConfigError, EngineError, RequestError, StepError
 from foreword.structured.compiler import COMPILE_SECONDS, QUICK_SECONDS
 
 T = TypeVar("T")
@@ -363,9 +363,7 @@ class AsyncEngine:
         events: list[tuple[str, Event]] = []
         for request_id in list(self._streams):
             if self._abort_now(request_id) is not None:
-                failure = EngineError(f"a step failed, and its requests with it: {type(error).__name__}: {error}")
-                failure.__cause__ = error
-                events.append((request_id, failure))
+                events.append((request_id, StepError(error)))
         self._deliver(events)
 
     def _end_all(self) -> None:

@@ -27,6 +27,8 @@ from foreword.scheduler import Request
 from foreword.structured import GrammarCompiler
 from foreword.versions import Memo
 
+MOST_CUT = 64
+"""A text of more than so many times max_model_len tokens is refused, also if it is cut: all of it is tokenized."""
 DRY_BREAKERS = ("\n", ":", '"', "*")
 
 
@@ -206,7 +208,7 @@ class Intake:
             text = prompt if isinstance(prompt, str) else text
             prompt, of_encoder = self._encoder.split(request_id, prompt, partial(self._encode, request_id))
         if isinstance(prompt, str):
-            text, prompt = prompt, self._encode(request_id, prompt, limit if cut is None else None)
+            text, prompt = prompt, self._encode(request_id, prompt, limit if cut is None else MOST_CUT * limit)
         if cut is not None:
             if isinstance(prompt, Mapping):
                 reason, fix = "a prompt with embeddings or positions cannot be cut", "Cut it before it is given."

@@ -15,6 +15,7 @@ from foreword.names import advice
 from foreword.sampling import Grammar
 
 MAX_COMPLETIONS = 16384  # of one prompt: each is a request of its own, made at once
+MAX_TEXTS, MAX_TEXT_CHARS = 1024, 1 << 16  # of a parameter: every step looks for them, or they are tokenized
 OPTIONS = tuple(RequestOptions.__annotations__)
 GRAMMAR = tuple(name for name in vars(Grammar) if not name.startswith("_"))
 
@@ -27,6 +28,13 @@ def checked_params(request_id: str, params: object, *, vocab_size: int, max_logp
     for field, count in (("n", params.n), ("best_of", params.best_of or 1)):
         if count > MAX_COMPLETIONS:
             raise RequestError(request_id, field, count, f"is above {MAX_COMPLETIONS}", "Add the prompt several times.")
+    for field in ("stop", "bad_words", "dry_sequence_breakers"):
+        given = getattr(params, field) or ()
+        texts = (given,) if isinstance(given, str) else given
+        if len(texts) > MAX_TEXTS or sum(map(len, texts)) > MAX_TEXT_CHARS:
+            reason = f"has {len(texts)} texts of {sum(map(len, texts))} characters"
+            fix = f"Give at most {MAX_TEXTS}, of {MAX_TEXT_CHARS} characters in all."
+            raise RequestError(request_id, field, given, reason, fix)
     for field, count in (("logprobs", params.logprobs or 0), ("prompt_logprobs", params.prompt_logprobs or 0)):
         if count > vocab_size:
             raise RequestError(request_id, field, count, f"the vocabulary has {vocab_size} tokens", "Use −1 for all.")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foreword import anthropic
-from foreword.errors import EngineError, ForewordError
+from foreword.errors import EngineError, ForewordError, StepError
 from foreword.openai import error_body, error_frame
 from foreword.openai.errors import Interface, text_in
 
@@ -50,6 +50,8 @@ def as_http_error(error: Exception) -> HttpError:
         return error
     if isinstance(error, TimeoutError):
         return HttpError(504, "the request's time is over", code="timeout")
+    if isinstance(error, StepError):
+        return HttpError(500, "a step of the engine failed, and the request with it. Send it again")
     if isinstance(error, ForewordError):
         status, body = error_body(error)
         status = 503 if isinstance(error, EngineError) and "closed" in str(error) else status

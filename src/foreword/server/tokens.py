@@ -28,11 +28,12 @@ class TokenizeRequest:
     special: bool
     with_texts: bool
 
-    def encode(self, tokenizer: Tokenizer) -> list[int]:
+    def encode(self, tokenizer: Tokenizer, max_tokens: int) -> list[int]:
+        """Return the tokens. RequestError for a text that certainly has more than ``max_tokens``."""
         text = self.text
         if text is None:
             text = tokenizer.apply_chat_template(self.messages or [], **self.template)
-        return tokenizer.encode(text, add_special_tokens=self.special)
+        return tokenizer.encode(text, add_special_tokens=self.special, max_tokens=max_tokens)
 
 
 def parse_tokenize(body: object) -> TokenizeRequest:
@@ -77,7 +78,7 @@ DETOKENIZE = Body(parse_detokenize, {"tokens": [0]})
 async def _tokenize(context: Context, request: Request) -> Response:
     wanted = await TOKENIZE.read(request)
     context.check_model(wanted.model)
-    ids = await apart(not is_small(request), wanted.encode, context.tokenizer)
+    ids = await apart(not is_small(request), wanted.encode, context.tokenizer, context.config.max_prompt_tokens)
     return await built(len(ids), _encoded, context, ids, wanted.with_texts)
 
 
