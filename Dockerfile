@@ -1,7 +1,7 @@
 # An image with the command and the HTTP server; models are fetched at the first use, into the volume /models.
 #
 #   docker build -t foreword .
-#   docker run --rm -v foreword-models:/models -p 8000:8000 foreword                      the server
+#   docker run --rm -v foreword-models:/models -p 8000:8000 -e FOREWORD_SERVE_API_KEY=… foreword     the server
 #   docker run --rm -v foreword-models:/models -it foreword chat                          any other command
 FROM python:3.12-slim-bookworm AS build
 RUN apt-get update \
@@ -26,4 +26,4 @@ EXPOSE 8000
 HEALTHCHECK --start-period=10m --interval=30s --timeout=5s \
   CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/health')"]
 ENTRYPOINT ["foreword"]
-CMD ["serve", "--host", "0.0.0.0"]
+CMD ["serve", "--host", "0.0.0.0", "--require-key"]

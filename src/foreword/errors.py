@@ -195,7 +195,7 @@ class EngineError(ForewordError, RuntimeError):
 
 
 class StepError(EngineError):
-    """A step of the engine failed, and every request of it. ``__cause__`` is the failure, whose text is in this error's:
+    """A step of the engine failed, and every request of it. ``__cause__`` is the failure, whose text this one has:
     it may have names of other requests, so a server tells its clients neither.
     """
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from processes import start
+from processes import run, start
 from server_rig import frames_of
 from typer.testing import CliRunner
 
@@ -43,6 +43,36 @@ def test_it_serves_until_sigterm_and_ends_with_status_0(talker):
     assert name == "tiny"
     (model,) = httpx.get(f"{url}/v1/models", trust_env=False).json()["data"]
     assert (model["id"], model["max_model_len"]) == ("tiny", 512)
+    assert ended(process) == 0
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"API_KEY": ""}, "FOREWORD_SERVE_API_KEY: is empty"),
+        ({"ADMIN_KEY": ""}, "FOREWORD_SERVE_ADMIN_KEY: is empty"),
+        ({"CORS_ORIGIN": ""}, "FOREWORD_SERVE_CORS_ORIGIN: is empty"),
+        ({"API_KEY": "   "}, "api_key: a key begins or ends with a space"),
+        ({"API_KEY": "k\n"}, "FOREWORD_SERVE_API_KEY: .*none of them empty"),
+        ({"ADMIN_KEY": "a\x01"}, "admin_key: .*cannot be printed"),
+        ({"REQUIRE_KEY": "on"}, "api_key: is missing, and require_key asks for one"),
+        ({"REQUIRE_KEY": "on", "API_KEY": ""}, "FOREWORD_SERVE_API_KEY: is empty"),
+    ],
+)
+def test_a_key_that_is_none_opens_no_server(variables, words):
+    status, _, error = run(
+        "serve", "none.gguf", env={f"FOREWORD_SERVE_{name}": text for name, text in variables.items()}
+    )
+    assert status != 0
+    assert re.search(words, error), error
+
+
+def test_a_key_of_a_variable_is_one_whatever_spaces_it_has(talker):
+    keys = {"FOREWORD_SERVE_API_KEY": "correct horse battery staple\nsecond key", "FOREWORD_SERVE_REQUIRE_KEY": "on"}
+    process, _, url = started(talker, "--port", 0, env=keys)
+    for key, status in (("correct horse battery staple", 200), ("second key", 200), ("correct", 401), ("second", 401)):
+        headers = {"Authorization": f"Bearer {key}"}
+        assert httpx.get(f"{url}/v1/models", headers=headers, trust_env=False).status_code == status
     assert ended(process) == 0
 
 
@@ -142,7 +172,9 @@ def test_every_setting_of_a_server_is_an_option_a_variable_and_a_line_of_a_file(
             not known.default if known.type == "bool" else min(300, known.most) if known.kind.is_number
             else ["a=b"] if known.kind.collect else known.choices[0] if known.choices else "ab"
         )  # fmt: skip
-        others = ("--kv-events", "tcp://*:5557") if name.startswith("kv_events_") else ()  # they go with it
+        # They go with it.
+        others = ("--kv-events", "tcp://*:5557") if name.startswith("kv_events_") else ()
+        others = ("--api-key", "k") if name == "require_key" else others
         flag, text = f"--{name.replace('_', '-')}", value[0] if known.kind.collect else str(value).lower()
         expected = tuple(value) if known.kind.collect else value
         for given in (

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from functools import partial
 from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
@@ -101,6 +102,8 @@ def _check_variables(names: Mapping[str, Any], path: str, otherwise: str) -> Non
         if own is not None and own.lower() not in names:
             fix = advice(own, names, otherwise, form=lambda name: f"{path}_{name}".upper())
             raise ConfigError(f"{variable}: no such option. {fix}")
+        if own is not None and not value:
+            raise ConfigError(f"{variable}: is empty. Give a value, or leave the variable out")
         if own is not None or not variable.startswith("FOREWORD_") or variable in VARIABLES:
             continue
         if not variable.startswith(others) and not _OF_SERVICES.fullmatch(f"{variable}={value}"):
@@ -110,6 +113,12 @@ def _check_variables(names: Mapping[str, Any], path: str, otherwise: str) -> Non
             begins = "Those of a command begin with its name, such as FOREWORD_RUN_MODEL."
             fix = advice(f"{word}_{rest}", known, begins, form=lambda name: f"FOREWORD_{name}".upper())
             raise ConfigError(f"{variable}: no such variable. {fix}")
+
+
+def _lines_of(variable: str, context: Any) -> list[str] | None:
+    """Return the values of a repeatable option in a variable: a line each, so that a value may have spaces."""
+    text = os.environ.get(variable)
+    return text.split("\n") if text else None
 
 
 class _Program(TyperGroup):
@@ -176,6 +185,8 @@ class _LazyCommand(TyperCommand):
             for option, parameter in option_names(part).items():
                 parameter.envvar = f"{path}_{option}".upper()
                 parameter.show_envvar = False
+                if parameter.multiple:
+                    parameter.value_from_envvar = partial(_lines_of, parameter.envvar)
         return real.make_context(info_name, args, parent, **extra)
 
 

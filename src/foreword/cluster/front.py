@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from foreword.cluster.metrics import Page, merged, responses_by_status
+from foreword.server.access import CLIENT
 from foreword.server.app import behind_gate
 from foreword.server.config import ServerConfig
 from foreword.server.operation import Operation
@@ -18,7 +19,7 @@ from foreword.server.replicas import Replicas
 
 LOST = "the replica ended while it answered; send the request again"
 
-KEPT_BACK = frozenset((b"authorization", b"x-api-key", b"x-request-id", b"origin", b"expect"))
+KEPT_BACK = frozenset((b"authorization", b"x-api-key", b"x-request-id", b"origin", b"expect", CLIENT))
 """Headers of requests that concern the front end alone, which has checked them."""
 
 
@@ -47,7 +48,7 @@ class Front(Replicas):
     def passed_headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
         """Return the headers with which a request is passed on."""
         kept = [(name, value) for name, value in scope["headers"] if name not in KEPT_BACK]
-        return [*kept, (b"x-request-id", scope["request_id"].encode())]
+        return [*kept, (b"x-request-id", scope["request_id"].encode()), scope["requester"].header]
 
     @abstractmethod
     async def pages(self) -> Iterable[tuple[str, str]]:

@@ -132,7 +132,8 @@ class RayFront(Front):
 
     async def pass_on(self, scope: Scope, body: bytes, send: Send) -> None:
         num_tokens, pieces = await pieces_of(body) if scope["method"] == "POST" else (1, [])
-        names = ("type", "method", "path", "raw_path", "query_string", "http_version", "scheme", "client", "server")
+        names = ("type", "method", "path", "raw_path", "query_string", "http_version", "scheme", "client", "server",
+                 "requester")  # fmt: skip
         inner: dict[str, Any] = {name: scope[name] for name in names if name in scope}
         inner["headers"] = self.passed_headers(scope)
         for is_last in (False, True):
@@ -220,7 +221,7 @@ def application(
             "kv_events, tls_certificate: are not supported on Ray, where replicas have no fixed addresses; leave them "
             "out"
         )
-    inner = config.behind_front(api_key=(), admin_key=None)
+    inner = config.behind_front(api_key=(), admin_key=None, require_key=False, allowed_host=("*",))
     router = RequestRouterConfig(
         request_router_class="foreword.ray.router:ForewordRouter", request_router_kwargs={"router": config.router}
     )

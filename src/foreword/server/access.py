@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from hashlib import sha256
 from hmac import compare_digest
 from ipaddress import ip_address
+from typing import NamedTuple
+
+from starlette.types import Scope
 
 from foreword.server.config import ServerConfig
 from foreword.server.errors import HttpError
 from foreword.server.operation import Access
+
+CLIENT = b"x-foreword-client"
 
 
 class Keys:
@@ -28,7 +34,7 @@ class Keys:
         """HttpError 401 without a valid key. headers: by lower-case names."""
         needed = self.needed(access)
         keys = self._admin if needed == "admin key" else self._ordinary
-        if needed is not None and not _is_one_of(_given(headers), keys):
+        if needed is not None and not _is_one_of(given_key(headers), keys):
             raise HttpError(
                 401,
                 f"{path} needs the {needed}: send the header Authorization: Bearer KEY",
@@ -72,8 +78,29 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _given(headers: Mapping[bytes, bytes]) -> bytes:
-    """The key in OpenAI's header or in Anthropic's."""
+class Client(NamedTuple):
+    """What tells the client of a request from others. key: a digest of its key. address: of its machine."""
+
+    key: str
+    address: str
+
+    @classmethod
+    def of(cls, scope: Scope, config: ServerConfig) -> Client:
+        """Return the client of a request. A front end, which has the admin key, tells whose request it passes on."""
+        headers, address = dict(scope["headers"]), (scope.get("client") or ("",))[0]
+        key, told = given_key(headers), headers.get(CLIENT)
+        if told is not None and config.admin_key is not None and compare_digest(key, config.admin_key.encode()):
+            return cls(*told.decode("latin-1").split(" ", 1))
+        return cls(sha256(key).hexdigest() if config.api_key else "", address)
+
+    @property
+    def header(self) -> tuple[bytes, bytes]:
+        """The header in which a front end tells it."""
+        return CLIENT, f"{self.key} {self.address}".encode("latin-1", "replace")
+
+
+def given_key(headers: Mapping[bytes, bytes]) -> bytes:
+    """Return the key in OpenAI's header or in Anthropic's."""
     scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
     return key.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
 

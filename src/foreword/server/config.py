@@ -52,6 +52,10 @@ class ServerConfig:
     router: str = setting("prefix", "Policy that chooses the replica of a request.", choices=tuple(ROUTERS))
     api_key: tuple[str, ...] = setting((), "Key that requests must have. Repeatable.", value_name="KEY")
     admin_key: str | None = setting(None, "Key for routes that show or change the whole server.", value_name="KEY")
+    require_key: bool = setting(False, "Do not start without an API key.")
+    cache_by_key: bool = setting(
+        False, "Reuse prompts of the same API key alone, so that no client can tell by its times what others sent.",
+    )  # fmt: skip
     cors_origin: tuple[str, ...] = setting(
         (), "Origin of web pages that may call the server; *: any. Repeatable.", value_name="URL", convert=_origins
     )
@@ -131,6 +135,15 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        for name, keys in (
+            ("api_key", self.api_key),
+            ("admin_key", () if self.admin_key is None else (self.admin_key,)),
+        ):
+            if any(key != key.strip() or not key.isprintable() for key in keys):  # no header can have such a key
+                reason = "a key begins or ends with a space, or has characters that cannot be printed"
+                raise ConfigError(f"{name}: {reason}; give keys without")
+        if self.require_key and not self.api_key:
+            raise ConfigError("api_key: is missing, and require_key asks for one; give a key, or --no-require-key")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ConfigError("tls_certificate, tls_key: give both or neither")
         for name in ("kv_events_replay", "kv_events_topic", "kv_events_arrays"):

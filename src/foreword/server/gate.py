@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foreword.errors import ForewordError
 from foreword.openai.frames import AnswerStream
-from foreword.server.access import Hosts, Keys
+from foreword.server.access import Client, Hosts, Keys
 from foreword.server.config import ServerConfig
 from foreword.server.errors import Dialect, HttpError, as_http_error, not_found
 from foreword.server.operation import Operation, Operations, Target
@@ -67,6 +67,7 @@ class Gate:
             self._check_head(scope, headers)
             self._hosts.check(headers)
             self._keys.check(target.access, path, headers)
+            scope.setdefault("requester", Client.of(scope, self._config))  # a front end in the process has set it
             operation = _found(target, scope)
             scope["operation"], scope["path_params"] = operation, target.parameters
             body = await incoming.read()

@@ -24,6 +24,7 @@ from foreword.fields import NUMBER
 from foreword.openai import ChatRequest
 from foreword.openai.errors import named
 from foreword.sampling import TokenLogprobs
+from foreword.server.access import Client
 from foreword.server.admission import Place
 from foreword.server.context import Context, Progress
 from foreword.server.errors import HttpError
@@ -44,7 +45,7 @@ class Generation:
         self.id: str = request.scope["request_id"]
         self._stack: AsyncExitStack = request.scope["stack"]
         self._headers, self.is_small = request.headers, is_small(request)
-        self._client = client_of(request) if context.config.api_key else address_of(request)
+        self._client: Client = request.scope["requester"]
         self._share = max(context.engine.engine.states.max_num_reqs // 2, 1)
         self._place: Place | None = None
         self._progress = Progress()
@@ -208,25 +209,17 @@ class Generation:
         stream: bool,
     ) -> RequestGroup:
         chosen: RequestOptions = {**options, "stream": stream, "lora": self._lora}
+        if self.context.config.cache_by_key:
+            chosen["cache_salt"] = f"{self._client.key} {options.get('cache_salt') or ''}"
         is_small = self.is_small and not isinstance(prompt, Mapping)  # a small body may name large images
         return await self.context.engine.check(
-            name, prompt, params, prompt_text=text, is_small=is_small, client=self._client, **chosen
+            name, prompt, params, prompt_text=text, is_small=is_small, client=str(self._client), **chosen
         )
 
 
 def _entries(asked: int | None, vocab_size: int) -> int:
     """Return the number of log-probabilities per token, that of the token itself included."""
     return 0 if asked is None else 1 + (asked if asked >= 0 else vocab_size)
-
-
-def client_of(request: Request) -> str:
-    """Return what tells the client of a request from others: its key, and its address."""
-    key = request.headers.get("authorization") or request.headers.get("x-api-key") or ""
-    return f"{key} {address_of(request)}"
-
-
-def address_of(request: Request) -> str:
-    return request.client.host if request.client else ""
 
 
 def in_order(outputs: Iterable[RequestOutput]) -> list[RequestOutput]:
