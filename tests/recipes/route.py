@@ -21,7 +21,7 @@ RECIPE = Recipe(
     ),
     proofs=(
         "tests/server/test_openapi.py",
-        "tests/server/test_access_and_limits.py::test_every_route_but_health_needs_a_key",
+        "tests/cluster/test_protocol.py::test_each_path_and_method_has_the_status_of_its_operation_and_key",
         "tests/cluster/test_front.py",
     ),
     not_followed={
