@@ -19,7 +19,7 @@ from processes import PATIENCE, start
 OWN = "http://localhost"
 MAX_BODY, MAX_HEAD, RECEIVE_SECONDS = 200_000, 4000, 2
 SETTINGS = (
-    *("--port", 0, "--served-model-name", "tiny", "--num-threads", 1, "--max-model-len", 512),
+    *("--port", 0, "--served-model-name", "tiny", "--max-model-len", 512),
     *("--kv-cache-bytes", 16 << 20, "--api-key", "one", "--api-key", "two", "--admin-key", "root"),
     *("--cors-origin", "https://a.b", "--allowed-host", "models.example", "--drain-timeout", 5),
     *("--max-body-bytes", MAX_BODY, "--max-header-bytes", MAX_HEAD, "--receive-timeout", RECEIVE_SECONDS),
