@@ -46,7 +46,7 @@ VOCABULARY = 4096  # of the model, whose logits are copied in each step
 WORD = " time"
 READY = re.compile(rb"foreword: \S+ at http")
 HEAD = (
-    "POST /v1/completions HTTP/1.1\r\nHost: a\r\nX-Request-Id: {}\r\nContent-Type: application/json\r\n"
+    "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: {}\r\nContent-Type: application/json\r\n"
     "Content-Length: {}\r\n\r\n"
 )
 
@@ -246,6 +246,9 @@ async def _connected(port: int, load: _Load) -> AsyncGenerator[Request, None]:
     async def request(name: str = "") -> tuple[float, float]:
         begin = time.perf_counter()
         writer.write((HEAD.format(name, len(body)) + body).encode())
+        status = await reader.readline()
+        if b" 200 " not in status:
+            raise EngineError(f"the server answered {status.decode()!r}")
         first, received = 0.0, b""
         while not received.endswith(b"0\r\n\r\n"):  # the last chunk
             part = await reader.read(1 << 16)
