@@ -104,7 +104,10 @@ async def _seconds(port: int, num_streams: int, num_tokens: int, rounds: int, cl
     """Seconds of a round of requests, each stream having a connection of its own, or each request if it is closed."""
     body = {"prompt": PROMPT, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
     data = json.dumps(body).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    )
     connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(num_streams)]
 
     async def stream(i: int, rounds: int) -> None:
