@@ -73,11 +73,8 @@ class GrammarCompiler:
         """Find out if the constraint can be compiled, so that `grammar` knows it at once. False if this takes longer
         than so many seconds.
         """
-        try:
-            value = None if params.structured_outputs is None else StructuredOutputs.of(params.structured_outputs)
-        except RequestError:
-            return True  # `grammar` says so
-        return value is None or self._outcome(value, seconds) is not None
+        value = params.structured_outputs
+        return value is None or self._outcome(StructuredOutputs.of(value), seconds) is not None
 
     def _matcher(self, request_id: str, value: StructuredOutputs) -> Grammar:
         outcome = self._outcome(value, COMPILE_SECONDS)
