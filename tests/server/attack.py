@@ -57,7 +57,7 @@ class Server:
     def ask(self, method: str, path: str, body: object = None, *, timeout: float = PATIENCE, **headers: str) -> int:
         """Return the status of one request."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
-        content = body if body is None or isinstance(body, bytes | str) else json.dumps(body)
+        content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         try:
             connection.request(method, path, content, {**JSON, **headers})
             response = connection.getresponse()

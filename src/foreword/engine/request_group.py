@@ -22,7 +22,7 @@ from foreword.engine.outputs import (
 )
 from foreword.engine.text import TextStream
 from foreword.errors import EngineError, ForewordError, RequestError
-from foreword.sampling import Grammar, TokenLogprobs
+from foreword.sampling import Grammar, GrammarStoppedError, TokenLogprobs
 from foreword.scheduler import Request
 from foreword.scheduler.request import NO_SPANS
 
@@ -145,10 +145,13 @@ class Completion:
 
     def fail(self, token_ids: list[int], error: Exception) -> None:
         """End with these tokens and an error; the text ends where it was read."""
-        if not isinstance(error, ForewordError):
+        constraint = self.params.structured_outputs
+        if isinstance(error, GrammarStoppedError):
+            value = constraint.mapping() if isinstance(constraint, StructuredOutputs) else constraint
+            error = RequestError(self.group.request_id, "structured_outputs", value, str(error), "Use a simpler one.")
+        elif not isinstance(error, ForewordError):
             failure = EngineError(f"request {self.group.request_id!r}: {type(error).__name__}: {error}")
             failure.__cause__, error = error, failure
-        constraint = self.params.structured_outputs
         if isinstance(error, RequestError) and isinstance(constraint, StructuredOutputs) and constraint.origin:
             error = error.renamed({"structured_outputs": constraint.origin.field})
         self._end(token_ids, "error", None, error)

@@ -1,6 +1,6 @@
 """From logits to tokens: masks and processors, the draw, and the verification of drafts."""
 
-from foreword.sampling.failures import BadLogitsError, NoTokenLeftError
+from foreword.sampling.failures import BadLogitsError, GrammarStoppedError, NoTokenLeftError
 from foreword.sampling.logprobs import Logprob, TokenLogprobs, token_logprobs
 from foreword.sampling.masks import Grammar, TokenMasks, token_masks
 from foreword.sampling.noise import gumbel_noise
@@ -12,7 +12,8 @@ from foreword.sampling.verification import accepted_tokens
 from foreword.seeds import derived_seed
 
 __all__ = [
-    "BadLogitsError", "Grammar", "LogitRows", "LogitsProcessor", "Logprob", "NoTokenLeftError", "Processors",
+    "BadLogitsError", "Grammar", "GrammarStoppedError", "LogitRows", "LogitsProcessor", "Logprob", "NoTokenLeftError",
+    "Processors",
     "RowValues", "Sampled", "Sampler", "StepSampling", "TokenLogprobs", "TokenMasks", "accepted_tokens", "derived_seed",
     "gumbel_noise", "kept_tokens", "token_logprobs", "token_masks",
 ]  # fmt: skip

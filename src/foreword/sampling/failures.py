@@ -21,6 +21,10 @@ class NoTokenLeftError(RequestError):
         )
 
 
+class GrammarStoppedError(ValueError):
+    """A grammar gave up in the middle of an output, such as at a limit of its size. Its request ends with the reason."""
+
+
 class BadLogitsError(ModelOutputError):
     """The model's logits are not numbers: one is NaN or +∞, or all are −∞."""
 

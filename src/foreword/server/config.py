@@ -66,6 +66,9 @@ class ServerConfig:
     tls_certificate: str | None = setting(None, "Certificate file (PEM), for https.", value_name="FILE")
     tls_key: str | None = setting(None, "File of the certificate's private key.", value_name="FILE")
     max_requests: int = setting(1024, "Largest number of completions in progress; beyond it: status 429.", least=1)
+    max_completions: int = setting(
+        128, "Largest number of completions of one prompt (n, best_of); beyond it: status 400.", least=1
+    )
     max_prompt_tokens: int = setting(
         2**20, "Largest number of prompt tokens in progress; beyond it: status 429.", least=1
     )

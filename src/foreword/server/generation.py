@@ -77,6 +77,10 @@ class Generation:
     def enter(self, params: SamplingParams, num_prompts: int = 1) -> None:
         """Take a place, before any work is done. HttpError 429 if the server is full, 400 for a large answer."""
         self._params = params
+        if params.num_completions > (most := self.context.config.max_completions):
+            name = "n" if params.best_of is None else "best_of"
+            reason = f"{name} = {params.num_completions}: is more than max_completions = {most}. Ask for fewer"
+            raise HttpError(400, reason, param=name)
         self.enter_many(num_prompts, params.num_completions)
         self._count_answer(params, num_prompts)
 

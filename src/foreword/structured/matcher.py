@@ -8,6 +8,7 @@ from typing import Self
 from llguidance import LLMatcher
 
 from foreword.arrays import I32
+from foreword.sampling import GrammarStoppedError
 
 
 class Matcher:
@@ -71,7 +72,7 @@ class Matcher:
         return tokens[:limit]
 
     def _check(self) -> None:
-        """ValueError if llguidance gave up, such as at one of its limits."""
+        """GrammarStoppedError if llguidance gave up, such as at one of its limits."""
         if self._matcher.is_error():
             reason = self._matcher.get_error().replace("<non-verbose/>", "").strip()
-            raise ValueError(f"llguidance: {reason:.500}")
+            raise GrammarStoppedError(f"llguidance: {reason:.500}")
