@@ -22,7 +22,7 @@ class NoTokenLeftError(RequestError):
 
 
 class GrammarStoppedError(ValueError):
-    """A grammar gave up in the middle of an output, such as at a limit of its size. Its request ends with the reason."""
+    """A grammar gave up in the middle of an output, such as at a limit of its size. Its request ends with an error."""
 
 
 class BadLogitsError(ModelOutputError):
