@@ -254,6 +254,7 @@ def test_a_loaded_conversation_is_shown(talker, tmp_path):
     path = tmp_path / "talk.json"
     path.write_text(json.dumps([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello you"}] * 2))
     with Terminal("chat", "-m", talker, *SHORT, "--load", path, columns=200) as terminal:
+        terminal.answer_prompt("")  # the last exchange is shown as it was, with its prompt
         terminal.answer_prompt("\x04")
         assert terminal.end() == 0
     assert "the conversation has 4 messages; it ends with\n>>> Hi\nHello you\n" in terminal.plain.replace("\r", "")
