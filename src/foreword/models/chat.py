@@ -37,6 +37,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._takes_strings = "is string" in source
         self._takes_text_of_calls = _TAKES_TEXT.search(source) is not None
+        self._shows_calls = "tool_calls" in source or "tojson" in source
         self._names = frozenset(_NAMED.findall(source))  # among them the roles that it compares with
         try:
             self._render = Sandbox(raise_exception=_refuse, strftime_now=_now).template(source)
@@ -63,6 +64,10 @@ class ChatTemplate:
         checked = check_messages(messages, media=media, roles=self._names)
         if "developer" not in self._names:
             checked = [{**one, "role": "system"} if one["role"] == "developer" else one for one in checked]
+        for i, message in enumerate(checked):
+            if "tool_calls" in message and not self._shows_calls:
+                reason = "the model's chat template has no place for calls of tools"
+                _fail(f"messages[{i}].tool_calls", message["tool_calls"], reason, "Write them into the content")
         if media and not self._takes_strings:
             checked = [_as_parts(message) for message in checked]
         if not self._takes_text_of_calls:
@@ -144,8 +149,9 @@ def _check_message(field: str, message: object, media: Collection[str], roles: C
         found = "is missing" if "role" not in message else "is no role that the chat template knows"
         similar = nearest(role, ROLES) if isinstance(role, str) else None
         _fail(f"{field}.role", role, found, f"Did you mean {similar!r}?" if similar else f"Give {' or '.join(ROLES)}")
-    if message.get("function_call") is not None:
-        _fail(f"{field}.function_call", message["function_call"], "is not supported", "Give tool_calls")
+    for name, fix in _NOT_SUPPORTED.items():
+        if message.get(name) not in (None, []):
+            _fail(f"{field}.{name}", message[name], "is not supported", fix)
     checked = _given(message)
     calls = _check_calls(f"{field}.tool_calls", checked.pop("tool_calls", None))
     content = _check_content(f"{field}.content", message.get("content"), media)
@@ -156,6 +162,13 @@ def _check_message(field: str, message: object, media: Collection[str], roles: C
         content = ""
     return {**checked, "content": content, **({"tool_calls": calls} if calls else {})}
 
+
+_NOT_SUPPORTED = {
+    "function_call": "Give tool_calls",
+    "audio": "Give its transcript as the content",
+    "images": "Give parts of the content, such as image_url",
+}
+"""Fields of messages with contents that no chat template shows → what to give in their place."""
 
 _MAY_BE_SILENT = ("assistant", "tool")
 """Roles of what models and tools made, which may be nothing."""
