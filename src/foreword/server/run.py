@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Unpack
 from foreword.engine.async_llm import AsyncLLM
 from foreword.engine.loras import named_paths
 from foreword.engine.options import LLMOptions
-from foreword.errors import ConfigError
+from foreword.errors import ConfigError, reason_of
 from foreword.kv_events.log import CacheLog
 from foreword.kv_events.source import KVEventSource
 from foreword.models.quantized import conversions
@@ -144,8 +144,8 @@ def bound_socket(host: str, port: int) -> socket.socket:
     """A socket at an address; connections are refused until it listens."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise OSError(f"{host}:{port}: {error.strerror}") from None
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have
+        raise OSError(f"{host}:{port}: {reason_of(error)}") from None
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
