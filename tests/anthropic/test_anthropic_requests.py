@@ -173,6 +173,7 @@ CALL = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
         ({"max_tokens": 0}, "max_tokens"),
         ({"temperature": "1"}, "temperature"),
         ({"stop": ["x"]}, "stop"),
+        ({"stop_sequences": [""]}, "stop_sequences"),
         ({"n": 2}, "n"),
         ({"container": "x"}, "container"),
         ({"speed": "fast"}, "speed"),

@@ -208,6 +208,8 @@ def test_both_names_of_the_limit_agree():
     assert chat(max_tokens=5).params.max_tokens == 5
     assert chat(max_tokens=5, max_completion_tokens=5).params.max_tokens == 5
     assert refusal(chat, max_tokens=5, max_completion_tokens=6).field == "max_completion_tokens"
+    assert refusal(chat, max_completion_tokens=0).field == "max_completion_tokens"
+    assert refusal(chat, max_tokens=0).field == "max_tokens"
 
 
 def test_log_probabilities_of_a_chat_are_asked_for_by_two_fields():

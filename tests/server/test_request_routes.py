@@ -280,7 +280,9 @@ def test_texts_become_tokens_and_texts_again(server):
     info = server.get("/tokenizer_info").json()
     assert (info["eos_token"], info["vocab_size"], "m.content" in info["chat_template"]) == ("<|end|>", 260, True)
     assert server.post("/tokenize", {"text": "abc"}).json()["error"]["param"] in ("prompt", "text")
-    assert server.post("/detokenize", {"tokens": [99999999999999999999]}).status_code == 400
+    for token in (-1, info["vocab_size"], 99999999999999999999):
+        response = server.post("/detokenize", {"tokens": [97, token]})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "tokens[1]")
 
 
 @pytest.mark.parametrize(

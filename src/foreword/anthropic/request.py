@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from foreword.batch import Origin, SamplingParams, StructuredOutputs
+from foreword.batch import Origin, StructuredOutputs
 from foreword.engine.chat import ChatOptions
 from foreword.errors import RequestError
 from foreword.fields import BOOLEAN, INTEGER, OBJECT, STRING, STRINGS, Fields, either, list_of, one_of
 from foreword.openai import neutral
 from foreword.openai.conversation import Conversation
-from foreword.openai.request import ChatRequest, request_options, sampling_fields, template_variables
+from foreword.openai.request import ChatRequest, params_of, request_options, sampling_fields, template_variables
 
 OWN_NAMES = frozenset({"stop", "n", "best_of"})
 """Fields of `SamplingParams` that Anthropic names otherwise, or that would need more than one answer."""
@@ -56,16 +56,16 @@ def _parse(given: Fields, *, is_count: bool) -> ChatRequest:
     if conversation.last_role == "assistant":
         fix = "End with a message of the user: an answer cannot be continued."
         raise given.refuse("messages", conversation.messages[-1]["role"], fix)
-    tools = _tools(given)
+    tools, names = _tools(given), {"stop": "stop_sequences"}
     template = {**_thinking(given, max_tokens), **template_variables(given)}
     request = ChatRequest(
         model=given.require("model", STRING),
         messages=conversation.messages,
-        params=SamplingParams(**sampling, max_tokens=max_tokens),
+        params=params_of(names, **sampling, max_tokens=max_tokens),
         chat=ChatOptions(tools=tools, template=template, **_tool_choice(given)),  # type: ignore[typeddict-item]
         options=request_options(given),
         stream=given.take("stream", BOOLEAN, False),
-        origins={**_origins_of_tools(len(tools or ())), **conversation.origins},
+        origins={**names, **_origins_of_tools(len(tools or ())), **conversation.origins},
     )
     given.end(neutral.MESSAGES)
     return request

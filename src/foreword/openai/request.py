@@ -141,13 +141,17 @@ def parse_chat(body: object) -> ChatRequest:
     if alternatives < 0 or (alternatives and not wants_logprobs):
         reason = "must be 0 or more" if alternatives < 0 else "needs logprobs: true"
         raise RequestError(None, "top_logprobs", alternatives, reason, "Correct it, or leave it out.")
+    names = {"logprobs": "top_logprobs"}
+    if limits["max_completion_tokens"] is not None:
+        names["max_tokens"] = "max_completion_tokens"
     request = ChatRequest(
         model=given.take("model", STRING),
         messages=given.require("messages", MESSAGES),
-        params=SamplingParams(
-            **sampling, max_tokens=max(found, default=None), logprobs=alternatives if wants_logprobs else None
+        params=params_of(
+            names, **sampling, max_tokens=max(found, default=None), logprobs=alternatives if wants_logprobs else None
         ),
         chat=_chat_options(given),
+        origins=names,
         **_common(given),
     )
     given.end(neutral.CHAT)
@@ -173,6 +177,14 @@ def parse_completion(body: object) -> CompletionRequest:
     )
     given.end(neutral.COMPLETION)
     return request
+
+
+def params_of(names: Mapping[str, str], **values: Any) -> SamplingParams:
+    """Return the parameters of a body. names: of fields that the body names otherwise, as errors do then."""
+    try:
+        return SamplingParams(**values)
+    except RequestError as error:
+        raise error.renamed(names) from None
 
 
 def sampling_fields(given: Fields, *, without: frozenset[str] = frozenset()) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Unpack
 
-from foreword.batch import SamplingParams
 from foreword.engine import CompletionOutput, RequestOutput
 from foreword.engine.chat import ChatOptions
 from foreword.errors import RequestError
@@ -27,6 +26,7 @@ from foreword.openai.request import (
     limit_of,
     named_choice,
     object_asked,
+    params_of,
     request_options,
     sampling_fields,
     schema_asked,
@@ -76,10 +76,8 @@ def parse_responses(body: object) -> ResponsesRequest:
         parallel_tool_calls=given.take("parallel_tool_calls", BOOLEAN, True),
         template=template_variables(given),
     )
-    try:
-        params = SamplingParams(**sampling, max_tokens=limit_of(given, "max_output_tokens"))
-    except RequestError as error:
-        raise error.renamed({"max_tokens": "max_output_tokens"}) from None
+    names = {"max_tokens": "max_output_tokens"}
+    params = params_of(names, **sampling, max_tokens=limit_of(given, "max_output_tokens"))
     stream = given.take("stream", BOOLEAN, False)
     if (in_stream := given.nested("stream_options")) is not None:
         in_stream.end(neutral.STREAM_OPTIONS)
@@ -91,6 +89,7 @@ def parse_responses(body: object) -> ResponsesRequest:
         options=request_options(given),
         stream=stream,
         origins={
+            **names,
             **{f"tools[{i}].function": f"tools[{i}]" for i in range(len(tools))},
             **dict.fromkeys(("messages", "prompt", "prompt_token_ids"), "input"),
             **conversation.origins,

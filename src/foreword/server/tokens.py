@@ -91,6 +91,11 @@ def _encoded(context: Context, ids: list[int], with_texts: bool) -> Response:
 async def _detokenize(context: Context, request: Request) -> Response:
     model, ids = await DETOKENIZE.read(request)
     context.check_model(model)
+    vocab_size = context.engine.engine.states.vocab_size
+    for i, token in enumerate(ids):
+        if not 0 <= token < vocab_size:
+            reason = f"must be in [0, {vocab_size - 1}], the vocabulary has {vocab_size} tokens"
+            raise RequestError(None, f"tokens[{i}]", token, reason, "Use the tokenizer of this model.")
     decode = context.tokenizer.decode
     return await built(len(ids), lambda: reply({"prompt": decode(ids, skip_special_tokens=False)}))
 
