@@ -83,6 +83,11 @@ def plain(tmp_path, *, normalizes=True, **files):
             {"prompts": {"query": "a"}, "default_prompt_name": "b"},
             "default_prompt_name = 'b' is not one of prompts",
         ),
+        (
+            "config_sentence_transformers",
+            {"prompts": {"query": "a"}, "default_prompt_name": ["query"]},
+            "default_prompt_name = \\['query'\\] is not one of prompts",
+        ),
     ],
 )
 def test_a_key_that_is_not_computed_is_refused_with_its_file(tmp_path, name, values, message):
@@ -97,6 +102,9 @@ def test_a_key_that_is_not_computed_is_refused_with_its_file(tmp_path, name, val
         ({"embedding_dimension": 8}, "embedding_dimension = 8, the model has hidden_size 32"),
         ({"pooling_mode": ["mean", "cls"]}, "pooling mean, cls is not supported"),
         ({"pooling_mode": "weightedmean"}, "pooling weightedmean is not supported"),
+        ({"pooling_mode": {"mean": True}}, "pooling {'mean': True} is not supported"),
+        ({"pooling_mode_cls_token": 1}, "pooling_mode_cls_token"),
+        ({"pooling_mode_mean_tokens": "false"}, "pooling_mode_mean_tokens"),
         ({"pooling_mode_zebra": True}, "pooling_mode_zebra = True is not supported"),
         ({"pooling_mode_cls_token": True, "zebra": 1}, "zebra = 1 is not supported"),
     ],

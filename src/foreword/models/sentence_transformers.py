@@ -137,11 +137,11 @@ def _modules(path: Path) -> dict[str, str]:
 
 def _pooling(config: Config, hidden_size: int, *, has_prompts: bool) -> Pooling:
     """Return the pooling. A flag per mode is the older form."""
-    flags = [key for key, on in config.values.items() if key.startswith(_FLAG) and on is True]
+    flags = [key for key in config.values if key.startswith(_FLAG) and config.get(key, bool)]
     given = config.value("pooling_mode")
     older = [key.removeprefix(_FLAG) for key in flags] or ["mean"]
     modes = older if given is None else given if isinstance(given, list) else [given]
-    if len(modes) != 1 or modes[0] not in _MODES:
+    if len(modes) != 1 or not isinstance(modes[0], str) or modes[0] not in _MODES:
         names = ", ".join(map(str, modes))
         raise config.error(f"pooling {names:.80} is not supported", "Use a model with mean, cls or lasttoken")
     for key in ("word_embedding_dimension", "embedding_dimension"):
@@ -159,9 +159,11 @@ def _prompts(config: Config) -> tuple[Mapping[str, str], str]:
         raise config.error(f"prompts is {given!r:.80}, not texts by name", USE_ITS_CONFIG)
     prompts = {name: text or "" for name, text in given.items()}
     default = config.value("default_prompt_name")
-    if default is not None and default not in prompts:
+    if default is None:
+        return prompts, ""
+    if not isinstance(default, str) or default not in prompts:
         raise config.error(f"default_prompt_name = {default!r:.80} is not one of prompts", USE_ITS_CONFIG)
-    return prompts, default or ""
+    return prompts, default
 
 
 def _comparison(config: Config, *, is_normalized: bool) -> str:
