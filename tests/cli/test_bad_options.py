@@ -221,6 +221,14 @@ def test_output_that_cannot_be_written_is_reported():
         assert process.stderr.read() == b"foreword: [Errno 28] No space left on device\n"
 
 
+@pytest.mark.parametrize(("words", "status"), [(["models", "list"], 0), (["explain", "--token", "x"], 2)])
+def test_streams_that_are_closed_do_not_change_the_exit_status(words, status):
+    command = 'exec "$0" -c "from foreword.cli import main; main()" "$@" >&- 2>&-'
+    environment = {**os.environ, "PYTHONPATH": str(Path(foreword.__file__).parents[1])}
+    ended = subprocess.run(["sh", "-c", command, sys.executable, *words], env=environment, timeout=60)
+    assert ended.returncode == status
+
+
 def test_output_that_the_terminal_cannot_show_does_not_fail():
     with started("explain", stdout=subprocess.PIPE) as process:
         expected = process.communicate(timeout=60)[0].decode()

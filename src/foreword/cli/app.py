@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from importlib import import_module
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
@@ -220,6 +220,8 @@ def run(program: typer.Typer) -> None:
     Exit status: 2 for a `ForewordError` and for wrong usage, 130 after an interrupt, 1 for other failures. If the
     reader of the output is gone, as in `foreword … | head`, nothing is printed.
     """
+    # A stream that whoever started the process has closed is None.
+    sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
     for stream in (sys.stdout, sys.stderr):  # text that the terminal cannot show does not fail
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
@@ -240,6 +242,10 @@ def run(program: typer.Typer) -> None:
         if end.code == 130:
             _fail("interrupted", 130)
         raise
+
+
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w")  # it stays open as long as the process runs
 
 
 def _fail(reason: object, status: int) -> NoReturn:
