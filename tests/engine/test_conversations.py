@@ -35,7 +35,7 @@ TOKENIZER = tokenizer_with()
 
 
 def chat(options=None, params=None, tokenizer=TOKENIZER):
-    return make_chat(tokenizer, ASK, params, 1000, chat_options(options or {}))
+    return make_chat(tokenizer, ASK, params, 1000, chat_options(tokenizer, options or {}))
 
 
 def outputs_of(chat, text):
@@ -210,6 +210,32 @@ def test_a_parameter_of_a_request_is_no_variable_of_a_template(name, parameter):
         chat({name: 1})
 
 
+@pytest.mark.parametrize(
+    ("options", "field", "fix"),
+    [
+        ({"message_formt": "hermes"}, "message_formt", "Did you mean 'message_format'?"),
+        ({"continue_final_message": True}, "continue_final_message", "Leave it out, or give it in template."),
+        ({"messages": [], "template": {}}, "messages", ""),
+        ({"template": {"messages": []}}, "template.messages", "Leave it out."),
+        ({"template": 5}, "template", ""),
+        ({"parallel_tool_calls": "no"}, "parallel_tool_calls", ""),
+        ({"add_generation_prompt": 0}, "add_generation_prompt", ""),
+    ],
+)
+def test_an_option_that_nothing_reads_is_refused(options, field, fix):
+    with pytest.raises(RequestError) as caught:
+        chat(options)
+    assert caught.value.field == field
+    assert caught.value.fix.startswith(fix)
+
+
+def test_variables_of_the_template_are_options():
+    asking = tokenizer_with(TEMPLATE + "{% if mood is defined %}{{ mood }}{% endif %}")
+    assert chat({"mood": "calm"}, tokenizer=asking).text == chat(tokenizer=asking).text + "calm"
+    assert chat({"template": {"mood": "calm"}}).text == chat().text
+    assert chat({"mood": None, "tool_choice": None}).text == chat().text
+
+
 def test_strict_is_not_shown_to_the_model():
     assert "strict" not in chat({"tools": [described("f", {}, strict=True)]}).text
 
@@ -297,15 +323,19 @@ def test_marks_that_are_special_tokens_stay_in_the_text():
 def test_images_of_a_text_model_are_refused_by_their_field():
     message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}]}
     with pytest.raises(RequestError, match="only text is supported") as found:
-        make_chat(TOKENIZER, [message], None, 50, chat_options({}))
+        make_chat(TOKENIZER, [message], None, 50, chat_options(TOKENIZER, {}))
     assert found.value.field == "messages[0].content[0]"
 
 
 def test_a_long_conversation_is_truncated_only_on_request():
     with pytest.raises(RequestError, match="at least"):
-        make_chat(TOKENIZER, ASK * 100, None, 50, chat_options({}))
+        make_chat(TOKENIZER, ASK * 100, None, 50, chat_options(TOKENIZER, {}))
     assert (
-        len(make_chat(TOKENIZER, ASK * 100, SamplingParams(truncate_prompt_tokens=5), 50, chat_options({})).token_ids)
+        len(
+            make_chat(
+                TOKENIZER, ASK * 100, SamplingParams(truncate_prompt_tokens=5), 50, chat_options(TOKENIZER, {})
+            ).token_ids
+        )
         > 50
     )
 

@@ -188,7 +188,8 @@ def test_a_failed_step_ends_a_stream_with_an_error_and_the_server_goes_on(talker
 
         replace_compute(server.llm.engine.executor, broken)
         options = {"model": "talker", "max_tokens": 50, "messages": HI}
-        with pytest.raises(anthropic.APIStatusError, match="a step of the engine failed"), claude.messages.stream(**options) as s:
+        failed = pytest.raises(anthropic.APIStatusError, match="a step of the engine failed")
+        with failed, claude.messages.stream(**options) as s:
             s.get_final_message()
         *_, last = client.responses.create(model="talker", input="Hi", stream=True)
         assert (last.type, last.response.status) == ("response.failed", "failed")

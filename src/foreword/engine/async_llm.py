@@ -84,7 +84,7 @@ class AsyncLLM(AsyncEngine):
         chosen = {name: options.pop(name) for name in list(options) if name in ChatOptions.__annotations__}
         limit = self.engine.states.max_model_len
         prompt = as_messages(messages)
-        given = chat_options(chosen)
+        given = chat_options(self.tokenizer, chosen)
         chat = await asyncio.to_thread(make_chat, self.tokenizer, prompt, params, limit, given, self.media)
         reader = chat.reader()
         outputs = self.generate(chat.prompt, chat.params, prompt_text=chat.text, **options)

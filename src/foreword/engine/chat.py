@@ -18,9 +18,9 @@ from foreword.messages import MessageParser, ResponseFormat, format_named, forma
 from foreword.messages.calls import JsonCalls
 from foreword.messages.grammar import Tool, call_grammar, call_schema, chosen_tools, read_choice, read_tools
 from foreword.messages.response_template import read_response_template
-from foreword.models.chat import check_tools
+from foreword.models.chat import check_tools, variables_of
 from foreword.models.tokenizer import Tokenizer
-from foreword.names import OTHERS
+from foreword.names import OTHERS, advice
 
 REASONING_BUDGET = 8192
 """Most tokens of reasoning before a demanded call, unless the parameters have a thinking_budget."""
@@ -54,12 +54,26 @@ class ChatOptions(TypedDict, total=False):
     chat_template: str | None
 
 
-def chat_options(given: Mapping[str, Any]) -> ChatOptions:
-    """Keyword arguments as options; any other name is a variable of the template.
+OF_TEMPLATES = frozenset(("self", "messages", "tools", "add_generation_prompt", "media"))
+"""Variables of chat templates that are no further ones."""
 
-    RequestError for a field of `SamplingParams`, and for what it is called elsewhere: no template reads them.
+
+def chat_options(tokenizer: Tokenizer, given: Mapping[str, Any]) -> ChatOptions:
+    """Return keyword arguments as options; any other name is a variable of the template. None counts as absent.
+
+    RequestError for a variable that the template does not read, for a field of `SamplingParams` and what it is called
+    elsewhere, and for a value of another type.
     """
+    given = {name: value for name, value in given.items() if value is not None}
     parameters = {field.name for field in fields(SamplingParams)}
+    for name in ("parallel_tool_calls", "add_generation_prompt"):
+        if not isinstance(value := given.get(name, True), bool):
+            raise RequestError(None, name, value, "expected True or False", "Give one.")
+    variables = given.get("template", {})
+    if not isinstance(variables, Mapping):
+        raise RequestError(None, "template", variables, "is no mapping", "Give the variables of the template by name.")
+    for name in OF_TEMPLATES & variables.keys():
+        raise RequestError(None, f"template.{name}", variables[name], "is set by other options", "Leave it out.")
     for name, value in given.items():
         here = parameters.intersection((name, *OTHERS.get(name, ((), ""))[0]))
         if here and name not in ChatOptions.__annotations__:
@@ -67,7 +81,14 @@ def chat_options(given: Mapping[str, Any]) -> ChatOptions:
             raise RequestError(None, name, value, "is no option of a chat", fix)
     known = {name: value for name, value in given.items() if name in ChatOptions.__annotations__}
     others = {name: value for name, value in given.items() if name not in known}
-    return ChatOptions(**{**known, "template": {**(known.get("template") or {}), **others}})  # type: ignore[typeddict-item]
+    if others:
+        chosen = {name: known[name] for name in ("chat_template",) if name in known}
+        read = variables_of(tokenizer.chat_template(tools=bool(known.get("tools")), **chosen))
+        for name in others.keys() - (read - OF_TEMPLATES):
+            fix = advice(name, {*ChatOptions.__annotations__, *read}, "Leave it out, or give it in template.")
+            reason = "is no option of a chat, and the chat template does not read it"
+            raise RequestError(None, name, others[name], reason, fix)
+    return ChatOptions(**{**known, "template": {**variables, **others}})  # type: ignore[typeddict-item]
 
 
 def as_messages(conversation: Conversation) -> Sequence[Message]:

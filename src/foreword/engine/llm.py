@@ -183,7 +183,7 @@ class LLM:
         messages: a list of messages, such as {"role": "user", "content": "…"}, one message alone, or a text of the
         user; or a list of conversations, each a list of messages or a text. A model that sees images takes parts such
         as {"type": "image", "image": "photo.jpg"}, see `take_media`. sampling_params, lora, errors: see `generate`.
-        options: see `ChatOptions`; any other name is a variable of the template.
+        options: see `ChatOptions`; any other name is a variable that the template reads.
         """
         return self._run(self._chats(messages, sampling_params, lora, options), progress)
 
@@ -285,8 +285,9 @@ class LLM:
         conversations, limit = as_conversations(messages), self.engine.states.max_model_len
         params, loras = one_each(*PARAMS, sampling_params, conversations), one_each(*LORA, lora, conversations)
         jobs = []
+        chosen = chat_options(self.tokenizer, options)
         for i, conversation in enumerate(conversations):
-            chat = make_chat(self.tokenizer, conversation, params[i], limit, chat_options(options), self.media)
+            chat = make_chat(self.tokenizer, conversation, params[i], limit, chosen, self.media)
             name = f"prompts[{i}]"
             group = self.engine.check(
                 name, chat.prompt, chat.params, prompt_text=chat.text, lora=loras[i], stream=stream

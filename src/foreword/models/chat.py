@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
+from jinja2 import meta
 
 from foreword.errors import ModelError, RequestError
 from foreword.models.template_sandbox import Sandbox, TooMuchWork
@@ -84,6 +85,14 @@ class ChatTemplate:
             reason = f"fails on them: {type(error).__name__}: {error!s:.1000}"
             fix = "Check roles, order and fields of the messages against the model's documentation"
         raise RequestError(None, "messages", _roles(messages), f"the model's chat template {reason}", fix)
+
+
+def variables_of(source: str) -> frozenset[str]:
+    """Return the names that a template reads and does not set. ModelError if it is no Jinja template."""
+    try:
+        return frozenset(meta.find_undeclared_variables(Sandbox().parse(source)))
+    except jinja2.TemplateError as error:
+        raise ModelError(f"the model's chat template is invalid: {error!s:.200}") from None
 
 
 def check_messages(

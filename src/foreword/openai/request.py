@@ -16,7 +16,7 @@ from foreword.batch import Origin, SamplingParams, StructuredOutputs
 from foreword.batch.values.parameters import Parameter
 from foreword.batch.values.sampling_params import PARAMETERS
 from foreword.engine import RequestOptions
-from foreword.engine.chat import ChatOptions
+from foreword.engine.chat import OF_TEMPLATES, ChatOptions
 from foreword.errors import RequestError
 from foreword.fields import (
     BOOLEAN,
@@ -124,9 +124,6 @@ SAMPLING = {
 
 LABELS = {"user": STRING, "metadata": OBJECT, "safety_identifier": STRING, "prompt_cache_key": STRING}
 """Fields that name the caller, and change no output."""
-
-OF_TEMPLATES = frozenset(("self", "messages", "tools", "add_generation_prompt", "media"))
-"""Variables of chat templates that are no further ones."""
 
 
 def parse_chat(body: object) -> ChatRequest:
