@@ -159,8 +159,9 @@ def _check_message(field: str, message: object, media: Collection[str], roles: C
         similar = nearest(role, ROLES) if isinstance(role, str) else None
         _fail(f"{field}.role", role, found, f"Did you mean {similar!r}?" if similar else f"Give {' or '.join(ROLES)}")
     for name, fix in _NOT_SUPPORTED.items():
-        if message.get(name) not in (None, []):
-            _fail(f"{field}.{name}", message[name], "is not supported", fix)
+        value = message.get(name)
+        if value is not None and not (isinstance(value, list) and not value):
+            _fail(f"{field}.{name}", value, "is not supported", fix)
     checked = _given(message)
     calls = _check_calls(f"{field}.tool_calls", checked.pop("tool_calls", None))
     content = _check_content(f"{field}.content", message.get("content"), media)
