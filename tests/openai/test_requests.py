@@ -221,6 +221,12 @@ def test_log_probabilities_of_a_chat_are_asked_for_by_two_fields():
     assert refusal(chat, logprobs=3).field == "logprobs"
 
 
+def test_one_of_two_structures_is_refused_as_it_was_sent():
+    asked = {"type": "json_object"}
+    error = refusal(chat, response_format=asked, structured_outputs={"regex": "a"})
+    assert (error.field, error.value) == ("response_format", asked)
+
+
 def test_log_probabilities_of_a_completion_are_a_number():
     assert completion(logprobs=3).params.logprobs == 3
     assert completion(logprobs=3, echo=True).params.prompt_logprobs == 3

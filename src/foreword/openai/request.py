@@ -201,10 +201,10 @@ def _sampling(given: Fields) -> dict[str, Any]:
 def _structured_outputs(given: Fields) -> object:
     """``structured_outputs`` itself (vLLM's), or what ``response_format`` (OpenAI's) asks for."""
     direct = given.take("structured_outputs", OBJECT)
-    asked = given.nested("response_format")
-    found = None if asked is None else _response_format(asked)
+    format = given.take("response_format", OBJECT)
+    found = None if format is None else _response_format(Fields(format, given.path("response_format")))
     if found is not None and direct is not None:
-        _fail("response_format", found, "structured_outputs is given too", "one")
+        _fail("response_format", format, "structured_outputs is given too", "one")
     return direct if found is None else found
 
 
