@@ -248,6 +248,29 @@ def test_why_a_grammar_cannot_be_compiled_is_remembered():
     assert len(tried) == 1
 
 
+def test_a_grammar_that_took_too_long_is_tried_again_later(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compiler, "COMPILE_SECONDS", 0.3)
+    monkeypatch.setattr(compiler, "TIMEOUT_HOLDS", 0.5)
+    ours, released, tried = make_compiler(), Event(), []
+    backend, *_ = ours._made_backend()
+    compile_one = backend.compile
+
+    def slow(value):
+        tried.append(value)
+        released.wait(30)
+        return compile_one(value)
+
+    backend.compile = slow
+    for _ in range(2):
+        with pytest.raises(RequestError, match=r"takes more than 0\.3 s"):
+            grammar({"regex": "a"}, compiler=ours)
+    assert len(tried) == 1
+    released.set()
+    monkeypatch.setattr(compiler, "COMPILE_SECONDS", 30.0)
+    time.sleep(0.6)
+    assert grammar({"regex": "a"}, compiler=ours) is not None
+
+
 def test_what_takes_long_is_told_from_what_does_not(monkeypatch: pytest.MonkeyPatch):
     ours = make_compiler()
     assert ours.settle(SamplingParams(structured_outputs={"regex": "ab"}), 10.0)

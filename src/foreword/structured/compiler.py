@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -30,13 +32,25 @@ COMPILE_SECONDS = 10.0
 QUICK_SECONDS = 0.5
 """What is compiled sooner does not wait behind what takes longer: see `GrammarCompiler.settle`."""
 TRY_AGAIN = "Try again later."
+TIMEOUT_HOLDS = 60.0  # seconds
 MAX_CACHED = 256
 CACHE_BYTES = 256 << 20
 
 
 class _Refusal(NamedTuple):
+    """seconds: how long it holds: what took too long once may be quick when the machine has less to do."""
+
     reason: str
     fix: str
+    seconds: float = math.inf
+
+
+class _Known(NamedTuple):
+    """An outcome with its memory in bytes, until a time of the monotonic clock."""
+
+    made: Grammar | _Refusal
+    num_bytes: int
+    until: float
 
 
 class GrammarCompiler:
@@ -57,7 +71,7 @@ class GrammarCompiler:
         self._tokenizer, self._vocab_size, self._eos_token_ids = tokenizer, vocab_size, frozenset(eos_token_ids)
         self._cache_bytes = cache_bytes
         self._lock = threading.RLock()
-        self._known: OrderedDict[StructuredOutputs, tuple[Grammar | _Refusal, int]] = OrderedDict()  # with its bytes
+        self._known: OrderedDict[StructuredOutputs, _Known] = OrderedDict()
         self._num_bytes = 0
 
     def grammar(self, request_id: str, params: SamplingParams) -> Grammar | None:
@@ -84,14 +98,15 @@ class GrammarCompiler:
             return outcome.copy()
         for part in value.parts:
             self._matcher(request_id, part)  # raises the error of the part that cannot be compiled
-        raise value.refusal(request_id, *outcome)
+        raise value.refusal(request_id, outcome.reason, outcome.fix)
 
     def _outcome(self, value: StructuredOutputs, seconds: float) -> Grammar | _Refusal | None:
         """Return the grammar, or why there is none; None if compiling takes longer than so many seconds."""
         with self._lock:
-            if value in self._known:
+            known = self._known.get(value)
+            if known is not None and time.monotonic() < known.until:
                 self._known.move_to_end(value)
-                return self._known[value][0]
+                return known.made
         made, num_bytes = self._compiled(value, seconds)
         if made is not None and not (isinstance(made, _Refusal) and made.fix == TRY_AGAIN):
             self._keep(value, made, num_bytes + len(value.text))
@@ -117,7 +132,8 @@ class GrammarCompiler:
         except TimeoutError:
             if seconds < COMPILE_SECONDS:
                 return None, 0
-            return _Refusal(f"takes more than {COMPILE_SECONDS:g} s to compile", "Use a simpler one."), 0
+            reason = f"takes more than {COMPILE_SECONDS:g} s to compile"
+            return _Refusal(reason, "Use a simpler one.", TIMEOUT_HOLDS), 0
         except TooLargeError:
             return _Refusal(f"takes more than {MEMORY_BYTES >> 20} MiB to compile", "Use a simpler one."), 0
         except MemoryError:
@@ -129,12 +145,13 @@ class GrammarCompiler:
     def _keep(self, value: StructuredOutputs, made: Grammar | _Refusal, num_bytes: int) -> None:
         """Remember an outcome, and forget those that were not used for longest where it takes too much memory."""
         with self._lock:
-            if value in self._known:
-                return
-            self._known[replace(value, origin=None, parts=())] = made, num_bytes
+            if (before := self._known.pop(value, None)) is not None:
+                self._num_bytes -= before.num_bytes
+            until = time.monotonic() + (made.seconds if isinstance(made, _Refusal) else math.inf)
+            self._known[replace(value, origin=None, parts=())] = _Known(made, num_bytes, until)
             self._num_bytes += num_bytes
             while self._known and (len(self._known) > MAX_CACHED or self._num_bytes > self._cache_bytes):
-                self._num_bytes -= self._known.popitem(last=False)[1][1]
+                self._num_bytes -= self._known.popitem(last=False)[1].num_bytes
 
     def _made_backend(self) -> tuple[Backend, Trial, Trial]:
         """Return what compiles, and the processes in which this is tried: for some tenths of a second, or for long."""
