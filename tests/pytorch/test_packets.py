@@ -10,6 +10,8 @@ from threading import Thread
 
 import pytest
 
+pytest.importorskip("torch")
+
 from foreword.errors import EngineError
 from foreword.executors.torch.packets import PacketReader, PacketRing, PacketWriter
 

@@ -12,7 +12,7 @@ MESSAGES = [
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 VALID = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + (m.content or '') + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}{{ messages[-1].tool_calls }}",
     "{%- set ns = namespace(found=false) -%}{%- for m in messages[1:] -%}"
     "{%- if loop.first %}{% set ns.found = true %}{% endif %}{{ loop.index0 ~ m['role'] | trim | upper }}"
     "{% if m.tool_calls is defined %}{% for c in m.tool_calls %}{{ c.arguments | default({}) | tojson(indent=2) }}"
@@ -20,9 +20,10 @@ VALID = (
     "{% macro line(m, n=2) %}{{ m.role.title() }}: {{ (m.content or '').split(' ')[:n] | join('-') }}\n{% endmacro %}"
     "{% for m in messages if m.role != 'system' %}{{ line(m, 3) }}{% else %}none{% endfor %}{{ bos_token }}"
     "{% set text %}a{{ strftime_now('%Y-%m-%d') }}{% endset %}{{ text | replace('a', 'b') | length }}"
-    "{{ '%s=%d' % ('x', 5) }}{{ '{:>5}'.format(7) }}{{ range(3) | map('string') | list }}",
+    "{{ '%s=%d' % ('x', 5) }}{{ '{:>5}'.format(7) }}{{ range(3) | map('string') | list }}{{ messages[-1].tool_calls }}",
     "{% generation %}{{ tools[0].function | tojson }}{% endgeneration %}{{ messages | map(attribute='role') | list }}"
-    "{{ messages | selectattr('role', 'equalto', 'user') | list | length }}{{ 'x' * 3 }}{{ 2 ** 5 }}{{ 7 // 2 }}",
+    "{{ messages | selectattr('role', 'equalto', 'user') | list | length }}{{ 'x' * 3 }}{{ 2 ** 5 }}{{ 7 // 2 }}"
+    "{{ messages[-1].tool_calls }}",
 )
 WORDS = (
     "{{ ", " }}", "{% ", " %}", "{% break %}", "{% continue %}", "{% endfor %}", "{% endif %}", "{% endmacro %}",
