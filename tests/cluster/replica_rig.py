@@ -69,8 +69,8 @@ class Served:
 
 
 @contextmanager
-def serving(*arguments: object) -> Iterator[Served]:
-    process = start("serve", *arguments, "--replicas", 2, "--port", 0, "--api-key", "key", "--num-threads", 1)
+def serving(*arguments: object, keys: tuple[str, ...] = ("--api-key", "key")) -> Iterator[Served]:
+    process = start("serve", *arguments, "--replicas", 2, "--port", 0, *keys, "--num-threads", 1)
     try:
         line = process.stderr.readline()
         found = READY.match(line)

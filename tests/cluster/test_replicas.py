@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from replica_rig import LONG, Served
+from replica_rig import LONG, Served, serving
 from server_rig import frames_of
 
 from foreword.cluster.cluster import Cluster
@@ -63,6 +63,11 @@ def test_errors_keys_and_names_are_those_of_one_server(served: Served):
     assert served.get("/nothing").status_code == 404
     assert served.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "none"}).status_code == 400
     assert served.post("/v1/load_lora_adapter", [1]).status_code == 400
+
+
+def test_replicas_of_a_server_without_keys_answer_with_the_client_that_the_front_end_tells(talker):
+    with serving(talker, "--max-model-len", 512, keys=()) as open_server:
+        assert open_server.complete("a").status_code == 200
 
 
 def test_a_closed_connection_cancels_and_any_request_can_be_asked_about_and_ended(served: Served):

@@ -30,7 +30,9 @@ from pathlib import Path
 from processes import start
 from talking_model import write_talking_model
 
-MOST_GROWTH = 700 << 20  # bytes: grammar_cache_bytes, and what two grammars take while they are tried
+MOST_GROWTH = (
+    700 << 20
+)  # bytes per process that serves: grammar_cache_bytes, and what two grammars take while they are tried
 LONGEST_WAIT = 2.0  # seconds
 PATIENCE = 60.0
 MODEL = ("--max-model-len", 4096, "--kv-cache-bytes", 64 << 20, "--num-threads", 1, "--drain-timeout", 2)
@@ -41,6 +43,7 @@ class Server:
     """`foreword serve` in processes of its own. statuses: what it answered to the attack."""
 
     def __init__(self, model: Path, replicas: int) -> None:
+        self.most_growth = replicas * MOST_GROWTH
         many = ("--replicas", replicas) if replicas > 1 else ()
         self.process = start("serve", model, "--port", 0, *MODEL, *many)
         line = self.process.stderr.readline().decode()
@@ -368,7 +371,7 @@ def run(server: Server, attack: Callable[[Server], None]) -> list[str]:
         "the server ended": server.process.poll() is not None,
         "500": bool(server.statuses[500]),
         f"the neighbour got {dict(neighbour.statuses)}": bool(neighbour.statuses.keys() - {200}),
-        f"memory grew by {growth >> 20} MiB": growth > MOST_GROWTH,
+        f"memory grew by {growth >> 20} MiB": growth > server.most_growth,
         f"/health waited {longest:.1f} s": longest > LONGEST_WAIT,
     }
     return [f"{attack.__name__}: {reason}" for reason, holds in wrong.items() if holds]

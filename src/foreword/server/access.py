@@ -15,6 +15,7 @@ from foreword.server.errors import HttpError
 from foreword.server.operation import Access
 
 CLIENT = b"x-foreword-client"
+NOTHING = "-"  # stands in that header for no key, or no address
 
 
 class Keys:
@@ -90,13 +91,13 @@ class Client(NamedTuple):
         headers, address = dict(scope["headers"]), (scope.get("client") or ("",))[0]
         key, told = given_key(headers), headers.get(CLIENT)
         if told is not None and config.admin_key is not None and compare_digest(key, config.admin_key.encode()):
-            return cls(*told.decode("latin-1").split(" ", 1))
+            return cls(*("" if word == NOTHING else word for word in told.decode("latin-1").split(" ")))
         return cls(sha256(key).hexdigest() if config.api_key else "", address)
 
     @property
     def header(self) -> tuple[bytes, bytes]:
         """The header in which a front end tells it."""
-        return CLIENT, f"{self.key} {self.address}".encode("latin-1", "replace")
+        return CLIENT, f"{self.key or NOTHING} {self.address or NOTHING}".encode("latin-1", "replace")
 
 
 def given_key(headers: Mapping[bytes, bytes]) -> bytes:
