@@ -34,11 +34,18 @@ class Graph(Protocol):
 class DeviceApi(Protocol):
     """A device. All copies, launches and replays enter one stream and run in this order.
 
-    multiprocessors: how many programs run at a time.
+    multiprocessors: how many programs run at a time. converts_fp8: whether it has conversions of float8_e4m3fn.
+    large_tiles: whether a program may have 227 KiB of shared memory, and products of several warps, as from sm_90 on.
     """
 
     @property
     def multiprocessors(self) -> int: ...
+
+    @property
+    def converts_fp8(self) -> bool: ...
+
+    @property
+    def large_tiles(self) -> bool: ...
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:
         """Memory of the device, filled with zeros. dtype: a name that NumPy and torch share. MemoryError without it."""

@@ -12,6 +12,8 @@ from foreword.errors import ConfigError
 _LEAST_KEYS = 256  # of a program, where several share the keys of a request
 _MOST_SPLITS = 64
 _REGISTERS = 1 << 16  # of a multiprocessor
+_PROGRAMS = 4  # per multiprocessor, that splits aim at
+_PROMPT_TOKENS = 16  # of a request on average, from which a step has the tile of prompts
 
 
 def power_of_two(n: int, least: int = 16) -> int:
@@ -31,20 +33,36 @@ class Tile(NamedTuple):
     num_stages: int = 3
 
     @classmethod
-    def of(cls, shared: int, dim: int, dot: str) -> Tile:
+    def of(
+        cls, shared: int, dim: int, dot: str, *, prompts: bool = False, fp8: bool = False, large: bool = False
+    ) -> Tile:
         """Return the tile for ``shared`` heads per key head and heads of ``dim``, with operands of the type ``dot``.
 
-        With these sizes no register spills on sm_80 and sm_90, but a few with 8-bit keys of 512, and the shared memory
-        fits every GPU from sm_80 on, 99 KiB: tools/device_table.py compiles the shapes of real models. Operands of 32
-        bits have no tensor cores: loads of the next tile would take registers and save no time.
+        prompts: of a step of long prompts, whose time is that of the products; others have the time of reading keys.
+        fp8: of keys and values of 8 bits. large: see `DeviceApi.large_tiles`.
+
+        tools/device_table.py compiles the shapes of real models. Without ``large`` the shared memory fits every GPU from
+        sm_80 on, 99 KiB, and no register spills on sm_80 and sm_90 but a few with 8-bit keys of 512; ``large`` are the
+        fastest tiles that were measured on an H100. Operands of 32 bits have no tensor cores: loads of the next tile
+        would take registers and save no time.
         """
         width = power_of_two(dim)
         if dot == "float32":
             return cls(16, 16, 16 if width == 256 else 8, 1)
-        if width > 128:
-            return cls(16, 16, 4 if width == 256 else 8)
+        if width > 256:
+            return cls(16, 16, 8)
+        if prompts and large:
+            if width <= 64:
+                return cls(64, 32, 4) if fp8 else cls(128, 32, 8)
+            return cls(128, 64 if width == 128 else 32, 8, 2)
+        if width == 256:
+            return cls(16, 32, 4, 2) if large else cls(16, 16, 4)
         rows = min(power_of_two(shared), 64 if width <= 64 else 32)
-        return cls(rows, 32, 4 if rows == 16 and width == dim else 8)
+        if rows > 16 or width != dim:
+            return cls(rows, 32, 8)
+        if large:
+            return cls(16, 128, 4, 2) if fp8 or width <= 64 else cls(16, 64, 4)
+        return cls(16, 32, 4)
 
     @property
     def options(self) -> dict[str, int]:
@@ -56,13 +74,25 @@ class Tile(NamedTuple):
 
 
 def num_splits_for(programs: int, num_keys: int, multiprocessors: int) -> int:
-    """Return how many programs share the keys of a request, so that two programs per multiprocessor have work: a power
+    """Return how many programs share the keys of a request, so that four programs per multiprocessor have work: a power
     of two, and at least 256 keys for each.
 
     programs: of a step without splits. num_keys: of the longest request.
     """
-    most = min(2 * multiprocessors // programs, num_keys // _LEAST_KEYS, _MOST_SPLITS)
+    most = min(_PROGRAMS * multiprocessors // programs, num_keys // _LEAST_KEYS, _MOST_SPLITS)
     return 1 << (max(most, 1).bit_length() - 1)
+
+
+class _Tiling(NamedTuple):
+    """How the queries of a step are divided: tokens of a request per tile, and programs per tile."""
+
+    queries: int
+    programs: int
+
+    @classmethod
+    def of(cls, tile: Tile, shared: int, kv_heads: int) -> _Tiling:
+        heads = min(shared, tile.rows)  # of a program
+        return cls(tile.rows // heads, kv_heads * -(-shared // heads))
 
 
 class LayerCache(NamedTuple):
@@ -136,15 +166,19 @@ class DeviceAttention:
         self.rows, self.group, self.num_splits, self.dot = rows, group, num_splits, dot
         self.heads, self.kv_heads, self.dim, self.value_dim = heads, kv_heads, dim, value_dim or dim
         shared = heads // kv_heads
-        self.tile = tile = Tile.of(shared, max(self.dim, self.value_dim), dot)
-        heads_per_program = min(shared, tile.rows)
-        self.queries_per_tile = tile.rows // heads_per_program
-        self.programs_per_tile = kv_heads * -(-shared // heads_per_program)
+        width, large = max(self.dim, self.value_dim), rows.api.large_tiles
+        self._tiles = {
+            (prompts, fp8): Tile.of(shared, width, dot, prompts=prompts, fp8=fp8, large=large)
+            for prompts in (False, True)
+            for fp8 in (False, True)
+        }
+        self._tilings = {key: _Tiling.of(tile, shared, kv_heads) for key, tile in self._tiles.items()}
         self.no_tensor = rows.api.zeros((1,), "float32")
         self.partial: Tensor = self.no_tensor
         most = (num_splits or 0) * rows.max_num_batched_tokens  # the most that splits · Tp can be
-        if num_splits is None:  # splits ≤ 2 · multiprocessors / programs, and Tp ≤ tiles · queries per tile
-            most = -(-2 * rows.api.multiprocessors * self.queries_per_tile // self.programs_per_tile)
+        if num_splits is None:  # splits ≤ _PROGRAMS · multiprocessors / programs, and Tp ≤ tiles · queries of a tile
+            programs = _PROGRAMS * rows.api.multiprocessors
+            most = max(-(-programs * tiling.queries // tiling.programs) for tiling in self._tilings.values())
         if num_splits != 1:
             self.partial = rows.api.zeros((most * heads * (self.value_dim + 2),), "float32")
 
@@ -198,19 +232,20 @@ class DeviceAttention:
         as they are. sinks: [heads], scores without a value that take part in the softmax.
         """
         rows, place = self.rows, self.rows.layout
-        block_value, tile = power_of_two(self.value_dim), self.tile
-        num_tiles, splits = num_tokens // self.queries_per_tile + num_reqs, self.num_splits
+        prompts, fp8 = num_tokens >= _PROMPT_TOKENS * num_reqs, cache.scales is not None
+        block_value, tile, tiling = power_of_two(self.value_dim), self._tiles[prompts, fp8], self._tilings[prompts, fp8]
+        num_tiles, splits = num_tokens // tiling.queries + num_reqs, self.num_splits
         if splits is None:
-            num_keys = min(rows.max_num_keys, (window or rows.max_num_keys) + self.queries_per_tile)
-            splits = num_splits_for(num_tiles * self.programs_per_tile, num_keys, rows.api.multiprocessors)
+            num_keys = min(rows.max_num_keys, (window or rows.max_num_keys) + tiling.queries)
+            splits = num_splits_for(num_tiles * tiling.programs, num_keys, rows.api.multiprocessors)
         keys, values, scales = cache.keys, cache.values, cache.scales or (self.no_tensor, self.no_tensor)
         rows.api.launch(
-            "attend", (num_tiles, self.programs_per_tile, splits), rows.arena, rows.packet, rows.groups, self.group,
+            "attend", (num_tiles, tiling.programs, splits), rows.arena, rows.packet, rows.groups, self.group,
             place.records_at, place.record_size, queries, keys, values,
             *scales, self.no_tensor if sinks is None else sinks, out, self.partial, scale, softcap, splits,
             keys.stride(0), values.stride(0), scales[0].stride(0), HEADS=self.heads,
             KV_HEADS=self.kv_heads, DIM=self.dim, VALUE_DIM=self.value_dim, WINDOW=window or 0, SOFTCAP=softcap > 0,
-            SINKS=sinks is not None, SPLIT=splits > 1, FP8=cache.scales is not None, DOT=self.dot,
+            SINKS=sinks is not None, SPLIT=splits > 1, FP8=fp8, FP8_UNIT=fp8 and rows.api.converts_fp8, DOT=self.dot,
             BLOCK_M=tile.rows, BLOCK_N=tile.keys, BLOCK_DIM=power_of_two(self.dim), BLOCK_VALUE=block_value,
             **tile.options,
         )  # fmt: skip

@@ -47,9 +47,21 @@ def _write_keys(cache: str, fp8: bool) -> Kernel:
 
 
 def attend_kernel(
-    heads: int, kv_heads: int, dim: int, value_dim: int, *, dot: str, fp8: bool, split: bool, tile: Tile
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    value_dim: int,
+    *,
+    dot: str,
+    fp8: bool,
+    split: bool,
+    tile: Tile,
+    fp8_unit: bool = False,
 ) -> Kernel:
-    """Return K4 for some heads, without a window, with queries of the type ``dot`` and keys of it or of 8 bits."""
+    """Return K4 for some heads, without a window, with queries of the type ``dot`` and keys of it or of 8 bits.
+
+    fp8_unit: whether the GPU converts 8-bit numbers itself.
+    """
     query = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32"}[dot]
     cache = "*u8" if fp8 else query
     types = (
@@ -60,7 +72,15 @@ def attend_kernel(
         "BLOCK_M": tile.rows, "BLOCK_N": tile.keys, "BLOCK_DIM": power_of_two(dim),
         "BLOCK_VALUE": power_of_two(value_dim),
     }  # fmt: skip
-    options = {"WINDOW": 0, "SOFTCAP": False, "SINKS": False, "SPLIT": split, "FP8": fp8, "DOT": dot}
+    options = {
+        "WINDOW": 0,
+        "SOFTCAP": False,
+        "SINKS": False,
+        "SPLIT": split,
+        "FP8": fp8,
+        "FP8_UNIT": fp8_unit,
+        "DOT": dot,
+    }
     shape = {"HEADS": heads, "KV_HEADS": kv_heads, "DIM": dim, "VALUE_DIM": value_dim}
     return Kernel("attention", types, {**shape, **options, **sizes}, "attend", tile.options)
 

@@ -39,6 +39,8 @@ class CudaDevice:
         index = torch.device(device).index
         self.device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
         self.multiprocessors: int = torch.cuda.get_device_properties(self.device).multi_processor_count
+        capability = torch.cuda.get_device_capability(self.device) if torch.version.hip is None else (0, 0)
+        self.converts_fp8, self.large_tiles = capability >= (8, 9), capability[0] in (9, 10)
         self._pool: Any = torch.cuda.graph_pool_handle()
         self._capture_stream: Any = None
 
@@ -48,11 +50,11 @@ class CudaDevice:
 
     def mapped(self, shape: tuple[int, ...], dtype: str) -> Tensor:
         """See `DeviceApi.mapped`: pinned memory has an address of the device, which Triton passes to kernels."""
-        return self._allocated(shape, dtype, pin_memory=True)
+        return self._allocated(shape, dtype, device="cpu", pin_memory=True)
 
     def pinned(self, size: int) -> Tensor:
         """See `DeviceApi.pinned`."""
-        return self._allocated((size,), "int32", pin_memory=True)
+        return self._allocated((size,), "int32", device="cpu", pin_memory=True)
 
     def _allocated(self, shape: tuple[int, ...], dtype: str, **place: Any) -> Tensor:
         try:

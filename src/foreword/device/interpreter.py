@@ -34,6 +34,8 @@ class InterpretedDevice:
     """`DeviceApi` on the host. TRITON_INTERPRET=1 must be set before the kernels' modules are imported."""
 
     multiprocessors = 1
+    converts_fp8 = False
+    large_tiles = True
 
     def __init__(self) -> None:
         if not triton.knobs.runtime.interpret:

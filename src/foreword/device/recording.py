@@ -22,6 +22,7 @@ class RecordingDevice:
     """
 
     multiprocessors = 1
+    converts_fp8 = large_tiles = False
 
     def __init__(self) -> None:
         self.calls: list[str] = []

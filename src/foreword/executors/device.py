@@ -131,17 +131,25 @@ class DeviceExecutor:
     def start(self, states: RequestStates, *, max_num_batched_tokens: int) -> list[str]:
         """See `StartedExecutor.start`: allocates the rows, compiles the kernels and captures a graph for each size."""
         rows, sampler = self._bind(states, max_num_batched_tokens)
+        buffers = InputBuffers.for_states(states, max_num_batched_tokens)
+
+        def run(tokens: int, reqs: int) -> None:
+            batch = make_dummy(states, buffers, num_tokens=tokens, num_reqs=reqs, gather_block_tables=False)
+            slot = rows.send(buffers)
+            self._run(rows, sampler, batch, IN_ROWS)
+            slot.launched()
+
+        for tokens, reqs in sorted(self._sizes, reverse=True):  # the memory of the largest holds the others
+            if tokens <= reqs * states.max_model_len:  # else no step is so large
+                run(tokens, reqs)  # without a graph
+                run(tokens, reqs)  # captured
+        least = 1 + max((tokens for tokens, _ in self._sizes), default=0)
+        for tokens in sorted({min(least, max_num_batched_tokens), max_num_batched_tokens}):  # of steps without a graph
+            for reqs in {-(-tokens // states.max_model_len), min(tokens, states.max_num_reqs)}:
+                if reqs <= states.max_num_reqs and (tokens, reqs) not in self._sizes:
+                    run(tokens, reqs)
         if self.buckets is None:
             return []
-        buffers = InputBuffers.for_states(states, max_num_batched_tokens)
-        for tokens, reqs in sorted(self._sizes, reverse=True):  # the memory of the largest holds the others
-            if tokens > reqs * states.max_model_len:
-                continue  # no step is so large
-            for _ in range(2):  # without a graph, then captured
-                batch = make_dummy(states, buffers, num_tokens=tokens, num_reqs=reqs, gather_block_tables=False)
-                slot = rows.send(buffers)
-                self._run(rows, sampler, batch, IN_ROWS)
-                slot.launched()
         if not self._sizes:
             return ["steps run without graphs, because a capture failed; max_graph_tokens=0 does not try"]
         return [f"{len(self._graphs)} graphs of steps of up to {self.buckets.sizes[-1]} tokens"]

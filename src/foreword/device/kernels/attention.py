@@ -19,12 +19,13 @@ from foreword.device.kernels.places import (
 NEGATIVE = tl.constexpr(-1.0e30)  # a score that is not seen: no infinities, whose difference would be NaN
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])  # it differs from step to step: one compilation serves all
 def attend(
     state, packet, groups, group, records_at, record_size, queries, keys, values, key_scales, value_scales, sinks, out,
     partial, scale, softcap, num_splits, key_stride, value_stride, scale_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr, FP8: tl.constexpr, DOT: tl.constexpr,
+    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr, FP8: tl.constexpr,
+    FP8_UNIT: tl.constexpr, DOT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr,
 ):  # fmt: skip
     """Queries in tiles of Q = BLOCK_M // N tokens of one request, with N = min(BLOCK_M, HEADS // KV_HEADS) of the heads
@@ -105,7 +106,7 @@ def attend(
             key_at = block * key_stride + head_at * DIM
             k = tl.load(keys + key_at[None, :] + d[:, None], mask=inside[None, :] & (d < DIM)[:, None], other=0.0)
             if FP8:
-                k = decode(k)
+                k = decode(k, FP8_UNIT)
             score = tl.dot(q, k.to(DOT), input_precision="ieee") * scale
             if FP8:
                 scale_at = block * scale_stride + head_at
@@ -123,7 +124,7 @@ def attend(
             value_at = (block * value_stride + head_at * VALUE_DIM)[:, None] + dv[None, :]
             v = tl.load(values + value_at, mask=inside[:, None] & (dv < VALUE_DIM)[None, :], other=0.0)
             if FP8:
-                v = decode(v)
+                v = decode(v, FP8_UNIT)
                 weight *= tl.load(value_scales + scale_at, mask=inside, other=0.0)[None, :]
             if FP8 and (tl.float16 == DOT):  # a weight times a scale is below the numbers of float16
                 added = tl.dot(weight, v, input_precision="tf32")
@@ -144,7 +145,7 @@ def attend(
             tl.store(to, (sums / total[:, None]).to(out.dtype.element_ty), mask=valid)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])  # it differs from step to step: one compilation serves all
 def merge_splits(
     packet, partial, out, num_splits, HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr
 ):

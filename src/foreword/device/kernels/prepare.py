@@ -31,7 +31,7 @@ NO_ROW = tl.constexpr(FIELDS["idx_mapping"].padding)
 NO_LOGITS = tl.constexpr(FIELDS["logits_indices"].padding)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["token_programs"])  # it differs from step to step: one compilation serves all
 def prepare_step(
     state, tokens, packet, groups, max_model_len, records_at, record_size, max_tokens, max_logits, token_programs,
     out, cp_size, cp_rank, cp_interleave, G: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,

@@ -73,7 +73,7 @@ def weigh(logits, vocab_size, least, top, temperature, BLOCK: tl.constexpr):
     return tl.sum(count, 0), tl.sum(mass, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_logits"])  # it differs from step to step: one compilation serves all
 def penalize(
     state, tokens, packet, max_model_len, records_at, record_size, expanded_idx_mapping, expanded_local_pos,
     cu_num_logits, logits, counts, num_logits, vocab_size, BLOCK: tl.constexpr,
