@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from device_place import WHERE, to_device
 from torch.nn.functional import silu
 
 from foreword.device.attention import DeviceAttention, LayerCache
@@ -16,9 +17,12 @@ class TorchDecoder:
 
     def __init__(self, spec: DecoderSpec, weights, *, num_blocks: int, block_size: int) -> None:
         self.spec = spec
-        self.weights = {name: torch.from_numpy(np.array(t.dequantize())) for name, t in weights.items()}
+        self.weights = {name: to_device(np.array(t.dequantize())) for name, t in weights.items()}
         shape = (len(spec.layers), num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
-        self.keys, self.values = torch.zeros(shape), torch.zeros(shape)
+        self.keys, self.values = torch.zeros(shape, device=WHERE), torch.zeros(shape, device=WHERE)
+        at = np.arange(spec.max_model_len, dtype=np.float32)[:, None]
+        angles = [to_device(at * np.array(layer.rope.inv_freq, np.float32)) for layer in spec.layers]
+        self.rotations = [(angle.cos(), angle.sin()) for angle in angles]
         self.attention: DeviceAttention | None = None
 
     def forward(self, rows, num_tokens, num_reqs, num_logits, inputs):
@@ -26,15 +30,14 @@ class TorchDecoder:
         if self.attention is None:
             self.attention = DeviceAttention(rows, heads=spec.num_heads, kv_heads=spec.num_kv_heads, dim=spec.head_dim)
         x = w["embed"][rows.tensors["input_ids"][:T].long()]
-        for i, layer in enumerate(spec.layers):
-            p, at = f"layers.{i}.", torch.arange(spec.max_model_len)[:, None]
-            angle = at.float() * torch.tensor(layer.rope.inv_freq, dtype=torch.float32)
+        for i, rotation in enumerate(self.rotations):
+            p = f"layers.{i}."
             qkv = self.norm(x, p + "attn_norm") @ torch.cat([w[p + name] for name in "qkv"]).T
-            queries = torch.zeros(T, spec.num_heads, spec.head_dim)
+            queries = torch.zeros(T, spec.num_heads, spec.head_dim, device=WHERE)
             out = torch.zeros_like(queries)
             cache = LayerCache(self.keys[i], self.values[i])
             self.attention.write(
-                qkv, queries, cache, num_tokens=T, rope=(angle.cos(), angle.sin()), eps=spec.norm_eps,
+                qkv, queries, cache, num_tokens=T, rope=rotation, eps=spec.norm_eps,
                 norms=(w[p + "q_norm"], w[p + "k_norm"]),
             )  # fmt: skip
             self.attention.attend(queries, cache, out, num_tokens=T, num_reqs=num_reqs, scale=spec.query_scale)

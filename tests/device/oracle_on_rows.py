@@ -1,7 +1,7 @@
 """The oracle model of the engine's tests on a device: each token is computed from what the slots before it hold."""
 
 import numpy as np
-import torch
+from device_place import host, to_device
 from oracle_model import START, following, logits_after
 
 from foreword.device import layout
@@ -26,11 +26,11 @@ class OracleOnRows:
         self.num_steps += 1
         if self.num_steps in self.fails_at:
             raise MemoryError("the step fails")
-        tensors = {name: values.numpy() for name, values in rows.tensors.items()}
-        arena, place = rows.arena.numpy(), rows.layout
+        tensors = {name: host(values) for name, values in rows.tensors.items()}
+        arena, place = host(rows.arena), rows.layout
         table_at, _, width = place.groups[0, :3].tolist()
         prefixes = np.zeros(num_tokens, np.int64)
-        packet = rows.packet.numpy()
+        packet = host(rows.packet)
         for t in range(int(packet[layout.HEADER.index("num_tokens")])):
             slot, position = int(tensors["slot_mapping"][0][t]), int(tensors["positions"][t])
             prefix = START
@@ -44,7 +44,7 @@ class OracleOnRows:
         logits = np.stack([logits_after(int(prefixes[t]), self.vocab_size) for t in at])
         logits[tensors["input_ids"][at] == self.BAD] = np.nan
         logits[:, self.BAD] = -9  # not sampled
-        return torch.from_numpy(logits)
+        return to_device(logits)
 
     def copy_blocks(self, sources, destinations):
         blocks = self.memory.reshape(-1, self.block_size)

@@ -49,6 +49,7 @@ def fake(monkeypatch):
         "is_available": lambda: True,
         "current_device": lambda: fake.current,
         "get_device_properties": lambda device: SimpleNamespace(multi_processor_count=10 + device.index),
+        "get_device_capability": lambda device: (8, 9 + device.index),
         "graph_pool_handle": lambda: "pool",
         "device": fake.device,
         "graph": fake.graph,
@@ -67,6 +68,7 @@ def test_memory_launches_and_streams_are_of_the_device_that_is_given(fake):
     api = CudaDevice("cuda:1")
     assert api.device == ONE
     assert api.multiprocessors == 11
+    assert (api.converts_fp8, api.large_tiles) == (True, False)
     api.zeros((2,), "int32")
     api.mapped((2,), "int32")
     api.pinned(2)
@@ -78,8 +80,8 @@ def test_memory_launches_and_streams_are_of_the_device_that_is_given(fake):
     capture = ("capture", 1, (ONE,), "thread_local")  # the stream is one of the device
     assert fake.calls == [
         ("zeros", 1, ("device", ONE), int32),
-        ("zeros", 1, int32, ("pin_memory", True)),
-        ("zeros", 1, int32, ("pin_memory", True)),
+        ("zeros", 1, ("device", "cpu"), int32, ("pin_memory", True)),
+        ("zeros", 1, ("device", "cpu"), int32, ("pin_memory", True)),
         ("kernel", 1, 5),
         ("record", 0, "stream of cuda:1"),
         ("stream", 1, ONE),

@@ -14,6 +14,7 @@ import test_random_traces
 import test_vllm_apply
 import torch
 from batch_scenes import SCENES, TENSOR_NAMES, scene
+from device_place import Device, host
 
 from foreword.batch import (
     InputBatch,
@@ -29,7 +30,6 @@ from foreword.batch import (
 )
 from foreword.device import layout
 from foreword.device.backend import DeviceBackend
-from foreword.device.interpreter import InterpretedDevice
 from foreword.device.recording import RecordingDevice
 from foreword.device.rows import DeviceRows
 from foreword.insight import conform
@@ -50,7 +50,7 @@ def assert_on_the_device(batch: InputBatch) -> None:
         mine, expected = (mine, expected) if isinstance(mine, tuple) else ((mine,), (expected,))
         for tensor, array in zip(mine, expected, strict=True):
             assert str(tensor.dtype) == f"torch.{array.dtype.name}", name
-            assert np.array_equal(tensor.numpy(), array), name
+            assert np.array_equal(host(tensor), array), name
 
 
 def compared(call):
@@ -90,12 +90,12 @@ def test_the_golden_traces_are_prepared_on_the_device(monkeypatch, path):
 @pytest.mark.parametrize("generation", [1, 2])
 def test_the_steps_of_a_vllm_scheduler_are_prepared_on_the_device(monkeypatch, generation):
     """Finished, preempted and resumed ids, tokens taken back, computed tokens corrected."""
-    on_device = compared(lambda *args, **kw: prepare_inputs(*args, **kw, backend="device"))
-    monkeypatch.setattr(test_vllm_apply, "prepare_inputs", on_device)
+    to_device = compared(lambda *args, **kw: prepare_inputs(*args, **kw, backend="device"))
+    monkeypatch.setattr(test_vllm_apply, "prepare_inputs", to_device)
     test_vllm_apply.test_random_schedules_prepare_what_a_dictionary_of_requests_says(
         generation, "plan", "native", monkeypatch
     )
-    assert on_device.steps > 20
+    assert to_device.steps > 20
 
 
 @pytest.mark.parametrize("name", SCENES)
@@ -155,7 +155,7 @@ def test_tokens_that_other_backends_committed_and_tokens_taken_back_reach_the_de
     batch = prepare_inputs(states, {"a": 2}, buffers, backend="device")
     assert batch.tensors["input_ids"].tolist() == [31, 32]
     rows = buffers.attach(DeviceBackend, lambda _: pytest.fail("there are no rows")).rows
-    assert rows.tokens.numpy()[row * 40 : row * 40 + 7].tolist() == states.token_ids[row, :7].tolist()
+    assert host(rows.tokens)[row * 40 : row * 40 + 7].tolist() == states.token_ids[row, :7].tolist()
 
 
 def test_two_steps_in_flight_keep_their_own_tensors():
@@ -192,7 +192,7 @@ def test_tensors_live_as_long_as_the_batch_and_only_on_a_device():
 
 def test_rows_that_prepared_another_step_since_are_refused():
     states = make()
-    rows = DeviceRows(states, InterpretedDevice(), max_num_batched_tokens=16)
+    rows = DeviceRows(states, Device(), max_num_batched_tokens=16)
     backend, both = DeviceBackend(rows), [InputBuffers.for_states(states, 16) for _ in range(2)]
     first, second = (prepare_inputs(states, {"a": 3}, buffers, backend=backend) for buffers in both)
     assert_on_the_device(second)

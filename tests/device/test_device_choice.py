@@ -6,6 +6,7 @@ pytest.importorskip("torch", reason="the kernels need torch")
 pytest.importorskip("triton", reason="the kernels need Triton")
 
 import torch
+from device_place import WHERE
 
 from cli.talking_model import write_talking_model
 from foreword import LLM, SamplingParams
@@ -26,7 +27,7 @@ def test_an_llm_on_the_kernels_completes_as_on_the_numpy_executor(model):
     prompts = ["a cat", "the dog and"]
     with LLM(model, executor="numpy", **SMALL) as llm:
         want = [output.outputs[0].token_ids for output in llm.generate(prompts, PARAMS)]
-    with LLM(model, executor="device", device="cpu", **SMALL) as llm:
+    with LLM(model, executor="device", device=WHERE, **SMALL) as llm:
         assert isinstance(llm.engine.executor, DeviceExecutor)
         assert llm.engine.config.async_scheduling
         assert [output.outputs[0].token_ids for output in llm.generate(prompts, PARAMS)] == want
@@ -42,7 +43,7 @@ def test_an_llm_on_the_kernels_completes_as_on_the_numpy_executor(model):
 def test_options_of_steps_change_no_token(model, options):
     prompts = ["a cat sat on the mat", "the dog and", "so"]
     found = []
-    for executor in ({"executor": "numpy"}, {"executor": "device", "device": "cpu", **options}):
+    for executor in ({"executor": "numpy"}, {"executor": "device", "device": WHERE, **options}):
         with LLM(model, **{**SMALL, **executor}) as llm:
             found.append([output.outputs[0].token_ids for output in llm.generate(prompts, PARAMS)])
     assert found[0] == found[1]
@@ -51,13 +52,13 @@ def test_options_of_steps_change_no_token(model, options):
 def test_rows_that_the_device_cannot_have_are_refused_when_the_engine_is_made(model, monkeypatch):
     monkeypatch.setattr("foreword.device.layout.INT32_MAX", 100)
     with pytest.raises(ConfigError, match="max_num_seqs=4, max_model_len=64"):
-        LLM(model, executor="device", device="cpu", **SMALL)
+        LLM(model, executor="device", device=WHERE, **SMALL)
 
 
 def test_keys_and_values_of_8_bits_take_less_of_the_cache(model):
     sizes = {}
     for name in ("auto", "fp8"):
-        with LLM(model, executor="device", device="cpu", kv_format=name, kv_cache_bytes=1 << 15, **SMALL) as llm:
+        with LLM(model, executor="device", device=WHERE, kv_format=name, kv_cache_bytes=1 << 15, **SMALL) as llm:
             cache = llm.engine.executor.model.cache
             sizes[name] = sum(slot.nbytes for slot in cache._slots), llm.engine.cache.pool.num_blocks
             assert sizes[name][0] <= 1 << 15
@@ -83,10 +84,10 @@ def test_a_machine_without_a_gpu_is_named(model):
     [
         ({"device": "cuda:1"}, "CUDA_VISIBLE_DEVICES"),
         ({"num_threads": 2}, "executor 'device' has no such option"),
-        ({"device": "cpu", "kv_format": "int8"}, "kv_format='int8'"),
-        ({"device": "cpu", "num_splits": 0}, "num_splits=0"),
-        ({"device": "cpu", "max_graph_tokens": 17}, "max_graph_tokens=17: a step has at most max_num_batched"),
-        ({"device": "cpu", "token_table": "disk"}, "token_table='disk'"),
+        ({"device": WHERE, "kv_format": "int8"}, "kv_format='int8'"),
+        ({"device": WHERE, "num_splits": 0}, "num_splits=0"),
+        ({"device": WHERE, "max_graph_tokens": 17}, "max_graph_tokens=17: a step has at most max_num_batched"),
+        ({"device": WHERE, "token_table": "disk"}, "token_table='disk'"),
     ],
 )
 def test_options_that_it_lacks_are_refused(model, options, words):

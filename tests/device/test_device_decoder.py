@@ -9,10 +9,10 @@ pytest.importorskip("torch", reason="the kernels need torch")
 pytest.importorskip("triton", reason="the kernels need Triton")
 
 import torch
+from device_place import ON_GPU, WHERE, Device
 from kernel_reference import SPECS, random_weights, rope, tiny_spec
 
 from foreword.batch import KVGroup, PaddingBuckets, SamplingParams
-from foreword.device.interpreter import InterpretedDevice
 from foreword.engine import Engine, engine_config
 from foreword.errors import ConfigError
 from foreword.executors.device import DeviceExecutor
@@ -57,17 +57,33 @@ def test_tokens_equal_the_numpy_executors(name):
     torch.set_num_threads(1)
     spec = DECODERS[name]
     weights = random_weights(spec)
-    model = DecoderOnRows(spec, weights, **POOL, device="cpu", dtype="fp32")
-    executor = DeviceExecutor(model, InterpretedDevice(), buckets=PaddingBuckets((4, 8), max_num_reqs=4))
+    model = DecoderOnRows(spec, weights, **POOL, device=WHERE, dtype="fp32")
+    buckets = PaddingBuckets((4, 8), max_num_reqs=4) if model.may_be_captured else None
+    executor = DeviceExecutor(model, Device(), buckets=buckets)
     found = tokens(spec, executor)
     assert found == tokens(spec, NumpyExecutor(spec, weights, **POOL))
+
+
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU whose product of experts does not wait for the host")
+def test_experts_are_captured_and_give_the_tokens_of_the_torch_executor():
+    spec = DECODERS["experts, biases, a gate, no rotation"]
+    weights, options = random_weights(spec), {**POOL, "device": WHERE, "dtype": "bf16"}
+    model = DecoderOnRows(spec, weights, **options)
+    if not model.may_be_captured:
+        pytest.skip("the product of experts waits for the host")
+    executor = DeviceExecutor(model, Device(), buckets=PaddingBuckets((4, 8), max_num_reqs=4))
+    found = tokens(spec, executor)
+    assert executor._graphs
+    assert None not in executor._graphs.values()
+    assert found == tokens(spec, TorchExecutor(spec, weights, **options))
 
 
 @pytest.mark.parametrize("weight_format", ["int8", "q4"])
 def test_rounded_weights_give_the_tokens_of_the_torch_executor(weight_format):
     spec = DECODERS["windows, norms and caps"]
-    weights, options = random_weights(spec), {**POOL, "device": "cpu", "dtype": "fp32", "weight_format": weight_format}
-    found = tokens(spec, DeviceExecutor(DecoderOnRows(spec, weights, **options), InterpretedDevice()))
+    dtype = "bf16" if ON_GPU and weight_format == "q4" else "fp32"  # torch's product of 4 bits on a GPU is of bfloat16
+    weights, options = random_weights(spec), {**POOL, "device": WHERE, "dtype": dtype, "weight_format": weight_format}
+    found = tokens(spec, DeviceExecutor(DecoderOnRows(spec, weights, **options), Device()))
     assert found == tokens(spec, TorchExecutor(spec, weights, **options))
     assert [len(ids) for ids in found.values()] == [4, 4]
 
@@ -75,7 +91,7 @@ def test_rounded_weights_give_the_tokens_of_the_torch_executor(weight_format):
 def test_a_model_with_recurrent_layers_is_refused():
     spec = replace(SPECS["mamba2"])
     with pytest.raises(ConfigError, match="recurrent layers"):
-        DecoderOnRows(spec, random_weights(spec), **POOL, device="cpu")
+        DecoderOnRows(spec, random_weights(spec), **POOL, device=WHERE)
 
 
 @pytest.mark.parametrize(
@@ -96,11 +112,11 @@ def test_experts_are_captured_where_their_product_does_not_wait_for_the_host(mon
 
 def test_graphs_of_a_model_that_waits_for_the_host_are_left_out_or_refused(monkeypatch):
     monkeypatch.setattr(on_rows, "waits_for_host", lambda device, dtype: True)
-    sizes = {**POOL, "max_num_seqs": 4, "max_num_batched_tokens": 8, "device": "cpu", "dtype": "fp32"}
+    sizes = {**POOL, "max_num_seqs": 4, "max_num_batched_tokens": 8, "device": WHERE, "dtype": "fp32"}
     for name, has_experts in (("windows, norms and caps", False), ("experts, biases, a gate, no rotation", True)):
         spec = DECODERS[name]
         weights = random_weights(spec)
-        assert DecoderOnRows(spec, weights, **POOL, device="cpu").may_be_captured is not has_experts
+        assert DecoderOnRows(spec, weights, **POOL, device=WHERE).may_be_captured is not has_experts
         if has_experts:
             with pytest.raises(ConfigError, match="max_graph_tokens=4: the product of experts"):
                 on_rows.device_executor(spec, weights, **sizes, max_graph_tokens=4)

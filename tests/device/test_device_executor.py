@@ -206,9 +206,9 @@ def test_tokens_equal_the_numpy_executors():
     torch = pytest.importorskip("torch", reason="the kernels need torch")
     pytest.importorskip("triton", reason="the kernels need Triton")
     from device_model import TorchDecoder
+    from device_place import Device
     from kernel_reference import random_weights, rope, tiny_spec
 
-    from foreword.device.interpreter import InterpretedDevice
     from foreword.engine import Engine, engine_config
     from foreword.executors.numpy import NumpyExecutor
     from foreword.models.spec import LayerSpec
@@ -222,7 +222,7 @@ def test_tokens_equal_the_numpy_executors():
     model = TorchDecoder(spec, weights, num_blocks=40, block_size=4)
     buckets = PaddingBuckets((4, 8), max_num_reqs=4)
     executors = [
-        DeviceExecutor(model, InterpretedDevice(), buckets=buckets),
+        DeviceExecutor(model, Device(), buckets=buckets),
         NumpyExecutor(spec, weights, num_blocks=40, block_size=4),
     ]
     found = [_tokens(Engine, engine_config, executor) for executor in executors]

@@ -11,10 +11,10 @@ pytest.importorskip("triton", reason="the kernels need Triton")
 import torch
 import triton
 import triton.language as tl
+from device_place import ON_GPU, WHERE, Device, to_device
 from kernel_reference import random_weights, rope, tiny_spec
 
 from foreword.batch import KVGroup, PaddingBuckets, SamplingParams
-from foreword.device.interpreter import InterpretedDevice
 from foreword.device.kernels.fp8 import decode, encode
 from foreword.device.recording import RecordingDevice
 from foreword.engine import Engine, engine_config
@@ -33,15 +33,15 @@ torch.set_num_threads(1)
 
 
 @triton.jit
-def both(x, codes, numbers, BLOCK: tl.constexpr):
+def both(x, codes, numbers, UNIT: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     tl.store(codes + at, encode(tl.load(x + at)))
-    tl.store(numbers + at, decode(tl.load(codes + at)))
+    tl.store(numbers + at, decode(tl.load(codes + at), UNIT))
 
 
 def on_device(spec, weights, *, api=None, **options) -> DeviceExecutor:
-    model = DecoderOnRows(spec, weights, **POOL, **{"device": "cpu", "dtype": "fp32", **options})
-    return DeviceExecutor(model, api or InterpretedDevice(), buckets=PaddingBuckets((4, 8), max_num_reqs=4))
+    model = DecoderOnRows(spec, weights, **POOL, **{"device": WHERE, "dtype": "fp32", **options})
+    return DeviceExecutor(model, api or Device(), buckets=PaddingBuckets((4, 8), max_num_reqs=4))
 
 
 def engine(spec, executor, **config) -> Engine:
@@ -160,7 +160,10 @@ def test_narrow_formats_give_the_log_probabilities_of_the_torch_executor(dtype, 
     weights, prompts = random_weights(spec), prompts_of(9)
     groups = [KVGroup(4), KVGroup(4, sliding_window=6)]
     done = []
-    for executor in (on_device(spec, weights, dtype=dtype), TorchExecutor(spec, weights, **POOL, dtype=dtype)):
+    for executor in (
+        on_device(spec, weights, dtype=dtype),
+        TorchExecutor(spec, weights, **POOL, device=WHERE, dtype=dtype),
+    ):
         served = Engine(
             executor, vocab_size=50, max_model_len=40, kv_groups=groups, num_blocks=40, tokenizer=None,
             config=engine_config({"max_num_batched_tokens": 8, "block_size": 4}),
@@ -193,14 +196,16 @@ def test_keys_and_values_of_8_bits_are_those_of_torch_with_a_scale_per_token_and
         assert abs(completion.logprobs[0][first].logprob - want[name].logprobs[0][first].logprob) < 0.1
 
 
-def test_every_code_of_8_bits_is_read_and_written_as_torch_does():
+@pytest.mark.parametrize("unit", [False, *([True] if ON_GPU else [])])
+def test_every_code_of_8_bits_is_read_and_written_as_torch_does(unit):
     rng = np.random.default_rng(1)
     finite = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().nan_to_num(0).numpy()
     middles = (finite[:126] + finite[1:127]) / 2  # ties
     random = np.float32(2.0) ** rng.uniform(-20, 8.8, 2048 - 256 - 126) * rng.choice([-1, 1], 2048 - 256 - 126)
-    x = torch.from_numpy(np.concatenate([finite, middles, random]).astype(np.float32))
-    codes, numbers = torch.zeros(2048, dtype=torch.uint8), torch.zeros(2048)
-    both[(1,)](x, codes, numbers, BLOCK=2048)
+    x = to_device(np.concatenate([finite, middles, random]).astype(np.float32))
+    codes = torch.zeros(2048, dtype=torch.uint8, device=WHERE)
+    numbers = torch.zeros(2048, device=WHERE)
+    both[(1,)](x, codes, numbers, UNIT=unit, BLOCK=2048)
     assert torch.equal(codes, x.to(torch.float8_e4m3fn).view(torch.uint8))
     assert torch.equal(numbers, x.to(torch.float8_e4m3fn).float())
 

@@ -7,11 +7,11 @@ pytest.importorskip("torch", reason="the kernels need torch")
 pytest.importorskip("triton", reason="the kernels need Triton")
 
 import torch
+from device_place import WHERE, Device, host, to_device
 
 from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, SamplingParams, prepare_inputs
 from foreword.batch.state.sampling_columns import COLUMNS
 from foreword.device import sampling
-from foreword.device.interpreter import InterpretedDevice
 from foreword.device.layout import NO_TOKEN
 from foreword.device.rows import DeviceRows
 from foreword.device.sampling import DeviceSampler
@@ -45,7 +45,7 @@ def sampled(logits_of, drafts) -> tuple[np.ndarray, np.ndarray]:
         blocks = [list(range(1 + 5 * i, 6 + 5 * i))]
         states.add_request(NewRequest(str(i), prompt, blocks, outputs, 14, params))
     rows, buffers = (
-        DeviceRows(states, InterpretedDevice(), max_num_batched_tokens=40),
+        DeviceRows(states, Device(), max_num_batched_tokens=40),
         InputBuffers(states, max_num_batched_tokens=40),
     )
     plan = {str(i): 1 + len(drafts.get(str(i), ())) for i in range(R)}
@@ -53,10 +53,10 @@ def sampled(logits_of, drafts) -> tuple[np.ndarray, np.ndarray]:
     logits = logits_of(rng, len(batch.logits_indices))
     rows.send(buffers)
     rows.prepare(24, R)
-    on_device = torch.zeros(24, VOCAB)
-    on_device[: len(logits)] = torch.from_numpy(logits)
-    DeviceSampler(rows).sample(on_device, num_logits=24, num_reqs=R)
-    got = rows.tensors["sampled"].numpy().reshape(R, 3)
+    padded = torch.zeros(24, VOCAB, device=WHERE)
+    padded[: len(logits)] = to_device(logits)
+    DeviceSampler(rows).sample(padded, num_logits=24, num_reqs=R)
+    got = host(rows.tensors["sampled"]).reshape(R, 3)
 
     columns = {name: getattr(states.sampling, name) for name in COLUMNS}
     reference = ReferenceRows(columns, states.token_ids, states.prompt_len, states.num_tokens, VOCAB)
@@ -117,14 +117,14 @@ def test_penalties_leave_out_positions_that_are_embeddings():
             NewRequest(rid, ids, [[1]], sampling_params=params, prompt_embeds=embeds, prompt_is_token_id=mask)
         )
     rows, buffers = (
-        DeviceRows(states, InterpretedDevice(), max_num_batched_tokens=16),
+        DeviceRows(states, Device(), max_num_batched_tokens=16),
         InputBuffers(states, max_num_batched_tokens=16),
     )
     batch = prepare_inputs(states, {"alone": 5, "mixed": 5}, buffers)
     rows.send(buffers)
     rows.prepare(10, 2)
     rows.check(batch)
-    logits = torch.zeros(2, VOCAB)
+    logits = torch.zeros(2, VOCAB, device=WHERE)
     logits[:, 0], logits[:, 7], logits[:, 9] = 2.9, 3.0, 1.0
     logits[1, 4] = 4.0  # a token of the mixed prompt
     DeviceSampler(rows).sample(logits, num_logits=2, num_reqs=2)

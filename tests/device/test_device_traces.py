@@ -9,12 +9,12 @@ pytest.importorskip("torch", reason="the kernels need torch")
 pytest.importorskip("triton", reason="the kernels need Triton")
 
 import test_random_traces
+from device_place import Device, host, to_device
 
 from foreword.batch import RequestStates, prepare_inputs
 from foreword.batch.prepare.commit import sample_table
 from foreword.device import layout
 from foreword.device.backend import DeviceBackend
-from foreword.device.interpreter import InterpretedDevice
 from foreword.device.rows import DeviceRows
 
 EXAMPLES = int(os.environ.get("FOREWORD_EXAMPLES", 6))
@@ -42,7 +42,7 @@ class Followed:
                 return prepare_inputs(states, plan, buffers, backend=backend, **kw)
             if id(states) not in self.rows:
                 tokens = buffers.max_num_batched_tokens
-                self.rows[id(states)] = DeviceRows(states, InterpretedDevice(), max_num_batched_tokens=tokens)
+                self.rows[id(states)] = DeviceRows(states, Device(), max_num_batched_tokens=tokens)
             self.steps += 1
             return prepare_inputs(
                 states, plan, buffers, backend=DeviceBackend(self.rows[id(states)], commits=True), **kw
@@ -57,14 +57,14 @@ def commit_on_device(rows: DeviceRows, table, num_reqs: int) -> None:
     table = table[:, None] if table.ndim == 1 else table
     padded = np.full((rows.states.max_num_reqs, rows.width), -1, np.int32)
     padded[: len(table), : table.shape[1]] = table
-    rows.tensors["sampled"].numpy()[:] = padded.ravel()
+    rows.tensors["sampled"].copy_(to_device(padded.ravel()))
     rows.commit(num_reqs)
 
 
 def assert_equal_rows(rows: DeviceRows) -> None:
     """Every row that the device has, and that holds its request still, is the host's."""
     states, place = rows.states, rows.layout
-    arena = rows.arena.numpy()
+    arena = host(rows.arena)
     records = arena[place.records_at :][: states.max_num_reqs * place.record_size].reshape(states.max_num_reqs, -1)
     known, is_token_id = rows.known_rows(), states.extras.is_token_id
     for row in np.flatnonzero(states.live & (known == states.row_generation)).tolist():
@@ -74,7 +74,7 @@ def assert_equal_rows(rows: DeviceRows) -> None:
         tokens = states.token_ids[row, :v]
         if is_token_id is not None:
             tokens = np.where(is_token_id[row, :v], tokens, ~tokens)
-        assert np.array_equal(rows.tokens.numpy()[row * states.max_model_len :][:v], tokens)
+        assert np.array_equal(host(rows.tokens)[row * states.max_model_len :][:v], tokens)
 
 
 @pytest.mark.parametrize("seed", range(EXAMPLES))

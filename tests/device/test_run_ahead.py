@@ -72,15 +72,14 @@ def outputs_of(run: int, *, async_scheduling: bool) -> tuple[dict, int]:
 
     Their tokens, and the number of steps that were launched ahead.
     """
+    from device_place import Device
     from oracle_on_rows import OracleOnRows
-
-    from foreword.device.interpreter import InterpretedDevice
 
     pick, blocks = Random(run), 12
     model = OracleOnRows(V, blocks, BLOCK)
     model.fails_at = frozenset({9, 20} if run % 2 else ())
     engine = engine_on(
-        DeviceExecutor(model, InterpretedDevice()), blocks=blocks, async_scheduling=async_scheduling,
+        DeviceExecutor(model, Device()), blocks=blocks, async_scheduling=async_scheduling,
         check="full" if run % 3 == 0 else "off",
     )  # fmt: skip
     ahead, launch = 0, engine.pipeline.launch_ahead
@@ -135,15 +134,15 @@ def test_outputs_equal_those_of_one_step_at_a_time(run):
 def test_drafts_are_verified_on_the_device_and_steps_with_them_are_not_overtaken(async_scheduling):
     pytest.importorskip("torch", reason="the kernels need torch")
     pytest.importorskip("triton", reason="the kernels need Triton")
+    from device_place import Device
     from engine_rig import Guesser
     from oracle_model import plain_output
     from oracle_on_rows import OracleOnRows
 
-    from foreword.device.interpreter import InterpretedDevice
     from foreword.engine.speculation import SpeculationConfig
 
     engine = engine_on(
-        DeviceExecutor(OracleOnRows(V, 65, BLOCK), InterpretedDevice()), async_scheduling=async_scheduling,
+        DeviceExecutor(OracleOnRows(V, 65, BLOCK), Device()), async_scheduling=async_scheduling,
         speculation=SpeculationConfig(num_tokens=3, adaptive=False), drafter=Guesser, check="full",
     )  # fmt: skip
     engine.add_request("a", [7, 8, 9], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))

@@ -8,6 +8,8 @@ import pytest
 pytest.importorskip("torch", reason="the kernels need torch")
 pytest.importorskip("triton", reason="the kernels need Triton")
 
+import torch
+from device_place import Device, host, to_device
 from triton.runtime.interpreter import GridExecutor
 
 from foreword.batch import (
@@ -24,7 +26,6 @@ from foreword.batch import (
 )
 from foreword.device import layout
 from foreword.device.backend import DeviceBackend
-from foreword.device.interpreter import InterpretedDevice
 from foreword.device.recording import RecordingDevice
 from foreword.device.rows import DeviceRows, _step_buffers
 from foreword.errors import ConfigError
@@ -38,10 +39,10 @@ def states_of(**kw) -> RequestStates:
 
 
 def device_of(states: RequestStates, **kw) -> DeviceRows:
-    return DeviceRows(states, InterpretedDevice(), max_num_batched_tokens=64, **kw)
+    return DeviceRows(states, Device(), max_num_batched_tokens=64, **kw)
 
 
-@pytest.mark.parametrize("make", [InterpretedDevice, RecordingDevice])
+@pytest.mark.parametrize("make", [Device, RecordingDevice])
 def test_pinned_memory_is_shared_with_its_array_and_memory_of_the_device_has_its_values(make):
     api = make()
     pinned, memory = api.pinned(3), api.zeros((3,), "int32")
@@ -89,13 +90,13 @@ def test_a_step_sent_before_the_samples_are_known_equals_the_resolved_step(seed)
         found = rows.read_back(buffers[step % 2])
         unknown += int((batch.num_placeholders > 0).sum())
         samples = np.full((len(plan), 1 + DRAFTS), -1, np.int32)
-        arena, place = rows.arena.numpy(), rows.layout
+        arena, place = host(rows.arena), rows.layout
         for b, row in enumerate(batch.idx_mapping.tolist()):
             n, k = int(batch.num_scheduled_tokens[b]), int(batch.num_draft_tokens[b])
             record = arena[place.records_at + row * place.record_size :]
             if record[layout.RECORD.index("num_computed_tokens")] + n - k >= record[layout.RECORD.index("num_tokens")]:
                 samples[b, : pick.randint(1, k + 1)] = pick.randrange(90)
-        rows.tensors["sampled"].numpy()[: samples.size] = samples.ravel()
+        rows.tensors["sampled"][: samples.size] = to_device(samples.ravel())
         rows.commit(batch.num_reqs_padded)
         if flight is not None:  # the host learns what step t sampled
             states.commit(*flight)
@@ -151,7 +152,7 @@ def test_packets_of_a_step_leave_the_samples_of_the_step_in_flight_alone():
     rows.check(batch)
 
 
-class Counted(InterpretedDevice):
+class Counted(Device):
     copies = 0
 
     def copy(self, to, source) -> None:
@@ -166,7 +167,7 @@ def one_step(rows: DeviceRows, buffers: InputBuffers, n: int, *, on_host: bool =
     slot = rows.send(buffers)
     rows.prepare(batch.num_tokens, batch.num_reqs)
     rows.check(batch)
-    rows.tensors["sampled"].numpy().reshape(-1, rows.width)[:] = (7, *[-1] * DRAFTS)
+    rows.tensors["sampled"].view(-1, rows.width)[:] = torch.tensor((7, *[-1] * DRAFTS))
     rows.commit(batch.num_reqs)
     if on_host:
         states.commit(batch, np.full(batch.num_reqs, 7, np.int32))
@@ -183,7 +184,7 @@ def test_a_step_after_one_that_gave_no_token_reads_token_0():
     batch = prepare_inputs(states, {"a": 3}, buffers[0])
     rows.send(buffers[0]).launched()
     rows.prepare(3, 1)
-    rows.tensors["sampled"].numpy()[: rows.width] = (layout.NO_TOKEN, *[-1] * DRAFTS)
+    rows.tensors["sampled"][: rows.width] = torch.tensor((layout.NO_TOKEN, *[-1] * DRAFTS))
     rows.commit(1)
     advance(states, batch)
     prepare_inputs(states, {"a": 1}, buffers[1])
@@ -200,7 +201,7 @@ def test_a_packet_has_the_changes_alone():
         params = SamplingParams(temperature=0.5 + i, top_p=0.9, seed=(1 << 40) + i)
         states.add_request(NewRequest(str(i), [1, 2, 3 + i], [[2 * i + 1, 2 * i + 2]], sampling_params=params))
     assert one_step(rows, buffers, 3) == 3 * 5  # tokens, progress, sampling, blocks and their number
-    record = rows.arena.numpy()[rows.layout.records_at + states.row_of("2") * rows.layout.record_size :]
+    record = host(rows.arena)[rows.layout.records_at + states.row_of("2") * rows.layout.record_size :]
     entry = dict(zip(layout.RECORD, record, strict=False))
     floats = np.array([entry["temperature"], entry["top_p"]], np.int32).view(np.float32)
     assert floats.tolist() == [2.5, np.float32(0.9)]
@@ -240,7 +241,7 @@ def test_outputs_taken_back_after_a_verified_step_are_sent():
     batch = prepare_inputs(states, {"a": 3}, buffers, draft_tokens={"a": [8, 9]})
     rows.send(buffers)
     rows.prepare(3, 1)
-    rows.tensors["sampled"].numpy()[:3] = (8, 9, 10)
+    rows.tensors["sampled"][:3] = torch.tensor((8, 9, 10))
     rows.commit(1)
     states.commit(batch, {"a": [8, 9, 10]})
     states._progress.truncate(0, 6)
@@ -307,7 +308,7 @@ def test_rows_beyond_2_31_entries_are_read_and_written(token_table, monkeypatch)
         states.add_request(NewRequest(str(i), [i, 2, 3], [[i + 1]]))
     one_step(rows, buffers, 3)
     one_step(rows, buffers, 1)
-    table = rows.tokens.numpy()
+    table = host(rows.tokens)
     assert table[3 * length : 3 * length + 6].tolist() == [3, 2, 3, 7, 7, 0]
     assert table[length : length + 6].tolist() == [1, 2, 3, 7, 7, 0]
 

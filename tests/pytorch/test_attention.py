@@ -68,13 +68,13 @@ def test_half_precision(mask, dtype, tolerance):
     run_steps((4, 2, 8, 8), dict(MASKS[mask]), dtype, tolerance)
 
 
-def run_steps(heads, mask, dtype, tolerance, make=GatheredAttention):
+def run_steps(heads, mask, dtype, tolerance, make=GatheredAttention, device="cpu"):
     num_heads, num_kv_heads, key_dim, value_dim = heads
     rng = np.random.default_rng(0)
     states = RequestStates(max_num_reqs=8, max_model_len=128, vocab_size=10, kv_groups=[KVGroup(BLOCK)] * 2)
     buffers = InputBuffers.for_states(states, max_num_batched_tokens=128)
     layers = [KVLayer(0, 0, num_kv_heads, key_dim, value_dim), KVLayer(1, 0, num_kv_heads, 2 * key_dim, value_dim)]
-    cache = PagedCache(layers, num_blocks=128, block_size=BLOCK, dtype=dtype)
+    cache = PagedCache(layers, num_blocks=128, block_size=BLOCK, dtype=dtype, device=device)
     for keys, values in zip(cache.keys, cache.values, strict=True):
         keys[1:], values[1:] = torch.nan, torch.inf  # what requests before left
     paged = make(cache)
@@ -92,18 +92,20 @@ def run_steps(heads, mask, dtype, tolerance, make=GatheredAttention):
         for i, layer in enumerate(layers):
             scale = layer.key_dim**-0.5
             shapes = (num_heads, layer.key_dim), (num_kv_heads, layer.key_dim), (num_kv_heads, value_dim)
-            q, k, v = (torch.tensor(rng.standard_normal((batch.num_tokens, *s)), dtype=dtype) for s in shapes)
+            q, k, v = (
+                torch.tensor(rng.standard_normal((batch.num_tokens, *s)), dtype=dtype, device=device) for s in shapes
+            )
             paged.write(i, k, v)
-            given = None if sinks is None else torch.tensor(sinks, dtype=dtype)
+            given = None if sinks is None else torch.tensor(sinks, dtype=dtype, device=device)
             out = paged.attend(AttentionCall(i, scale, **arguments, sinks=given), q)
             assert out.dtype == dtype
             for b, name in enumerate(batch.req_ids):
                 start, end = batch.query_start_loc[b : b + 2]
                 for past, new in zip(history[i][name], (k, v), strict=True):
-                    past.append(new[start:end].double().numpy())
+                    past.append(new[start:end].double().cpu().numpy())
                 past_k, past_v = (np.concatenate(past) for past in history[i][name])
-                exact = expected(q[start:end].double().numpy(), past_k, past_v, scale, **arguments, sinks=sinks)
-                np.testing.assert_allclose(out[start:end].double().numpy(), exact, atol=tolerance, rtol=tolerance)
+                exact = expected(q[start:end].double().cpu().numpy(), past_k, past_v, scale, **arguments, sinks=sinks)
+                np.testing.assert_allclose(out[start:end].double().cpu().numpy(), exact, atol=tolerance, rtol=tolerance)
         states.commit(batch, {})
 
 

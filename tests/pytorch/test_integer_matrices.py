@@ -1,6 +1,7 @@
 """Weights of 8 and 4 bits on PyTorch: the logits of the rounded weights, in the memory of their integers."""
 
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -90,13 +91,16 @@ def test_logits_are_those_of_the_rounded_weights(name, weight_format, dtype, dev
             make(spec, weights, **options)
         return
     want = Reference(spec, rounded(weights, weight_format, dtype)).logits(tokens)
+    # A GPU's product of 4 bits rounds each weight to bfloat16.
+    most = 0.2 if weight_format == "q4" and device == "cuda" else ERRORS[dtype]
     executor = make(spec, weights, **options)
     for layer in executor.decoder.layers:
         for product in layer.products:
-            product.weight.few_rows = min(product.weight.few_rows, 16)
+            if product.weight.few_rows <= sys.maxsize // 2:  # else the product takes any number of rows
+                product.weight.few_rows = min(product.weight.few_rows, 16)
     run = Driver(spec, weights, executor=executor, block_size=4)
     for logits, position in zip(run.run_alone("a", tokens, [31, 1, 7, 1]), (30, 31, 38, 39), strict=True):
-        assert np.abs(logits - want[position]).max() < ERRORS[dtype] * np.abs(want[position]).max()
+        assert np.abs(logits - want[position]).max() < most * np.abs(want[position]).max()
 
 
 @pytest.mark.parametrize("weight_format", ROUNDED)
