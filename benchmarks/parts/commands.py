@@ -13,6 +13,7 @@ from foreword.cli.options import EngineOptions, Json, Threads, counts, not_nan, 
 from foreword.errors import ConfigError
 from parts import attention as attention_bench
 from parts import device as device_bench
+from parts import gpu as gpu_bench
 from parts import kernels as kernels_bench
 from parts import overlap as overlap_bench
 from parts import quality as quality_bench
@@ -201,6 +202,33 @@ def device(
             f"{'median µs':<24}{'prepare':>9}{'launch':>9}{'result':>9}{'commit':>9}{'step':>9}{'packet, bytes':>15}"
         ],
     )
+
+
+@app.command()
+def gpu(
+    shape: Annotated[str, typer.Option(help=f"Of {', '.join(gpu_bench.SHAPES)}.")] = "llama-3.2-1b",
+    rows: AtOnce = "1,8,64,256",
+    contexts: Annotated[str, typer.Option(help="Tokens of each prompt, separated by commas.")] = "512,4096",
+    steps: Annotated[int, typer.Option(min=8, max=1000, help="Measured steps.")] = 32,
+    kv_format: Annotated[str, typer.Option(help="auto or fp8.")] = "auto",
+    as_json: Json = False,
+) -> None:
+    """Decode steps and prompts of executor="device" on this machine's GPU, beside the limits of memory and products."""
+    if shape not in gpu_bench.SHAPES:
+        raise ConfigError(f"--shape {shape!r}: must be of {', '.join(gpu_bench.SHAPES)}")
+    show(
+        gpu_bench.run(
+            shape, rows=counts("--rows", rows, MAX_AT_ONCE), contexts=counts("--contexts", contexts, 1 << 15),
+            steps=steps, kv_format=kv_format,
+        ),
+        lambda r: (
+            f"{r.work:<8}{r.rows:>6}{r.context:>9}{r.step_ms:>11.3f}{r.tok_s:>12.0f}{r.tok_s / r.limit:>10.0%}"
+            f"{r.idle:>8.0%}"
+        ),
+        as_json=as_json,
+        header=[f"{shape}, keys and values {kv_format}",
+                f"{'work':<8}{'rows':>6}{'context':>9}{'step ms':>11}{'tok/s':>12}{'of limit':>10}{'idle':>8}"],
+    )  # fmt: skip
 
 
 @app.command()
