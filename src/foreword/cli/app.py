@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from typing import Annotated, Any, NoReturn, TextIO
 
@@ -171,23 +171,28 @@ class _LazyCommand(TyperCommand):
     """
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        name = str(self.name)
-        command = getattr(import_module(f"foreword.cli.{name}"), name)
-        if not isinstance(command, typer.Typer):
-            single = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
-            single.command(name, cls=Command)(command)
-            command = single
-        real = typer.main.get_command(command)
-        parts = {f"{name} {word}": part for word, part in getattr(real, "commands", {}).items()}
-        for words, part in {name: real, **parts}.items():
-            part.epilog = epilog(words)
-            path = f"FOREWORD_{words}".replace(" ", "_").upper()
-            for option, parameter in option_names(part).items():
-                parameter.envvar = f"{path}_{option}".upper()
-                parameter.show_envvar = False
-                if parameter.multiple:
-                    parameter.value_from_envvar = partial(_lines_of, parameter.envvar)
-        return real.make_context(info_name, args, parent, **extra)
+        return _real_command(str(self.name)).make_context(info_name, args, parent, **extra)
+
+
+@cache  # Typer reads the signature of a command in 40 ms, and a process may run many
+def _real_command(name: str) -> Any:
+    """Return the command of a module of `foreword.cli`: each option has its variable, each command its examples."""
+    command = getattr(import_module(f"foreword.cli.{name}"), name)
+    if not isinstance(command, typer.Typer):
+        single = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
+        single.command(name, cls=Command)(command)
+        command = single
+    real = typer.main.get_command(command)
+    parts = {f"{name} {word}": part for word, part in getattr(real, "commands", {}).items()}
+    for words, part in {name: real, **parts}.items():
+        part.epilog = epilog(words)
+        path = f"FOREWORD_{words}".replace(" ", "_").upper()
+        for option, parameter in option_names(part).items():
+            parameter.envvar = f"{path}_{option}".upper()
+            parameter.show_envvar = False
+            if parameter.multiple:
+                parameter.value_from_envvar = partial(_lines_of, parameter.envvar)
+    return real
 
 
 for _name, _help in COMMANDS.items():
