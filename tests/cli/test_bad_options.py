@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 import foreword
 from foreword.batch.values.sampling_params import PARAMETERS
-from foreword.cli import main
 from foreword.cli.app import COMMANDS, app
 from foreword.engine.config import EngineConfig
 from foreword.settings import settings_of
@@ -64,21 +63,6 @@ def numbers():
     return [found for found in bad_values.numbers(commands()) if found not in FREE]
 
 
-@pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    """Runs `foreword` with these arguments in an empty folder. Returns exit status, output and standard error."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "500")
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["foreword", *arguments])
-        with pytest.raises(SystemExit) as end:
-            main()
-        return end.value.code or 0, *capsys.readouterr()
-
-    return call
-
-
 def test_every_command_with_numbers_is_tried():
     benchmarks = ("host", "throughput", "latency", "prefill", "startup")
     others = {"run", "chat", "batch", "embed", "serve", "explain", "simulate", "calibrate", "doctor"}
@@ -86,10 +70,10 @@ def test_every_command_with_numbers_is_tried():
 
 
 @pytest.mark.parametrize("words", sorted({words for words, _, _ in numbers()}))
-def test_a_number_out_of_range_is_refused_with_the_name_of_its_option(run, tmp_path, words):
+def test_a_number_out_of_range_is_refused_with_the_name_of_its_option(run_here, tmp_path, words):
     (tmp_path / "trace.jsonl").write_text('{"timestamp": 0, "input_length": 5, "output_length": 3}\n')
     tried = [found for found in numbers() if found[0] == words]
-    bad_values.assert_refused(lambda *given: run(*given)[::2], words.split(), WORKS.get(words, []), tried)
+    bad_values.assert_refused(lambda *given: run_here(*given)[::2], words.split(), WORKS.get(words, []), tried)
 
 
 @pytest.mark.parametrize(
@@ -139,13 +123,13 @@ def test_a_number_out_of_range_is_refused_with_the_name_of_its_option(run, tmp_p
     ],
     ids=lambda arguments: " ".join(arguments)[:60].encode("ascii", "replace").decode(),
 )
-def test_a_value_or_file_that_cannot_be_used_is_refused(run, tmp_path, arguments):
+def test_a_value_or_file_that_cannot_be_used_is_refused(run_here, tmp_path, arguments):
     for name in ("binary.csv", "binary.jsonl", "binary.gguf"):
         (tmp_path / name).write_bytes(bytes(range(256)) * 40)
     for name in ("empty.csv", "empty.jsonl"):
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "trace.jsonl").write_text('{"timestamp": 0, "input_length": 5, "output_length": 3}\n')
-    status, _, error = run(*arguments)
+    status, _, error = run_here(*arguments)
     assert status == 2
     assert "Traceback" not in error
     last = error.splitlines()[-1]
@@ -154,28 +138,28 @@ def test_a_value_or_file_that_cannot_be_used_is_refused(run, tmp_path, arguments
 
 
 @pytest.mark.parametrize("words", [words for words, _ in commands()])
-def test_an_unknown_option_is_answered_with_the_nearest(run, words):
+def test_an_unknown_option_is_answered_with_the_nearest(run_here, words):
     known = next((option for option, _ in options(dict(commands())[words])), "--help")
-    status, _, error = run(*words.split(), known + "x")
+    status, _, error = run_here(*words.split(), known + "x")
     assert status == 2
     assert known in error
 
 
-def test_a_variable_of_no_option_is_refused(run, monkeypatch):
+def test_a_variable_of_no_option_is_refused(run_here, monkeypatch):
     monkeypatch.setenv("FOREWORD_EXPLAIN_BUDGT", "3")
-    status, _, error = run("explain")
+    status, _, error = run_here("explain")
     assert (status, error) == (
         2,
         "foreword: FOREWORD_EXPLAIN_BUDGT: no such option. Did you mean 'FOREWORD_EXPLAIN_BUDGET'?\n",
     )
-    assert run("explain", "--help")[0] == 0
+    assert run_here("explain", "--help")[0] == 0
 
 
 @pytest.mark.parametrize(
     ("words", "name"), [("-ngl 99", "-ngl"), ("--max-tokens 2 -n 4", "-n"), ("--num-threads 2 -c 4", "-c")]
 )
-def test_an_unknown_letter_is_named_as_it_was_written(run, words, name):
-    status, _, error = run("run", "x", *words.split())
+def test_an_unknown_letter_is_named_as_it_was_written(run_here, words, name):
+    status, _, error = run_here("run", "x", *words.split())
     assert status == 2
     assert f"No such option: {name}. " in error
 
@@ -190,13 +174,13 @@ def test_an_unknown_letter_is_named_as_it_was_written(run, words, name):
         (foreword.errors.ModelError("two\nlines"), 2, "foreword: two lines"),
     ],
 )
-def test_a_failure_ends_with_one_line_and_its_status(run, monkeypatch, failure, status, line):
+def test_a_failure_ends_with_one_line_and_its_status(run_here, monkeypatch, failure, status, line):
     def fail(*arguments, **options):
         raise failure
 
     monkeypatch.setattr(import_module("foreword.cli.explain"), "toy_steps", fail)
     monkeypatch.setattr(sys, "stdout", sys.stdout)  # main replaces it
-    code, _, error = run("explain")
+    code, _, error = run_here("explain")
     assert (code, error.strip().splitlines()) == (status, [line])
 
 

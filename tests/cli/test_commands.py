@@ -157,7 +157,7 @@ def test_help_ends_with_the_examples_within_80_columns(words):
         ("foreword bench h", "host"),
     ],
 )
-def test_a_shell_completes_commands_options_and_models(shell, typed, expected):
+def test_a_shell_completes_commands_options_and_models(run_here, monkeypatch, shell, typed, expected):
     environment = {
         "COMP_WORDS": typed,
         "COMP_CWORD": str(len(typed.split()) - 1),
@@ -165,12 +165,11 @@ def test_a_shell_completes_commands_options_and_models(shell, typed, expected):
         "_TYPER_COMPLETE_FISH_ACTION": "get-args",
         "_FOREWORD_COMPLETE": f"complete_{shell}",
     }
-    code = "import sys; sys.argv = ['foreword']; from foreword.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    found = done.stdout.removeprefix("_arguments '*: :((").lstrip('"')
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    status, shown, error = run_here()
+    assert (status, error) == (0, "")
+    found = shown.removeprefix("_arguments '*: :((").lstrip('"')
     assert re.match(r"[\w-]+", found)[0] == expected
 
 

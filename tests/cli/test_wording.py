@@ -49,10 +49,9 @@ LEAKS = re.compile(r"prompts\[|prompt_token_ids|SamplingParams|PoolingParams|\bN
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_an_error_is_in_the_words_of_the_command_line(talker, tmp_path, monkeypatch, arguments, message):
-    monkeypatch.chdir(tmp_path)
+def test_an_error_is_in_the_words_of_the_command_line(run_here, talker, tmp_path, arguments, message):
     (tmp_path / "list.json").write_text("[1]")
-    code, out, error = run(*arguments, "-m", talker)
+    code, out, error = run_here(*arguments, "-m", talker)
     assert (code, out) == (2, "")
     assert message in " ".join(error.split())
     assert not LEAKS.search(error), error
