@@ -92,33 +92,41 @@ def test_help_lists_every_command_within_80_columns(talker):
     assert max(map(len, shown)) <= 80
 
 
+ERRORS = {
+    "/hepl": "Did you mean /help?",
+    "/set temperature hot": "temperature = 'hot': expected X",
+    "/set temperature -1": "temperature = -1.0: must be from 0 to 100",
+    "/load none.json": "none.json: cannot be read",
+    "/set max_tokens 0": "max_tokens = 0: must be ≥ 1. Use 1 or more, or ",
+    "/foo": "command = '/foo': is not known. /help lists them",
+    "/save": "/save = '': needs a file",
+    "/undo": "there is no message to remove",
+    "/retry": "there is no message to answer",
+}
+"""A line that a chat cannot use as its first → what it answers."""
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
-    [
-        ("/hepl", "Did you mean /help?"),
-        ("/set temperature hot", "temperature = 'hot': expected X"),
-        ("/set temperature -1", "temperature = -1.0: must be from 0 to 100"),
-        ("/load none.json", "none.json: cannot be read"),
-        ("/set max_tokens 0", "max_tokens = 0: must be ≥ 1. Use 1 or more, or "),
-        ("/foo", "command = '/foo': is not known. /help lists them"),
-        ("/save", "/save = '': needs a file"),
-        ("/undo", "there is no message to remove"),
-        ("/retry", "there is no message to answer"),
-        ("x" * 200_000, "conversation = '1 messages': does not fit"),
-    ],
+    [*ERRORS.items(), ("x" * 200_000, "conversation = '1 messages': does not fit")],
     ids=lambda text: text[:20],
 )
-def test_an_error_ends_a_pipe_and_not_a_terminal(talker, expected, line, message):
+def test_an_error_ends_a_pipe(talker, line, message):
     code, out, error = run("chat", "-m", talker, *SHORT, input=f"{line}\nHi\n".encode())
     assert (code, out) == (2, "")
     assert message in error
-    if len(line) < 100:
-        with Terminal("chat", "-m", talker, *SHORT, columns=200) as terminal:
-            for text in (f"{line}\n", "Hi\n", "\x04"):
-                terminal.answer_prompt(text)
-            assert terminal.end() == 0
-        assert message in terminal.plain
-        assert expected("Hi")[0] in terminal.plain
+
+
+def test_no_error_ends_a_terminal(talker, expected):
+    with Terminal("chat", "-m", talker, *SHORT, columns=200) as terminal:
+        for line, message in ERRORS.items():
+            start = len(terminal.plain)
+            terminal.answer_prompt(f"{line}\n")
+            terminal.read_until(re.escape(message), after=start)
+        for text in ("Hi\n", "\x04"):
+            terminal.answer_prompt(text)
+        assert terminal.end() == 0
+    assert expected("Hi")[0] in terminal.plain
 
 
 def test_a_conversation_that_is_full_says_so_and_stays(talker):
