@@ -6,7 +6,8 @@ from the module that defines the name, so that an `__init__` that re-exports its
 
 import ast
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -69,6 +70,7 @@ def imports_of(name: str, path: Path) -> list[tuple[str, str | None, str | None]
     return found
 
 
+@cache  # made by the tests that need it, since every process of a parallel run imports this file
 def import_graph() -> dict[str, set[str]]:
     """Module → the modules that define what it imports."""
     paths = {module_name(path): path for path in sorted(SRC.glob("foreword/**/*.py"))}
@@ -90,9 +92,6 @@ def import_graph() -> dict[str, set[str]]:
         name: {definer(module, imported) for module, imported, _ in found if module.split(".")[0] == "foreword"}
         for name, found in imports.items()
     }
-
-
-GRAPH = import_graph()
 
 
 def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
@@ -121,7 +120,7 @@ def part_of(name: str, parts: Collection[str]) -> str | None:
 def imports_between(prefix: str, parts: Collection[str]) -> dict[tuple[str, str | None], list[str]]:
     """Map (part, part that it imports) to the imports, as "importer → imported", for the modules below ``prefix``."""
     found: dict[tuple[str, str | None], list[str]] = {}
-    for name, targets in sorted(GRAPH.items()):
+    for name, targets in sorted(import_graph().items()):
         part = part_of(name.removeprefix(prefix), parts) if name.startswith(prefix) else None
         for target in sorted(targets) if part else ():
             other = part_of(target.removeprefix(prefix), parts) if target.startswith(prefix) else None
@@ -138,7 +137,7 @@ def check(prefix: str, table: dict[str, set[str]], base: set[str]) -> None:
 
 
 def test_no_module_is_part_of_an_import_cycle():
-    assert cycles(GRAPH) == []
+    assert cycles(import_graph()) == []
 
 
 def test_a_package_imports_exactly_the_packages_of_its_row():
@@ -162,10 +161,10 @@ def test_a_row_imports_only_rows_above_it(rows):
 
 
 def test_the_tables_have_every_module():
-    inner = [name.removeprefix("foreword.") for name in GRAPH if name != "foreword"]
+    inner = [name.removeprefix("foreword.") for name in import_graph() if name != "foreword"]
     assert [name for name in inner if part_of(name, LAYERS) is None] == []
     assert [name for name in LAYERS if name != "_native" and name not in inner] == []
-    inner = [name.removeprefix("foreword.batch.") for name in GRAPH if name.startswith("foreword.batch.")]
+    inner = [name.removeprefix("foreword.batch.") for name in import_graph() if name.startswith("foreword.batch.")]
     assert [name for name in inner if part_of(name, PARTS_OF_BATCH) is None] == []
     assert [name for name in PARTS_OF_BATCH if name not in inner] == []
 
@@ -185,7 +184,7 @@ def test_other_packages_import_only_public_names_of_the_batch_package():
         name = module_name(path)
         if not f"{name}.".startswith("foreword.batch."):
             used = {(module, imported) for module, imported, _ in imports_of(name, path)}
-            used |= {(text, None) for text in strings_of(path) if text in GRAPH}  # for `import_module`
+            used |= {(text, None) for text in strings_of(path) if text in import_graph()}  # for `import_module`
             behind += [f"{name}: {m}, {n}" for m, n in used - public if f"{m}.".startswith("foreword.batch.")]
     assert behind == []
 
@@ -196,11 +195,14 @@ def strings_of(path: Path) -> set[str]:
     return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
 
-def private_names(paths: Iterable[Path]) -> tuple[set[str], set[str]]:
-    """The private names that some files define, and those that they read of another object than ``self`` or ``cls``."""
+@cache
+def private_names(package: str) -> tuple[set[str], set[str]]:
+    """The private names that the files of a package define, and those that they read of another object than ``self``
+    or ``cls``.
+    """
     defined: set[str] = set()
     read: set[str] = set()
-    for path in paths:
+    for path in SRC.glob(f"foreword/{package}/**/*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             match node:
                 case ast.Attribute(value=value, attr=attr):
@@ -208,13 +210,14 @@ def private_names(paths: Iterable[Path]) -> tuple[set[str], set[str]]:
                     (defined if own or isinstance(node.ctx, ast.Store) else read).add(attr)
                 case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.Name(id=name, ctx=ast.Store()):
                     defined.add(name)
-    return ({name for name in names if name[0] == "_" and name[:2] != "__"} for names in (defined, read))
+    defined, read = ({name for name in names if name[0] == "_" and name[:2] != "__"} for names in (defined, read))
+    return defined, read
 
 
 @pytest.mark.parametrize("package", sorted(set(LAYERS) - {"batch", "__main__"}))
 def test_a_package_reads_no_private_name_of_the_batch_package(package):
-    of_batch, _ = private_names(SRC.glob("foreword/batch/**/*.py"))
-    defined, read = private_names(SRC.glob(f"foreword/{package}/**/*.py"))
+    of_batch, _ = private_names("batch")
+    defined, read = private_names(package)
     assert read & of_batch - defined == set()
 
 
