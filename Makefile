@@ -50,8 +50,8 @@ demo: $(STAMPS)/install  ## build, get the default model, answer a prompt, show 
 serve: $(STAMPS)/serve  ## install what the server needs and serve the default model at http://127.0.0.1:8000
 	$(BIN)/foreword serve $(MODEL)
 
-test: $(STAMPS)/test  ## everything, the default model included, on all cores
-	$(BIN)/python -m pytest -n auto
+test: $(STAMPS)/test  ## everything, the default model included, on all cores; the slowest tests are listed
+	$(BIN)/python -m pytest -n auto --dist worksteal --durations 15
 
 smoke: $(STAMPS)/test  ## a few quick tests of each layer, in seconds
 	$(BIN)/python -m pytest -m smoke -rs
