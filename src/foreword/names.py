@@ -41,6 +41,7 @@ _BY_NAMES: dict[str, tuple[tuple[str, ...], str]] = {
     "swap_space": ((), "Preempted requests are computed again, nothing is swapped; leave it out."),
     "distributed_executor_backend": (("executor",), ""),
     "vllm_xargs": (("extra_args",), ""),
+    "override_generation_config": (("generation_config",), '"ignore" leaves the file out; values belong to requests'),
     "guided_json": (("structured_outputs", "response_format"), 'as {"json": schema}'),
     "guided_regex": (("structured_outputs",), 'as {"regex": pattern}'),
     "guided_choice": (("structured_outputs",), 'as {"choice": […]}'),

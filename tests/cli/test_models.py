@@ -1,6 +1,7 @@
 """`foreword models`: the list, a description, removal."""
 
 import json
+import shutil
 
 import pytest
 from processes import run
@@ -73,3 +74,17 @@ def test_an_unknown_model_is_one_line(tmp_path):
         status, shown, error = run("models", command, "smolm2", env={"FOREWORD_HOME": str(tmp_path)})
         assert (status, shown, len(error.splitlines())) == (2, "", 1)
         assert "did you mean 'smollm2'?" in error
+
+
+def test_a_description_tells_the_sampling_that_requests_without_their_own_have(talker, tmp_path):
+    assert json.loads(run("models", "info", talker, "--json")[1])["sampling"] == "none"
+    folder = shutil.copytree(talker, tmp_path / "model")
+    values = {"temperature": 0.6, "do_sample": True, "top_k": 20, "max_length": 50}
+    (folder / "generation_config.json").write_text(json.dumps(values))
+    facts = json.loads(run("models", "info", folder, "--json")[1])
+    assert (facts["sampling"], facts["not followed"]) == ("temperature = 0.6, top_k = 20", "max_length = 50")
+    _, _, error = run("run", "hi", "-m", folder, "--top-k", "1", "--max-tokens", "2")
+    assert "as the model suggests, temperature = 0.6" in error
+    ignored = ("--generation-config", "ignore", "--max-tokens", "2")
+    assert run("run", "hi", "-m", folder, *ignored) == run("run", "hi", "-m", talker, "--max-tokens", "2")
+    assert "as the model suggests" not in run("run", "hi", "-m", folder, "--quiet", "--max-tokens", "2")[2]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from foreword import LLM, SamplingParams
 from foreword.engine.chat import REASONING_BUDGET, chat_options, make_chat
+from foreword.engine.defaults import DEFAULT_PARAMS
 from foreword.engine.outputs import CompletionOutput, Position, RequestOutput, Transcript
 from foreword.errors import ConfigError, RequestError
 from foreword.messages import FORMATS, ContentDelta, Message, ReasoningDelta, ToolCall, parse_message
@@ -35,7 +36,7 @@ TOKENIZER = tokenizer_with()
 
 
 def chat(options=None, params=None, tokenizer=TOKENIZER):
-    return make_chat(tokenizer, ASK, params, 1000, chat_options(tokenizer, options or {}))
+    return make_chat(tokenizer, ASK, params or DEFAULT_PARAMS, 1000, chat_options(tokenizer, options or {}))
 
 
 def outputs_of(chat, text):
@@ -323,13 +324,13 @@ def test_marks_that_are_special_tokens_stay_in_the_text():
 def test_images_of_a_text_model_are_refused_by_their_field():
     message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}]}
     with pytest.raises(RequestError, match="only text is supported") as found:
-        make_chat(TOKENIZER, [message], None, 50, chat_options(TOKENIZER, {}))
+        make_chat(TOKENIZER, [message], DEFAULT_PARAMS, 50, chat_options(TOKENIZER, {}))
     assert found.value.field == "messages[0].content[0]"
 
 
 def test_a_long_conversation_is_truncated_only_on_request():
     with pytest.raises(RequestError, match="at least"):
-        make_chat(TOKENIZER, ASK * 100, None, 50, chat_options(TOKENIZER, {}))
+        make_chat(TOKENIZER, ASK * 100, DEFAULT_PARAMS, 50, chat_options(TOKENIZER, {}))
     assert (
         len(
             make_chat(

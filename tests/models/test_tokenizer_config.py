@@ -125,7 +125,10 @@ def test_suggested_sampling_and_unknown_keys_are_listed(tmp_path):
     values = {"temperature": 0.6, "top_k": 20, "do_sample": True, "num_beams": 1, "bad_words_ids": None, "zebra": 1,
               "max_length": 4096, "eos_token_id": 2, "transformers_version": "5", "use_cache": True}  # fmt: skip
     model = load_model(generation(tmp_path, **values))
-    assert model.generation.suggested == {"do_sample": True, "temperature": 0.6, "top_k": 20, "max_length": 4096}
+    suggested = model.generation.suggested
+    assert suggested.values == {"do_sample": True, "temperature": 0.6, "top_k": 20, "max_length": 4096}
+    assert suggested.source.endswith("generation_config.json")
+    assert suggested.without_parameter() == {"max_length": 4096}
     assert model.unread_keys == ("generation_config.json: zebra",)
 
 
@@ -154,7 +157,8 @@ def test_a_gguf_file_suppresses_tokens_and_suggests_sampling(tmp_path):
     path = gguf(**more)
     assert first not in outputs(path).token_ids
     model = load_model(path)
-    assert (model.generation.suggested, model.unread_keys) == ({"top_k": 20}, ("tokenizer.ggml.zebra",))
+    assert (model.generation.suggested.values, model.unread_keys) == ({"top_k": 20}, ("tokenizer.ggml.zebra",))
+    assert model.generation.suggested.source == str(path)
 
 
 def test_a_gguf_file_that_adds_separators_is_refused(tmp_path):

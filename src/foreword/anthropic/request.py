@@ -14,7 +14,15 @@ from foreword.errors import RequestError
 from foreword.fields import BOOLEAN, INTEGER, OBJECT, STRING, STRINGS, Fields, either, list_of, one_of
 from foreword.openai import neutral
 from foreword.openai.conversation import Conversation
-from foreword.openai.request import ChatRequest, params_of, request_options, sampling_fields, template_variables
+from foreword.openai.request import (
+    NOTHING,
+    ChatRequest,
+    Suggested,
+    params_of,
+    request_options,
+    sampling_fields,
+    template_variables,
+)
 
 OWN_NAMES = frozenset({"stop", "n", "best_of"})
 """Fields of `SamplingParams` that Anthropic names otherwise, or that would need more than one answer."""
@@ -22,22 +30,22 @@ OWN_NAMES = frozenset({"stop", "n", "best_of"})
 _BLOCKS = either(STRING, list_of(OBJECT, "a list of content blocks"))
 
 
-def parse_messages(body: object) -> ChatRequest:
+def parse_messages(body: object, suggested: Suggested = NOTHING) -> ChatRequest:
     """The request in a body of /v1/messages. RequestError if it cannot be served as given.
 
     ``cache_control`` is accepted everywhere, since every prefix is cached. The budget of thinking is a target, as
     Anthropic documents it, and does not end the thinking.
     """
-    return _parse(Fields(body), is_count=False)
+    return _parse(Fields(body), suggested, is_count=False)
 
 
 def parse_count(body: object) -> ChatRequest:
     """The request in a body of /v1/messages/count_tokens: the same conversation, with no parameters to sample with."""
-    return _parse(Fields(body), is_count=True)
+    return _parse(Fields(body), NOTHING, is_count=True)
 
 
-def _parse(given: Fields, *, is_count: bool) -> ChatRequest:
-    sampling = {} if is_count else sampling_fields(given, without=OWN_NAMES)
+def _parse(given: Fields, suggested: Suggested, *, is_count: bool) -> ChatRequest:
+    sampling = {} if is_count else sampling_fields(given, suggested, without=OWN_NAMES)
     max_tokens = None if is_count else given.require("max_tokens", INTEGER)
     if (stop := None if is_count else given.take("stop_sequences", STRINGS)) is not None:
         sampling["stop"] = stop

@@ -17,7 +17,7 @@ from foreword.cli.chat_input import Command, Interrupted, Message, read, unknown
 from foreword.cli.conversation import Conversation, shown_content
 from foreword.cli.kept import Kept, state_folder
 from foreword.cli.options import EngineOptions, engine_options, grouped
-from foreword.cli.sampling_options import FIELDS, OF_ONE_PROMPT, sampling_options, setting
+from foreword.cli.sampling_options import FIELDS, OF_ONE_PROMPT, GivenParams, sampling_options, setting
 from foreword.cli.terminal import Interrupt, note
 from foreword.cli.wording import of_chat
 from foreword.engine import EngineMetrics
@@ -34,7 +34,7 @@ except ImportError:  # not part of every Python
 TOO_LONG = ("prompt", "prompt_token_ids")  # fields of the errors for a prompt that does not fit
 
 
-@grouped(engine=engine_options(without=("seed",)), params=sampling_options(without=OF_ONE_PROMPT))
+@grouped(engine=engine_options(without=("seed",)), given=sampling_options(without=OF_ONE_PROMPT))
 def chat(
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system prompt.")] = None,
     load: Annotated[Path | None, typer.Option(metavar="FILE", help="A conversation that /save wrote.")] = None,
@@ -46,7 +46,7 @@ def chat(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print timing summaries.")] = False,
     *,
     engine: EngineOptions,
-    params: SamplingParams,
+    given: GivenParams,
 ) -> None:
     """Talk with a model; it remembers the conversation.
 
@@ -64,7 +64,7 @@ def chat(
         conversation.system = system
     is_terminal = sys.stdin.isatty()
     own = kept if history and is_terminal else None
-    Chat(engine, params, conversation, is_terminal=is_terminal, quiet=quiet, kept=own).run()
+    Chat(engine, given, conversation, is_terminal=is_terminal, quiet=quiet, kept=own).run()
 
 
 class Chat:
@@ -73,7 +73,7 @@ class Chat:
     def __init__(
         self,
         engine: EngineOptions,
-        params: SamplingParams,
+        given: GivenParams,
         conversation: Conversation,
         *,
         is_terminal: bool,
@@ -81,13 +81,18 @@ class Chat:
         kept: Kept | None = None,
     ) -> None:
         """kept: what later chats get; None: nothing."""
-        self.conversation, self.params = conversation, params
+        self.conversation, self._given = conversation, given
         self._kept, self._saved = kept, conversation.text
         self._engine, self._is_terminal = engine, is_terminal
         self._shows_speed = sys.stderr.isatty() and not quiet
         self._last: RequestOutput | None = None
         self._before: list[int] = []  # the tokens of the turn before the last
         self._start(engine.model)
+
+    @property
+    def params(self) -> SamplingParams:
+        """Those of the next answer: what was given, else the model's defaults."""
+        return self._given.over(self.llm.default_sampling_params())
 
     def run(self) -> None:
         """Read and answer until the end of the input."""
@@ -182,9 +187,9 @@ class Chat:
         return line.removesuffix("\n").removesuffix("\r")
 
     def _start(self, model: str) -> None:
-        llm = LLM(model, **self._engine.seeded(self.params.seed))
-        if converted := conversions(llm.model.weights.values()):
-            note(*converted)
+        llm = LLM(model, **self._engine.seeded(self._given.values.get("seed")))
+        if remarks := conversions(llm.model.weights.values()) + self._given.remarks(llm.engine.suggested):
+            note(*remarks)
         check_generates(llm, model)
         if not llm.tokenizer.has_chat_template:
             raise ConfigError(f"model {model!r:.80} has no chat template. Use `foreword run --raw`, or another model")
@@ -246,9 +251,10 @@ class Chat:
         words = command.words
         if len(words) > 1:
             name, value = setting(words[0], words[1:])
-            params = replace(self.params, **{name: value})
+            given = replace(self._given, values={**self._given.values, name: value})
+            params = given.over(self.llm.default_sampling_params())
             params.check(None, vocab_size=self.llm.engine.states.vocab_size)
-            self.params = params
+            self._given = given
         for name in FIELDS if not words else [setting(words[0], ["none"])[0]]:
             if name not in OF_ONE_PROMPT:
                 print(f"{name:<27} {_shown(getattr(self.params, name))}")

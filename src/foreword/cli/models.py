@@ -13,6 +13,7 @@ import typer
 from foreword.cli.app import Command
 from foreword.cli.options import Json
 from foreword.cli.terminal import print_rows
+from foreword.engine.defaults import described, suggested_params
 from foreword.models import registry
 from foreword.models.encoder_spec import EncoderSpec
 from foreword.models.hub import from_hub
@@ -102,8 +103,10 @@ def _facts(model: LoadedModel) -> Iterator[tuple[str, object]]:
     yield "vocabulary", spec.vocab_size
     yield "context", f"{spec.max_model_len} tokens"
     yield "chat template", "yes" if model.tokenizer.has_chat_template else "no"
-    suggested = (f"{name} = {value}" for name, value in model.generation.suggested.items())
-    yield "suggestions", ", ".join(suggested) or "none"
+    suggested = model.generation.suggested
+    yield "sampling", described(suggested_params(suggested)) or "none"
+    if others := suggested.without_parameter():
+        yield "not followed", described(others)
     yield "keys not read", ", ".join(model.unread_keys) or "none"
 
 

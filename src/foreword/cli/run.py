@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from foreword import LLM, RequestOutput, SamplingParams
+from foreword import LLM, RequestOutput
 from foreword.cli.answers import Printer, answer, check_generates, summary, timings
 from foreword.cli.options import EngineOptions, check_used, engine_options, grouped
-from foreword.cli.sampling_options import sampling_options
+from foreword.cli.sampling_options import GivenParams, sampling_options
 from foreword.cli.terminal import Interrupt, has_input, note, read_input, terminal_width
 from foreword.errors import ConfigError, RequestError
 from foreword.executors.native import NativeExecutor
@@ -20,7 +20,7 @@ from foreword.models.quantized import conversions
 from foreword.sampling import TokenLogprobs
 
 
-@grouped(engine=engine_options(without=("seed",)), params=sampling_options())
+@grouped(engine=engine_options(without=("seed",)), given=sampling_options())
 def run(
     context: typer.Context,
     prompt: Annotated[
@@ -41,7 +41,7 @@ def run(
     ] = False,
     *,
     engine: EngineOptions,
-    params: SamplingParams,
+    given: GivenParams,
 ) -> None:
     """Generate an answer with a real model on this machine's CPU.
 
@@ -51,11 +51,13 @@ def run(
         check_used(context, ("steps",), "without --explain")
     text = _prompt_text(prompt)
     started = time.perf_counter()
-    llm = LLM(engine.model, **engine.seeded(params.seed))
+    llm = LLM(engine.model, **engine.seeded(given.values.get("seed")))
     loaded = time.perf_counter() - started
     check_generates(llm, engine.model)
-    if not quiet and (converted := conversions(llm.model.weights.values())):
-        note(*converted)
+    remarks = conversions(llm.model.weights.values()) + given.remarks(llm.engine.suggested)
+    if not quiet and remarks:
+        note(*remarks)
+    params = given.over(llm.default_sampling_params())
     tables: list[str] = []  # of the first steps
     if show_steps:
         from foreword.insight.record import StepInspector  # here: an answer alone does not need it

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,9 +14,10 @@ from foreword import SamplingParams
 from foreword.batch.values.parameters import Parameter
 from foreword.batch.values.sampling_params import PARAMETERS
 from foreword.cli.options import Group, option_type, summary, typer_option, values_given
-from foreword.engine.intake import DEFAULT_PARAMS
+from foreword.engine.defaults import DEFAULT_PARAMS, described
 from foreword.errors import ConfigError, RequestError
 from foreword.jsonfile import parse_object, read_object
+from foreword.models.generation_files import SUGGESTIBLE
 from foreword.names import advice
 
 WITHOUT_OPTION = ("detokenize", "structured_outputs")
@@ -32,8 +33,27 @@ _OF_TOKENS = ("on|off", "ID", "ID,ID", "ID=X")
 """Forms of values whose options are in a panel of their own."""
 
 
-def sampling_options(without: Sequence[str] = ()) -> Group[SamplingParams]:
-    """Options of a command that become a `SamplingParams`, checked. ``without``: fields that it does not have."""
+@dataclass(frozen=True, slots=True)
+class GivenParams:
+    """Fields of `SamplingParams` that were given to a command, whose values can be. RequestError for others."""
+
+    values: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        SamplingParams(**{"max_tokens": None, **self.values})
+
+    def over(self, default: SamplingParams) -> SamplingParams:
+        """Return the parameters with the values of ``default`` where none was given."""
+        return replace(default, **self.values)
+
+    def remarks(self, suggested: Mapping[str, Any]) -> list[str]:
+        """Return a line about the values that the model suggests and that were not given, if there are any."""
+        followed = {name: value for name, value in suggested.items() if name not in self.values}
+        return [f"as the model suggests, {described(followed)}"] if followed else []
+
+
+def sampling_options(without: Sequence[str] = ()) -> Group[GivenParams]:
+    """Options of a command that become sampling parameters, checked. ``without``: fields that it does not have."""
     options = {name: _option(row, getattr(DEFAULT_PARAMS, name)) for name, row in FIELDS.items() if name not in without}
     schema = typer.Option(
         metavar="FILE|JSON", help="The answer is JSON of this schema: a file, or its text.", rich_help_panel="Sampling"
@@ -41,11 +61,11 @@ def sampling_options(without: Sequence[str] = ()) -> Group[SamplingParams]:
     return Group({**options, "json_schema": (Annotated[str | None, schema], None)}, _params)
 
 
-def _params(json_schema: str | None, **values: Any) -> SamplingParams:
+def _params(json_schema: str | None, **values: Any) -> GivenParams:
     given = {name: _collected(FIELDS[name], value) for name, value in values_given(values).items()}
     if json_schema is not None:
         given["structured_outputs"] = {"json": _schema(json_schema)}
-    return replace(DEFAULT_PARAMS, **given)
+    return GivenParams(given)
 
 
 def _schema(given: str) -> dict[str, Any]:
@@ -59,6 +79,8 @@ def _option(row: Parameter, default: Any) -> tuple[Any, object]:
     """The annotation and the default of a command's parameter."""
     shown = "" if row.kind.collect is None else " Repeatable."
     help = summary(row, default) + shown + " Shown with --json." * row.name.endswith("logprobs")
+    if row.name in SUGGESTIBLE:
+        help = help.replace("[default: ", "[default: the model's, or ")
     heading = "Tokens" if row.form in _OF_TOKENS else "Sampling"
     return Annotated[option_type(row) | None, typer_option(row, partial(_read, row), help, heading=heading)], None
 

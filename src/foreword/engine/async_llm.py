@@ -61,6 +61,10 @@ class AsyncLLM(AsyncEngine):
     def tokenizer(self) -> Tokenizer:
         return self.model.tokenizer
 
+    def default_sampling_params(self) -> SamplingParams:
+        """Return the parameters of requests without any: see `LLM.default_sampling_params`."""
+        return self.engine.default_params
+
     async def embed(self, prompt: Prompt, params: PoolingParams | None = None, **options: Any) -> F32:
         """The embedding of one prompt, float32 [dimensions]: see `LLM.embed`."""
         return (await self.encode(prompt, params, **options)).outputs.data
@@ -85,6 +89,7 @@ class AsyncLLM(AsyncEngine):
         limit = self.engine.states.max_model_len
         prompt = as_messages(messages)
         given = chat_options(self.tokenizer, chosen)
+        params = params or self.engine.default_params
         chat = await asyncio.to_thread(make_chat, self.tokenizer, prompt, params, limit, given, self.media)
         reader = chat.reader()
         outputs = self.generate(chat.prompt, chat.params, prompt_text=chat.text, **options)

@@ -11,6 +11,7 @@ from typing import Any
 
 from foreword.batch import RequestStates
 from foreword.engine.config import EngineConfig
+from foreword.engine.defaults import suggested_params
 from foreword.engine.engine import Engine
 from foreword.engine.model import DecoderModel, Model, ProcessorFactory, model_of
 from foreword.engine.observer import EngineObserver
@@ -66,13 +67,14 @@ def build_engine(
     logits_processors: Sequence[ProcessorFactory] = (),
     drafter: DrafterFactory | None = None,
 ) -> Engine:
-    """Return an engine that serves a loaded model.
+    """Return an engine that serves a loaded model. ModelError for sampling that it suggests and that cannot be.
 
     executor: an existing one, with at least the blocks of the model's pool, made for its max_model_len. Engines may
     share one in turns, if each resets its prefix cache before the other's turn.
     drafter: makes the drafter of the method "custom", which it implies.
     """
     config = with_drafter(model.configured(config or EngineConfig()), drafter)
+    suggested = suggested_params(model.suggested) if config.generation_config == "model" else {}
     size = model.pool(config)
     with ExitStack() as after_error:
         if executor is None:
@@ -102,6 +104,7 @@ def build_engine(
             read_lora=model.read_lora,
             encoder=model.encoder,
             context_parallel=size.context_parallel,
+            suggested=suggested,
         )
         after_error.pop_all()
     return engine

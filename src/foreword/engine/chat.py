@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, TypedDict
 
 from foreword.batch import Origin, SamplingParams, StructuredOutputs
-from foreword.engine.intake import DEFAULT_PARAMS
 from foreword.engine.outputs import CompletionOutput, RequestOutput
 from foreword.engine.prompt import MixedPrompt, Prompt
 from foreword.errors import RequestError
@@ -183,7 +182,7 @@ class _Reading:
 def make_chat(
     tokenizer: Tokenizer,
     messages: Sequence[Message],
-    params: SamplingParams | None,
+    params: SamplingParams,
     max_tokens: int,
     options: ChatOptions,
     media: Media = TEXT_ONLY,
@@ -193,7 +192,6 @@ def make_chat(
     RequestError for wrong messages or options; ModelError for an invalid template of the model.
     """
     messages, found = _media(messages, media)
-    params = DEFAULT_PARAMS if params is None else params
     described = check_tools(options.get("tools"))
     tools, choice = read_tools(described or ()), options.get("tool_choice", "auto")
     mode = read_choice(choice).mode

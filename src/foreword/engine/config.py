@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 from foreword.batch import Check, KVGroup, SamplingParams
 from foreword.engine.speculation.config import SpeculationConfig
@@ -68,6 +68,11 @@ class EngineConfig:
     max_forced_tokens: int = setting(
         8, "Largest number of tokens that a grammar leaves no choice of and that one step takes; 0: none. A model "
         "with recurrent layers never takes any.", most=1024, decoders_only=True,
+    )
+    generation_config: Literal["model", "ignore"] = setting(
+        "model", "Where requests that leave sampling parameters open have them from. model: from its "
+        "generation_config.json or GGUF file, as far as it suggests some; ignore: from the defaults alone.",
+        decoders_only=True,
     )
     seed: int | None = setting(
         0, "The seeds of requests without one are derived from it; None: a different one each run.",

@@ -8,16 +8,18 @@ A step touches in Python only the requests that start, end, stream, or may stop;
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, Unpack
+from typing import Any, NoReturn, Unpack
 
 import numpy as np
 
 from foreword.batch import ContextParallel, KVGroup, PoolingParams, RequestStates, SamplingParams, advance
 from foreword.cache import KVCacheManager
 from foreword.engine.config import EngineConfig
+from foreword.engine.defaults import DEFAULT_PARAMS, described
 from foreword.engine.intake import Intake, Tokenizer
 from foreword.engine.loras import Loras, ReadLora
 from foreword.engine.observer import EngineObserver, Observers
@@ -43,7 +45,8 @@ class Engine:
     """Serves requests on one executor. Not thread-safe: one thread adds, steps and aborts.
 
     states, cache, scheduler and observers are its parts; pooling: what the model does beyond text.
-    notes: lines for a log, of the executor's start.
+    suggested: fields of `SamplingParams` that the model suggests to requests which leave them open. default_params: of
+    requests without any. notes: lines for a log, of the start.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Engine:
         read_lora: ReadLora | None = None,
         encoder: EncoderPrompts | None = None,
         context_parallel: ContextParallel | None = None,
+        suggested: Mapping[str, Any] | None = None,
     ) -> None:
         """num_blocks: the executor's pool. drafter: makes the drafter, in place of the configured method. grammars:
         compiles structured outputs. read_lora: reads an adapter of the executor's model.
@@ -87,6 +91,8 @@ class Engine:
             )
         self.executor, self.clock = executor, clock
         self.pooling = pooling or PoolingSpec()
+        self.suggested: Mapping[str, Any] = suggested or {}
+        self.default_params = replace(DEFAULT_PARAMS, **self.suggested)
         self.observers = Observers(observers)
         eos = frozenset(eos_token_ids)
         limits = config.scheduler
@@ -122,9 +128,12 @@ class Engine:
             depth=2 if config.async_scheduling else 1,
             check=config.check,
         )
-        self.notes: Sequence[str] = ()
+        self.notes: list[str] = []
+        if self.suggested:
+            given = described(self.suggested)
+            self.notes.append(f"the model suggests {given}: requests have that unless they give their own")
         if isinstance(executor, StartedExecutor):
-            self.notes = executor.start(states, max_num_batched_tokens=limits.max_num_batched_tokens)
+            self.notes += executor.start(states, max_num_batched_tokens=limits.max_num_batched_tokens)
         self._forced = ForcedTokens(
             states, self.pipeline.grammars, most_forced, self.pipeline.grammar_thread.forced_tokens
         )
@@ -146,6 +155,7 @@ class Engine:
             encoder=encoder,
             most_new_tokens=limits.max_num_batched_tokens,
             max_logprobs=config.max_logprobs,
+            default_params=self.default_params,
         )
         self._planned: InFlightStep | None = None  # prepared during the last step, maybe launched, and not resolved yet
         self._committing: InFlightStep | None = None

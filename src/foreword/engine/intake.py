@@ -52,8 +52,6 @@ class Tokenizer(Protocol):
     ) -> Detokenizer: ...
 
 
-DEFAULT_PARAMS = SamplingParams(temperature=0.0, max_tokens=1024)
-"""The parameters of requests and commands without any."""
 POOLING = SamplingParams(max_tokens=1, detokenize=False, ignore_eos=True)
 """The sampling parameters of pooling requests, which sample nothing."""
 
@@ -90,15 +88,18 @@ class Intake:
         encoder: EncoderPrompts | None,
         most_new_tokens: int,
         max_logprobs: int,
+        default_params: SamplingParams,
     ) -> None:
-        """node_size: tokens of a prefix tree's block. encoder: of an encoder–decoder. most_new_tokens: of a step."""
+        """node_size: tokens of a prefix tree's block. encoder: of an encoder–decoder. most_new_tokens: of a step.
+        default_params: of requests without any.
+        """
         self._encoder, self._most_new_tokens, self._max_logprobs = encoder, most_new_tokens, max_logprobs
         self._pooling, self._generates = pooling, generates
         self._states, self._executor, self._processors = states, executor, processors
         self._node_size, self._tokenizer, self._eos_token_ids = node_size, tokenizer, eos_token_ids
         self._seed = seed if seed is not None else int.from_bytes(os.urandom(7), "little")
         self._clock, self._grammars, self._loras = clock, grammars, loras
-        self._num_arrivals = 0
+        self._num_arrivals, self._default_params = 0, default_params
         self._checked = Memo[SamplingParams, CheckedParams]()  # by the parameters as given
         self._sampling_of_pooling = CheckedParams(POOLING, states.vocab_size)
 
@@ -167,7 +168,7 @@ class Intake:
         return prompt
 
     def _checked_params(self, request_id: str, params: SamplingParams | None) -> CheckedParams:
-        """Return checked parameters, with the token ids of their words. None: `DEFAULT_PARAMS`."""
+        """Return checked parameters, with the token ids of their words. None: the default ones."""
         if not self._generates:
             raise RequestError(
                 request_id,
@@ -176,7 +177,7 @@ class Intake:
                 "the model computes no logits, so it generates no text",
                 "Pass PoolingParams, or use LLM.embed, LLM.classify or LLM.score.",
             )
-        given = DEFAULT_PARAMS if params is None else params
+        given = self._default_params if params is None else params
         if (known := self._checked.find(given)) is not None:
             return known
         vocab_size = self._states.vocab_size

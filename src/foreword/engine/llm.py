@@ -142,14 +142,22 @@ class LLM:
         self._check_open()
         self.engine.drop_lora(name)
 
+    def default_sampling_params(self) -> SamplingParams:
+        """Return the parameters of requests without any: temperature 0 and 1024 tokens, as `foreword run`
+        (`SamplingParams` itself has 1 and 16), with what the model suggests unless generation_config is "ignore".
+
+        To change some of them: ``replace(llm.default_sampling_params(), max_tokens=8)``.
+        """
+        return self.engine.default_params
+
     def generate(
         self, prompts: Prompts, sampling_params: Params = None, *, lora: Loras = None, progress: bool | None = None
     ) -> list[RequestOutput]:
         """Complete one prompt or many, in one list in the order given.
 
         prompts: a text, token ids, a `MixedPrompt`, or a list of these. sampling_params: one for all, or one per
-        prompt; None: temperature 0 and 1024 tokens, as `foreword run` (`SamplingParams` itself has 1 and 16). lora: the
-        name of an adapter for all, or one per prompt; None: the model. progress: a bar; None: on a terminal.
+        prompt, which are taken as they are; None: `default_sampling_params`. lora: the name of an adapter for all, or
+        one per prompt; None: the model. progress: a bar; None: on a terminal.
 
         RequestError for a prompt or parameter that cannot be served, with its index in the list, before any request
         has started. A request that fails later, such as for logits that are not numbers, has its error in
@@ -287,7 +295,8 @@ class LLM:
         jobs = []
         chosen = chat_options(self.tokenizer, options)
         for i, conversation in enumerate(conversations):
-            chat = make_chat(self.tokenizer, conversation, params[i], limit, chosen, self.media)
+            own = params[i] or self.engine.default_params
+            chat = make_chat(self.tokenizer, conversation, own, limit, chosen, self.media)
             name = f"prompts[{i}]"
             group = self.engine.check(
                 name, chat.prompt, chat.params, prompt_text=chat.text, lora=loras[i], stream=stream

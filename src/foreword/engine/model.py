@@ -21,6 +21,7 @@ from foreword.executors.pool import PoolSize
 from foreword.media.encoder import Media
 from foreword.media.limits import MediaLimits
 from foreword.models.encoder_spec import EncoderSpec
+from foreword.models.generation_files import Suggestions
 from foreword.models.loader import LoadedModel
 from foreword.models.lora import read_lora
 from foreword.models.spec import DecoderSpec
@@ -40,7 +41,7 @@ class Model(ABC, Generic[L]):
 
     loaded: what the loader read. options: of the executor. vocab_size: number of token ids. generates: False if it
     computes no logits. encoder: reads the prompts of an encoder–decoder. read_lora: reads an adapter of the model; None
-    if it takes none. processors: logits processors that belong to the model.
+    if it takes none. processors: logits processors that belong to the model. suggested: sampling, to requests.
     """
 
     vocab_size: int
@@ -48,6 +49,7 @@ class Model(ABC, Generic[L]):
     encoder: EncoderPrompts | None = None
     read_lora: ReadLora | None = None
     processors: Sequence[ProcessorFactory] = ()
+    suggested: Suggestions = Suggestions()
 
     def __init__(self, loaded: L, kind: ExecutorKind[Any], options: ExecutorOptions) -> None:
         self.loaded, self.kind, self.options = loaded, kind, options
@@ -83,6 +85,7 @@ class DecoderModel(Model[LoadedModel]):
         super().__init__(loaded, kind, options)
         self.spec: DecoderSpec = loaded.decoder
         self.vocab_size, self.generates = self.spec.vocab_size, self.spec.has_logits
+        self.suggested = loaded.generation.suggested
         if loaded.family is not None:
             self.read_lora = partial(read_lora, spec=self.spec, family=loaded.family)
         if (never := loaded.generation).suppressed or never.suppressed_first:

@@ -19,6 +19,7 @@ class EngineOptions(TypedDict, total=False):
     partial_reuse: bool
     async_scheduling: bool | None
     max_forced_tokens: int
+    generation_config: Literal["model", "ignore"]
     seed: int | None
     check: Literal["off", "bounds", "full"]
     max_num_batched_tokens: int

@@ -20,6 +20,7 @@ from foreword.executors.transformers.executor import TransformersExecutor
 from foreword.executors.transformers.model import LoadedEncoderDecoder, LoadedTransformers
 from foreword.media.encoder import Media
 from foreword.media.limits import MediaLimits
+from foreword.models.generation_files import read_suggestions
 from foreword.models.lora import read_lora_by_names
 from foreword.sampling.generation_rules import GenerationProcessor
 
@@ -35,6 +36,7 @@ class TransformersModel(Model[T]):
         super().__init__(loaded, TRANSFORMERS, options)
         self.vocab_size, self.generates = loaded.trace.vocab_size, loaded.generates
         self.read_lora = partial(read_lora_by_names, layers=loaded.trace.linear)
+        self.suggested = read_suggestions(loaded.path)
 
     @property
     def weight_bytes(self) -> int:

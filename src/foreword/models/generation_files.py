@@ -15,17 +15,29 @@ from foreword.models.config import Config
 from foreword.models.files import FETCH_AGAIN
 from foreword.models.keys import WITHOUT_EFFECT, Key, only, table
 
-SUGGESTED = (
-    *("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"),
-    *("repetition_penalty", "max_length", "max_new_tokens"),
+_PARAMETERS = {
+    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")},
+    "max_new_tokens": "max_tokens",
+    # llama.cpp
+    "temp": "temperature",
+    "penalty_repeat": "repetition_penalty",
+    "xtc_probability": "xtc_probability",
+    "xtc_threshold": "xtc_threshold",
+}
+"""Key of a suggestion → the field of `SamplingParams` with this meaning."""
+SUGGESTIBLE = frozenset(_PARAMETERS.values())
+_SUGGESTED = (
+    *("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty"),
+    *("max_length", "max_new_tokens"),
 )
-"""Keys of a generation_config.json that requests decide: `SamplingParams` and its defaults."""
+"""Keys of a generation_config.json that requests decide."""
 _KEYS = table(
     [
-        *map(Key, ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", *SUGGESTED)),
+        *map(Key, ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", *_SUGGESTED)),
         *(only(name, 1) for name in ("num_beams", "num_beam_groups", "guidance_scale", "encoder_repetition_penalty")),
         *(only(name, 0) for name in ("penalty_alpha", "diversity_penalty", "min_length", "min_new_tokens")),
         *(only(name, 0) for name in ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size")),
+        *(only(name, 0) for name in ("epsilon_cutoff", "eta_cutoff")),
         *(only(name, False) for name in ("remove_invalid_values", "low_memory")),
         *(
             only(name, None, [], {})
@@ -50,23 +62,53 @@ _NO_EFFECT = {
 
 
 @dataclass(frozen=True, slots=True)
+class Suggestions:
+    """Sampling that a file suggests to requests. source: the file. values: by the keys of the file."""
+
+    source: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def parameters(self) -> dict[str, tuple[str, Any]]:
+        """Return field of `SamplingParams` → key and value, of the suggestions that such a field can express.
+
+        ``do_sample`` is temperature 0 if it is false, and 1 if it is true and there is no temperature. llama.cpp's
+        penalty is that of a field if it counts all tokens: ``penalty_last_n`` is −1.
+        """
+        found = {_PARAMETERS[key]: (key, value) for key, value in self.values.items() if key in _PARAMETERS}
+        samples = self.values.get("do_sample")
+        if samples is False or (samples is True and "temperature" not in found):
+            found["temperature"] = "do_sample", float(samples)
+        if "penalty_repeat" in self.values and self.values.get("penalty_last_n") != -1:
+            del found["repetition_penalty"]
+        return found
+
+    def without_parameter(self) -> dict[str, Any]:
+        """Return the suggestions that no request follows, by their keys."""
+        followed = {key for key, _ in self.parameters().values()} | {"do_sample"}
+        if self.values.get("do_sample") is False:
+            followed.add("temperature")
+        if "penalty_repeat" in followed:
+            followed.add("penalty_last_n")
+        return {key: value for key, value in self.values.items() if key not in followed}
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationFiles:
     """suppressed: tokens that are never written; suppressed_first: not as the first token. suggested: values for
-    requests, which are not applied. unread: keys that have no influence.
+    requests. unread: keys that have no influence.
     """
 
     suppressed: tuple[int, ...] = ()
     suppressed_first: tuple[int, ...] = ()
-    suggested: Mapping[str, Any] = field(default_factory=dict)
+    suggested: Suggestions = field(default_factory=Suggestions)
     unread: tuple[str, ...] = ()
 
 
 def read_generation(folder: Path) -> GenerationFiles:
     """Return what generation_config.json says. ModelError for a rule that is not applied."""
-    path = folder / "generation_config.json"
-    if not path.exists():
+    config = _config(folder)
+    if config is None:
         return GenerationFiles()
-    config = Config(path, read_object(path, ModelError), keys=_KEYS)
     try:
         config.check()
     except ModelError as error:
@@ -78,9 +120,26 @@ def read_generation(folder: Path) -> GenerationFiles:
     return GenerationFiles(
         suppressed=_ids(config, "suppress_tokens", [word for (word,) in words]),
         suppressed_first=_ids(config, "begin_suppress_tokens"),
-        suggested={name: value for name in SUGGESTED if (value := config.values.get(name)) is not None},
-        unread=tuple(f"{path.name}: {name}" for name in config.unread(_KEYS) if name not in _NO_EFFECT),
+        suggested=_suggestions(config),
+        unread=tuple(f"{config.path.name}: {name}" for name in config.unread(_KEYS) if name not in _NO_EFFECT),
     )
+
+
+def read_suggestions(folder: Path) -> Suggestions:
+    """Return the sampling that generation_config.json suggests, whatever else it says."""
+    config = _config(folder)
+    return Suggestions() if config is None else _suggestions(config)
+
+
+def _config(folder: Path) -> Config | None:
+    path = folder / "generation_config.json"
+    return Config(path, read_object(path, ModelError), keys=_KEYS) if path.exists() else None
+
+
+def _suggestions(config: Config) -> Suggestions:
+    config.optional("do_sample", bool)  # raises for another type
+    values = {name: value for name in _SUGGESTED if (value := config.values.get(name)) is not None}
+    return Suggestions(str(config.path), values)
 
 
 def generation_of_gguf(path: Path, metadata: Mapping[str, object]) -> GenerationFiles:
@@ -90,7 +149,9 @@ def generation_of_gguf(path: Path, metadata: Mapping[str, object]) -> Generation
     ids = found.tolist() if isinstance(found, np.ndarray) else [] if found is None else found
     return GenerationFiles(
         suppressed=_ids(Config(path, {key: ids}), key),
-        suggested={k.removeprefix(suggestion): v for k, v in metadata.items() if k.startswith(suggestion)},
+        suggested=Suggestions(
+            str(path), {k.removeprefix(suggestion): v for k, v in metadata.items() if k.startswith(suggestion)}
+        ),
     )
 
 

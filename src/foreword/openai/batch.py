@@ -123,7 +123,8 @@ class Batch:
 
     def _checked(self, line: BatchLine) -> _Answer:
         """Check the line's request, and each of its prompts as one of the engine."""
-        request = parse_chat(line.body) if line.url.endswith("/chat/completions") else parse_completion(line.body)
+        parse = parse_chat if line.url.endswith("/chat/completions") else parse_completion
+        request = parse(line.body, self._llm.engine.suggested)
         model = request.model or self._names[0]
         if model not in (known := [*self._names, *self._llm.loras]):
             reason = f"this batch is answered by {' or '.join(map(repr, known))}"

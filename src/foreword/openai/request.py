@@ -84,6 +84,8 @@ _BIASES = Kind(
     ),
     {"type": "object", "propertyNames": {"pattern": _TOKEN_ID}, "additionalProperties": NUMBER.schema},
 )
+_NO_LIMIT = -1
+"""The value of max_tokens that stands for none."""
 _FALSE = Kind("false", lambda value: value is False, {"const": False})
 _COUNT = either(INTEGER, _FALSE)
 _TEXT_OR_IDS = either(STRING, IDS)
@@ -122,16 +124,20 @@ SAMPLING = {
 }
 """The fields of a body that are fields of `SamplingParams` of the same name and meaning."""
 
+Suggested = Mapping[str, Any]
+"""Fields of `SamplingParams` for bodies that leave them open, in place of the defaults of their interface."""
+NOTHING: Suggested = {}
+
 LABELS = {"user": STRING, "metadata": OBJECT, "safety_identifier": STRING, "prompt_cache_key": STRING}
 """Fields that name the caller, and change no output."""
 
 
-def parse_chat(body: object) -> ChatRequest:
+def parse_chat(body: object, suggested: Suggested = NOTHING) -> ChatRequest:
     """The request in a body of /v1/chat/completions. RequestError if it cannot be served as given."""
     given = Fields(body)
-    sampling = _sampling(given)
-    limits = {name: limit_of(given, name) for name in ("max_completion_tokens", "max_tokens")}
-    found = {limit for limit in limits.values() if limit is not None}
+    sampling = _sampling(given, suggested)
+    limits = {name: given.take(name, INTEGER) for name in ("max_completion_tokens", "max_tokens")}
+    found = set(limits.values()) - {None, _NO_LIMIT}
     if len(found) > 1:
         _fail("max_completion_tokens", limits["max_completion_tokens"], f"max_tokens is {limits['max_tokens']}", "one")
     wants_logprobs, alternatives = given.take("logprobs", BOOLEAN, False), given.take("top_logprobs", INTEGER, 0)
@@ -145,7 +151,10 @@ def parse_chat(body: object) -> ChatRequest:
         model=given.take("model", STRING),
         messages=given.require("messages", MESSAGES),
         params=params_of(
-            names, **sampling, max_tokens=max(found, default=None), logprobs=alternatives if wants_logprobs else None
+            names,
+            **sampling,
+            max_tokens=max(found) if found else None if _NO_LIMIT in limits.values() else suggested.get("max_tokens"),
+            logprobs=alternatives if wants_logprobs else None,
         ),
         chat=_chat_options(given),
         origins=names,
@@ -155,10 +164,10 @@ def parse_chat(body: object) -> ChatRequest:
     return request
 
 
-def parse_completion(body: object) -> CompletionRequest:
+def parse_completion(body: object, suggested: Suggested = NOTHING) -> CompletionRequest:
     """The request in a body of /v1/completions. RequestError if it cannot be served as given."""
     given = Fields(body)
-    sampling = _sampling(given)
+    sampling = _sampling(given, suggested)
     logprobs, echo = given.take("logprobs", _COUNT), given.take("echo", BOOLEAN, False)
     logprobs = None if logprobs is False else logprobs
     if logprobs is not None and logprobs < 0:
@@ -168,7 +177,9 @@ def parse_completion(body: object) -> CompletionRequest:
     request = CompletionRequest(
         model=given.take("model", STRING),
         prompts=prompts_of(given),
-        params=SamplingParams(**sampling, max_tokens=limit_of(given, "max_tokens", 16), logprobs=logprobs),
+        params=SamplingParams(
+            **sampling, max_tokens=limit_of(given, "max_tokens", suggested.get("max_tokens", 16)), logprobs=logprobs
+        ),
         echo=echo,
         **_common(given),
     )
@@ -184,17 +195,22 @@ def params_of(names: Mapping[str, str], **values: Any) -> SamplingParams:
         raise error.renamed(names) from None
 
 
-def sampling_fields(given: Fields, *, without: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """The fields of a body that every dialect gives to `SamplingParams` under their own names, if present."""
+def sampling_fields(
+    given: Fields, suggested: Suggested = NOTHING, *, without: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    """The fields of a body that every dialect gives to `SamplingParams` under their own names, if present, and what is
+    suggested for those that are absent.
+    """
     found = {name: given.take(name, kind) for name, kind in SAMPLING.items() if name not in without}
     biases = given.take("logit_bias", _BIASES)
     found["logit_bias"] = None if biases is None else {int(token): bias for token, bias in biases.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    instead = {name: value for name, value in suggested.items() if name in found}
+    return instead | {name: value for name, value in found.items() if value is not None}
 
 
-def _sampling(given: Fields) -> dict[str, Any]:
+def _sampling(given: Fields, suggested: Suggested) -> dict[str, Any]:
     """The fields of `SamplingParams` that both kinds of requests have."""
-    found, structured = sampling_fields(given), _structured_outputs(given)
+    found, structured = sampling_fields(given, suggested), _structured_outputs(given)
     return found if structured is None else {**found, "structured_outputs": structured}
 
 
@@ -253,9 +269,9 @@ def _common(given: Fields) -> dict[str, Any]:
 
 
 def limit_of(given: Fields, name: str, default: int | None = None) -> int | None:
-    """A number of tokens, for which -1 means that there is no limit."""
+    """A number of tokens, or that there is no limit."""
     found: int | None = given.take(name, INTEGER, default)
-    return None if found == -1 else found
+    return None if found == _NO_LIMIT else found
 
 
 def request_options(given: Fields) -> RequestOptions:

@@ -22,7 +22,9 @@ from foreword.openai.frames import AnswerStream, json_string, named_frame
 from foreword.openai.request import (
     CHOICES,
     LABELS,
+    NOTHING,
     ChatRequest,
+    Suggested,
     limit_of,
     named_choice,
     object_asked,
@@ -52,10 +54,10 @@ class ResponsesRequest:
         return self.chat.model
 
 
-def parse_responses(body: object) -> ResponsesRequest:
+def parse_responses(body: object, suggested: Suggested = NOTHING) -> ResponsesRequest:
     """The request in a body of /v1/responses. RequestError if it cannot be served as given."""
     given = Fields(body)
-    sampling = sampling_fields(given, without=OWN_NAMES)
+    sampling = sampling_fields(given, suggested, without=OWN_NAMES)
     labels = {name: given.take(name, kind) for name, kind in LABELS.items()}
     instructions = given.take("instructions", STRING)
     conversation = Conversation()
@@ -77,7 +79,7 @@ def parse_responses(body: object) -> ResponsesRequest:
         template=template_variables(given),
     )
     names = {"max_tokens": "max_output_tokens"}
-    params = params_of(names, **sampling, max_tokens=limit_of(given, "max_output_tokens"))
+    params = params_of(names, **sampling, max_tokens=limit_of(given, "max_output_tokens", suggested.get("max_tokens")))
     stream = given.take("stream", BOOLEAN, False)
     if (in_stream := given.nested("stream_options")) is not None:
         in_stream.end(neutral.STREAM_OPTIONS)

@@ -50,7 +50,7 @@ class Api(Generic[R, T]):
         """Answer a request. The place in the server is given back as soon as the engine has done its part."""
         generation, body = Generation(context, request), await self.body.fields(request)
         await generation.limit_time(body)
-        wanted = await parsed(self.body.parse, body, request)
+        wanted = await parsed(self.body.parse_for(context), body, request)
         model = generation.choose_model(wanted.model)
         running = await self.run(generation, wanted)
         named = Named(response_id=generation.id, created=int(time.time()), model=model)

@@ -19,7 +19,7 @@ from foreword.server.reply import apart, is_small, reply
 
 EXAMPLE = {"model": "model", "messages": [{"role": "user", "content": "Hello"}]}
 MESSAGES: Api[ChatRequest, RequestOutput] = Api(
-    body=Body(parse_messages, {**EXAMPLE, "max_tokens": 16}, timeout=True),
+    body=Body(parse_messages, {**EXAMPLE, "max_tokens": 16}, timeout=True, samples=True),
     run=lambda generation, wanted: generation.chat(wanted),
     whole=lambda context, wanted, outputs, named: reply(message_body(wanted, outputs[0], **named)),
     size=num_values,

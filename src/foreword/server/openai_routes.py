@@ -32,7 +32,9 @@ async def _completions(generation: Generation, wanted: CompletionRequest) -> Asy
 
 
 CHAT: Api[ChatRequest, RequestOutput] = Api(
-    body=Body(parse_chat, {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16}, timeout=True),
+    body=Body(
+        parse_chat, {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16}, timeout=True, samples=True
+    ),
     run=lambda generation, wanted: generation.chat(wanted),
     whole=lambda context, wanted, outputs, named: reply(
         chat_completion(wanted, outputs[0], context.tokenizer, **named)
@@ -41,7 +43,7 @@ CHAT: Api[ChatRequest, RequestOutput] = Api(
     stream=lambda context, wanted, named: ChatStream(wanted, context.tokenizer, **named) if wanted.stream else None,
 )
 COMPLETIONS: Api[CompletionRequest, RequestOutput] = Api(
-    body=Body(parse_completion, {"prompt": "Once upon a time", "max_tokens": 16}, timeout=True),
+    body=Body(parse_completion, {"prompt": "Once upon a time", "max_tokens": 16}, timeout=True, samples=True),
     run=_completions,
     whole=lambda context, wanted, outputs, named: reply(
         text_completion(wanted, in_order(outputs), context.tokenizer, **named)
@@ -52,7 +54,7 @@ COMPLETIONS: Api[CompletionRequest, RequestOutput] = Api(
     ),
 )
 RESPONSES: Api[ResponsesRequest, RequestOutput] = Api(
-    body=Body(parse_responses, {"input": "Hello", "max_output_tokens": 16}, timeout=True),
+    body=Body(parse_responses, {"input": "Hello", "max_output_tokens": 16}, timeout=True, samples=True),
     run=lambda generation, wanted: generation.chat(wanted.chat),
     whole=lambda context, wanted, outputs, named: reply(response_body(wanted, outputs[0], **named)),
     size=num_values,

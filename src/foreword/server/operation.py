@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
 from starlette.requests import Request
@@ -31,13 +32,15 @@ JSON, FORM, EVENTS = "application/json", "multipart/form-data", "text/event-stre
 class Body(Generic[T]):
     """What an operation takes. parse: a JSON object → the request. example: one that ``parse`` accepts, with an object
     for each optional field whose own fields are to be described. timeout: it may have that field. form: if the body is
-    a form, its fields that are numbers and truth values.
+    a form, its fields that are numbers and truth values. samples: ``parse`` also takes the sampling parameters that the
+    model suggests.
     """
 
-    parse: Callable[[object], T]
+    parse: Callable[..., T]
     example: Mapping[str, Any]
     timeout: bool = False
     form: frozenset[str] | None = None
+    samples: bool = False
 
     @property
     def kind(self) -> str:
@@ -52,6 +55,10 @@ class Body(Generic[T]):
     async def read(self, request: Request) -> T:
         """Read a request. RequestError or HttpError for one that cannot be served as given."""
         return await parsed(self.parse, await self.fields(request), request)
+
+    def parse_for(self, context: Context) -> Callable[[object], T]:
+        """Return what parses the bodies of a server."""
+        return partial(self.parse, suggested=context.engine.engine.suggested) if self.samples else self.parse
 
     def schema(self) -> Schema:
         """Return the JSON schema of the bodies."""

@@ -52,6 +52,7 @@ def _described(context: Context, name: str) -> dict[str, object]:
         "root": context.names[0],
         "parent": None if name in context.names else context.names[0],
         "max_model_len": context.engine.engine.states.max_model_len,
+        "default_sampling_params": context.engine.engine.suggested,
     }
 
 
