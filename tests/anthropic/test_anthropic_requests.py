@@ -110,11 +110,11 @@ def test_the_choice_of_a_tool(given, choice, parallel):
 
 def test_thinking_is_asked_of_the_template():
     def asked(**thinking):
-        return parse(max_tokens=2000, thinking=thinking).chat["template"]
+        return parse(max_tokens=2000, thinking=thinking).chat["thinking"]
 
-    assert asked(type="enabled", budget_tokens=1024) == {"enable_thinking": True}
-    assert asked(type="disabled") == {"enable_thinking": False}
-    assert asked(type="adaptive") == {}
+    assert asked(type="enabled", budget_tokens=1024) is True
+    assert asked(type="disabled") is False
+    assert asked(type="adaptive") is None
     for budget in (1023, 2000):
         error = refusal(max_tokens=2000, thinking={"type": "enabled", "budget_tokens": budget})
         assert error.field == "thinking.budget_tokens"

@@ -215,7 +215,7 @@ def test_a_parameter_of_a_request_is_no_variable_of_a_template(name, parameter):
     ("options", "field", "fix"),
     [
         ({"message_formt": "hermes"}, "message_formt", "Did you mean 'message_format'?"),
-        ({"continue_final_message": True}, "continue_final_message", "Leave it out, or give it in template."),
+        ({"continue_final_message": True}, "continue_final_message", "Leave it out."),
         ({"messages": [], "template": {}}, "messages", ""),
         ({"template": {"messages": []}}, "template.messages", "Leave it out."),
         ({"template": 5}, "template", ""),
@@ -233,7 +233,7 @@ def test_an_option_that_nothing_reads_is_refused(options, field, fix):
 def test_variables_of_the_template_are_options():
     asking = tokenizer_with(TEMPLATE + "{% if mood is defined %}{{ mood }}{% endif %}")
     assert chat({"mood": "calm"}, tokenizer=asking).text == chat(tokenizer=asking).text + "calm"
-    assert chat({"template": {"mood": "calm"}}).text == chat().text
+    assert chat({"template": {"mood": "calm"}}, tokenizer=asking).text == chat(tokenizer=asking).text + "calm"
     assert chat({"mood": None, "tool_choice": None}).text == chat().text
 
 

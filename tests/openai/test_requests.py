@@ -120,7 +120,7 @@ NOTHING = {
     "openai": {
         "n": 1, "logprobs": False, "store": False, "service_tier": "auto", "parallel_tool_calls": True, "tools": [],
         "stream_options": {"include_usage": False, "include_obfuscation": False}, "response_format": {"type": "text"},
-        "verbosity": "medium", "reasoning_effort": "medium", "top_logprobs": 0, "logit_bias": {}, "stop": [],
+        "verbosity": "medium", "top_logprobs": 0, "logit_bias": {}, "stop": [],
         "modalities": ["text"], "tool_choice": "auto", "metadata": {}, "user": "me", "max_completion_tokens": -1,
     },
     "vllm": {

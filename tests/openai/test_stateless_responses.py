@@ -100,7 +100,7 @@ def test_a_schema_of_the_output():
         ({"truncation": "auto"}, "truncation"),
         ({"include": ["file_search_call.results"]}, "include"),
         ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input[0].encrypted_content"),
-        ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
+        ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),

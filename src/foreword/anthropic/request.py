@@ -16,6 +16,7 @@ from foreword.openai import neutral
 from foreword.openai.conversation import Conversation
 from foreword.openai.request import (
     NOTHING,
+    OF_TEMPLATE,
     ChatRequest,
     Suggested,
     params_of,
@@ -64,13 +65,13 @@ def _parse(given: Fields, suggested: Suggested, *, is_count: bool) -> ChatReques
     if conversation.last_role == "assistant":
         fix = "End with a message of the user: an answer cannot be continued."
         raise given.refuse("messages", conversation.messages[-1]["role"], fix)
-    tools, names = _tools(given), {"stop": "stop_sequences"}
-    template = {**_thinking(given, max_tokens), **template_variables(given)}
+    tools, names = _tools(given), {"stop": "stop_sequences", **OF_TEMPLATE}
+    asked = {"thinking": _thinking(given, max_tokens), "template": template_variables(given), **_tool_choice(given)}
     request = ChatRequest(
         model=given.require("model", STRING),
         messages=conversation.messages,
         params=params_of(names, **sampling, max_tokens=max_tokens),
-        chat=ChatOptions(tools=tools, template=template, **_tool_choice(given)),  # type: ignore[typeddict-item]
+        chat=ChatOptions(tools=tools, **asked),  # type: ignore[typeddict-item]
         options=request_options(given),
         stream=given.take("stream", BOOLEAN, False),
         origins={**names, **_origins_of_tools(len(tools or ())), **conversation.origins},
@@ -104,11 +105,11 @@ def _structured_outputs(given: Fields) -> object:
     return StructuredOutputs.of_schema(schema, Origin(at, schema))
 
 
-def _thinking(given: Fields, max_tokens: int | None) -> dict[str, Any]:
-    """What ``thinking`` asks of the chat template; thinking that adapts is what the model does unasked."""
+def _thinking(given: Fields, max_tokens: int | None) -> bool | None:
+    """Whether ``thinking`` asks for thinking; None: thinking that adapts is what the model does unasked."""
     thinking = given.nested("thinking")
     if thinking is None:
-        return {}
+        return None
     kind = thinking.require("type", one_of("enabled", "disabled", "adaptive"))
     if kind == "enabled":
         budget = thinking.require("budget_tokens", INTEGER)
@@ -116,7 +117,7 @@ def _thinking(given: Fields, max_tokens: int | None) -> dict[str, Any]:
             reason = "must be at least 1024 and less than max_tokens"
             raise RequestError(None, thinking.path("budget_tokens"), budget, reason, "Change one of them.")
     thinking.end({"display": ()})
-    return {} if kind == "adaptive" else {"enable_thinking": kind == "enabled"}
+    return None if kind == "adaptive" else kind == "enabled"
 
 
 def _take_cache_control(given: Fields) -> None:

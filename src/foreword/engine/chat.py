@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 from foreword.batch import Origin, SamplingParams, StructuredOutputs
 from foreword.engine.outputs import CompletionOutput, RequestOutput
 from foreword.engine.prompt import MixedPrompt, Prompt
+from foreword.engine.thinking import EFFORTS, USUAL_EFFORT, TemplateReads, merged
 from foreword.errors import RequestError
 from foreword.media.encoder import TEXT_ONLY, Media, MediaPrompt
 from foreword.media.parts import Medium, media_parts, take_media
@@ -17,7 +18,7 @@ from foreword.messages import MessageParser, ResponseFormat, format_named, forma
 from foreword.messages.calls import JsonCalls
 from foreword.messages.grammar import Tool, call_grammar, call_schema, chosen_tools, read_choice, read_tools
 from foreword.messages.response_template import read_response_template
-from foreword.models.chat import check_tools, variables_of
+from foreword.models.chat import check_tools
 from foreword.models.tokenizer import Tokenizer
 from foreword.names import OTHERS, advice
 
@@ -40,8 +41,9 @@ class ChatOptions(TypedDict, total=False):
     has to have calls, may have only one or only those of some tools, or has tools with "strict": True.
     message_format: a `ResponseFormat` or the name of a built-in one (None: the model's ``response_template``, or by
     its chat template). add_generation_prompt: the prompt ends with the beginning of an answer (True).
-    template: further variables of the template (None). chat_template: the name of one of the model's templates (None:
-    "tool_use" with tools if there is one, else "default").
+    template: further variables of the template, which it has to read (None). reasoning_effort: one of `EFFORTS`;
+    thinking: whether the model thinks before it answers (None: as it does unasked), see `TemplateReads`. chat_template:
+    the name of one of the model's templates (None: "tool_use" with tools if there is one, else "default").
     """
 
     tools: Tools | None
@@ -50,6 +52,8 @@ class ChatOptions(TypedDict, total=False):
     message_format: str | ResponseFormat | None
     add_generation_prompt: bool
     template: Mapping[str, Any] | None
+    reasoning_effort: str | None
+    thinking: bool | None
     chat_template: str | None
 
 
@@ -65,9 +69,12 @@ def chat_options(tokenizer: Tokenizer, given: Mapping[str, Any]) -> ChatOptions:
     """
     given = {name: value for name, value in given.items() if value is not None}
     parameters = {field.name for field in fields(SamplingParams)}
-    for name in ("parallel_tool_calls", "add_generation_prompt"):
+    for name in ("parallel_tool_calls", "add_generation_prompt", "thinking"):
         if not isinstance(value := given.get(name, True), bool):
             raise RequestError(None, name, value, "expected True or False", "Give one.")
+    if (effort := given.get("reasoning_effort", USUAL_EFFORT)) not in EFFORTS:
+        reason = f"must be one of {', '.join(map(repr, EFFORTS))}"
+        raise RequestError(None, "reasoning_effort", effort, reason, "Give one of them, or template for another.")
     variables = given.get("template", {})
     if not isinstance(variables, Mapping):
         raise RequestError(None, "template", variables, "is no mapping", "Give the variables of the template by name.")
@@ -82,9 +89,9 @@ def chat_options(tokenizer: Tokenizer, given: Mapping[str, Any]) -> ChatOptions:
     others = {name: value for name, value in given.items() if name not in known}
     if others:
         chosen = {name: known[name] for name in ("chat_template",) if name in known}
-        read = variables_of(tokenizer.chat_template(tools=bool(known.get("tools")), **chosen))
+        read = tokenizer.template_variables(tools=bool(known.get("tools")), **chosen)
         for name in others.keys() - (read - OF_TEMPLATES):
-            fix = advice(name, {*ChatOptions.__annotations__, *read}, "Leave it out, or give it in template.")
+            fix = advice(name, {*ChatOptions.__annotations__, *read}, "Leave it out.")
             reason = "is no option of a chat, and the chat template does not read it"
             raise RequestError(None, name, others[name], reason, fix)
     return ChatOptions(**{**known, "template": {**variables, **others}})  # type: ignore[typeddict-item]
@@ -204,13 +211,14 @@ def make_chat(
         reason = "the model's chat template has no place for tools"
         raise RequestError(None, "tools", names, reason, "Describe them in a message, and give message_format.")
     format = given if isinstance(given, ResponseFormat) else _format(tokenizer, source, given)
+    variables = _variables(tokenizer, source, format, options)
     text = tokenizer.apply_chat_template(
         messages,
         tools=[_without_strict(tool) for tool in described or ()],
         **chosen,
         add_generation_prompt=options.get("add_generation_prompt", True),
         media=media.encoder.placeholders if media.encoder is not None else (),
-        **(options.get("template") or {}),
+        **variables,
     )
     asked = _asks_for_grammar(format, tools, choice, options.get("parallel_tool_calls", True))
     if mode == "required" or (asked is not None and params.structured_outputs is None):
@@ -229,6 +237,20 @@ def make_chat(
         prompt = media.encoder.prompt(text, found, encode)
         return Chat(text, prompt.token_ids, params, format, names, tokenizer, _mixed(prompt))
     return Chat(text, encode(text), params, format, names, tokenizer)
+
+
+def _variables(tokenizer: Tokenizer, source: str, format: ResponseFormat, options: ChatOptions) -> dict[str, Any]:
+    """Return the further variables of the template that the options ask for. RequestError if it does not read one."""
+    given, effort, thinking = options.get("template") or {}, options.get("reasoning_effort"), options.get("thinking")
+    if not given and effort is None and thinking is None:
+        return {}
+    marks, name = format.reasoning_marks or (), options.get("chat_template")
+    read = tokenizer.template_variables(
+        tools=bool(options.get("tools")), **({} if name is None else {"chat_template": name})
+    )
+    reads = TemplateReads(read, any(mark in source for mark in marks))
+    reads.check(given)
+    return merged(given, reads.asked(effort, thinking))
 
 
 def _without_strict(tool: Mapping[str, Any]) -> dict[str, Any]:

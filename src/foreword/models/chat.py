@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NoReturn
 
 import jinja2
@@ -35,7 +36,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        self._special_tokens = dict(special_tokens)
+        self._source, self._special_tokens = source, dict(special_tokens)
         self._takes_strings = "is string" in source
         self._takes_text_of_calls = _TAKES_TEXT.search(source) is not None
         self._shows_calls = "tool_calls" in source or "tojson" in source
@@ -47,6 +48,11 @@ class ChatTemplate:
             reason = f"{type(error).__name__}: {error!s:.200}"
             fix = "Give the prompt as text, or use a newer file of the model"
             raise ModelError(f"the model's chat template is invalid{where}: {reason}. {fix}") from None
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """The names that the template reads, whether or not it sets them too."""
+        return frozenset(meta.find_undeclared_variables(Sandbox().parse(self._source)))
 
     def render(
         self,
@@ -85,14 +91,6 @@ class ChatTemplate:
             reason = f"fails on them: {type(error).__name__}: {error!s:.1000}"
             fix = "Check roles, order and fields of the messages against the model's documentation"
         raise RequestError(None, "messages", _roles(messages), f"the model's chat template {reason}", fix)
-
-
-def variables_of(source: str) -> frozenset[str]:
-    """Return the names that a template reads and does not set. ModelError if it is no Jinja template."""
-    try:
-        return frozenset(meta.find_undeclared_variables(Sandbox().parse(source)))
-    except jinja2.TemplateError as error:
-        raise ModelError(f"the model's chat template is invalid: {error!s:.200}") from None
 
 
 def check_messages(

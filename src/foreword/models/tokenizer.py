@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import tokenizers
 
@@ -17,6 +17,9 @@ from foreword.models.text_bounds import TextBound
 from foreword.models.tokenizer_files import read_from_directory
 from foreword.models.tokenizer_gguf import build_from_gguf
 from foreword.models.tokenizer_parts import TokenizerParts, panics_caught
+
+if TYPE_CHECKING:
+    from foreword.models.chat import ChatTemplate  # Jinja takes 0.05 s to import; only chats need it
 
 
 class Tokenizer:
@@ -33,7 +36,7 @@ class Tokenizer:
         self.backend, self.bos_id, self.eos_ids = parts.backend, parts.bos_id, parts.eos_ids
         self._chat_sources, self._special_tokens = parts.chat_templates, parts.special_tokens
         self.response_template, self.unread_keys = parts.response_template, parts.unread
-        self._renderers: dict[str, Callable[..., str]] = {}
+        self._templates: dict[str, ChatTemplate] = {}
         self._token_bytes = TokenBytes(self.backend, parts.repeated)
         self._num_repeated = len(parts.repeated)
         added = self.backend.get_added_tokens_decoder()
@@ -157,8 +160,12 @@ class Tokenizer:
         RequestError names the wrong message or template, and says if the model has none; ModelError for an invalid
         one.
         """
-        render = self._renderer(self._template_name(bool(tools), chat_template))
-        return render(messages, tools=tools, add_generation_prompt=add_generation_prompt, media=media, **extra)
+        template = self._template(self._template_name(bool(tools), chat_template))
+        return template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, media=media, **extra)
+
+    def template_variables(self, *, tools: bool = False, chat_template: str | None = None) -> frozenset[str]:
+        """Return the names that a chat template reads. Errors are those of `apply_chat_template`."""
+        return self._template(self._template_name(tools, chat_template)).variables
 
     def _template_name(self, tools: bool, name: str | None) -> str:
         names = ", ".join(map(repr, self._chat_sources)) or "none"
@@ -171,16 +178,16 @@ class Tokenizer:
             raise RequestError(None, "chat_template", None, reason, "Give the name of one.")
         return name
 
-    def _renderer(self, name: str) -> Callable[..., str]:
-        """The `ChatTemplate.render` of a template, which is compiled on first use."""
-        if name not in self._renderers:
-            from foreword.models.chat import ChatTemplate  # Jinja takes 0.05 s to import; only chats need it
+    def _template(self, name: str) -> ChatTemplate:
+        """A template, which is compiled on first use."""
+        if name not in self._templates:
+            from foreword.models.chat import ChatTemplate
 
             if name not in self._chat_sources:
                 reason, fix = "the model has no chat template", "Give a text, or use a model tuned for conversation"
                 raise RequestError(None, "messages", None, reason, fix)
-            self._renderers[name] = ChatTemplate(self._chat_sources[name], self._special_tokens).render
-        return self._renderers[name]
+            self._templates[name] = ChatTemplate(self._chat_sources[name], self._special_tokens)
+        return self._templates[name]
 
     @cached_property
     def _bound(self) -> TextBound:

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 from foreword.fields import Neutral
 
-NORMAL_EFFORT = ("medium",)
-"""The effort of reasoning that OpenAI's interfaces have by default: what the model does unasked."""
-
 _OF_OPENAI: Neutral = {
     "prompt_cache_retention": ("in-memory", "in_memory"),
     "service_tier": ("auto", "default"),
@@ -80,7 +77,6 @@ CHAT: Neutral = {
     "functions": ([],),
     "modalities": (["text"],),
     "prediction": (),
-    "reasoning_effort": NORMAL_EFFORT,
     "verbosity": ("medium",),
     "web_search_options": (),
 }
@@ -113,7 +109,6 @@ RESPONSES: Neutral = {
 
 REASONING: Neutral = {
     "context": (),
-    "effort": NORMAL_EFFORT,
     "generate_summary": ("auto",),
     "mode": (),
     "summary": ("auto",),  # an item has all of its reasoning

@@ -17,6 +17,7 @@ from foreword.batch.values.parameters import Parameter
 from foreword.batch.values.sampling_params import PARAMETERS
 from foreword.engine import RequestOptions
 from foreword.engine.chat import OF_TEMPLATES, ChatOptions
+from foreword.engine.thinking import EFFORTS
 from foreword.errors import RequestError
 from foreword.fields import (
     BOOLEAN,
@@ -84,6 +85,9 @@ _BIASES = Kind(
     ),
     {"type": "object", "propertyNames": {"pattern": _TOKEN_ID}, "additionalProperties": NUMBER.schema},
 )
+EFFORT = one_of(*EFFORTS)
+OF_TEMPLATE = {"template": "chat_template_kwargs"}
+"""What bodies call the option of chats."""
 _NO_LIMIT = -1
 """The value of max_tokens that stands for none."""
 _FALSE = Kind("false", lambda value: value is False, {"const": False})
@@ -144,7 +148,7 @@ def parse_chat(body: object, suggested: Suggested = NOTHING) -> ChatRequest:
     if alternatives < 0 or (alternatives and not wants_logprobs):
         reason = "must be 0 or more" if alternatives < 0 else "needs logprobs: true"
         raise RequestError(None, "top_logprobs", alternatives, reason, "Correct it, or leave it out.")
-    names = {"logprobs": "top_logprobs"}
+    names = {"logprobs": "top_logprobs", **OF_TEMPLATE}
     if limits["max_completion_tokens"] is not None:
         names["max_tokens"] = "max_completion_tokens"
     request = ChatRequest(
@@ -304,6 +308,7 @@ def _chat_options(given: Fields) -> ChatOptions:
         parallel_tool_calls=given.take("parallel_tool_calls", BOOLEAN, True),
         add_generation_prompt=given.take("add_generation_prompt", BOOLEAN, True),
         template=template_variables(given),
+        reasoning_effort=given.take("reasoning_effort", EFFORT),
     )
 
 

@@ -21,8 +21,10 @@ from foreword.openai.conversation import Conversation
 from foreword.openai.frames import AnswerStream, json_string, named_frame
 from foreword.openai.request import (
     CHOICES,
+    EFFORT,
     LABELS,
     NOTHING,
+    OF_TEMPLATE,
     ChatRequest,
     Suggested,
     limit_of,
@@ -64,7 +66,9 @@ def parse_responses(body: object, suggested: Suggested = NOTHING) -> ResponsesRe
     if instructions is not None:
         conversation.text("system", instructions, "instructions")
     _add_input(conversation, given)
+    effort = None
     if reasoning := given.nested("reasoning"):
+        effort = reasoning.take("effort", EFFORT)
         reasoning.end(neutral.REASONING)
     format = _format(given)
     structured = _structured_outputs(given, format)
@@ -77,8 +81,9 @@ def parse_responses(body: object, suggested: Suggested = NOTHING) -> ResponsesRe
         tool_choice=choice if isinstance(choice, str) else named_choice(Fields(choice, "tool_choice"), _name),
         parallel_tool_calls=given.take("parallel_tool_calls", BOOLEAN, True),
         template=template_variables(given),
+        reasoning_effort=effort,
     )
-    names = {"max_tokens": "max_output_tokens"}
+    names = {"max_tokens": "max_output_tokens", "reasoning_effort": "reasoning.effort", **OF_TEMPLATE}
     params = params_of(names, **sampling, max_tokens=limit_of(given, "max_output_tokens", suggested.get("max_tokens")))
     stream = given.take("stream", BOOLEAN, False)
     if (in_stream := given.nested("stream_options")) is not None:
@@ -104,6 +109,7 @@ def parse_responses(body: object, suggested: Suggested = NOTHING) -> ResponsesRe
         "metadata": labels["metadata"] or {},
         "parallel_tool_calls": chat["parallel_tool_calls"],
         "prompt_cache_key": labels["prompt_cache_key"],
+        "reasoning": {"effort": effort, "summary": None},
         "safety_identifier": labels["safety_identifier"],
         "temperature": params.temperature,
         "text": {"format": format},
@@ -294,7 +300,6 @@ def _response(
         "model": named["model"],
         "output": list(items),
         "previous_response_id": None,
-        "reasoning": {"effort": None, "summary": None},
         "service_tier": "default",
         "store": False,
         "top_logprobs": 0,

@@ -8,10 +8,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from foreword.engine.thinking import TemplateReads
 from foreword.errors import RequestError
 from foreword.fields import BOOLEAN, STRING, Fields
 from foreword.models.tokenizer import Tokenizer
-from foreword.openai.request import IDS, MESSAGES, template_variables, tools_of
+from foreword.openai.errors import named
+from foreword.openai.request import IDS, MESSAGES, OF_TEMPLATE, template_variables, tools_of
 from foreword.server.context import Context
 from foreword.server.operation import Body, Operation
 from foreword.server.reply import apart, built, is_small, reply
@@ -19,12 +21,15 @@ from foreword.server.reply import apart, built, is_small, reply
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizeRequest:
-    """A body of /tokenize. text: of the prompt; None: the messages are made one, with the variables of template."""
+    """A body of /tokenize. text: of the prompt; None: the messages are made one. template: arguments of that;
+    variables: further ones of the template.
+    """
 
     model: str | None
     text: str | None
     messages: list[dict[str, Any]] | None
     template: dict[str, Any]
+    variables: dict[str, Any]
     special: bool
     with_texts: bool
 
@@ -32,7 +37,10 @@ class TokenizeRequest:
         """Return the tokens. RequestError for a text that certainly has more than ``max_tokens``."""
         text = self.text
         if text is None:
-            text = tokenizer.apply_chat_template(self.messages or [], **self.template)
+            read = tokenizer.template_variables(tools=bool(self.template.get("tools")))
+            with named("messages", OF_TEMPLATE):
+                TemplateReads(read, thinks=False).check(self.variables)
+            text = tokenizer.apply_chat_template(self.messages or [], **self.template, **self.variables)
         return tokenizer.encode(text, add_special_tokens=self.special, max_tokens=max_tokens)
 
 
@@ -42,20 +50,18 @@ def parse_tokenize(body: object) -> TokenizeRequest:
     messages, text = given.take("messages", MESSAGES), given.take("prompt", STRING)
     if (messages is None) == (text is None):
         raise RequestError(None, "prompt", text, "is one of prompt and messages", "Give exactly one of them.")
-    of_template = {
-        "tools": tools_of(given),
-        "add_generation_prompt": given.take("add_generation_prompt", BOOLEAN),
-        "chat_template_kwargs": template_variables(given) or None,
-    }
+    of_template = {"tools": tools_of(given), "add_generation_prompt": given.take("add_generation_prompt", BOOLEAN)}
+    variables = template_variables(given)
     chosen = {name: value for name, value in of_template.items() if value is not None}
-    for name, value in chosen.items() if messages is None else ():
+    of_messages = {**chosen, **({"chat_template_kwargs": variables} if variables else {})}
+    for name, value in of_messages.items() if messages is None else ():
         raise RequestError(None, name, value, "needs messages", "Leave it out.")
-    variables = chosen.pop("chat_template_kwargs", {})
     request = TokenizeRequest(
         model=given.take("model", STRING),
         text=text,
         messages=messages,
-        template={"add_generation_prompt": True, **chosen, **variables},
+        template={"add_generation_prompt": True, **chosen},
+        variables=variables,
         special=given.take("add_special_tokens", BOOLEAN, messages is None),
         with_texts=given.take("return_token_strs", BOOLEAN, False),
     )
