@@ -101,7 +101,7 @@ def test_sections_of_an_older_configuration(tmp_path):
         ({"mrope_section": [2, 3, 2]}, r"mrope_section \[2, 3, 2\] does not add up to 8 pairs"),
         ({"mrope_section": [9, -1]}, "mrope_section .* does not add up"),
         ({"mrope_section": [4.0, 4.0]}, "mrope_section .* does not add up"),
-        ({"mrope_section": "4,4"}, "mrope_section is '4,4', not a list"),
+        ({"mrope_section": "4,4"}, "mrope_section is '4,4', not of type list"),
         ({"mrope_section": [4, 4], "mrope_interleaved": "yes"}, "mrope_interleaved is 'yes'"),
         ({"rope_type": "mrope"}, "has no mrope_section"),
     ],

@@ -44,8 +44,8 @@ def test_the_pooling_of_sentence_transformers_is_read(tmp_path, pooling, want):
         (MODULES, {"pooling_mode_max_tokens": True}, "pooling max_tokens is not supported"),
         (MODULES, {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, "pooling mean_tokens, cls_token"),
         ([*MODULES, {"type": "a.Dense", "path": "2"}], {"pooling_mode": "mean"}, "module 'Dense' is not supported"),
-        ([{"path": ""}], {}, "is not a list of modules"),
-        ({"type": "a.Pooling"}, {}, "is not a list of modules"),
+        ([{"path": ""}], {}, "type = None: expected a module with texts type and path"),
+        ({"type": "a.Pooling"}, {}, "not a list of modules"),
     ],
 )
 def test_modules_that_cannot_be_followed_are_refused(tmp_path, modules, pooling, message):

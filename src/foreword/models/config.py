@@ -68,14 +68,26 @@ class Config:
         value = self.value(key)
         if value is not None and not isinstance(value, list):
             raise self.error(f"{self._label(key)} is {value!r:.80}, not a list", USE_ITS_CONFIG)
-        return value or ()
+        return () if value is None else value
+
+    def indices(self, key: str, count: int) -> Sequence[int]:
+        """Return a list of numbers from 0 to ``count`` − 1, empty if the key is absent."""
+        for value in (found := self.sequence(key)):
+            if type(value) is not int or not 0 <= value < count:
+                reason = f"{self._label(key)} has {value!r:.80}, not an integer from 0 to {count - 1}"
+                raise self.error(reason, USE_ITS_CONFIG)
+        return found
 
     def optional(self, key: str, kind: type[T]) -> T | None:
         return None if self.value(key) is None else self.get(key, kind)
 
     def check(self, *, strict: bool = False) -> None:
-        """Raise ModelError for a value that ``keys`` say is not computed, and if ``strict`` for any other key."""
+        """Raise ModelError for a value of another type than ``keys`` say, or that they say is not computed, and if
+        ``strict`` for any other key.
+        """
         for key in self.keys.values():
+            if key.value_type is not None:
+                self.optional(key.name, key.value_type)
             if key.values and (value := self.value(key.name)) is not None:
                 self.check_computed(key.name, value)
         if strict:

@@ -17,7 +17,8 @@ class Key:
     default: its value where a config.json lacks it; None: it is required, or follows from other keys.
     values: those that are computed; empty: the family reads the key and checks its value itself.
     gguf: its name in the metadata of a GGUF file, behind the architecture; empty: such files do not have it.
-    gguf_default: its value where a GGUF file lacks it.
+    gguf_default: its value where a GGUF file lacks it. kind: of its values, also where nothing reads them; object: any;
+    None: that of the default, or any.
     """
 
     name: str
@@ -25,6 +26,14 @@ class Key:
     values: tuple[object, ...] = ()
     gguf: str = ""
     gguf_default: object = None
+    kind: type | None = None
+
+    @property
+    def value_type(self) -> type | None:
+        """The type of values other than null; None: the family checks it, or ``values`` have all of them."""
+        if self.kind is not None or self.values:
+            return None if self.kind is object else self.kind
+        return type(self.default) if isinstance(self.default, bool | int | float | str) else None
 
 
 Keys = Mapping[str, Key]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from foreword.models.config import USE_ITS_CONFIG, Config
@@ -15,13 +15,19 @@ _RESULTS = {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax"}
 
 def is_classifier(config: Config) -> bool:
     """Whether the model has the head of a classifier in place of logits."""
-    return any(str(name).endswith("ForSequenceClassification") for name in config.sequence("architectures"))
+    return any(name.endswith("ForSequenceClassification") for name in _architectures(config))
 
 
 def has_logits(config: Config) -> bool:
     """Whether the model was saved with logits: not a classifier, nor a model without any head."""
-    names = [str(name) for name in config.sequence("architectures")]
-    return not any(name.endswith(("ForSequenceClassification", "Model")) for name in names)
+    return not any(name.endswith(("ForSequenceClassification", "Model")) for name in _architectures(config))
+
+
+def _architectures(config: Config) -> Sequence[str]:
+    names = config.sequence("architectures")
+    if not all(isinstance(name, str) for name in names):
+        raise config.error(f"architectures is {names!r:.80}, not a list of names", USE_ITS_CONFIG)
+    return names
 
 
 def gguf_pooling(config: Config) -> Pooling:

@@ -20,25 +20,30 @@ ROPE_KEYS = (
     Key("rope_parameters"),
     only("partial_rotary_factor", 1.0),
     Key(ROTARY_DIM, gguf="rope.dimension_count"),
-    Key("original_max_position_embeddings"),
+    Key("original_max_position_embeddings", kind=int),
 )
 """Keys of a config that has a rotary embedding."""
 PARTIAL_ROTARY = Key("partial_rotary_factor", 1.0)
 """Of a family that rotates a part of each head."""
 
 _SHARED = (
-    *(Key(name) for name in ("rope_type", "type", "rope_theta", "partial_rotary_factor")),
-    *(Key(name) for name in ("mrope_section", "mrope_interleaved")),
-    Key("original_max_position_embeddings"),  # other types have no use for it
-    Key("finetuned"),  # tells how the model was trained
+    *(Key(name, kind=str) for name in ("rope_type", "type")),
+    *(Key(name, kind=float) for name in ("rope_theta", "partial_rotary_factor")),
+    *(Key("mrope_section", kind=list), Key("mrope_interleaved", kind=bool)),
+    Key("original_max_position_embeddings", kind=int),  # other types have no use for it
+    Key("finetuned", kind=bool),  # tells how the model was trained
     *(only(name, 1.0) for name in ("factor", "linear_factor", "attention_factor", "attn_factor", "yarn_attn_factor")),
     only("yarn_ext_factor", 1.0),
     only("yarn_log_multiplier", 0.0),
 )
 
 
+_LISTS = ("divisors", "short_factor", "long_factor")
+
+
 def _type(*names: str) -> Keys:
-    return table(_SHARED, map(Key, names))
+    kinds = {"truncate": bool, **dict.fromkeys(_LISTS, list)}
+    return table(_SHARED, (Key(name, kind=kinds.get(name, float)) for name in names))
 
 
 ROPE_TYPES: Mapping[str, Keys] = {
@@ -84,10 +89,12 @@ def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> R
         raise config.error(f"rope_type {kind!r} is not supported", fix)
     rules = Config(config.path, parameters, keys=ROPE_TYPES[kind], part=f"rotary parameters of type {kind}: ")
     rules.check(strict=True)
-    part = rules.get("partial_rotary_factor", float, config.get("partial_rotary_factor", float))
+    of_model = config.get("partial_rotary_factor", float)
+    part = rules.get("partial_rotary_factor", float, of_model)
     config.check_computed("partial_rotary_factor", part)
-    if not 0 < part <= 1:
-        raise config.error(f"partial_rotary_factor = {part} is not above 0 and at most 1", USE_ITS_CONFIG)
+    for one in (of_model, part):
+        if not 0 < one <= 1:
+            raise config.error(f"partial_rotary_factor = {one} is not above 0 and at most 1", USE_ITS_CONFIG)
     dim = config.get(ROTARY_DIM, int, int(head_dim * part))
     if not 0 < dim <= head_dim or dim % 2:
         reason = f"the rotary part of a head has {dim} dimensions, not an even number above 0"
@@ -159,8 +166,8 @@ def _yarn(base: F64, dim: int, theta: float, rules: Config, config: Config) -> t
 
 def _yarn_scale(factor: float, rules: Config) -> float:
     """Return the factor of cos and sin."""
-    if (scale := rules.optional("attention_factor", float)) is not None:
-        return scale
+    if rules.value("attention_factor") is not None:
+        return rules.positive("attention_factor")
     log = max(0.0, math.log(factor)) / 10
     one, all_dims = (rules.get(key, float, 0.0) for key in ("mscale", "mscale_all_dim"))
     if one and all_dims:
@@ -224,15 +231,20 @@ def rope_parameters(config: Config, layer_type: str = "") -> dict[str, Any]:
 
 
 def _complete(own: Mapping[str, Any], config: Config) -> dict[str, Any]:
-    kind = {} if own.get("type") is None else {"rope_type": "longrope" if own["type"] == "su" else own["type"]}
-    return {"rope_theta": config.positive("rope_theta"), **kind, **own}
+    """Return the parameters with a base, and with ``rope_type`` for the older ``type``. ModelError if they differ."""
+    older, kind = _NAMES_OF_TYPES.get(str(own.get("type")), own.get("type")), own.get("rope_type")
+    if None not in (older, kind) and older != kind and (older, kind) != ("mrope", "default"):
+        reason = f"rotary parameters have type = {older!r:.80}, rope_type = {kind!r:.80}"
+        raise config.error(reason, USE_ITS_CONFIG)
+    return {"rope_theta": config.positive("rope_theta"), **({} if older is None else {"rope_type": older}), **own}
 
 
+_NAMES_OF_TYPES = {"su": "longrope"}
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
 def _mapping(config: Config, key: str) -> Mapping[str, Any]:
-    value = config.value(key) or {}
+    value = {} if config.value(key) is None else config.value(key)
     if not isinstance(value, Mapping):
         raise config.error(f"{key} is {value!r:.80}, not an object", USE_ITS_CONFIG)
     return value

@@ -118,9 +118,18 @@ def _modules(path: Path) -> dict[str, str]:
         return {}
     try:
         modules = json.loads(read_bytes(path, ModelError))
-        found = [(str(module["type"]).rsplit(".", 1)[-1], str(module["path"])) for module in modules]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: is not a list of modules ({error!s:.80}). {FETCH_AGAIN}") from None
+    if not isinstance(modules, list) or not modules:
+        raise ModelError(f"{path}: is {modules!r:.80}, not a list of modules. {FETCH_AGAIN}")
+    for i, module in enumerate(modules):
+        for key in ("type", "path"):
+            if not isinstance(module, dict) or not isinstance(value := module.get(key), str):
+                shown = repr(module) if not isinstance(module, dict) else f"{key} = {value!r}"
+                raise ModelError(
+                    f"{path}: [{i}]: {shown:.80}: expected a module with texts type and path. {FETCH_AGAIN}"
+                )
+    found = [(module["type"].rsplit(".", 1)[-1], module["path"]) for module in modules]
     kinds = [kind for kind, _ in found]
     if other := sorted(set(kinds) - set(_MODULES)):
         raise ModelError(f"{path}: module {other[0]!r:.80} is not supported. Use a model without it")
@@ -154,7 +163,7 @@ def _pooling(config: Config, hidden_size: int, *, has_prompts: bool) -> Pooling:
 
 def _prompts(config: Config) -> tuple[Mapping[str, str], str]:
     """Return the prompts by name, and the name of the default one. Those that are null are empty."""
-    given: Any = config.value("prompts") or {}
+    given: Any = {} if config.value("prompts") is None else config.value("prompts")
     if not isinstance(given, Mapping) or not all(isinstance(text, str | None) for text in given.values()):
         raise config.error(f"prompts is {given!r:.80}, not texts by name", USE_ITS_CONFIG)
     prompts = {name: text or "" for name, text in given.items()}

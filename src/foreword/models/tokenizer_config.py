@@ -12,9 +12,9 @@ from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.text_bounds import state_of, steps_of
 from foreword.models.tokenizer_parts import panics_caught
 
-_NAMED = {f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
+SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "pad", "sep", "cls", "mask"))
 _READ = {
-    *_NAMED,
+    *SPECIAL,
     *("added_tokens_decoder", "additional_special_tokens", "extra_special_tokens", "split_special_tokens"),
     *("add_prefix_space", "add_bos_token", "add_eos_token", "do_lower_case", "strip_accents", "tokenize_chinese_chars"),
     *("chat_template", "response_template", "model_max_length"),
@@ -33,6 +33,7 @@ _BERT = {
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
+_SWITCHES = ("add_bos_token", "add_eos_token", *_BERT)
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -40,6 +41,10 @@ def configure(backend: tokenizers.Tokenizer, config: Config) -> tuple[str, ...]:
     """Apply the configuration to a backend, and return the keys without influence. ModelError for what contradicts
     tokenizer.json, and for what is not supported.
     """
+    for name in _SWITCHES:
+        config.optional(name, bool)  # raises for another type, also where nothing reads it
+    if config.value("model_max_length") is not None and type(config.value("model_max_length")) is not int:
+        config.get("model_max_length", float)
     if config.get("split_special_tokens", bool, False):
         raise config.error("split_special_tokens = True is not supported", "Encode texts with parse_special=False")
     for token_id, token in _added_tokens(config):
@@ -64,7 +69,7 @@ def configure(backend: tokenizers.Tokenizer, config: Config) -> tuple[str, ...]:
 
 def _added_tokens(config: Config) -> Iterator[tuple[int, AddedToken]]:
     """Yield the tokens of added_tokens_decoder with their ids, in order."""
-    given: Any = config.value("added_tokens_decoder") or {}
+    given: Any = {} if config.value("added_tokens_decoder") is None else config.value("added_tokens_decoder")
     try:
         found = sorted((int(token_id), token["content"], token) for token_id, token in given.items())
         for token_id, content, token in found:
@@ -75,7 +80,9 @@ def _added_tokens(config: Config) -> Iterator[tuple[int, AddedToken]]:
 
 def _more_tokens(config: Config) -> Iterator[str]:
     for key in ("additional_special_tokens", "extra_special_tokens"):
-        given: Any = config.value(key) or ()
+        given: Any = () if config.value(key) is None else config.value(key)
+        if not isinstance(given, Mapping | list | tuple):
+            raise config.error(f"{key} is {given!r:.80}, not tokens", USE_ITS_CONFIG)
         for token in given.values() if isinstance(given, Mapping) else given:
             text = token.get("content") if isinstance(token, Mapping) else token
             if not isinstance(text, str):

@@ -14,8 +14,11 @@ from foreword.jsonfile import read_bytes, read_object
 from foreword.models.config import Config
 from foreword.models.files import FETCH_AGAIN
 from foreword.models.text_bounds import check_growth
-from foreword.models.tokenizer_config import configure
+from foreword.models.tokenizer_config import SPECIAL, configure
 from foreword.models.tokenizer_parts import TokenizerParts, panics_caught, turn_ends
+
+_OF_TEMPLATES = ("bos_token", "eos_token", "unk_token", "pad_token")
+"""Special tokens that are variables of chat templates."""
 
 
 def read_from_directory(folder: Path, *, lowercase: bool = False) -> TokenizerParts:
@@ -26,11 +29,8 @@ def read_from_directory(folder: Path, *, lowercase: bool = False) -> TokenizerPa
         backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
     config_path = folder / "tokenizer_config.json"
     config = _read_optional(config_path)
-    special = {
-        name: text
-        for name in ("bos_token", "eos_token", "unk_token", "pad_token")
-        if (text := _token_text(config_path, name, config.get(name))) is not None
-    }
+    texts = {name: _token_text(config_path, name, config.get(name)) for name in SPECIAL}
+    special = {name: text for name in _OF_TEMPLATES if (text := texts[name]) is not None}
     ids = {name: backend.token_to_id(text) for name, text in special.items()}
     ends = _end_ids(folder / "generation_config.json") or [*_end_ids(folder / "config.json"), *turn_ends(backend)]
     if (eos_id := ids.get("eos_token")) is not None:
@@ -69,15 +69,16 @@ def _read_optional(path: Path) -> dict[str, Any]:
 
 def _token_text(path: Path, name: str, value: object) -> str | None:
     """A token in a configuration: its text, or an object with the text as "content"."""
-    if isinstance(value, Mapping):
-        value = value.get("content")
-    if not isinstance(value, str):
+    text = value.get("content") if isinstance(value, Mapping) else value
+    if value is None:
         return None
+    if not isinstance(text, str):
+        raise ModelError(f"{path}: {name} is {value!r:.80}, not a token. {FETCH_AGAIN}")
     try:
-        value.encode()
+        text.encode()
     except UnicodeEncodeError:
-        raise ModelError(f"{path}: {name} is {value!r:.80}, not Unicode text. {FETCH_AGAIN}") from None
-    return value
+        raise ModelError(f"{path}: {name} is {text!r:.80}, not Unicode text. {FETCH_AGAIN}") from None
+    return text
 
 
 def _end_ids(path: Path) -> list[int]:

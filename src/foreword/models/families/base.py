@@ -21,6 +21,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 """Functions of an MLP by their names in a config.json."""
 
+MAX_WINDOW = 2**31 - 1
 _SAME_AS_HEAD_DIM = ("v_head_dim", "head_dim_swa", "v_head_dim_swa")
 DECODER = (
     Key("vocab_size", gguf="vocab_size"),
@@ -39,7 +40,7 @@ DECODER = (
     *ROPE_KEYS,
     only("is_causal", True, gguf="attention.causal"),
     only("is_encoder_decoder", False),
-    Key("pooling_type", gguf="pooling_type"),  # which the loader reads
+    Key("pooling_type", gguf="pooling_type", kind=int),  # which the loader reads
     *(
         only_in_gguf(name, 0)
         for name in (
@@ -70,10 +71,10 @@ HIDDEN_ACT = Key("hidden_act", "silu", tuple(ACTIVATIONS))
 BIASES = tuple(only(name, False) for name in ("attention_bias", "mlp_bias", "use_bias"))
 WINDOWS = (Key("sliding_window", gguf="attention.sliding_window"), Key("layer_types"))
 EXPERTS = (
-    Key("num_experts", gguf="expert_count"),
-    Key("num_local_experts"),
+    Key("num_experts", gguf="expert_count", kind=int),
+    Key("num_local_experts", kind=int),
     Key("num_experts_per_tok", 2, gguf="expert_used_count"),
-    Key("moe_intermediate_size", gguf="expert_feed_forward_length"),
+    Key("moe_intermediate_size", gguf="expert_feed_forward_length", kind=int),
     Key("norm_topk_prob", True, gguf="expert_weights_norm", gguf_default=True),
 )
 SPARSE_LAYERS = (Key("decoder_sparse_step", 1), Key("mlp_only_layers"))
@@ -222,7 +223,9 @@ def rope(config: Config, layer_type: str = "") -> RopeSpec:
 def layers_of(config: Config, kind: str, rule: Callable[[int], bool]) -> list[bool]:
     """Whether each layer is of a kind and not full_attention: from ``layer_types`` if present, else by a rule."""
     count = num_layers(config)
-    types = config.sequence("layer_types") or [kind if rule(i) else "full_attention" for i in range(count)]
+    types = config.sequence("layer_types")
+    if config.value("layer_types") is None:
+        types = [kind if rule(i) else "full_attention" for i in range(count)]
     if len(types) != count or not all(one in (kind, "full_attention") for one in types):
         reason = f"layer_types {types!r:.80} is not {count} of full_attention and {kind}"
         raise config.error(reason, "Use a model whose layers are of these types")
@@ -232,6 +235,8 @@ def layers_of(config: Config, kind: str, rule: Callable[[int], bool]) -> list[bo
 def windows(config: Config, sliding: Callable[[int], bool]) -> tuple[int | None, ...]:
     """Sliding window of each layer (None: full); sliding: the family's rule where the config has no types."""
     window = config.optional("sliding_window", int)
+    if window is not None and window > MAX_WINDOW:
+        raise config.error(f"sliding_window = {window} is above {MAX_WINDOW}", USE_ITS_CONFIG)
     slides = layers_of(config, "sliding_attention", lambda i: bool(window) and sliding(i))
     if any(slides) and (window or 0) <= 0:
         raise config.error(f"sliding_window = {window}, but some layers are sliding", USE_ITS_CONFIG)
@@ -239,8 +244,9 @@ def windows(config: Config, sliding: Callable[[int], bool]) -> tuple[int | None,
 
 
 def experts(config: Config, *, shared: bool = False) -> MoeSpec:
+    is_local = config.value("num_experts") is None and config.value("num_local_experts") is not None
     moe = MoeSpec(
-        num_experts=config.size("num_experts", config.optional("num_local_experts", int)),
+        num_experts=config.size("num_local_experts" if is_local else "num_experts"),
         experts_per_token=config.size("num_experts_per_tok"),
         intermediate_size=config.size("moe_intermediate_size", config.size("intermediate_size")),
         norm_topk=config.get("norm_topk_prob", bool),
@@ -254,5 +260,6 @@ def experts(config: Config, *, shared: bool = False) -> MoeSpec:
 
 def sparse_layers(config: Config, moe: MoeSpec) -> list[MoeSpec | None]:
     """Return the experts of each layer: every ``decoder_sparse_step``-th has them, but for ``mlp_only_layers``."""
-    step, dense = config.size("decoder_sparse_step"), config.sequence("mlp_only_layers")
-    return [moe if i not in dense and (i + 1) % step == 0 else None for i in range(num_layers(config))]
+    count = num_layers(config)
+    step, dense = config.size("decoder_sparse_step"), config.indices("mlp_only_layers", count)
+    return [moe if i not in dense and (i + 1) % step == 0 else None for i in range(count)]

@@ -87,7 +87,10 @@ def roberta(config: Config) -> EncoderSpec:
 
 
 def _first_position(config: Config) -> int:
-    return config.get("pad_token_id", int) + 1
+    padding = config.get("pad_token_id", int)
+    if padding < 0:
+        raise config.error(f"pad_token_id = {padding} is below 0", USE_ITS_CONFIG)
+    return padding + 1
 
 
 def modernbert(config: Config) -> EncoderSpec:
@@ -161,7 +164,7 @@ _MODERNBERT = table(
         *(only(name, False) for name in ("attention_bias", "mlp_bias", "norm_bias")),
         *(Key("layer_types"), Key("global_attn_every_n_layers", 3), Key("local_attention", 128)),
         *(Key("global_rope_theta", 160000.0), Key("local_rope_theta", 10000.0)),
-        *(Key("classifier_pooling", "cls"), Key("classifier_bias", False)),
+        *(Key("classifier_pooling", "cls", ("cls", "mean")), Key("classifier_bias", False)),
     ],
 )
 

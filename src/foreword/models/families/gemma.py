@@ -34,7 +34,8 @@ def gemma2(config: Config) -> DecoderSpec:
 
 def gemma3(config: Config) -> DecoderSpec:
     """Five sliding layers, then a full one; sliding layers have their own rotary base. Norms on q and k."""
-    every = config.size("sliding_window_pattern", config.optional("_sliding_window_pattern", int))
+    is_public = config.value("sliding_window_pattern") is not None
+    every = config.size("sliding_window_pattern" if is_public else "_sliding_window_pattern")
     full, local = rope(config, "full_attention"), rope(_local(config), "sliding_attention")
     layers = tuple(
         LayerSpec(full if window is None else local, window)

@@ -44,8 +44,8 @@ def bamba(config: Config) -> DecoderSpec:
     if recurrent.num_values != inner:
         reason = f"{heads} heads of mamba_d_head = {recurrent.value_dim} are not mamba_expand * hidden_size = {inner}"
         raise config.error(reason, USE_ITS_CONFIG)
-    attends = config.sequence("attn_layer_indices")
-    return decoder(config, "bamba", _layers(config, [i in attends for i in range(num_layers(config))], recurrent))
+    attends = config.indices("attn_layer_indices", count := num_layers(config))
+    return decoder(config, "bamba", _layers(config, [i in attends for i in range(count)], recurrent))
 
 
 def qwen3_next(config: Config) -> DecoderSpec:
@@ -145,7 +145,12 @@ NOT_IN_GGUF = {"granitehybrid": "Bamba"}
 # The activation is that of the recurrent layers, too.
 _COMMON = (*DECODER, *BIASES, PARTIAL_ROTARY, only("hidden_act", "silu", "swish"))
 _BAMBA = (
-    *(Key("attn_layer_indices"), Key("mamba_n_heads", 128), Key("mamba_expand", 2), Key("mamba_d_head", 64)),
+    *(
+        Key("attn_layer_indices"),
+        Key("mamba_n_heads", 128),
+        Key("mamba_expand", 2),
+        Key("mamba_d_head", 64, kind=object),
+    ),
     *(Key("mamba_n_groups", 1), Key("mamba_d_state", 256), Key("mamba_d_conv", 4), Key("mamba_conv_bias", True)),
     only("mamba_proj_bias", False),
     only("time_step_limit", [0.0, math.inf], [0.0, {"__float__": "Infinity"}]),

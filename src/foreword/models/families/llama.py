@@ -40,9 +40,11 @@ def smollm3(config: Config) -> DecoderSpec:
     """Every fourth layer has no rotary embedding, unless ``no_rope_layers`` lists the layers (1: rotary)."""
     rotary, count = rope(config), num_layers(config)
     every = config.size("no_rope_layer_interval")
-    flags = config.sequence("no_rope_layers") or [(i + 1) % every != 0 for i in range(count)]
-    if len(flags) != count:
-        raise config.error(f"no_rope_layers has {len(flags)} entries for {count} layers", USE_ITS_CONFIG)
+    flags = config.sequence("no_rope_layers")
+    if config.value("no_rope_layers") is None:
+        flags = [(i + 1) % every != 0 for i in range(count)]
+    if len(flags) != count or not all(isinstance(flag, int) and flag in (0, 1) for flag in flags):
+        raise config.error(f"no_rope_layers {flags!r:.80} is not {count} of 0 and 1", USE_ITS_CONFIG)
     slides = config.get("use_sliding_window", bool)
     spans = windows(config, lambda i: slides)
     layers = tuple(LayerSpec(rotary if flag else None, w) for flag, w in zip(flags, spans, strict=True))

@@ -1,0 +1,145 @@
+"""Values of wrong types and shapes in a model's files are refused, by file, key and value."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from foreword.errors import ModelError
+from foreword.models.config import Config
+from foreword.models.families import FAMILIES
+from foreword.models.families.encoders import ENCODER_FAMILIES
+from foreword.models.loader import load_model
+from foreword.models.rope import ROPE_TYPES
+from models.recorded import TINY
+from models.tiny import random_tensors, write_model
+
+PATH = Path("config.json")
+NONSENSE = (
+    [],
+    {},
+    "x",
+    "",
+    -1,
+    1e30,
+    2.5,
+    True,
+    ["x"],
+    [1.5],
+    [-1],
+    [99],
+    [None],
+    {"x": 1},
+    math.nan,
+    math.inf,
+    10**30,
+)
+NAMES = {tiny["config"]["model_type"]: name for name, tiny in reversed(TINY.items())}
+BERT = {"vocab_size": 48, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "max_position_embeddings": 64}  # fmt: skip
+
+
+def accepted(read, config, key):
+    """The values of `NONSENSE` with which a key is read."""
+    found = []
+    for value in NONSENSE:
+        try:
+            read({**config, key: value})
+        except ModelError:
+            continue
+        found.append(value)
+    return found
+
+
+def is_number(value):
+    return type(value) in (int, float)
+
+
+LISTS = {"mlp_only_layers": [[]], "rope_scaling": [{}], "rope_parameters": [{}], "pruned_heads": [{}]}
+"""Values that are no numbers and no flags, and that these keys may have."""
+
+
+@pytest.mark.parametrize("model_type", [*FAMILIES, *ENCODER_FAMILIES])
+def test_a_key_of_a_wrong_type_is_refused_also_where_nothing_reads_it(model_type):
+    family = {**FAMILIES, **ENCODER_FAMILIES}[model_type]
+    config = TINY[NAMES[model_type]]["config"] if model_type in FAMILIES else BERT
+    for key in family.keys:
+        values = accepted(lambda values: family.read(Config(PATH, values)), config, key)
+        others = [value for value in values if not is_number(value) and value is not True]
+        assert others == LISTS.get(key, []), key
+        assert not [value for value in values if is_number(value) and not math.isfinite(value)], key
+        assert not (True in values and any(map(is_number, values))) or family.keys[key].values, key
+
+
+@pytest.mark.parametrize("kind", ROPE_TYPES)
+def test_rotary_parameters_of_a_wrong_type_are_refused(kind):
+    config = {**TINY[NAMES["llama"]]["config"]}
+    half = (config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]) // 2
+    every = {"factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16,
+             **dict.fromkeys(("short_factor", "long_factor", "divisors"), [1.0] * half)}  # fmt: skip
+    keys = ROPE_TYPES[kind]
+    own = {name: value for name, value in every.items() if name in keys and not keys[name].values}
+    own |= {"rope_type": kind, "rope_theta": 1e4} | ({"mrope_section": [half]} if kind == "mrope" else {})
+
+    def read(parameters):
+        FAMILIES["llama"].read(Config(PATH, {**config, "rope_parameters": parameters}))
+
+    read(own)
+    for key in keys:
+        others = [value for value in accepted(read, own, key) if not is_number(value) and value is not True]
+        assert others == ([[]] if key == "mrope_section" and kind != "mrope" else []), key
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "message"),
+    [
+        ("qwen3_moe", {"mlp_only_layers": ["x"]}, "mlp_only_layers has 'x', not an integer from 0 to 3"),
+        ("qwen3_moe", {"mlp_only_layers": [4]}, "mlp_only_layers has 4, not an integer from 0 to 3"),
+        ("qwen3_moe", {"num_experts": None, "num_local_experts": -1}, "num_local_experts = -1 is not from 1"),
+        ("bamba", {"attn_layer_indices": [True]}, "attn_layer_indices has True, not an integer from 0"),
+        ("qwen3", {"layer_types": []}, r"layer_types \[\] is not 4 of full_attention and sliding_attention"),
+        ("qwen3", {"layer_types": ["x"] * 4}, "layer_types .* is not 4 of full_attention"),
+        ("smollm3", {"no_rope_layers": []}, r"no_rope_layers \[\] is not 4 of 0 and 1"),
+        ("smollm3", {"no_rope_layers": ["x"] * 4}, "no_rope_layers .* is not 4 of 0 and 1"),
+        ("mistral", {"sliding_window": 2**31}, "sliding_window = 2147483648 is above 2147483647"),
+        ("gemma3_text", {"_sliding_window_pattern": 0, "sliding_window_pattern": None, "layer_types": None},
+         "_sliding_window_pattern = 0 is not from 1"),
+        ("llama", {"rope_scaling": []}, r"rope_scaling is \[\], not an object"),
+        ("llama", {"rope_parameters": {"rope_type": "default", "type": "yarn", "rope_theta": 1e4}},
+         "rotary parameters have type = 'yarn', rope_type = 'default'"),
+        ("phi3", {"partial_rotary_factor": -1.0}, "partial_rotary_factor = -1.0 is not above 0"),
+    ],
+)  # fmt: skip
+def test_the_error_has_the_key_and_what_it_may_be(model_type, changes, message):
+    with pytest.raises(ModelError, match=message):
+        FAMILIES[model_type].read(Config(PATH, {**TINY[NAMES[model_type]]["config"], **changes}))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("modules.json", {}, "is {}, not a list of modules"),
+        ("modules.json", [], r"is \[\], not a list of modules"),
+        ("modules.json", ["x"], r"\[0\]: 'x': expected a module with texts type and path"),
+        ("modules.json", [{"type": 5, "path": ""}], r"\[0\]: type = 5: expected a module"),
+        ("modules.json", [{"type": "a.Transformer", "path": None}], r"\[0\]: path = None: expected a module"),
+        ("config_sentence_transformers.json", {"prompts": []}, r"prompts is \[\], not texts by name"),
+        ("tokenizer_config.json", {"eos_token": 5}, "eos_token is 5, not a token"),
+        ("tokenizer_config.json", {"mask_token": {}}, "mask_token is {}, not a token"),
+        ("tokenizer_config.json", {"additional_special_tokens": 2}, "additional_special_tokens is 2, not tokens"),
+        ("tokenizer_config.json", {"extra_special_tokens": ""}, "extra_special_tokens is '', not tokens"),
+        ("tokenizer_config.json", {"added_tokens_decoder": []}, r"added_tokens_decoder is \[\], not tokens by id"),
+        ("tokenizer_config.json", {"add_bos_token": "yes"}, "add_bos_token is 'yes', not of type bool"),
+        ("tokenizer_config.json", {"do_lower_case": 1}, "do_lower_case is 1, not of type bool"),
+        ("tokenizer_config.json", {"model_max_length": "x"}, "model_max_length is 'x', not of type float"),
+        ("config.json", {**TINY["llama3"]["config"], "architectures": [1]}, "architectures is .*, not a list of names"),
+    ],
+)  # fmt: skip
+def test_a_file_of_a_directory_with_a_wrong_value_is_refused(tmp_path, name, content, message):
+    tiny = TINY["llama3"]
+    folder = write_model(tmp_path, tiny["config"], random_tensors(tiny["shapes"]))
+    load_model(folder)
+    (folder / name).write_text(json.dumps(content))
+    with pytest.raises(ModelError, match=f"{name}: {message}"):
+        load_model(folder)
