@@ -157,12 +157,12 @@ def test_of_many_tools_the_odd_one_is_named(format):
     pytest.importorskip("llguidance")
     tools = [*TOOLS, described("odd", ODD), described("good", {"type": "object"})]
     error = refusal_of(chat({"tools": tools, "tool_choice": "required", "message_format": format}))
-    assert (error.field, error.value) == ("tools[1].function.parameters", ODD)
+    assert (error.field, error.value) == ("tools[1].function.parameters.properties.a", ODD["properties"]["a"])
     assert "%json" not in str(error)
     bare = [tool["function"] for tool in tools]
-    assert refusal_of(chat({"tools": bare, "tool_choice": "required"})).field == "tools[1].parameters"
+    assert refusal_of(chat({"tools": bare, "tool_choice": "required"})).field == "tools[1].parameters.properties.a"
     tools[1]["function"]["strict"] = True
-    assert refusal_of(chat({"tools": tools})).field == "tools[1].function.parameters"
+    assert refusal_of(chat({"tools": tools})).field == "tools[1].function.parameters.properties.a"
 
 
 @pytest.mark.parametrize(

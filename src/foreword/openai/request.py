@@ -239,7 +239,8 @@ def _response_format(asked: Fields) -> object:
         described.end()
     elif kind == "structural_tag":  # vLLM's
         tag = {"structures": asked.require("structures", OBJECTS), "triggers": asked.require("triggers", STRINGS)}
-        found = replace(StructuredOutputs.of({"structural_tag": tag}), origin=Origin("response_format", tag))
+        made = StructuredOutputs.of({"structural_tag": tag}).with_structures(tag, "response_format")
+        found = replace(made, origin=Origin("response_format", tag))
     asked.end()
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 import time
@@ -18,6 +19,7 @@ from foreword.batch import SamplingParams, StructuredOutputs
 from foreword.errors import RequestError
 from foreword.sampling import Grammar
 from foreword.sampling.masks import num_words
+from foreword.structured.places import Place, refused_place
 from foreword.structured.thinking import Thinking, ThinkingEnd
 from foreword.structured.trial import MEMORY_BYTES, STACK_BYTES, BusyError, TooLargeError, Trial
 from foreword.structured.vocabulary import TokenizerBytes, Vocabulary
@@ -33,16 +35,20 @@ QUICK_SECONDS = 0.5
 """What is compiled sooner does not wait behind what takes longer: see `GrammarCompiler.settle`."""
 TRY_AGAIN = "Try again later."
 TIMEOUT_HOLDS = 60.0  # seconds
+WHOLE = Place("", None)
 MAX_CACHED = 256
 CACHE_BYTES = 256 << 20
 
 
 class _Refusal(NamedTuple):
-    """seconds: how long it holds: what took too long once may be quick when the machine has less to do."""
+    """seconds: how long it holds: what took too long once may be quick when the machine has less to do. place: of the
+    part of a JSON schema that is refused.
+    """
 
     reason: str
     fix: str
     seconds: float = math.inf
+    place: Place = WHOLE
 
 
 class _Known(NamedTuple):
@@ -98,7 +104,7 @@ class GrammarCompiler:
             return outcome.copy()
         for part in value.parts:
             self._matcher(request_id, part)  # raises the error of the part that cannot be compiled
-        raise value.refusal(request_id, outcome.reason, outcome.fix)
+        raise value.refusal(request_id, outcome.reason, outcome.fix, *outcome.place)
 
     def _outcome(self, value: StructuredOutputs, seconds: float) -> Grammar | _Refusal | None:
         """Return the grammar, or why there is none; None if compiling takes longer than so many seconds."""
@@ -139,8 +145,26 @@ class GrammarCompiler:
         except MemoryError:
             raise
         except Exception as error:
+            place = self._place(value, str(error), backend, trial) if value.kind == "json" else WHOLE
             reason = "cannot be compiled: " + " ".join(str(error).split())
-            return _Refusal(reason, "See docs/structured-outputs.md for what is supported."), 0
+            return _Refusal(reason, "See docs/structured-outputs.md for what is supported.", place=place), 0
+
+    def _place(self, value: StructuredOutputs, reason: str, backend: Backend, trial: Trial) -> Place:
+        """Return the part of a schema that is refused for this reason."""
+
+        def refusal(text: str) -> str | None:
+            part = replace(value, text=text, origin=None, parts=())
+            trial.compile(part, QUICK_SECONDS)
+            try:
+                in_deep_thread(partial(backend.compile, part), QUICK_SECONDS)
+            except ValueError as error:
+                return str(error)
+            return None
+
+        try:
+            return refused_place(json.loads(value.text), reason, refusal, QUICK_SECONDS)
+        except (BusyError, TimeoutError, TooLargeError, ValueError, RecursionError):  # a part takes longer than all
+            return WHOLE
 
     def _keep(self, value: StructuredOutputs, made: Grammar | _Refusal, num_bytes: int) -> None:
         """Remember an outcome, and forget those that were not used for longest where it takes too much memory."""

@@ -16,6 +16,7 @@ KINDS = get_args(Kind)
 OPTIONS = ("disable_any_whitespace", "max_whitespace", "disable_additional_properties")
 MOST_WHITESPACE = 64
 ANY_OBJECT = '{"type": "object"}'
+_FIELD = "structured_outputs"
 
 
 class Origin(NamedTuple):
@@ -56,9 +57,15 @@ class StructuredOutputs:
         except RequestError as error:
             raise RequestError(None, *origin, error.reason, error.fix) from None
 
-    def refusal(self, request_id: str | None, reason: str, fix: str) -> RequestError:
-        """The error of a constraint that cannot be followed, which names where it comes from."""
-        name, value = self.origin or Origin("structured_outputs", self.mapping())
+    def refusal(
+        self, request_id: str | None, reason: str, fix: str, place: str = "", part: object = None
+    ) -> RequestError:
+        """The error of a constraint that cannot be followed, which names where it comes from. place: of a part of its
+        JSON schema, such as ".properties.x".
+        """
+        name, value = self.origin or Origin(_FIELD, self.mapping())
+        if place:
+            name, value = (name if self.origin else f"{_FIELD}.{self.kind}") + place, part
         return RequestError(request_id, name, value, reason, fix)
 
     @classmethod
@@ -71,7 +78,7 @@ class StructuredOutputs:
         """
 
         def refuse(value: object, reason: str, fix: str, name: str | None = None) -> NoReturn:
-            field = "structured_outputs" if name is None else f"structured_outputs[{name!r}]"
+            field = _FIELD if name is None else f"{_FIELD}.{name}"
             raise RequestError(request_id, field, value, reason, fix)
 
         if isinstance(given, cls):
@@ -135,7 +142,18 @@ class StructuredOutputs:
             except Exception as error:  # whatever the caller's items raise
                 refuse(value, f"is no JSON: {error!s:.200}", "Use plain dictionaries, lists, texts and numbers.", kind)
 
-        return cls(kind="json" if kind == "json_object" else kind, text=as_text(), **options)
+        made = cls(kind="json" if kind == "json_object" else kind, text=as_text(), **options)
+        return made.with_structures(values[kind], f"{_FIELD}.{kind}") if kind == "structural_tag" else made
+
+    def with_structures(self, tag: object, at: str) -> StructuredOutputs:
+        """Return the constraint of a structural tag with the schemas of its structures as ``parts``. at: its field."""
+        structures = tag.get("structures") if isinstance(tag, Mapping) else None
+        schemas = {
+            f"{at}.structures[{i}].schema": one["schema"]
+            for i, one in enumerate(structures if isinstance(structures, Sequence) else ())
+            if isinstance(one, Mapping) and isinstance(one.get("schema"), Mapping)
+        }
+        return replace(self, parts=tuple(StructuredOutputs.of_schema(s, Origin(f, s)) for f, s in schemas.items()))
 
     def mapping(self) -> dict[str, object]:
         """The mapping that it is made from."""
