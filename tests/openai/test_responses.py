@@ -10,7 +10,7 @@ from foreword.errors import EngineError, RequestError
 from foreword.messages import Message, ToolCall
 from foreword.models.detokenizer import Detokenizer
 from foreword.openai import chat_completion, error_body, parse_chat, parse_completion, text_completion
-from foreword.sampling import BadLogitsError, Logprob
+from foreword.sampling import BadLogitsError, Logprob, TokenLogprobs
 
 NAMED = {"response_id": "7", "created": 1700000000, "model": "m"}
 
@@ -28,6 +28,11 @@ class Letters:
 
     def detokenizer(self, *args, **options) -> Detokenizer:
         return Detokenizer(self)
+
+
+def known(entries):
+    """The log-probabilities of a token."""
+    return TokenLogprobs(None, entries=entries)
 
 
 def output(*completions, prompt="ab", prompt_logprobs=None, cached=0):
@@ -108,8 +113,10 @@ def test_a_message_has_its_calls_and_reasoning():
 
 def test_log_probabilities_of_a_chat():
     found = [
-        {3: Logprob(-1.5, 3), 5: Logprob(-0.1, 1), 30: Logprob(-0.7, 2)},  # the chosen token is not among the first 2
-        {4: Logprob(float("-inf"), 1), 5: Logprob(float("-inf"), 1)},
+        known(
+            {3: Logprob(-1.5, 3), 5: Logprob(-0.1, 1), 30: Logprob(-0.7, 2)}
+        ),  # the chosen token is not among the first 2
+        known({4: Logprob(float("-inf"), 1), 5: Logprob(float("-inf"), 1)}),
     ]
     body = chat_body(completed(logprobs=found), logprobs=True, top_logprobs=2)
     first, second = body["choices"][0]["logprobs"]["content"]
@@ -139,13 +146,13 @@ def test_a_text_completion_has_the_published_form():
 
 def test_of_tokens_with_one_text_the_most_likely_is_reported():
     """A byte that is no character has the text of any other such byte; lm-eval asks whether a token is the largest."""
-    logprobs = [{3: Logprob(-2.0, 2), 130: Logprob(-1.0, 1), 131: Logprob(-3.0, 3)}]
+    logprobs = [known({3: Logprob(-2.0, 2), 130: Logprob(-1.0, 1), 131: Logprob(-3.0, 3)})]
     (choice,) = text_body([output(completed(logprobs=logprobs))], logprobs=2)["choices"]
     assert choice["logprobs"]["top_logprobs"] == [{"c": -2.0, "\N{REPLACEMENT CHARACTER}": -1.0}]
 
 
 def test_log_probabilities_of_a_text():
-    found = [{3: Logprob(-1.0, 2), 5: Logprob(-0.5, 1)}, {4: Logprob(-2.0, 1)}]
+    found = [known({3: Logprob(-1.0, 2), 5: Logprob(-0.5, 1)}), known({4: Logprob(-2.0, 1)})]
     (choice,) = text_body([output(completed(logprobs=found))], logprobs=1)["choices"]
     assert choice["logprobs"] == {
         "tokens": ["c", "d"],
@@ -158,7 +165,10 @@ def test_log_probabilities_of_a_text():
 @pytest.mark.parametrize("prompt", ["ab", None])
 def test_an_echo_begins_with_the_prompt(prompt):
     assert text_body([output(completed(), prompt=prompt)], echo=True)["choices"][0]["text"] == "abcd"
-    found, of_prompt = [{3: Logprob(-1.0, 1)}, {4: Logprob(-2.0, 1)}], [None, {2: Logprob(-3.0, 1)}]
+    found, of_prompt = (
+        [known({3: Logprob(-1.0, 1)}), known({4: Logprob(-2.0, 1)})],
+        [None, known({2: Logprob(-3.0, 1)})],
+    )
     outputs = [output(completed(logprobs=found), prompt=prompt, prompt_logprobs=of_prompt)]
     (choice,) = text_body(outputs, echo=True, logprobs=0)["choices"]
     assert choice["logprobs"]["tokens"] == ["a", "b", "c", "d"]

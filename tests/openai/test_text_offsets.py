@@ -16,7 +16,7 @@ from foreword.engine.outputs import Position, Transcript
 from foreword.engine.text import TextStream
 from foreword.models.detokenizer import Detokenizer
 from foreword.openai import CompletionStream, parse_completion, text_completion
-from foreword.sampling import Logprob
+from foreword.sampling import Logprob, TokenLogprobs
 
 NAMED = {"response_id": "7", "created": 1700000000, "model": "m"}
 TEXT = "aé🤖 \N{FAMILY}€\N{COMBINING ACUTE ACCENT}z"
@@ -79,7 +79,7 @@ def is_unfinished(data: bytes) -> bool:
 
 
 def entries(ids):
-    return [{token: Logprob(-1.0, 1)} for token in ids]
+    return [TokenLogprobs(None, entries={token: Logprob(-1.0, 1)}) for token in ids]
 
 
 def output_of(transcript, prompt_ids, prompt_logprobs, begin, end):

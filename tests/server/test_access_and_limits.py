@@ -170,9 +170,9 @@ def test_large_answers_in_progress_share_the_memory_for_them():
     with pytest.raises(HttpError, match="answers in progress may take 629145600 bytes") as full:
         second.add_bytes(500 << 20)
     assert full.value.status == 429
-    first.leave()
+    first.end()
     second.add_bytes(500 << 20)
-    second.leave()
+    second.end()
     assert admission.num_answer_bytes == 0
 
 

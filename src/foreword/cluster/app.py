@@ -58,7 +58,7 @@ class ProcessFront(Front):
                     response = await stack.enter_async_context(self._request(scope, process, body))
                     if response.status in FULL and not is_last:
                         continue
-                    whole = None if response.is_stream else await response.body()
+                    whole = await response.body() if response.is_short else None
                 except ReplicaLostError:
                     if is_last:
                         raise HttpError(503, LOST, code="replica_lost", headers={"Retry-After": "1"}) from None
@@ -113,15 +113,17 @@ class ProcessFront(Front):
 
 
 async def _answer(response: Response, whole: bytes | None, send: Send) -> None:
-    """Pass a response on. HttpError, after the last whole event, if the replica is lost in the middle of a stream."""
+    """Pass a response on. whole: its body; None if it comes in pieces. HttpError, after the last whole event of a
+    stream, if the replica is lost in the middle.
+    """
     headers = [(name, value) for name, value in response.headers if name not in OF_FRONT]
     if whole:  # none after HEAD
         headers.append((b"content-length", b"%d" % len(whole)))
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
     if whole is None:
         try:
-            async for events in _whole_events(response):
-                await send({"type": "http.response.body", "body": events, "more_body": True})
+            async for part in _whole_events(response) if response.is_stream else response.parts():
+                await send({"type": "http.response.body", "body": part, "more_body": True})
         except ReplicaLostError:
             raise HttpError(503, LOST, code="replica_lost") from None
     await send({"type": "http.response.body", "body": whole or b""})

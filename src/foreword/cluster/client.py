@@ -35,7 +35,13 @@ class Response:
 
     @property
     def is_stream(self) -> bool:
+        """Whether its body is events."""
         return any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in self.headers)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether its body comes at once, or is none."""
+        return not self._has_body or any(name == b"content-length" for name, _ in self.headers)
 
     async def begin(self) -> None:
         """Wait for the headers. ReplicaLostError if they do not come, as in the other methods."""

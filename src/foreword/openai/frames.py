@@ -39,6 +39,10 @@ class AnswerStream(Generic[T]):
         """Return the frames of an output, b"" if it adds nothing."""
         raise NotImplementedError
 
+    def size(self, output: T) -> int:
+        """Return about how many values its frames will have, for whoever must know how long it takes to make them."""
+        return 1
+
     def end(self) -> bytes:
         """Return the frames after those of the last output."""
         return b""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypedDict, Unpack
 
 from foreword.arrays import I32
@@ -13,6 +13,10 @@ from foreword.openai.request import ChatRequest, CompletionRequest
 from foreword.sampling import TokenLogprobs
 
 Body = dict[str, Any]
+
+Listing = Callable[[Iterable[Any]], Any]
+"""What a body has for many items: `list`, or `iter` for a body that is written in pieces; see `foreword.server.pieces`.
+"""
 
 LEAST_LOGPROB = -9999.0
 """Stands for −∞, which JSON cannot write; OpenAI's value for "too unlikely"."""
@@ -49,45 +53,54 @@ class Tokens(Protocol):
     ) -> Detokenizer: ...
 
 
-def chat_completion(request: ChatRequest, output: RequestOutput, tokens: Tokens, **named: Unpack[Named]) -> Body:
-    """The body that answers /v1/chat/completions.
+def chat_completion(
+    request: ChatRequest, output: RequestOutput, tokens: Tokens, *, listed: Listing = list, **named: Unpack[Named]
+) -> Body:
+    """The body that answers /v1/chat/completions. listed: of choices and log-probabilities.
 
     A request that failed (``output.error``) has no such body; see `foreword.openai.errors`.
     """
-    choices = [
+    count = request.params.logprobs or 0
+    choices = (
         {
             "index": completion.index,
             "message": _message(completion),
-            "logprobs": chat_logprobs(completion.token_ids, completion.logprobs, request.params.logprobs or 0, tokens),
+            "logprobs": chat_logprobs(completion.token_ids, completion.logprobs, count, tokens, listed),
             "finish_reason": finish_reason(completion),
         }
         for completion in output.outputs
-    ]
-    return _body("chat.completion", "chatcmpl", named, choices, [output])
+    )
+    return _body("chat.completion", "chatcmpl", named, listed(choices), [output])
 
 
 def text_completion(
-    request: CompletionRequest, outputs: Sequence[RequestOutput], tokens: Tokens, **named: Unpack[Named]
+    request: CompletionRequest,
+    outputs: Sequence[RequestOutput],
+    tokens: Tokens,
+    *,
+    listed: Listing = list,
+    **named: Unpack[Named],
 ) -> Body:
-    """The body that answers /v1/completions. outputs: one per prompt, whose choices follow one another."""
-    choices: list[Body] = []
-    for output in outputs:
-        for completion in output.outputs:
+    """The body that answers /v1/completions. outputs: one per prompt, whose choices follow one another. listed: of
+    choices and log-probabilities.
+    """
+
+    def choices() -> Iterator[Body]:
+        every = ((output, completion) for output in outputs for completion in output.outputs)
+        for index, (output, completion) in enumerate(every):
             choice = TextChoice(request, output, tokens)
-            choices.append(
-                {
-                    "index": len(choices),
-                    "text": choice.beginning + completion.text,
-                    "logprobs": choice.logprobs(
-                        completion.text, completion.token_ids, completion.logprobs, is_final=True
-                    ),
-                    "finish_reason": completion.finish_reason,
-                }
-            )
-    return _body("text_completion", "cmpl", named, choices, outputs)
+            text, token_ids, entries = completion.text, completion.token_ids, completion.logprobs
+            yield {
+                "index": index,
+                "text": choice.beginning + text,
+                "logprobs": choice.logprobs(text, token_ids, entries, is_final=True, listed=listed),
+                "finish_reason": completion.finish_reason,
+            }
+
+    return _body("text_completion", "cmpl", named, listed(choices()), outputs)
 
 
-def _body(kind: str, prefix: str, named: Named, choices: list[Body], outputs: Sequence[RequestOutput]) -> Body:
+def _body(kind: str, prefix: str, named: Named, choices: object, outputs: Sequence[RequestOutput]) -> Body:
     return {**head(kind, prefix, named), "choices": choices, "usage": usage(outputs)}
 
 
@@ -127,7 +140,11 @@ def usage(outputs: Sequence[RequestOutput]) -> Body:
 
 
 def chat_logprobs(
-    token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None, num_alternatives: int, tokens: Tokens
+    token_ids: Sequence[int],
+    logprobs: Sequence[TokenLogprobs] | None,
+    num_alternatives: int,
+    tokens: Tokens,
+    listed: Listing = list,
 ) -> Body | None:
     """Of tokens of a chat. logprobs: an entry per token, or None."""
     if logprobs is None:
@@ -137,12 +154,12 @@ def chat_logprobs(
         raw = tokens.token_bytes(token_id)
         return {"token": _text(raw), "logprob": _finite(logprob), "bytes": list(raw)}
 
-    content = []
-    for chosen, found in zip(token_ids, logprobs, strict=False):
-        likely = sorted(found, key=lambda token_id: -found[token_id].logprob)[:num_alternatives]
-        top = [entry(token_id, found[token_id].logprob) for token_id in likely]
-        content.append({**entry(chosen, found[chosen].logprob), "top_logprobs": top})
-    return {"content": content, "refusal": None}
+    def of_token(chosen: int, known: TokenLogprobs) -> Body:
+        found = known.by_token()
+        likely = sorted(found, key=found.__getitem__, reverse=True)[:num_alternatives]
+        return {**entry(chosen, found[chosen]), "top_logprobs": [entry(token, found[token]) for token in likely]}
+
+    return {"content": listed(map(of_token, token_ids, logprobs)), "refusal": None}
 
 
 class TextChoice:
@@ -165,7 +182,13 @@ class TextChoice:
             self._places = _places_in_prompt(output, prompt, tokens)
 
     def logprobs(
-        self, text: str, token_ids: Sequence[int], entries: Sequence[TokenLogprobs] | None, *, is_final: bool
+        self,
+        text: str,
+        token_ids: Sequence[int],
+        entries: Sequence[TokenLogprobs] | None,
+        *,
+        is_final: bool,
+        listed: Listing = list,
     ) -> Body | None:
         """Return the log-probabilities of the tokens whose place is certain with new text, tokens and entries; None if
         they are not requested. is_final: nothing follows.
@@ -178,21 +201,18 @@ class TextChoice:
         self._entries += entries
         self._places += [self._start + place for place in self._detokenizer.places(ids)[:-1]]
         count = len(self._ids) if is_final else bisect_left(self._places, self._num_chars)
-        found = self._body(count)
+        found = self._body(count, listed)
         del self._ids[:count], self._entries[:count], self._places[:count]
         return found
 
-    def _body(self, count: int) -> Body:
+    def _body(self, count: int, listed: Listing) -> Body:
         """Return the log-probabilities of so many tokens. Those that a stop string cut off are at the text's end."""
-        ids, entries = self._ids[:count], self._entries[:count]
+        ids, entries, places, end = self._ids[:count], self._entries[:count], self._places[:count], self._num_chars
         return {
-            "tokens": [_text(self._tokens.token_bytes(token_id)) for token_id in ids],
-            "token_logprobs": [
-                None if found is None else _finite(found[chosen].logprob)
-                for chosen, found in zip(ids, entries, strict=True)
-            ],
-            "top_logprobs": [None if found is None else _by_text(found, self._tokens) for found in entries],
-            "text_offset": [min(place, self._num_chars) for place in self._places[:count]],
+            "tokens": listed(_text(self._tokens.token_bytes(token_id)) for token_id in ids),
+            "token_logprobs": listed(None if found is None else _finite(found.chosen.logprob) for found in entries),
+            "top_logprobs": listed(None if found is None else _by_text(found, self._tokens) for found in entries),
+            "text_offset": listed(min(place, end) for place in places),
         }
 
 
@@ -218,15 +238,35 @@ def _places_in_prompt(output: RequestOutput, prompt: str, tokens: Tokens) -> lis
 def _by_text(found: TokenLogprobs, tokens: Tokens) -> dict[str, float]:
     """Of tokens with the same text, such as bytes that are no characters, the largest."""
     largest: dict[str, float] = {}
-    for token_id, entry in found.items():
+    for token_id, logprob in found.by_token().items():
         text = _text(tokens.token_bytes(token_id))
-        largest[text] = max(largest.get(text, LEAST_LOGPROB), entry.logprob)
+        largest[text] = max(largest.get(text, LEAST_LOGPROB), logprob)
     return largest
 
 
 def text_of_prompt(output: RequestOutput, tokens: Tokens) -> str:
     """Return the text of a prompt, of token ids without an incomplete character at the end, which the output has."""
     return tokens.detokenizer().push(output.prompt_token_ids) if output.prompt is None else output.prompt
+
+
+def num_values(outputs: Iterable[RequestOutput]) -> int:
+    """Count the tokens of final outputs, with the likeliest alternatives of each where there are log-probabilities."""
+    return sum(_num_values(output) for output in outputs)
+
+
+def _num_values(output: RequestOutput) -> int:
+    tokens = sum(completion.num_tokens * _width(completion.transcript.logprobs) for completion in output.outputs)
+    return tokens + len(output.prompt_token_ids) * _width(output.prompt_logprobs)
+
+
+def num_new_values(output: RequestOutput) -> int:
+    """Count the same of what is new in an output."""
+    return sum((one.end.tokens - one.start.tokens) * _width(one.transcript.logprobs) for one in output.outputs)
+
+
+def _width(logprobs: Sequence[TokenLogprobs | None] | None) -> int:
+    """Values of one token, with its alternatives if there are any."""
+    return 1 if not logprobs else 1 + len(logprobs[-1] or ())
 
 
 def _finite(logprob: float) -> float:

@@ -14,7 +14,18 @@ from foreword.engine import CompletionOutput, RequestOutput
 from foreword.messages import ArgumentsDelta, CallStart, ContentDelta, Event, ReasoningDelta
 from foreword.openai.frames import AnswerStream, encoded
 from foreword.openai.request import ChatRequest, CompletionRequest
-from foreword.openai.response import Body, Named, TextChoice, Tokens, chat_logprobs, finish_reason, head, usage
+from foreword.openai.response import (
+    Body,
+    Named,
+    TextChoice,
+    Tokens,
+    chat_logprobs,
+    finish_reason,
+    head,
+    num_new_values,
+    num_values,
+    usage,
+)
 
 DONE = "data: [DONE]\n\n"
 
@@ -33,7 +44,7 @@ class Chunks:
         """what: the choice's own field, as JSON."""
         if logprobs is None and reason is None:
             return f"{self._prefix}{index},{what}{self._suffix}"
-        ending = f'"logprobs":{_json(logprobs)},"finish_reason":{_json(reason)}'
+        ending = f'"logprobs":{_of_items(logprobs)},"finish_reason":{_json(reason)}'
         return f"{self._prefix}{index},{what},{ending}}}]{self._end}"
 
     def end(self, outputs: Iterable[RequestOutput]) -> bytes:
@@ -56,6 +67,9 @@ class ChatStream(AnswerStream[RequestOutput]):
         if output.finished:
             self._outputs.append(output)
         return encoded("".join([self._frames(completion) for completion in output.outputs]))
+
+    def size(self, output: RequestOutput) -> int:
+        return num_new_values(output)
 
     def end(self) -> bytes:
         return self._chunks.end(self._outputs)
@@ -89,6 +103,10 @@ class CompletionStream(AnswerStream[RequestOutput]):
         if output.finished:
             self._outputs[output.prompt_index] = output
         return encoded("".join([self._frames(output, completion) for completion in output.outputs]))
+
+    def size(self, output: RequestOutput) -> int:
+        is_first = output.prompt_index * self._request.params.n + output.outputs[0].index not in self._choices
+        return num_values([output]) if self._request.echo and is_first else num_new_values(output)
 
     def end(self) -> bytes:
         return self._chunks.end(self._outputs.values())
@@ -139,5 +157,15 @@ def _delta(events: Iterable[Event]) -> str:
     return f"{{{','.join(fields)}}}"
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
+
+def _of_items(body: Body | None) -> str:
+    """Log-probabilities as JSON. Each item is encoded alone, as the encoder lets no other thread run meanwhile."""
+    if body is None:
+        return "null"
+    return f"{{{','.join(f'{_json(name)}:{_of_list(items)}' for name, items in body.items())}}}"
+
+
+def _of_list(items: list[Any] | None) -> str:
+    return "null" if items is None else f"[{','.join(map(_json, items))}]"

@@ -54,6 +54,12 @@ class TokenLogprobs(Mapping[int, Logprob]):
             return self._arrays.chosen(self._at)
         return next(iter(self._read().values()))
 
+    def by_token(self) -> dict[int, float]:
+        """Return token id → log-probability in the same order. No `Logprob` is made, and nothing of it is kept."""
+        if self._arrays is None:
+            return {token: entry.logprob for token, entry in self._read().items()}
+        return self._arrays.by_token(self._at)
+
     def __getitem__(self, token: int) -> Logprob:
         return self._read()[token]
 
@@ -104,6 +110,11 @@ class LogprobArrays:
     def count(self, i: int) -> int:
         """Number of tokens of entry i."""
         return len(set(self.ids[self.offsets[i] : self.offsets[i + 1]].tolist()))
+
+    def by_token(self, i: int) -> dict[int, float]:
+        """Token id → log-probability of entry i, the chosen token first."""
+        span = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
+        return dict(zip(self.ids[span].tolist(), self.logprobs[span].tolist(), strict=True))
 
     def read(self, i: int, token_bytes: Callable[[int], bytes] | None = None) -> dict[int, Logprob]:
         """Entry i: the chosen token first. token_bytes: tells what a token adds to the text."""

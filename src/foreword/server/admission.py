@@ -56,10 +56,9 @@ class Admission:
         self.num_answer_bytes += count
         return count
 
-    def leave(self, num_requests: int, num_prompt_tokens: int, num_answer_bytes: int, seconds: float) -> None:
+    def leave(self, num_requests: int, num_prompt_tokens: int, seconds: float) -> None:
         self.num_requests -= num_requests
         self.num_prompt_tokens -= num_prompt_tokens
-        self.num_answer_bytes -= num_answer_bytes
         self._seconds += 0.1 * (seconds - self._seconds)
 
     def _refuse(self, limit: str, reason: str) -> None:
@@ -71,7 +70,7 @@ class Admission:
 
 
 class Place:
-    """What one request has taken. Leaving twice is harmless."""
+    """What one request has taken. Leaving and ending twice is harmless."""
 
     __slots__ = ("_admission", "_num_bytes", "_num_requests", "_num_tokens", "_started")
 
@@ -88,7 +87,14 @@ class Place:
         self._num_bytes += self._admission.add_bytes(count)
 
     def leave(self) -> None:
+        """Give back what the engine has done."""
         if self._num_requests:
             seconds = time.perf_counter() - self._started
-            self._admission.leave(self._num_requests, self._num_tokens, self._num_bytes, seconds)
+            self._admission.leave(self._num_requests, self._num_tokens, seconds)
             self._num_requests = 0
+
+    def end(self) -> None:
+        """Give back the memory of the answer, which the client has got, and all else."""
+        self.leave()
+        self._admission.num_answer_bytes -= self._num_bytes
+        self._num_bytes = 0

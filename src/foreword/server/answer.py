@@ -17,7 +17,7 @@ from foreword.server.context import Context
 from foreword.server.events import EventStream
 from foreword.server.generation import Generation
 from foreword.server.operation import Body
-from foreword.server.reply import built, parsed
+from foreword.server.reply import MANY, apart, built, parsed
 
 
 class Wanted(Protocol):
@@ -69,8 +69,13 @@ async def _frames(
     generation: Generation, running: AsyncGenerator[T, None], stream: AnswerStream[T]
 ) -> AsyncGenerator[bytes, None]:
     """Yield the frames of the outputs. Closing it aborts what still runs at once, not when it is collected."""
+    pace = generation.context.pace
     async with aclosing(running):
         async for output in running:
-            yield stream.frames(output)
+            if (size := stream.size(output)) >= MANY:
+                yield await apart(True, stream.frames, output)
+            else:
+                await pace.take(size)
+                yield stream.frames(output)
     generation.leave()
     yield stream.end()

@@ -85,6 +85,9 @@ class ServerConfig:
     media_host: tuple[str, ...] = setting_of(MediaLimits, "remote_hosts")
     media_timeout: float = setting_of(MediaLimits, "timeout")
     receive_timeout: float = setting(30.0, "Seconds allowed for receiving a request.", least=0.01)
+    send_timeout: float = setting(
+        60.0, "Seconds after which a connection is cut whose client takes nothing of its answer.", least=0.01
+    )
     timeout: float | None = setting(None, "Seconds allowed for answering a request; default: no limit.", least=0.001)
     keep_alive: float = setting(15.0, "Seconds between keep-alive comments on an idle stream.", least=0.01)
     drain_timeout: float = setting(30.0, "Seconds allowed for finishing requests after a signal to end.")

@@ -15,6 +15,7 @@ from foreword.server.admission import Admission
 from foreword.server.config import ServerConfig
 from foreword.server.errors import HttpError
 from foreword.server.metrics import ServerMetrics
+from foreword.server.pace import Pace
 
 if TYPE_CHECKING:
     from foreword.server.tracing import Traces  # which needs packages of another extra
@@ -35,7 +36,7 @@ class Context:
     """The engine and its tokenizer; media: what the model takes besides text; names: of the model in requests, the
     first one in responses, where adapters have names of their own; created: seconds since 1970; kv_events: where the
     cache's events are published, None if they are not; progress: of the HTTP requests that generate, by their ids;
-    trace: told the end of each request; decoding: of sounds, so many at the same time.
+    trace: told the end of each request; decoding: of sounds, so many at the same time; pace: of streams.
     """
 
     engine: AsyncEngine
@@ -50,6 +51,8 @@ class Context:
     metrics: ServerMetrics = field(init=False)
     progress: dict[str, Progress] = field(init=False, default_factory=dict)
     decoding: asyncio.Semaphore = field(init=False, default_factory=lambda: asyncio.Semaphore(NUM_DECODING))
+
+    pace: Pace = field(init=False, default_factory=Pace)
 
     def __post_init__(self) -> None:
         limits = self.config.max_requests, self.config.max_prompt_tokens, self.config.max_answer_bytes

@@ -23,7 +23,6 @@ from foreword.errors import RequestError
 from foreword.fields import NUMBER
 from foreword.openai import ChatRequest
 from foreword.openai.errors import named
-from foreword.sampling import TokenLogprobs
 from foreword.server.access import Client
 from foreword.server.admission import Place
 from foreword.server.context import Context, Progress
@@ -112,7 +111,7 @@ class Generation:
             raise RequestError(self.id, "X-Request-Id", self.id, "is in use", "Use another id.")
         count = min(num_prompts * num_completions, max(self._share, num_completions))
         self._place = self.context.admission.enter(count)
-        self._stack.callback(self._place.leave)
+        self._stack.callback(self._place.end)
         progress[self.id] = self._progress
         self._stack.callback(progress.pop, self.id)
 
@@ -199,7 +198,7 @@ class Generation:
             self._place.add_tokens(count)
 
     def leave(self) -> None:
-        """Give the place back, as soon as the engine has done its part: a slow reader does not hold it."""
+        """Give the place back, as soon as the engine has done its part: a slow reader holds the memory alone."""
         if self._place is not None:
             self._place.leave()
 
@@ -229,21 +228,6 @@ def _entries(asked: int | None, vocab_size: int) -> int:
 def in_order(outputs: Iterable[RequestOutput]) -> list[RequestOutput]:
     """Return the final outputs of several prompts in the order of the prompts."""
     return sorted(outputs, key=lambda output: output.prompt_index)
-
-
-def num_values(outputs: Iterable[RequestOutput]) -> int:
-    """Count the tokens of final outputs, with the likeliest alternatives of each where there are log-probabilities."""
-    return sum(_num_values(output) for output in outputs)
-
-
-def _num_values(output: RequestOutput) -> int:
-    tokens = sum(completion.num_tokens * _width(completion.transcript.logprobs) for completion in output.outputs)
-    return tokens + len(output.prompt_token_ids) * _width(output.prompt_logprobs)
-
-
-def _width(logprobs: Sequence[TokenLogprobs | None] | None) -> int:
-    """Values of one token, with its alternatives if there are any."""
-    return 1 if not logprobs else 1 + len(logprobs[-1] or ())
 
 
 def _number(text: str) -> float | str:

@@ -19,10 +19,11 @@ from foreword.openai import (
     response_body,
     text_completion,
 )
+from foreword.openai.response import num_values
 from foreword.server.answer import Api
-from foreword.server.generation import Generation, in_order, num_values
+from foreword.server.generation import Generation, in_order
 from foreword.server.operation import EVENTS, JSON, Body, Operation
-from foreword.server.reply import reply
+from foreword.server.reply import PiecesReply, reply
 
 
 async def _completions(generation: Generation, wanted: CompletionRequest) -> AsyncGenerator[RequestOutput, None]:
@@ -36,8 +37,8 @@ CHAT: Api[ChatRequest, RequestOutput] = Api(
         parse_chat, {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16}, timeout=True, samples=True
     ),
     run=lambda generation, wanted: generation.chat(wanted),
-    whole=lambda context, wanted, outputs, named: reply(
-        chat_completion(wanted, outputs[0], context.tokenizer, **named)
+    whole=lambda context, wanted, outputs, named: PiecesReply(
+        chat_completion(wanted, outputs[0], context.tokenizer, listed=iter, **named)
     ),
     size=num_values,
     stream=lambda context, wanted, named: ChatStream(wanted, context.tokenizer, **named) if wanted.stream else None,
@@ -45,8 +46,8 @@ CHAT: Api[ChatRequest, RequestOutput] = Api(
 COMPLETIONS: Api[CompletionRequest, RequestOutput] = Api(
     body=Body(parse_completion, {"prompt": "Once upon a time", "max_tokens": 16}, timeout=True, samples=True),
     run=_completions,
-    whole=lambda context, wanted, outputs, named: reply(
-        text_completion(wanted, in_order(outputs), context.tokenizer, **named)
+    whole=lambda context, wanted, outputs, named: PiecesReply(
+        text_completion(wanted, in_order(outputs), context.tokenizer, listed=iter, **named)
     ),
     size=num_values,
     stream=lambda context, wanted, named: (

@@ -12,8 +12,10 @@ from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from foreword.server.errors import HttpError
+from foreword.server.pieces import json_pieces
 
 logging.getLogger("python_multipart").addHandler(logging.NullHandler())  # what clients send is not for a log
 T = TypeVar("T")
@@ -37,6 +39,29 @@ def is_small(request: Request) -> bool:
 def reply(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """A response with a JSON value."""
     return Response(msgspec.json.encode(value), status, headers, "application/json")
+
+
+class PiecesReply(Response):
+    """A response with a JSON value that may have iterators, as `json_pieces` writes it. The first piece is made at
+    once, each later one in a thread when the client has read those before.
+    """
+
+    media_type = "application/json"
+
+    def __init__(self, value: dict[str, Any]) -> None:
+        self._pieces = json_pieces(value)
+        first, self._next = next(self._pieces), next(self._pieces, None)
+        super().__init__(first)
+        if self._next is not None:
+            del self.headers["content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        piece = bytes(self.body)
+        while self._next is not None:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            piece, self._next = self._next, await asyncio.to_thread(next, self._pieces, None)
+        await send({"type": "http.response.body", "body": piece})
 
 
 async def built(num_values: int, make: Callable[..., Response], *args: Any) -> Response:

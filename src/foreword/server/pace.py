@@ -1,0 +1,43 @@
+"""How much the event loop does for streams before it serves others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+MOST_VALUES = 4096  # that the streams of a server write in one turn of the event loop: a few milliseconds
+
+
+class Pace:
+    """Lets the streams of one event loop make frames of about `MOST_VALUES` values per turn of it, in the order in
+    which they ask. Without it, streams that are all ready at the same time would be served before anything else.
+    """
+
+    def __init__(self) -> None:
+        self._left = MOST_VALUES
+        self._is_counting = False
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def take(self, num_values: int) -> None:
+        """Wait for a turn in which frames with so many values may be made."""
+        loop = asyncio.get_running_loop()
+        if not self._is_counting:
+            self._is_counting = True
+            loop.call_soon(self._next_turn, loop)
+        if self._left > 0 and not self._waiting:
+            self._left -= num_values
+            return
+        turn = loop.create_future()
+        self._waiting.append((num_values, turn))
+        await turn
+
+    def _next_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._left = MOST_VALUES
+        while self._waiting and self._left > 0:
+            num_values, turn = self._waiting.popleft()
+            if not turn.done():  # its stream was closed
+                self._left -= num_values
+                turn.set_result(None)
+        self._is_counting = self._left < MOST_VALUES
+        if self._is_counting:
+            loop.call_soon(self._next_turn, loop)
