@@ -25,12 +25,14 @@ class Known(Front):
     calls: list[tuple[str, str, object]] = field(default_factory=list)
     passed: list[str] = field(default_factory=list)
     kept: dict[str, dict] = field(default_factory=dict)
+    limits: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self):
         super().__init__()
 
-    async def call_all(self, method, path, body=None):
+    async def call_all(self, method, path, body=None, *, seconds=2.0):
         self.calls.append((method, path, body))
+        self.limits[path] = seconds
         return [(str(i), *answer) for i, answer in enumerate(self.known)]
 
     async def pages(self):
@@ -136,3 +138,13 @@ def test_without_a_ready_replica_the_status_is_503():
         response = front.ask(method, path, json={"request_id": "x"})
         assert (response.status_code, response.json()["error"]["code"]) == (503, "not_ready")
     assert front.ask("GET", "/health").status_code == 200
+
+
+def test_each_operation_says_how_long_a_replica_may_take_for_it():
+    front = Known()
+    for path, body in (
+        ("/abort", {"request_id": "a"}),
+        ("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "a"}),
+    ):
+        front.ask("POST", path, json=body)
+    assert front.limits == {"/abort": 2.0, "/v1/load_lora_adapter": 300.0}

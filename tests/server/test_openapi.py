@@ -6,6 +6,7 @@ import jsonschema
 import pytest
 from server_rig import serving
 
+from foreword.server.failures import answered
 from foreword.server.operations import served_by
 
 WITHOUT_WHAT_IT_NAMES = {"/abort": 404, "/v1/load_lora_adapter": 403, "/v1/unload_lora_adapter": 404}
@@ -33,6 +34,24 @@ def bodies(document) -> dict[str, dict]:
     forms = {path for path, content in found.items() if "multipart/form-data" in content}
     assert forms == {"/v1/audio/transcriptions", "/v1/audio/translations"}
     return {path: found[path]["application/json"]["schema"] for path in found.keys() - forms}
+
+
+def test_the_failures_of_a_route_are_those_of_the_table(document):
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            named = operation["responses"].keys() - {"200"}
+            assert {"400", "404", "405", "431", "500", "503"} <= named <= {str(one.status) for one in answered()}
+            assert {operation["responses"][status]["$ref"] for status in named} == {
+                f"#/components/responses/{status}" for status in named
+            }
+    completions = document["paths"]["/v1/completions"]["post"]["responses"]
+    assert {"413", "429", "504"} <= completions.keys()
+    described = document["components"]["responses"]
+    assert (
+        described["429"]["description"]
+        == "`full`: The server is full. Send it again after as many seconds as the header `Retry-After` has."
+    )
+    assert described.keys() == {str(one.status) for one in answered()}
 
 
 def test_every_route_is_described(server, document):

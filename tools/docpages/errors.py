@@ -9,6 +9,7 @@ import foreword
 from foreword import ForewordError
 from foreword.anthropic.response import KIND_OF_STATUS
 from foreword.openai.errors import WORDS, status_of
+from foreword.server.failures import FAILURES, Failure
 
 
 def page() -> str:
@@ -25,25 +26,31 @@ def page() -> str:
         "|---|---|---|---|---|",
         *map(_line, _classes()),
         "",
-        "A server that is stopped or closed answers 503. Other statuses are of HTTP alone: 401 without a valid key,",
-        "403 for a web page of another origin, 404 for an unknown path or model, 405 for another method, 408 and 504",
-        "for time that is over, 413 and 431 for sizes above a limit, 415 for a body of another kind or coding, 417 for",
-        "another expectation, 421 for a name of the server that `allowed_host` does not have, 429 while the server is",
-        "full. A status of 500 or more is logged as a line of JSON with the id of the request (`X-Request-Id`) and the",
-        "reason.",
+        "## Of the server",
         "",
-        "## Codes",
+        "A body of OpenAI's form has the code in `error.code`, and null for a status without one. A status of 500 or",
+        "more is logged as a line of JSON with the id of the request (`X-Request-Id`) and the reason.",
         "",
-        "An error with a code begins with the words that clients of the interface look for. Its own text follows.",
-        "OpenAI's body has the code in `error.code`.",
+        "| status | code | when | what the client should do |",
+        "|---|---|---|---|",
+        *(f"| {one.status} | {_code(one)} | {one.meaning} | {one.remedy} |" for one in FAILURES),
+        "",
+        "## Words of interfaces",
+        "",
+        "These errors begin with the words that clients of the interface look for. Their own text follows.",
         "",
         "| code | words for OpenAI's clients | for Anthropic's |",
         "|---|---|---|",
         *(f"| `{code}` | {words['openai']} | {words['anthropic']} |" for code, words in WORDS.items()),
         "",
-        "`make pages` writes this page from the classes and from the tables of `foreword.openai.errors`.",
+        "`make pages` writes this page from the classes and from the tables of `foreword.openai.errors` and",
+        "`foreword.server.failures`.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _code(one: Failure) -> str:
+    return "" if one.code is None else f"`{one.code}`"
 
 
 def _classes() -> Iterator[type[ForewordError]]:

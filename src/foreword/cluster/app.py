@@ -14,12 +14,12 @@ from foreword.cluster.client import ReplicaLostError, Response, request
 from foreword.cluster.cluster import Cluster
 from foreword.cluster.front import LOST, Front
 from foreword.cluster.metrics import replica_metrics
-from foreword.cluster.process import CALL_SECONDS, LOAD_SECONDS, ReplicaProcess
+from foreword.cluster.process import ReplicaProcess
 from foreword.cluster.prompts import TOKENS_PER_PIECE, pieces_of
 from foreword.errors import CapacityError
-from foreword.server.adapter_routes import LOAD
 from foreword.server.errors import HttpError
-from foreword.server.replicas import Called
+from foreword.server.failures import NOT_READY, REPLICA_LOST
+from foreword.server.replicas import CALL_SECONDS, Called
 
 OF_CONNECTION = (b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"host")
 """Headers of a request or response that concern one connection alone."""
@@ -49,9 +49,7 @@ class ProcessFront(Front):
                         self._cluster.chosen(num_tokens, pieces, TOKENS_PER_PIECE, tried)
                     )
                 except CapacityError:
-                    raise HttpError(
-                        503, "no replica is ready", code="not_ready", headers={"Retry-After": "1"}
-                    ) from None
+                    raise HttpError(NOT_READY, "no replica is ready", headers={"Retry-After": "1"}) from None
                 tried.add(number)
                 is_last = len(tried) >= len(self._cluster.ready)
                 try:
@@ -61,14 +59,12 @@ class ProcessFront(Front):
                     whole = await response.body() if response.is_short else None
                 except ReplicaLostError:
                     if is_last:
-                        raise HttpError(503, LOST, code="replica_lost", headers={"Retry-After": "1"}) from None
+                        raise HttpError(REPLICA_LOST, LOST, headers={"Retry-After": "1"}) from None
                     continue
                 await _answer(response, whole, send)
                 return
 
-    async def call_all(self, method: str, path: str, body: object = None) -> Called:
-        seconds = LOAD_SECONDS if path == LOAD.path else CALL_SECONDS
-
+    async def call_all(self, method: str, path: str, body: object = None, *, seconds: float = CALL_SECONDS) -> Called:
         async def call(number: int, process: ReplicaProcess) -> tuple[str, int, Any] | None:
             try:
                 return str(number), *(await process.call(method, path, body, seconds=seconds))
@@ -125,7 +121,7 @@ async def _answer(response: Response, whole: bytes | None, send: Send) -> None:
             async for part in _whole_events(response) if response.is_stream else response.parts():
                 await send({"type": "http.response.body", "body": part, "more_body": True})
         except ReplicaLostError:
-            raise HttpError(503, LOST, code="replica_lost") from None
+            raise HttpError(REPLICA_LOST, LOST) from None
     await send({"type": "http.response.body", "body": whole or b""})
 
 

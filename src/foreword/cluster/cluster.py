@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from foreword.cluster.client import ReplicaLostError
-from foreword.cluster.process import LOAD_SECONDS, ReplicaProcess
+from foreword.cluster.process import ReplicaProcess
 from foreword.engine.options import LLMOptions, with_threads
 from foreword.errors import ConfigError
 from foreword.machine import VARIABLE, default_threads
@@ -135,7 +135,7 @@ class Cluster:
                 f"{self._identity}: send SIGHUP to replace all"
             )
         for name, body in self.adapters.items():
-            status, answer = await process.call(LOAD.method, LOAD.path, body, seconds=LOAD_SECONDS)
+            status, answer = await process.call(LOAD.method, LOAD.path, body, seconds=LOAD.replica_seconds)
             if status != 200:
                 raise ConfigError(f"replica {number}: adapter {name!r:.80}: {answer['error']['message']}")
         self._identity = process.identity

@@ -18,11 +18,10 @@ from foreword.cluster.client import ReplicaLostError, request
 from foreword.engine.options import LLMOptions
 from foreword.errors import ConfigError, ForewordError
 from foreword.server.config import ServerConfig
+from foreword.server.replicas import CALL_SECONDS
 from foreword.server.run import run
 
 PROBE_SECONDS = 5.0
-CALL_SECONDS = 2.0
-LOAD_SECONDS = 300.0  # an adapter is read from a disk
 
 
 class ReplicaProcess:

@@ -35,12 +35,13 @@ from foreword.server.app import make_app
 from foreword.server.config import ENGINE_DEFAULTS, ServerConfig
 from foreword.server.context import Context
 from foreword.server.errors import HttpError
-from foreword.server.replicas import Called
+from foreword.server.failures import FULL, REPLICA_LOST
+from foreword.server.replicas import CALL_SECONDS, Called
 
 Answered = tuple[str, int, bytes]
 """The name of a replica, status and body."""
 
-BROADCAST_SECONDS = 30.0
+BROADCAST_SECONDS = 30.0  # at least: Ray may start a worker first
 
 
 class Engine:
@@ -153,17 +154,17 @@ class RayFront(Front):
                 answers.cancel()
                 raise
             except BackPressureError:
-                raise HttpError(429, "all replicas are full", code="full", headers={"Retry-After": "1"}) from None
+                raise HttpError(FULL, "all replicas are full", headers={"Retry-After": "1"}) from None
             except RayError:
                 if is_begun or is_last:
                     again = {"Retry-After": "1"}
-                    raise HttpError(503, LOST, code="replica_lost", headers=again) from None
+                    raise HttpError(REPLICA_LOST, LOST, headers=again) from None
 
-    async def call_all(self, method: str, path: str, body: object = None) -> Called:
+    async def call_all(self, method: str, path: str, body: object = None, *, seconds: float = CALL_SECONDS) -> Called:
         data = b"" if body is None else msgspec.json.encode(body)
         return [
             (name, status, msgspec.json.decode(text))
-            for name, status, text in await self._broadcast(method, path, data)
+            for name, status, text in await self._broadcast(method, path, data, seconds)
         ]
 
     async def pages(self) -> Iterable[tuple[str, str]]:
@@ -180,13 +181,13 @@ class RayFront(Front):
     async def keep_adapter(self, name: str, body: dict[str, Any] | None) -> None:
         await self._adapters.keep(name, body)
 
-    async def _broadcast(self, method: str, path: str, body: bytes) -> list[Answered]:
+    async def _broadcast(self, method: str, path: str, body: bytes, seconds: float = CALL_SECONDS) -> list[Answered]:
         try:
             found: list[Answered] = await self._engines.broadcast("call", method, path, body).results_async(
-                timeout_s=BROADCAST_SECONDS
+                timeout_s=max(seconds, BROADCAST_SECONDS)
             )
         except (RayError, TimeoutError) as error:
-            raise HttpError(503, f"a replica did not answer: {type(error).__name__}", code="replica_lost") from None
+            raise HttpError(REPLICA_LOST, f"a replica did not answer: {type(error).__name__}") from None
         return found
 
 

@@ -12,6 +12,7 @@ from starlette.types import Scope
 
 from foreword.server.config import ServerConfig
 from foreword.server.errors import HttpError
+from foreword.server.failures import INVALID_API_KEY, UNKNOWN_HOST
 from foreword.server.operation import Access
 
 CLIENT = b"x-foreword-client"
@@ -37,9 +38,8 @@ class Keys:
         keys = self._admin if needed == "admin key" else self._ordinary
         if needed is not None and not _is_one_of(given_key(headers), keys):
             raise HttpError(
-                401,
+                INVALID_API_KEY,
                 f"{path} needs the {needed}: send the header Authorization: Bearer KEY",
-                code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
 
@@ -63,7 +63,7 @@ class Hosts:
         if "*" in self._names or not name or name in self._names or _is_address(name.strip("[]")):
             return
         reason = f"Host {name!r:.80} is not a name of this server; it is allowed by --allowed-host"
-        raise HttpError(421, reason, code="unknown_host")
+        raise HttpError(UNKNOWN_HOST, reason)
 
 
 def is_loopback(host: str) -> bool:

@@ -11,6 +11,7 @@ from foreword.errors import ConfigError, ModelError
 from foreword.fields import BOOLEAN, INTEGER, STRING, Fields
 from foreword.server.context import Context
 from foreword.server.errors import HttpError
+from foreword.server.failures import FORBIDDEN, INVALID, NOT_FOUND
 from foreword.server.operation import Body, Operation
 from foreword.server.replicas import Replicas, Spread, first_found
 from foreword.server.reply import json_body, reply
@@ -37,7 +38,7 @@ def parse_unload(body: object) -> str:
 def _allowed(directory: str | None, given: str) -> Path:
     """Return the path of an adapter below the directory, after symbolic links. HttpError 403 for any other."""
     if directory is None:
-        raise HttpError(403, "adapters cannot be loaded: start the server with --adapter-directory", code="forbidden")
+        raise HttpError(FORBIDDEN, "adapters cannot be loaded: start the server with --adapter-directory")
     try:
         allowed = Path(directory).resolve()
         path = (allowed / given).resolve()
@@ -46,7 +47,7 @@ def _allowed(directory: str | None, given: str) -> Path:
     except (OSError, ValueError, RuntimeError):  # a null byte, a name that is too long, links in a circle
         pass
     reason = f"lora_path = {given!r:.80}: is not below the directory that adapters may be loaded from"
-    raise HttpError(403, reason, param="lora_path", code="forbidden")
+    raise HttpError(FORBIDDEN, reason, param="lora_path")
 
 
 LOAD_BODY = Body(parse_load, {"lora_name": "law", "lora_path": "law"})
@@ -57,14 +58,14 @@ async def _load(context: Context, request: Request) -> Response:
     engine = context.engine
     name, path, replaces = await LOAD_BODY.read(request)
     if not name or name in context.names:
-        raise HttpError(400, f"lora_name = {name!r:.80}: is not free for an adapter", param="lora_name")
+        raise HttpError(INVALID, f"lora_name = {name!r:.80}: is not free for an adapter", param="lora_name")
     if name in engine.loras and not replaces:
         reason = f"lora_name = {name!r:.80}: is loaded already. Use load_inplace: true to replace it"
-        raise HttpError(400, reason, param="lora_name")
+        raise HttpError(INVALID, reason, param="lora_name")
     try:
         await engine.load_lora(name, _allowed(context.config.adapter_directory, path))
     except (ConfigError, ModelError) as error:
-        raise HttpError(400, str(error), param="lora_path") from None
+        raise HttpError(INVALID, str(error), param="lora_path") from None
     return reply({"lora_name": name, "loaded": True})
 
 
@@ -88,7 +89,7 @@ async def _load_everywhere(replicas: Replicas, request: Request) -> Response:
 async def _unload(context: Context, request: Request) -> Response:
     name = await UNLOAD_BODY.read(request)
     if name not in context.engine.loras:
-        raise HttpError(404, f"lora_name = {name!r:.80}: is not loaded", param="lora_name")
+        raise HttpError(NOT_FOUND, f"lora_name = {name!r:.80}: is not loaded", param="lora_name")
     await context.engine.drop_lora(name)
     return reply({"lora_name": name, "unloaded": True})
 
@@ -105,7 +106,7 @@ LOAD = Operation(
     "/v1/load_lora_adapter", _load, LOAD_BODY,
     access="admin", summary="Load a LoRA adapter, whose name is then a model of requests (vLLM).",
     details="Requests go on meanwhile. `load_inplace: true` replaces an adapter. All replicas load it, or none.",
-    replicas=Spread("all", _load_everywhere),
+    replicas=Spread("all", _load_everywhere), replica_seconds=300.0,  # it is read from a disk
 )
 UNLOAD = Operation(
     "/v1/unload_lora_adapter", _unload, UNLOAD_BODY,

@@ -7,6 +7,7 @@ from collections import Counter
 from math import ceil
 
 from foreword.server.errors import HttpError
+from foreword.server.failures import ANSWER_TOO_LARGE, FULL
 
 LARGE_ANSWER = 64 << 20  # bytes: smaller answers are not counted
 LONGEST_WAIT = 60  # seconds that a client is told to wait, at most
@@ -48,7 +49,7 @@ class Admission:
         if count > limit:
             reason = f"the answer may take {count} bytes of memory, more than max_answer_bytes = {limit}"
             fix = "Ask for fewer prompts, completions (n), tokens (max_tokens) or log-probabilities"
-            raise HttpError(400, f"{reason}. {fix}", param="max_tokens", code="answer_too_large")
+            raise HttpError(ANSWER_TOO_LARGE, f"{reason}. {fix}", param="max_tokens")
         if count < LARGE_ANSWER:
             return 0
         if self.num_answer_bytes + count > limit:
@@ -64,9 +65,7 @@ class Admission:
     def _refuse(self, limit: str, reason: str) -> None:
         self.num_refused[limit] += 1
         wait = min(ceil(self._seconds / max(self.num_requests, 1)), LONGEST_WAIT)
-        raise HttpError(
-            429, f"the server is full: {reason}. Try again", code="full", headers={"Retry-After": str(max(wait, 1))}
-        )
+        raise HttpError(FULL, f"the server is full: {reason}. Try again", headers={"Retry-After": str(max(wait, 1))})
 
 
 class Place:

@@ -22,6 +22,7 @@ from foreword.openai.transcription import (
 from foreword.server.answer import Api
 from foreword.server.context import Context
 from foreword.server.errors import HttpError
+from foreword.server.failures import NOT_FOUND
 from foreword.server.generation import Generation
 from foreword.server.operation import EVENTS, Body, Operation
 from foreword.server.reply import apart, reply
@@ -34,7 +35,7 @@ async def _heard(generation: Generation, wanted: TranscriptionRequest) -> AsyncG
     """Return the pieces of a transcription's text, then the whole. HttpError 404 if the model takes no speech."""
     context = generation.context
     if context.media.speech is None:
-        raise HttpError(404, f"model: {context.names[0]!r:.80} cannot transcribe audio", param="model")
+        raise HttpError(NOT_FOUND, f"model: {context.names[0]!r:.80} cannot transcribe audio", param="model")
     generation.enter(wanted.params)
     try:
         async with context.decoding:

@@ -14,6 +14,7 @@ from foreword.models.tokenizer import Tokenizer
 from foreword.server.admission import Admission
 from foreword.server.config import ServerConfig
 from foreword.server.errors import HttpError
+from foreword.server.failures import MODEL_NOT_FOUND
 from foreword.server.metrics import ServerMetrics
 from foreword.server.pace import Pace
 
@@ -70,7 +71,5 @@ class Context:
             return self.names[0]
         if name not in (served := self.served):
             known = ", ".join(map(repr, served))
-            raise HttpError(
-                404, f"model = {name!r:.80}: not served. Use {known}", param="model", code="model_not_found"
-            )
+            raise HttpError(MODEL_NOT_FOUND, f"model = {name!r:.80}: not served. Use {known}", param="model")
         return name

@@ -10,27 +10,28 @@ from foreword import anthropic
 from foreword.errors import EngineError, ForewordError, StepError
 from foreword.openai import error_body, error_frame
 from foreword.openai.errors import Interface, text_in
+from foreword.server.failures import ENGINE_CLOSED, FAILED, NOT_FOUND, TIMEOUT, Failure, failure
 
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class HttpError(Exception):
-    """A request that is answered with a status. param: the field that is wrong; code: a word for programs; of: the
+    """A request that is answered with a status. failure: its row in the table; param: the field that is wrong; of: the
     error that it tells, which may have words of its own in each interface.
     """
 
     def __init__(
         self,
-        status: int,
+        failure: Failure,
         message: str,
         *,
         param: str | None = None,
-        code: str | None = None,
         headers: Mapping[str, str] | None = None,
         of: ForewordError | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.param, self.code, self.headers, self.of = status, param, code, dict(headers or {}), of
+        self.status, self.code = failure.status, failure.code
+        self.param, self.headers, self.of = param, dict(headers or {}), of
 
     def text_in(self, interface: Interface) -> str:
         return str(self) if self.of is None else text_in(interface, self.of)
@@ -41,7 +42,7 @@ class HttpError(Exception):
 
 
 def not_found(method: str, path: str) -> HttpError:
-    return HttpError(404, f"{method} {path}: Not Found")
+    return HttpError(NOT_FOUND, f"{method} {path}: Not Found")
 
 
 def as_http_error(error: Exception) -> HttpError:
@@ -49,14 +50,15 @@ def as_http_error(error: Exception) -> HttpError:
     if isinstance(error, HttpError):
         return error
     if isinstance(error, TimeoutError):
-        return HttpError(504, "the request's time is over", code="timeout")
+        return HttpError(TIMEOUT, "the request's time is over")
     if isinstance(error, StepError):
-        return HttpError(500, "a step of the engine failed, and the request with it. Send it again")
+        return HttpError(FAILED, "a step of the engine failed, and the request with it. Send it again")
     if isinstance(error, ForewordError):
         status, body = error_body(error)
-        status = 503 if isinstance(error, EngineError) and "closed" in str(error) else status
-        return HttpError(status, str(error), param=body["error"]["param"], code=body["error"]["code"], of=error)
-    return HttpError(500, f"the server failed: {type(error).__name__}")
+        is_closed = isinstance(error, EngineError) and "closed" in str(error)
+        found = ENGINE_CLOSED if is_closed else failure(status, body["error"]["code"])
+        return HttpError(found, str(error), param=body["error"]["param"], of=error)
+    return HttpError(FAILED, f"the server failed: {type(error).__name__}")
 
 
 def openai_error(error: HttpError) -> dict[str, Any]:

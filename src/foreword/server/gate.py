@@ -23,10 +23,20 @@ from foreword.openai.frames import AnswerStream
 from foreword.server.access import Client, Hosts, Keys
 from foreword.server.config import ServerConfig
 from foreword.server.errors import Dialect, HttpError, as_http_error, not_found
+from foreword.server.failures import (
+    BODY_TOO_LONG,
+    CLOSED,
+    EXPECTATION,
+    HEAD_TOO_LONG,
+    INVALID,
+    METHOD_NOT_ALLOWED,
+    STOPPED,
+    TOO_SLOW,
+    WRONG_BODY,
+)
 from foreword.server.operation import Operation, Operations, Target
 from foreword.server.reply import check_origin
 
-CLOSED = 499  # status of a request whose client has closed the connection; it is counted, and not sent
 MOST_REASON = 2048  # bytes of a body in the log
 CONTINUE = b"100-continue"
 SINGLE = (b"host", b"authorization", b"x-api-key", b"origin", b"content-type", b"content-encoding", b"expect",
@@ -78,13 +88,13 @@ class Gate:
                 scope["stack"] = stack  # what ends with the request
                 await self._app(scope, _replay(body), response)
         except asyncio.CancelledError:  # by the server, which ends; the task ends with this
-            stopped = HttpError(503, failure := "the server is being stopped", code="stopped")
+            stopped = HttpError(STOPPED, failure := "the server is being stopped")
             await response.fail(stopped, scope)
         except Exception as error:
             known = _known(error)
             failure = f"{type(error).__name__}: {error}" if known.status >= 500 else ""
             await response.fail(known, scope)
-        self._responses[response.status or CLOSED] += 1
+        self._responses[response.status or CLOSED.status] += 1
         failure = failure or response.failure
         if self._config.access_log or failure:
             self._log(scope, response, time.perf_counter() - started, failure)
@@ -96,15 +106,17 @@ class Gate:
         size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(k) + len(v) for k, v in scope["headers"])
         if size > (limit := self._config.max_header_bytes):
             reason = f"the head is longer than max_header_bytes = {limit}"
-            raise HttpError(431, reason, headers={"Connection": "close"})
+            raise HttpError(HEAD_TOO_LONG, reason, headers={"Connection": "close"})
         if len(headers) < len(scope["headers"]):
             counts = Counter(name for name, _ in scope["headers"])
             for name in (name for name in SINGLE if counts[name] > 1):
-                raise HttpError(400, f"the header {name.decode()} is given twice: give it once")
+                raise HttpError(INVALID, f"the header {name.decode()} is given twice: give it once")
         if headers.get(b"expect", CONTINUE).lower() != CONTINUE:
-            raise HttpError(417, "Expect: nothing but 100-continue can be expected")
+            raise HttpError(EXPECTATION, "Expect: nothing but 100-continue can be expected")
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise HttpError(415, "Content-Encoding: send the body as it is", headers={"Accept-Encoding": "identity"})
+            raise HttpError(
+                WRONG_BODY, "Content-Encoding: send the body as it is", headers={"Accept-Encoding": "identity"}
+            )
 
     def _log(self, scope: Scope, response: _Response, seconds: float, failure: str) -> None:
         """Write a line of JSON. failure: why the server failed, "" if it did not."""
@@ -115,7 +127,7 @@ class Gate:
             "client": client[0] if client else None,
             "method": scope["method"],
             "path": scope["path"],
-            "status": response.status or CLOSED,
+            "status": response.status or CLOSED.status,
             "seconds": round(seconds, 4),
             "bytes": response.num_bytes,
         }
@@ -138,7 +150,9 @@ class _Incoming:
             self.is_left = False
             return b""
         limit = self._config.max_body_bytes
-        too_long = HttpError(413, f"the body is longer than max_body_bytes = {limit}", headers={"Connection": "close"})
+        too_long = HttpError(
+            BODY_TOO_LONG, f"the body is longer than max_body_bytes = {limit}", headers={"Connection": "close"}
+        )
         declared = self._headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > limit:
             raise too_long
@@ -152,7 +166,7 @@ class _Incoming:
                         raise too_long
         except TimeoutError:
             self.is_left = False  # no more time is given
-            raise HttpError(408, "the body did not arrive in time", headers={"Connection": "close"}) from None
+            raise HttpError(TOO_SLOW, "the body did not arrive in time", headers={"Connection": "close"}) from None
         return b"".join(parts)
 
     async def discard(self) -> None:
@@ -263,7 +277,9 @@ def _found(target: Target, scope: Scope) -> Operation:
     if not target.methods:
         raise not_found(scope["method"], scope["path"])
     allowed = ", ".join(target.methods).replace("GET", "GET, HEAD")
-    raise HttpError(405, f"{scope['method']} {scope['path']}: Method Not Allowed", headers={"Allow": allowed})
+    raise HttpError(
+        METHOD_NOT_ALLOWED, f"{scope['method']} {scope['path']}: Method Not Allowed", headers={"Allow": allowed}
+    )
 
 
 def _known(error: Exception) -> HttpError:

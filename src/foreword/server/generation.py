@@ -27,6 +27,7 @@ from foreword.server.access import Client
 from foreword.server.admission import Place
 from foreword.server.context import Context, Progress
 from foreword.server.errors import HttpError
+from foreword.server.failures import INVALID
 from foreword.server.reply import apart, is_small
 
 TIMEOUT = "x-request-timeout"
@@ -68,7 +69,7 @@ class Generation:
         most = self.context.config.timeout
         if value is not None:
             if not NUMBER.accepts(value) or not 0 < value < 2**31:
-                raise HttpError(400, f"{field} = {value!r:.80}: expected seconds above 0", param=field)
+                raise HttpError(INVALID, f"{field} = {value!r:.80}: expected seconds above 0", param=field)
             most = value if most is None else min(value, most)
         if most is not None:
             await self._stack.enter_async_context(asyncio.timeout(most))
@@ -79,7 +80,7 @@ class Generation:
         if params.num_completions > (most := self.context.config.max_completions):
             name = "n" if params.best_of is None else "best_of"
             reason = f"{name} = {params.num_completions}: is more than max_completions = {most}. Ask for fewer"
-            raise HttpError(400, reason, param=name)
+            raise HttpError(INVALID, reason, param=name)
         self.enter_many(num_prompts, params.num_completions)
         self._count_answer(params, num_prompts)
 

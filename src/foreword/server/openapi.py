@@ -8,13 +8,11 @@ from collections.abc import Iterable
 from foreword import __version__
 from foreword.fields import STRING, Schema
 from foreword.server.access import Keys
+from foreword.server.failures import answered
 from foreword.server.operation import JSON, Operation
 
 _NAMED = {"type": "object", "properties": {"message": STRING.schema, "type": STRING.schema}}
-ERROR: Schema = {
-    "description": "An error.",
-    "content": {JSON: {"schema": {"type": "object", "properties": {"error": _NAMED}, "required": ["error"]}}},
-}
+_ERROR: Schema = {JSON: {"schema": {"type": "object", "properties": {"error": _NAMED}, "required": ["error"]}}}
 
 
 def description(operations: Iterable[Operation], keys: Keys) -> Schema:
@@ -29,8 +27,28 @@ def description(operations: Iterable[Operation], keys: Keys) -> Schema:
         "openapi": "3.1.0",
         "info": {"title": "Foreword", "version": __version__},
         "paths": paths,
-        "components": {"securitySchemes": schemes, "responses": {"error": ERROR}},
+        "components": {"securitySchemes": schemes, "responses": _failures()},
     }
+
+
+def _statuses(operation: Operation, needed: str | None) -> list[str]:
+    """Return the statuses of failures that concern an operation."""
+    concerned = {
+        "every": True,
+        "key": needed is not None,
+        "body": operation.body is not None,
+        "engine": operation.body is not None and operation.body.timeout,
+    }
+    return sorted({str(one.status) for one in answered() if concerned[one.of]})
+
+
+def _failures() -> Schema:
+    """Return the responses of failures, by their status."""
+    meanings: dict[int, list[str]] = {}
+    for one in answered():
+        code = "" if one.code is None else f"`{one.code}`: "
+        meanings.setdefault(one.status, []).append(f"{code}{one.meaning} {one.remedy}")
+    return {str(status): {"description": "\n".join(found), "content": _ERROR} for status, found in meanings.items()}
 
 
 def _described(operation: Operation, needed: str | None) -> Schema:
@@ -40,7 +58,7 @@ def _described(operation: Operation, needed: str | None) -> Schema:
         "security": [] if needed is None else [{needed: []}],
         "responses": {
             "200": {"description": "The answer.", "content": {kind: {} for kind in operation.media_types}},
-            "default": {"$ref": "#/components/responses/error"},
+            **{status: {"$ref": f"#/components/responses/{status}"} for status in _statuses(operation, needed)},
         },
     }
     if operation.details:

@@ -19,7 +19,7 @@ from foreword.errors import ConfigError
 from foreword.fields import NUMBER, Described, Schema
 from foreword.server.context import Context
 from foreword.server.errors import OPENAI, Dialect
-from foreword.server.replicas import ONE, Spread
+from foreword.server.replicas import CALL_SECONDS, ONE, Spread
 from foreword.server.reply import form_body, json_body, parsed
 
 T = TypeVar("T")
@@ -76,8 +76,9 @@ class Operation:
 
     body: None for GET, else the method is POST. access: who may use it; an admin's operation concerns the whole server,
     so it names its replicas. summary: one sentence that says what it does, in the imperative; details: more of them.
-    replicas: which of several answer it. errors: how. media_types: of its answers. is_served: whether the model of a
-    server can do it. ConfigError for declarations that contradict this.
+    replicas: which of several answer it; replica_seconds: that each of all replicas has for it. errors: how.
+    media_types: of its answers. is_served: whether the model of a server can do it. ConfigError for declarations that
+    contradict this.
     """
 
     path: str
@@ -88,6 +89,7 @@ class Operation:
     summary: str
     details: str = ""
     replicas: Spread = ONE
+    replica_seconds: float = CALL_SECONDS
     errors: Dialect = OPENAI
     media_types: tuple[str, ...] = (JSON,)
     is_served: Callable[[Context], bool] = lambda context: True

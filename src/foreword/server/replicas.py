@@ -11,8 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foreword.server.errors import HttpError
+from foreword.server.failures import NOT_READY
 from foreword.server.reply import json_body, reply
 
+CALL_SECONDS = 2.0  # that a replica has for a short request
 Called = Sequence[tuple[str, int, Any]]
 """The name of each replica that answered, status and JSON value."""
 
@@ -21,8 +23,8 @@ class Replicas(ABC):
     """What a front end can ask of its replicas."""
 
     @abstractmethod
-    async def call_all(self, method: str, path: str, body: object = None) -> Called:
-        """Send a short request to every replica. Those that are lost meanwhile are left out."""
+    async def call_all(self, method: str, path: str, body: object = None, *, seconds: float = CALL_SECONDS) -> Called:
+        """Send a request to every replica. Those that are lost, or do not answer within the time, are left out."""
 
     @abstractmethod
     async def metrics(self) -> bytes:
@@ -42,9 +44,13 @@ class Replicas(ABC):
 
     async def answers(self, request: Request, body: object = None) -> Called:
         """Send a request that has this body to every replica. HttpError 503 if none is ready."""
-        found = await self.call_all("GET" if request.method == "HEAD" else request.method, request.scope["path"], body)
+        method, seconds = (
+            "GET" if request.method == "HEAD" else request.method,
+            request.scope["operation"].replica_seconds,
+        )
+        found = await self.call_all(method, request.scope["path"], body, seconds=seconds)
         if not found:
-            raise HttpError(503, "no replica is ready", code="not_ready")
+            raise HttpError(NOT_READY, "no replica is ready")
         return found
 
 

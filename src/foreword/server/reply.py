@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from foreword.server.errors import HttpError
+from foreword.server.failures import FOREIGN_ORIGIN, INVALID, WRONG_BODY
 from foreword.server.pieces import json_pieces
 
 logging.getLogger("python_multipart").addHandler(logging.NullHandler())  # what clients send is not for a log
@@ -77,11 +78,11 @@ async def json_body(request: Request) -> dict[str, Any]:
         return {}
     # A web page of another origin cannot send this type without being asked about it first.
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise HttpError(415, "send the body as JSON, with the header Content-Type: application/json")
+        raise HttpError(WRONG_BODY, "send the body as JSON, with the header Content-Type: application/json")
     data = await request.body()
     value = await apart(len(data) >= LARGE, decoded, data)
     if not isinstance(value, dict):
-        raise HttpError(400, 'body: expected a JSON object. Give {"model": "…", …}.', param="body")
+        raise HttpError(INVALID, 'body: expected a JSON object. Give {"model": "…", …}.', param="body")
     return value
 
 
@@ -90,7 +91,7 @@ def decoded(data: bytes | str) -> Any:
     try:
         return msgspec.json.decode(data)
     except (ValueError, RecursionError) as error:
-        raise HttpError(400, f"body: is not JSON: {error}", param="body") from None
+        raise HttpError(INVALID, f"body: is not JSON: {error}", param="body") from None
 
 
 async def form_body(request: Request, json_fields: Collection[str]) -> dict[str, Any]:
@@ -100,14 +101,14 @@ async def form_body(request: Request, json_fields: Collection[str]) -> dict[str,
     HttpError 415 for another body, 400 for one that is damaged or has a field twice.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
-        raise HttpError(415, "send the body as a form, with the header Content-Type: multipart/form-data")
+        raise HttpError(WRONG_BODY, "send the body as a form, with the header Content-Type: multipart/form-data")
     data, found = await request.body(), dict[str, Any]()
     items = _form_items(request.headers, data)
     for name, given in await (asyncio.to_thread(asyncio.run, items) if len(data) >= LARGE else items):
         if name.endswith("[]"):
             found.setdefault(name, []).append(given)
         elif name in found:
-            raise HttpError(400, f"{name}: is given twice", param=name)
+            raise HttpError(INVALID, f"{name}: is given twice", param=name)
         else:
             found[name] = _plain(given) if name in json_fields else given
     return found
@@ -121,7 +122,9 @@ def check_origin(headers: Headers, origins: Collection[str]) -> None:
     origin = headers.get("origin")
     is_own = origin is None or origin.partition("://")[2] == headers.get("host")
     if not is_own and not {"*", origin} & set(origins):
-        raise HttpError(403, f"origin {origin!r:.80}: web pages of it may not call this server; see cors_origin")
+        raise HttpError(
+            FOREIGN_ORIGIN, f"origin {origin!r:.80}: web pages of it may not call this server; see cors_origin"
+        )
 
 
 async def _form_items(headers: Headers, data: bytes) -> list[tuple[str, str | bytes]]:
@@ -134,7 +137,7 @@ async def _form_items(headers: Headers, data: bytes) -> list[tuple[str, str | by
     try:
         form = await parser.parse()
     except MultiPartException as error:
-        raise HttpError(400, f"body: is not a form: {error.message}", param="body") from None
+        raise HttpError(INVALID, f"body: is not a form: {error.message}", param="body") from None
     try:
         return [(k, await v.read() if isinstance(v, UploadFile) else v) for k, v in form.multi_items()]
     finally:

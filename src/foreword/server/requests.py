@@ -12,6 +12,7 @@ from foreword.fields import STRING, Fields
 from foreword.scheduler import Reason
 from foreword.server.context import Context
 from foreword.server.errors import HttpError
+from foreword.server.failures import NOT_FOUND
 from foreword.server.operation import Body, Operation
 from foreword.server.replicas import ALL_LISTED, FIRST, Called, merged
 from foreword.server.reply import reply
@@ -77,7 +78,7 @@ def _in_engine(context: Context, name: str) -> list[str]:
     progress = context.progress.get(name)
     names = [part for part in ((name,) if progress is None else progress.names) if part in running]
     if not names and (progress is None or progress.names):
-        raise HttpError(404, f"request {name!r:.80}: is not in the engine, or has ended", param="request_id")
+        raise HttpError(NOT_FOUND, f"request {name!r:.80}: is not in the engine, or has ended", param="request_id")
     return names
 
 

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from foreword import __version__
 from foreword.server.context import Context
 from foreword.server.errors import HttpError
+from foreword.server.failures import ENGINE_CLOSED, NOT_READY
 from foreword.server.operation import Operation
 from foreword.server.replicas import ALL_LISTED, Replicas, Spread
 from foreword.server.reply import reply
@@ -20,14 +21,14 @@ async def _health(server: Context | Replicas, request: Request) -> Response:
 
 async def _ready(context: Context, request: Request) -> Response:
     if context.engine.is_closed:
-        raise HttpError(503, "the engine is closed")
+        raise HttpError(ENGINE_CLOSED, "the engine is closed")
     return reply({"status": "ready"})
 
 
 async def _front_ready(replicas: Replicas, request: Request) -> Response:
     states = await replicas.states()
     if not states:
-        raise HttpError(503, "no replica is ready", code="not_ready")
+        raise HttpError(NOT_READY, "no replica is ready")
     return reply({"status": "ready", "replicas": states})
 
 

@@ -1,0 +1,152 @@
+"""Every way in which a request can fail: its status, its code, what it means and what the client should do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from foreword.errors import ContextLengthError
+
+Concerned = Literal["every", "key", "body", "engine"]
+
+
+class Failure(NamedTuple):
+    """code: a word for programs, which tells it from others of its status; None for the ordinary one. of: the
+    operations that it concerns: those with a key, with a body, or whose body is for the engine.
+    """
+
+    status: int
+    code: str | None
+    meaning: str
+    remedy: str
+    of: Concerned = "every"
+
+
+# fmt: off
+INVALID = Failure(
+    400, None,
+    "The request cannot be served as given, or has a header twice that must be one, such as `Authorization`.",
+    "Change what `param` and the message name.",
+)
+CONTEXT_LENGTH = Failure(
+    400, ContextLengthError.code,
+    "The prompt, or the prompt with its output, has more tokens than the model takes.",
+    "Send a shorter prompt, or ask for fewer tokens.", "engine",
+)
+ANSWER_TOO_LARGE = Failure(
+    400, "answer_too_large",
+    "The answer may take more memory than `max_answer_bytes`.",
+    "Ask for fewer prompts, completions, tokens or log-probabilities.", "engine",
+)
+INVALID_API_KEY = Failure(
+    401, "invalid_api_key",
+    "There is no valid key in the request.", "Send the header `Authorization: Bearer KEY`.", "key",
+)
+FOREIGN_ORIGIN = Failure(
+    403, None,
+    "A form, or a POST without a body, is from a web page that may not call the server.",
+    "Have its origin added to `cors_origin`.", "body",
+)
+FORBIDDEN = Failure(
+    403, "forbidden",
+    "The adapter is outside of `adapter_directory`, or there is no such directory.",
+    "Give a path below that directory.", "body",
+)
+NOT_FOUND = Failure(
+    404, None, "There is no such route, request or adapter, or the model cannot do it.", "Check the name.",
+)
+MODEL_NOT_FOUND = Failure(
+    404, "model_not_found",
+    "No model or adapter has this name.", "Use one of those that the message, or `GET /v1/models`, lists.",
+)
+METHOD_NOT_ALLOWED = Failure(
+    405, None, "The route has other methods.", "Use one that the header `Allow` lists.",
+)
+TOO_SLOW = Failure(
+    408, None, "The request did not arrive within `receive_timeout`.", "Send it again, faster.",
+)
+BODY_TOO_LONG = Failure(
+    413, None, "The body is longer than `max_body_bytes`.", "Send a shorter one.", "body",
+)
+WRONG_BODY = Failure(
+    415, None,
+    "The body is not JSON, or not a form where one is taken, or is compressed.",
+    "Send it as the message says, with its `Content-Type`.",
+)
+EXPECTATION = Failure(
+    417, None, "The header `Expect` asks for more than `100-continue`.", "Leave the header out.",
+)
+UNKNOWN_HOST = Failure(
+    421, "unknown_host",
+    "The header `Host` has a name that is not one of `allowed_host`.",
+    "Use another name, or have this one added to the setting.",
+)
+FULL = Failure(
+    429, "full",
+    "The server is full.", "Send it again after as many seconds as the header `Retry-After` has.", "engine",
+)
+HEAD_TOO_LONG = Failure(
+    431, None, "The head is longer than `max_header_bytes`.", "Send fewer or shorter headers.",
+)
+CLOSED = Failure(
+    499, None, "The client has closed the connection. The log and the metrics alone have this status.", "",
+)
+FAILED = Failure(
+    500, None,
+    "A step failed, or the model computed values that are not numbers. The server goes on.",
+    "Send it again. If it fails again, tell the operator the header `X-Request-Id`.",
+)
+ENGINE_CLOSED = Failure(
+    503, None, "The engine is closed.", "Use another server.",
+)
+NOT_READY = Failure(
+    503, "not_ready", "No replica is ready.", "Send it again a little later.",
+)
+REPLICA_LOST = Failure(
+    503, "replica_lost", "The replica ended while it answered.", "Send it again; another one answers.",
+)
+STOPPED = Failure(
+    503, "stopped", "The server is being stopped.", "Use another server.",
+)
+TIMEOUT = Failure(
+    504, "timeout",
+    "The time is over: `timeout` in the body, the header `X-Request-Timeout`, or the server's setting.",
+    "Ask for less, or allow more time.", "engine",
+)
+# fmt: on
+FAILURES = (
+    INVALID,
+    CONTEXT_LENGTH,
+    ANSWER_TOO_LARGE,
+    INVALID_API_KEY,
+    FOREIGN_ORIGIN,
+    FORBIDDEN,
+    NOT_FOUND,
+    MODEL_NOT_FOUND,
+    METHOD_NOT_ALLOWED,
+    TOO_SLOW,
+    BODY_TOO_LONG,
+    WRONG_BODY,
+    EXPECTATION,
+    UNKNOWN_HOST,
+    FULL,
+    HEAD_TOO_LONG,
+    CLOSED,
+    FAILED,
+    ENGINE_CLOSED,
+    NOT_READY,
+    REPLICA_LOST,
+    STOPPED,
+    TIMEOUT,
+)  # fmt: skip
+_KNOWN = {(one.status, one.code): one for one in FAILURES}
+
+
+def failure(status: int, code: str | None = None) -> Failure:
+    """Return the row of a status and a code. KeyError if there is none."""
+    return _KNOWN[status, code]
+
+
+def answered() -> Iterator[Failure]:
+    """Yield those that a client can read, in order of their status."""
+    return (one for one in FAILURES if one is not CLOSED)
