@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from io import BytesIO
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from foreword.arrays import F32, as_array
 from foreword.errors import RequestError
+from foreword.media.decoders import Printed, SeekableBytes, captured
 from foreword.media.limits import MediaLimits
 from foreword.media.sources import fail, read_file
 
@@ -20,6 +21,8 @@ FORMATS = {"WAV": "wav", "WAVEX": "wav", "FLAC": "flac", "OGG": "ogg", "MP3": "m
 MAX_CHANNELS = 8
 MAX_RATE = 48_000  # samples per second that max_seconds is counted in; faster ones have as many samples, and less time
 BLOCK = 1 << 16  # samples that are decoded at a time
+SILENT = (b"RIFF", b"fLaC", b"OggS")
+"""Beginnings of files whose decoders print nothing. That of MP3 prints what is wrong."""
 UNKNOWN_SIZE = (0, 2**32 - 1)  # of a RIFF file that was written as a stream
 INSTALL = "`pip install foreword[speech]`."
 
@@ -85,14 +88,28 @@ def read_sound(field: str, source: object, limits: MediaLimits) -> Sound:
 
     RequestError as `read_file`, and with the field for data that is no such file, damaged, or beyond the limits.
     """
-    try:
-        import soundfile
-    except ModuleNotFoundError:
-        raise RequestError(None, field, "a sound", "needs soundfile", INSTALL) from None
+    if find_spec("soundfile") is None:
+        raise RequestError(None, field, "a sound", "needs soundfile", INSTALL)
     data = read_file(field, source, limits)
+    if data[:4] in SILENT:
+        return _decoded(field, data, limits)
+    printed = Printed()
+    try:
+        with captured(printed):
+            return _decoded(field, data, limits)
+    except RequestError as error:
+        if not printed.text:
+            raise
+        reason = f"{error.reason}; its decoder says: {printed.text:.100}"
+        raise RequestError(None, field, error.value, reason, error.fix) from None
+
+
+def _decoded(field: str, data: bytes, limits: MediaLimits) -> Sound:
+    import soundfile
+
     fix = f"Give a file of the type {', '.join(dict.fromkeys(FORMATS.values()))}."
     try:
-        file = soundfile.SoundFile(BytesIO(data))
+        file = soundfile.SoundFile(SeekableBytes(data))
     except Exception as error:  # of decoders, of any kind
         reason = str(error).rpartition(">: ")[2]
         fail(field, f"{len(data)} bytes", f"is no sound ({reason:.100})", fix)
