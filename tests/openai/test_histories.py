@@ -11,6 +11,7 @@ from foreword.anthropic import parse_messages
 from foreword.errors import RequestError
 from foreword.models.chat import ChatTemplate
 from foreword.openai import parse_chat, parse_responses
+from foreword.openai.conversation import Conversation
 from foreword.server.generation import named
 
 LLAMA = (
@@ -182,3 +183,19 @@ def test_agents_go_on_after_a_cut_call(request_):
 def test_every_part_of_a_conversation_has_its_path_in_the_body(request_, field, origin):
     error = RequestError("r", field, 1, "is wrong", "Correct it.").renamed(request_.origins)
     assert (error.field, str(error)) == (origin, f"request 'r': {origin} = 1: is wrong. Correct it.")
+
+
+def test_a_piece_of_a_message_does_not_copy_those_before():
+    """So that the time of a body of many small pieces is in proportion to their number."""
+    conversation = Conversation()
+    conversation.text("user", "a", "[0]")
+    parts = conversation.messages[0]["content"]
+    conversation.text("user", "b", "[1]")
+    assert conversation.messages[0]["content"] is parts
+    assert [part["text"] for part in parts] == ["a", "b"]
+    for i in range(3):
+        conversation.reasoning(f"{i} ", f"[{i + 2}]")
+    conversation.result("1", "c", "[5]")
+    conversation.reasoning("again", "[6]")
+    found = [message.get("reasoning_content") for message in conversation.messages]
+    assert found == [None, "0 1 2 ", None, "again"]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server_rig import Serving, serving
 
-from foreword.server.listener import short_collections
+from foreword.server.listener import MOST_SMALL, short_collections
 from foreword.server.pace import MOST_VALUES, Pace
 from foreword.server.pieces import PIECE, json_pieces
 from foreword.server.reply import PiecesReply
@@ -127,8 +127,8 @@ def test_a_connection_whose_client_reads_nothing_is_cut(talker):
             with unread(running, request("/v1/completions", **asked, stream=stream)):
                 running.wait_until(lambda: running.context.admission.num_requests > 0)
                 begin = time.monotonic()
-                running.check_nothing_is_left()
                 running.wait_until(lambda: not running.context.progress)
+                running.check_nothing_is_left()
                 assert time.monotonic() - begin < 30
 
 
@@ -145,3 +145,29 @@ def test_long_answers_have_the_values_of_short_ones(talker):
         ] == values
     assert len(choice["logprobs"]["tokens"]) == 403
     assert all(len(found) <= 21 for found in choice["logprobs"]["top_logprobs"][1:])
+
+
+def test_a_body_in_many_small_chunks_is_refused_and_in_few_read_as_a_whole(talker):
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    def status(running, content: bytes) -> bytes:
+        chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in content)
+        with socket.create_connection(("127.0.0.1", int(running.url.rsplit(":", 1)[1]))) as connection:
+            connection.sendall(head + chunks + b"0\r\n\r\n")
+            return connection.recv(12)
+
+    with serving(talker) as running:
+        content = json.dumps({"prompt": "a", "max_tokens": 2}).encode()
+        assert status(running, content) == b"HTTP/1.1 200"
+        assert status(running, content + b" " * MOST_SMALL) == b"HTTP/1.1 400"
+
+
+def test_scores_of_a_long_text_with_many_take_no_more_memory_than_answers_may(talker):
+    texts = {"text_1": "a" * 4000, "text_2": ["b"] * 20_000}
+    with serving(talker, max_answer_bytes=512 << 20) as running:
+        refused = running.post("/score", texts).json()["error"]
+        assert refused["code"] == "answer_too_large"
+        assert running.post("/score", texts | {"text_2": ["b"] * 5000}).status_code == 200
+        running.check_nothing_is_left()
+        assert running.context.admission.num_answer_bytes == 0

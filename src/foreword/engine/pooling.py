@@ -81,6 +81,10 @@ class ScorePlan:
     params: list[PoolingParams]
     pairs: list[tuple[int, int]] | None = None
 
+    def num_tokens(self, lengths: Sequence[int]) -> int:
+        """The tokens of all that `read` returns. lengths: of the requests' prompts."""
+        return sum(lengths) if self.pairs is None else sum(lengths[i] + lengths[j] for i, j in self.pairs)
+
     def read(self, outputs: Sequence[PoolingRequestOutput]) -> list[PoolingRequestOutput]:
         """An output per document, from those of the requests; a cosine has the tokens of both texts."""
         if self.pairs is None:

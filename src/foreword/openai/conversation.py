@@ -15,12 +15,20 @@ class Conversation:
     """
 
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
+        self._messages: list[dict[str, Any]] = []
+        self._reasoning: list[str] = []  # the pieces in the last message: joined once, since there may be many
         self.origins: dict[str, str] = {}
 
     @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The messages so far."""
+        if self._reasoning:
+            self._messages[-1]["reasoning_content"] = "".join(self._reasoning)
+        return self._messages
+
+    @property
     def last_role(self) -> str | None:
-        return self.messages[-1]["role"] if self.messages else None
+        return self._messages[-1]["role"] if self._messages else None
 
     def text(self, role: str, text: str, at: str) -> None:
         self._part(role, {"type": "text", "text": text}, at)
@@ -31,7 +39,7 @@ class Conversation:
 
     def reasoning(self, text: str, at: str) -> None:
         message = self._of("assistant", at)
-        message["reasoning_content"] = message.get("reasoning_content", "") + text
+        self._reasoning.append(text)
         message["content"] = message["content"] or []
 
     def call(self, call_id: str, name: str, arguments: object, at: str) -> None:
@@ -41,22 +49,27 @@ class Conversation:
         calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
 
     def result(self, call_id: str, content: str, at: str) -> None:
-        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
-        self.origins[self._last] = at
+        self._add({"role": "tool", "tool_call_id": call_id, "content": content}, at)
 
     @property
     def _last(self) -> str:
         """The name of the last message."""
-        return f"messages[{len(self.messages) - 1}]"
+        return f"messages[{len(self._messages) - 1}]"
 
     def _part(self, role: str, part: dict[str, Any], at: str) -> None:
         message = self._of(role, at)
-        self.origins[f"{self._last}.content[{len(message['content'] or ())}]"] = at
-        message["content"] = [*(message["content"] or ()), part]
+        parts = message["content"] = message["content"] or []
+        self.origins[f"{self._last}.content[{len(parts)}]"] = at
+        parts.append(part)
 
     def _of(self, role: str, at: str) -> dict[str, Any]:
         """The last message if it is of this role, else a new one."""
         if self.last_role != role:
-            self.messages.append({"role": role, "content": None})
-            self.origins[self._last] = at
-        return self.messages[-1]
+            self._add({"role": role, "content": None}, at)
+        return self._messages[-1]
+
+    def _add(self, message: dict[str, Any], at: str) -> None:
+        self._messages = self.messages
+        self._reasoning = []
+        self._messages.append(message)
+        self.origins[self._last] = at

@@ -90,16 +90,17 @@ class Generation:
         longest = states.max_model_len
         num_tokens = longest if params.max_tokens is None else min(params.max_tokens, longest)
         size = TOKEN_BYTES + LOGPROB_BYTES * _entries(params.logprobs, states.vocab_size)
-        self._count_bytes(num_prompts * params.num_completions * num_tokens * size)
+        self.count_bytes(num_prompts * params.num_completions * num_tokens * size)
 
     def _count_prompts(self, groups: Sequence[RequestGroup]) -> None:
         """Count the tokens of prompts that are in the engine at the same time, and the log-probabilities of all."""
         self.add_tokens(sum(nlargest(self._share, (len(group.prompt) for group in groups))))
         vocab_size = self.context.engine.engine.states.vocab_size
         entries = (len(one.prompt) * _entries(one.params.prompt_logprobs, vocab_size) for one in groups)
-        self._count_bytes(LOGPROB_BYTES * sum(entries))
+        self.count_bytes(LOGPROB_BYTES * sum(entries))
 
-    def _count_bytes(self, num_bytes: int) -> None:
+    def count_bytes(self, num_bytes: int) -> None:
+        """Count memory that the answer may take. HttpError if it is more than allowed."""
         if self._place is not None:
             self._place.add_bytes(num_bytes)
 

@@ -28,6 +28,7 @@ GRACE = 10.0  # seconds for what is left to do after the last request
 MOST_DISCARDED = 1 << 20  # bytes that are received after a refusal, so that the client can read it
 DISCARD_SECONDS = 2.0
 LAST_SECONDS = 0.5  # for threads that end at the same time as the process
+SMALL_CHUNK, MOST_SMALL = 64, 1 << 14  # bytes of a chunk of a body, and how many of fewer bytes a body may have
 MOST_PIPELINED = 16  # requests of a connection that wait for the answers of earlier ones
 SWITCH_INTERVAL = 0.0005  # seconds; a tenth of Python's own gives 1.7 times the tokens/s of 64 streams
 
@@ -198,6 +199,8 @@ def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)  # type: ignore[arg-type]
             self._num_bytes = 0  # received since the last end of a head or piece of a body
+            self._chunks: list[bytes] = []  # of the body that is read, which have just arrived
+            self._num_small = 0  # chunks of it
             self._num_field_bytes = 0  # of the head and the trailers of the request that is read
             self._in_head = True
             self._num_discarded: int | None = None  # after a refusal
@@ -214,6 +217,7 @@ def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:
                 self._deadline = self._new_deadline()
             self._num_bytes += len(data)
             super().data_received(data)
+            self._pass_chunks()
             if self._num_bytes > config.max_header_bytes:
                 self._close(b"431 Request Header Fields Too Large")
 
@@ -221,7 +225,7 @@ def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:
             if len(self.pipeline) >= MOST_PIPELINED:
                 raise ValueError("too many requests before the answer of the first")
             super().on_message_begin()
-            self._num_field_bytes, self._in_head = 0, True
+            self._num_field_bytes, self._in_head, self._num_small = 0, True, 0
             if self._deadline is None:
                 self._deadline = self._new_deadline()
 
@@ -241,10 +245,21 @@ def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:
 
         def on_body(self, body: bytes) -> None:
             self._num_bytes = 0
-            super().on_body(body)
+            self._chunks.append(body)
+            if len(body) < SMALL_CHUNK:
+                self._num_small += 1
+                if self._num_small > MOST_SMALL:
+                    raise ValueError("too many small chunks")
+
+        def _pass_chunks(self) -> None:
+            """Pass on what has arrived of a body in one piece: uvicorn copies its bytes with each."""
+            if self._chunks:
+                super().on_body(b"".join(self._chunks))
+                self._chunks = []
 
         def on_message_complete(self) -> None:
             self._num_bytes = 0
+            self._pass_chunks()
             if self._is_between_requests():  # the rest of a body whose request was refused before
                 self._end_head()
             super().on_message_complete()

@@ -26,7 +26,9 @@ from foreword.server.answer import Api
 from foreword.server.context import Context
 from foreword.server.generation import Generation, in_order
 from foreword.server.operation import Body, Operation
-from foreword.server.reply import apart, reply
+from foreword.server.reply import MANY, apart, reply
+
+ID_BYTES = 8  # of a token id in an output: scores of one text with many have its ids many times
 
 
 async def _pooled(generation: Generation, wanted: ClassifyRequest) -> AsyncGenerator[PoolingRequestOutput, None]:
@@ -46,7 +48,9 @@ async def _run(
     generation: Generation, plan: ScorePlan, options: RequestOptions, field: str
 ) -> AsyncGenerator[PoolingRequestOutput, None]:
     generation.enter_many(len(plan.prompts))
-    return _read(generation, plan, await generation.check(field, plan.prompts, plan.params, options))
+    checked = await generation.check(field, plan.prompts, plan.params, options)
+    generation.count_bytes(ID_BYTES * plan.num_tokens([len(one.group.prompt) for one in checked]))
+    return _read(generation, plan, checked)
 
 
 async def _read(
@@ -54,7 +58,8 @@ async def _read(
 ) -> AsyncGenerator[PoolingRequestOutput, None]:
     async with aclosing(generation.outputs(checked)) as running:
         outputs = in_order([output async for output in running])
-    for output in plan.read(list(map(pooling_output, outputs))):
+    is_long = len(plan.pairs or ()) >= MANY
+    for output in await apart(is_long, plan.read, list(map(pooling_output, outputs))):
         yield output
 
 
