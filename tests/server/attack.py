@@ -177,6 +177,27 @@ def logprobs_nobody_reads(server: Server) -> None:
     )
 
 
+def whole_answers_with_logprobs(server: Server) -> None:
+    body = {"prompt": "a", "n": 8, "max_tokens": 1000, "ignore_eos": True, "logprobs": 20}
+    together(3, lambda _: server.attack("/v1/completions", body))
+
+
+def bodies_in_chunks_of_one_byte(server: Server) -> None:
+    body = json.dumps({"prompt": "a" * 200_000, "max_tokens": 1}).encode()
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    together(8, lambda _: server.send([POST + b"Transfer-Encoding: chunked\r\n\r\n", chunks, b"0\r\n\r\n"], 20.0))
+
+
+def messages_of_many_pieces(server: Server) -> None:
+    message = {"role": "user", "content": "a"}
+    server.attack("/v1/messages", {"model": "talker", "messages": [message] * 150_000, "max_tokens": 1})
+    server.attack("/v1/responses", {"input": [message] * 100_000, "max_output_tokens": 1})
+
+
+def scores_with_many(server: Server) -> None:
+    server.attack("/score", {"text_1": "a" * 4000, "text_2": ["b"] * 200_000})
+
+
 def many_prompts(server: Server) -> None:
     server.attack("/v1/completions", {"prompt": [[97 + i % 20] for i in range(20000)], "max_tokens": 4})
 
@@ -312,7 +333,8 @@ def mutated_bodies(server: Server, count: int = 3000) -> None:
 
 ATTACKS = (
     endless_head, head_behind_a_stream, endless_trailer, pipelined_requests, slow_heads, bodies_of_digits, all_logprobs,
-    logprobs_nobody_reads, many_prompts, many_completions, many_stops, a_long_field, heavy_grammars,
+    logprobs_nobody_reads, whole_answers_with_logprobs, bodies_in_chunks_of_one_byte, messages_of_many_pieces,
+    scores_with_many, many_prompts, many_completions, many_stops, a_long_field, heavy_grammars,
     grammars_without_end, invalid_bytes, template_arguments, mutated_bodies,
 )  # fmt: skip
 
