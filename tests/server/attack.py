@@ -35,7 +35,8 @@ MOST_GROWTH = (
 )  # bytes per process that serves: grammar_cache_bytes, and what two grammars take while they are tried
 LONGEST_WAIT = 2.0  # seconds
 PATIENCE = 60.0
-MODEL = ("--max-model-len", 4096, "--kv-cache-bytes", 64 << 20, "--num-threads", 1, "--drain-timeout", 2)
+MODEL = ("--max-model-len", 4096, "--kv-cache-bytes", 64 << 20, "--num-threads", 1, "--drain-timeout", 2,
+         "--served-model-name", "talker")  # fmt: skip
 JSON = {"Content-Type": "application/json"}
 
 
@@ -287,6 +288,7 @@ BODIES: Mapping[str, Mapping[str, object]] = {
     },
     "/v1/responses": {"input": "a", "max_output_tokens": 2, "text": {"format": {"type": "text"}}, "store": False},
     "/v1/messages": {
+        "model": "talker",
         "messages": [{"role": "user", "content": "a"}],
         "max_tokens": 2,
         "system": "b",
