@@ -467,7 +467,8 @@ void bind_batch(nb::module_ &m) {
            "max_num_batched_tokens"_a, "records_at"_a, "record_size"_a)
       .def("add_table", &add_device_table, "table"_a, "num_blocks"_a, "content_id"_a, "table_at"_a, "num_at"_a)
       .def("set_embeddings",
-           [](PacketCore &core, Matrix<bool> is_token_id) { core.is_token_id = is_token_id.data(); }, "is_token_id"_a)
+           [](PacketCore &core, Matrix<bool> is_embedding) { core.is_embedding = is_embedding.data(); },
+           "is_embedding"_a)
       .def("forget", &PacketCore::forget)
       .def_rw("follows_host", &PacketCore::follows_host)
       .def("generations", &PacketCore::generations)

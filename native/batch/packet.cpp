@@ -99,10 +99,10 @@ int64_t PacketCore::write(int32_t *out, int64_t runs_at) {
     if (r.to < 0) *to++ = r.first;
     *run++ = int32_t(to - out);
     std::memcpy(to, r.from, sizeof(int32_t) * size_t(r.length));
-    if (r.to < 0 && is_token_id) {
-      const bool *is_token = is_token_id + int64_t(~r.to) * states.max_model_len + r.first;
+    if (r.to < 0 && is_embedding) {
+      const bool *embedded = is_embedding + int64_t(~r.to) * states.max_model_len + r.first;
       for (int32_t i = 0; i < r.length; ++i)
-        if (!is_token[i]) to[i] = ~to[i];
+        if (embedded[i]) to[i] = ~to[i];
     }
     to += r.length;
   }

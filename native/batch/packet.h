@@ -39,7 +39,7 @@ class PacketCore {
   size_t num_sampling = 0;            // of the columns
   int32_t sampling_words = 0;
   std::vector<DeviceTable> tables;
-  const bool *is_token_id = nullptr;  // [R, M], or null: every position is a token
+  const bool *is_embedding = nullptr;  // [R, M], or null: every position is a token
   int64_t max_num_batched_tokens;     // the largest step that the device's tensors hold
   int32_t records_at, record_size;
   bool follows_host = false;  // every packet has the host's progress and tokens: no step is committed on the device

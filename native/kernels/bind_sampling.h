@@ -104,10 +104,10 @@ class PySamplingRows {
 
   void change(const Logits &logits, const Array1<int32_t> &rows, const Array1<int32_t> &starts,
               const Array1<int32_t> &cu_num_logits, const Array1<int64_t> &positions, const Array1<int32_t> &drafts,
-              const std::optional<Rows2<bool>> &is_token_id, const std::optional<Array1<int32_t>> &masked,
+              const std::optional<Rows2<bool>> &is_embedding, const std::optional<Array1<int32_t>> &masked,
               const std::optional<Array2<int32_t>> &words, const Array1<int32_t> &changed_rows,
               const Out2<float> &changed, CpuModel *model) {
-    const StepInput in = input(logits, rows, starts, cu_num_logits, positions, drafts, is_token_id, masked, words,
+    const StepInput in = input(logits, rows, starts, cu_num_logits, positions, drafts, is_embedding, masked, words,
                                changed_rows, changed);
     const auto lock = exclusive();
     with_threads(model, scratch_, [](const Isa &) { return size_t{1}; },
@@ -116,13 +116,13 @@ class PySamplingRows {
 
   void sample(const Logits &logits, const Array1<int32_t> &rows, const Array1<int32_t> &starts,
               const Array1<int32_t> &cu_num_logits, const Array1<int64_t> &positions, const Array1<int32_t> &drafts,
-              const std::optional<Rows2<bool>> &is_token_id, const std::optional<Array1<int32_t>> &masked,
+              const std::optional<Rows2<bool>> &is_embedding, const std::optional<Array1<int32_t>> &masked,
               const std::optional<Array2<int32_t>> &words, const std::optional<Array1<int32_t>> &changed_rows,
               const std::optional<Out2<float>> &changed, const Out2<int32_t> &out,
               const std::optional<Array1<int64_t>> &offsets, const std::optional<Out1<int32_t>> &ids,
               const std::optional<Out1<double>> &logprobs, const std::optional<Out1<int32_t>> &ranks,
               CpuModel *model) {
-    const StepInput in = input(logits, rows, starts, cu_num_logits, positions, drafts, is_token_id, masked, words,
+    const StepInput in = input(logits, rows, starts, cu_num_logits, positions, drafts, is_embedding, masked, words,
                                changed_rows, changed);
     LogprobOutput wanted{};
     if (offsets) {
@@ -185,7 +185,7 @@ class PySamplingRows {
 
   StepInput input(const Logits &logits, const Array1<int32_t> &rows, const Array1<int32_t> &starts,
                   const Array1<int32_t> &cu_num_logits, const Array1<int64_t> &positions,
-                  const Array1<int32_t> &drafts, const std::optional<Rows2<bool>> &is_token_id,
+                  const Array1<int32_t> &drafts, const std::optional<Rows2<bool>> &is_embedding,
                   const std::optional<Array1<int32_t>> &masked, const std::optional<Array2<int32_t>> &words,
                   const std::optional<Array1<int32_t>> &changed_rows,
                   const std::optional<Out2<float>> &changed) const {
@@ -196,12 +196,12 @@ class PySamplingRows {
     in.cu_num_logits = at_least(cu_num_logits, in.num_reqs + 1, "cu_num_logits");
     in.positions = at_least(positions, in.num_logits, "positions");
     in.drafts = at_least(drafts, in.num_logits - in.num_reqs, "drafts");
-    if (is_token_id) {
-      check_rows_contiguous(*is_token_id, "is_token_id");
-      check_size(is_token_id->shape(0), size_t(s.num_rows), "is_token_id");
-      check_size(is_token_id->shape(1), size_t(s.max_len), "a row of is_token_id");
-      in.is_token_id = is_token_id->data();
-      in.is_token_id_stride = is_token_id->stride(0);
+    if (is_embedding) {
+      check_rows_contiguous(*is_embedding, "is_embedding");
+      check_size(is_embedding->shape(0), size_t(s.num_rows), "is_embedding");
+      check_size(is_embedding->shape(1), size_t(s.max_len), "a row of is_embedding");
+      in.is_embedding = is_embedding->data();
+      in.is_embedding_stride = is_embedding->stride(0);
     }
     if (masked && words) {
       in.num_masked = in_range(int64_t(masked->shape(0)), 0, in.num_logits, "the number of masks");
@@ -302,11 +302,11 @@ inline void bind_sampling(nb::module_ &m) {
       .def("forget", &PySamplingRows::forget, "row"_a)
       .def("change", &PySamplingRows::change, "logits"_a.noconvert(), "rows"_a.noconvert(), "starts"_a.noconvert(),
            "cu_num_logits"_a.noconvert(), "positions"_a.noconvert(), "drafts"_a.noconvert(),
-           "is_token_id"_a.noconvert().none(), "masked"_a.noconvert().none(), "words"_a.noconvert().none(),
+           "is_embedding"_a.noconvert().none(), "masked"_a.noconvert().none(), "words"_a.noconvert().none(),
            "changed_rows"_a.noconvert(), "changed"_a.noconvert(), "model"_a.none() = nb::none())
       .def("sample", &PySamplingRows::sample, "logits"_a.noconvert(), "rows"_a.noconvert(), "starts"_a.noconvert(),
            "cu_num_logits"_a.noconvert(), "positions"_a.noconvert(), "drafts"_a.noconvert(),
-           "is_token_id"_a.noconvert().none(), "masked"_a.noconvert().none(), "words"_a.noconvert().none(),
+           "is_embedding"_a.noconvert().none(), "masked"_a.noconvert().none(), "words"_a.noconvert().none(),
            "changed_rows"_a.noconvert().none(), "changed"_a.noconvert().none(), "out"_a.noconvert(),
            "offsets"_a.noconvert().none(), "ids"_a.noconvert().none(), "logprobs"_a.noconvert().none(),
            "ranks"_a.noconvert().none(), "model"_a.none() = nb::none());

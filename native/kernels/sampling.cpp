@@ -128,13 +128,14 @@ void SamplingRows::prepare(const StepInput &in, int b, RuleScratch &scratch, Row
   if (!samples) return;
   rows.parameters = s.parameters.of(row);
   const int32_t *tokens = s.token_ids + row * s.token_ids_stride;
-  const bool *is_token = in.is_token_id ? in.is_token_id + row * in.is_token_id_stride : nullptr;
+  const bool *embedded = in.is_embedding ? in.is_embedding + row * in.is_embedding_stride : nullptr;
+  if (embedded && !std::memchr(embedded, 1, size_t(prompt_len))) embedded = nullptr;
   if (has_penalties(rows.parameters) && request->counted < num_tokens) {
     request->counts.reserve(size_t(num_tokens - request->counted + count));
     for (int &i = request->counted; i < num_tokens; ++i) {
       if (i >= prompt_len) {
         request->counts.add_output(tokens[i], 1);
-      } else if (!is_token || is_token[i]) {
+      } else if (!embedded || !embedded[i]) {
         request->counts.add_prompt(tokens[i]);
       }
     }
@@ -142,10 +143,10 @@ void SamplingRows::prepare(const StepInput &in, int b, RuleScratch &scratch, Row
     request->counts.reserve(size_t(count));
   }
   rows.text = {tokens, num_tokens, rows.drafts, 0};
-  if (is_token) {  // the text is without positions that are embeddings
+  if (embedded) {  // the text is without positions that are embeddings
     scratch.prompted.clear();
     for (int i = 0; i < num_tokens; ++i) {
-      if (i >= prompt_len || is_token[i]) scratch.prompted.push_back(tokens[i]);
+      if (i >= prompt_len || !embedded[i]) scratch.prompted.push_back(tokens[i]);
     }
     rows.text.known = scratch.prompted.data();
     rows.text.num_known = int(scratch.prompted.size());

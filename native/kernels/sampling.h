@@ -24,7 +24,7 @@ struct ParameterColumns {
   }
 };
 
-// Parameters and tokens by state row. [R] each; token_ids and is_token_id have rows of max_len entries.
+// Parameters and tokens by state row. [R] each; token_ids and is_embedding have rows of max_len entries.
 struct StateRows {
   int num_rows, vocab_size, max_len;
   ParameterColumns parameters;
@@ -42,8 +42,8 @@ struct StepInput {
   const int32_t *cu_num_logits;  // [B + 1]
   const int64_t *positions;      // [L] that the drawn tokens take
   const int32_t *drafts;         // [L - B], request by request
-  const bool *is_token_id;       // [R, max_len], or null: prompt positions that are tokens
-  ptrdiff_t is_token_id_stride;
+  const bool *is_embedding;      // [R, max_len], or null: prompt positions that are embeddings, not tokens
+  ptrdiff_t is_embedding_stride;
   int num_masked;
   const int32_t *masked;  // [num_masked] ascending rows of logits
   const int32_t *words;   // [num_masked, ceil(vocab_size / 32)]

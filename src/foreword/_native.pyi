@@ -104,7 +104,7 @@ class PacketCore:
         record_size: int,
     ) -> None: ...
     def add_table(self, table: I32, num_blocks: I32, content_id: I64, table_at: int, num_at: int) -> None: ...
-    def set_embeddings(self, is_token_id: Bools) -> None: ...
+    def set_embeddings(self, is_embedding: Bools) -> None: ...
     def forget(self) -> None: ...
     @property
     def follows_host(self) -> bool: ...
@@ -284,7 +284,7 @@ class SamplingRows:
         cu_num_logits: I32,
         positions: I64,
         drafts: I32,
-        is_token_id: Bools | None,
+        is_embedding: Bools | None,
         masked: I32 | None,
         words: I32 | None,
         changed_rows: I32,
@@ -299,7 +299,7 @@ class SamplingRows:
         cu_num_logits: I32,
         positions: I64,
         drafts: I32,
-        is_token_id: Bools | None,
+        is_embedding: Bools | None,
         masked: I32 | None,
         words: I32 | None,
         changed_rows: I32 | None,

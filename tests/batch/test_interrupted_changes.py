@@ -115,7 +115,7 @@ class World(batch_rig.World):
             "directory": (dict(s._directory.rows), s._directory.ids.tolist(), list(s._directory.free)),
             "extras": [{row: str(value) for row, value in values.items()} for values in extras.sparse()],
             "rows with extras": sorted(extras.rows),
-            "embeddings": None if s.extras.is_token_id is None else s.extras.is_token_id.tolist(),
+            "embeddings": None if s.extras.is_embedding is None else s.extras.is_embedding.tolist(),
             "params": dict(sampling.params),
             "adapters": {a: (s.loras.users(a), s.loras.request(a)) for a in s.loras.in_use},
             "adapter names": dict(s.loras._requests),

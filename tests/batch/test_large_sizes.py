@@ -121,16 +121,29 @@ batch = prepare_inputs(states, {"0": 3}, buffers)
 before = resident()
 assert token_tables(batch).req_to_token.tolist() == [[1024, 1025, 1026]]
 print(resident() - before)
+states.remove_request("0")
+before = resident()
+for i in range(3):
+    states.add_request(NewRequest("embedded", None, [[1]], prompt_embeds=np.ones((3, 4), np.float32)))
+    batch = prepare_inputs(states, {"embedded": 3}, buffers)
+    assert is_token_ids(batch).sum() == batch.num_tokens_padded - 3
+    states.commit(batch, {"embedded": [1]})
+    for row in range(R):
+        states.swap_rows(row, states.row_of("embedded"))
+    states.remove_request("embedded")
+assert not states.extras.is_embedding[:, :9].any()
+print(resident() - before)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_short_requests_and_optional_tensors_take_the_memory_that_they_use():
-    """Rows of 1 GiB, and a table of 2 GiB of which a step uses three entries, in MiB."""
+    """Rows of 1 GiB, a table of 2 GiB of which a step uses three entries, and a mask of 256 MiB, in MiB."""
     run = subprocess.run([sys.executable, "-c", RESIDENT], capture_output=True, text=True, check=True)
-    admitted, table = map(int, run.stdout.split())
+    admitted, table, mask = map(int, run.stdout.split())
     assert admitted < 64
     assert table < 16
+    assert mask < 16
 
 
 # -- sizes

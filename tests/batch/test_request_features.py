@@ -41,7 +41,7 @@ def test_nothing_is_made_for_embeddings_until_a_request_brings_some():
     states, buffers = make()
     states.add_request(NewRequest("a", [1, 2, 3], blocks(3)))
     batch = prepare_inputs(states, {"a": 3}, buffers)
-    assert states.extras.is_token_id is None
+    assert states.extras.is_embedding is None
     assert is_token_ids(batch).all()
     assert prompt_embeds(batch)[0].size == 0
 

@@ -56,7 +56,7 @@ def fields(states: RequestStates, rid: str) -> dict[str, object]:
     known, extras = int(states.num_tokens[row]), states.extras
     columns = ("num_computed_tokens", "num_placeholders", "num_accepted_tokens", "prompt_len", "prefill_len",
                "last_sampled_token", "lora_id", "rope_delta", "encoder_len", "live")  # fmt: skip
-    mask = states.extras.is_token_id
+    mask = states.extras.is_embedding
     return {
         "req_id": states.req_id_of(row),
         "tokens": states.token_ids[row, :known].tolist(),
@@ -67,7 +67,7 @@ def fields(states: RequestStates, rid: str) -> dict[str, object]:
         "blocks": [t.table[row].tolist() for t in states.block_tables],
         "num_blocks": [int(t.num_blocks[row]) for t in states.block_tables],
         "embeds": np.asarray(extras.prompt_embeds.get(row, ())).tolist(),
-        "is_token_id": None if mask is None else mask[row].tolist(),
+        "is_embedding": None if mask is None else mask[row].tolist(),
         "features": extras.mm_features.get(row),
         "mrope": np.asarray(extras.mrope_positions.get(row, ())).tolist(),
         "pooling": extras.pooling_params.get(row),
@@ -99,7 +99,7 @@ def expected(rid: str, v: dict, num_placeholders: int = 0, num_accepted: int = 1
         "blocks": [list(ids) + [0] * (w - len(ids)) for ids, w in zip(v["block_ids"], (4, 8), strict=True)],
         "num_blocks": [len(ids) for ids in v["block_ids"]],
         "embeds": v["prompt_embeds"].tolist(),
-        "is_token_id": [*v["prompt_is_token_id"].tolist()] + [True] * (16 - len(v["prompt_token_ids"])),
+        "is_embedding": [*(~v["prompt_is_token_id"]).tolist()] + [False] * (16 - len(v["prompt_token_ids"])),
         "features": v["mm_features"],
         "mrope": v["mrope_positions"].tolist(),
         "pooling": v.get("pooling_params"),

@@ -407,7 +407,7 @@ def test_penalties_count_resumed_outputs_as_outputs_and_skip_embeddings():
     )
     batch = prepare_inputs(states, {"a": 6, "b": 1, "c": 2}, buffers)
     s = states
-    counts = token_counts(sampling_metadata(batch), s.token_ids, s.prompt_len, s.num_tokens, s.extras.is_token_id)
+    counts = token_counts(sampling_metadata(batch), s.token_ids, s.prompt_len, s.num_tokens, s.extras.is_embedding)
     assert counts.batch_indices.tolist() == [0, 2]
     assert np.flatnonzero(counts.in_prompt[0]).tolist() == [1, 2]
     assert np.flatnonzero(counts.in_prompt[1]).tolist() == [5]
@@ -431,7 +431,7 @@ def picture(states, rid):
     sparse = [
         id(values[row]) if row in values else None for values in (*states.extras.sparse(), states.sampling.params)
     ]
-    mask = None if states.extras.is_token_id is None else states.extras.is_token_id[row].tolist()
+    mask = None if states.extras.is_embedding is None else states.extras.is_embedding[row].tolist()
     blocks = [(t.table[row].tolist(), int(t.num_blocks[row])) for t in states.block_tables]
     return dense, states.token_ids[row, :known].tolist(), sparse, mask, blocks, states.loras.users(dense["lora_id"])
 
@@ -473,7 +473,7 @@ def test_after_any_moves_every_field_is_that_of_its_request(seed):
     assert not states.encoder_len.any()
     assert not states.lora_id.any()
     assert states.loras.in_use == ()
-    assert states.extras.is_token_id.all()
+    assert not states.extras.is_embedding.any()
 
 
 # -- changes of rows for processors

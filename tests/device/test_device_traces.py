@@ -66,14 +66,14 @@ def assert_equal_rows(rows: DeviceRows) -> None:
     states, place = rows.states, rows.layout
     arena = host(rows.arena)
     records = arena[place.records_at :][: states.max_num_reqs * place.record_size].reshape(states.max_num_reqs, -1)
-    known, is_token_id = rows.known_rows(), states.extras.is_token_id
+    known, is_embedding = rows.known_rows(), states.extras.is_embedding
     for row in np.flatnonzero(states.live & (known == states.row_generation)).tolist():
         assert records[row, layout.RECORD.index("num_tokens")] == states.num_tokens[row]
         assert records[row, layout.RECORD.index("num_computed_tokens")] == states.num_computed_tokens[row]
         v = states.num_tokens[row]
         tokens = states.token_ids[row, :v]
-        if is_token_id is not None:
-            tokens = np.where(is_token_id[row, :v], tokens, ~tokens)
+        if is_embedding is not None:
+            tokens = np.where(is_embedding[row, :v], ~tokens, tokens)
         assert np.array_equal(host(rows.tokens)[row * states.max_model_len :][:v], tokens)
 
 

@@ -528,11 +528,11 @@ def _allocated_anew(row: Row, s: Subject) -> list[Mutation]:
 
 def _token(row: Row, s: Subject) -> list[Mutation]:
     def any_position(old: Any, states: RequestStates, *args: Any) -> Any:
-        mask, states.extras.is_token_id = states.extras.is_token_id, None
+        mask, states.extras.is_embedding = states.extras.is_embedding, None
         try:
             return old(states, *args)
         finally:
-            states.extras.is_token_id = mask
+            states.extras.is_embedding = mask
 
     return [
         Mutation("another token", lambda: changed_result(s, functools.partial(corrupted, at=LAST))),

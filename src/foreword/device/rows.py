@@ -127,8 +127,8 @@ class DeviceRows:
         """
         if buffers.states is not self.states or buffers.max_num_batched_tokens > self.max_num_batched_tokens:
             raise self._refused(buffers)
-        if not self._has_embeddings and (is_token_id := self.states.extras.is_token_id) is not None:
-            self._core.set_embeddings(is_token_id)
+        if not self._has_embeddings and (mask := self.states.extras.is_embedding) is not None:
+            self._core.set_embeddings(mask)
             self._has_embeddings = True
         if self.states.layout_version != self._row_order:  # rows moved
             self._core.forget()

@@ -171,7 +171,7 @@ class StepArrays(NamedTuple):
 
     logits: [L, V]. rows: int32 [B] state rows. starts: int32 [B], the first position that the step computes; tokens
     before it have not changed since they were computed. cu_num_logits: int32 [B + 1]. positions: int64 [L], which the
-    drawn tokens take. drafts: int32 [L − B], request by request. is_token_id: bool [R, M] or None. masked: int32 [N],
+    drawn tokens take. drafts: int32 [L − B], request by request. is_embedding: bool [R, M] or None. masked: int32 [N],
     ascending rows of logits with a mask; words: int32 [N, ceil(V / 32)]; both None without.
     """
 
@@ -181,7 +181,7 @@ class StepArrays(NamedTuple):
     cu_num_logits: I32
     positions: I64
     drafts: I32
-    is_token_id: Bools | None
+    is_embedding: Bools | None
     masked: I32 | None
     words: I32 | None
 
@@ -251,8 +251,8 @@ class ReferenceRows:
             prompt_len, num_tokens = int(self._prompt_len[row]), int(self._num_tokens[row])
             tokens = self._token_ids[row, :num_tokens]
             prompt = tokens[:prompt_len]
-            if step.is_token_id is not None:
-                prompt = prompt[step.is_token_id[row, :prompt_len]]
+            if step.is_embedding is not None:
+                prompt = prompt[~step.is_embedding[row, :prompt_len]]
             columns = SimpleNamespace(**{name: column[row] for name, column in self._columns.items()})
             for i in range(first, end):
                 logits = step.logits[i].copy()

@@ -91,7 +91,8 @@ class LogitRows:
         """The token ids of the prompt, without positions that are embeddings."""
         states, row = self.states, self.rows[i]
         prompt: I32 = states.token_ids[row, : states.prompt_len[row]]
-        return prompt if states.extras.is_token_id is None else prompt[states.extras.is_token_id[row, : len(prompt)]]
+        mask = states.extras.is_embedding
+        return prompt if mask is None else prompt[~mask[row, : len(prompt)]]
 
     def output_token_ids(self, i: int) -> I32:
         """The outputs known, then the drafts that precede the token."""

@@ -108,7 +108,7 @@ class Sampler:
             batch.cu_num_logits,
             batch.positions.take(batch.logits_indices) + 1,
             batch.draft_token_ids,
-            batch.states.extras.is_token_id,
+            batch.states.extras.is_embedding,
             None if masks is None else masks.logit_rows,
             None if masks is None else masks.words,
         )

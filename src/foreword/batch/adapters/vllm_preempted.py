@@ -31,9 +31,7 @@ def preempt(states: RequestStates, req_id: str) -> PreemptedRequest:
     prompt, known = int(states.prompt_len[row]), int(states.num_tokens[row])
     extras, lora_id = states.extras, int(states.lora_id[row])
     embeds = extras.prompt_embeds.get(row)
-    mask = (
-        None if states.extras.is_token_id is None or embeds is None else states.extras.is_token_id[row, :prompt].copy()
-    )
+    mask = None if extras.is_embedding is None or embeds is None else ~extras.is_embedding[row, :prompt]
     tokens = states.token_ids[row, :known].copy()
     request = NewRequest(
         req_id,

@@ -196,6 +196,6 @@ def _extras_of(states: RequestStates, row: int) -> dict[str, Any]:
         "encoder_input": extras.encoder_inputs.get(row),
         "pooling_params": extras.pooling_params.get(row),
     }
-    if found["prompt_embeds"] is not None and states.extras.is_token_id is not None:
-        found["prompt_is_token_id"] = states.extras.is_token_id[row, : states.prompt_len[row]].copy()
+    if found["prompt_embeds"] is not None and states.extras.is_embedding is not None:
+        found["prompt_is_token_id"] = ~states.extras.is_embedding[row, : states.prompt_len[row]]
     return {name: value for name, value in found.items() if value is not None}

@@ -15,10 +15,10 @@ def is_token_ids(batch: BatchTensors) -> Bools:
     """bool [Tp]: True where input_ids holds the input, False where a prompt embedding does. True on padding."""
     out: Bools = batch.optional("is_token_ids")[: batch.num_tokens_padded]
     out[:] = True
-    mask = batch.states.extras.is_token_id
+    mask = batch.states.extras.is_embedding
     if mask is not None:
         T = batch.num_tokens
-        out[:T] = mask[batch.idx_mapping[batch.req_indices], batch.positions[:T]]
+        np.logical_not(mask[batch.idx_mapping[batch.req_indices], batch.positions[:T]], out=out[:T])
     return out
 
 
@@ -29,7 +29,7 @@ def prompt_embeds(batch: BatchTensors, hidden_size: int | None = None) -> tuple[
     hidden_size: the model's; RequestError for embeddings of another width. None: any.
     Costs O(N + B), nothing without embeddings.
     """
-    staged, mask = batch.states.extras.prompt_embeds, batch.states.extras.is_token_id
+    staged, mask = batch.states.extras.prompt_embeds, batch.states.extras.is_embedding
     rows: list[I64] = []
     vectors: list[AnyArray] = []
     for b in prefilling_with(staged, batch):
@@ -42,7 +42,7 @@ def prompt_embeds(batch: BatchTensors, hidden_size: int | None = None) -> tuple[
         if n <= 0:
             continue
         assert mask is not None
-        local = np.flatnonzero(~mask[row, c : c + n])
+        local = np.flatnonzero(mask[row, c : c + n])
         rows.append(first + local)
         vectors.append(embeds[c + local])
     if not rows:
@@ -52,11 +52,11 @@ def prompt_embeds(batch: BatchTensors, hidden_size: int | None = None) -> tuple[
 
 def get_token_id(states: RequestStates, req_id: str, position: int) -> int:
     """The token at a position of a request. RequestError past its known tokens, and where it is an embedding."""
-    row, mask = states.row_of(req_id), states.extras.is_token_id
+    row, mask = states.row_of(req_id), states.extras.is_embedding
     known = int(states.num_tokens[row])
     if not 0 <= position < known:
         raise RequestError(req_id, "position", position, f"must be in [0, {known - 1}]", "Ask for a known token.")
-    if mask is not None and not mask[row, position]:
+    if mask is not None and mask[row, position]:
         reason = "was given as a prompt embedding and has no token id"
         raise RequestError(req_id, "position", position, reason, "Read states.extras.prompt_embeds instead.")
     return int(states.token_ids[row, position])

@@ -9,6 +9,7 @@ import numpy as np
 
 from foreword.arrays import I32, AnyArray, Bools
 from foreword.batch.state.changes import Change
+from foreword.batch.state.memory import zeros
 from foreword.batch.values.pooling import PoolingParams, PoolingState
 from foreword.batch.values.requests import MultiModalFeature, NewRequest
 from foreword.errors import RequestError
@@ -20,7 +21,7 @@ class GivenExtras(NamedTuple):
 
     rope_delta: int
     encoder_len: int
-    is_token_id: Bools | None
+    is_embedding: Bools | None
     values: dict[str, Any]
 
 
@@ -32,13 +33,14 @@ class RowExtras:
     mrope_positions  row → int32 [dims, n], the rotary positions of the first n tokens
     encoder_inputs   row → what the encoder of an encoder-decoder reads
     pooling_params   row → `PoolingParams`;  pooling_states  row → `PoolingState`, empty at admission
-    is_token_id      bool [R, M], False where the position is a prompt embedding; None until a request brings one
+    is_embedding     bool [R, M], True where the position is a prompt embedding; None until a request brings one.
+                     Only positions of prompts with embeddings are written, so it takes the memory of those.
 
-    `sparse` and `arrays` list them all, so that moving, swapping and clearing rows are loops over the list.
+    `sparse` lists all maps, so that moving, swapping and clearing rows are loops over the list.
     """
 
     __slots__ = (
-        "encoder_inputs", "is_token_id", "mm_features", "mrope_positions", "pooling_params", "pooling_states",
+        "encoder_inputs", "is_embedding", "mm_features", "mrope_positions", "pooling_params", "pooling_states",
         "prompt_embeds", "rows",
     )  # fmt: skip
 
@@ -49,7 +51,7 @@ class RowExtras:
         self.encoder_inputs: dict[int, AnyArray] = {}
         self.pooling_params: dict[int, PoolingParams] = {}
         self.pooling_states: dict[int, PoolingState] = {}
-        self.is_token_id: Bools | None = None
+        self.is_embedding: Bools | None = None
         self.rows: set[int] = set()  # with any of them
 
     def __len__(self) -> int:
@@ -60,18 +62,16 @@ class RowExtras:
         of_prompts = self.prompt_embeds, self.mm_features, self.mrope_positions, self.encoder_inputs
         return *of_prompts, self.pooling_params, self.pooling_states
 
-    def arrays(self) -> list[AnyArray]:
-        """Every array whose first axis is the row."""
-        return [] if self.is_token_id is None else [self.is_token_id]
-
     def set(self, row: int, given: GivenExtras, shape: tuple[int, int]) -> list[Change]:
         """The changes to store what a new request brings. ``shape`` is (R, M)."""
         if not (given.values or given.rope_delta or given.encoder_len):
             return []
         changes: list[Change] = [(self.rows.add, row)]
-        if (mask := given.is_token_id) is not None:
-            of_row = np.ones(shape, np.bool_) if self.is_token_id is None else self.is_token_id
-            changes += (setattr, self, "is_token_id", of_row), (setitem, of_row, (row, slice(len(mask))), mask)
+        if (mask := given.is_embedding) is not None:
+            of_row = self.is_embedding
+            if of_row is None:
+                of_row = zeros(shape, "bool", "max_num_reqs × max_model_len", few_rows=True)
+            changes += (setattr, self, "is_embedding", of_row), (setitem, of_row, (row, slice(len(mask))), mask)
         return changes + [(setitem, getattr(self, name), row, value) for name, value in given.values.items()]
 
     def stage_mrope(self, row: int, positions: I32) -> None:
@@ -83,14 +83,16 @@ class RowExtras:
         """The changes to remove everything of a row."""
         if row not in self.rows:
             return []
-        return [
-            (self.rows.remove, row),
-            *((values.pop, row, None) for values in self.sparse()),
-            *((setitem, array, row, True) for array in self.arrays()),
-        ]
+        changes: list[Change] = [(self.rows.remove, row), *((values.pop, row, None) for values in self.sparse())]
+        if self.is_embedding is not None and (embeds := self.prompt_embeds.get(row)) is not None:
+            changes.append((setitem, self.is_embedding, (row, slice(len(embeds))), False))
+        return changes
 
     def exchange(self, a: int, b: int) -> None:
-        """Exchange two rows in the sparse maps (`arrays` move with the states' own)."""
+        """Exchange two rows."""
+        if self.is_embedding is not None:
+            longest = max(len(self.prompt_embeds.get(row, ())) for row in (a, b))
+            self.is_embedding[[a, b], :longest] = self.is_embedding[[b, a], :longest]
         for values in self.sparse():
             moved = {to: values.pop(row) for row, to in ((a, b), (b, a)) if row in values}
             values.update(moved)
@@ -146,8 +148,8 @@ def checked_extras(request: NewRequest, prompt_len: int) -> GivenExtras:
         ok, limit = isinstance(pooling, PoolingParams), "expected PoolingParams or None"
         require(ok, "pooling_params", pooling, limit, "Pass one of them.")
         values |= {"pooling_params": pooling, "pooling_states": PoolingState()}
-    of_tokens = None if embeds is None else np.zeros(prompt_len, np.bool_) if mask is None else np.asarray(mask)
-    return GivenExtras(delta or 0, length or 0, of_tokens, values)
+    embedded = None if embeds is None else np.logical_not(np.zeros(prompt_len, np.bool_) if mask is None else mask)
+    return GivenExtras(delta or 0, length or 0, embedded, values)
 
 
 def shape_of(values: Any) -> tuple[int, ...]:

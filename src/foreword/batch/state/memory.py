@@ -15,15 +15,16 @@ MOST_OF_HUGE_PAGES = 1 << 28  # bytes: larger memory is backed by small pages
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
-def zeros(shape: tuple[int, ...], dtype: str, sizes: str) -> AnyArray:
+def zeros(shape: tuple[int, ...], dtype: str, sizes: str, few_rows: bool = False) -> AnyArray:
     """Zeros that take memory where they were written. sizes: the parameters that determine the shape, for the message.
 
     NumPy asks for huge pages, with which one token in a row takes 2 MiB. They make a step faster, so memory of more
-    than MOST_OF_HUGE_PAGES bytes alone does without. ConfigError for an array that the machine cannot hold.
+    than MOST_OF_HUGE_PAGES bytes, and that of which a run writes few rows, do without. ConfigError for an array that
+    the machine cannot hold.
     """
     num_bytes = prod(shape) * np.dtype(dtype).itemsize
     try:
-        if num_bytes <= MOST_OF_HUGE_PAGES or sys.platform != "linux":
+        if num_bytes <= (0 if few_rows else MOST_OF_HUGE_PAGES) or sys.platform != "linux":
             return np.zeros(shape, dtype)
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory.madvise(mmap.MADV_NOHUGEPAGE)

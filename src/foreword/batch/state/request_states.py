@@ -387,9 +387,9 @@ class RequestStates:
         free[:] = [{first: second, second: first}.get(row, row) for row in free]
 
     def _row_arrays(self) -> list[AnyArray]:
-        """Every array whose first axis is the row, token_ids apart: what moves with a row."""
+        """Every array that moves with a row as a whole: all whose first axis is the row but those by position."""
         tables = [array for t in self.block_tables for array in (t.table, t.num_blocks, t.content_id)]
-        return [*self.columns.values(), *self.sampling.arrays(), *self.extras.arrays(), *tables]
+        return [*self.columns.values(), *self.sampling.arrays(), *tables]
 
     def _exchange(self, a: int, b: int) -> None:
         tokens = int(max(self.num_tokens[a], self.num_tokens[b]))

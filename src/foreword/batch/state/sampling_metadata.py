@@ -159,11 +159,11 @@ def _gathered(columns: SamplingColumns, names: Iterable[str], rows: I32, needs: 
 
 
 def token_counts(
-    metadata: SamplingMetadata, token_ids: I32, prompt_len: I32, num_tokens: I32, is_token_id: Bools | None = None
+    metadata: SamplingMetadata, token_ids: I32, prompt_len: I32, num_tokens: I32, is_embedding: Bools | None = None
 ) -> TokenCounts:
     """Counted from the committed tokens, O(P · (V + tokens)).
 
-    token_ids [R, M], prompt_len [R], num_tokens [R], is_token_id [R, M]: the arrays of `RequestStates`.
+    token_ids [R, M], prompt_len [R], num_tokens [R], is_embedding [R, M]: the arrays of `RequestStates`.
     """
     vocab_size = metadata.vocab_size
     index = _penalized(metadata)
@@ -172,8 +172,8 @@ def token_counts(
     for i, row in enumerate(metadata.rows[index].tolist()):
         prompt, known = int(prompt_len[row]), int(num_tokens[row])
         ids = token_ids[row, :prompt]
-        if is_token_id is not None:
-            ids = ids[is_token_id[row, :prompt]]
+        if is_embedding is not None:
+            ids = ids[~is_embedding[row, :prompt]]
         in_prompt[i, ids] = True
         in_output[i] = np.bincount(token_ids[row, prompt:known], minlength=vocab_size)
     return TokenCounts(index, in_prompt, in_output)

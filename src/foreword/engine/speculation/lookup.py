@@ -32,8 +32,8 @@ class LookupDrafter:
         known = states.num_tokens[rows].astype(np.int64)
         first = states.prompt_len[rows].astype(np.int64) if self.config.method == "suffix" else np.zeros_like(known)
         longest = int(known.max())
-        if states.extras.prompt_embeds and states.extras.is_token_id is not None:
-            embedded = ~states.extras.is_token_id[rows, :longest]
+        if states.extras.prompt_embeds and states.extras.is_embedding is not None:
+            embedded = states.extras.is_embedding[rows, :longest]
             after_last = np.where(embedded.any(1), longest - embedded[:, ::-1].argmax(1), 0)
             first = np.maximum(first, after_last)
         tokens = states.token_ids[rows, :longest]

@@ -74,13 +74,13 @@ SYSTEM: tuple[TensorSpec, ...] = (
         shape=("R", "M"), dtype="int32", producer="add_request, commit", consumers="prepare_inputs, sampler",
     ),
     _system(
-        "is_token_id", "false where the position is a prompt embedding, whose token id is not read",
+        "is_embedding", "true where the position is a prompt embedding, whose token id is not read",
         Relation(
-            "is_token_id[row, j] for j ≥ prompt_len[row]",
-            lambda s, x, g: x | (s.live[:, None] & (np.arange(x.shape[1]) >= s.state("prompt_len")[:, None])),
+            "not is_embedding[row, j] for j ≥ prompt_len[row]",
+            lambda s, x, g: x & ~(s.live[:, None] & (np.arange(x.shape[1]) >= s.state("prompt_len")[:, None])),
         ),
-        shape=("R", "M"), dtype="bool", producer="add_request", consumers="embedding layer, penalties", padding=True,
-        optional="prompt embeddings", attribute="extras.is_token_id",
+        shape=("R", "M"), dtype="bool", producer="add_request", consumers="embedding layer, penalties", padding=False,
+        optional="prompt embeddings", attribute="extras.is_embedding",
     ),
     row_tensor(
         "prefill_len", "what must be computed before sampling starts: prompt, and after a resume the outputs it "
