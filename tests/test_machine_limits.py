@@ -7,9 +7,8 @@ import os
 import pytest
 
 from foreword import machine
-from foreword.engine.config import KV_POOL_BYTES, EngineConfig
 from foreword.errors import ConfigError
-from foreword.machine import cpu_quota, default_threads, memory_bytes, memory_limit, num_processors
+from foreword.machine import cpu_quota, default_threads, memory_bytes, memory_limit, num_processors, own_memory_bytes
 
 UNLIMITED = "9223372036854771712"
 
@@ -114,11 +113,10 @@ def test_a_variable_that_is_no_number_of_threads_is_refused(monkeypatch, text):
         default_threads()
 
 
-@pytest.mark.parametrize(
-    ("usable", "expected"),
-    [(None, KV_POOL_BYTES), (8 << 30, KV_POOL_BYTES), (4 << 30, KV_POOL_BYTES), (1 << 30, 1 << 29)],
-)
-def test_the_pool_takes_half_of_a_small_memory(monkeypatch, usable, expected):
-    monkeypatch.setattr("foreword.engine.config.memory_bytes", lambda: usable)
-    assert EngineConfig().kv_pool_bytes == expected
-    assert EngineConfig(kv_cache_bytes="3GiB").kv_pool_bytes == 3 << 30
+def test_the_memory_of_the_process_is_without_pages_of_files(tmp_path):
+    assert own_memory_bytes(tmp_path) == 0
+    write(
+        tmp_path,
+        {"proc/self/status": "Name:\tpython\nVmRSS:\t 9 kB\nRssAnon:\t 5 kB\nRssFile:\t 3 kB\nRssShmem:\t 1 kB"},
+    )
+    assert own_memory_bytes(tmp_path) == 6 * 1024

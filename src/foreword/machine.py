@@ -75,6 +75,12 @@ def memory_bytes(root: Path = ROOT) -> int | None:
     return min((count for count in found if count is not None), default=None)
 
 
+def own_memory_bytes(root: Path = ROOT) -> int:
+    """Return how many bytes of this process are resident, without pages of files; 0 where the system does not tell."""
+    lines = [line.split() for line in read(root / "proc/self/status").splitlines()]
+    return sum(int(line[1]) * 1024 for line in lines if line and line[0] in ("RssAnon:", "RssShmem:"))
+
+
 def read(path: Path) -> str:
     """Return the text of a small file, without spaces around it; "" if it cannot be read."""
     try:

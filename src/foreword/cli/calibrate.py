@@ -43,7 +43,8 @@ def calibrate(
     if not isinstance(loaded, DecoderModel):
         raise ConfigError(f"{model}: is not a decoder of Foreword's own loader, which alone is calibrated")
     longest = min(given.config.max_model_len or DEFAULTS["max_model_len"], loaded.spec.longest_model_len)
-    size = loaded.pool(replace(given.config, max_model_len=longest))
+    config = replace(given.config, max_model_len=longest)
+    size = loaded.pool(config, loaded.memory(config))
     steps = []
     wanted = shapes(
         max_model_len=size.max_model_len,

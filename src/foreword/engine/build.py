@@ -19,6 +19,7 @@ from foreword.engine.speculation import Drafter, DraftModelDrafter, SpeculationC
 from foreword.errors import ConfigError, ModelError, UnsupportedModelError
 from foreword.executors import Executor
 from foreword.executors.kinds import TRANSFORMERS, ExecutorChoice, installed_kind
+from foreword.executors.pool import PoolSize
 from foreword.models.loader import LoadedModel, find_model, load_model
 from foreword.structured import GrammarCompiler
 
@@ -75,7 +76,7 @@ def build_engine(
     """
     config = with_drafter(model.configured(config or EngineConfig()), drafter)
     suggested = suggested_params(model.suggested) if config.generation_config == "model" else {}
-    size = model.pool(config)
+    size = model.pool(config, model.memory(config) if executor is None else None)
     with ExitStack() as after_error:
         if executor is None:
             executor = model.executor(size)
@@ -90,7 +91,7 @@ def build_engine(
             config=config,
             tokenizer=model.tokenizer,
             eos_token_ids=model.eos_token_ids,
-            drafter=drafter or _draft_model(model, config),
+            drafter=drafter or _draft_model(model, config, size),
             grammars=GrammarCompiler(
                 model.tokenizer,
                 vocab_size=model.vocab_size,
@@ -125,19 +126,26 @@ def with_drafter(config: EngineConfig, drafter: DrafterFactory | None) -> Engine
     return config
 
 
-def _draft_model(model: Model[Any], config: EngineConfig) -> DrafterFactory | None:
-    """Return what makes the draft model's drafter; None without such a model. Errors are those of `load_model`."""
+def _draft_model(model: Model[Any], config: EngineConfig, size: PoolSize) -> DrafterFactory | None:
+    """Return what makes the draft model's drafter; None without such a model. Errors are those of `load_model`.
+
+    size: the model's own pool, which the draft model's is beside.
+    """
     if config.speculation is None or config.speculation.model is None:
         return None
     kind, options = model.kind.for_drafts(model.options)
     draft = DecoderModel(load_model(config.speculation.model), kind, options)
-    return partial(draft_model_drafter, draft, config=config, relative_cost=draft.weight_bytes / model.weight_bytes)
+    relative_cost = draft.weight_bytes / model.weight_bytes
+    return partial(draft_model_drafter, draft, config=config, relative_cost=relative_cost, pool_bytes=size.num_bytes)
 
 
 def draft_model_drafter(
-    draft: DecoderModel, target: RequestStates, *, config: EngineConfig, relative_cost: float
+    draft: DecoderModel, target: RequestStates, *, config: EngineConfig, relative_cost: float, pool_bytes: int = 0
 ) -> DraftModelDrafter:
-    """Return a drafter that runs ``draft``. ConfigError unless it has the target's vocabulary and length."""
+    """Return a drafter that runs ``draft``. ConfigError unless it has the target's vocabulary and length.
+
+    pool_bytes: of the target's KV pool.
+    """
     if draft.vocab_size != target.vocab_size:
         raise ConfigError(
             f"draft model {draft.name!r} has {draft.vocab_size} token ids, the target {target.vocab_size}: "
@@ -145,7 +153,9 @@ def draft_model_drafter(
         )
     if (longest := draft.spec.longest_model_len) < target.max_model_len:
         raise ConfigError(f"draft model {draft.name!r} was made for {longest} tokens: lower max_model_len to that")
-    size = draft.pool(replace(config, max_model_len=target.max_model_len, num_blocks=None, speculation=None))
+    own = replace(config, max_model_len=target.max_model_len, num_blocks=None, speculation=None)
+    memory = draft.memory(own)
+    size = draft.pool(own, None if memory is None else memory.beside("the KV pool of the target", pool_bytes))
     return DraftModelDrafter(
         target,
         draft.executor(size),

@@ -9,13 +9,9 @@ from typing import Any, Literal
 from foreword.batch import Check, KVGroup, SamplingParams
 from foreword.engine.speculation.config import SpeculationConfig
 from foreword.errors import ConfigError, shown
-from foreword.machine import memory_bytes
 from foreword.names import advice
 from foreword.scheduler import SchedulerConfig
 from foreword.settings import Setting, check_settings, setting, settings_of
-
-KV_POOL_BYTES = 2 << 30
-"""The default, where the process may use at least twice as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +37,8 @@ class EngineConfig:
         "max_model_len could need, within kv_cache_bytes.", least=2, most=2**28, decoders_only=True,
     )
     kv_cache_bytes: int | None = setting(
-        None, "Memory for keys and values, where num_blocks is not given; None: 2GiB, at most half of the memory that "
-        "the machine has, or its container may use.",
+        None, "Memory for keys and values, where num_blocks is not given; None: 2GiB, at most what weights, "
+        "activations and the rest leave of the memory that the machine has, or its container may use.",
         least=1, most=2**50, unit="bytes", decoders_only=True,
     )
     lora_bytes: int = setting(
@@ -86,14 +82,6 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
-
-    @property
-    def kv_pool_bytes(self) -> int:
-        """The memory for keys and values, by default a part of what this process may use."""
-        if self.kv_cache_bytes is not None:
-            return self.kv_cache_bytes
-        usable = memory_bytes()
-        return KV_POOL_BYTES if usable is None else min(KV_POOL_BYTES, usable // 2)
 
     def most_forced_tokens(self, kv_groups: Sequence[KVGroup]) -> int:
         """Return max_forced_tokens, 0 with recurrent layers: their state cannot be taken back from a draft."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from foreword.batch import KVGroup, RequestStates
 from foreword.engine.config import EngineConfig
 from foreword.engine.loras import ReadLora
+from foreword.engine.memory import HostMemory, host_memory
 from foreword.engine.pool import pool_of, pool_size, request_length
 from foreword.engine.prompt import EncoderPrompts
 from foreword.errors import ConfigError
@@ -65,9 +66,19 @@ class Model(ABC, Generic[L]):
         """Return the settings as an engine for this model needs them. ConfigError for those that it cannot have."""
         return config
 
+    def memory(self, config: EngineConfig) -> HostMemory | None:
+        """Return the memory of the host beside a new executor's KV pool, under settings that `configured` returned.
+
+        None if the pool is not in the host's memory, or if the memory is not known.
+        """
+        return None
+
     @abstractmethod
-    def pool(self, config: EngineConfig) -> PoolSize:
-        """Return the KV pool under settings that `configured` returned. ConfigError if no request fits."""
+    def pool(self, config: EngineConfig, memory: HostMemory | None = None) -> PoolSize:
+        """Return the KV pool under settings that `configured` returned, within `memory`.
+
+        ConfigError if no request fits into it, or if it does not fit into the memory.
+        """
 
     @abstractmethod
     def executor(self, size: PoolSize) -> Executor:
@@ -99,10 +110,26 @@ class DecoderModel(Model[LoadedModel]):
             return replace(config, async_scheduling=self.kind.prefers_async)
         return config
 
-    def pool(self, config: EngineConfig) -> PoolSize:
+    def memory(self, config: EngineConfig) -> HostMemory | None:
+        length = config.max_model_len or self.spec.max_model_len
+        num_tokens = config.scheduler.max_num_batched_tokens
+        own = self.kind.host_bytes(self.spec, self.weights, self.options, num_tokens=num_tokens, length=length)
+        if own is None:
+            return None
+        return host_memory(
+            config,
+            weights=own.weights,
+            activations=own.activations,
+            vocab_size=self.vocab_size if self.generates else 0,
+            length=length,
+            num_groups=len(self.spec.kv_groups()),
+        )
+
+    def pool(self, config: EngineConfig, memory: HostMemory | None = None) -> PoolSize:
         return pool_size(
             self.spec,
             config,
+            memory,
             bytes_per_value=self.kind.bytes_per_value(self.spec, self.weights, self.options),
             context_parallel_size=self.kind.num_context_ranks(self.options),
         )
@@ -142,7 +169,7 @@ class EncoderModel(Model[LoadedModel]):
             prefix_caching=False,
         )
 
-    def pool(self, config: EngineConfig) -> PoolSize:
+    def pool(self, config: EngineConfig, memory: HostMemory | None = None) -> PoolSize:
         return pool_of(config.max_model_len or 0, (KVGroup(config.block_size),), 0, config)
 
     def executor(self, size: PoolSize) -> Executor:

@@ -5,15 +5,22 @@ from __future__ import annotations
 from foreword.batch import ContextParallel, KVGroup
 from foreword.cache import cache_group
 from foreword.engine.config import EngineConfig
+from foreword.engine.memory import KV_POOL_BYTES, HostMemory
 from foreword.errors import ConfigError
 from foreword.executors.pool import PoolSize, batch_groups
 from foreword.models.spec import DecoderSpec
 
 
 def pool_size(
-    spec: DecoderSpec, config: EngineConfig, *, bytes_per_value: float = 4, context_parallel_size: int = 1
+    spec: DecoderSpec,
+    config: EngineConfig,
+    memory: HostMemory | None = None,
+    *,
+    bytes_per_value: float = 4,
+    context_parallel_size: int = 1,
 ) -> PoolSize:
-    """Return blocks for max_num_seqs requests of max_model_len, within kv_cache_bytes; ConfigError if no request fits.
+    """Return blocks for max_num_seqs requests of max_model_len, within kv_cache_bytes; ConfigError if no request fits,
+    or if the pool does not fit into the host's memory. memory: None for a pool elsewhere, or one that exists already.
 
     max_model_len: the spec's own unless configured. A longrope model can be configured for more; then all requests use
     the frequencies for long contexts (`DecoderSpec.for_length`).
@@ -31,7 +38,19 @@ def pool_size(
     cp = ContextParallel(context_parallel_size, 0) if context_parallel_size > 1 else None
     groups = batch_groups(spec, block_size, context_parallel=cp is not None)
     block_bytes = context_parallel_size * spec.num_slots * max(block_size * token_bytes, state_bytes)
-    return pool_of(length, groups, block_bytes, config, cp)
+    return pool_of(length, groups, block_bytes, config, memory, cp)
+
+
+def default_pool_bytes(config: EngineConfig, memory: HostMemory | None, least: int) -> int:
+    """Return kv_cache_bytes, by default what `HostMemory` leaves. least: the bytes that the smallest pool needs.
+
+    The pools of a model and of its draft model share what is left. For a pool elsewhere, such as on a GPU, the default
+    is KV_POOL_BYTES.
+    """
+    if config.kv_cache_bytes is not None:
+        return config.kv_cache_bytes
+    has_draft_model = config.speculation is not None and config.speculation.model is not None
+    return KV_POOL_BYTES if memory is None else memory.pool_bytes(least, 2 if has_draft_model else 1)
 
 
 def request_length(usual: int, longest: int, config: EngineConfig) -> int:
@@ -47,6 +66,7 @@ def pool_of(
     groups: tuple[KVGroup, ...],
     block_bytes: int,
     config: EngineConfig,
+    memory: HostMemory | None = None,
     context_parallel: ContextParallel | None = None,
 ) -> PoolSize:
     """Return a pool of blocks of so many bytes; see `pool_size`."""
@@ -55,13 +75,18 @@ def pool_of(
     most = config.scheduler.max_num_seqs
     num_blocks = config.num_blocks
     if num_blocks is None:
-        pool_bytes = config.kv_pool_bytes
+        pool_bytes = default_pool_bytes(config, memory, (1 + one) * block_bytes)
         num_blocks = min(1 + one * most, pool_bytes // block_bytes)
         if num_blocks < 1 + one:
+            if memory is not None and config.kv_cache_bytes is None:
+                memory.check((1 + one) * block_bytes, f"max_model_len={length}")
             raise ConfigError(
                 f"kv_cache_bytes={pool_bytes}: one request of max_model_len={length} tokens needs "
                 f"{(1 + one) * block_bytes}; give that many, or lower max_model_len"
             )
+    if memory is not None and (config.num_blocks is not None or config.kv_cache_bytes is not None):
+        given = f"kv_cache_bytes={config.kv_cache_bytes}" if config.num_blocks is None else f"num_blocks={num_blocks}"
+        memory.check(num_blocks * block_bytes, given)
     return PoolSize(
         length, groups, block_bytes, num_blocks, most, config.scheduler.max_num_batched_tokens, context_parallel
     )

@@ -7,8 +7,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from foreword.engine.config import EngineConfig
+from foreword.engine.memory import HostMemory, host_memory
 from foreword.engine.model import Model
-from foreword.engine.pool import pool_of, request_length
+from foreword.engine.pool import default_pool_bytes, pool_of, request_length
 from foreword.errors import ConfigError
 from foreword.executors import Executor
 from foreword.executors.kinds import TRANSFORMERS
@@ -18,12 +19,14 @@ from foreword.executors.torch.cache import slot_sizes
 from foreword.executors.transformers.encoder_decoder import EncoderDecoderExecutor, cross_bytes
 from foreword.executors.transformers.executor import TransformersExecutor
 from foreword.executors.transformers.model import LoadedEncoderDecoder, LoadedTransformers
+from foreword.machine import own_memory_bytes
 from foreword.media.encoder import Media
 from foreword.media.limits import MediaLimits
 from foreword.models.generation_files import read_suggestions
 from foreword.models.lora import read_lora_by_names
 from foreword.sampling.generation_rules import GenerationProcessor
 
+_VECTORS_PER_TOKEN = 8  # as wide as the widest matrix's input, that a layer of such a model holds at a time
 T = TypeVar("T", bound=LoadedTransformers)
 
 
@@ -42,12 +45,30 @@ class TransformersModel(Model[T]):
     def weight_bytes(self) -> int:
         return sum(weight.nbytes for weight in self.loaded.module.parameters())
 
-    def pool(self, config: EngineConfig) -> PoolSize:
+    def memory(self, config: EngineConfig) -> HostMemory | None:
+        """See `Model.memory`. The weights are part of the process, unless they are read from their file when used."""
+        loaded = self.loaded
+        if self.options.device != "cpu":
+            return None
+        num_tokens, widest = (
+            config.scheduler.max_num_batched_tokens,
+            max(w.shape[-1] for w in loaded.module.parameters()),
+        )
+        return host_memory(
+            config,
+            weights=max(0, self.weight_bytes - own_memory_bytes()),
+            activations=_VECTORS_PER_TOKEN * 4 * widest * num_tokens,
+            vocab_size=self.vocab_size if self.generates else 0,
+            length=config.max_model_len or loaded.max_model_len,
+            num_groups=len(loaded.trace.kv_groups()),
+        )
+
+    def pool(self, config: EngineConfig, memory: HostMemory | None = None) -> PoolSize:
         loaded = self.loaded
         length = request_length(loaded.max_model_len, loaded.max_model_len, config)
         dtype = loaded.module.dtype
         block_bytes = sum(slot_sizes(loaded.trace.layers, config.block_size, dtype)) * dtype.itemsize
-        return pool_of(length, batch_groups(loaded.trace, config.block_size), block_bytes, config)
+        return pool_of(length, batch_groups(loaded.trace, config.block_size), block_bytes, config, memory)
 
     def executor(self, size: PoolSize) -> Executor:
         loaded = self.loaded
@@ -74,14 +95,22 @@ class EncoderDecoderModel(TransformersModel[LoadedEncoderDecoder]):
         if loaded.encoder.rules or loaded.encoder.speech is not None:
             self.processors = (partial(GenerationProcessor, rules=loaded.encoder.rules),)
 
+    @property
+    def _cross_bytes(self) -> int:
+        """The bytes of the encoder's keys and values of one request."""
+        return cross_bytes(self.loaded.trace, self.loaded.encoder.max_len, self.loaded.module.dtype)
+
+    def memory(self, config: EngineConfig) -> HostMemory | None:
+        memory, size = super().memory(config), config.scheduler.max_num_seqs * self._cross_bytes
+        return None if memory is None else memory.beside("cross-attention", size)
+
     def configured(self, config: EngineConfig) -> EngineConfig:
         """Return settings with as many requests at a time as cross-attention has places for in half of kv_cache_bytes.
 
         ConfigError if that is none.
         """
-        loaded = self.loaded
-        one = cross_bytes(loaded.trace, loaded.encoder.max_len, loaded.module.dtype)
-        pool_bytes = config.kv_pool_bytes
+        one = self._cross_bytes
+        pool_bytes = default_pool_bytes(config, super().memory(config), 4 * one)
         count = min(config.scheduler.max_num_seqs, pool_bytes // 2 // one)
         if count < 1:
             raise ConfigError(

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from foreword.errors import ConfigError, shown
 from foreword.executors.encoder import EncoderExecutor
 from foreword.executors.executor import Executor
+from foreword.executors.memory import HostBytes, activation_bytes, num_weights, score_bytes
 from foreword.executors.options import DeviceOptions, ExecutorOptions, NativeOptions, TorchOptions, TransformersOptions
 from foreword.executors.pool import PoolSize
 from foreword.models.encoder_spec import EncoderSpec
@@ -75,6 +76,16 @@ class ExecutorKind(ABC, Generic[O]):
         """Return the number of ranks that keys and values are spread over by position."""
         return 1
 
+    def host_bytes(
+        self, spec: DecoderSpec, weights: Weights, options: O, *, num_tokens: int, length: int
+    ) -> HostBytes | None:
+        """Return the bytes of the host's memory that a decoder takes beside its KV pool. None if its pool is not in the
+        host's memory, or if it is not known.
+
+        num_tokens: of the largest step. length: tokens of the longest request.
+        """
+        return None
+
     @abstractmethod
     def decoder(
         self, spec: DecoderSpec, weights: Weights, size: PoolSize, pooling: PoolingSpec, options: O
@@ -109,6 +120,13 @@ class NativeKind(ExecutorKind[NativeOptions]):
     def bytes_per_value(self, spec: DecoderSpec, weights: Weights, options: NativeOptions) -> float:
         return {"fp32": 4, "bf16": 2, "int8": 2}[options.kv_format]
 
+    def host_bytes(
+        self, spec: DecoderSpec, weights: Weights, options: NativeOptions, *, num_tokens: int, length: int
+    ) -> HostBytes:
+        from foreword.executors.native import packed_bytes
+
+        return HostBytes(packed_bytes(spec, weights, options.weight_format), activation_bytes(spec, num_tokens))
+
     def decoder(
         self, spec: DecoderSpec, weights: Weights, size: PoolSize, pooling: PoolingSpec, options: NativeOptions
     ) -> Executor:
@@ -130,6 +148,12 @@ class NumpyKind(ExecutorKind[ExecutorOptions]):
     """The NumPy arithmetic: short and slow, the one that the others are compared with."""
 
     name, options = "numpy", ExecutorOptions
+
+    def host_bytes(
+        self, spec: DecoderSpec, weights: Weights, options: ExecutorOptions, *, num_tokens: int, length: int
+    ) -> HostBytes:
+        activations = activation_bytes(spec, num_tokens) + score_bytes(spec, num_tokens, length)
+        return HostBytes(4 * num_weights(weights), activations)
 
     def decoder(
         self, spec: DecoderSpec, weights: Weights, size: PoolSize, pooling: PoolingSpec, options: ExecutorOptions
@@ -154,6 +178,17 @@ class TorchKind(ExecutorKind[TorchOptions]):
         from foreword.executors.torch.options import dtype_of
 
         return int(dtype_of(options.dtype, weights).itemsize)
+
+    def host_bytes(
+        self, spec: DecoderSpec, weights: Weights, options: TorchOptions, *, num_tokens: int, length: int
+    ) -> HostBytes | None:
+        if options.device != "cpu":
+            return None
+        from foreword.executors.torch.options import dtype_of
+
+        size = dtype_of(options.dtype, weights).itemsize if options.weight_format == "auto" else 1
+        activations = activation_bytes(spec, num_tokens) + score_bytes(spec, num_tokens, length)
+        return HostBytes(size * num_weights(weights), activations * options.num_ranks)
 
     def num_context_ranks(self, options: TorchOptions) -> int:
         return options.context_parallel_size

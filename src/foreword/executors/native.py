@@ -7,6 +7,7 @@ in, on the chunks of its prompt, nor on the number of threads.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any, Unpack
 
 import numpy as np
@@ -46,6 +47,9 @@ _AS_IN_FILE = {
     Quant.Q5_K: "q8_min",
     Quant.Q6_K: "q8_half",
 }
+_BYTES = {
+    "f32": 4, "bf16": 2, "i8": 1, "q4": 9 / 16, "q4_min": 5 / 8, "q8": 17 / 16, "q8_min": 9 / 8, "q8_half": 9 / 8,
+}  # of a weight, with its part of the scales (native/kernels/formats.h)  # fmt: skip
 _ROW_PADDING = 64  # kRowPadding in native/kernels/memory.h
 _FLOATS = (Quant.F32, Quant.F16, Quant.BF16)
 
@@ -68,6 +72,21 @@ def packed_format(quant: Quant, weight_format: WeightFormat, *, keep_precise: bo
             return "q8" if keep_precise else "q4_min"
         case "auto" | "q4":
             return _AS_IN_FILE.get(quant, "q8")
+
+
+def packed_bytes(spec: DecoderSpec, weights: Weights, weight_format: WeightFormat) -> int:
+    """Return the bytes of a model's weights as the executor holds them.
+
+    These are packed matrices, vectors in float32, the rows of the embedding as they are stored, and the output
+    projection in 8 bit too (`make_screen` in native/kernels/model.h).
+    """
+    size = weights["embed"].stored.nbytes
+    head = "embed" if spec.tie_embeddings else "lm_head"
+    for name, tensor in weights.items():
+        if name != "embed" or (spec.tie_embeddings and spec.has_logits):
+            target = packed_format(tensor.quant, weight_format, keep_precise=name == head)
+            size += round(prod(tensor.shape) * (_BYTES[target] if len(tensor.shape) > 1 else 4))
+    return size + (round(spec.vocab_size * spec.hidden_size * _BYTES["i8"]) if spec.has_logits else 0)
 
 
 def kv_report(spec: DecoderSpec, *, num_blocks: int, block_size: int, kv_format: KVFormat = "bf16") -> str:

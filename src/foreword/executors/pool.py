@@ -39,6 +39,11 @@ class PoolSize:
         """The tokens of a block of the storage that all groups share."""
         return self.kv_groups[0].block_size
 
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all blocks."""
+        return self.num_blocks * self.block_bytes
+
     def check(self, executor: object) -> None:
         """Raise ConfigError if an executor tells that its pool has fewer blocks, or blocks of another size."""
         if not isinstance(executor, HasPool):

@@ -1,0 +1,112 @@
+"""The memory of the host that an engine takes beside its KV pool, and the size of the pool that is left."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from foreword.engine.config import EngineConfig
+from foreword.errors import ConfigError
+from foreword.machine import memory_bytes, own_memory_bytes
+
+KV_POOL_BYTES = 2 << 30
+"""The size of a pool by default, where that much is left."""
+_STEPS = 2  # in flight, each with buffers of its own
+_ROW_BYTES = 512  # per request: columns of the rows, tensors of a step
+_TOKEN_BYTES = 64  # per token of a step: tensors of a step
+_OTHERS = "max_num_batched_tokens, max_num_seqs or max_model_len"
+_FACTOR_OF_LOGITS = 2  # themselves, and the copy of rows that logits processors change
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Memory beside a KV pool, in bytes.
+
+    usable: what the process may use of its machine, within its control groups. needed: by what takes it in every run.
+    on_demand: by what takes it for some requests, at most.
+    """
+
+    usable: int
+    needed: Mapping[str, int]
+    on_demand: Mapping[str, int]
+
+    def pool_bytes(self, least: int, num_pools: int = 1) -> int:
+        """Return the default size of one of so many pools: KV_POOL_BYTES, at most its part of what is left by all that
+        is needed or used on demand. If that is less than half of what is left by what is needed, its part is of this
+        half. If that is less than ``least`` bytes, it is these, as far as they are left.
+        """
+        left = self.usable - sum(self.needed.values())
+        part = max(left - sum(self.on_demand.values()), left // 2) // num_pools
+        return min(KV_POOL_BYTES, max(part, min(least, left)))
+
+    def check(self, pool_bytes: int, setting: str) -> None:
+        """Raise ConfigError if a pool does not fit beside what is needed. Warn if it fits only until some requests use
+        what they may. setting: what gave the pool its size, for the message.
+        """
+        if pool_bytes + sum(self.needed.values()) > self.usable:
+            raise ConfigError(f"{setting}: {self._text(pool_bytes, self.needed)}. {self._fix()}")
+        if pool_bytes + sum((*self.needed.values(), *self.on_demand.values())) > self.usable:
+            text = self._text(pool_bytes, {**self.needed, **self.on_demand})
+            fix = f"Lower the pool, {_OTHERS}, or lora_bytes or grammar_cache_bytes"
+            warnings.warn(f"{setting}: {text}, if requests use all of it. {fix}", stacklevel=2)
+
+    def beside(self, name: str, size: int) -> HostMemory:
+        """Return the memory with something else that is needed."""
+        return replace(self, needed={**self.needed, name: size})
+
+    def _text(self, pool_bytes: int, beside: Mapping[str, int]) -> str:
+        """Return "a KV pool of 3.0 GiB, weights 1.0 GiB … are 4.2 GiB, of 4.0 GiB that …"."""
+        parts = ", ".join(f"{name} {size_text(size)}" for name, size in beside.items() if size >= 1 << 20)
+        total = size_text(pool_bytes + sum(beside.values()))
+        return (
+            f"a KV pool of {size_text(pool_bytes)} and, beside it, {parts} are {total}, of {size_text(self.usable)} of "
+            "memory that the machine has or its container may use"
+        )
+
+    def _fix(self) -> str:
+        left = self.usable - sum(self.needed.values())
+        given = f"Give at most {size_text(left)}, or lower" if left >= 1 << 20 else "Lower"
+        return f"{given} {_OTHERS}"
+
+
+def host_memory(
+    config: EngineConfig, *, weights: int, activations: int, vocab_size: int, length: int, num_groups: int
+) -> HostMemory | None:
+    """Return the memory of an engine; None where the system does not tell how much there is.
+
+    weights, activations: bytes, as the executor holds them. length: max_model_len. num_groups: KV groups.
+    With R = max_num_seqs, N = max_num_batched_tokens, M = length, V = vocab_size, d draft tokens, block size S:
+
+    process        what is resident before, apart from pages of files
+    rows           4 R M + 4 R M / S per group + 512 R, and for each of two steps in flight the same tables + 64 N
+    logits         2 · 4 V · min(N, R (1 + d))
+    on demand      log-probabilities of prompts 4 V N, LoRA adapters lora_bytes, grammars grammar_cache_bytes
+    """
+    usable = memory_bytes()
+    if usable is None:
+        return None
+    limits = config.scheduler
+    rows, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
+    tables = 4 * rows * -(-length // config.block_size) * num_groups + _ROW_BYTES * rows
+    drafts = max(config.max_forced_tokens, config.speculation.num_tokens if config.speculation else 0)
+    needed = {
+        "process": own_memory_bytes(),
+        "weights": weights,
+        "rows": 4 * rows * length + tables + _STEPS * (tables + _TOKEN_BYTES * tokens),
+        "activations": activations,
+        "logits": _FACTOR_OF_LOGITS * 4 * vocab_size * min(tokens, rows * (1 + drafts)),
+    }
+    on_demand = {
+        "log-probabilities of prompts": 4 * vocab_size * tokens if config.max_logprobs else 0,
+        "LoRA adapters": config.lora_bytes,
+        "grammars": config.grammar_cache_bytes,
+    }
+    return HostMemory(usable, needed, on_demand)
+
+
+def size_text(size: int) -> str:
+    """Return "1.5 GiB", "12 MiB" or "0.5 MiB"."""
+    if size >= 1 << 30:
+        return f"{size / 2**30:.1f} GiB"
+    return f"{size / 2**20:.0f} MiB" if size >= 10 << 20 else f"{size / 2**20:.1f} MiB"

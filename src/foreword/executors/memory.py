@@ -1,0 +1,45 @@
+"""The host's memory that an executor takes beside its KV pool, by formula."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import NamedTuple
+
+from foreword.models.spec import DecoderSpec
+from foreword.models.weights import Weights
+
+
+class HostBytes(NamedTuple):
+    """weights: as the executor holds them. activations: of the largest step, logits not included."""
+
+    weights: int
+    activations: int
+
+
+def num_weights(weights: Weights) -> int:
+    """Return the number of all weights."""
+    return sum(prod(tensor.shape) for tensor in weights.values())
+
+
+def activation_bytes(spec: DecoderSpec, num_tokens: int) -> int:
+    """Return the bytes of the float32 activations of one layer, which the layers share.
+
+    Per token: four vectors of hidden_size (the residual, a branch, the input of a product, an output); queries, keys
+    and values before and after rotation, outputs of attention and their copy for the next product; of each expert of
+    the token, or of the one MLP, two vectors of its intermediate_size; of a recurrent layer, four of its channels.
+    """
+    attention = (4 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    widest = attention + 2 * spec.intermediate_size
+    for layer in spec.layers:
+        channels = 0 if layer.recurrent is None else 4 * sum(size for _, size in layer.recurrent.parts)
+        mlp = 2 * spec.intermediate_size
+        if layer.moe is not None:
+            of_expert = 2 * (layer.moe.intermediate_size + spec.hidden_size)
+            mlp = layer.moe.experts_per_token * of_expert + 2 * layer.moe.shared_intermediate_size
+        widest = max(widest, attention + channels + mlp)
+    return 4 * num_tokens * (4 * spec.hidden_size + widest)
+
+
+def score_bytes(spec: DecoderSpec, num_tokens: int, length: int) -> int:
+    """Return the bytes of the scores and the weights of an attention that writes those of one request whole."""
+    return 2 * 4 * spec.num_heads * min(num_tokens, length) * length
