@@ -2,6 +2,11 @@
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from processes import run
@@ -88,3 +93,65 @@ def test_a_description_tells_the_sampling_that_requests_without_their_own_have(t
     ignored = ("--generation-config", "ignore", "--max-tokens", "2")
     assert run("run", "hi", "-m", folder, *ignored) == run("run", "hi", "-m", talker, "--max-tokens", "2")
     assert "as the model suggests" not in run("run", "hi", "-m", folder, "--quiet", "--max-tokens", "2")[2]
+
+
+# -- search
+
+REPOSITORIES = [
+    {"id": "org/smol-GGUF", "downloads": 900, "tags": ["gguf", "text-generation"], "gated": False},
+    {"id": "org/smol-onnx", "downloads": 500, "tags": ["onnx"]},
+    {"id": "org/smol", "downloads": 70, "tags": ["safetensors"], "gated": "manual"},
+]
+
+
+@contextmanager
+def hub_of_our_own(status: int, answer: object) -> Iterator[tuple[dict[str, str], list[str]]]:
+    """The environment of a hub with this answer, and the paths that it was asked for."""
+    asked: list[str] = []
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            body = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "COLUMNS": "200", "HF_HUB_OFFLINE": "0"}, asked
+        server.shutdown()
+
+
+def test_a_search_shows_known_models_then_those_of_the_hub_with_weights_that_are_read():
+    pytest.importorskip("huggingface_hub")
+    with hub_of_our_own(200, REPOSITORIES) as (environment, asked):
+        status, shown, error = run("models", "search", "smol", "--limit", 7, env=environment)
+        assert (status, error) == (0, "")
+        rows = [line.split() for line in shown.splitlines()]
+        assert [row[:2] for row in rows[1:]] == [["smollm2", "known"], ["org/smol-GGUF", "hub"], ["org/smol", "hub"]]
+        assert "gguf, 900 downloads" in shown
+        assert "safetensors, 70 downloads in 30 days; its terms must be accepted on the hub" in shown
+        assert parse_qs(urlsplit(asked[0]).query) == {"search": ["smol"], "sort": ["downloads"], "limit": ["35"]}
+        found = run("models", "search", "smol", "--limit", 1, "--json", env=environment)[1].splitlines()
+        assert [json.loads(line).get("repository") for line in found] == [None, "org/smol-GGUF"]
+
+
+@pytest.mark.parametrize(("status", "answer"), [(503, []), (200, [{}])])
+def test_without_a_hub_the_known_models_are_searched_and_the_reason_is_said(status, answer):
+    pytest.importorskip("huggingface_hub")
+    with hub_of_our_own(status, answer) as (environment, asked):
+        code, shown, error = run("models", "search", "smol", env=environment)
+        assert (code, shown.split()[:7][-2:]) == (0, ["smollm2", "known"])
+        assert error.startswith("foreword: the hub was not searched: ")
+        assert len(error.splitlines()) == len(asked) == 1
+
+
+def test_a_search_that_finds_nothing_is_refused_with_what_was_searched():
+    status, shown, error = run("models", "search", "no-such", "--offline")
+    assert (status, shown, len(error.splitlines())) == (2, "", 1)
+    assert "'no-such': no such model is known by name; the hub was not searched: --offline" in error

@@ -436,3 +436,17 @@ def test_a_model_of_an_installed_package_is_not_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "_find", lambda _: tmp_path / "site-packages" / "tiny.bin")
     with pytest.raises(ModelError, match=r"belongs to a package\. Run `pip uninstall tinypart0 tinypart1`"):
         registry.remove("tiny")
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ("smol", ["smollm2"]),
+        ("CODER 1.5b", ["qwen2.5-coder-1.5b"]),
+        ("apache embeddings", ["all-minilm-l6-v2"]),
+        ("smol gemma", []),
+        ("", list(registry.KNOWN)),
+    ],
+)
+def test_a_search_finds_the_models_with_every_word_anywhere(words, names):
+    assert [model.name for model in registry.search_known(words)] == names

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from math import prod
 from pathlib import Path
 from typing import Annotated
@@ -14,14 +16,18 @@ from foreword.cli.app import Command
 from foreword.cli.options import Json
 from foreword.cli.terminal import print_rows
 from foreword.engine.defaults import described, suggested_params
+from foreword.errors import ModelError
 from foreword.models import registry
 from foreword.models.encoder_spec import EncoderSpec
-from foreword.models.hub import from_hub
+from foreword.models.hub import HubModel, from_hub, search_hub
 from foreword.models.loader import LoadedModel, load_model
 from foreword.models.quantized import conversions
 
 models = typer.Typer(
-    help="List, download, describe or remove models.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
+    help="List, search, download, describe or remove models.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
 )
 
 Name = Annotated[str, typer.Argument(help="A name from `foreword models list`.")]
@@ -47,6 +53,48 @@ def list_models(as_json: Json = False) -> None:
             print(json.dumps(row))
     if not as_json:
         print_rows(rows)
+
+
+@models.command(cls=Command)
+def search(
+    words: Annotated[list[str], typer.Argument(metavar="WORD...", help="Words of a name or a description.")],
+    limit: Annotated[int, typer.Option("--limit", min=1, max=200, help="Models of the hub at most.")] = 20,
+    offline: Annotated[bool, typer.Option("--offline", help="Search the models known by name alone.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Search the models known by name, then the Hugging Face hub, the most downloaded first.
+
+    Models of the hub are repositories with weights in GGUF or safetensors; `foreword models info` tells whether the
+    architecture of one is supported.
+    """
+    wanted = " ".join(words)
+    known = registry.search_known(wanted)
+    found: list[HubModel] = []
+    reason = "the hub was not searched: --offline"
+    if not offline:
+        try:
+            found, reason = search_hub(wanted, limit), ""
+        except ModelError as error:
+            reason = str(error)
+    if not known and not found:
+        where = f"known by name; {reason}" if reason else "known by name, and none on the hub"
+        raise ModelError(f"{wanted!r:.200}: no such model is {where}. `foreword models list` shows all known names")
+    rows = [("name", "where", "what it is")]
+    rows += [(model.name, "known", _described(model)) for model in known]
+    for hit in found:
+        terms = "; its terms must be accepted on the hub" if hit.gated else ""
+        rows.append(
+            (hit.repository, "hub", f"{' and '.join(hit.formats)}, {hit.downloads} downloads in 30 days{terms}")
+        )
+    if as_json:
+        for model in known:
+            print(json.dumps({"name": model.name, "where": "known", "description": _described(model)}))
+        for hit in found:
+            print(json.dumps({"name": hit.repository, "where": "hub", **asdict(hit)}))
+    else:
+        print_rows(rows)
+    if reason and not offline:
+        print(f"foreword: {reason}", file=sys.stderr)
 
 
 @models.command(cls=Command)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,8 @@ from foreword.errors import ModelError
 from foreword.models import registry
 
 DIRECTORY = ("*.json", "*.safetensors", "*.jinja")
+SEARCH_TIMEOUT = 10.0
+"""Seconds until a search gives up a hub that does not answer."""
 _QUANT = re.compile(r"(?:^|[-_.])((?:i?q\d|tq\d|mxfp\d|bf16|f16|f32)[a-z0-9_]*)\.gguf$", re.IGNORECASE)
 
 
@@ -35,6 +38,51 @@ class HubId(NamedTuple):
         return cls(repository, revision or None, quant)
 
 
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """A repository of the hub. formats: "gguf", "safetensors" or both. downloads: of the last 30 days. gated: its terms
+    must be accepted on the hub before it can be fetched.
+    """
+
+    repository: str
+    formats: tuple[str, ...]
+    downloads: int
+    gated: bool
+
+
+def search_hub(words: str, limit: int) -> list[HubModel]:
+    """Return the repositories with these words in their id that have weights which Foreword may read, the most
+    downloaded first, at most ``limit``. ModelError if the hub cannot be asked.
+    """
+    hub = _library("a search of the hub")
+    from huggingface_hub.utils import get_session, hf_raise_for_status
+
+    asked = {"search": words, "sort": "downloads", "limit": 5 * limit}
+    headers = {} if (token := hub.get_token()) is None else {"authorization": f"Bearer {token}"}
+    try:  # not `list_models`, which asks again for half a minute where there is no network
+        url = f"{hub.HfApi().endpoint}/api/models"
+        answer = get_session().get(url, params=asked, headers=headers, timeout=SEARCH_TIMEOUT)
+        hf_raise_for_status(answer)
+        found = [_hub_model(facts) for facts in answer.json()]
+    except Exception as error:  # network, an offline mode, an answer of another form
+        raise ModelError(f"the hub was not searched: {_first_line(error)}. Check the network") from None
+    return [model for model in found if model.formats][:limit]
+
+
+def _hub_model(facts: Mapping[str, Any]) -> HubModel:
+    formats = tuple(name for name in ("gguf", "safetensors") if name in facts.get("tags", ()))
+    return HubModel(str(facts["id"]), formats, int(facts.get("downloads", 0)), bool(facts.get("gated")))
+
+
+def _library(subject: str) -> Any:
+    """Return huggingface_hub. ModelError where it is not installed. subject: what needs it."""
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise ModelError(f"{subject} needs huggingface_hub. Run `pip install foreword[hub]`") from None
+    return huggingface_hub
+
+
 def from_hub(name: str) -> Path:
     """Return the directory of ``org/model``, or the .gguf file of ``org/model:QUANT``; fetch them if need be.
 
@@ -45,9 +93,9 @@ def from_hub(name: str) -> Path:
     wanted = HubId.of(name)
     repository, revision = wanted.repository, wanted.revision
     try:
-        import huggingface_hub as hub
-    except ImportError:
-        raise _error(name, "a hub id needs huggingface_hub. Run `pip install foreword[hub]`") from None
+        hub = _library("a hub id")
+    except ModelError as error:
+        raise _error(name, str(error)) from None
     try:
         info = hub.HfApi().model_info(repository, revision=revision, files_metadata=True)
     except Exception as error:  # network, authentication, an unknown id: many exception types

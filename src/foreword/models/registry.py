@@ -112,6 +112,15 @@ def known_model(name: str) -> KnownModel:
     raise ModelError(f"unknown model {name!r:.200}: {guess}Known names are {', '.join(KNOWN)}. {other}")
 
 
+def search_known(words: str) -> list[KnownModel]:
+    """Return the known models with each of the words in name, description, remark or licence, ignoring case."""
+
+    def text(model: KnownModel) -> str:
+        return f"{model.name} {model.description} {model.remark} {model.license}".casefold()
+
+    return [model for model in KNOWN.values() if all(word in text(model) for word in words.casefold().split())]
+
+
 def cached_path(name: str) -> Path | None:
     """The model's file in the cache or an installed package, if it is there. Nothing is fetched or verified."""
     model = known_model(name)
