@@ -15,6 +15,7 @@ from foreword import LLM, RequestOutput, SamplingParams
 from foreword.cli.answers import Printer, answer, check_generates, endings, summary
 from foreword.cli.chat_input import Command, Interrupted, Message, read, unknown
 from foreword.cli.conversation import Conversation, shown_content
+from foreword.cli.images import content_of, read_local_image
 from foreword.cli.kept import Kept, state_folder
 from foreword.cli.options import EngineOptions, engine_options, grouped
 from foreword.cli.sampling_options import FIELDS, OF_ONE_PROMPT, GivenParams, sampling_options, setting
@@ -87,6 +88,7 @@ class Chat:
         self._shows_speed = sys.stderr.isatty() and not quiet
         self._last: RequestOutput | None = None
         self._before: list[int] = []  # the tokens of the turn before the last
+        self._images: list[Path] = []  # of the next message
         self._start(engine.model)
 
     @property
@@ -157,7 +159,9 @@ class Chat:
 
     def say(self, text: str) -> None:
         """Answer a message of the user. RequestError if it does not fit; then it is not part of the conversation."""
-        self._answer([*self.conversation.messages, {"role": "user", "content": text}])
+        content = content_of(text, self._images)
+        self._answer([*self.conversation.messages, {"role": "user", "content": content}])
+        self._images = []
 
     def do(self, command: Command) -> bool:
         """Run a command. Returns whether it ends the chat. RequestError for one that does not exist or fails."""
@@ -247,6 +251,12 @@ class Chat:
             self._last, self._before = None, []
         print(f"model: {self._name}, {self.llm.engine.states.max_model_len} tokens")
 
+    def image(self, command: Command) -> None:
+        path = _path(command)
+        image = read_local_image(self.llm, path, "/image")
+        self._images.append(path)
+        print(f"image {len(self._images)} of the next message: {path.name}, {image.size}")
+
     def set(self, command: Command) -> None:
         words = command.words
         if len(words) > 1:
@@ -283,10 +293,11 @@ class Chat:
         if messages is None:
             raise RequestError(None, "command", "/undo", "there is no message to remove", "Type one.")
         self.conversation.messages = messages[:-1]
-        print(f"removed: {messages[-1]['content']:.60}")
+        print(f"removed: {shown_content(messages[-1]):.60}")
 
     def clear(self, command: Command) -> None:
         self.conversation.clear()
+        self._images = []
         print("removed all messages but the system prompt")
 
     def why(self, command: Command) -> None:
@@ -329,6 +340,7 @@ COMMANDS = {
     "help": _Command("", "Show this list.", Chat.help),
     "system": _Command("TEXT", 'Set the system prompt; "" removes it.', Chat.system),
     "model": _Command("NAME", "Go on with another model.", Chat.model),
+    "image": _Command("FILE", "Show the model an image with the next message.", Chat.image),
     "set": _Command("NAME VALUE", "Change how tokens are chosen; alone: show all settings.", Chat.set),
     "retry": _Command("", "Answer the last message again.", Chat.retry),
     "undo": _Command("", "Remove the last message and its answer.", Chat.undo),

@@ -9,6 +9,7 @@ from typing import Any
 
 from foreword.errors import ConfigError, RequestError, reason_of
 from foreword.jsonfile import parse_json, read_bytes
+from foreword.media.images import Image
 from foreword.models.chat import check_messages
 
 
@@ -90,6 +91,10 @@ def _messages(path: Path) -> list[dict[str, Any]]:
     if not isinstance(found, list):
         raise ConfigError(f"{path}: holds no list of messages. Give another file")
     try:
-        return check_messages(found)
+        checked = check_messages(found, media=(Image.kind,))
     except RequestError as error:
         raise ConfigError(f"{path}: {error}") from None
+    for message, given in zip(checked, found, strict=True):
+        if isinstance(message.get("content"), list):  # images stay with what they are read from
+            message["content"] = given["content"]
+    return checked

@@ -7,6 +7,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         'git diff | foreword run "Write a commit message for this:"',
         'foreword run -m model.gguf --raw "Once upon a time" --max-tokens 50',
         'foreword run "Write a poem about the sea." --temperature 0.7 --json',
+        'foreword run -m ./model "What is this?" --image photo.jpg',
     ),
     "chat": (
         "foreword chat",
@@ -40,6 +41,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "conform": ("foreword conform trace.jsonl",),
     "models": ("foreword models list", "foreword models pull smollm2"),
     "models list": ("foreword models list", "foreword models list --json"),
+    "models search": ("foreword models search coder", "foreword models search qwen3 gguf --limit 5"),
     "models pull": ("foreword models pull smollm2",),
     "models rm": ("foreword models rm smollm2",),
     "models info": ("foreword models info smollm2",),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from foreword.batch import RequestStates
+from foreword.engine.answer_log import AnswerLog
 from foreword.engine.config import EngineConfig
 from foreword.engine.defaults import suggested_params
 from foreword.engine.engine import Engine
@@ -76,6 +77,9 @@ def build_engine(
     """
     config = with_drafter(model.configured(config or EngineConfig()), drafter)
     suggested = suggested_params(model.suggested) if config.generation_config == "model" else {}
+    if config.answer_log is not None:
+        log = AnswerLog(Path(config.answer_log).expanduser(), config.answer_log_bytes, model.name)
+        observers = [*observers, log]
     size = model.pool(config, model.memory(config) if executor is None else None)
     with ExitStack() as after_error:
         if executor is None:

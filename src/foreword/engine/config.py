@@ -74,6 +74,15 @@ class EngineConfig:
         0, "The seeds of requests without one are derived from it; None: a different one each run.",
         least=-(2**63), most=2**63 - 1,
     )
+    answer_log: str | None = setting(
+        None, "File that gets prompt and answers of each request that ends, as a line of JSON. Only its owner may read "
+        "it.",
+        value_name="FILE", decoders_only=True,
+    )
+    answer_log_bytes: int = setting(
+        64 << 20, "Largest answer_log. One that is full becomes FILE.1, in place of an earlier one.",
+        least=1, most=2**50, unit="bytes", decoders_only=True,
+    )
     check: Check = setting(
         "off", "Check each step before it runs. bounds: its sums and bounds; full: every tensor, and every read and "
         "write of the cache, which is slow.",

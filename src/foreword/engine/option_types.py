@@ -21,6 +21,8 @@ class EngineOptions(TypedDict, total=False):
     max_forced_tokens: int
     generation_config: Literal["model", "ignore"]
     seed: int | None
+    answer_log: str | None
+    answer_log_bytes: int | str
     check: Literal["off", "bounds", "full"]
     max_num_batched_tokens: int
     max_num_seqs: int
