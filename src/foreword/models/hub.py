@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,14 +56,13 @@ def search_hub(words: str, limit: int) -> list[HubModel]:
     downloaded first, at most ``limit``. ModelError if the hub cannot be asked.
     """
     hub = _library("a search of the hub")
-    from huggingface_hub.utils import get_session, hf_raise_for_status
-
+    utils = import_module("huggingface_hub.utils")
     asked = {"search": words, "sort": "downloads", "limit": 5 * limit}
     headers = {} if (token := hub.get_token()) is None else {"authorization": f"Bearer {token}"}
     try:  # not `list_models`, which asks again for half a minute where there is no network
         url = f"{hub.HfApi().endpoint}/api/models"
-        answer = get_session().get(url, params=asked, headers=headers, timeout=SEARCH_TIMEOUT)
-        hf_raise_for_status(answer)
+        answer = utils.get_session().get(url, params=asked, headers=headers, timeout=SEARCH_TIMEOUT)
+        utils.hf_raise_for_status(answer)
         found = [_hub_model(facts) for facts in answer.json()]
     except Exception as error:  # network, an offline mode, an answer of another form
         raise ModelError(f"the hub was not searched: {_first_line(error)}. Check the network") from None
