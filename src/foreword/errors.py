@@ -151,7 +151,23 @@ class ModelOutputError(RequestError):
 
 
 class CapacityError(ForewordError, RuntimeError):
-    """A fixed capacity (rows, blocks of a row, tokens of a step) would be exceeded. Nothing was changed."""
+    """A fixed capacity (rows, blocks of a row, tokens of a step) would be exceeded. Nothing was changed.
+
+    request, tensor, index: where. expected: the most that fits. got: what was given. None where there is no such value.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        request: str | None = None,
+        tensor: str | None = None,
+        index: object = None,
+        expected: object = None,
+        got: object = None,
+    ) -> None:
+        self.request, self.tensor, self.index, self.expected, self.got = request, tensor, index, expected, got
+        super().__init__(message)
 
 
 class PlanError(ForewordError, ValueError):

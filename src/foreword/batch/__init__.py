@@ -66,17 +66,19 @@ from foreword.errors import CapacityError, PlanError, RequestError
 if TYPE_CHECKING:
     from foreword.batch.difference import DifferenceRecorder, StepDifference, apply_difference
     from foreword.batch.proof.checker import CacheChecker
+    from foreword.batch.proof.contents import CacheContents, GroupUse, SlotFault
     from foreword.batch.proof.validator import validate
 from foreword.seeds import derived_seed
 
 __all__ = [
     "AddedRow", "AttentionState", "Backend", "BatchTensors", "BatchUpdate", "BatchUpdates", "BlockOps", "BlockTable",
-    "CacheChecker",
+    "CacheChecker", "CacheContents",
     "CapacityError", "Check", "CheckedParams", "CheckedPrompt", "ContentIds", "ContextParallel", "DifferenceRecorder",
-    "Explanation", "InputBatch", "InputBuffers", "KVGroup", "LoraMapping", "LoraRequest", "MultiModalFeature", "Need",
+    "Explanation", "GroupUse", "InputBatch", "InputBuffers", "KVGroup", "LoraMapping", "LoraRequest",
+    "MultiModalFeature", "Need",
     "NewRequest", "NewRequests", "Origin", "PaddingBuckets", "Plan", "PlanError", "PoolingMetadata", "PoolingParams",
     "PoolingTask", "PoolingType", "PromptInputs", "RequestError", "RequestStates", "SamplingMetadata", "SamplingParams",
-    "StagingRing", "StaleBatchError", "StepDifference", "StepNeeds", "StructuredOutputs", "TensorBackend",
+    "SlotFault", "StagingRing", "StaleBatchError", "StepDifference", "StepNeeds", "StructuredOutputs", "TensorBackend",
     "TokenIds", "advance",
     "apply_difference", "attention_mask", "backend_of", "derived_seed", "discard_mask", "encoder_seq_lens",
     "get_token_id", "is_decode", "is_token_ids", "kernel_block_table", "logits_sampling_metadata", "lora_mapping",
@@ -87,7 +89,10 @@ __all__ = [
 
 _LAZY = {
     "CacheChecker": "foreword.batch.proof.checker",
+    "CacheContents": "foreword.batch.proof.contents",
     "DifferenceRecorder": "foreword.batch.difference",
+    "GroupUse": "foreword.batch.proof.contents",
+    "SlotFault": "foreword.batch.proof.contents",
     "StepDifference": "foreword.batch.difference",
     "apply_difference": "foreword.batch.difference",
     "validate": "foreword.batch.proof.validator",

@@ -13,7 +13,8 @@ A running request that is not scheduled keeps its row and its state. An output w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,10 @@ from foreword.batch.state.request_states import RequestStates
 from foreword.batch.values.block_ops import BlockOps
 from foreword.batch.values.plan import Plan, PlannedStep, RaggedDrafts
 from foreword.batch.values.sampling_params import SamplingParams
-from foreword.errors import CapacityError, PlanError, RequestError
+from foreword.errors import CapacityError, ForewordError, PlanError, RequestError
 from foreword.integers import int32s
+
+Refused = Callable[[str, ForewordError], object]
 
 
 class AppliedStep(PlannedStep):
@@ -84,6 +87,11 @@ class AppliedStep(PlannedStep):
         """Whether this step has a grammar bitmask."""
         return bool(getattr(self._output, "has_structured_output_requests", False))
 
+    def in_order(self, req_ids: Sequence[str]) -> Mapping[str, int]:
+        """The same for these requests, in this order. KeyError for one that is not scheduled."""
+        counts = self._output.num_scheduled_tokens
+        return {req_id: counts[req_id] for req_id in req_ids}
+
     def __getitem__(self, req_id: str) -> int:
         return int(self._output.num_scheduled_tokens[req_id])
 
@@ -113,14 +121,14 @@ class VllmAdapter:
             adapter = states._adapters[VllmAdapter] = VllmAdapter(states)
         return adapter
 
-    def apply(self, scheduler_output: Any) -> AppliedStep:
+    def apply(self, scheduler_output: Any, refused: Refused | None = None) -> AppliedStep:
         front = self._front
         num_draft_ids = -1 if self.preempted else front.apply(scheduler_output)
         if num_draft_ids < 0:
-            num_draft_ids = self._apply_rest(scheduler_output, -1 - num_draft_ids)
+            num_draft_ids = self._apply_rest(scheduler_output, -1 - num_draft_ids, refused)
         return AppliedStep(scheduler_output, front, num_draft_ids)
 
-    def _apply_rest(self, out: Any, done: int) -> int:
+    def _apply_rest(self, out: Any, done: int, refused: Refused | None) -> int:
         """What `FastPath.apply` left after ``done`` parts; the number of drafts."""
         states, front, new = self.states, self._front, out.scheduled_new_reqs
         if done < 1 and out.finished_req_ids:
@@ -131,15 +139,18 @@ class VllmAdapter:
                     self.preempted[rid] = preempt(states, rid)
             if new and (self.preempted or not front.admit(new)):
                 for data in new:
-                    self._enter(data)
+                    with _reporting(data.req_id, refused):
+                        self._enter(data)
         elif new:
             front.write_special(new)
         cached, counts, drafts = out.scheduled_cached_reqs, out.num_scheduled_tokens, out.scheduled_spec_decode_tokens
         num_draft_ids = front.step(cached, counts, drafts)
         if num_draft_ids < 0:  # something unusual: in Python, entry by entry
             if cached.req_ids:
-                self._continue(cached)
-            num_draft_ids = _read_plan(states, front, counts, drafts or {})
+                self._continue(cached, refused)
+            num_draft_ids = 0
+            with _reporting("", None if refused is None else _ignore):  # `prepare_inputs` refuses the same
+                num_draft_ids = _read_plan(states, front, counts, drafts or {})
         return num_draft_ids
 
     def _finish(self, finished: Collection[str]) -> None:
@@ -158,32 +169,35 @@ class VllmAdapter:
         if preempted is not None and isinstance(params, SamplingParams) and params.seed is None:
             self.states.sampling.seed[row] = preempted.seed  # the same request again, with its outputs
 
-    def _continue(self, cached: Any) -> None:
+    def _continue(self, cached: Any, refused: Refused | None) -> None:
         """CachedRequestData: lists with entry i for req_ids[i]; a list that a generation does not use is empty."""
-        states, progress, resumed = self.states, self.states._progress, cached.resumed_req_ids
-        all_tokens = getattr(cached, "all_token_ids", None) or {}
-        new_tokens = getattr(cached, "new_token_ids", None) or ()
-        num_outputs = getattr(cached, "num_output_tokens", None) or ()
         for name in ("new_block_ids", "num_computed_tokens"):
             if len(getattr(cached, name)) != len(cached.req_ids):
                 raise PlanError("scheduled_cached_reqs has lists of different lengths", tensor=name,
                                 expected=len(cached.req_ids), got=len(getattr(cached, name)))  # fmt: skip
         for i, rid in enumerate(cached.req_ids):
-            blocks, computed = cached.new_block_ids[i], int(cached.num_computed_tokens[i])
-            if rid in resumed:
-                self._resume(rid, blocks, computed, all_tokens.get(rid))
-                continue
-            row = states.row_of(rid)
-            if computed < 0:
-                raise RequestError(rid, "num_computed_tokens", computed, "must be 0 or more", "Count from the start.")
-            if blocks is not None:
-                states.append_blocks(rid, blocks)
-            if new_tokens and len(new_tokens[i]):  # a pipeline rank that did not sample them itself
-                tokens = token_ids(rid, "new_token_ids", new_tokens[i], states.vocab_size)
-                progress.write_tokens(rid, row, computed, tokens)
-            if num_outputs and states.num_placeholders[row] == 0:
-                progress.truncate(row, int(states.prompt_len[row]) + int(num_outputs[i]))
-            progress.set_computed(row, computed)
+            with _reporting(rid, refused):
+                self._continue_one(cached, i, rid)
+
+    def _continue_one(self, cached: Any, i: int, rid: str) -> None:
+        states, progress = self.states, self.states._progress
+        new_tokens = getattr(cached, "new_token_ids", None) or ()
+        num_outputs = getattr(cached, "num_output_tokens", None) or ()
+        blocks, computed = cached.new_block_ids[i], int(cached.num_computed_tokens[i])
+        if rid in cached.resumed_req_ids:
+            self._resume(rid, blocks, computed, (getattr(cached, "all_token_ids", None) or {}).get(rid))
+            return
+        row = states.row_of(rid)
+        if computed < 0:
+            raise RequestError(rid, "num_computed_tokens", computed, "must be 0 or more", "Count from the start.")
+        if blocks is not None:
+            states.append_blocks(rid, blocks)
+        if new_tokens and len(new_tokens[i]):  # a pipeline rank that did not sample them itself
+            tokens = token_ids(rid, "new_token_ids", new_tokens[i], states.vocab_size)
+            progress.write_tokens(rid, row, computed, tokens)
+        if num_outputs and states.num_placeholders[row] == 0:
+            progress.truncate(row, int(states.prompt_len[row]) + int(num_outputs[i]))
+        progress.set_computed(row, computed)
 
     def _resume(self, rid: str, blocks: Any, computed: int, all_tokens: Sequence[int] | None) -> None:
         """Other blocks in place of the old ones; every token known so far has to be computed before it samples."""
@@ -203,12 +217,28 @@ class VllmAdapter:
         del self.preempted[rid]
 
 
-def apply(states: RequestStates, scheduler_output: Any) -> AppliedStep:
+def apply(states: RequestStates, scheduler_output: Any, *, refused: Refused | None = None) -> AppliedStep:
     """Bring the states to what the scheduler decided and return the step to prepare.
 
-    Raises RequestError or CapacityError for the first entry that does not fit, with the entries before it applied.
+    Raises RequestError or CapacityError for the first entry that does not fit, with the entries before it applied. With
+    ``refused``, refused(req_id, error) is called for each request whose entry does not fit, and the others are applied.
     """
-    return VllmAdapter.of(states).apply(scheduler_output)
+    return VllmAdapter.of(states).apply(scheduler_output, refused)
+
+
+@contextmanager
+def _reporting(req_id: str, refused: Refused | None) -> Iterator[None]:
+    """Pass an error of a request's entry to ``refused``, if there is one."""
+    try:
+        yield
+    except ForewordError as error:
+        if refused is None:
+            raise
+        refused(req_id, error)
+
+
+def _ignore(req_id: str, error: ForewordError) -> None:
+    """Report nothing."""
 
 
 def _read_plan(

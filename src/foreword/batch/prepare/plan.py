@@ -135,7 +135,7 @@ def check(states: RequestStates, buffers: InputBuffers, plan: Plan, pad: Padding
         ("requests", pad[1], B, states.max_num_reqs),
     ):
         if size >= 0 and not got <= size <= cap:
-            raise PlanError(f"pad_to {what} out of range", step=states._step, tensor=f"pad_to ({what})",
+            raise PlanError(f"pad_to {what} out of range", step=states._step + 1, tensor=f"pad_to ({what})",
                             expected=f"{got} … {cap}", got=size)  # fmt: skip
     counts, ids = ragged(plan)
     k = counts.astype(np.int64)
@@ -153,7 +153,7 @@ def check(states: RequestStates, buffers: InputBuffers, plan: Plan, pad: Padding
         want = expected[b].item() if isinstance(expected, np.ndarray) else expected
         rid = states._find_req_id(int(rows[b]))
         raise PlanError(
-            message, step=states._step, request=rid, tensor=tensor, index=b, expected=want, got=got[b].item()
+            message, step=states._step + 1, request=rid, tensor=tensor, index=b, expected=want, got=got[b].item()
         )
 
     counted, exists = "num_scheduled_tokens", (rows >= 0) & (rows < states.max_num_reqs)
@@ -185,7 +185,7 @@ def check(states: RequestStates, buffers: InputBuffers, plan: Plan, pad: Padding
     if ids.size and (ids.min() < -1 or ids.max() >= states.vocab_size):
         i = int(np.argmax((ids < -1) | (ids >= states.vocab_size)))
         b = int(np.searchsorted(np.cumsum(k), i, side="right"))
-        raise PlanError("a draft is not a token id", step=states._step, request=states._find_req_id(int(rows[b])),
+        raise PlanError("a draft is not a token id", step=states._step + 1, request=states._find_req_id(int(rows[b])),
                         tensor="draft_tokens", index=i, expected=f"−1 … {states.vocab_size - 1}",
                         got=int(ids[i]))  # fmt: skip
     _capacity("tokens", T, buffers.max_num_batched_tokens, "max_num_batched_tokens")
@@ -202,4 +202,9 @@ def _writes_null(table: I32, null_block: int, rows: I32, first: I64, stop: I64) 
 
 def _capacity(what: str, got: int, cap: int, name: str) -> None:
     if got > cap:
-        raise CapacityError(f"{got} {what} in one step, {name} is {cap}: schedule fewer, or build with a larger {name}")
+        raise CapacityError(
+            f"{got} {what} in one step, {name} is {cap}: schedule fewer, or build with a larger {name}",
+            tensor=name,
+            expected=cap,
+            got=got,
+        )

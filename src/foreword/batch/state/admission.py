@@ -91,7 +91,11 @@ def check_blocks(
         if have + len(ids) > table.width:
             raise CapacityError(
                 f"request {rid!r}: group {g} holds {table.width} blocks per row, enough for max_model_len; "
-                f"it has {have} and was given {len(ids)} more"
+                f"it has {have} and was given {len(ids)} more",
+                request=rid,
+                tensor=f"block_table[{g}]",
+                expected=table.width,
+                got=have + len(ids),
             )
     return blocks
 

@@ -68,7 +68,11 @@ class Progress:
         if start > self.num_tokens[row] or end > self.token_ids.shape[1]:
             raise CapacityError(
                 f"request {req_id!r}: tokens {start} … {end - 1} do not follow its {self.num_tokens[row]} known "
-                f"tokens, or do not fit max_model_len = {self.token_ids.shape[1]}"
+                f"tokens, or do not fit max_model_len = {self.token_ids.shape[1]}",
+                request=req_id,
+                tensor="token_ids",
+                expected=f"from {self.num_tokens[row]} or before, to {self.token_ids.shape[1]} at most",
+                got=(start, end),
             )
         self.rewrites[row] += 1
         self.token_ids[row, start:end] = tokens
@@ -84,6 +88,20 @@ class Progress:
             self.num_tokens[row] = known
             last = self.token_ids[row, known - 1] if known > self.prompt_len[row] else -1
             self.last_sampled_token[row] = last
+
+    def rewrite(self, row: int, tokens: I32, computed: int) -> list[Change]:
+        """The changes for a row to have these known tokens, so many of them computed, and no step in flight."""
+        known, prompt = len(tokens), int(self.prompt_len[row])
+        return [
+            (setitem, self.token_ids, (row, slice(known)), tokens),
+            (setitem, self.num_tokens, row, known),
+            (setitem, self.num_computed_tokens, row, computed),
+            (setitem, self.num_placeholders, row, 0),
+            (setitem, self.num_accepted_tokens, row, 1),
+            (setitem, self.prefill_len, row, min(int(self.prefill_len[row]), known)),
+            (setitem, self.last_sampled_token, row, tokens[-1] if known > prompt else -1),
+            (setitem, self.rewrites, row, self.rewrites[row] + 1),
+        ]
 
     def advance(self, rows: I32, computed: I32, samples: Bools, num_drafts: I32) -> list[Change]:
         """The changes to count steps in flight as done, all their drafts accepted: for the rows [n] and where

@@ -11,6 +11,7 @@ import numpy as np
 
 from foreword.arrays import I32, I64, AnyArray, Bools, Ints
 from foreword.batch.state.admission import check_block_ids, check_blocks, checked, checked_sampling, flat_int32
+from foreword.batch.state.admission import token_ids as checked_token_ids
 from foreword.batch.state.block_table import BlockTable, ContentIds
 from foreword.batch.state.changes import Change, make
 from foreword.batch.state.directory import Directory
@@ -342,11 +343,40 @@ class RequestStates:
             raise CapacityError(
                 f"request {self._find_req_id(row)!r}: group {group} holds {table.width} blocks per row, "
                 f"enough for max_model_len = {self.max_model_len}; it has {int(table.num_blocks[row])} "
-                f"and {int(new[row])} more do not fit"
+                f"and {int(new[row])} more do not fit",
+                request=self._find_req_id(row),
+                tensor=f"block_table[{group}]",
+                expected=table.width,
+                got=int(held[row]),
             )
         nth = np.arange(len(rows)) - (np.cumsum(new) - new)[rows[order]]  # of a row named more than once
         at = rows[order], table.num_blocks[rows[order]] + nth
         make([(setitem, table.table, at, block_ids[order]), (setitem, table.num_blocks, slice(None), held)])
+
+    def rewrite(
+        self, req_id: str, token_ids: TokenIds, num_computed_tokens: int, block_ids: Sequence[TokenIds] | None = None
+    ) -> None:
+        """Replace what is known of a request: its tokens, its prompt first, how many of them are computed, and its
+        blocks, one list per group; None: those that it has. For a follower of another engine that lost track of it.
+
+        Batches prepared before must not be committed. Nothing changes on an error: RequestError for an unknown id, for
+        fewer tokens than the prompt's or more than max_model_len, and for a count that leaves no token to compute;
+        CapacityError past the end of a block-table row.
+        """
+        row = self.row_of(req_id)
+        tokens = checked_token_ids(req_id, "token_ids", token_ids, self.vocab_size)
+        prompt, known = int(self.prompt_len[row]), len(tokens)
+        if not prompt <= known <= self.max_model_len:
+            limit = f"must have the prompt's {prompt} tokens, and at most max_model_len = {self.max_model_len}"
+            raise RequestError(req_id, "token_ids", f"{known} tokens", limit, "Give all known tokens.")
+        if not is_int32(num_computed_tokens, 0) or num_computed_tokens >= known:
+            limit, fix = f"must be in [0, {known - 1}]", "At least the last known token is computed by a later step."
+            raise RequestError(req_id, "num_computed_tokens", num_computed_tokens, limit, fix)
+        changes = self._progress.rewrite(row, tokens, num_computed_tokens)
+        if block_ids is not None:
+            blocks = check_blocks(req_id, block_ids, self.block_tables, [0] * len(self.block_tables))
+            changes += [c for table, ids in zip(self.block_tables, blocks, strict=True) for c in table.start(row, ids)]
+        make(changes)
 
     # -- after the step --------------------------------------------------------------------------------------------
 

@@ -1,0 +1,423 @@
+"""What each slot of a cache holds, by content: the rule that the steps of any engine must follow.
+
+The key and value of a position depend on its token and on all tokens before it, on the request's adapter and salt, and
+on what stands behind its placeholders. A fingerprint of all of these is kept for each slot, from the step that wrote
+it. After a step's writes,
+
+    each slot that the step wrote holds the content that it wrote       (no two contents go to one slot)
+    each slot that a request sees holds the content of its position     (read through the engine's own block table)
+
+A write of a step counts before its reads, since a layer writes its keys before it attends: a request may read what
+another one writes in the same step. Who wrote a slot does not matter, its content does. A slot that does not hold what
+it should is reported once, until it is written again, and recording goes on.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from foreword.arrays import I32, I64, U64, AnyArray, Bools, Ints
+from foreword.batch.state.block_table import BlockTable
+from foreword.batch.state.request_states import RequestStates
+from foreword.batch.step.tensors import BatchTensors
+from foreword.errors import ConfigError
+from foreword.integers import is_int32
+from foreword.seeds import MASK, STRIDE, mix64
+
+NEVER, ANY = np.uint64(0), np.uint64(1)
+"""The content of a slot never written, and one that equals every content."""
+MOST_NAMES = 1 << 16  # of the last requests, to name the writer of a slot
+VERSION_BITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class GroupUse:
+    """How an engine uses the blocks of a KV group, where its `KVGroup` does not say so.
+
+    slots: False where no token has a slot: states at block borders, keys of an encoder.
+    chunk: C, a query at position p sees the keys of positions p // C · C … p alone; None: as the `KVGroup` says.
+    ring: W, the key of position p is at index p mod W of the request's first ceil(W / S) blocks, a step reads the keys
+        before it from there, and writes its own afterwards. None: the key of position p is at index p.
+    """
+
+    slots: bool = True
+    chunk: int | None = None
+    ring: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("chunk", self.chunk), ("ring", self.ring)):
+            if value is not None and not is_int32(value, 1):
+                raise ConfigError(f"GroupUse({name}={value!r}): must be 1 or more, or None")
+        if self.ring is not None and self.chunk is not None:
+            raise ConfigError("GroupUse: a ring has no chunks; give one of them")
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFault:
+    """A slot that does not hold what a request reads or wrote there: the first of ``count`` of this request and group.
+
+    request: its index in the batch. entry: of its block-table row. writer: the request that wrote the slot last, None
+    where nobody did. is_written: whether the step writes the slot for this position, and another token of it too.
+    is_stray: whether the slot, or the entry that leads to it, is not the one that the request's own blocks give.
+    """
+
+    group: int
+    request: int
+    position: int
+    entry: int
+    slot: int
+    count: int
+    writer: str | None
+    is_written: bool
+    is_stray: bool
+
+
+class CacheContents:
+    """The content of every slot of a cache, followed from step to step.
+
+    num_blocks: of the cache, the null block included. uses: by KV group, see `GroupUse`. attached: slots never written
+    count as right, where the engine ran before, or keys arrive from elsewhere.
+    """
+
+    def __init__(
+        self,
+        states: RequestStates,
+        num_blocks: int,
+        *,
+        uses: Mapping[int, GroupUse] | None = None,
+        attached: bool = False,
+    ) -> None:
+        self._states = states
+        self._prints: U64 = np.zeros(states.token_ids.shape, np.uint64)  # [R, M] of the content of each position
+        self._settled: I64 = np.zeros(states.max_num_reqs, np.int64)  # positions whose print is that of known tokens
+        self._rewrites: I64 = np.full(states.max_num_reqs, -1, np.int64)  # of a row when its prints were made
+        self._writers: I32 = np.zeros(states.max_num_reqs, np.int32)  # the number of the row's request
+        self._names: dict[int, str] = {}
+        self._count = 0
+        self._salts: dict[str, str] = {}
+        self.groups = [
+            _Group(g, table, (uses or {}).get(g, GroupUse()), num_blocks, attached)
+            for g, table in enumerate(states.block_tables)
+        ]
+        for req_id in states.req_ids:
+            self.filled(states.row_of(req_id))
+        states.observers.append(self)
+
+    # -- called by the states --------------------------------------------------------------------------------------
+
+    def filled(self, row: int) -> None:
+        """A request entered the row."""
+        self._count += 1
+        self._writers[row] = self._count
+        self._names[self._count] = self._states.req_id_of(row)
+        self._names.pop(self._count - MOST_NAMES, None)
+        self._fingerprint(row)
+
+    def freed(self, row: int) -> None:
+        """The row's request leaves."""
+        self._salts.pop(self._states.req_id_of(row), None)
+
+    def exchanged(self, a: int, b: int) -> None:
+        """The two rows changed places."""
+        arrays: list[AnyArray] = [self._prints, self._settled, self._rewrites, self._writers]
+        for array in (*arrays, *(group.proved for group in self.groups)):
+            array[[a, b]] = array[[b, a]]
+
+    def close(self) -> None:
+        """Stop following the states."""
+        self._states.observers.remove(self)
+
+    # -- the content of requests -----------------------------------------------------------------------------------
+
+    def salt(self, req_id: str, salt: str) -> None:
+        """Declare that the request shares no content with requests of another salt. RequestError for an unknown id."""
+        row = self._states.row_of(req_id)
+        self._salts[req_id] = salt
+        self._fingerprint(row)
+
+    def _fingerprint(self, row: int) -> None:
+        """The prints of all known tokens of a row, from its beginning."""
+        s = self._states
+        known = int(s.num_tokens[row])
+        mixed = _mixed(np.arange(known), s.token_ids[row, :known])
+        for feature in s.extras.mm_features.get(row, ()):
+            mixed[feature.offset : feature.offset + 1] += _of_text(feature.identifier)
+        if (embeds := s.extras.prompt_embeds.get(row)) is not None:
+            mixed[: len(embeds)] += _spread([zlib.crc32(np.asarray(vector).tobytes()) for vector in embeds])
+        mixed[:1] += self._start(row)
+        self._prints[row, :known] = np.cumsum(mixed, dtype=np.uint64)
+        self._settled[row], self._rewrites[row] = known, s._progress.rewrites[row]
+        for group in self.groups:
+            group.proved[row] = -1
+
+    def _start(self, row: int) -> np.uint64:
+        """What the content of every position of the request depends on."""
+        start = int(_spread([int(self._states.lora_id[row])])[0])
+        if self._salts:
+            start += int(_of_text(self._salts.get(self._states.req_id_of(row), "")))
+        return np.uint64(start & MASK)
+
+    def _step_prints(self, batch: BatchTensors) -> U64:
+        """[T] the content of each scheduled token; the rows' prints are those of the positions up to them."""
+        s, rows, T = self._states, batch.idx_mapping, batch.num_tokens
+        c, ends = batch.num_computed_tokens, batch.seq_lens[: batch.num_reqs]
+        for row in rows[self._rewrites[rows] != s._progress.rewrites[rows]].tolist():
+            self._fingerprint(row)  # its tokens or its progress were changed outside a step
+        settled = self._settled[rows]
+        if (settled < c).any():  # drafts that were accepted, or tokens that no step computed
+            self._settle(rows, settled, c)
+        positions, owner = batch.positions[:T], batch.req_indices
+        total = np.cumsum(_mixed(positions, batch.input_ids[:T]), dtype=np.uint64)
+        before = np.where(c > 0, self._prints[rows, np.maximum(c - 1, 0)], 0)
+        if not c.all():
+            for b in np.flatnonzero(c == 0).tolist():
+                before[b] = self._start(int(rows[b]))
+        starts = batch.query_start_loc[: batch.num_reqs]
+        before[starts > 0] -= total[starts[starts > 0] - 1]
+        prints: U64 = total + before[owner]
+        special = [b for b, row in enumerate(rows.tolist()) if row in s.extras.rows] if s.extras.rows else ()
+        for b in special:  # their content is more than their tokens
+            first, end = int(starts[b]), int(batch.query_start_loc[b + 1])
+            at, known = int(c[b]), int(s.num_tokens[rows[b]])
+            of_prompt = self._prints[rows[b], at : min(at + end - first, known)]
+            shift = of_prompt[-1] - prints[first + len(of_prompt) - 1] if len(of_prompt) else np.uint64(0)
+            prints[first + len(of_prompt) : end] += shift
+            prints[first : first + len(of_prompt)] = of_prompt
+        self._settled[rows] = ends - batch.num_draft_tokens
+        drafts = batch.draft_token_ids
+        if drafts.size and drafts.min() < 0:  # the content of a draft that is not known equals any
+            unknown = np.zeros(T, np.bool_)
+            unknown[batch.target_logits_indices[drafts < 0] + 1] = True
+            prints[unknown] = ANY
+        self._prints[rows[owner], positions] = prints
+        return prints
+
+    def _settle(self, rows: I32, settled: I64, computed: I32) -> None:
+        """The prints of positions settled[b] … computed[b] − 1, from the tokens that are known there now."""
+        late = np.flatnonzero(settled < computed)
+        for b in late.tolist():
+            row, first, end = int(rows[b]), int(settled[b]), int(computed[b])
+            mixed = _mixed(np.arange(first, end), self._states.token_ids[row, first:end])
+            mixed[:1] += self._prints[row, first - 1] if first else self._start(row)
+            self._prints[row, first:end] = np.cumsum(mixed, dtype=np.uint64)
+            for group in self.groups:
+                group.proved[row, group.entries_of(first) : group.entries_of(end - 1) + 1] = -1
+
+    # -- the check -------------------------------------------------------------------------------------------------
+
+    def check(
+        self,
+        batch: BatchTensors,
+        slot_mapping: Sequence[Ints | None] | None = None,
+        block_table: Sequence[Ints | None] | None = None,
+        *,
+        read: bool = True,
+    ) -> list[SlotFault]:
+        """Record the writes of a step, and return what it reads or writes wrongly, the first of each request and group.
+
+        slot_mapping, block_table: of each KV group what the engine's kernels write and read, [T] and [B, any width];
+        None: as the definition has it. read: False records alone.
+        """
+        faults: list[SlotFault] = []
+        prints = self._step_prints(batch)
+        for g, group in enumerate(self.groups):
+            if group.has_slots:
+                theirs = None if slot_mapping is None else slot_mapping[g]
+                table = None if block_table is None or not read else block_table[g]
+                faults += self._check_group(batch, group, prints, theirs, table, read)
+        return faults
+
+    def _check_group(
+        self, batch: BatchTensors, group: _Group, prints: U64, slots: Ints | None, table: Ints | None, read: bool
+    ) -> Iterator[SlotFault]:
+        if batch.block_ops:
+            group.apply(batch.block_ops.zero, batch.block_ops.copies)
+        ours = group.expected_slots(batch)
+        faults: list[SlotFault] = []
+        if group.use.ring is not None and read:
+            faults += self._reads(batch, group, table)
+        faults += self._writes(
+            batch, group, prints, ours, ours if slots is None else np.asarray(slots).astype(np.int64, copy=False)
+        )
+        if group.use.ring is None and read:
+            faults += self._reads(batch, group, table)
+        return iter(faults)
+
+    def _writes(self, batch: BatchTensors, group: _Group, prints: U64, ours: I64, slots: Ints) -> Iterator[SlotFault]:
+        """Record the writes; faults where two contents of the step go to one slot."""
+        writers = self._writers[batch.idx_mapping[batch.req_indices]]
+        stray = None
+        if slots is not ours:
+            differ = slots[: len(ours)] != ours if len(slots) >= len(ours) else None
+            if differ is None:  # the tensor is too short, which its comparison says
+                slots = ours
+            else:
+                slots = slots[: len(ours)]
+                if differ.any():
+                    stray = np.flatnonzero(differ)
+        t: AnyArray | None = None
+        if len(slots) and not (slots.min() >= 0 and slots.max() < group.num_slots):
+            t = np.flatnonzero((slots >= 0) & (slots < group.num_slots))
+            slots, prints, writers = slots[t], prints[t], writers[t]
+        group.write(slots, prints, writers)
+        if stray is not None:  # what is missing where it belongs, and what is where it does not
+            group.mark_stray(ours[stray])
+            group.mark_stray(slots[stray] if t is None else slots[np.isin(t, stray)])
+        lost = np.flatnonzero(group.content[slots] != prints)
+        lost = lost[(group.content[slots[lost]] != ANY) & (prints[lost] != ANY)]
+        tokens = lost if t is None else t[lost]
+        owners, first, counts = np.unique(batch.req_indices[tokens], return_index=True, return_counts=True)
+        for b, i, count in zip(owners.tolist(), first.tolist(), counts.tolist(), strict=True):
+            position = int(batch.positions[tokens[i]])
+            yield self._fault(group, b, position, group.entries_of(position), int(slots[lost[i]]), count, True, False)
+
+    def _reads(self, batch: BatchTensors, group: _Group, table: Ints | None) -> Iterator[SlotFault]:
+        """Faults where a slot that a request sees does not hold the content of its position."""
+        rows, B = batch.idx_mapping, batch.num_reqs
+        if not B:
+            return
+        ours = group.table.table
+        theirs: AnyArray = ours[rows] if table is None else np.asarray(table)[:B]
+        c, ends = batch.num_computed_tokens, batch.seq_lens[:B]
+        if group.use.ring is not None:
+            ends = c
+        low = group.lowest(c)
+        width = min(group.width_of(int(ends.max())), theirs.shape[1], ours.shape[1])
+        blocks = theirs[:, :width].astype(np.int64)
+        if blocks.size and not (blocks.min() >= 0 and blocks.max() < group.num_blocks):
+            blocks[(blocks < 0) | (blocks >= group.num_blocks)] = group.num_blocks  # holds nothing
+        keys = group.versions[blocks]
+        b, e = np.nonzero(group.changed(batch, keys, rows, width))
+        group.proved[rows[b], e] = keys[b, e]
+        positions = group.positions(e, ends[b])
+        seen = (positions >= low[b][:, None]) & (positions < ends[b][:, None]) & (positions >= 0)
+        at = blocks[b, e][:, None] * group.size + np.arange(group.size)
+        held = group.content[at]
+        wanted = self._prints[rows[b][:, None], np.minimum(positions, self._prints.shape[1] - 1)]
+        wrong = (held != wanted) & seen
+        if not wrong.any():
+            return
+        wrong &= (held != ANY) & (wanted != ANY)
+        i, j = np.nonzero(wrong)
+        requests, first, counts = np.unique(b[i], return_index=True, return_counts=True)
+        for request, f, count in zip(requests.tolist(), first.tolist(), counts.tolist(), strict=True):
+            entry, slot = int(e[i[f]]), int(at[i[f], j[f]])
+            stray = bool(blocks[request, entry] != ours[rows[request], entry])
+            yield self._fault(group, request, int(positions[i[f], j[f]]), entry, slot, count, False, stray)
+        group.excuse(at[i, j])
+
+    def _fault(
+        self, group: _Group, b: int, position: int, entry: int, slot: int, count: int, written: bool, stray: bool
+    ) -> SlotFault:
+        writer = int(group.writer[slot])
+        name = self._names.get(abs(writer), "an earlier request") if writer else None
+        if group.content[slot] == NEVER:
+            name = None
+        return SlotFault(group.index, b, position, entry, slot, count, name, written, stray or writer < 0)
+
+
+class _Group:
+    """The slots of one KV group. The last block is one that does not exist: it holds nothing."""
+
+    def __init__(self, index: int, table: BlockTable, use: GroupUse, num_blocks: int, attached: bool) -> None:
+        self.index, self.table, self.use = index, table, use
+        self.size, self.num_blocks = table.group.block_size, num_blocks
+        self.has_slots = use.slots and not table.group.recurrent
+        blocks = num_blocks if self.has_slots else 0
+        self.num_slots = blocks * self.size
+        size = self.num_slots + self.size
+        self.content: U64 = np.full(size, ANY) if attached else np.zeros(size, np.uint64)
+        self.content[self.num_slots :] = NEVER
+        self.writer: I32 = np.zeros(size, np.int32)  # negative: written where it does not belong, or not written
+        # Of a block: its number, and a count that grows with each change of it.
+        self.versions: I64 = np.arange(num_blocks + 1, dtype=np.int64) << VERSION_BITS
+        self.proved: I64 = np.full(table.table.shape, -1, np.int64)  # [R, K] the version when it was last compared
+        offsets = np.arange(self.size, dtype=np.int64)
+        if (cp := table.context_parallel) is not None:
+            run, rest = np.divmod(offsets, cp.interleave)
+            offsets = (run * cp.size + cp.rank) * cp.interleave + rest
+        self.offsets: I64 = offsets  # [S] of each slot of a block: its position from the first that the entry covers
+
+    def entries_of(self, position: int) -> int:
+        index = position if self.use.ring is None else position % self.use.ring
+        return index // self.table.tokens_per_block
+
+    def width_of(self, end: int) -> int:
+        """Entries that hold positions below ``end``."""
+        return -(-(end if self.use.ring is None else min(end, self.use.ring)) // self.table.tokens_per_block)
+
+    def lowest(self, computed: I32) -> I64:
+        """[B] the lowest position that a step's first token sees."""
+        c = computed.astype(np.int64)
+        if self.use.chunk is not None:
+            return c // self.use.chunk * self.use.chunk
+        window = self.table.group.sliding_window if self.use.ring is None else self.use.ring
+        lowest: I64 = np.zeros_like(c) if window is None else np.maximum(c - window + 1, 0)
+        return lowest
+
+    def positions(self, entries: I64, ends: I32) -> I64:
+        """[n, S] the position whose key each slot of an entry holds, for requests of these lengths."""
+        if self.use.ring is None:
+            return entries[:, None] * self.table.tokens_per_block + self.offsets
+        index, last = entries[:, None] * self.size + self.offsets, ends.astype(np.int64)[:, None] - 1
+        return np.where(index < self.use.ring, last - (last - index) % self.use.ring, -1)
+
+    def expected_slots(self, batch: BatchTensors) -> I64:
+        """[T] where the request's own blocks put each token."""
+        if self.use.ring is None:
+            return batch.slot_mapping[self.index][: batch.num_tokens]
+        entries, offsets = np.divmod(batch.positions[: batch.num_tokens] % self.use.ring, self.size)
+        slots: I64 = self.table.table[batch.idx_mapping[batch.req_indices], entries].astype(np.int64) * self.size
+        return slots + offsets
+
+    def changed(self, batch: BatchTensors, keys: I64, rows: I32, width: int) -> Bools:
+        """[B, width] entries whose block changed since it was last compared, and those that the step grows into."""
+        if self.use.ring is not None:
+            return np.ones((len(rows), width), np.bool_)
+        changed: Bools = keys != self.proved[rows, :width]
+        entries = batch.positions[: batch.num_tokens] // self.table.tokens_per_block
+        within = entries < width
+        changed[batch.req_indices[within], entries[within]] = True
+        return changed
+
+    def write(self, slots: Ints, prints: U64, writers: I32) -> None:
+        self.content[slots], self.writer[slots] = prints, writers
+        self.versions[slots // self.size] += 1
+
+    def apply(self, zero: I32, copies: I32) -> None:
+        """Blocks zeroed, then copied: all of them read before any is written."""
+        for array in (self.content, self.writer):
+            blocks = array.reshape(-1, self.size)
+            blocks[zero] = 0
+            blocks[copies[:, 1]] = blocks[copies[:, 0]]
+        self.versions[zero] += 1
+        self.versions[copies[:, 1]] += 1
+
+    def mark_stray(self, slots: Ints) -> None:
+        slots = slots[(slots >= 0) & (slots < self.num_slots)]
+        self.writer[slots] = -np.abs(self.writer[slots])
+
+    def excuse(self, slots: AnyArray) -> None:
+        """Let these slots count as right until they are written again; those of the null block stay."""
+        first = max(self.table.null_block, 0) * self.size
+        null = (slots >= first) & (slots < first + self.size) if self.table.null_block >= 0 else slots < 0
+        self.content[slots[~null & (slots < self.num_slots)]] = ANY
+
+
+def _spread(values: Any) -> U64:
+    """Spread over 64 bits, so that sums of different values differ."""
+    mixed: U64 = mix64(np.asarray(values).astype(np.uint64) + np.uint64(STRIDE))
+    return mixed
+
+
+def _mixed(positions: AnyArray, tokens: AnyArray) -> U64:
+    return _spread((positions.astype(np.uint64) << np.uint64(32)) | tokens.astype(np.uint64))
+
+
+def _of_text(text: str) -> np.uint64:
+    return np.uint64(hash(text) & MASK)

@@ -1,0 +1,166 @@
+"""The tensors of a followed step against those that an engine's runner made, as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from foreword.arrays import I64, AnyArray, Bools
+from foreword.batch import BatchTensors, GroupUse, InputBatch, discard_mask, lora_mapping
+from foreword.batch.step.layout import EXTENTS, FIELDS, Scalars
+from foreword.batch.values.sampling_params import PARAMETERS
+from foreword.errors import PlanError
+
+SCALARS = ("num_reqs", "num_tokens", "max_query_len", "max_seq_len")
+SAMPLING = {f"sampling.{row.column.name or row.name}": row.column.name or row.name for row in PARAMETERS if row.column}
+"""The names of sampling parameters, and their columns in `SamplingColumns`."""
+
+# Rows of the follower, which are not those of the engine, and what only this library has.
+_OWN = {"scalars", "idx_mapping", "expanded_idx_mapping", "row_generation", "num_placeholders", "num_blocks"}
+_FEATURES: Mapping[str, Callable[[InputBatch], Any]] = {
+    "discard_mask": discard_mask,
+    "lora_requests": lambda batch: lora_mapping(batch).requests,
+    "lora_tokens": lambda batch: lora_mapping(batch).tokens,
+    "lora_logits": lambda batch: lora_mapping(batch).logits,
+}
+NAMES = frozenset(
+    {"req_ids", *SCALARS, *SAMPLING, *_FEATURES}
+    | {name for name, view in vars(BatchTensors).items() if name in FIELDS and name not in _OWN}
+)
+"""The tensors that can be compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The entries of a tensor that differ for one request of the batch, None where they belong to none."""
+
+    index: tuple[int, ...]
+    request: int | None
+    expected: object
+    got: object
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableRule:
+    """Which entries of a block table must be as the scheduler said.
+
+    below_window: also those below the window, which no kernel reads. past_end: entries past a request's blocks must be
+    null.
+    """
+
+    below_window: bool = False
+    past_end: bool = False
+
+
+def on_host(value: object) -> bool:
+    """Whether reading the value copies nothing from a device."""
+    if isinstance(value, list | tuple):
+        return all(map(on_host, value))
+    return value is None or isinstance(value, np.ndarray | np.generic | int | str)
+
+
+def differences(batch: InputBatch, name: str, got: object) -> list[Difference]:
+    """The requests for which a tensor differs, of one that there is once. PlanError for an unknown name."""
+    if name in SCALARS:
+        return _whole(int(getattr(batch, name)), got)
+    if name in SAMPLING:
+        column: AnyArray = getattr(batch.states.sampling, SAMPLING[name])
+        return compared(batch, "B", column[batch.idx_mapping], got, None)
+    if name in _FEATURES:
+        expected = _FEATURES[name](batch)
+    elif name in NAMES:
+        expected = getattr(batch, name)
+    else:
+        raise PlanError("no tensor of this name can be compared", tensor=name, expected=f"one of {sorted(NAMES)}")
+    field = FIELDS[name]
+    return compared(batch, field.shape[0], expected, got, batch.num_tokens if field.padding == "T" else field.padding)
+
+
+def compared(batch: InputBatch, axis: str, expected: AnyArray, got: object, padding: Any) -> list[Difference]:
+    """The requests for which an array differs. Entries of ``got`` past the step's must be padding."""
+    theirs = np.asanyarray(got)
+    live = batch.scalars[Scalars._fields.index(EXTENTS[axis.replace("p", "")].scalar)] + EXTENTS[axis].extra
+    ours = expected[:live]
+    if "p" in axis and theirs.ndim == 1 and len(theirs) > live:
+        ours = np.full(len(theirs), padding, expected.dtype)
+        ours[:live] = expected[:live]
+    if ours.shape != theirs.shape:
+        return _whole(f"shape {ours.shape}", f"shape {theirs.shape}")
+    wrong: Bools = ours != theirs
+    if not wrong.any():
+        return []
+    wrong = np.ma.filled(wrong, False)
+    return of_requests(owners(batch, axis, len(ours)), wrong, ours, theirs)
+
+
+def owners(batch: InputBatch, axis: str, size: int) -> I64:
+    """[size] the request of the batch that each entry of an axis belongs to, −1 for padding."""
+    requests = np.arange(batch.num_reqs)
+    of_axis: dict[str, AnyArray] = {
+        "T": batch.req_indices,
+        "L": np.repeat(requests, batch.num_draft_tokens + 1),
+        "D": np.repeat(requests, batch.num_draft_tokens),
+        "B+1": np.concatenate((requests[:1], requests)),  # entry b + 1 is where request b ends
+    }
+    owner = of_axis.get(axis.replace("p", ""), requests)
+    out = np.full(size, -1, np.int64)
+    out[: len(owner)] = owner[:size]
+    return out
+
+
+def of_requests(owner: I64, wrong: Bools, expected: AnyArray, got: AnyArray) -> list[Difference]:
+    """The wrong entries, by the request that owns their first axis."""
+    at = np.argwhere(wrong)
+    requests, first, counts = np.unique(owner[at[:, 0]], return_index=True, return_counts=True)
+    out = []
+    for request, i, count in zip(requests.tolist(), first.tolist(), counts.tolist(), strict=True):
+        index = tuple(at[i].tolist())
+        values = expected[index].item(), got[index].item()
+        out.append(Difference(index, None if request < 0 else request, *values, count))
+    return out
+
+
+def slot_differences(batch: InputBatch, expected: Sequence[I64], g: int, got: object) -> list[Difference]:
+    """The requests whose slots in a KV group differ."""
+    return compared(batch, "Tp", expected[g], got, FIELDS["slot_mapping"].padding)
+
+
+def table_differences(batch: InputBatch, g: int, use: GroupUse, rule: TableRule, got: object) -> list[Difference]:
+    """The requests whose blocks in a KV group differ from those that the scheduler gave.
+
+    The width of the table, and what stands past a request's blocks, is the engine's own.
+    """
+    theirs, states, rows, B = np.asanyarray(got), batch.states, batch.idx_mapping, batch.num_reqs
+    if theirs.ndim != 2 or len(theirs) < B:
+        return _whole(f"shape ({B}, …)", f"shape {theirs.shape}")
+    table, null = states.block_tables[g], states.null_block
+    held, width = table.num_blocks[rows], int(theirs.shape[1])
+    ring = use.ring is not None
+    needed = held if not ring else np.minimum(held, -(-(use.ring or 1) // table.group.block_size))
+    most = min(int(needed.max(initial=0)), width)
+    entries = np.arange(most)
+    told, given = table.table[rows, :most], theirs[:B, :most]
+    checked = entries < needed[:, None]
+    if not (rule.below_window or ring) and (window := table.group.sliding_window) is not None:
+        low = np.maximum(batch.num_computed_tokens - window + 1, 0) // table.tokens_per_block
+        checked &= entries >= low[:, None]
+    wrong = checked & (told != given)
+    found = of_requests(np.arange(B), np.ma.filled(wrong, False), told, given) if wrong.any() else []
+    need = -(-batch.seq_lens[:B] // table.tokens_per_block)
+    if not ring and int(need.max(initial=0)) > width:
+        b = int(np.argmax(need))
+        found.append(Difference((b,), b, f"{int(need[b])} entries or more", f"{width} entries", 1))
+    if rule.past_end:
+        past = (np.arange(width) >= needed[:, None]) & (theirs[:B] != null)
+        if past.any():
+            nulls = np.broadcast_to(np.int64(null), past.shape)
+            found += of_requests(np.arange(B), past, nulls, theirs[:B])
+    return found
+
+
+def _whole(expected: object, got: object) -> list[Difference]:
+    return [] if expected == got else [Difference((), None, expected, got, 1)]

@@ -1,0 +1,396 @@
+"""A follower of another engine: the same decisions, prepared again, and compared with what the engine's runner made."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from foreword.arrays import I64
+from foreword.batch import (
+    BlockOps,
+    CacheContents,
+    GroupUse,
+    InputBatch,
+    InputBuffers,
+    NewRequest,
+    RequestStates,
+    SlotFault,
+    TokenIds,
+    prepare_inputs,
+)
+from foreword.batch.adapters import vllm
+from foreword.errors import CapacityError, ConfigError, ForewordError, PlanError, RequestError
+from foreword.integers import is_int32
+from foreword.shadow.comparison import (
+    NAMES,
+    Difference,
+    TableRule,
+    differences,
+    on_host,
+    slot_differences,
+    table_differences,
+)
+from foreword.shadow.explanation import why
+from foreword.shadow.finding import Finding, Origin, in_causal_order
+from foreword.shadow.report import Report
+
+Level = Literal["host", "tensors", "full"]
+LEVELS: tuple[Level, ...] = ("host", "tensors", "full")
+
+
+class Shadow:
+    """Follows another engine's steps with `RequestStates` of its own, and compares every tensor that it is given.
+
+    For each step, in this order: `decide` (or changes of ``states`` and `plan`), `step`, `commit`. None of them raises
+    for what the engine did: it is a finding, and the next step is followed again.
+
+    states: empty, or as the engine's requests are now (then with ``attached``).
+    max_num_batched_tokens: of the largest step. num_blocks: of the cache, the null block included.
+    check: "host" compares values that are on the host already: NumPy arrays, numbers and lists. "tensors" compares all
+        values given, as `numpy.asarray` reads them. "full" also follows what every slot of the cache holds.
+    every: only each N-th step is compared; the others are followed, and the writes to the cache recorded.
+    first: the number of findings that are kept and passed to ``on_finding``; later ones are counted.
+    on_finding: called with each of them, causes before what follows from them, at the end of `step` or `commit`; it may
+        raise. See `log_finding` and `raise_finding`.
+    uses: by KV group, where its `KVGroup` does not say how the engine uses the blocks.
+    tables: which entries of block tables must be as the scheduler said besides those that a kernel reads.
+    attached: slots that no followed step wrote count as right.
+    optimistic: the scheduler counts all drafts of the step before as computed, as with steps in flight: counts above
+        the committed ones are not findings.
+    """
+
+    def __init__(
+        self,
+        states: RequestStates,
+        *,
+        max_num_batched_tokens: int,
+        num_blocks: int,
+        check: Level = "full",
+        every: int = 1,
+        first: int = 20,
+        on_finding: Callable[[Finding], object] | None = None,
+        uses: Mapping[int, GroupUse] | None = None,
+        tables: TableRule = TableRule(),  # noqa: B008 (frozen)
+        attached: bool = False,
+        optimistic: bool = False,
+    ) -> None:
+        if check not in LEVELS:
+            raise ConfigError(f"check={check!r}: must be one of {', '.join(map(repr, LEVELS))}")
+        for name, value, low in (("every", every, 1), ("first", first, 0), ("num_blocks", num_blocks, 1)):
+            if not is_int32(value, low):
+                raise ConfigError(f"{name}={value!r}: must be {low} or more")
+        self.states = states
+        self.check: Level = check
+        self._buffers = InputBuffers.for_states(states, max_num_batched_tokens)
+        self._uses = dict(uses or {})
+        if unknown := self._uses.keys() - set(range(len(states.block_tables))):
+            raise ConfigError(f"uses[{min(unknown)}]: there are {len(states.block_tables)} KV groups, counted from 0")
+        self.contents = (
+            CacheContents(states, num_blocks, uses=self._uses, attached=attached) if check == "full" else None
+        )
+        self._tables, self._every, self._first, self._on_finding = tables, every, first, on_finding
+        self._optimistic = optimistic
+        self._planned: Mapping[str, int] | None = None
+        self._drafts: Mapping[str, Sequence[int]] | None = None
+        self._ops = BlockOps.NONE
+        self._batch: InputBatch | None = None
+        self._pending: list[Finding] = []  # of the decision, returned with the step
+        self._excess: dict[str, int] = {}  # computed tokens that the scheduler counts too many, as reported
+        self._kept: list[Finding] = []
+        self._counts: Counter[str] = Counter()
+        self._nanoseconds: Counter[str] = Counter()
+        self._num_steps = self._num_compared = self._num_tensors = self._num_refused = 0
+
+    # -- what the scheduler decided ----------------------------------------------------------------------------------
+
+    def decide(self, scheduler_output: Any) -> None:
+        """Follow a decision of a vLLM scheduler, before the engine's runner changes the object."""
+        started = time.perf_counter_ns()
+        self._open()
+        self._planned, self._drafts, self._ops = None, None, BlockOps.NONE
+        before = self._check_counts(scheduler_output.scheduled_cached_reqs)
+        applied = vllm.apply(self.states, scheduler_output, refused=self._note_refused)
+        if self._optimistic and before is not None:
+            rows, counts = before
+            self.states.num_computed_tokens[rows] = np.minimum(self.states.num_computed_tokens[rows], counts)
+        self._planned, self._drafts, self._ops = applied, applied.draft_tokens, applied.block_ops
+        self._spent("decide", started)
+
+    def plan(
+        self,
+        num_scheduled_tokens: Mapping[str, int],
+        draft_tokens: Mapping[str, Sequence[int]] | None = None,
+        block_ops: BlockOps = BlockOps.NONE,
+    ) -> None:
+        """Follow any scheduler's decision: tokens to compute per request, drafts included, once ``states`` has its
+        arrivals, departures and blocks.
+        """
+        self._open()
+        self._planned, self._drafts, self._ops = dict(num_scheduled_tokens), draft_tokens, block_ops
+
+    def _open(self) -> None:
+        """Begin a step. One that was not committed sampled nothing."""
+        if self._batch is not None or self._planned:
+            self._close({})
+        self._num_steps += 1
+        self._pending = []
+
+    def _note_refused(self, req_id: str | None, error: ForewordError) -> None:
+        self._pending.append(self._of_error("scheduler_output", error, req_id))
+
+    def _check_counts(self, cached: Any) -> tuple[I64, I64] | None:
+        """Findings where the scheduler counts more tokens computed than steps have computed. Rows and their counts."""
+        states, resumed = self.states, cached.resumed_req_ids
+        told = [
+            (rid, int(count))
+            for rid, count in zip(cached.req_ids, cached.num_computed_tokens, strict=False)
+            if rid in states and rid not in resumed
+        ]
+        if not told:
+            return None
+        rows = np.fromiter((states.row_of(rid) for rid, _ in told), np.int64, len(told))
+        counts = np.fromiter((count for _, count in told), np.int64, len(told))
+        ours = states.num_computed_tokens[rows].astype(np.int64)
+        if not self._optimistic:
+            for i in np.flatnonzero((counts > ours) | np.array([rid in self._excess for rid, _ in told])).tolist():
+                self._check_count(told[i][0], int(rows[i]), int(counts[i]), int(ours[i]))
+        return rows, ours
+
+    def _check_count(self, req_id: str, row: int, told: int, computed: int) -> None:
+        excess = told - computed
+        if excess <= 0:
+            self._excess.pop(req_id, None)
+            return
+        if self._excess.get(req_id) == excess:
+            return  # the same fault, which the scheduler carries along
+        self._excess[req_id] = excess
+        known = int(self.states.num_tokens[row])
+        text = f"the scheduler counts {told} tokens computed; {computed} are computed and {known} are known"
+        self._pending.append(
+            Finding(self._num_steps, "num_computed_tokens", None, (), req_id, computed, told, 1, "scheduler", text)
+        )
+
+    # -- what the runner made of it ----------------------------------------------------------------------------------
+
+    def step(self, req_ids: Sequence[str], tensors: Mapping[str, Any]) -> list[Finding]:
+        """Prepare the step again, in the engine's own order, and return what differs, causes first.
+
+        req_ids: the requests of the batch, in the engine's order. tensors: by our names, see `comparison.NAMES`; one
+        per KV group where there is one per group, None for a group that has none. ``block_table`` may have any width;
+        arrays may have entries past the step's, which must be padding. Entries of a masked array that are masked are
+        not compared. PlanError for an unknown name, and without `decide` or `plan` before.
+        """
+        if self._planned is None:
+            raise PlanError("no decision is known for this step: call decide or plan first", step=self._num_steps + 1)
+        if unknown := tensors.keys() - NAMES:
+            raise PlanError(
+                "no tensor of this name can be compared", tensor=min(unknown), expected=f"one of {sorted(NAMES)}"
+            )
+        found, self._pending = self._pending, []
+        if self._prepare(req_ids, found):
+            found += self._check(tensors)
+        return self._report(found)
+
+    @property
+    def will_compare(self) -> bool:
+        """Whether the next `step` compares tensors, or follows alone and needs none."""
+        return (self._num_steps - 1) % self._every == 0
+
+    def _prepare(self, req_ids: Sequence[str], found: list[Finding]) -> bool:
+        """The step's batch, in the engine's order; False, with a finding, where there cannot be one."""
+        started = time.perf_counter_ns()
+        planned = self._planned
+        assert planned is not None  # `step` has checked it
+        order = list(req_ids)
+        if order != list(planned):
+            if sorted(order) != sorted(planned):
+                missing, extra = sorted(planned.keys() - set(order)), sorted(set(order) - planned.keys())
+                text = f"not in the batch: {missing}; not scheduled: {extra}"
+                one = next(iter(missing or extra), None)
+                found.append(
+                    Finding(self._num_steps, "req_ids", None, (), one, list(planned), order, 1, "runner", text)
+                )
+            else:
+                planned = {rid: planned[rid] for rid in order}
+        try:
+            self._batch = prepare_inputs(
+                self.states, planned, self._buffers, draft_tokens=self._drafts, block_ops=self._ops
+            )
+        except ForewordError as error:
+            self._num_refused += 1
+            found.append(self._of_error("plan", error, None))
+        self._spent("prepare", started)
+        return self._batch is not None
+
+    def _check(self, tensors: Mapping[str, Any]) -> list[Finding]:
+        batch, found = self._batch, list[Finding]()
+        assert batch is not None
+        compare = self.will_compare
+        started = time.perf_counter_ns()
+        if compare:
+            self._num_compared += 1
+            for name, got in tensors.items():
+                if self.check != "host" or on_host(got):
+                    found += self._compare(batch, name, got)
+        started = self._spent("compare", started)
+        if self.contents is not None:
+            slots, table = tensors.get("slot_mapping"), tensors.get("block_table")
+            faults = self.contents.check(batch, slots, table, read=compare)
+            found += [self._of_fault(batch, fault) for fault in faults]
+            self._spent("slots", started)
+        return found
+
+    def _compare(self, batch: InputBatch, name: str, got: Any) -> list[Finding]:
+        if name == "req_ids":
+            return []  # they are the order of the step itself
+        if name not in ("slot_mapping", "block_table"):
+            self._num_tensors += 1
+            return [self._of_difference(batch, name, None, d) for d in differences(batch, name, got)]
+        found = []
+        for g, part in enumerate(got):
+            if part is None:
+                continue
+            self._num_tensors += 1
+            use = self._uses.get(g, GroupUse())
+            if name == "block_table":
+                differ = table_differences(batch, g, use, self._tables, part)
+            else:
+                differ = slot_differences(batch, batch.slot_mapping, g, part)
+            found += [self._of_difference(batch, name, g, d) for d in differ]
+        return found
+
+    # -- findings ------------------------------------------------------------------------------------------------------
+
+    def _of_difference(self, batch: InputBatch, name: str, group: int | None, d: Difference) -> Finding:
+        request = None if d.request is None else batch.req_ids[d.request]
+        text = why(batch, name, group, d)
+        return Finding(self._num_steps, name, group, d.index, request, d.expected, d.got, d.count, "runner", text)
+
+    def _of_fault(self, batch: InputBatch, fault: SlotFault) -> Finding:
+        request = batch.req_ids[fault.request]
+        if fault.writer is None:
+            got = "nothing that was ever written"
+        elif fault.is_written:
+            got = f"what request {fault.writer!r} writes there in the same step"
+        else:
+            got = f"what request {fault.writer!r} wrote"
+        origin: Origin = "runner" if fault.is_stray else "scheduler"
+        expected = f"the key of position {fault.position}"
+        text = f"slot {fault.slot} is reached through entry {fault.entry} of the request's blocks"
+        return Finding(
+            self._num_steps, "cache", fault.group, (fault.request, fault.entry), request, expected, got, fault.count,
+            origin, text,
+        )  # fmt: skip
+
+    def _of_error(self, tensor: str, error: ForewordError, req_id: str | None) -> Finding:
+        index: object = None
+        expected: object = None
+        got: object = None
+        if isinstance(error, PlanError | CapacityError):
+            req_id, index, expected, got = error.request or req_id, error.index, error.expected, error.got
+            tensor = error.tensor or tensor
+        elif isinstance(error, RequestError):
+            req_id, expected, got, tensor = error.request_id or req_id, error.reason, error.value, error.field
+        at = index if isinstance(index, tuple) else () if index is None else (index,)
+        return Finding(self._num_steps, tensor, None, at, req_id, expected, got, 1, "scheduler", str(error))
+
+    def _report(self, found: list[Finding]) -> list[Finding]:
+        """The findings in their order; the first ones are kept and passed on."""
+        if not found:
+            return found
+        found = in_causal_order(found)
+        self._counts.update(finding.tensor for finding in found)
+        new = found[: max(self._first - len(self._kept), 0)]
+        self._kept += new
+        if self._on_finding is not None:
+            for finding in new:
+                self._on_finding(finding)
+        return found
+
+    # -- what was sampled ----------------------------------------------------------------------------------------------
+
+    def commit(self, sampled: Mapping[str, Sequence[int]]) -> list[Finding]:
+        """Follow the samples of the step: {req_id: tokens}; requests that sampled nothing may be left out."""
+        started = time.perf_counter_ns()
+        found = self._pending + self._close(sampled)
+        self._pending = []
+        self._spent("commit", started)
+        return self._report(found)
+
+    def _close(self, sampled: Mapping[str, Sequence[int]]) -> list[Finding]:
+        batch, planned = self._batch, self._planned
+        self._batch = self._planned = None
+        if batch is not None:
+            try:
+                self.states.commit(batch, sampled)
+            except ForewordError as error:
+                return [self._of_error("sampled", error, None)]
+        elif planned is not None:
+            return self._advance(planned, sampled)
+        return []
+
+    def _advance(self, planned: Mapping[str, int], sampled: Mapping[str, Sequence[int]]) -> list[Finding]:
+        """Count a step that could not be prepared, so that the next one can be."""
+        states, drafts, found = self.states, self._drafts or {}, list[Finding]()
+        for req_id, scheduled in planned.items():
+            if req_id not in states:
+                continue
+            row = states.row_of(req_id)
+            known, computed = int(states.num_tokens[row]), int(states.num_computed_tokens[row])
+            end, tokens = computed + scheduled - len(drafts.get(req_id, ())), list(sampled.get(req_id, ()))
+            if end < known:
+                tokens = []  # a prompt chunk
+            computed = min(end + max(len(tokens) - 1, 0), known + len(tokens) - 1)
+            try:
+                states.rewrite(req_id, [*states.token_ids[row, :known].tolist(), *tokens], computed)
+            except ForewordError as error:
+                found.append(self._of_error("sampled", error, req_id))
+        return found
+
+    def resync(
+        self, req_id: str, token_ids: TokenIds, num_computed_tokens: int, block_ids: Sequence[TokenIds] | None = None
+    ) -> None:
+        """Take over what the engine itself has of a request: its known tokens, how many are computed, its blocks per KV
+        group; None: the blocks that are known. An unknown request is admitted. RequestError for values that do not fit.
+        """
+        if req_id in self.states:
+            self.states.rewrite(req_id, token_ids, num_computed_tokens, block_ids)
+        else:
+            blocks = [[] for _ in self.states.block_tables] if block_ids is None else block_ids
+            self.states.add_request(NewRequest(req_id, token_ids, blocks, num_computed_tokens=num_computed_tokens))
+        self._excess.pop(req_id, None)
+
+    def salt(self, req_id: str, salt: str) -> None:
+        """Declare that a request shares no cached content with requests of another salt."""
+        if self.contents is not None:
+            self.contents.salt(req_id, salt)
+
+    # -- the result -----------------------------------------------------------------------------------------------
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The first findings."""
+        return tuple(self._kept)
+
+    def report(self) -> Report:
+        """What was followed and found so far."""
+        steps = max(self._num_steps, 1) * 1000
+        microseconds = {phase: spent / steps for phase, spent in self._nanoseconds.items()}
+        return Report(
+            self._num_steps, self._num_compared, self._num_tensors, self._num_refused, self.findings,
+            dict(self._counts), microseconds,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Stop following the states."""
+        if self.contents is not None:
+            self.contents.close()
+
+    def _spent(self, phase: str, started: int) -> int:
+        now = time.perf_counter_ns()
+        self._nanoseconds[phase] += now - started
+        return now
