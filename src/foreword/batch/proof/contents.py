@@ -15,7 +15,7 @@ it should is reported once, until it is written again, and recording goes on.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,10 +168,16 @@ class CacheContents:
         c, ends = batch.num_computed_tokens, batch.seq_lens[: batch.num_reqs]
         for row in rows[self._rewrites[rows] != s._progress.rewrites[rows]].tolist():
             self._fingerprint(row)  # its tokens or its progress were changed outside a step
+        prints: U64
         settled = self._settled[rows]
         if (settled < c).any():  # drafts that were accepted, or tokens that no step computed
             self._settle(rows, settled, c)
         positions, owner = batch.positions[:T], batch.req_indices
+        if T == batch.num_reqs and c.all() and not batch.draft_token_ids.size:  # one token of each request
+            prints = self._prints[rows, c - 1] + _mixed(positions, batch.input_ids[:T])
+            self._prints[rows, c] = prints
+            self._settled[rows] = ends
+            return prints
         total = np.cumsum(_mixed(positions, batch.input_ids[:T]), dtype=np.uint64)
         before = np.where(c > 0, self._prints[rows, np.maximum(c - 1, 0)], 0)
         if not c.all():
@@ -179,7 +185,7 @@ class CacheContents:
                 before[b] = self._start(int(rows[b]))
         starts = batch.query_start_loc[: batch.num_reqs]
         before[starts > 0] -= total[starts[starts > 0] - 1]
-        prints: U64 = total + before[owner]
+        prints = total + before[owner]
         special = [b for b, row in enumerate(rows.tolist()) if row in s.extras.rows] if s.extras.rows else ()
         for b in special:  # their content is more than their tokens
             first, end = int(starts[b]), int(batch.query_start_loc[b + 1])
@@ -206,7 +212,7 @@ class CacheContents:
             mixed[:1] += self._prints[row, first - 1] if first else self._start(row)
             self._prints[row, first:end] = np.cumsum(mixed, dtype=np.uint64)
             for group in self.groups:
-                group.proved[row, group.entries_of(first) : group.entries_of(end - 1) + 1] = -1
+                group.proved[row, group.entry_of(first) : group.entry_of(end - 1) + 1] = -1
 
     # -- the check -------------------------------------------------------------------------------------------------
 
@@ -234,85 +240,80 @@ class CacheContents:
 
     def _check_group(
         self, batch: BatchTensors, group: _Group, prints: U64, slots: Ints | None, table: Ints | None, read: bool
-    ) -> Iterator[SlotFault]:
+    ) -> list[SlotFault]:
         if batch.block_ops:
             group.apply(batch.block_ops.zero, batch.block_ops.copies)
-        ours = group.expected_slots(batch)
-        faults: list[SlotFault] = []
-        if group.use.ring is not None and read:
-            faults += self._reads(batch, group, table)
-        faults += self._writes(
-            batch, group, prints, ours, ours if slots is None else np.asarray(slots).astype(np.int64, copy=False)
-        )
-        if group.use.ring is None and read:
-            faults += self._reads(batch, group, table)
-        return iter(faults)
+        ring = group.use.ring is not None
+        before = self._reads(batch, group, table) if ring and read else []
+        written = self._writes(batch, group, prints, slots)
+        return [*before, *written, *(self._reads(batch, group, table) if read and not ring else [])]
 
-    def _writes(self, batch: BatchTensors, group: _Group, prints: U64, ours: I64, slots: Ints) -> Iterator[SlotFault]:
+    def _writes(self, batch: BatchTensors, group: _Group, prints: U64, theirs: Ints | None) -> list[SlotFault]:
         """Record the writes; faults where two contents of the step go to one slot."""
         writers = self._writers[batch.idx_mapping[batch.req_indices]]
+        ours = slots = group.expected_slots(batch)
         stray = None
-        if slots is not ours:
-            differ = slots[: len(ours)] != ours if len(slots) >= len(ours) else None
-            if differ is None:  # the tensor is too short, which its comparison says
-                slots = ours
-            else:
-                slots = slots[: len(ours)]
-                if differ.any():
-                    stray = np.flatnonzero(differ)
-        t: AnyArray | None = None
-        if len(slots) and not (slots.min() >= 0 and slots.max() < group.num_slots):
-            t = np.flatnonzero((slots >= 0) & (slots < group.num_slots))
-            slots, prints, writers = slots[t], prints[t], writers[t]
+        if theirs is not None and len(theirs) >= len(ours):  # one that is too short is a difference of the tensor
+            slots = np.asarray(theirs)[: len(ours)].astype(np.int64, copy=False)
+            if (differ := slots != ours).any():
+                stray = np.concatenate((ours[differ], slots[differ]))  # where a key is missing, and where it is not due
+        tokens: AnyArray | None = None
+        if slots.view(np.uint64).max(initial=0) >= group.num_slots:  # written nowhere, −1 included
+            tokens = np.flatnonzero(slots.view(np.uint64) < group.num_slots)
+            slots, prints, writers = slots[tokens], prints[tokens], writers[tokens]
         group.write(slots, prints, writers)
-        if stray is not None:  # what is missing where it belongs, and what is where it does not
-            group.mark_stray(ours[stray])
-            group.mark_stray(slots[stray] if t is None else slots[np.isin(t, stray)])
-        lost = np.flatnonzero(group.content[slots] != prints)
-        lost = lost[(group.content[slots[lost]] != ANY) & (prints[lost] != ANY)]
-        tokens = lost if t is None else t[lost]
+        if stray is not None:
+            group.mark_stray(stray)
+        held = group.content.take(slots)
+        if not (lost := held != prints).any():
+            return []
+        i = np.flatnonzero(lost & (held != ANY) & (prints != ANY))
+        tokens = i if tokens is None else tokens[i]
+        faults = []
         owners, first, counts = np.unique(batch.req_indices[tokens], return_index=True, return_counts=True)
-        for b, i, count in zip(owners.tolist(), first.tolist(), counts.tolist(), strict=True):
-            position = int(batch.positions[tokens[i]])
-            yield self._fault(group, b, position, group.entries_of(position), int(slots[lost[i]]), count, True, False)
+        for b, f, count in zip(owners.tolist(), first.tolist(), counts.tolist(), strict=True):
+            position = int(batch.positions[tokens[f]])
+            entry = group.entry_of(position)
+            faults.append(self._fault(group, b, position, entry, int(slots[i[f]]), count, written=True, stray=False))
+        return faults
 
-    def _reads(self, batch: BatchTensors, group: _Group, table: Ints | None) -> Iterator[SlotFault]:
+    def _reads(self, batch: BatchTensors, group: _Group, table: Ints | None) -> list[SlotFault]:
         """Faults where a slot that a request sees does not hold the content of its position."""
         rows, B = batch.idx_mapping, batch.num_reqs
         if not B:
-            return
+            return []
         ours = group.table.table
         theirs: AnyArray = ours[rows] if table is None else np.asarray(table)[:B]
-        c, ends = batch.num_computed_tokens, batch.seq_lens[:B]
-        if group.use.ring is not None:
-            ends = c
-        low = group.lowest(c)
+        ends = batch.seq_lens[:B] if group.use.ring is None else batch.num_computed_tokens
         width = min(group.width_of(int(ends.max())), theirs.shape[1], ours.shape[1])
-        blocks = theirs[:, :width].astype(np.int64)
-        if blocks.size and not (blocks.min() >= 0 and blocks.max() < group.num_blocks):
-            blocks[(blocks < 0) | (blocks >= group.num_blocks)] = group.num_blocks  # holds nothing
-        keys = group.versions[blocks]
+        blocks = theirs[:, :width].astype(np.uint32)  # a negative number is above all others
+        keys = group.versions.take(blocks, mode="clip")
         b, e = np.nonzero(group.changed(batch, keys, rows, width))
         group.proved[rows[b], e] = keys[b, e]
         positions = group.positions(e, ends[b])
-        seen = (positions >= low[b][:, None]) & (positions < ends[b][:, None]) & (positions >= 0)
-        at = blocks[b, e][:, None] * group.size + np.arange(group.size)
-        held = group.content[at]
-        wanted = self._prints[rows[b][:, None], np.minimum(positions, self._prints.shape[1] - 1)]
-        wrong = (held != wanted) & seen
+        M = self._prints.shape[1]
+        at = np.minimum(blocks[b, e].astype(np.int64), group.num_blocks)[:, None] * group.size + group.offsets_in_block
+        held = group.content.take(at)
+        wrong = held != self._prints.reshape(-1).take(rows[b].astype(np.int64)[:, None] * M + positions, mode="clip")
+        wrong &= positions < ends[b][:, None]
+        if group.is_limited:
+            wrong &= (positions >= group.lowest(batch.num_computed_tokens)[b][:, None]) & (positions >= 0)
         if not wrong.any():
-            return
-        wrong &= (held != ANY) & (wanted != ANY)
+            return []
         i, j = np.nonzero(wrong)
+        known = (held[i, j] != ANY) & (self._prints[rows[b[i]], positions[i, j]] != ANY)
+        i, j = i[known], j[known]
+        faults = []
         requests, first, counts = np.unique(b[i], return_index=True, return_counts=True)
         for request, f, count in zip(requests.tolist(), first.tolist(), counts.tolist(), strict=True):
-            entry, slot = int(e[i[f]]), int(at[i[f], j[f]])
-            stray = bool(blocks[request, entry] != ours[rows[request], entry])
-            yield self._fault(group, request, int(positions[i[f], j[f]]), entry, slot, count, False, stray)
+            entry, slot, position = int(e[i[f]]), int(at[i[f], j[f]]), int(positions[i[f], j[f]])
+            stray = bool(theirs[request, entry] != ours[rows[request], entry])
+            faults.append(self._fault(group, request, position, entry, slot, count, written=False, stray=stray))
         group.excuse(at[i, j])
+        return faults
 
     def _fault(
-        self, group: _Group, b: int, position: int, entry: int, slot: int, count: int, written: bool, stray: bool
+        self, group: _Group, b: int, position: int, entry: int, slot: int, count: int, *, written: bool, stray: bool
     ) -> SlotFault:
         writer = int(group.writer[slot])
         name = self._names.get(abs(writer), "an earlier request") if writer else None
@@ -341,9 +342,16 @@ class _Group:
         if (cp := table.context_parallel) is not None:
             run, rest = np.divmod(offsets, cp.interleave)
             offsets = (run * cp.size + cp.rank) * cp.interleave + rest
+        self.offsets_in_block: I64 = np.arange(self.size, dtype=np.int64)
         self.offsets: I64 = offsets  # [S] of each slot of a block: its position from the first that the entry covers
 
-    def entries_of(self, position: int) -> int:
+    @property
+    def is_limited(self) -> bool:
+        """Whether a token does not see all positions before it."""
+        return self.use.chunk is not None or self.use.ring is not None or self.table.group.sliding_window is not None
+
+    def entry_of(self, position: int) -> int:
+        """The entry of a block-table row that leads to the position's key."""
         index = position if self.use.ring is None else position % self.use.ring
         return index // self.table.tokens_per_block
 
