@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,15 @@ NAMES = frozenset(
     | {name for name, view in vars(BatchTensors).items() if name in FIELDS and name not in _OWN}
 )
 """The tensors that can be compared."""
+
+_INDEPENDENT = {
+    name: FIELDS[name].shape[0].replace("p", "")
+    for name in (
+        "num_scheduled_tokens", "num_draft_tokens", "num_computed_tokens", "is_prefilling", "seq_lens", "positions",
+        "input_ids", "slot_mapping", "draft_token_ids", "block_table", "discard_mask", "lora_requests", "lora_tokens",
+    )
+}  # fmt: skip
+"""The tensors whose values for a request do not depend on the others, and their first axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +169,31 @@ def table_differences(batch: InputBatch, g: int, use: GroupUse, rule: TableRule,
             nulls = np.broadcast_to(np.int64(null), past.shape)
             found += of_requests(np.arange(B), past, nulls, theirs[:B])
     return found
+
+
+def kept_entries(
+    planned: Mapping[str, int], drafts: Mapping[str, Sequence[int]], left_out: Collection[str]
+) -> dict[str, Bools]:
+    """By axis, the entries of a step's tensors that are not those of the requests left out."""
+    kept = np.array([rid not in left_out for rid in planned], np.bool_)
+    counts, k = np.array(list(planned.values())), np.array([len(drafts.get(rid, ())) for rid in planned], np.int64)
+    return {"B": kept, "T": np.repeat(kept, counts), "D": np.repeat(kept, k)}
+
+
+def selected(tensors: Mapping[str, Any], kept: Mapping[str, Bools]) -> dict[str, Any]:
+    """These entries of the tensors whose values do not depend on the other requests of the batch."""
+    out = {}
+    for name, got in tensors.items():
+        axis = "B" if name in SAMPLING else _INDEPENDENT.get(name)
+        if axis not in kept or got is None:
+            continue
+        parts = list(got) if name in ("slot_mapping", "block_table") else [got]
+        cut = [None if part is None else np.asanyarray(part)[: len(kept[axis])] for part in parts]
+        if any(part is not None and len(part) < len(kept[axis]) for part in cut):
+            continue
+        cut = [None if part is None else part[kept[axis]] for part in cut]
+        out[name] = cut if name in ("slot_mapping", "block_table") else cut[0]
+    return out
 
 
 def _whole(expected: object, got: object) -> list[Difference]:

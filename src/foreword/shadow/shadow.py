@@ -30,7 +30,9 @@ from foreword.shadow.comparison import (
     Difference,
     TableRule,
     differences,
+    kept_entries,
     on_host,
+    selected,
     slot_differences,
     table_differences,
 )
@@ -99,6 +101,8 @@ class Shadow:
         self._ops = BlockOps.NONE
         self._batch: InputBatch | None = None
         self._pending: list[Finding] = []  # of the decision, returned with the step
+        self._left_out: set[str] = set()  # requests of the step that could not be followed
+        self._lost: set[str] = set()  # requests that were left out of a step, as reported
         self._excess: dict[str, int] = {}  # computed tokens that the scheduler counts too many, as reported
         self._kept: list[Finding] = []
         self._counts: Counter[str] = Counter()
@@ -113,11 +117,18 @@ class Shadow:
         self._open()
         self._planned, self._drafts, self._ops = None, None, BlockOps.NONE
         before = self._check_counts(scheduler_output.scheduled_cached_reqs)
-        applied = vllm.apply(self.states, scheduler_output, refused=self._note_refused)
+        self._lost -= set(scheduler_output.finished_req_ids) if self._lost else set()
+        try:
+            applied = vllm.apply(self.states, scheduler_output, refused=self._note_refused)
+        except ForewordError as error:  # of the output as a whole
+            self._pending.append(self._of_error("scheduler_output", error, None))
+            self._planned = dict(scheduler_output.num_scheduled_tokens)
+            self._drafts = scheduler_output.scheduled_spec_decode_tokens or None
+        else:
+            self._planned, self._drafts, self._ops = applied, applied.draft_tokens, applied.block_ops
         if self._optimistic and before is not None:
             rows, counts = before
             self.states.num_computed_tokens[rows] = np.minimum(self.states.num_computed_tokens[rows], counts)
-        self._planned, self._drafts, self._ops = applied, applied.draft_tokens, applied.block_ops
         self._spent("decide", started)
 
     def plan(
@@ -139,8 +150,10 @@ class Shadow:
         self._num_steps += 1
         self._pending = []
 
-    def _note_refused(self, req_id: str | None, error: ForewordError) -> None:
-        self._pending.append(self._of_error("scheduler_output", error, req_id))
+    def _note_refused(self, req_id: str, error: ForewordError) -> None:
+        if req_id not in self._lost:
+            self._lost.add(req_id)
+            self._pending.append(self._of_error("scheduler_output", error, req_id))
 
     def _check_counts(self, cached: Any) -> tuple[I64, I64] | None:
         """Findings where the scheduler counts more tokens computed than steps have computed. Rows and their counts."""
@@ -183,6 +196,8 @@ class Shadow:
         per KV group where there is one per group, None for a group that has none. ``block_table`` may have any width;
         arrays may have entries past the step's, which must be padding. Entries of a masked array that are masked are
         not compared. PlanError for an unknown name, and without `decide` or `plan` before.
+
+        A request whose decision cannot be followed is left out, and the others are compared.
         """
         if self._planned is None:
             raise PlanError("no decision is known for this step: call decide or plan first", step=self._num_steps + 1)
@@ -191,8 +206,28 @@ class Shadow:
                 "no tensor of this name can be compared", tensor=min(unknown), expected=f"one of {sorted(NAMES)}"
             )
         found, self._pending = self._pending, []
-        if self._prepare(req_ids, found):
-            found += self._check(tensors)
+        started = time.perf_counter_ns()
+        planned = self._in_order(self._planned, list(req_ids), found)
+        batch = self._prepare(planned, found)
+        started = self._spent("prepare", started)
+        if batch is not None and len(self._left_out):
+            kept = kept_entries(planned, self._drafts or {}, self._left_out)
+            self._forget(selected({"slot_mapping": tensors.get("slot_mapping")}, {"T": ~kept["T"]}))
+            tensors = selected(tensors, kept)
+        compare = batch is not None and self.will_compare
+        if batch is not None and compare:
+            self._num_compared += 1
+            for name, got in tensors.items():
+                if self.check != "host" or on_host(got):
+                    found += self._compare(batch, name, got)
+        started = self._spent("compare", started)
+        if batch is None:
+            self._forget(tensors)
+        elif self.contents is not None:
+            faults = self.contents.check(batch, tensors.get("slot_mapping"), tensors.get("block_table"), read=compare)
+            found += [self._of_fault(batch, fault) for fault in faults]
+        self._spent("slots", started)
+        self._batch = batch
         return self._report(found)
 
     @property
@@ -200,49 +235,48 @@ class Shadow:
         """Whether the next `step` compares tensors, or follows alone and needs none."""
         return (self._num_steps - 1) % self._every == 0
 
-    def _prepare(self, req_ids: Sequence[str], found: list[Finding]) -> bool:
-        """The step's batch, in the engine's order; False, with a finding, where there cannot be one."""
-        started = time.perf_counter_ns()
-        planned = self._planned
-        assert planned is not None  # `step` has checked it
-        order = list(req_ids)
-        if order != list(planned):
-            if sorted(order) != sorted(planned):
-                missing, extra = sorted(planned.keys() - set(order)), sorted(set(order) - planned.keys())
-                text = f"not in the batch: {missing}; not scheduled: {extra}"
-                one = next(iter(missing or extra), None)
-                found.append(
-                    Finding(self._num_steps, "req_ids", None, (), one, list(planned), order, 1, "runner", text)
-                )
-            else:
-                planned = {rid: planned[rid] for rid in order}
-        try:
-            self._batch = prepare_inputs(
-                self.states, planned, self._buffers, draft_tokens=self._drafts, block_ops=self._ops
-            )
-        except ForewordError as error:
-            self._num_refused += 1
-            found.append(self._of_error("plan", error, None))
-        self._spent("prepare", started)
-        return self._batch is not None
+    def _in_order(self, planned: Mapping[str, int], order: list[str], found: list[Finding]) -> Mapping[str, int]:
+        """The plan in the engine's order; the scheduler's, with a finding, where the batch has other requests."""
+        if order == list(planned):
+            return planned
+        if len(order) == len(planned) and planned.keys() == set(order):
+            return planned.in_order(order) if isinstance(planned, vllm.AppliedStep) else {r: planned[r] for r in order}
+        missing, extra = sorted(planned.keys() - set(order)), sorted(set(order) - planned.keys())
+        text = f"scheduled, and not in the batch: {missing}; in the batch, and not scheduled: {extra}"
+        one = next(iter(missing or extra), None)
+        found.append(Finding(self._num_steps, "req_ids", None, (), one, list(planned), order, 1, "runner", text))
+        return planned
 
-    def _check(self, tensors: Mapping[str, Any]) -> list[Finding]:
-        batch, found = self._batch, list[Finding]()
-        assert batch is not None
-        compare = self.will_compare
-        started = time.perf_counter_ns()
-        if compare:
-            self._num_compared += 1
-            for name, got in tensors.items():
-                if self.check != "host" or on_host(got):
-                    found += self._compare(batch, name, got)
-        started = self._spent("compare", started)
-        if self.contents is not None:
-            slots, table = tensors.get("slot_mapping"), tensors.get("block_table")
-            faults = self.contents.check(batch, slots, table, read=compare)
-            found += [self._of_fault(batch, fault) for fault in faults]
-            self._spent("slots", started)
-        return found
+    def _prepare(self, planned: Mapping[str, int], found: list[Finding]) -> InputBatch | None:
+        """The step's batch without the requests that cannot be followed; None where there cannot be one."""
+        drafts = self._drafts
+        self._left_out = set[str]()
+        while True:
+            try:
+                batch = prepare_inputs(self.states, planned, self._buffers, draft_tokens=drafts, block_ops=self._ops)
+            except ForewordError as error:
+                finding = self._of_error("plan", error, None)
+            else:
+                if self._lost and not self._left_out:
+                    self._lost -= set(planned)
+                return batch
+            rid = finding.request
+            if rid is None or rid not in planned:
+                self._num_refused += 1
+                found.append(finding)
+                return None
+            if rid not in self._lost:
+                self._lost.add(rid)
+                found.append(finding)
+            self._left_out.add(rid)
+            planned = {other: count for other, count in planned.items() if other != rid}
+            drafts = {other: ids for other, ids in (drafts or {}).items() if other != rid} or None
+
+    def _forget(self, tensors: Mapping[str, Any]) -> None:
+        """Take what was written without being followed for right."""
+        slots = tensors.get("slot_mapping")
+        if self.contents is not None and slots is not None:
+            self.contents.forget(slots)
 
     def _compare(self, batch: InputBatch, name: str, got: Any) -> list[Finding]:
         if name == "req_ids":
@@ -322,16 +356,17 @@ class Shadow:
         return self._report(found)
 
     def _close(self, sampled: Mapping[str, Sequence[int]]) -> list[Finding]:
-        batch, planned = self._batch, self._planned
+        batch, planned, left_out = self._batch, self._planned or {}, self._left_out
         self._batch = self._planned = None
+        found = []
         if batch is not None:
+            followed = {r: ids for r, ids in sampled.items() if r not in left_out} if left_out else sampled
             try:
-                self.states.commit(batch, sampled)
-            except ForewordError as error:
-                return [self._of_error("sampled", error, None)]
-        elif planned is not None:
-            return self._advance(planned, sampled)
-        return []
+                self.states.commit(batch, followed)
+                planned = {rid: planned[rid] for rid in left_out}
+            except ForewordError as error:  # nothing was committed
+                found.append(self._of_error("sampled", error, None))
+        return found + self._advance(planned, sampled)
 
     def _advance(self, planned: Mapping[str, int], sampled: Mapping[str, Sequence[int]]) -> list[Finding]:
         """Count a step that could not be prepared, so that the next one can be."""
@@ -363,6 +398,7 @@ class Shadow:
             blocks = [[] for _ in self.states.block_tables] if block_ids is None else block_ids
             self.states.add_request(NewRequest(req_id, token_ids, blocks, num_computed_tokens=num_computed_tokens))
         self._excess.pop(req_id, None)
+        self._lost.discard(req_id)
 
     def salt(self, req_id: str, salt: str) -> None:
         """Declare that a request shares no cached content with requests of another salt."""

@@ -31,6 +31,7 @@ from foreword.errors import CapacityError, ForewordError, PlanError, RequestErro
 from foreword.integers import int32s
 
 Refused = Callable[[str, ForewordError], object]
+_UNREAD = -1  # the number of drafts of a plan that was not brought into arrays yet
 
 
 class AppliedStep(PlannedStep):
@@ -56,10 +57,12 @@ class AppliedStep(PlannedStep):
 
     @property
     def arrays(self) -> Plan:
-        rows, counts = self.plan
+        front, (rows, counts) = self._front, self.plan
+        if self.num_draft_ids == _UNREAD:
+            drafts_of = self._output.scheduled_spec_decode_tokens or {}
+            self.num_draft_ids = _read_plan(front.states, front, self._output.num_scheduled_tokens, drafts_of)
         if not self.num_draft_ids:
             return rows, counts, None, None
-        front = self._front
         drafts = RaggedDrafts(front.num_drafts[: len(rows)], front.draft_ids[: self.num_draft_ids])
         return rows, counts, drafts, None
 
@@ -140,7 +143,7 @@ class VllmAdapter:
             if new and (self.preempted or not front.admit(new)):
                 for data in new:
                     with _reporting(data.req_id, refused):
-                        self._enter(data)
+                        self._enter(data, refused is not None)
         elif new:
             front.write_special(new)
         cached, counts, drafts = out.scheduled_cached_reqs, out.num_scheduled_tokens, out.scheduled_spec_decode_tokens
@@ -148,9 +151,8 @@ class VllmAdapter:
         if num_draft_ids < 0:  # something unusual: in Python, entry by entry
             if cached.req_ids:
                 self._continue(cached, refused)
-            num_draft_ids = 0
-            with _reporting("", None if refused is None else _ignore):  # `prepare_inputs` refuses the same
-                num_draft_ids = _read_plan(states, front, counts, drafts or {})
+            # A follower's plan may have requests that were refused: who reads the plan gets the error.
+            num_draft_ids = _read_plan(states, front, counts, drafts or {}) if refused is None else _UNREAD
         return num_draft_ids
 
     def _finish(self, finished: Collection[str]) -> None:
@@ -161,10 +163,17 @@ class VllmAdapter:
         for rid in finished if self.preempted else ():
             self.preempted.pop(rid, None)
 
-    def _enter(self, data: Any) -> None:
-        request = new_request(data)
-        self.states.remove_request(request.req_id)  # a resumed request, or a session whose prompt grew
-        row = self.states.add_request(request)
+    def _enter(self, data: Any, is_follower: bool) -> None:
+        """Admit a request; a follower, which does not sample, without parameters that are not supported here."""
+        self.states.remove_request(data.req_id)  # a resumed request, or a session whose prompt grew
+        try:
+            request = new_request(data)
+            row = self.states.add_request(request)
+        except ForewordError:
+            if not is_follower:
+                raise
+            request = new_request(data, with_params=False)
+            row = self.states.add_request(request)
         preempted, params = self.preempted.pop(request.req_id, None), request.sampling_params
         if preempted is not None and isinstance(params, SamplingParams) and params.seed is None:
             self.states.sampling.seed[row] = preempted.seed  # the same request again, with its outputs
@@ -220,8 +229,9 @@ class VllmAdapter:
 def apply(states: RequestStates, scheduler_output: Any, *, refused: Refused | None = None) -> AppliedStep:
     """Bring the states to what the scheduler decided and return the step to prepare.
 
-    Raises RequestError or CapacityError for the first entry that does not fit, with the entries before it applied. With
-    ``refused``, refused(req_id, error) is called for each request whose entry does not fit, and the others are applied.
+    Raises RequestError or CapacityError for the first entry that does not fit, with the entries before it applied.
+    refused: for a follower of another engine: refused(req_id, error) is called for each request whose entry does not
+    fit, and the others are applied; sampling parameters that are not supported here are left out.
     """
     return VllmAdapter.of(states).apply(scheduler_output, refused)
 
@@ -235,10 +245,6 @@ def _reporting(req_id: str, refused: Refused | None) -> Iterator[None]:
         if refused is None:
             raise
         refused(req_id, error)
-
-
-def _ignore(req_id: str, error: ForewordError) -> None:
-    """Report nothing."""
 
 
 def _read_plan(

@@ -19,8 +19,11 @@ _SAME = (
 )  # fmt: skip
 
 
-def new_request(data: Any) -> NewRequest:
-    """NewRequestData → NewRequest. prefill_token_ids, where it is longer than the prompt, brings the outputs."""
+def new_request(data: Any, *, with_params: bool = True) -> NewRequest:
+    """NewRequestData → NewRequest. prefill_token_ids, where it is longer than the prompt, brings the outputs.
+
+    with_params: whether to take its sampling parameters.
+    """
     prompt, known = data.prompt_token_ids, getattr(data, "prefill_token_ids", None)
     embeds = None if data.prompt_embeds is None else np.asarray(data.prompt_embeds)
     prompt_len = len(prompt) if prompt is not None else 0 if embeds is None else len(embeds)
@@ -31,7 +34,7 @@ def new_request(data: Any) -> NewRequest:
         data.block_ids,
         () if known is None else known[prompt_len:],
         data.num_computed_tokens,
-        sampling_params(data.sampling_params),
+        sampling_params(data.sampling_params) if with_params else None,
         0,
         embeds,
         prompt_is_token_id=None if mask is None else np.asarray(mask, np.bool_),

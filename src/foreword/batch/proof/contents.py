@@ -173,7 +173,7 @@ class CacheContents:
         if (settled < c).any():  # drafts that were accepted, or tokens that no step computed
             self._settle(rows, settled, c)
         positions, owner = batch.positions[:T], batch.req_indices
-        if T == batch.num_reqs and c.all() and not batch.draft_token_ids.size:  # one token of each request
+        if batch.num_reqs == T and c.all() and not batch.draft_token_ids.size:  # one token of each request
             prints = self._prints[rows, c - 1] + _mixed(positions, batch.input_ids[:T])
             self._prints[rows, c] = prints
             self._settled[rows] = ends
@@ -186,14 +186,15 @@ class CacheContents:
         starts = batch.query_start_loc[: batch.num_reqs]
         before[starts > 0] -= total[starts[starts > 0] - 1]
         prints = total + before[owner]
-        special = [b for b, row in enumerate(rows.tolist()) if row in s.extras.rows] if s.extras.rows else ()
-        for b in special:  # their content is more than their tokens
+        for b in (
+            [b for b, row in enumerate(rows.tolist()) if row in s.extras.rows] if s.extras.rows else ()
+        ):  # their content is more than their tokens
             first, end = int(starts[b]), int(batch.query_start_loc[b + 1])
             at, known = int(c[b]), int(s.num_tokens[rows[b]])
             of_prompt = self._prints[rows[b], at : min(at + end - first, known)]
-            shift = of_prompt[-1] - prints[first + len(of_prompt) - 1] if len(of_prompt) else np.uint64(0)
-            prints[first + len(of_prompt) : end] += shift
-            prints[first : first + len(of_prompt)] = of_prompt
+            if size := len(of_prompt):
+                prints[first + size : end] += of_prompt[-1:] - prints[first + size - 1 : first + size]
+                prints[first : first + size] = of_prompt
         self._settled[rows] = ends - batch.num_draft_tokens
         drafts = batch.draft_token_ids
         if drafts.size and drafts.min() < 0:  # the content of a draft that is not known equals any
@@ -237,6 +238,14 @@ class CacheContents:
                 table = None if block_table is None or not read else block_table[g]
                 faults += self._check_group(batch, group, prints, theirs, table, read)
         return faults
+
+    def forget(self, slot_mapping: Sequence[Ints | None]) -> None:
+        """Let what was written to these slots of each KV group equal any content: its request is not followed."""
+        for group, slots in zip(self.groups, slot_mapping, strict=True):
+            if group.has_slots and slots is not None:
+                at = np.asarray(slots).astype(np.int64, copy=False)
+                at = at[(at >= 0) & (at < group.num_slots)]
+                group.write(at, np.full(len(at), ANY), np.zeros(len(at), np.int32))
 
     def _check_group(
         self, batch: BatchTensors, group: _Group, prints: U64, slots: Ints | None, table: Ints | None, read: bool
