@@ -82,7 +82,7 @@ def test_a_request_that_cannot_be_followed_is_named_once_and_the_others_are_comp
     engine = Engine(FULL, 2, num_blocks=80)
     shadow = shadow_of(engine)
     victim, found = lose_a_request(engine, shadow)
-    assert [(f.request, f.tensor, f.origin) for f in found] == [(victim, "block_table[0]", "scheduler")]
+    assert [(f.request, f.tensor, f.group, f.origin) for f in found] == [(victim, "block_table", 0, "scheduler")]
     assert found[0].step == shadow.report().num_steps
     assert isinstance(found[0].got, int)
     others = [request.rid for request in engine.scheduler.running if request.rid != victim]

@@ -57,8 +57,8 @@ class Difference:
 class TableRule:
     """Which entries of a block table must be as the scheduler said.
 
-    below_window: also those below the window, which no kernel reads. past_end: entries past a request's blocks must be
-    null.
+    below_window: also those below the window or chunk, which no kernel reads. past_end: entries past a request's
+    blocks must be null.
     """
 
     below_window: bool = False
@@ -133,9 +133,9 @@ def of_requests(owner: I64, wrong: Bools, expected: AnyArray, got: AnyArray) -> 
     return out
 
 
-def slot_differences(batch: InputBatch, expected: Sequence[I64], g: int, got: object) -> list[Difference]:
+def slot_differences(batch: InputBatch, g: int, use: GroupUse, got: object) -> list[Difference]:
     """The requests whose slots in a KV group differ."""
-    return compared(batch, "Tp", expected[g], got, FIELDS["slot_mapping"].padding)
+    return compared(batch, "Tp", use.slots_of(batch, g), got, FIELDS["slot_mapping"].padding)
 
 
 def table_differences(batch: InputBatch, g: int, use: GroupUse, rule: TableRule, got: object) -> list[Difference]:
@@ -154,9 +154,8 @@ def table_differences(batch: InputBatch, g: int, use: GroupUse, rule: TableRule,
     entries = np.arange(most)
     told, given = table.table[rows, :most], theirs[:B, :most]
     checked = entries < needed[:, None]
-    if not (rule.below_window or ring) and (window := table.group.sliding_window) is not None:
-        low = np.maximum(batch.num_computed_tokens - window + 1, 0) // table.tokens_per_block
-        checked &= entries >= low[:, None]
+    if not (rule.below_window or ring):
+        checked &= entries >= (use.lowest(table, batch.num_computed_tokens) // table.tokens_per_block)[:, None]
     wrong = checked & (told != given)
     found = of_requests(np.arange(B), np.ma.filled(wrong, False), told, given) if wrong.any() else []
     need = -(-batch.seq_lens[:B] // table.tokens_per_block)
@@ -184,7 +183,7 @@ def selected(tensors: Mapping[str, Any], kept: Mapping[str, Bools]) -> dict[str,
     """These entries of the tensors whose values do not depend on the other requests of the batch."""
     out = {}
     for name, got in tensors.items():
-        axis = "B" if name in SAMPLING else _INDEPENDENT.get(name)
+        axis = "B" if name in SAMPLING else _INDEPENDENT.get(name, "")
         if axis not in kept or got is None:
             continue
         parts = list(got) if name in ("slot_mapping", "block_table") else [got]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
-from foreword.arrays import I64
+from foreword.arrays import I32, I64
 from foreword.batch import (
     BlockOps,
     CacheContents,
@@ -41,6 +43,7 @@ from foreword.shadow.finding import Finding, Origin, in_causal_order
 from foreword.shadow.report import Report
 
 Level = Literal["host", "tensors", "full"]
+_PER_GROUP = re.compile(r"(\w+)\[(\d+)\]")  # the name of a tensor of one KV group in errors
 LEVELS: tuple[Level, ...] = ("host", "tensors", "full")
 
 
@@ -126,7 +129,7 @@ class Shadow:
             self._drafts = scheduler_output.scheduled_spec_decode_tokens or None
         else:
             self._planned, self._drafts, self._ops = applied, applied.draft_tokens, applied.block_ops
-        if self._optimistic and before is not None:
+        if self._optimistic:
             rows, counts = before
             self.states.num_computed_tokens[rows] = np.minimum(self.states.num_computed_tokens[rows], counts)
         self._spent("decide", started)
@@ -155,22 +158,18 @@ class Shadow:
             self._lost.add(req_id)
             self._pending.append(self._of_error("scheduler_output", error, req_id))
 
-    def _check_counts(self, cached: Any) -> tuple[I64, I64] | None:
+    def _check_counts(self, cached: Any) -> tuple[I64, I32]:
         """Findings where the scheduler counts more tokens computed than steps have computed. Rows and their counts."""
-        states, resumed = self.states, cached.resumed_req_ids
-        told = [
-            (rid, int(count))
-            for rid, count in zip(cached.req_ids, cached.num_computed_tokens, strict=False)
-            if rid in states and rid not in resumed
-        ]
-        if not told:
-            return None
-        rows = np.fromiter((states.row_of(rid) for rid, _ in told), np.int64, len(told))
-        counts = np.fromiter((count for _, count in told), np.int64, len(told))
-        ours = states.num_computed_tokens[rows].astype(np.int64)
-        if not self._optimistic:
-            for i in np.flatnonzero((counts > ours) | np.array([rid in self._excess for rid, _ in told])).tolist():
-                self._check_count(told[i][0], int(rows[i]), int(counts[i]), int(ours[i]))
+        states, ids, told = self.states, cached.req_ids, cached.num_computed_tokens
+        if len(ids) != len(told) or cached.resumed_req_ids or not all(map(states.__contains__, ids)):
+            resumed = cached.resumed_req_ids
+            kept = [i for i, rid in enumerate(ids[: len(told)]) if rid in states and rid not in resumed]
+            ids, told = [ids[i] for i in kept], [told[i] for i in kept]
+        rows = np.fromiter(map(states.row_of, ids), np.int64, len(ids))
+        counts, ours = np.array(told, np.int64), states.num_computed_tokens[rows]
+        if not self._optimistic and (self._excess or (counts > ours).any()):
+            for req_id, row, count, computed in zip(ids, rows.tolist(), counts.tolist(), ours.tolist(), strict=True):
+                self._check_count(req_id, row, count, computed)
         return rows, ours
 
     def _check_count(self, req_id: str, row: int, told: int, computed: int) -> None:
@@ -232,7 +231,7 @@ class Shadow:
 
     @property
     def will_compare(self) -> bool:
-        """Whether the next `step` compares tensors, or follows alone and needs none."""
+        """Whether the step that was decided last is compared; it is followed without tensors where not."""
         return (self._num_steps - 1) % self._every == 0
 
     def _in_order(self, planned: Mapping[str, int], order: list[str], found: list[Finding]) -> Mapping[str, int]:
@@ -249,8 +248,11 @@ class Shadow:
 
     def _prepare(self, planned: Mapping[str, int], found: list[Finding]) -> InputBatch | None:
         """The step's batch without the requests that cannot be followed; None where there cannot be one."""
-        drafts = self._drafts
+        drafts, order = self._drafts, planned
         self._left_out = set[str]()
+        for g, use in self._uses.items():
+            if use.ring is not None:
+                self._extend(g, use.ring, planned)
         while True:
             try:
                 batch = prepare_inputs(self.states, planned, self._buffers, draft_tokens=drafts, block_ops=self._ops)
@@ -267,10 +269,26 @@ class Shadow:
                 return None
             if rid not in self._lost:
                 self._lost.add(rid)
-                found.append(finding)
+                found.append(replace(finding, index=(list(order).index(rid),)))
             self._left_out.add(rid)
             planned = {other: count for other, count in planned.items() if other != rid}
             drafts = {other: ids for other, ids in (drafts or {}).items() if other != rid} or None
+
+    def _extend(self, g: int, ring: int, planned: Mapping[str, int]) -> None:
+        """Repeat the blocks of a ring, so that every position has an entry."""
+        states = self.states
+        table = states.block_tables[g]
+        most = -(-ring // table.group.block_size)
+        for req_id, count in planned.items():
+            if req_id not in states:
+                continue
+            row = states.row_of(req_id)
+            held, end = int(table.num_blocks[row]), int(states.num_computed_tokens[row]) + count
+            need = min(-(-end // table.tokens_per_block), table.width)
+            if most <= held < need:
+                blocks: list[list[int]] = [[] for _ in states.block_tables]
+                blocks[g] = [int(table.table[row, k % most]) for k in range(held, need)]
+                states.append_blocks(req_id, blocks)
 
     def _forget(self, tensors: Mapping[str, Any]) -> None:
         """Take what was written without being followed for right."""
@@ -293,7 +311,7 @@ class Shadow:
             if name == "block_table":
                 differ = table_differences(batch, g, use, self._tables, part)
             else:
-                differ = slot_differences(batch, batch.slot_mapping, g, part)
+                differ = slot_differences(batch, g, use, part)
             found += [self._of_difference(batch, name, g, d) for d in differ]
         return found
 
@@ -330,7 +348,10 @@ class Shadow:
         elif isinstance(error, RequestError):
             req_id, expected, got, tensor = error.request_id or req_id, error.reason, error.value, error.field
         at = index if isinstance(index, tuple) else () if index is None else (index,)
-        return Finding(self._num_steps, tensor, None, at, req_id, expected, got, 1, "scheduler", str(error))
+        group = None
+        if (per_group := _PER_GROUP.fullmatch(tensor)) is not None:
+            tensor, group = per_group[1], int(per_group[2])
+        return Finding(self._num_steps, tensor, group, at, req_id, expected, got, 1, "scheduler", str(error))
 
     def _report(self, found: list[Finding]) -> list[Finding]:
         """The findings in their order; the first ones are kept and passed on."""

@@ -24,9 +24,10 @@ import numpy as np
 from foreword.arrays import I32, I64, U64, AnyArray, Bools, Ints
 from foreword.batch.state.block_table import BlockTable
 from foreword.batch.state.request_states import RequestStates
+from foreword.batch.step.layout import PAD_SLOT_ID
 from foreword.batch.step.tensors import BatchTensors
 from foreword.errors import ConfigError
-from foreword.integers import is_int32
+from foreword.integers import INT32_MAX, is_int32
 from foreword.seeds import MASK, STRIDE, mix64
 
 NEVER, ANY = np.uint64(0), np.uint64(1)
@@ -55,6 +56,26 @@ class GroupUse:
                 raise ConfigError(f"GroupUse({name}={value!r}): must be 1 or more, or None")
         if self.ring is not None and self.chunk is not None:
             raise ConfigError("GroupUse: a ring has no chunks; give one of them")
+
+    def lowest(self, table: BlockTable, computed: I32) -> I64:
+        """[B] the lowest position that a step's first token sees, of requests with so many computed tokens."""
+        c = computed.astype(np.int64)
+        if self.chunk is not None:
+            return c // self.chunk * self.chunk
+        window = table.group.sliding_window if self.ring is None else self.ring
+        lowest: I64 = np.zeros_like(c) if window is None else np.maximum(c - window + 1, 0)
+        return lowest
+
+    def slots_of(self, batch: BatchTensors, group: int) -> I64:
+        """[T] where the blocks of its request put the key of each token; −1 where no token has a slot."""
+        T, table = batch.num_tokens, batch.states.block_tables[group]
+        if not self.slots:
+            return np.full(T, PAD_SLOT_ID, np.int64)
+        if self.ring is None:
+            return batch.slot_mapping[group][:T]
+        entries, offsets = np.divmod(batch.positions[:T] % self.ring, table.group.block_size)
+        blocks: I64 = table.table[batch.idx_mapping[batch.req_indices], entries].astype(np.int64)
+        return blocks * table.group.block_size + offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +217,12 @@ class CacheContents:
                 prints[first + size : end] += of_prompt[-1:] - prints[first + size - 1 : first + size]
                 prints[first : first + size] = of_prompt
         self._settled[rows] = ends - batch.num_draft_tokens
-        drafts = batch.draft_token_ids
-        if drafts.size and drafts.min() < 0:  # the content of a draft that is not known equals any
-            unknown = np.zeros(T, np.bool_)
-            unknown[batch.target_logits_indices[drafts < 0] + 1] = True
-            prints[unknown] = ANY
+        if batch.draft_token_ids.min(initial=0) < 0:
+            for b in np.flatnonzero(batch.num_draft_tokens).tolist():
+                drafts = batch.draft_token_ids[batch.cu_num_draft_tokens[b] : batch.cu_num_draft_tokens[b + 1]]
+                if (drafts < 0).any():  # what depends on a draft that is not known equals any content
+                    end = int(batch.query_start_loc[b + 1])
+                    prints[end - len(drafts) + int(np.argmax(drafts < 0)) : end] = ANY
         self._prints[rows[owner], positions] = prints
         return prints
 
@@ -260,7 +282,7 @@ class CacheContents:
     def _writes(self, batch: BatchTensors, group: _Group, prints: U64, theirs: Ints | None) -> list[SlotFault]:
         """Record the writes; faults where two contents of the step go to one slot."""
         writers = self._writers[batch.idx_mapping[batch.req_indices]]
-        ours = slots = group.expected_slots(batch)
+        ours = slots = group.use.slots_of(batch, group.index)
         stray = None
         if theirs is not None and len(theirs) >= len(ours):  # one that is too short is a difference of the tensor
             slots = np.asarray(theirs)[: len(ours)].astype(np.int64, copy=False)
@@ -306,7 +328,9 @@ class CacheContents:
         wrong = held != self._prints.reshape(-1).take(rows[b].astype(np.int64)[:, None] * M + positions, mode="clip")
         wrong &= positions < ends[b][:, None]
         if group.is_limited:
-            wrong &= (positions >= group.lowest(batch.num_computed_tokens)[b][:, None]) & (positions >= 0)
+            wrong &= (positions >= group.use.lowest(group.table, batch.num_computed_tokens)[b][:, None]) & (
+                positions >= 0
+            )
         if not wrong.any():
             return []
         i, j = np.nonzero(wrong)
@@ -368,29 +392,12 @@ class _Group:
         """Entries that hold positions below ``end``."""
         return -(-(end if self.use.ring is None else min(end, self.use.ring)) // self.table.tokens_per_block)
 
-    def lowest(self, computed: I32) -> I64:
-        """[B] the lowest position that a step's first token sees."""
-        c = computed.astype(np.int64)
-        if self.use.chunk is not None:
-            return c // self.use.chunk * self.use.chunk
-        window = self.table.group.sliding_window if self.use.ring is None else self.use.ring
-        lowest: I64 = np.zeros_like(c) if window is None else np.maximum(c - window + 1, 0)
-        return lowest
-
     def positions(self, entries: I64, ends: I32) -> I64:
         """[n, S] the position whose key each slot of an entry holds, for requests of these lengths."""
         if self.use.ring is None:
             return entries[:, None] * self.table.tokens_per_block + self.offsets
         index, last = entries[:, None] * self.size + self.offsets, ends.astype(np.int64)[:, None] - 1
         return np.where(index < self.use.ring, last - (last - index) % self.use.ring, -1)
-
-    def expected_slots(self, batch: BatchTensors) -> I64:
-        """[T] where the request's own blocks put each token."""
-        if self.use.ring is None:
-            return batch.slot_mapping[self.index][: batch.num_tokens]
-        entries, offsets = np.divmod(batch.positions[: batch.num_tokens] % self.use.ring, self.size)
-        slots: I64 = self.table.table[batch.idx_mapping[batch.req_indices], entries].astype(np.int64) * self.size
-        return slots + offsets
 
     def changed(self, batch: BatchTensors, keys: I64, rows: I32, width: int) -> Bools:
         """[B, width] entries whose block changed since it was last compared, and those that the step grows into."""
@@ -417,7 +424,8 @@ class _Group:
 
     def mark_stray(self, slots: Ints) -> None:
         slots = slots[(slots >= 0) & (slots < self.num_slots)]
-        self.writer[slots] = -np.abs(self.writer[slots])
+        writers = self.writer[slots]
+        self.writer[slots] = np.where(writers == 0, -INT32_MAX, -np.abs(writers))
 
     def excuse(self, slots: AnyArray) -> None:
         """Let these slots count as right until they are written again; those of the null block stay."""
