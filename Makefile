@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo serve attack clients stubs lock test smoke schemas fuzz storms soak soak-server sanitize proofs recipes replicas ray torch transformers device gpu wheel check bench native pages arm emulate throughput clean
+.PHONY: help demo serve attack clients stubs lock test smoke schemas fuzz storms shadow soak soak-server sanitize proofs recipes replicas ray torch transformers device gpu wheel check bench native pages arm emulate throughput clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -60,6 +60,9 @@ storms: $(STAMPS)/test  ## interrupts and failures at random moments of the engi
 	$(BIN)/python tests/storms/interrupt_storm.py --runs 2000
 	$(BIN)/python tests/storms/fault_storm.py --runs 100
 	$(BIN)/python tests/storms/async_storm.py --runs 50
+
+shadow: $(STAMPS)/test  ## another engine's random traffic under a shadow, healthy and with changed tensors (minutes)
+	PYTHONPATH=tests/shadow $(BIN)/python tests/shadow/traffic.py --steps $(or $(STEPS),10000)
 
 soak: $(STAMPS)/test  ## mixed traffic with failures, every output checked; MINUTES=10 or STEPS=1000000
 	$(BIN)/python tests/storms/soak.py $(if $(STEPS),--steps $(STEPS),--minutes $(or $(MINUTES),10))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from foreign_engine import Engine, Group
 from shadow_rig import followed, shadow_of
+from traffic import TRAFFIC, run
 
 from foreword.batch import KVGroup, NewRequest, PlanError, RequestStates, SamplingParams
 from foreword.batch.step.layout import FIELDS
@@ -17,27 +18,18 @@ from foreword.shadow import FindingError, Shadow, log_finding, raise_finding
 from foreword.shadow.comparison import NAMES, TableRule
 
 FULL = [Group(4)]
-TRAFFIC = {
-    "full": ([Group(4)], {}),
-    "drafts": ([Group(4)], {"most_drafts": 3, "num_blocks": 30}),
-    "window": ([Group(4), Group(4, 11)], {"num_blocks": 44, "adapters": 2}),
-    "two sizes and drafts": ([Group(8), Group(4, 9)], {"most_drafts": 2, "num_blocks": 40}),
-}
 
 
 @pytest.mark.parametrize("kind", TRAFFIC)
 def test_healthy_traffic_has_no_finding(kind):
-    groups, settings = TRAFFIC[kind]
-    engine = Engine(groups, 7, **settings)
-    shadow = shadow_of(engine, on_finding=raise_finding)
-    for _ in range(400):
-        followed(engine, shadow)
-    report = shadow.report()
-    assert report.ok
-    assert report.num_compared == 400
+    engine = run(kind, 7, 300, 0.0)
     assert engine.scheduler.num_hits > 20
     assert engine.scheduler.num_preemptions > 0
-    assert "no finding" in str(report)
+
+
+@pytest.mark.parametrize("kind", TRAFFIC)
+def test_each_entry_that_is_changed_is_named(kind):
+    run(kind, 3, 150, 0.5)
 
 
 def tampered(engine: Engine, shadow: Shadow, change: Any) -> list[Any]:
