@@ -259,8 +259,9 @@ def test_a_block_given_back_and_taken_again_is_new(engine):
 def test_context_that_another_request_wrote_over(engine):
     engine.admit("a", [1, 2, 3], [1, 2])
     engine.step({"a": 3}, sampled={"a": [4]})
-    CacheChecker.of(engine.states)._shadows[0].write(np.array([2]), 99, np.array([7], np.uint64))
-    CacheChecker.of(engine.states)._names[99] = "stranger"
+    contents = CacheChecker.of(engine.states).contents
+    contents.groups[0].write(np.array([2]), np.array([7], np.uint64), np.array([99], np.int32))
+    contents._names[99] = "stranger"
     assert engine.refused({"a": 1}).got == "written by request 'stranger', with other tokens"
 
 

@@ -23,24 +23,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from foreword.arrays import I32, I64, U64, AnyArray, Bools
-from foreword.batch.proof.spec.step import slots
+from foreword.arrays import I32, I64, AnyArray, Bools
+from foreword.batch.proof.contents import CacheContents, SlotFault
 from foreword.batch.proof.validator import validate
 from foreword.batch.state.block_table import BlockTable
 from foreword.batch.state.request_states import RequestStates
 from foreword.batch.step.tensors import BatchTensors
 from foreword.batch.values.plan import Check
 from foreword.errors import PlanError
-from foreword.seeds import STRIDE, mix64
 
-NO_WRITER = 0  # the writer of a slot never written
 MOST_REPEATS = 3
-UNKNOWN = np.uint64(1)  # the fingerprint of a token whose id is not known here
 
 
 def run_check(batch: BatchTensors, level: Check) -> None:
@@ -92,19 +88,8 @@ def check_bounds(batch: BatchTensors) -> None:
         require(cancelled | ((need <= held) & (held <= table.width)), f"num_blocks[{g}]", need, held)
 
 
-@dataclass(slots=True)
-class _Tenant:
-    """A request in its row, as the shadow has it."""
-
-    name: str
-    serial: int
-    brought: int | None = None  # tokens that were computed when it was first seen
-    shared: int = 0  # tokens declared by `share`
-    seen: list[I32] = field(default_factory=list)  # its blocks at the last check, per group
-
-
 class CacheChecker:
-    """The shadow of one `RequestStates`' cache, made by the first `prepare_inputs(check="full")`; see `of`.
+    """The proof of one `RequestStates`' cache, made by the first `prepare_inputs(check="full")`; see `of`.
 
     Use "full" for every step from the first: after unchecked steps, what is live counts as correct.
     """
@@ -117,95 +102,77 @@ class CacheChecker:
 
     def __init__(self, states: RequestStates) -> None:
         self._states = states
-        self._serial = NO_WRITER
-        self._names: dict[int, str] = {}
-        self._tenants: dict[int, _Tenant] = {}
-        self._shadows = [_Shadow(t.group.block_size) for t in states.block_tables]
-        self._freed: list[set[int]] = [set() for _ in states.block_tables]
+        self.contents = CacheContents(states, None, strict=True)
+        self._freed = [_FreedBlocks(table) for table in states.block_tables]
         self._last_step = -1
         self._last: BatchTensors | None = None  # the batch recorded last
-        self._first_seen: list[_Tenant] = []  # in that batch
         self._tokens: list[list[int]] = []  # rows, computed and scheduled tokens of that batch
         self._repeats = 1
-        for req_id in states.req_ids:
-            self.filled(states.row_of(req_id))
         states.observers.append(self)
 
     # -- called by the states --------------------------------------------------------------------------------------
 
     def filled(self, row: int) -> None:
         """A request was admitted to the row."""
-        self._serial += 1
-        name = self._states.req_id_of(row)
-        self._tenants[row] = _Tenant(name, self._serial)
-        self._names[self._serial] = name
+        for freed in self._freed:
+            freed.num_seen[row] = 0
 
     def freed(self, row: int) -> None:
         """The row's request leaves."""
-        self._tenants.pop(row, None)
 
     def exchanged(self, a: int, b: int) -> None:
         """Two rows changed places."""
-        moved = {b: self._tenants.pop(a, None), a: self._tenants.pop(b, None)}
-        self._tenants.update({row: tenant for row, tenant in moved.items() if tenant is not None})
+        for freed in self._freed:
+            for array in (freed.seen, freed.num_seen):
+                array[[a, b]] = array[[b, a]]
 
     # -- called by the cache -----------------------------------------------------------------------------------------
 
     def share(self, req_id: str, num_tokens: int) -> None:
         """Declare that the keys and values of the request's first tokens were written outside the checked steps."""
-        self._tenants[self._states.row_of(req_id)].shared = num_tokens
+        self.contents.share(req_id, num_tokens)
 
     def blocks_freed(self, block_ids: Iterable[int], group: int = 0) -> None:
         """The pool freed these blocks: the requests that had them must not see them any more."""
-        self._freed[group].update(int(block) for block in block_ids)
+        self._freed[group].add(block_ids)
 
     def close(self) -> None:
         """Stop following the states."""
+        self.contents.close()
         self._states.observers.remove(self)
 
     # -- the check -----------------------------------------------------------------------------------------------------
 
     def check(self, batch: BatchTensors) -> None:
-        """Compare a step with the shadow, then record its writes there. PlanError for the first violation.
+        """Compare a step with what the slots hold, then record its writes. PlanError for the first violation.
 
         A step prepared before the samples it needs were known is checked when it is resolved. A step that is resolved
         or prepared again before it ran replaces what was recorded of it: its copies are made once.
         """
         if self._last is not None and self._last.buffers is batch.buffers and self._last.is_pending:
-            for shadow in self._shadows:
-                shadow.undo()
-            for tenant in self._first_seen:
-                tenant.brought = None
+            self.contents.undo()
             self._count_repeats(batch)
         if batch.step > self._last_step + 1:  # steps were not checked
-            self._shadows = [_Shadow(t.group.block_size) for t in self._states.block_tables]
-            for tenant in self._tenants.values():
-                tenant.brought, tenant.seen = None, []
+            self.contents.reset()
+            for freed in self._freed:
+                freed.num_seen[:] = 0
         self._last_step = max(self._last_step, batch.step)
-        for g, table in enumerate(self._states.block_tables):
-            self._check_freed(batch, g, table)
+        live = np.flatnonzero(self._states.live)
+        first = [self._first_visible(live, table) for table in self._states.block_tables]
+        for g, freed in enumerate(self._freed):
+            freed.check(batch, g, live, first[g])
+        self.contents.keep()
         if not batch.is_resolved:
             return
-        self._last, self._first_seen = batch, []
-        self._tokens = _tokens_of(batch)
-        alive = [b for b in range(batch.num_reqs) if batch.row_generation[b] != -1]
-        for shadow in self._shadows:
-            shadow.keep()
+        self._last, self._tokens = batch, _tokens_of(batch)
         for g, table in enumerate(self._states.block_tables):
-            if batch.block_ops:
-                self._shadows[g].copy(batch.block_ops.copies)
             if table.group.recurrent:  # no token has a slot
-                self._check_states(batch, g, table)
-                continue
-            writers = self._check_writes(batch, g, table, alive)
-            for b in alive:
-                self._check_reads(batch, g, table, b)
-            self._write(batch, g, alive, writers)
-        for b in alive:
-            tenant = self._tenants[int(batch.idx_mapping[b])]
-            if tenant.brought is None:
-                tenant.brought = int(batch.num_computed_tokens[b])
-                self._first_seen.append(tenant)
+                self._check_states(batch, g, table, live)
+            else:
+                self._check_writes(batch, g, table, live, first[g])
+        if faults := self.contents.check(batch):
+            self.contents.undo()
+            raise _of_fault(batch, faults[0])
 
     def _count_repeats(self, batch: BatchTensors) -> None:
         """Warn once where a step is prepared again and again without a commit."""
@@ -220,180 +187,103 @@ class CacheChecker:
                 stacklevel=4,
             )
 
-    def _check_freed(self, batch: BatchTensors, g: int, table: BlockTable) -> None:
-        """An entry of the last check must not have been freed since; a new entry is an allocation."""
-        freed, fresh = self._freed[g], set[int]()
-        for row, tenant in self._tenants.items():
-            now, first = table.table[row, : table.num_blocks[row]], self._first_visible(row, table)
-            before = tenant.seen[g] if g < len(tenant.seen) else now[:0]
-            common = min(len(before), len(now))
-            old = np.zeros(len(now), np.bool_)
-            old[:common] = now[:common] == before[:common]
-            for i in np.flatnonzero(old[first:]).tolist() if freed else ():
-                if int(now[first + i]) in freed:
-                    raise PlanError("a freed block is still seen by the request that had it",
-                                    step=batch.step, request=tenant.name, tensor=f"states.block_table[{g}]",
-                                    index=(row, first + i), expected="a block it owns",
-                                    got=int(now[first + i]))  # fmt: skip
-            fresh.update(now[~old].tolist())
-            tenant.seen[g : g + 1] = [now.copy()]
-        freed -= fresh
-
-    def _first_visible(self, row: int, table: BlockTable) -> int:
-        """The first entry that a token from num_computed on can see."""
+    def _first_visible(self, rows: I64, table: BlockTable) -> I64:
+        """The first entry of each row that a token from num_computed on can see."""
         window = table.group.sliding_window
-        low = 0 if window is None else int(self._states.num_computed_tokens[row]) - window + 1
-        return max(low, 0) // table.tokens_per_block
+        if window is None:
+            return np.zeros(len(rows), np.int64)
+        low = self._states.num_computed_tokens[rows].astype(np.int64) - window + 1
+        return np.maximum(low, 0) // table.tokens_per_block
 
-    def _check_writes(self, batch: BatchTensors, g: int, table: BlockTable, alive: list[int]) -> I64:
-        """[R] serials of the rows. No slot twice, and no slot in a block that another live request sees."""
-        slot_mapping = batch.slot_mapping[g][: batch.num_tokens]
-        writes = np.flatnonzero(slot_mapping >= 0)
-        written, first = np.unique(slot_mapping[writes], return_index=True)
+    def _check_writes(self, batch: BatchTensors, g: int, table: BlockTable, live: I64, first: I64) -> None:
+        """No slot twice, and no slot in a block that another live request sees."""
+        slots = batch.slot_mapping[g][: batch.num_tokens]
+        writes = np.flatnonzero(slots >= 0)
+        written, at = np.unique(slots[writes], return_index=True)
         if len(written) < len(writes):
-            t = int(np.setdiff1d(np.arange(len(writes)), first)[0])
-            self._refuse("two tokens of a step write one slot", batch, g, int(writes[t]), "a slot of its own")
+            t = int(np.setdiff1d(np.arange(len(writes)), at)[0])
+            raise _of_write("two tokens of a step write one slot", batch, g, int(writes[t]), "a slot of its own")
+        blocks = np.unique(written // table.group.block_size)
+        held = table.table[live, : int(table.num_blocks[live].max(initial=0))]
+        entries = np.arange(held.shape[1])
+        seen = (entries >= first[:, None]) & (entries < table.num_blocks[live][:, None])
+        row, entry = np.nonzero(seen & np.isin(held, blocks))
+        if len(np.unique((row << 32) + held[row, entry])) == len(blocks):
+            return  # each of them by its own request
         viewers: dict[int, set[int]] = {}
-        for row in self._tenants:
-            first_entry = self._first_visible(row, table)
-            for block in set(table.table[row, first_entry : table.num_blocks[row]].tolist()):
-                viewers.setdefault(block, set()).add(row)
-        for t, block in zip(writes.tolist(), (slot_mapping[writes] // table.group.block_size).tolist(), strict=True):
-            row = int(batch.idx_mapping[batch.req_indices[t]])
-            others = viewers.get(block, set()) - {row}
-            if others:
-                name = self._tenants[min(others)].name
-                self._refuse(
-                    f"a write to block {block}, which request {name!r} sees", batch, g, t, "a block of its own"
-                )
-        serials = np.zeros(self._states.max_num_reqs, np.int64)
-        for b in alive:
-            row = int(batch.idx_mapping[b])
-            serials[row] = self._tenants[row].serial
-        return serials
+        for r, block in zip(live[row].tolist(), held[row, entry].tolist(), strict=True):
+            viewers.setdefault(block, set()).add(r)
+        for t in writes.tolist():
+            block = int(slots[t]) // table.group.block_size
+            if others := viewers.get(block, set()) - {int(batch.idx_mapping[batch.req_indices[t]])}:
+                name = self._states.req_id_of(min(others))
+                message = f"a write to block {block}, which request {name!r} sees"
+                raise _of_write(message, batch, g, t, "a block of its own")
 
-    def _check_states(self, batch: BatchTensors, g: int, table: BlockTable) -> None:
+    def _check_states(self, batch: BatchTensors, g: int, table: BlockTable, live: I64) -> None:
         """Every step of a request overwrites its state, so no two live requests have theirs in one block."""
-        owners: dict[int, _Tenant] = {}
-        for row, tenant in self._tenants.items():
-            block = int(table.table[row, 0])
-            if table.num_blocks[row] and owners.setdefault(block, tenant) is not tenant:
-                raise PlanError("two requests have their states in one block", step=batch.step, request=tenant.name,
-                                tensor=f"states.block_table[{g}]", index=(row, 0),
-                                expected=f"a block that request {owners[block].name!r} does not have",
-                                got=block)  # fmt: skip
-
-    def _refuse(self, message: str, batch: BatchTensors, g: int, t: int, expected: str) -> None:
-        row = int(batch.idx_mapping[batch.req_indices[t]])
-        raise PlanError(message, step=batch.step, request=self._tenants[row].name, tensor=f"slot_mapping[{g}]", index=t,
-                        expected=expected, got=int(batch.slot_mapping[g][t]))  # fmt: skip
-
-    def _check_reads(self, batch: BatchTensors, g: int, table: BlockTable, b: int) -> None:
-        """The context of request b: every slot that its first token sees."""
-        row, c = int(batch.idx_mapping[b]), int(batch.num_computed_tokens[b])
-        tenant, window = self._tenants[row], table.group.sliding_window
-        positions = np.arange(0 if window is None else max(c - window + 1, 0), c)
-        where = slots(table, np.full(len(positions), row), positions)
-        positions, where = positions[where >= 0], where[where >= 0]
-        writer, content = self._shadows[g].read(where)
-        wanted = self._fingerprints(batch, b)[positions]
-        if tenant.brought is None:
-            given = (writer == NO_WRITER) | (positions < tenant.shared)
-            self._shadows[g].write(where[given], tenant.serial, wanted[given])
-            writer, content = self._shadows[g].read(where)
-        brought = c if tenant.brought is None else max(tenant.brought, tenant.shared)
-        strange = (writer != tenant.serial) & (positions >= brought)
-        other = (content != wanted) & (content != UNKNOWN) & (wanted != UNKNOWN)
-        if not (strange | other).any():
+        rows = live[table.num_blocks[live] > 0]
+        blocks, first = np.unique(table.table[rows, 0], return_index=True)
+        if len(blocks) == len(rows):
             return
-        i = int(np.argmax(strange | other))
-        if writer[i] == NO_WRITER:
-            got = "nothing was written there"
-        else:
-            got = f"written by request {self._names[int(writer[i])]!r}" + (", with other tokens" if other[i] else "")
-        p = int(positions[i])
-        raise PlanError(f"a read of slot {int(where[i])}, which does not hold the request's tokens", step=batch.step,
-                        request=tenant.name, tensor=f"block_table[{g}]", index=(b, p // table.tokens_per_block),
-                        expected=f"the key and value of position {p}", got=got)  # fmt: skip
+        i = int(np.setdiff1d(np.arange(len(rows)), first)[0])
+        block = int(table.table[rows[i], 0])
+        owner = self._states.req_id_of(int(rows[first[np.searchsorted(blocks, block)]]))
+        raise PlanError("two requests have their states in one block", step=batch.step,
+                        request=self._states.req_id_of(int(rows[i])), tensor=f"states.block_table[{g}]",
+                        index=(int(rows[i]), 0), expected=f"a block that request {owner!r} does not have",
+                        got=block)  # fmt: skip
 
-    def _write(self, batch: BatchTensors, g: int, alive: list[int], serials: I64) -> None:
-        for b in alive:
-            tokens = slice(int(batch.query_start_loc[b]), int(batch.query_start_loc[b + 1]))
-            where, positions = batch.slot_mapping[g][tokens], batch.positions[tokens]
-            owned = where >= 0
-            prints = self._fingerprints(batch, b)[positions[owned]]
-            self._shadows[g].write(where[owned], int(serials[batch.idx_mapping[b]]), prints)
 
-    def _fingerprints(self, batch: BatchTensors, b: int) -> U64:
-        """[seq_lens[b]] of all tokens up to each position; UNKNOWN from the first draft whose id is not known."""
-        states, row, end = self._states, int(batch.idx_mapping[b]), int(batch.seq_lens[b])
-        tokens = states.token_ids[row, :end].astype(np.uint64)
-        mixed = _mix((np.arange(end, dtype=np.uint64) << np.uint64(32)) | tokens)
-        prints: U64 = np.cumsum(mixed, dtype=np.uint64) + _mix(states.lora_id[row : row + 1].astype(np.uint64))
-        drafts = batch.draft_token_ids[batch.cu_num_draft_tokens[b] : batch.cu_num_draft_tokens[b + 1]]
-        if (drafts < 0).any():
-            prints[end - len(drafts) + int(np.argmax(drafts < 0)) :] = UNKNOWN
-        return prints
+class _FreedBlocks:
+    """The blocks of a KV group that the pool freed, and what each row saw at the last check."""
+
+    def __init__(self, table: BlockTable) -> None:
+        self._table = table
+        self._freed: set[int] = set()
+        self.seen: I32 = table.table.copy()
+        self.num_seen: I32 = np.zeros(len(table.num_blocks), np.int32)
+
+    def add(self, block_ids: Iterable[int]) -> None:
+        self._freed.update(map(int, block_ids))
+
+    def check(self, batch: BatchTensors, g: int, live: I64, first: I64) -> None:
+        """An entry of the last check must not have been freed since; a new entry is an allocation."""
+        table = self._table
+        width = int(table.num_blocks[live].max(initial=0))
+        now, entries = table.table[live, :width], np.arange(width)
+        held = entries < table.num_blocks[live][:, None]
+        old = held & (now == self.seen[live, :width]) & (entries < self.num_seen[live][:, None])
+        if self._freed:
+            freed = np.isin(now, list(self._freed))
+            wrong = freed & old & (entries >= first[:, None])
+            if wrong.any():
+                i, entry = (int(x) for x in np.argwhere(wrong)[0])
+                row = int(live[i])
+                raise PlanError("a freed block is still seen by the request that had it", step=batch.step,
+                                request=batch.states.req_id_of(row), tensor=f"states.block_table[{g}]",
+                                index=(row, entry), expected="a block it owns", got=int(now[i, entry]))  # fmt: skip
+            self._freed.difference_update(now[held & ~old & freed].tolist())
+        self.seen[live, :width], self.num_seen[live] = now, table.num_blocks[live]
+
+
+def _of_write(message: str, batch: BatchTensors, g: int, t: int, expected: str) -> PlanError:
+    request = batch.states.req_id_of(int(batch.idx_mapping[batch.req_indices[t]]))
+    return PlanError(message, step=batch.step, request=request, tensor=f"slot_mapping[{g}]", index=t,
+                     expected=expected, got=int(batch.slot_mapping[g][t]))  # fmt: skip
+
+
+def _of_fault(batch: BatchTensors, fault: SlotFault) -> PlanError:
+    if fault.writer is None:
+        got = "nothing was written there"
+    else:
+        got = f"written by request {fault.writer!r}" + (", with other tokens" if fault.is_other else "")
+    return PlanError(f"a read of slot {fault.slot}, which does not hold the request's tokens", step=batch.step,
+                     request=batch.states.req_id_of(int(batch.idx_mapping[fault.request])),
+                     tensor=f"block_table[{fault.group}]", index=(fault.request, fault.entry),
+                     expected=f"the key and value of position {fault.position}", got=got)  # fmt: skip
 
 
 def _tokens_of(batch: BatchTensors) -> list[list[int]]:
     """Rows, computed and scheduled tokens of a step: equal for steps that compute the same tokens."""
     return [x.tolist() for x in (batch.idx_mapping, batch.num_computed_tokens, batch.num_scheduled_tokens)]
-
-
-class _Shadow:
-    """Writer and fingerprint of each slot of one group. Only blocks that were touched take memory.
-
-    `undo` takes back all changes since `keep`.
-    """
-
-    def __init__(self, block_size: int) -> None:
-        self._size = block_size
-        self._before: list[tuple[I64, I64, U64]] = []  # blocks, their writers and contents before each change
-        self._index: dict[int, int] = {}
-        self._writer = np.zeros((0, block_size), np.int64)
-        self._content = np.zeros((0, block_size), np.uint64)
-
-    def _places(self, blocks: I64) -> I64:
-        """Where these blocks are kept, made when first touched."""
-        distinct, inverse = np.unique(blocks, return_inverse=True)
-        places = np.array([self._index.setdefault(block, len(self._index)) for block in distinct.tolist()], np.int64)
-        if len(self._index) > len(self._writer):
-            more = max(len(self._index), 2 * len(self._writer)) - len(self._writer)
-            self._writer = np.concatenate((self._writer, np.zeros((more, self._size), np.int64)))
-            self._content = np.concatenate((self._content, np.zeros((more, self._size), np.uint64)))
-        return places[inverse]
-
-    def read(self, where: I64) -> tuple[I64, U64]:
-        places, offsets = self._places(where // self._size), where % self._size
-        return self._writer[places, offsets], self._content[places, offsets]
-
-    def keep(self) -> None:
-        self._before.clear()
-
-    def undo(self) -> None:
-        while self._before:
-            places, writer, content = self._before.pop()
-            self._writer[places], self._content[places] = writer, content
-
-    def _record(self, places: I64) -> None:
-        self._before.append((places, self._writer[places], self._content[places]))
-
-    def write(self, where: I64, writer: int, content: U64) -> None:
-        places, offsets = self._places(where // self._size), where % self._size
-        self._record(places)
-        self._writer[places, offsets] = writer
-        self._content[places, offsets] = content
-
-    def copy(self, pairs: I32) -> None:
-        """Blocks copied, all of them read before any is written."""
-        sources, targets = (self._places(blocks.astype(np.int64)) for blocks in (pairs[:, 0], pairs[:, 1]))
-        self._record(targets)
-        self._writer[targets] = self._writer[sources]
-        self._content[targets] = self._content[sources]
-
-
-def _mix(values: U64) -> U64:
-    """Spread over 64 bits, so that sums of different tokens differ."""
-    mixed: U64 = mix64(values + np.uint64(STRIDE))
-    return mixed

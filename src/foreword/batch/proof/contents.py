@@ -10,13 +10,16 @@ it. After a step's writes,
 A write of a step counts before its reads, since a layer writes its keys before it attends: a request may read what
 another one writes in the same step. Who wrote a slot does not matter, its content does. A slot that does not hold what
 it should is reported once, until it is written again, and recording goes on.
+
+The strict policy, of a cache whose owner computes no prefix twice: a slot is read only if a step before wrote it, and
+from the tokens on that a request was not admitted with, by the request itself.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +37,8 @@ NEVER, ANY = np.uint64(0), np.uint64(1)
 """The content of a slot never written, and one that equals every content."""
 MOST_NAMES = 1 << 16  # of the last requests, to name the writer of a slot
 VERSION_BITS = 32
+UNSEEN = -1  # tokens that a request was admitted with, before a step of it was checked
+MOST_SPARE = 1 << 16  # blocks beyond those used, where their number is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,7 @@ class SlotFault:
     request: its index in the batch. entry: of its block-table row. writer: the request that wrote the slot last, None
     where nobody did. is_written: whether the step writes the slot for this position, and another token of it too.
     is_stray: whether the slot, or the entry that leads to it, is not the one that the request's own blocks give.
+    is_other: whether it holds other content. False with the strict policy alone: the right content, of another request.
     """
 
     group: int
@@ -96,24 +102,32 @@ class SlotFault:
     writer: str | None
     is_written: bool
     is_stray: bool
+    is_other: bool
 
 
 class CacheContents:
     """The content of every slot of a cache, followed from step to step.
 
-    num_blocks: of the cache, the null block included. uses: by KV group, see `GroupUse`. attached: slots never written
-    count as right, where the engine ran before, or keys arrive from elsewhere.
+    num_blocks: of the cache, the null block included; None: as many as are used. uses: by KV group, see `GroupUse`.
+    attached: slots never written count as right, where the engine ran before, or keys arrive from elsewhere.
+    strict: see above. Then tokens that are computed at admission are in slots that hold them or were never written, or
+    `share` declares them; a fault is found again in every step, and `undo` takes a step back.
     """
 
     def __init__(
         self,
         states: RequestStates,
-        num_blocks: int,
+        num_blocks: int | None,
         *,
         uses: Mapping[int, GroupUse] | None = None,
         attached: bool = False,
+        strict: bool = False,
     ) -> None:
         self._states = states
+        self._strict = strict
+        self._brought: I64 = np.full(states.max_num_reqs, UNSEEN)  # tokens computed when the request was first seen
+        self._shared: I64 = np.zeros(states.max_num_reqs, np.int64)  # tokens declared by `share`
+        self._first_seen: I32 = np.zeros(0, np.int32)  # rows, in the step checked last
         self._prints: U64 = np.zeros(states.token_ids.shape, np.uint64)  # [R, M] of the content of each position
         self._settled: I64 = np.zeros(states.max_num_reqs, np.int64)  # positions whose print is that of known tokens
         self._rewrites: I64 = np.full(states.max_num_reqs, -1, np.int64)  # of a row when its prints were made
@@ -122,7 +136,7 @@ class CacheContents:
         self._count = 0
         self._salts: dict[str, str] = {}
         self.groups = [
-            _Group(g, table, (uses or {}).get(g, GroupUse()), num_blocks, attached)
+            _Group(g, table, (uses or {}).get(g, GroupUse()), num_blocks, attached, strict)
             for g, table in enumerate(states.block_tables)
         ]
         for req_id in states.req_ids:
@@ -137,6 +151,7 @@ class CacheContents:
         self._writers[row] = self._count
         self._names[self._count] = self._states.req_id_of(row)
         self._names.pop(self._count - MOST_NAMES, None)
+        self._brought[row], self._shared[row] = UNSEEN, 0
         self._fingerprint(row)
 
     def freed(self, row: int) -> None:
@@ -145,7 +160,8 @@ class CacheContents:
 
     def exchanged(self, a: int, b: int) -> None:
         """The two rows changed places."""
-        arrays: list[AnyArray] = [self._prints, self._settled, self._rewrites, self._writers]
+        columns = self._settled, self._rewrites, self._writers, self._brought, self._shared
+        arrays: list[AnyArray] = [self._prints, *columns]
         for array in (*arrays, *(group.proved for group in self.groups)):
             array[[a, b]] = array[[b, a]]
 
@@ -160,6 +176,13 @@ class CacheContents:
         row = self._states.row_of(req_id)
         self._salts[req_id] = salt
         self._fingerprint(row)
+
+    def share(self, req_id: str, num_tokens: int) -> None:
+        """Declare that the keys of the request's first tokens were written outside the steps checked."""
+        row = self._states.row_of(req_id)
+        self._shared[row] = num_tokens
+        for group in self.groups:
+            group.proved[row] = -1
 
     def _fingerprint(self, row: int) -> None:
         """The prints of all known tokens of a row, from its beginning."""
@@ -216,6 +239,12 @@ class CacheContents:
             if size := len(of_prompt):
                 prints[first + size : end] += of_prompt[-1:] - prints[first + size - 1 : first + size]
                 prints[first : first + size] = of_prompt
+        alive = batch.row_generation != -1
+        if not alive.all():  # their rows may have other requests
+            self._settled[rows[alive]] = ends[alive]
+            of_alive = alive[owner]
+            self._prints[rows[owner[of_alive]], positions[of_alive]] = prints[of_alive]
+            return prints
         self._settled[rows] = ends - batch.num_draft_tokens
         if batch.draft_token_ids.min(initial=0) < 0:
             for b in np.flatnonzero(batch.num_draft_tokens).tolist():
@@ -253,13 +282,33 @@ class CacheContents:
         None: as the definition has it. read: False records alone.
         """
         faults: list[SlotFault] = []
-        prints = self._step_prints(batch)
+        prints, rows = self._step_prints(batch), batch.idx_mapping
         for g, group in enumerate(self.groups):
             if group.has_slots:
                 theirs = None if slot_mapping is None else slot_mapping[g]
                 table = None if block_table is None or not read else block_table[g]
                 faults += self._check_group(batch, group, prints, theirs, table, read)
+        first = (self._brought[rows] == UNSEEN) & (batch.row_generation != -1)
+        self._first_seen = rows[first]
+        self._brought[self._first_seen] = batch.num_computed_tokens[first]
         return faults
+
+    def keep(self) -> None:
+        """Begin a step that `undo` can take back. Strict alone."""
+        for group in self.groups:
+            group.before.clear()
+
+    def undo(self) -> None:
+        """Take back what was recorded since `keep`."""
+        for group in self.groups:
+            group.undo()
+        self._brought[self._first_seen], self._first_seen = UNSEEN, self._first_seen[:0]
+
+    def reset(self) -> None:
+        """Forget every slot: what is live now counts as correct."""
+        for group in self.groups:
+            group.reset()
+        self._brought[:] = UNSEEN
 
     def forget(self, slot_mapping: Sequence[Ints | None]) -> None:
         """Let what was written to these slots of each KV group equal any content: its request is not followed."""
@@ -272,12 +321,14 @@ class CacheContents:
     def _check_group(
         self, batch: BatchTensors, group: _Group, prints: U64, slots: Ints | None, table: Ints | None, read: bool
     ) -> list[SlotFault]:
+        if group.grows:
+            group.reserve(batch)
         if batch.block_ops:
             group.apply(batch.block_ops.zero, batch.block_ops.copies)
-        ring = group.use.ring is not None
-        before = self._reads(batch, group, table) if ring and read else []
+        reads_first = self._strict or group.use.ring is not None
+        before = self._reads(batch, group, table) if reads_first and read else []
         written = self._writes(batch, group, prints, slots)
-        return [*before, *written, *(self._reads(batch, group, table) if read and not ring else [])]
+        return [*before, *written, *(self._reads(batch, group, table) if read and not reads_first else [])]
 
     def _writes(self, batch: BatchTensors, group: _Group, prints: U64, theirs: Ints | None) -> list[SlotFault]:
         """Record the writes; faults where two contents of the step go to one slot."""
@@ -315,7 +366,8 @@ class CacheContents:
             return []
         ours = group.table.table
         theirs: AnyArray = ours[rows] if table is None else np.asarray(table)[:B]
-        ends = batch.seq_lens[:B] if group.use.ring is None else batch.num_computed_tokens
+        before = self._strict or group.use.ring is not None  # the step's own keys are not read from the cache
+        ends = batch.num_computed_tokens if before else batch.seq_lens[:B]
         width = min(group.width_of(int(ends.max())), theirs.shape[1], ours.shape[1])
         blocks = theirs[:, :width].astype(np.uint32)  # a negative number is above all others
         keys = group.versions.take(blocks, mode="clip")
@@ -325,25 +377,57 @@ class CacheContents:
         M = self._prints.shape[1]
         at = np.minimum(blocks[b, e].astype(np.int64), group.num_blocks)[:, None] * group.size + group.offsets_in_block
         held = group.content.take(at)
-        wrong = held != self._prints.reshape(-1).take(rows[b].astype(np.int64)[:, None] * M + positions, mode="clip")
-        wrong &= positions < ends[b][:, None]
+        wanted = self._prints.reshape(-1).take(rows[b].astype(np.int64)[:, None] * M + positions, mode="clip")
+        seen = positions < ends[b][:, None]
         if group.is_limited:
-            wrong &= (positions >= group.use.lowest(group.table, batch.num_computed_tokens)[b][:, None]) & (
+            seen &= (positions >= group.use.lowest(group.table, batch.num_computed_tokens)[b][:, None]) & (
                 positions >= 0
             )
+        if self._strict:
+            held = self._taken_over(batch, group, b, positions, at, held, wanted, seen)
+        wrong = (held != wanted) & seen
+        if self._strict:
+            wrong |= self._of_others(batch, group, b, positions, at) & seen
         if not wrong.any():
             return []
         i, j = np.nonzero(wrong)
-        known = (held[i, j] != ANY) & (self._prints[rows[b[i]], positions[i, j]] != ANY)
-        i, j = i[known], j[known]
+        if self._strict:
+            group.proved[rows[b[i]], e[i]] = -1  # found again in the next step
+        else:
+            known = (held[i, j] != ANY) & (wanted[i, j] != ANY)
+            i, j = i[known], j[known]
         faults = []
         requests, first, counts = np.unique(b[i], return_index=True, return_counts=True)
         for request, f, count in zip(requests.tolist(), first.tolist(), counts.tolist(), strict=True):
             entry, slot, position = int(e[i[f]]), int(at[i[f], j[f]]), int(positions[i[f], j[f]])
             stray = bool(theirs[request, entry] != ours[rows[request], entry])
-            faults.append(self._fault(group, request, position, entry, slot, count, written=False, stray=stray))
-        group.excuse(at[i, j])
+            other = bool(held[i[f], j[f]] != wanted[i[f], j[f]])
+            fault = self._fault(group, request, position, entry, slot, count, written=False, stray=stray)
+            faults.append(fault if other else replace(fault, is_other=False))
+        if not self._strict:
+            group.excuse(at[i, j])
         return faults
+
+    def _taken_over(
+        self, batch: BatchTensors, group: _Group, b: I64, positions: I64, at: I64, held: U64, wanted: U64, seen: Bools
+    ) -> U64:
+        """The content of the slots, once those that a request was admitted with were filled for it."""
+        rows = batch.idx_mapping[b]
+        first = self._brought[rows] == UNSEEN
+        if not first.any():
+            return held
+        given = seen & first[:, None] & ((held == NEVER) | (positions < self._shared[rows][:, None]))
+        group.write(at[given], wanted[given], np.broadcast_to(self._writers[rows][:, None], at.shape)[given])
+        taken: U64 = group.content.take(at)
+        return taken
+
+    def _of_others(self, batch: BatchTensors, group: _Group, b: I64, positions: I64, at: I64) -> Bools:
+        """Slots past the tokens that a request was admitted with, which another one wrote."""
+        rows = batch.idx_mapping[b]
+        brought = np.maximum(self._brought[rows], self._shared[rows])
+        brought = np.where(self._brought[rows] == UNSEEN, batch.num_computed_tokens[b], brought)
+        others: Bools = (group.writer.take(at) != self._writers[rows][:, None]) & (positions >= brought[:, None])
+        return others
 
     def _fault(
         self, group: _Group, b: int, position: int, entry: int, slot: int, count: int, *, written: bool, stray: bool
@@ -352,24 +436,27 @@ class CacheContents:
         name = self._names.get(abs(writer), "an earlier request") if writer else None
         if group.content[slot] == NEVER:
             name = None
-        return SlotFault(group.index, b, position, entry, slot, count, name, written, stray or writer < 0)
+        return SlotFault(group.index, b, position, entry, slot, count, name, written, stray or writer < 0, True)
 
 
 class _Group:
     """The slots of one KV group. The last block is one that does not exist: it holds nothing."""
 
-    def __init__(self, index: int, table: BlockTable, use: GroupUse, num_blocks: int, attached: bool) -> None:
+    def __init__(
+        self, index: int, table: BlockTable, use: GroupUse, num_blocks: int | None, attached: bool, keeps: bool
+    ) -> None:
         self.index, self.table, self.use = index, table, use
-        self.size, self.num_blocks = table.group.block_size, num_blocks
+        self.size, self.num_blocks, self.grows = table.group.block_size, 0, num_blocks is None
         self.has_slots = use.slots and not table.group.recurrent
-        blocks = num_blocks if self.has_slots else 0
-        self.num_slots = blocks * self.size
-        size = self.num_slots + self.size
-        self.content: U64 = np.full(size, ANY) if attached else np.zeros(size, np.uint64)
-        self.content[self.num_slots :] = NEVER
-        self.writer: I32 = np.zeros(size, np.int32)  # negative: written where it does not belong, or not written
+        self.fill = ANY if attached else NEVER
+        self.keeps = keeps  # what it changes, for `undo`
+        self.before: list[tuple[AnyArray, U64, I32]] = []  # slots, what they held and their writers
+        self.content: U64 = np.zeros(self.size, np.uint64)
+        self.writer: I32 = np.zeros(self.size, np.int32)  # negative: written where it is not due, or not where it is
         # Of a block: its number, and a count that grows with each change of it.
-        self.versions: I64 = np.arange(num_blocks + 1, dtype=np.int64) << VERSION_BITS
+        self.versions: I64 = np.zeros(1, np.int64)
+        if num_blocks is not None and self.has_slots:
+            self._resize(num_blocks)
         self.proved: I64 = np.full(table.table.shape, -1, np.int64)  # [R, K] the version when it was last compared
         offsets = np.arange(self.size, dtype=np.int64)
         if (cp := table.context_parallel) is not None:
@@ -377,6 +464,29 @@ class _Group:
             offsets = (run * cp.size + cp.rank) * cp.interleave + rest
         self.offsets_in_block: I64 = np.arange(self.size, dtype=np.int64)
         self.offsets: I64 = offsets  # [S] of each slot of a block: its position from the first that the entry covers
+
+    @property
+    def num_slots(self) -> int:
+        return self.num_blocks * self.size
+
+    def _resize(self, num_blocks: int) -> None:
+        """Make room for blocks; the last one does not exist."""
+        more = num_blocks - self.num_blocks
+        held, new = self.num_slots, np.full(more * self.size, self.fill)
+        nothing = np.zeros(self.size, np.uint64)
+        self.content = np.concatenate((self.content[:held], new, nothing))
+        self.writer = np.concatenate((self.writer[:held], np.zeros((more + 1) * self.size, np.int32)))
+        numbers = np.arange(self.num_blocks, num_blocks + 1, dtype=np.int64) << VERSION_BITS
+        self.versions = np.concatenate((self.versions[: self.num_blocks], numbers))
+        self.num_blocks = num_blocks
+
+    def reserve(self, batch: BatchTensors) -> None:
+        """Make room for the blocks of the step."""
+        ops = batch.block_ops
+        tables = self.table.table[batch.idx_mapping]
+        most = 1 + max(int(blocks.max(initial=0)) for blocks in (tables, ops.zero, ops.copies))
+        if most > self.num_blocks:
+            self._resize(max(most, min(2 * self.num_blocks, most + MOST_SPARE)))
 
     @property
     def is_limited(self) -> bool:
@@ -409,18 +519,34 @@ class _Group:
         changed[batch.req_indices[within], entries[within]] = True
         return changed
 
-    def write(self, slots: Ints, prints: U64, writers: I32) -> None:
+    def write(self, slots: AnyArray, prints: U64, writers: I32) -> None:
+        if self.keeps:
+            self.before.append((slots, self.content[slots], self.writer[slots]))
         self.content[slots], self.writer[slots] = prints, writers
         self.versions[slots // self.size] += 1
 
+    def undo(self) -> None:
+        """Take back the writes, the last one first."""
+        while self.before:
+            slots, content, writers = self.before.pop()
+            self.content[slots], self.writer[slots] = content, writers
+            self.versions[slots // self.size] += 1
+
+    def reset(self) -> None:
+        self.content[: self.num_slots], self.writer[:] = self.fill, 0
+        self.versions += 1
+
     def apply(self, zero: I32, copies: I32) -> None:
-        """Blocks zeroed, then copied: all of them read before any is written."""
-        for array in (self.content, self.writer):
-            blocks = array.reshape(-1, self.size)
-            blocks[zero] = 0
-            blocks[copies[:, 1]] = blocks[copies[:, 0]]
-        self.versions[zero] += 1
-        self.versions[copies[:, 1]] += 1
+        """Blocks zeroed, then copied: all of them read before any is written. Numbers of no block are left out."""
+        zero = zero[(zero >= 0) & (zero < self.num_blocks)]
+        copies = copies[((copies >= 0) & (copies < self.num_blocks)).all(1)]
+        at = self._slots_in(zero)
+        self.write(at, np.full(len(at), NEVER), np.zeros(len(at), np.int32))
+        source, target = self._slots_in(copies[:, 0]), self._slots_in(copies[:, 1])
+        self.write(target, self.content[source], self.writer[source])
+
+    def _slots_in(self, blocks: I32) -> I64:
+        return (blocks.astype(np.int64)[:, None] * self.size + self.offsets_in_block).reshape(-1)
 
     def mark_stray(self, slots: Ints) -> None:
         slots = slots[(slots >= 0) & (slots < self.num_slots)]
