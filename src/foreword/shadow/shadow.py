@@ -118,17 +118,16 @@ class Shadow:
         """Follow a decision of a vLLM scheduler, before the engine's runner changes the object."""
         started = time.perf_counter_ns()
         self._open()
-        self._planned, self._drafts, self._ops = None, None, BlockOps.NONE
+        self._ops = BlockOps.NONE
         before = self._check_counts(scheduler_output.scheduled_cached_reqs)
         self._lost -= set(scheduler_output.finished_req_ids) if self._lost else set()
+        self._planned = dict(scheduler_output.num_scheduled_tokens)
+        self._drafts = scheduler_output.scheduled_spec_decode_tokens or None
         try:
             applied = vllm.apply(self.states, scheduler_output, refused=self._note_refused)
+            self._planned, self._ops = applied, applied.block_ops
         except ForewordError as error:  # of the output as a whole
             self._pending.append(self._of_error("scheduler_output", error, None))
-            self._planned = dict(scheduler_output.num_scheduled_tokens)
-            self._drafts = scheduler_output.scheduled_spec_decode_tokens or None
-        else:
-            self._planned, self._drafts, self._ops = applied, applied.draft_tokens, applied.block_ops
         if self._optimistic:
             rows, counts = before
             self.states.num_computed_tokens[rows] = np.minimum(self.states.num_computed_tokens[rows], counts)

@@ -1,10 +1,9 @@
-"""Proof, step by step, that the cache is used correctly: on a shadow with the writer and content of each slot.
+"""Proof, step by step, that the cache is used correctly, from the writer and content of each slot.
 
     prepare_inputs(…, check="bounds")   the step's own sums and bounds, O(B)
     prepare_inputs(…, check="full")    every tensor (`foreword.batch.validate`), and every slot the step reads or writes
 
-A key and value depend on the token at their position and on all tokens before it. So the shadow holds for each slot
-its writer and a fingerprint of the tokens up to there, and a step is right if
+`foreword.batch.proof.contents` has the writer of each slot and a fingerprint of its content. A step is right if
 
     each slot it writes has one writer, and no other live request can see its block
     each slot it reads was written, by the request itself, or before its admission with the same tokens

@@ -27,7 +27,7 @@ def run(states: RequestStates, buffers: InputBuffers, plan: Plan, pad: Padding, 
     buffers.generation -= 1  # nothing was written
     accepted = check(states, buffers, plan, pad)  # raises, unless the core refused the arrays' types
     if all(mine is given for mine, given in zip(accepted, plan, strict=True)):
-        raise PlanError("the native backend refused a plan that breaks no rule", step=states._step)
+        raise PlanError("the native backend refused a plan that breaks no rule", step=states._step + 1)
     return run(states, buffers, accepted, pad, gather)
 
 
