@@ -264,3 +264,61 @@ def test_settings_out_of_range_are_refused(settings):
 
 def test_every_tensor_of_a_step_can_be_compared():
     assert {name for name in NAMES if name in FIELDS} >= {"input_ids", "positions", "slot_mapping", "block_table"}
+
+
+def garble(told: SimpleNamespace, rng: np.random.Generator) -> None:
+    """Change something of a decision."""
+    cached, counts, drafts = told.scheduled_cached_reqs, told.num_scheduled_tokens, told.scheduled_spec_decode_tokens
+    ids, i = list(counts), int(rng.integers(6))
+    if not ids:
+        return
+    rid = ids[int(rng.integers(len(ids)))]
+    match int(rng.integers(10)):
+        case 0:
+            counts[rid] = int(rng.integers(-2, 40))
+        case 1:
+            counts["stranger"] = 3
+        case 2 if cached.req_ids:
+            cached.num_computed_tokens[i % len(cached.req_ids)] += int(rng.integers(-3, 9))
+        case 3 if cached.req_ids:
+            block = int(rng.choice([-7, 10**6, 2**31 - 1, 2**40]))
+            cached.new_block_ids[i % len(cached.req_ids)] = [[block] for _ in told.groups]
+        case 4 if told.scheduled_new_reqs:
+            told.scheduled_new_reqs.pop()
+        case 5:
+            told.finished_req_ids.add(rid)
+        case 6:
+            drafts[rid] = rng.integers(-3, 90, 5).tolist()
+        case 7:
+            told.preempted_req_ids.add(rid)
+        case 8 if cached.req_ids:
+            cached.new_block_ids.pop()
+        case 9:
+            told.new_block_ids_to_zero = [3, 10**6]
+            told.kv_cache_block_copies = [(1, 2), (3, 2)]
+        case _:
+            del counts[rid]
+
+
+@pytest.mark.parametrize("kind", TRAFFIC)
+def test_no_decision_makes_a_shadow_raise_and_a_resync_of_all_requests_heals_it(kind):
+    groups, settings = TRAFFIC[kind]
+    engine, rng = Engine(groups, 11, **settings), np.random.default_rng(0)
+    shadow, num_found = shadow_of(engine), 0
+
+    def change(told: SimpleNamespace) -> None:
+        told.groups = groups
+        if rng.random() < 0.3:
+            garble(told, rng)
+
+    for _ in range(120):
+        num_found += len(tampered(engine, shadow, change))
+    assert num_found > 20
+    for rid in shadow.states.req_ids:
+        shadow.states.remove_request(rid)
+    for request in engine.scheduler.running:
+        row = engine.runner.find(request.rid)
+        shadow.resync(request.rid, row.tokens, request.computed, row.blocks, lora_id=row.adapter)
+    found = [f for _ in range(60) for f in followed(engine, shadow)]
+    assert {f.tensor for f in found} <= {"cache"}  # what was written meanwhile was not followed
+    assert [f for _ in range(60) for f in followed(engine, shadow)] == []

@@ -175,7 +175,8 @@ def kept_entries(
 ) -> dict[str, Bools]:
     """By axis, the entries of a step's tensors that are not those of the requests left out."""
     kept = np.array([rid not in left_out for rid in planned], np.bool_)
-    counts, k = np.array(list(planned.values())), np.array([len(drafts.get(rid, ())) for rid in planned], np.int64)
+    counts = np.maximum(list(planned.values()), 0)
+    k = np.array([len(drafts.get(rid, ())) for rid in planned], np.int64)
     return {"B": kept, "T": np.repeat(kept, counts), "D": np.repeat(kept, k)}
 
 

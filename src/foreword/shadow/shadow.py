@@ -407,16 +407,24 @@ class Shadow:
         return found
 
     def resync(
-        self, req_id: str, token_ids: TokenIds, num_computed_tokens: int, block_ids: Sequence[TokenIds] | None = None
+        self,
+        req_id: str,
+        token_ids: TokenIds,
+        num_computed_tokens: int,
+        block_ids: Sequence[TokenIds] | None = None,
+        *,
+        lora_id: int = 0,
     ) -> None:
         """Take over what the engine itself has of a request: its known tokens, how many are computed, its blocks per KV
-        group; None: the blocks that are known. An unknown request is admitted. RequestError for values that do not fit.
+        group; None: the blocks that are known. An unknown request is admitted, with its adapter. RequestError for
+        values that do not fit.
         """
         if req_id in self.states:
             self.states.rewrite(req_id, token_ids, num_computed_tokens, block_ids)
         else:
             blocks = [[] for _ in self.states.block_tables] if block_ids is None else block_ids
-            self.states.add_request(NewRequest(req_id, token_ids, blocks, num_computed_tokens=num_computed_tokens))
+            request = NewRequest(req_id, token_ids, blocks, num_computed_tokens=num_computed_tokens, lora_id=lora_id)
+            self.states.add_request(request)
         self._excess.pop(req_id, None)
         self._lost.discard(req_id)
 
