@@ -66,7 +66,8 @@ from foreword.errors import CapacityError, PlanError, RequestError
 if TYPE_CHECKING:
     from foreword.batch.difference import DifferenceRecorder, StepDifference, apply_difference
     from foreword.batch.proof.checker import CacheChecker
-    from foreword.batch.proof.contents import CacheContents, GroupUse, SlotFault
+    from foreword.batch.proof.contents import CacheContents, SlotFault
+    from foreword.batch.proof.group_slots import GroupUse
     from foreword.batch.proof.validator import validate
 from foreword.seeds import derived_seed
 
@@ -91,7 +92,7 @@ _LAZY = {
     "CacheChecker": "foreword.batch.proof.checker",
     "CacheContents": "foreword.batch.proof.contents",
     "DifferenceRecorder": "foreword.batch.difference",
-    "GroupUse": "foreword.batch.proof.contents",
+    "GroupUse": "foreword.batch.proof.group_slots",
     "SlotFault": "foreword.batch.proof.contents",
     "StepDifference": "foreword.batch.difference",
     "apply_difference": "foreword.batch.difference",

@@ -25,62 +25,14 @@ from typing import Any
 import numpy as np
 
 from foreword.arrays import I32, I64, U64, AnyArray, Bools, Ints
-from foreword.batch.state.block_table import BlockTable
+from foreword.batch.proof.group_slots import ANY, NEVER, GroupSlots, GroupUse
 from foreword.batch.state.request_states import RequestStates
-from foreword.batch.step.layout import PAD_SLOT_ID
+from foreword.batch.step.slots import ragged_arange
 from foreword.batch.step.tensors import BatchTensors
-from foreword.errors import ConfigError
-from foreword.integers import INT32_MAX, is_int32
 from foreword.seeds import MASK, STRIDE, mix64
 
-NEVER, ANY = np.uint64(0), np.uint64(1)
-"""The content of a slot never written, and one that equals every content."""
 MOST_NAMES = 1 << 16  # of the last requests, to name the writer of a slot
-VERSION_BITS = 32
 UNSEEN = -1  # tokens that a request was admitted with, before a step of it was checked
-MOST_SPARE = 1 << 16  # blocks beyond those used, where their number is not known
-
-
-@dataclass(frozen=True, slots=True)
-class GroupUse:
-    """How an engine uses the blocks of a KV group, where its `KVGroup` does not say so.
-
-    slots: False where no token has a slot: states at block borders, keys of an encoder.
-    chunk: C, a query at position p sees the keys of positions p // C · C … p alone; None: as the `KVGroup` says.
-    ring: W, the key of position p is at index p mod W of the request's first ceil(W / S) blocks, a step reads the keys
-        before it from there, and writes its own afterwards. None: the key of position p is at index p.
-    """
-
-    slots: bool = True
-    chunk: int | None = None
-    ring: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in (("chunk", self.chunk), ("ring", self.ring)):
-            if value is not None and not is_int32(value, 1):
-                raise ConfigError(f"GroupUse({name}={value!r}): must be 1 or more, or None")
-        if self.ring is not None and self.chunk is not None:
-            raise ConfigError("GroupUse: a ring has no chunks; give one of them")
-
-    def lowest(self, table: BlockTable, computed: I32) -> I64:
-        """[B] the lowest position that a step's first token sees, of requests with so many computed tokens."""
-        c = computed.astype(np.int64)
-        if self.chunk is not None:
-            return c // self.chunk * self.chunk
-        window = table.group.sliding_window if self.ring is None else self.ring
-        lowest: I64 = np.zeros_like(c) if window is None else np.maximum(c - window + 1, 0)
-        return lowest
-
-    def slots_of(self, batch: BatchTensors, group: int) -> I64:
-        """[T] where the blocks of its request put the key of each token; −1 where no token has a slot."""
-        T, table = batch.num_tokens, batch.states.block_tables[group]
-        if not self.slots:
-            return np.full(T, PAD_SLOT_ID, np.int64)
-        if self.ring is None:
-            return batch.slot_mapping[group][:T]
-        entries, offsets = np.divmod(batch.positions[:T] % self.ring, table.group.block_size)
-        blocks: I64 = table.table[batch.idx_mapping[batch.req_indices], entries].astype(np.int64)
-        return blocks * table.group.block_size + offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +88,7 @@ class CacheContents:
         self._count = 0
         self._salts: dict[str, str] = {}
         self.groups = [
-            _Group(g, table, (uses or {}).get(g, GroupUse()), num_blocks, attached, strict)
+            GroupSlots(g, table, (uses or {}).get(g, GroupUse()), num_blocks, attached, strict)
             for g, table in enumerate(states.block_tables)
         ]
         for req_id in states.req_ids:
@@ -230,41 +182,43 @@ class CacheContents:
         starts = batch.query_start_loc[: batch.num_reqs]
         before[starts > 0] -= total[starts[starts > 0] - 1]
         prints = total + before[owner]
-        for b in (
-            [b for b, row in enumerate(rows.tolist()) if row in s.extras.rows] if s.extras.rows else ()
-        ):  # their content is more than their tokens
+        extras = s.extras.rows
+        for b in [b for b, row in enumerate(rows.tolist()) if row in extras] if extras else ():
+            # Their content is more than their tokens.
             first, end = int(starts[b]), int(batch.query_start_loc[b + 1])
             at, known = int(c[b]), int(s.num_tokens[rows[b]])
             of_prompt = self._prints[rows[b], at : min(at + end - first, known)]
             if size := len(of_prompt):
                 prints[first + size : end] += of_prompt[-1:] - prints[first + size - 1 : first + size]
                 prints[first : first + size] = of_prompt
-        alive = batch.row_generation != -1
-        if not alive.all():  # their rows may have other requests
-            self._settled[rows[alive]] = ends[alive]
-            of_alive = alive[owner]
-            self._prints[rows[owner[of_alive]], positions[of_alive]] = prints[of_alive]
-            return prints
-        self._settled[rows] = ends - batch.num_draft_tokens
         if batch.draft_token_ids.min(initial=0) < 0:
             for b in np.flatnonzero(batch.num_draft_tokens).tolist():
                 drafts = batch.draft_token_ids[batch.cu_num_draft_tokens[b] : batch.cu_num_draft_tokens[b + 1]]
                 if (drafts < 0).any():  # what depends on a draft that is not known equals any content
                     end = int(batch.query_start_loc[b + 1])
                     prints[end - len(drafts) + int(np.argmax(drafts < 0)) : end] = ANY
-        self._prints[rows[owner], positions] = prints
+        alive = batch.row_generation != -1  # of a cancelled request the row may have another one
+        at_rows, kept = rows[owner], alive[owner] if not alive.all() else slice(None)
+        self._prints[at_rows[kept], positions[kept]] = prints[kept]
+        self._settled[rows[alive]] = (ends - batch.num_draft_tokens)[alive]
         return prints
 
-    def _settle(self, rows: I32, settled: I64, computed: I32) -> None:
-        """The prints of positions settled[b] … computed[b] − 1, from the tokens that are known there now."""
-        late = np.flatnonzero(settled < computed)
-        for b in late.tolist():
-            row, first, end = int(rows[b]), int(settled[b]), int(computed[b])
-            mixed = _mixed(np.arange(first, end), self._states.token_ids[row, first:end])
-            mixed[:1] += self._prints[row, first - 1] if first else self._start(row)
-            self._prints[row, first:end] = np.cumsum(mixed, dtype=np.uint64)
-            for group in self.groups:
-                group.proved[row, group.entry_of(first) : group.entry_of(end - 1) + 1] = -1
+    def _settle(self, rows: I32, first: I64, computed: I32) -> None:
+        """The prints of positions first[b] … computed[b] − 1, from the tokens that are known there now."""
+        late = first < computed
+        rows, first = rows[late], first[late]
+        counts = computed[late] - first
+        at_rows = np.repeat(rows, counts)
+        positions = np.repeat(first, counts) + ragged_arange(counts)
+        total = np.cumsum(_mixed(positions, self._states.token_ids[at_rows, positions]), dtype=np.uint64)
+        before = self._prints[rows, np.maximum(first - 1, 0)]
+        for b in np.flatnonzero(first == 0).tolist():
+            before[b] = self._start(int(rows[b]))
+        starts = np.cumsum(counts) - counts
+        before[starts > 0] -= total[starts[starts > 0] - 1]
+        self._prints[at_rows, positions] = total + np.repeat(before, counts)
+        for group in self.groups:
+            group.proved[at_rows, positions // group.table.tokens_per_block] = -1
 
     # -- the check -------------------------------------------------------------------------------------------------
 
@@ -319,7 +273,7 @@ class CacheContents:
                 group.write(at, np.full(len(at), ANY), np.zeros(len(at), np.int32))
 
     def _check_group(
-        self, batch: BatchTensors, group: _Group, prints: U64, slots: Ints | None, table: Ints | None, read: bool
+        self, batch: BatchTensors, group: GroupSlots, prints: U64, slots: Ints | None, table: Ints | None, read: bool
     ) -> list[SlotFault]:
         if group.grows:
             group.reserve(batch)
@@ -330,7 +284,7 @@ class CacheContents:
         written = self._writes(batch, group, prints, slots)
         return [*before, *written, *(self._reads(batch, group, table) if read and not reads_first else [])]
 
-    def _writes(self, batch: BatchTensors, group: _Group, prints: U64, theirs: Ints | None) -> list[SlotFault]:
+    def _writes(self, batch: BatchTensors, group: GroupSlots, prints: U64, theirs: Ints | None) -> list[SlotFault]:
         """Record the writes; faults where two contents of the step go to one slot."""
         writers = self._writers[batch.idx_mapping[batch.req_indices]]
         ours = slots = group.use.slots_of(batch, group.index)
@@ -359,7 +313,7 @@ class CacheContents:
             faults.append(self._fault(group, b, position, entry, int(slots[i[f]]), count, written=True, stray=False))
         return faults
 
-    def _reads(self, batch: BatchTensors, group: _Group, table: Ints | None) -> list[SlotFault]:
+    def _reads(self, batch: BatchTensors, group: GroupSlots, table: Ints | None) -> list[SlotFault]:
         """Faults where a slot that a request sees does not hold the content of its position."""
         rows, B = batch.idx_mapping, batch.num_reqs
         if not B:
@@ -409,7 +363,15 @@ class CacheContents:
         return faults
 
     def _taken_over(
-        self, batch: BatchTensors, group: _Group, b: I64, positions: I64, at: I64, held: U64, wanted: U64, seen: Bools
+        self,
+        batch: BatchTensors,
+        group: GroupSlots,
+        b: I64,
+        positions: I64,
+        at: I64,
+        held: U64,
+        wanted: U64,
+        seen: Bools,
     ) -> U64:
         """The content of the slots, once those that a request was admitted with were filled for it."""
         rows = batch.idx_mapping[b]
@@ -421,7 +383,7 @@ class CacheContents:
         taken: U64 = group.content.take(at)
         return taken
 
-    def _of_others(self, batch: BatchTensors, group: _Group, b: I64, positions: I64, at: I64) -> Bools:
+    def _of_others(self, batch: BatchTensors, group: GroupSlots, b: I64, positions: I64, at: I64) -> Bools:
         """Slots past the tokens that a request was admitted with, which another one wrote."""
         rows = batch.idx_mapping[b]
         brought = np.maximum(self._brought[rows], self._shared[rows])
@@ -430,134 +392,13 @@ class CacheContents:
         return others
 
     def _fault(
-        self, group: _Group, b: int, position: int, entry: int, slot: int, count: int, *, written: bool, stray: bool
+        self, group: GroupSlots, b: int, position: int, entry: int, slot: int, count: int, *, written: bool, stray: bool
     ) -> SlotFault:
         writer = int(group.writer[slot])
         name = self._names.get(abs(writer), "an earlier request") if writer else None
         if group.content[slot] == NEVER:
             name = None
         return SlotFault(group.index, b, position, entry, slot, count, name, written, stray or writer < 0, True)
-
-
-class _Group:
-    """The slots of one KV group. The last block is one that does not exist: it holds nothing."""
-
-    def __init__(
-        self, index: int, table: BlockTable, use: GroupUse, num_blocks: int | None, attached: bool, keeps: bool
-    ) -> None:
-        self.index, self.table, self.use = index, table, use
-        self.size, self.num_blocks, self.grows = table.group.block_size, 0, num_blocks is None
-        self.has_slots = use.slots and not table.group.recurrent
-        self.fill = ANY if attached else NEVER
-        self.keeps = keeps  # what it changes, for `undo`
-        self.before: list[tuple[AnyArray, U64, I32]] = []  # slots, what they held and their writers
-        self.content: U64 = np.zeros(self.size, np.uint64)
-        self.writer: I32 = np.zeros(self.size, np.int32)  # negative: written where it is not due, or not where it is
-        # Of a block: its number, and a count that grows with each change of it.
-        self.versions: I64 = np.zeros(1, np.int64)
-        if num_blocks is not None and self.has_slots:
-            self._resize(num_blocks)
-        self.proved: I64 = np.full(table.table.shape, -1, np.int64)  # [R, K] the version when it was last compared
-        offsets = np.arange(self.size, dtype=np.int64)
-        if (cp := table.context_parallel) is not None:
-            run, rest = np.divmod(offsets, cp.interleave)
-            offsets = (run * cp.size + cp.rank) * cp.interleave + rest
-        self.offsets_in_block: I64 = np.arange(self.size, dtype=np.int64)
-        self.offsets: I64 = offsets  # [S] of each slot of a block: its position from the first that the entry covers
-
-    @property
-    def num_slots(self) -> int:
-        return self.num_blocks * self.size
-
-    def _resize(self, num_blocks: int) -> None:
-        """Make room for blocks; the last one does not exist."""
-        more = num_blocks - self.num_blocks
-        held, new = self.num_slots, np.full(more * self.size, self.fill)
-        nothing = np.zeros(self.size, np.uint64)
-        self.content = np.concatenate((self.content[:held], new, nothing))
-        self.writer = np.concatenate((self.writer[:held], np.zeros((more + 1) * self.size, np.int32)))
-        numbers = np.arange(self.num_blocks, num_blocks + 1, dtype=np.int64) << VERSION_BITS
-        self.versions = np.concatenate((self.versions[: self.num_blocks], numbers))
-        self.num_blocks = num_blocks
-
-    def reserve(self, batch: BatchTensors) -> None:
-        """Make room for the blocks of the step."""
-        ops = batch.block_ops
-        tables = self.table.table[batch.idx_mapping]
-        most = 1 + max(int(blocks.max(initial=0)) for blocks in (tables, ops.zero, ops.copies))
-        if most > self.num_blocks:
-            self._resize(max(most, min(2 * self.num_blocks, most + MOST_SPARE)))
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether a token does not see all positions before it."""
-        return self.use.chunk is not None or self.use.ring is not None or self.table.group.sliding_window is not None
-
-    def entry_of(self, position: int) -> int:
-        """The entry of a block-table row that leads to the position's key."""
-        index = position if self.use.ring is None else position % self.use.ring
-        return index // self.table.tokens_per_block
-
-    def width_of(self, end: int) -> int:
-        """Entries that hold positions below ``end``."""
-        return -(-(end if self.use.ring is None else min(end, self.use.ring)) // self.table.tokens_per_block)
-
-    def positions(self, entries: I64, ends: I32) -> I64:
-        """[n, S] the position whose key each slot of an entry holds, for requests of these lengths."""
-        if self.use.ring is None:
-            return entries[:, None] * self.table.tokens_per_block + self.offsets
-        index, last = entries[:, None] * self.size + self.offsets, ends.astype(np.int64)[:, None] - 1
-        return np.where(index < self.use.ring, last - (last - index) % self.use.ring, -1)
-
-    def changed(self, batch: BatchTensors, keys: I64, rows: I32, width: int) -> Bools:
-        """[B, width] entries whose block changed since it was last compared, and those that the step grows into."""
-        if self.use.ring is not None:
-            return np.ones((len(rows), width), np.bool_)
-        changed: Bools = keys != self.proved[rows, :width]
-        entries = batch.positions[: batch.num_tokens] // self.table.tokens_per_block
-        within = entries < width
-        changed[batch.req_indices[within], entries[within]] = True
-        return changed
-
-    def write(self, slots: AnyArray, prints: U64, writers: I32) -> None:
-        if self.keeps:
-            self.before.append((slots, self.content[slots], self.writer[slots]))
-        self.content[slots], self.writer[slots] = prints, writers
-        self.versions[slots // self.size] += 1
-
-    def undo(self) -> None:
-        """Take back the writes, the last one first."""
-        while self.before:
-            slots, content, writers = self.before.pop()
-            self.content[slots], self.writer[slots] = content, writers
-            self.versions[slots // self.size] += 1
-
-    def reset(self) -> None:
-        self.content[: self.num_slots], self.writer[:] = self.fill, 0
-        self.versions += 1
-
-    def apply(self, zero: I32, copies: I32) -> None:
-        """Blocks zeroed, then copied: all of them read before any is written. Numbers of no block are left out."""
-        zero = zero[(zero >= 0) & (zero < self.num_blocks)]
-        copies = copies[((copies >= 0) & (copies < self.num_blocks)).all(1)]
-        at = self._slots_in(zero)
-        self.write(at, np.full(len(at), NEVER), np.zeros(len(at), np.int32))
-        source, target = self._slots_in(copies[:, 0]), self._slots_in(copies[:, 1])
-        self.write(target, self.content[source], self.writer[source])
-
-    def _slots_in(self, blocks: I32) -> I64:
-        return (blocks.astype(np.int64)[:, None] * self.size + self.offsets_in_block).reshape(-1)
-
-    def mark_stray(self, slots: Ints) -> None:
-        slots = slots[(slots >= 0) & (slots < self.num_slots)]
-        writers = self.writer[slots]
-        self.writer[slots] = np.where(writers == 0, -INT32_MAX, -np.abs(writers))
-
-    def excuse(self, slots: AnyArray) -> None:
-        """Let these slots count as right until they are written again; those of the null block stay."""
-        first = max(self.table.null_block, 0) * self.size
-        null = (slots >= first) & (slots < first + self.size) if self.table.null_block >= 0 else slots < 0
-        self.content[slots[~null & (slots < self.num_slots)]] = ANY
 
 
 def _spread(values: Any) -> U64:
