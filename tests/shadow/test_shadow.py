@@ -14,7 +14,7 @@ from traffic import TRAFFIC, run
 from foreword.batch import KVGroup, NewRequest, PlanError, RequestStates, SamplingParams
 from foreword.batch.step.layout import FIELDS
 from foreword.errors import ConfigError
-from foreword.shadow import FindingError, Shadow, log_finding, raise_finding
+from foreword.shadow import FindingError, GroupUse, Shadow, log_finding, raise_finding
 from foreword.shadow.comparison import NAMES, TableRule
 
 FULL = [Group(4)]
@@ -358,3 +358,41 @@ def test_an_empty_step_needs_no_step_and_no_commit():
     shadow.plan({"a": 1})
     found = shadow.step(["a"], {})
     assert [(f.request, f.origin, f.expected, f.got) for f in found] == [("a", "scheduler", 0, 1)]
+
+
+def test_states_at_block_borders_have_a_table_and_no_slots():
+    states = RequestStates(max_num_reqs=2, max_model_len=16, vocab_size=50, kv_groups=[KVGroup(4), KVGroup(8)])
+    states.add_request(NewRequest("a", [1, 2, 3], [[5], [6]]))
+    shadow = Shadow(states, max_num_batched_tokens=16, num_blocks=8, uses={1: GroupUse(slots=False)})
+    shadow.plan({"a": 3})
+    right = {"slot_mapping": [[20, 21, 22], None], "block_table": [[[5]], [[6, 0]]]}
+    assert shadow.step(["a"], right) == []
+    shadow.commit({"a": [4]})
+    shadow.plan({"a": 1})
+    found = shadow.step(["a"], {"slot_mapping": [[23], [51]], "block_table": [[[5]], [[2, 0]]]})
+    assert [(f.tensor, f.group, f.expected, f.got) for f in found] == [
+        ("block_table", 1, 6, 2),
+        ("slot_mapping", 1, -1, 51),
+    ]
+
+
+def test_a_sample_past_the_end_is_named_with_its_request():
+    shadow = simple()
+    shadow.step(["a"], {})
+    assert shadow.commit({"a": [1]}) == []
+    row = shadow.states.row_of("a")
+    shadow.resync("a", [1, 2, 3, *range(12)], 14, [[5, 1, 2, 3]])
+    for token in (1, 2):
+        shadow.plan({"a": 1})
+        shadow.step(["a"], {})
+        found = shadow.commit({"a": [token]})
+    assert int(shadow.states.num_tokens[row]) == 16
+    assert [(f.request, f.tensor, f.expected, f.got) for f in found][:1] == [("a", "sampled", 0, 1)]
+
+
+def test_steps_are_followed_without_the_native_module(monkeypatch):
+    monkeypatch.setattr("foreword.batch.prepare.prepare.AUTO", "numpy")
+    engine = Engine(*TRAFFIC["drafts"][:1], 3, **TRAFFIC["drafts"][1])
+    shadow = shadow_of(engine)
+    shadow.states._core = shadow.states.sampling.core = None
+    assert [f for _ in range(60) for f in followed(engine, shadow)] == []

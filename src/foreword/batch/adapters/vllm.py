@@ -253,7 +253,12 @@ def _read_plan(
     """The plan into the front's arrays; how many drafts there are."""
     B = len(counts)
     if states.max_num_reqs < B:
-        raise CapacityError(f"{B} requests in one step, max_num_reqs is {states.max_num_reqs}")
+        raise CapacityError(
+            f"{B} requests in one step, max_num_reqs is {states.max_num_reqs}",
+            tensor="max_num_reqs",
+            expected=states.max_num_reqs,
+            got=B,
+        )
     front.rows[:B] = np.fromiter(map(states.row_of, counts), np.int32, B)
     front.num_scheduled[:B] = int32s(list(counts.values()), "num_scheduled_tokens")
     given = RaggedDrafts.of(counts, drafts)

@@ -118,5 +118,10 @@ def _check_fit(states: RequestStates, batch: BatchTensors, m: I32, k: I32, v: I3
         b = int(np.argmax(bad))
         raise CapacityError(
             f"request {batch.req_ids[b]!r}: {int(v[b])} tokens and {int(m[b])} more do not fit "
-            f"max_model_len = {states.max_model_len}; finish it instead of committing past the end"
+            f"max_model_len = {states.max_model_len}; finish it instead of committing past the end",
+            request=batch.req_ids[b],
+            tensor="sampled",
+            index=b,
+            expected=states.max_model_len - int(v[b]),
+            got=int(m[b]),
         )

@@ -41,7 +41,13 @@ class Directory:
     def next_row(self, req_id: str, nth: int) -> int:
         """The row of the request that enters after ``nth`` others; CapacityError without a free one."""
         if nth >= len(self.free):
-            raise CapacityError(f"request {req_id!r}: all max_num_reqs = {len(self.ids)} rows are taken")
+            raise CapacityError(
+                f"request {req_id!r}: all max_num_reqs = {len(self.ids)} rows are taken",
+                request=req_id,
+                tensor="max_num_reqs",
+                expected=len(self.ids),
+                got=len(self.ids) + 1,
+            )
         return self.free[-1 - nth]
 
     def enter(self, row: int, req_id: str) -> list[Change]:
