@@ -285,3 +285,31 @@ def test_a_wrong_slot_of_a_ring_is_found():
 def test_a_use_that_cannot_be_is_refused(values):
     with pytest.raises(ConfigError):
         GroupUse(**values)
+
+
+def test_the_slots_that_a_step_reads_are_compared():
+    states = RequestStates(max_num_reqs=2, max_model_len=24, vocab_size=100, kv_groups=[KVGroup(S), KVGroup(S)])
+    states.add_request(NewRequest("a", list(range(7)), [[1, 2, 3, 4], [3, 7, 5, 6]]))
+    shadow = Shadow(states, max_num_batched_tokens=64, num_blocks=9, uses={1: GroupUse(ring=W)})
+    shadow.plan({"a": 6})
+    shadow.step(["a"], {})
+    shadow.commit({"a": []})
+    shadow.plan({"a": 1})
+    ring = [states.block_tables[1].table[0, p % W // S] * S + p % W % S for p in range(2, 6)]
+    reads = [list(range(2, 9)), [*ring, -1]]
+    assert shadow.step(["a"], {"read_slots": reads}) == []
+    shadow.commit({"a": [1]})
+    shadow.plan({"a": 1})
+    found = shadow.step(["a"], {"read_slots": [[2, 3, 4, 5, 6, 7, 8, 0], None]})
+    assert [(f.tensor, f.group, f.index, f.request, f.expected, f.got) for f in found] == [
+        ("read_slots", 0, (7,), "a", 9, 0)
+    ]
+
+
+def test_of_a_long_step_only_what_fits_is_written_to_a_ring():
+    shadow = ring_shadow(8)
+    shadow.plan({"a": 8})
+    assert shadow.step(["a"], {"slot_mapping": [[-1, -1, -1, *ring_slots(3, 8)]]}) == []
+    shadow.commit({"a": [1]})
+    shadow.plan({"a": 1})
+    assert shadow.step(["a"], {"slot_mapping": [ring_slots(8, 9)]}) == []

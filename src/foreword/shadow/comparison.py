@@ -26,8 +26,10 @@ _FEATURES: Mapping[str, Callable[[InputBatch], Any]] = {
     "lora_tokens": lambda batch: lora_mapping(batch).tokens,
     "lora_logits": lambda batch: lora_mapping(batch).logits,
 }
+PER_GROUP = frozenset({"slot_mapping", "block_table", "read_slots"})
+"""The tensors that there are per KV group."""
 NAMES = frozenset(
-    {"req_ids", *SCALARS, *SAMPLING, *_FEATURES}
+    {"req_ids", "read_slots", *SCALARS, *SAMPLING, *_FEATURES}
     | {name for name, view in vars(BatchTensors).items() if name in FIELDS and name not in _OWN}
 )
 """The tensors that can be compared."""
@@ -138,6 +140,16 @@ def slot_differences(batch: InputBatch, g: int, use: GroupUse, got: object) -> l
     return compared(batch, "Tp", use.slots_of(batch, g), got, FIELDS["slot_mapping"].padding)
 
 
+def read_differences(batch: InputBatch, g: int, use: GroupUse, got: object) -> list[Difference]:
+    """The requests that read other slots of a KV group, of slots [keys], request by request."""
+    owner, expected = use.read_slots_of(batch, g)
+    theirs = np.asanyarray(got)
+    if theirs.shape != expected.shape:
+        return _whole(f"shape {expected.shape}", f"shape {theirs.shape}")
+    wrong = np.ma.filled(theirs != expected, False)
+    return of_requests(owner, wrong, expected, theirs) if wrong.any() else []
+
+
 def table_differences(batch: InputBatch, g: int, use: GroupUse, rule: TableRule, got: object) -> list[Difference]:
     """The requests whose blocks in a KV group differ from those that the scheduler gave.
 
@@ -187,12 +199,12 @@ def selected(tensors: Mapping[str, Any], kept: Mapping[str, Bools]) -> dict[str,
         axis = "B" if name in SAMPLING else _INDEPENDENT.get(name, "")
         if axis not in kept or got is None:
             continue
-        parts = list(got) if name in ("slot_mapping", "block_table") else [got]
+        parts = list(got) if name in PER_GROUP else [got]
         cut = [None if part is None else np.asanyarray(part)[: len(kept[axis])] for part in parts]
         if any(part is not None and len(part) < len(kept[axis]) for part in cut):
             continue
         cut = [None if part is None else part[kept[axis]] for part in cut]
-        out[name] = cut if name in ("slot_mapping", "block_table") else cut[0]
+        out[name] = cut if name in PER_GROUP else cut[0]
     return out
 
 

@@ -16,7 +16,7 @@ _LOGGER = logging.getLogger(__name__)
 # Those that others follow from come first. What is not named here stands between the last two.
 _CAUSES = (
     "req_ids", "scheduler_output", "num_computed_tokens", "num_scheduled_tokens", "draft_tokens", "plan",
-    "block_table", "positions", "input_ids", "slot_mapping", "", "cache",
+    "block_table", "positions", "input_ids", "slot_mapping", "read_slots", "", "cache",
 )  # fmt: skip
 
 

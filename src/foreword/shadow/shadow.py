@@ -29,11 +29,13 @@ from foreword.errors import CapacityError, ConfigError, ForewordError, PlanError
 from foreword.integers import is_int32
 from foreword.shadow.comparison import (
     NAMES,
+    PER_GROUP,
     Difference,
     TableRule,
     differences,
     kept_entries,
     on_host,
+    read_differences,
     selected,
     slot_differences,
     table_differences,
@@ -298,7 +300,7 @@ class Shadow:
     def _compare(self, batch: InputBatch, name: str, got: Any) -> list[Finding]:
         if name == "req_ids":
             return []  # they are the order of the step itself
-        if name not in ("slot_mapping", "block_table"):
+        if name not in PER_GROUP:
             self._num_tensors += 1
             return [self._of_difference(batch, name, None, d) for d in differences(batch, name, got)]
         found = []
@@ -309,8 +311,10 @@ class Shadow:
             use = self._uses.get(g, GroupUse())
             if name == "block_table":
                 differ = table_differences(batch, g, use, self._tables, part)
-            else:
+            elif name == "slot_mapping":
                 differ = slot_differences(batch, g, use, part)
+            else:
+                differ = read_differences(batch, g, use, part)
             found += [self._of_difference(batch, name, g, d) for d in differ]
         return found
 

@@ -9,6 +9,7 @@ import numpy as np
 from foreword.arrays import I32, I64, U64, AnyArray, Bools, Ints
 from foreword.batch.state.block_table import BlockTable
 from foreword.batch.step.layout import PAD_SLOT_ID
+from foreword.batch.step.slots import ragged_arange, slots
 from foreword.batch.step.tensors import BatchTensors
 from foreword.errors import ConfigError
 from foreword.integers import INT32_MAX, is_int32
@@ -26,7 +27,7 @@ class GroupUse:
     slots: False where no token has a slot: states at block borders, keys of an encoder.
     chunk: C, a query at position p sees the keys of positions p // C · C … p alone; None: as the `KVGroup` says.
     ring: W, the key of position p is at index p mod W of the request's first ceil(W / S) blocks, a step reads the keys
-        before it from there, and writes its own afterwards. None: the key of position p is at index p.
+        before it from there, and writes its own afterwards, at most the last W. None: it is at index p.
     """
 
     slots: bool = True
@@ -56,9 +57,27 @@ class GroupUse:
             return np.full(T, PAD_SLOT_ID, np.int64)
         if self.ring is None:
             return batch.slot_mapping[group][:T]
-        entries, offsets = np.divmod(batch.positions[:T] % self.ring, table.group.block_size)
-        blocks: I64 = table.table[batch.idx_mapping[batch.req_indices], entries].astype(np.int64)
-        return blocks * table.group.block_size + offsets
+        positions, owner = batch.positions[:T], batch.req_indices
+        written = positions >= batch.seq_lens[owner] - self.ring  # the others would be written over in the same step
+        return np.where(written, self.slots_at(table, batch.idx_mapping[owner], positions), PAD_SLOT_ID)
+
+    def slots_at(self, table: BlockTable, rows: Ints, positions: I64) -> I64:
+        """[n] the slots of these positions of the requests in these rows."""
+        return slots(table, rows, positions if self.ring is None else positions % self.ring)
+
+    def read_slots_of(self, batch: BatchTensors, group: int) -> tuple[I64, I64]:
+        """(requests of the batch, slots) of every key that a step reads, from the lowest position that a request's
+        first token sees; −1 for a key that is not read from the cache, since a ring is read before it is written.
+        """
+        table, B = batch.states.block_tables[group], batch.num_reqs
+        lowest = self.lowest(table, batch.num_computed_tokens)
+        counts = batch.seq_lens[:B] - lowest
+        owner = np.repeat(np.arange(B), counts)
+        positions = np.repeat(lowest, counts) + ragged_arange(counts)
+        read = self.slots_at(table, batch.idx_mapping[owner], positions)
+        return owner, read if self.ring is None else np.where(
+            positions < batch.num_computed_tokens[owner], read, PAD_SLOT_ID
+        )
 
 
 class GroupSlots:
