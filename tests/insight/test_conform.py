@@ -11,10 +11,13 @@ from foreword.batch import InputBuffers, KVGroup, NewRequest, PlanError, Request
 from foreword.batch.prepare.prepare import BACKENDS
 from foreword.bench.engine_host import NothingModel
 from foreword.engine import Engine, EngineConfig
+from foreword.engine.recorder import EngineRecorder
 from foreword.engine.speculation import SpeculationConfig
 from foreword.insight import conform, golden
-from foreword.insight.record import RECORDED, EngineRecorder, StepInspector, TraceRecorder
+from foreword.insight.record import StepInspector
 from foreword.scheduler import SchedulerConfig
+from foreword.trace.recorder import TraceRecorder
+from foreword.trace.tensors import RECORDED
 
 GOLDEN = conform.golden_vectors()
 

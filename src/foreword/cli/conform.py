@@ -23,7 +23,7 @@ def conform(
     """Replay traces of steps and report every difference. Exit status 1 if there is one."""
     if backend not in BACKENDS:
         raise typer.BadParameter(f"{backend!r}: must be one of {', '.join(BACKENDS)}", param_hint="--backend")
-    reports = [run(path, backend=cast(Backend, backend)) for path in traces or golden_vectors()]
+    reports = [run(path, backend=cast(Backend, backend), strict=False) for path in traces or golden_vectors()]
     for report in reports:
         print(report)
     if not all(report.ok for report in reports):

@@ -1,0 +1,17 @@
+"""Steps made visible: traces, their replay and comparison; explanations; what a machine has.
+
+The format of traces is docs/conformance.md. `foreword.insight.conform` compares a trace with the definition.
+"""
+
+from foreword.trace.compare import Difference, first_difference
+from foreword.trace.events import Add, AppendBlocks, Arrive, Commit, Correct, End, Event, Fail, Remove, Restart, Step
+from foreword.trace.header import TraceHeader
+from foreword.trace.reader import Trace, TraceReader
+from foreword.trace.recorder import TraceRecorder
+from foreword.trace.replay import Replay
+from foreword.trace.writer import TraceWriter
+
+__all__ = [
+    "Add", "AppendBlocks", "Arrive", "Commit", "Correct", "Difference", "End", "Event", "Fail", "Remove", "Replay",
+    "Restart", "Step", "Trace", "TraceHeader", "TraceReader", "TraceRecorder", "TraceWriter", "first_difference",
+]  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from foreword.batch import ContextParallel, InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
-from foreword.insight.record import TraceRecorder
+from foreword.trace.recorder import TraceRecorder
 
 VOCAB = 100
 

@@ -8,10 +8,10 @@ from foreword.batch import KVGroup, SamplingParams
 from foreword.batch.prepare.prepare import BACKENDS
 from foreword.bench.engine_host import NothingModel
 from foreword.engine import Engine, EngineConfig
+from foreword.engine.recorder import EngineRecorder
 from foreword.engine.speculation import SpeculationConfig
 from foreword.errors import PlanError
 from foreword.insight import conform
-from foreword.insight.record import EngineRecorder
 from foreword.scheduler import SchedulerConfig
 from fuzz.mutations import DEEP, mutate_lines
 from fuzz.target import Target

@@ -15,6 +15,10 @@ corrections of computed tokens and moves of rows need no calls of their own. Sta
 from foreword.batch.difference.apply import apply_difference
 from foreword.batch.difference.mirror import states_of
 from foreword.batch.difference.recorder import DifferenceRecorder
+from foreword.batch.difference.request_json import from_json as extras_from_json
+from foreword.batch.difference.request_json import to_json as extras_to_json
 from foreword.batch.difference.value import StepDifference
 
-__all__ = ["DifferenceRecorder", "StepDifference", "apply_difference", "states_of"]
+__all__ = [
+    "DifferenceRecorder", "StepDifference", "apply_difference", "extras_from_json", "extras_to_json", "states_of",
+]  # fmt: skip

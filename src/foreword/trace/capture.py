@@ -1,0 +1,260 @@
+"""What happens to an engine's states, step by step, as small values that are cheap to keep and are encoded later."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from foreword.arrays import I32, AnyArray, Bools
+from foreword.batch import BlockOps, InputBatch, MultiModalFeature, PoolingParams, RequestStates, SamplingParams
+from foreword.batch import LoraRequest as Lora
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Filled:
+    """A request as it is in its row. blocks: one array per KV group."""
+
+    row: int
+    req_id: str
+    tokens: I32
+    prompt_len: int
+    prefill_len: int
+    num_computed_tokens: int
+    blocks: list[I32]
+    lora_id: int = 0
+    lora: Lora | None = None
+    sampling: SamplingParams | None = None
+    pooling: PoolingParams | None = None
+    features: Sequence[MultiModalFeature] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of its arrays."""
+        return self.tokens.nbytes + sum(ids.nbytes for ids in self.blocks)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Freed:
+    """The request of a row left it."""
+
+    row: int
+    req_id: str
+    preempted: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exchanged:
+    """Two rows changed places."""
+
+    a: int
+    b: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Planned:
+    """A prepared step. grown: (KV group, row, new blocks), of rows with new blocks. samples: of the requests whose
+    sample counts; None: of all. tensors: copies.
+    """
+
+    rows: I32
+    counts: I32
+    num_drafts: I32 | None
+    draft_ids: I32
+    pad_to: tuple[int, int] | None
+    block_ops: BlockOps
+    grown: list[tuple[int, int, I32]]
+    samples: Bools | None
+    tensors: Mapping[str, Any]
+    time: float | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampled:
+    """The samples of the last step, int32 [B] or [B, D + 1] padded with −1, or by request.
+
+    logprobs: one per sample, by batch index.
+    """
+
+    token_ids: I32 | Mapping[str, Sequence[int]]
+    logprobs: Mapping[int, list[float]]
+    host_us: float | None = None
+    model_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Failed:
+    """The last step failed."""
+
+    error: str
+    time: float | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrived:
+    """A request entered the engine."""
+
+    req_id: str
+    num_prompt_tokens: int
+    time: float | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ended:
+    """A request ended."""
+
+    req_id: str
+    reason: str
+    time: float | None
+
+
+Captured = Filled | Freed | Exchanged | Planned | Sampled | Failed | Arrived | Ended
+
+
+class Capture:
+    """Follows states as an observer of their rows, and keeps what happens until it is taken.
+
+    `step` is called for each prepared step, before the states change again, and `commit` after its commit. A step
+    costs a few array operations on the requests of the step, and memory in proportion to them.
+    """
+
+    def __init__(self, states: RequestStates) -> None:
+        self._states = states
+        self._held = [np.zeros(states.max_num_reqs, np.int32) for _ in states.block_tables]
+        self._kept: list[Captured] = []
+        states.observers.append(self)
+
+    def close(self) -> None:
+        """Stop following the states."""
+        if self in self._states.observers:
+            self._states.observers.remove(self)
+
+    def take(self) -> list[Captured]:
+        """Return what happened since the last call."""
+        kept, self._kept = self._kept, []
+        return kept
+
+    def snapshot(self) -> list[Captured]:
+        """Return all requests that are in a row, as they are now."""
+        states = self._states
+        for held, table in zip(self._held, states.block_tables, strict=True):
+            held[:] = table.num_blocks
+        return [filled(states, states.row_of(req_id), req_id) for req_id in states.req_ids]
+
+    # -- called by the states ------------------------------------------------------------------------------------------
+
+    def filled(self, row: int) -> None:
+        """A request was admitted."""
+        for held, table in zip(self._held, self._states.block_tables, strict=True):
+            held[row] = table.num_blocks[row]
+        self._kept.append(filled(self._states, row, self._states.req_id_of(row)))
+
+    def freed(self, row: int) -> None:
+        """A request is about to be removed."""
+        self._kept.append(Freed(row, self._states.req_id_of(row)))
+
+    def exchanged(self, a: int, b: int) -> None:
+        """Two rows changed places."""
+        for held in self._held:
+            held[[a, b]] = held[[b, a]]
+        self._kept.append(Exchanged(a, b))
+
+    # -- called for each step ------------------------------------------------------------------------------------------
+
+    def step(
+        self,
+        batch: InputBatch,
+        *,
+        preempted: Collection[str] = (),
+        tensors: Mapping[str, Any] | None = None,
+        time: float | None = None,
+    ) -> None:
+        """Keep a step that was just prepared. preempted: of the requests that left, those that will come back.
+
+        tensors: as `TraceWriter.step` takes them; the arrays must not change later.
+        """
+        if preempted:
+            self._kept = [
+                replace(event, preempted=True) if isinstance(event, Freed) and event.req_id in preempted else event
+                for event in self._kept
+            ]
+        states, rows, num_drafts = self._states, batch.idx_mapping.copy(), None
+        if len(batch.draft_token_ids):
+            num_drafts = batch.num_draft_tokens.copy()
+        samples = None
+        if batch.is_prefilling.any():
+            ends = batch.num_computed_tokens + batch.num_scheduled_tokens - batch.num_draft_tokens
+            samples = ends >= states.num_tokens[rows] + states.num_placeholders[rows]
+        padded = batch.num_tokens_padded, batch.num_reqs_padded
+        grown = []
+        for g, (held, table) in enumerate(zip(self._held, states.block_tables, strict=True)):
+            count = table.num_blocks[rows]
+            if (grew := count != held[rows]).any():
+                for row in rows[grew].tolist():
+                    grown.append((g, row, table.table[row, held[row] : table.num_blocks[row]].copy()))
+                held[rows] = count
+        self._kept.append(
+            Planned(
+                rows,
+                batch.num_scheduled_tokens.copy(),
+                num_drafts,
+                batch.draft_token_ids.copy(),
+                padded if padded != (batch.num_tokens, batch.num_reqs) else None,
+                batch.block_ops,
+                grown,
+                samples,
+                tensors or {},
+                time,
+            )
+        )
+
+    def commit(
+        self,
+        sampled: I32 | Mapping[str, Sequence[int]],
+        logprobs: Mapping[int, list[float]] | None = None,
+        *,
+        host_us: float | None = None,
+        model_ms: float | None = None,
+    ) -> None:
+        """Keep the samples of the last step, which must not change later."""
+        self._kept.append(Sampled(sampled, logprobs or {}, host_us, model_ms))
+
+    def fail(self, error: str, time: float | None = None) -> None:
+        """The last step failed, and the requests that left since were preempted."""
+        back: list[Captured] = [replace(e, preempted=True) if isinstance(e, Freed) else e for e in self._kept]
+        self._kept = [Failed(error, time), *back]
+
+    def arrive(self, req_id: str, num_prompt_tokens: int, time: float | None = None) -> None:
+        """A request entered the engine."""
+        self._kept.append(Arrived(req_id, num_prompt_tokens, time))
+
+    def end(self, req_id: str, reason: str, time: float | None = None) -> None:
+        """A request ended."""
+        self._kept.append(Ended(req_id, reason, time))
+
+
+def filled(states: RequestStates, row: int, req_id: str) -> Filled:
+    """Return the request of a row as it is now."""
+    lora_id = int(states.lora_id[row])
+    return Filled(
+        row,
+        req_id,
+        states.token_ids[row, : states.num_tokens[row]].copy(),
+        int(states.prompt_len[row]),
+        int(states.prefill_len[row]),
+        int(states.num_computed_tokens[row]),
+        [t.table[row, : t.num_blocks[row]].copy() for t in states.block_tables],
+        lora_id,
+        states.loras.request(lora_id),
+        states.sampling.params.get(row),
+        states.extras.pooling_params.get(row),
+        states.extras.mm_features.get(row, ()),
+    )
+
+
+def nbytes_of(captured: Sequence[Captured]) -> int:
+    """Return roughly the memory of some captured values."""
+    sizes: list[AnyArray] = [e.rows for e in captured if isinstance(e, Planned)]
+    return sum(e.nbytes for e in captured if isinstance(e, Filled)) + sum(64 + 16 * len(rows) for rows in sizes)

@@ -1,0 +1,176 @@
+"""The events of a trace as values, one class per kind of line. The format: docs/conformance.md.
+
+Values that are written may hold NumPy arrays; those that are read hold lists. Where token ids are omitted, a list of
+them is the number of its entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from foreword.arrays import AnyArray, Ints
+
+Ids = Sequence[int] | Ints
+Tokens = Ids | int
+Tensor = AnyArray | Sequence[Any] | int | str
+"""A tensor as an array, or as nested lists; one per KV group where the tensor exists per group."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Event:
+    """One line after the first. kind: its key. line: its number in the file that it was read from, else 0."""
+
+    kind: ClassVar[str]
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Arrive(Event):
+    """A request arrived and waits. Times are seconds since the trace's ``started``."""
+
+    kind = "arrive"
+    req_id: str
+    num_prompt_tokens: int
+    time: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Add(Event):
+    """A request is assigned a row, new or resumed: the fields of `NewRequest`.
+
+    The blocks that hold the first num_computed_tokens positions were reused from the cache. prefill_len: the tokens
+    that had to be computed before its first sample; None: all that are known. Fewer where a trace begins with it.
+    extras: those of sampling_params, lora_request, mm_features and pooling_params that it has, as JSON.
+    """
+
+    kind = "add"
+    req_id: str
+    prompt_token_ids: Tokens
+    block_ids: Sequence[Ids]
+    output_token_ids: Tokens = ()
+    num_computed_tokens: int = 0
+    prefill_len: int | None = None
+    lora_id: int = 0
+    cache_salt: str | None = None
+    extras: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class AppendBlocks(Event):
+    """Blocks are appended to a request, one list per KV group."""
+
+    kind = "append_blocks"
+    req_id: str
+    block_ids: Sequence[Ids]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Correct(Event):
+    """A scheduler corrects a request between two steps; what is None stays.
+
+    num_tokens: outputs from this position on are taken back. token_ids: (position, ids) that replace known tokens or
+    follow them. num_computed_tokens: the count. block_ids: all of its blocks, in place of the old ones.
+    The order is that of this list.
+    """
+
+    kind = "correct"
+    req_id: str
+    num_tokens: int | None = None
+    token_ids: tuple[int, Tokens] | None = None
+    num_computed_tokens: int | None = None
+    block_ids: Sequence[Ids] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Remove(Event):
+    """A request leaves its row. preempted: it will be added again; else it ended."""
+
+    kind = "remove"
+    req_id: str
+    preempted: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Step(Event):
+    """One step: its requests in batch order, and their tokens, drafts included.
+
+    draft_tokens: of the requests that have some. pad_to: (tokens, requests), None where an axis is not padded.
+    zero: blocks that are zeroed before the step. copies: (from, to), blocks that are copied before it.
+    tensors: what the engine prepared. time: of the start.
+    """
+
+    kind = "step"
+    req_ids: Sequence[str]
+    counts: Ids
+    draft_tokens: Mapping[str, Tokens] = field(default_factory=dict)
+    pad_to: tuple[int | None, int | None] | None = None
+    order: str = "given"
+    zero: Ids = ()
+    copies: Sequence[Ids] | Ints = ()
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    time: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Commit(Event):
+    """The samples of the last step: with drafts the accepted ones and one more. A request may be absent.
+
+    logprobs: their log-probabilities, where they are known. model_ms: the model's run, milliseconds. host_us: the rest
+    of the step, microseconds.
+    """
+
+    kind = "commit"
+    tokens: Mapping[str, Tokens]
+    logprobs: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    model_ms: float | None = None
+    host_us: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Fail(Event):
+    """The last step failed, and has no commit."""
+
+    kind = "fail"
+    error: str
+    time: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class End(Event):
+    """A request ended. It has left its row, or leaves it with the next remove."""
+
+    kind = "end"
+    req_id: str
+    reason: str
+    time: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Restart(Event):
+    """Events are missing here: every request has left its row, and those in progress are added again.
+
+    first_step: the number of the next step.
+    """
+
+    kind = "restart"
+    first_step: int
+    reason: str = ""
+
+
+KINDS: Mapping[str, type[Event]] = {
+    kind.kind: kind for kind in (Add, AppendBlocks, Arrive, Commit, Correct, End, Fail, Remove, Restart, Step)
+}
+
+
+def count_of(tokens: Tokens) -> int:
+    """Return the number of some tokens."""
+    return tokens if isinstance(tokens, int) else len(tokens)
+
+
+def ids_of(tokens: Tokens) -> Ids:
+    """Return token ids; zeros for omitted ones."""
+    return np.zeros(tokens, np.int32) if isinstance(tokens, int) else tokens
