@@ -2,6 +2,8 @@
 
 import os
 import signal
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Examples take as long as the machine needs.
 settings.register_profile("foreword", deadline=None)
 settings.load_profile("foreword")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_recordings_of_failed_steps_are_left() -> Iterator[None]:
+    """Delete what engines of this process recorded of steps that failed."""
+    yield
+    for path in Path(tempfile.gettempdir()).glob(f"foreword-{os.getpid()}-step-*.jsonl.gz"):
+        path.unlink()
 
 
 @pytest.fixture(scope="session")

@@ -216,5 +216,6 @@ class StepError(EngineError):
     """
 
     def __init__(self, cause: Exception) -> None:
-        super().__init__(f"a step failed, and its requests with it: {type(cause).__name__}: {cause}")
+        notes = "".join(f" ({note})" for note in getattr(cause, "__notes__", ()))
+        super().__init__(f"a step failed, and its requests with it: {type(cause).__name__}: {cause}{notes}")
         self.__cause__ = cause

@@ -11,7 +11,6 @@ from foreword.batch import InputBuffers, KVGroup, NewRequest, PlanError, Request
 from foreword.batch.prepare.prepare import BACKENDS
 from foreword.bench.engine_host import NothingModel
 from foreword.engine import Engine, EngineConfig
-from foreword.engine.recorder import EngineRecorder
 from foreword.engine.speculation import SpeculationConfig
 from foreword.insight import conform, golden
 from foreword.insight.record import StepInspector
@@ -273,10 +272,13 @@ def test_the_steps_of_an_engine_replay(tmp_path: Path, async_scheduling: bool):
         kv_groups=[KVGroup(4)],
         num_blocks=65,
         config=EngineConfig(
-            scheduler=scheduler, async_scheduling=async_scheduling, speculation=SpeculationConfig(num_tokens=2)
+            scheduler=scheduler,
+            async_scheduling=async_scheduling,
+            speculation=SpeculationConfig(num_tokens=2),
+            record=str(path),
+            record_tensors=1,
         ),
     )
-    recorder = EngineRecorder(path, engine)
     inspector = StepInspector(2)
     engine.observers.add(inspector)
     for i in range(5):
@@ -285,7 +287,6 @@ def test_the_steps_of_an_engine_replay(tmp_path: Path, async_scheduling: bool):
     while engine.has_work:
         engine.step()
     engine.close()
-    recorder.close()
     report = conform.run(path)
     assert report.ok
     assert report.num_steps > 8

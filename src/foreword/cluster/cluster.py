@@ -11,7 +11,7 @@ from typing import Any
 
 from foreword.cluster.client import ReplicaLostError
 from foreword.cluster.process import ReplicaProcess
-from foreword.engine.options import LLMOptions, with_threads
+from foreword.engine.options import LLMOptions, of_process, with_threads
 from foreword.errors import ConfigError
 from foreword.machine import VARIABLE, default_threads
 from foreword.routing import make_router
@@ -35,7 +35,7 @@ class Cluster:
         if not os.environ.get(VARIABLE):
             options = with_threads(options, max(default_threads() // config.replicas, 1))
         self._make: Callable[[int], ReplicaProcess] = lambda number: ReplicaProcess(
-            model, configs[number], options, number
+            model, configs[number], of_process(options, number), number
         )
         self._has_addresses = config.kv_events is not None  # which only one process at a time can have
         self._drain_timeout = config.drain_timeout

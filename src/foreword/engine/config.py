@@ -12,6 +12,7 @@ from foreword.errors import ConfigError, shown
 from foreword.names import advice
 from foreword.scheduler import SchedulerConfig
 from foreword.settings import Setting, check_settings, setting, settings_of
+from foreword.trace.destination import checked_destination
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +87,23 @@ class EngineConfig:
     check: Check = setting(
         "off", "Check each step before it runs. bounds: its sums and bounds; full: every tensor, and every read and "
         "write of the cache, which is slow.",
+    )
+    record: str | None = setting(
+        None, "Record each step in this file, a trace, compressed if its name ends with .gz. With a size, as in "
+        "steps.jsonl.gz:100MB, it holds the last steps, in two files of half of that size before compression.",
+        value_name="FILE[:SIZE]", convert=checked_destination,
+    )
+    record_tensors: int = setting(64, "Record the tensors of every N-th step, too; 0: of none.", value_name="N")
+    record_token_ids: Literal["plain", "hashed", "omitted"] | None = setting(
+        None, "Token ids of prompts and outputs in recordings: as they are, replaced at random, or left out. None: "
+        "plain in record, hashed in recordings of failed steps.",
+    )
+    flight_steps: int = setting(
+        256, "Smallest number of last steps that are kept in memory, and written to a file if a step fails; 0: none.",
+        most=2**20,
+    )
+    flight_folder: str | None = setting(
+        None, "Folder of the files of failed steps; None: that of temporary files.", value_name="FOLDER",
     )
     # fmt: on
 

@@ -27,6 +27,7 @@ from foreword.engine.output_processor import NOTHING_READ, OutputProcessor, Read
 from foreword.engine.outputs import RequestOutput
 from foreword.engine.pipeline import InFlightStep, Pipeline
 from foreword.engine.prompt import EncoderPrompts, Prompt
+from foreword.engine.recorder import EngineRecorder
 from foreword.engine.request_group import RequestGroup, RequestOptions
 from foreword.engine.speculation import Drafter, ForcedTokens, Speculation
 from foreword.engine.transaction import Transaction
@@ -128,6 +129,10 @@ class Engine:
             depth=2 if config.async_scheduling else 1,
             check=config.check,
         )
+        self.recorder: EngineRecorder | None = None
+        if config.record is not None or config.flight_steps:
+            self.recorder = EngineRecorder(states, config)
+            self.observers.add(self.recorder)
         self.notes: list[str] = []
         if self.suggested:
             given = described(self.suggested)
@@ -295,6 +300,8 @@ class Engine:
     def close(self) -> None:
         """End its threads. The engine can be used again; its executor, which others may share, stays."""
         self.pipeline.close()
+        if self.recorder is not None:
+            self.recorder.close()
 
     # -- the step ----------------------------------------------------------------------------------------------------
 
@@ -308,8 +315,11 @@ class Engine:
         try:
             with self._transaction:
                 self._run_step()
-        except RequestError as error:
-            if (group := self._outputs.group_of(error.request_id)) is None:
+        except BaseException as error:
+            if self.observers.members:
+                self.observers.notify_done("step_failed", error)
+            group = self._outputs.group_of(error.request_id) if isinstance(error, RequestError) else None
+            if group is None or not isinstance(error, RequestError):
                 raise
             with self._transaction:
                 self._end(group, RequestError(group.request_id, error.field, error.value, error.reason, error.fix))

@@ -17,8 +17,8 @@ class EngineObserver:
     """The base of observers; override the methods of interest. All are called in the thread that steps the engine.
 
     A step whose observer raises is cancelled: its requests wait again, and `Engine.step` raises the error. If
-    step_committed, request_ended or cache_event raises, nothing is undone, and the outputs of the step are returned by
-    the next call of `Engine.step`. If request_added raises, the request is aborted.
+    step_committed, step_failed, request_ended or cache_event raises, nothing is undone, and the outputs of the step are
+    returned by the next call of `Engine.step`. If request_added raises, the request is aborted.
     """
 
     def request_added(self, request_id: str, num_prompt_tokens: int) -> None:
@@ -35,6 +35,9 @@ class EngineObserver:
 
     def step_committed(self, plan: StepPlan, batch: InputBatch, sampled: Sampled) -> None:
         """The step's samples are in the states; requests that they end still have rows."""
+
+    def step_failed(self, error: BaseException) -> None:
+        """A step raised, and what it did is undone: the unfinished requests have left their rows, and wait again."""
 
     def cache_event(self, event: CacheEvent) -> None:
         """The cached content changed. Delivered in order, after the step or call that caused it."""

@@ -24,6 +24,11 @@ class EngineOptions(TypedDict, total=False):
     answer_log: str | None
     answer_log_bytes: int | str
     check: Literal["off", "bounds", "full"]
+    record: str | None
+    record_tensors: int
+    record_token_ids: Literal["plain", "hashed", "omitted"] | None
+    flight_steps: int
+    flight_folder: str | None
     max_num_batched_tokens: int
     max_num_seqs: int
     chunked_prefill: bool

@@ -20,6 +20,7 @@ from foreword.plugins import load_plugin, made
 from foreword.scheduler import Policy, SchedulerConfig
 from foreword.scheduler.policies import Key
 from foreword.settings import Setting, settings_of
+from foreword.trace.destination import Destination
 
 
 class LLMOptions(EngineOptions, total=False):
@@ -132,6 +133,12 @@ def with_threads(options: LLMOptions, num_threads: int) -> LLMOptions:
     if options.get("num_threads") is not None or "num_threads" not in settings_of(kind.options):
         return options
     return {**options, "num_threads": num_threads}
+
+
+def of_process(options: LLMOptions, number: int) -> LLMOptions:
+    """Return the options for one of several processes, which write no file of the same name."""
+    record = options.get("record")
+    return options if record is None else {**options, "record": str(Destination.of(record).numbered(number))}
 
 
 def split_options(options: LLMOptions) -> GivenOptions:

@@ -1,4 +1,7 @@
-"""What happens to an engine's states, step by step, as small values that are cheap to keep and are encoded later."""
+"""What happens to an engine's states, step by step, as small values that are cheap to keep and are encoded later.
+
+The values are not to be changed; their classes are not frozen, for speed.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from foreword.batch import BlockOps, InputBatch, MultiModalFeature, PoolingParam
 from foreword.batch import LoraRequest as Lora
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Filled:
     """A request as it is in its row. blocks: one array per KV group."""
 
@@ -36,7 +39,7 @@ class Filled:
         return self.tokens.nbytes + sum(ids.nbytes for ids in self.blocks)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Freed:
     """The request of a row left it."""
 
@@ -45,7 +48,7 @@ class Freed:
     preempted: bool = False
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Exchanged:
     """Two rows changed places."""
 
@@ -53,9 +56,20 @@ class Exchanged:
     b: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+Growth = list[tuple[int, int, I32]]
+"""(KV group, row, new blocks), of rows with new blocks."""
+
+
+@dataclass(slots=True, eq=False)
+class Grown:
+    """Rows have new blocks."""
+
+    grown: Growth
+
+
+@dataclass(slots=True, eq=False)
 class Planned:
-    """A prepared step. grown: (KV group, row, new blocks), of rows with new blocks. samples: of the requests whose
+    """A prepared step, with the new blocks of its rows. samples: of the requests whose
     sample counts; None: of all. tensors: copies.
     """
 
@@ -65,13 +79,20 @@ class Planned:
     draft_ids: I32
     pad_to: tuple[int, int] | None
     block_ops: BlockOps
-    grown: list[tuple[int, int, I32]]
+    grown: Growth
     samples: Bools | None
     tensors: Mapping[str, Any]
     time: float | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
+class Repeated:
+    """A step as the one before: the same requests in the same order, one token each, without drafts or new blocks."""
+
+    time: float | None
+
+
+@dataclass(slots=True, eq=False)
 class Sampled:
     """The samples of the last step, int32 [B] or [B, D + 1] padded with −1, or by request.
 
@@ -84,7 +105,7 @@ class Sampled:
     model_ms: float | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Failed:
     """The last step failed."""
 
@@ -92,7 +113,7 @@ class Failed:
     time: float | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Arrived:
     """A request entered the engine."""
 
@@ -101,7 +122,7 @@ class Arrived:
     time: float | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Ended:
     """A request ended."""
 
@@ -110,7 +131,7 @@ class Ended:
     time: float | None
 
 
-Captured = Filled | Freed | Exchanged | Planned | Sampled | Failed | Arrived | Ended
+Captured = Filled | Freed | Exchanged | Grown | Planned | Repeated | Sampled | Failed | Arrived | Ended
 
 
 class Capture:
@@ -136,12 +157,13 @@ class Capture:
         kept, self._kept = self._kept, []
         return kept
 
-    def snapshot(self) -> list[Captured]:
-        """Return all requests that are in a row, as they are now."""
+    def snapshot(self) -> list[Filled]:
+        """Return all requests that are in a row, as they are now. Their new blocks are kept, too."""
         states = self._states
-        for held, table in zip(self._held, states.block_tables, strict=True):
-            held[:] = table.num_blocks
-        return [filled(states, states.row_of(req_id), req_id) for req_id in states.req_ids]
+        rows = [states.row_of(req_id) for req_id in states.req_ids]
+        if grown := self._growth(np.array(rows, np.int32)):
+            self._kept.append(Grown(grown))
+        return [filled(states, row, req_id) for row, req_id in zip(rows, states.req_ids, strict=True)]
 
     # -- called by the states ------------------------------------------------------------------------------------------
 
@@ -188,13 +210,6 @@ class Capture:
             ends = batch.num_computed_tokens + batch.num_scheduled_tokens - batch.num_draft_tokens
             samples = ends >= states.num_tokens[rows] + states.num_placeholders[rows]
         padded = batch.num_tokens_padded, batch.num_reqs_padded
-        grown = []
-        for g, (held, table) in enumerate(zip(self._held, states.block_tables, strict=True)):
-            count = table.num_blocks[rows]
-            if (grew := count != held[rows]).any():
-                for row in rows[grew].tolist():
-                    grown.append((g, row, table.table[row, held[row] : table.num_blocks[row]].copy()))
-                held[rows] = count
         self._kept.append(
             Planned(
                 rows,
@@ -203,12 +218,16 @@ class Capture:
                 batch.draft_token_ids.copy(),
                 padded if padded != (batch.num_tokens, batch.num_reqs) else None,
                 batch.block_ops,
-                grown,
+                self._growth(rows),
                 samples,
                 tensors or {},
                 time,
             )
         )
+
+    def repeat(self, time: float | None = None) -> None:
+        """Keep a step that is as the one before, see `Repeated`."""
+        self._kept.append(Repeated(time))
 
     def commit(
         self,
@@ -233,6 +252,17 @@ class Capture:
     def end(self, req_id: str, reason: str, time: float | None = None) -> None:
         """A request ended."""
         self._kept.append(Ended(req_id, reason, time))
+
+    def _growth(self, rows: I32) -> Growth:
+        """Return the blocks that these rows got since the last call."""
+        grown: Growth = []
+        for g, (held, table) in enumerate(zip(self._held, self._states.block_tables, strict=True)):
+            count = table.num_blocks[rows]
+            if (grew := count != held[rows]).any():
+                for row in rows[grew].tolist():
+                    grown.append((g, row, table.table[row, held[row] : table.num_blocks[row]].copy()))
+                held[rows] = count
+        return grown
 
 
 def filled(states: RequestStates, row: int, req_id: str) -> Filled:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from foreword.batch import ContextParallel, KVGroup, RequestStates
@@ -102,6 +102,10 @@ class TraceHeader:
         if values.get("token_ids", "plain") not in get_args(TokenIds):
             raise PlanError(f"token_ids={shown(values['token_ids'])}: must be one of {', '.join(get_args(TokenIds))}")
         return cls(**values, version=version)
+
+    def beginning_at(self, step: int) -> TraceHeader:
+        """Return the header of a trace whose first step has this number."""
+        return replace(self, first_step=step)
 
     def new_states(self, max_num_reqs: int) -> RequestStates:
         """Return empty states as those of the engine, with this many rows."""

@@ -13,7 +13,21 @@ from foreword.arrays import I32
 from foreword.batch import InputBatch, RequestStates
 from foreword.batch.difference import extras_to_json
 from foreword.errors import ConfigError, RequestError
-from foreword.trace.capture import Arrived, Capture, Captured, Ended, Exchanged, Failed, Filled, Freed, Planned, Sampled
+from foreword.trace.capture import (
+    Arrived,
+    Capture,
+    Captured,
+    Ended,
+    Exchanged,
+    Failed,
+    Filled,
+    Freed,
+    Grown,
+    Growth,
+    Planned,
+    Repeated,
+    Sampled,
+)
 from foreword.trace.events import Add, AppendBlocks, Arrive, Commit, End, Event, Fail, Remove, Step
 from foreword.trace.header import TraceHeader
 from foreword.trace.tensors import RECORDED, values_of
@@ -28,6 +42,7 @@ class Encoder:
         self._ids: dict[int, str] = {}
         self._batch: list[str] = []
         self._samples: list[bool] = []  # of the last step, by request
+        self._pad_to: tuple[int, int] | None = None
         self._left: set[str] = set()  # requests that left since the last step
 
     def events(self, captured: Iterable[Captured]) -> Iterator[Event]:
@@ -44,8 +59,14 @@ class Encoder:
                 case Exchanged():
                     pair = self._ids.pop(value.a, None), self._ids.pop(value.b, None)
                     self._ids |= {row: req_id for row, req_id in zip((value.b, value.a), pair, strict=True) if req_id}
+                case Grown():
+                    yield from self._growth(value.grown)
                 case Planned():
-                    yield from self._step(value)
+                    yield from self._growth(value.grown)
+                    yield self._step(value)
+                case Repeated():
+                    self._left = set()
+                    yield Step(req_ids=self._batch, counts=[1] * len(self._batch), pad_to=self._pad_to, time=value.time)
                 case Sampled():
                     yield self._commit(value)
                 case Failed():
@@ -61,20 +82,23 @@ class Encoder:
         self._batch, self._samples = [], []
         return [event for event in self.events(captured) if isinstance(event, Add)]
 
-    def _step(self, value: Planned) -> Iterator[Event]:
+    def _growth(self, grown: Growth) -> Iterator[Event]:
         new: dict[str, list[I32]] = {}
-        for group, row, ids in value.grown:
+        for group, row, ids in grown:
             blocks = new.setdefault(self._ids[row], [np.zeros(0, np.int32)] * self._num_groups)
             blocks[group] = ids
         for req_id, of_groups in new.items():
             yield AppendBlocks(req_id=req_id, block_ids=of_groups)
+
+    def _step(self, value: Planned) -> Step:
         self._batch, self._left = [self._ids[row] for row in value.rows.tolist()], set()
+        self._pad_to = value.pad_to
         self._samples = [True] * len(self._batch) if value.samples is None else value.samples.tolist()
         drafts: dict[str, I32] = {}
         if value.num_drafts is not None:
             pieces = np.split(value.draft_ids, np.cumsum(value.num_drafts)[:-1])
             drafts = {r: ids for r, ids in zip(self._batch, pieces, strict=True) if len(ids)}
-        yield Step(
+        return Step(
             req_ids=self._batch,
             counts=value.counts,
             draft_tokens=drafts,

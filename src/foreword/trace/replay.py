@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from foreword.arrays import I64
@@ -72,7 +70,7 @@ class Replay:
         replay = Replay(trace.header, max_num_reqs=len(trace.events))
         for i, event in enumerate(trace.events):
             if isinstance(event, Step) and replay.num_steps == k:
-                header = replace(trace.header, first_step=replay.step + 1)
+                header = trace.header.beginning_at(replay.step + 1)
                 return Trace(header, [*replay.live_requests(), *trace.events[i:]], trace.damage)
             replay.apply(event)
         raise PlanError(f"the trace has {replay.num_steps} steps, so there is no step {k}")

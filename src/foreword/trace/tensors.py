@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import numpy as np
+
 from foreword.arrays import AnyArray
 from foreword.batch import InputBatch, discard_mask, lora_mapping
 from foreword.batch.proof.spec import TENSORS, Level, TensorSpec
@@ -84,3 +86,14 @@ def values_of(batch: InputBatch, specs: Iterable[TensorSpec]) -> dict[str, Any]:
     """Return ``req_ids``, and those of the tensors that the step has, by name. The arrays are those of the step."""
     values = {spec.name: value_of(batch, spec) for spec in specs}
     return {"req_ids": list(batch.req_ids)} | {name: value for name, value in values.items() if value is not None}
+
+
+def copied_values(batch: InputBatch) -> dict[str, Any]:
+    """Return what this library records of a step, as values that later steps do not change."""
+    return {name: _copied(value) for name, value in values_of(batch, RECORDED).items()}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    return [_copied(item) for item in value] if isinstance(value, list) else value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -61,7 +60,7 @@ class TraceWriter:
         self._cover, self._max_bytes = cover_of(header), max_bytes
         self._batch: Sequence[str] = ()
         self._num_steps = header.first_step - 1
-        self._file = self._begin(header)
+        self._file: BinaryIO | None = self._begin(header)
 
     def __enter__(self) -> TraceWriter:
         return self
@@ -70,12 +69,17 @@ class TraceWriter:
         self.close()
 
     def close(self) -> None:
-        """Write what is buffered, and close the file."""
-        self._file.close()
+        """Write what is buffered, and close the file. A later event opens it again."""
+        if self._file is not None:
+            file, self._file = self._file, None
+            file.close()
 
     def flush(self) -> None:
-        """Write what is buffered to the file."""
-        self._file.flush()
+        """Write what is buffered, so that the file is complete now; a compressed one begins another part."""
+        if self.path.suffix == ".gz":
+            self.close()
+        elif self._file is not None:
+            self._file.flush()
 
     @property
     def is_full(self) -> bool:
@@ -84,9 +88,9 @@ class TraceWriter:
 
     def rotate(self, live: Iterable[Add]) -> None:
         """Begin a new part with the requests in progress. The current one gets the name of `older`."""
-        self._file.close()
+        self.close()
         self.path.replace(older(self.path))
-        self._file = self._begin(replace(self.header, first_step=self._num_steps + 1))
+        self._file = self._begin(self.header.beginning_at(self._num_steps + 1))
         for event in live:
             self.write(event)
 
@@ -97,6 +101,8 @@ class TraceWriter:
             self._batch = event.req_ids
         elif isinstance(event, Restart):
             self._num_steps = event.first_step - 1
+        if self._file is None:
+            self._file = opened(self.path, "ab")
         self._write(self._file, as_json(self._cover(event), self._batch))
 
     def arrive(self, req_id: str, num_prompt_tokens: int, *, time: float | None = None) -> None:

@@ -2,13 +2,13 @@
 
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from foreword.batch import KVGroup, SamplingParams
 from foreword.batch.prepare.prepare import BACKENDS
 from foreword.bench.engine_host import NothingModel
 from foreword.engine import Engine, EngineConfig
-from foreword.engine.recorder import EngineRecorder
 from foreword.engine.speculation import SpeculationConfig
 from foreword.errors import PlanError
 from foreword.insight import conform
@@ -23,19 +23,23 @@ def recorded():
         scheduler=SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=8), speculation=SpeculationConfig(num_tokens=2)
     )
     groups = [KVGroup(4), KVGroup(4, sliding_window=5)]
-    engine = Engine(
-        NothingModel(8, 16), vocab_size=16, max_model_len=24, kv_groups=groups, num_blocks=40, config=config
-    )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "steps.jsonl"
-        recorder = EngineRecorder(path, engine)
+        engine = Engine(
+            NothingModel(8, 16),
+            vocab_size=16,
+            max_model_len=24,
+            kv_groups=groups,
+            num_blocks=40,
+            config=replace(config, record=str(path), record_tensors=1),
+        )
         for i in range(3):
             engine.add_request(
                 str(i), [1, 2, 3, 4 + i] * 2, SamplingParams(temperature=0.0, max_tokens=6, detokenize=False)
             )
         while engine.has_work:
             engine.step()
-        recorder.close()
+        engine.close()
         return path.read_bytes()
 
 

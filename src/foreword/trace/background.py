@@ -1,0 +1,176 @@
+"""A trace that a thread writes, so that an engine waits neither for JSON nor for a disk."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event as Flag
+from threading import Lock, Thread
+
+from foreword.errors import reason_of
+from foreword.trace.capture import Captured, Filled
+from foreword.trace.header import TraceHeader
+from foreword.trace.recorder import Encoder
+from foreword.trace.writer import TraceWriter, older
+
+PAUSE = 0.05
+"""Seconds in which steps are collected before the thread writes them."""
+MAX_PENDING = 4096
+"""Steps that wait to be written; of further ones the trace says that they are missing."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Begin:
+    """A new part of the trace, or, with a reason, a place where events are missing: the requests in progress before a
+    step of this number.
+    """
+
+    snapshot: list[Filled]
+    step: int
+    reason: str = ""
+
+
+Item = Sequence[Captured] | Begin
+
+
+class BackgroundTrace:
+    """Writes what it is given to a file, in a thread that starts with the first item.
+
+    max_bytes: see `TraceWriter`. A file of the name is kept as that of `older`.
+    on_error: called once with a message if the file cannot be written; what is put later is dropped.
+    OSError if the file cannot be made.
+    """
+
+    def __init__(
+        self, path: Path, header: TraceHeader, on_error: Callable[[str], None], *, max_bytes: int | None = None
+    ) -> None:
+        if path.exists() and path.stat().st_size:
+            path.replace(older(path))
+        self._work = _Work(TraceWriter(path, header, max_bytes=max_bytes), len(header.kv_groups), on_error)
+        self._thread: Thread | None = None
+        self._end = weakref.finalize(self, self._work.close)
+        self.lost = ""
+
+    @property
+    def wants_snapshot(self) -> bool:
+        """Whether the next step needs `begin` first."""
+        return self._work.is_full or (bool(self.lost) and len(self._work.items) < MAX_PENDING // 2)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether what is put is written."""
+        return not self._work.is_ended
+
+    def begin(self, snapshot: list[Filled], step: int) -> None:
+        """Begin a new part, or go on after steps that were lost."""
+        reason, self.lost = self.lost, ""
+        self._put(Begin(snapshot, step, reason))
+
+    def put(self, captured: Sequence[Captured]) -> None:
+        """Write these later."""
+        if len(self._work.items) >= MAX_PENDING:
+            self.lost = f"the file is slower than the engine: {MAX_PENDING} steps waited"
+        if captured and not self.lost:
+            self._put(captured)
+
+    def flush(self) -> None:
+        """Wait until what was put is in the file. The thread ends, and starts again with the next item."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._work.is_stopping = True
+            self._work.wake.set()
+            thread.join()
+            self._work.is_stopping = False
+        self._work.write_all()
+        self._work.flush()
+
+    def close(self) -> None:
+        """Write what was put, and close the file."""
+        self.flush()
+        self._end()
+
+    def _put(self, item: Item) -> None:
+        work = self._work
+        if work.is_ended:
+            return
+        work.items.append(item)
+        if self._thread is None:
+            self._thread = Thread(target=work.run, name="foreword-trace", daemon=True)
+            self._thread.start()
+        if not work.wake.is_set():
+            work.wake.set()
+
+
+class _Work:
+    """What the thread does; it does not hold the `BackgroundTrace`, so that an engine without users is freed."""
+
+    def __init__(self, writer: TraceWriter, num_groups: int, on_error: Callable[[str], None]) -> None:
+        self.items: deque[Item] = deque()
+        self.wake = Flag()
+        self.is_full = self.is_ended = self.is_stopping = False
+        self._writer, self._encoder, self._on_error = writer, Encoder(num_groups), on_error
+        self._lock, self._pid = Lock(), os.getpid()
+
+    def run(self) -> None:
+        while not (self.is_stopping or self.is_ended):
+            self.wake.wait()
+            self.wake.clear()
+            self.write_all()
+            if not self.is_stopping:
+                time.sleep(PAUSE)
+
+    def write_all(self) -> None:
+        with self._lock:
+            self._attempt(self._write_items)
+
+    def flush(self) -> None:
+        with self._lock:
+            self._attempt(self._writer.flush)
+
+    def close(self) -> None:
+        if os.getpid() != self._pid:  # a fork has a copy of what is buffered
+            return
+        self.write_all()
+        with self._lock:
+            self._attempt(self._writer.close)
+            self.is_ended = True
+        self.wake.set()
+
+    def _write_items(self) -> None:
+        while self.items:
+            self._write(self.items.popleft())
+
+    def _attempt(self, call: Callable[[], object]) -> None:
+        if self.is_ended:
+            self.items.clear()
+            return
+        try:
+            call()
+        except Exception as error:  # whatever it is, the engine goes on
+            self.is_ended = True
+            with suppress(OSError):
+                self._writer.close()
+            reason = reason_of(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            self._on_error(f"{self._writer.path}: the recording of steps ended early ({reason}); the engine goes on")
+
+    def _write(self, item: Item) -> None:
+        writer, encoder = self._writer, self._encoder
+        if isinstance(item, Begin):
+            live = encoder.live(item.snapshot)
+            if item.reason:
+                writer.restart(item.step, item.reason)
+                for request in live:
+                    writer.write(request)
+            else:
+                writer.rotate(live)
+                self.is_full = False
+            return
+        for event in encoder.events(item):
+            writer.write(event)
+        self.is_full = writer.is_full

@@ -1,0 +1,65 @@
+"""The last steps of an engine in memory, which become a trace when a step fails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from foreword.trace.capture import Captured, Filled, nbytes_of
+from foreword.trace.header import TraceHeader
+
+MAX_BYTES = 16 << 20
+"""The memory of half of the ring, beyond that of the tokens in progress; steps with much more begin the other half."""
+
+
+class FlightRing:
+    """Keeps at least the last ``num_steps`` steps, and less than twice as many.
+
+    It has two halves, which each begin with a snapshot of the requests in progress: the older one is dropped when the
+    newer one is full.
+    """
+
+    def __init__(self, num_steps: int) -> None:
+        self._num_steps = num_steps
+        self._older: _Half | None = None
+        self._newer = _Half([], 1)
+
+    @property
+    def wants_snapshot(self) -> bool:
+        """Whether the next step begins a new half: call `begin` first."""
+        return self._newer.num_steps >= self._num_steps or self._newer.nbytes > MAX_BYTES
+
+    def begin(self, snapshot: list[Filled], step: int) -> None:
+        """Begin a new half with the requests in progress before a step of this number."""
+        self._older, self._newer = self._newer, _Half(snapshot, step)
+
+    def add(self, captured: Sequence[Captured], *, is_step: bool) -> None:
+        """Keep what a `Capture` kept since the last call. is_step: it ends with a step."""
+        self._newer.captured += captured
+        self._newer.num_steps += is_step
+        if len(captured) > 1:
+            self._newer.nbytes += nbytes_of(captured)
+
+    def write(self, path: Path, header: TraceHeader) -> int:
+        """Write the steps as a trace, and return their number. OSError if it cannot be written."""
+        from foreword.trace.recorder import Encoder  # here: most engines never write one
+        from foreword.trace.writer import TraceWriter
+
+        first, encoder = self._older or self._newer, Encoder(len(header.kv_groups))
+        halves = [self._newer] if self._older is None else [self._older, self._newer]
+        with TraceWriter(path, header.beginning_at(first.first_step)) as writer:
+            for request in encoder.live(first.snapshot):
+                writer.write(request)
+            for half in halves:
+                for event in encoder.events(half.captured):
+                    writer.write(event)
+        return sum(half.num_steps for half in halves)
+
+
+class _Half:
+    __slots__ = ("captured", "first_step", "nbytes", "num_steps", "snapshot")
+
+    def __init__(self, snapshot: list[Filled], first_step: int) -> None:
+        self.snapshot, self.first_step = snapshot, first_step
+        self.captured: list[Captured] = []
+        self.num_steps = self.nbytes = 0

@@ -1,0 +1,256 @@
+"""The recorder of an engine: every step in a file, the last ones in memory, and neither disturbs the engine."""
+
+import gzip
+import logging
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foreword.batch import KVGroup, SamplingParams
+from foreword.bench.engine_host import NothingModel
+from foreword.engine import Engine, EngineConfig
+from foreword.engine.speculation import SpeculationConfig
+from foreword.errors import ConfigError, StepError
+from foreword.insight import Arrive, Commit, End, Fail, Remove, Restart, Step, Trace, TraceReader, conform
+from foreword.scheduler import SchedulerConfig
+from foreword.trace import background, ring
+from foreword.trace.destination import Destination
+from foreword.trace.writer import older
+
+
+class DeviceLost(RuntimeError):
+    pass
+
+
+class Failing(NothingModel):
+    """Fails in the launches of these numbers."""
+
+    reads_gathered_tables = True
+    fails = ()
+    error = DeviceLost("the device is lost")
+    count = 0
+
+    def launch(self, batch, sampling):
+        self.count += 1
+        if self.count in self.fails:
+            raise self.error
+        return super().launch(batch, sampling)
+
+
+GROUPS = {"one group": (KVGroup(4),), "a window": (KVGroup(4), KVGroup(4, sliding_window=6))}
+
+
+def make(num_blocks=40, groups=GROUPS["one group"], **config):
+    scheduler = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=24)
+    return Engine(
+        Failing(num_blocks, 64),
+        vocab_size=64,
+        max_model_len=48,
+        kv_groups=list(groups),
+        num_blocks=num_blocks,
+        config=EngineConfig(scheduler=scheduler, **config),
+    )
+
+
+def serve(engine, num_requests=10, seed=0):
+    """Run requests to their end; failed steps are repeated."""
+    rng = np.random.default_rng(seed)
+    for i in range(num_requests):
+        prompt = rng.integers(1, 9, int(rng.integers(1, 30))).tolist()
+        params = SamplingParams(temperature=0.0, max_tokens=int(rng.integers(2, 20)), detokenize=False)
+        engine.add_request(f"q{i}", prompt, params)
+    outputs = {}
+    while engine.has_work:
+        with suppress(DeviceLost):
+            outputs |= {output.request_id: output for output in engine.step() if output.finished}
+    return {request_id: output.outputs[0].token_ids for request_id, output in outputs.items()}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS.keys())
+@pytest.mark.parametrize("speculation", [None, SpeculationConfig(num_tokens=2)])
+def test_every_step_is_recorded_and_replays_also_with_preemptions_and_failures(tmp_path, is_async, groups, speculation):
+    path = tmp_path / "steps.jsonl.gz"
+    options = {"async_scheduling": is_async, "speculation": speculation, "flight_folder": str(tmp_path)}
+    expected = serve(make(24, groups, **options))
+    engine = make(24, groups, record=str(path), record_tensors=3, **options)
+    engine.executor.fails = (7, 15)
+    assert serve(engine) == expected
+    engine.close()
+    report = conform.run(path)
+    assert report.ok, str(report)
+    events = Trace.read(path).events
+    steps = sum(isinstance(event, Step) for event in events)
+    assert report.num_steps == steps
+    assert report.num_tensors > steps * 15 / 3
+    assert sum(isinstance(event, Commit) for event in events) == steps - 2
+    assert sum(isinstance(event, Fail) for event in events) == 2
+    assert any(isinstance(event, Remove) and event.preempted for event in events)
+    for kind in (Arrive, End):
+        assert sorted(e.req_id for e in events if isinstance(e, kind)) == sorted(expected)
+    times = [event.time for event in events if isinstance(event, Step)]
+    assert times == sorted(times)
+
+
+def test_samples_have_the_log_probabilities_that_requests_asked_for(tmp_path):
+    engine = make(record=str(tmp_path / "steps.jsonl"))
+    engine.add_request("a", [1, 2], SamplingParams(max_tokens=3, logprobs=2, temperature=0.0, detokenize=False))
+    engine.add_request("b", [1, 2], SamplingParams(max_tokens=3, temperature=0.0, detokenize=False))
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+    engine.close()
+    commits = [event for event in TraceReader(tmp_path / "steps.jsonl") if isinstance(event, Commit)]
+    (output,) = (o.outputs[0] for o in outputs if o.request_id == "a" and o.finished)
+    expected = [entry[token].logprob for entry, token in zip(output.logprobs, output.token_ids, strict=True)]
+    found = [value for commit in commits for value in commit.logprobs.get("a", ())]
+    assert found == pytest.approx(expected, abs=1e-5)
+    assert not any("b" in commit.logprobs for commit in commits)
+
+
+def test_a_recording_of_a_limited_size_holds_the_last_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr(background, "PAUSE", 0.0)
+    path = tmp_path / "steps.jsonl"
+    engine = make(record=f"{path}:64KiB", record_tensors=1)
+    serve(engine, 30)
+    engine.close()
+    parts = [conform.run(p) for p in (older(path), path)]
+    assert all(part.ok for part in parts), "\n".join(map(str, parts))
+    first = [TraceReader(p).header.first_step for p in (older(path), path)]
+    assert first[1] == first[0] + parts[0].num_steps
+    assert first[0] > 1
+    last = first[1] + parts[1].num_steps - 1
+    assert last == engine.recorder._num_steps
+
+
+def test_a_file_of_the_name_is_kept_under_another_name(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    path.write_text("an older recording")
+    engine = make(record=str(path))
+    assert older(path).read_text() == "an older recording"
+    serve(engine, 2)
+    engine.close()
+    assert conform.run(path).ok
+
+
+def test_a_full_disk_ends_the_recording_once_and_the_engine_goes_on(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(background, "PAUSE", 0.0)
+    engine = make(record="/dev/full")
+    with caplog.at_level(logging.ERROR):
+        outputs = serve(engine, 40)
+        engine.close()
+        serve(engine, 2)
+        engine.close()
+    assert len(outputs) == 40
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message == ("/dev/full: the recording of steps ended early (No space left on device); the engine goes on")
+
+
+def test_a_file_that_cannot_be_made_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"record='.*/missing/steps.jsonl': cannot be written \(No such file"):
+        make(record=str(tmp_path / "missing" / "steps.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ("steps.jsonl:many", "'many' is not a size: give FILE, or FILE:SIZE"),
+        ("steps.jsonl:1KB", "the size must be at least 65536 bytes"),
+        ("", "expected the name of a file"),
+        (3, "expected the name of a file"),
+    ],
+)
+def test_another_destination_is_refused_with_the_reason(given, reason):
+    with pytest.raises(ConfigError, match=f"record={given!r}: {reason}"):
+        EngineConfig(record=given)
+
+
+def test_destinations_of_several_processes_differ():
+    assert str(Destination.of("a/steps.jsonl.gz:100KB").numbered(2)) == "a/steps.2.jsonl.gz:100000"
+    assert str(Destination.of("steps").numbered(0)) == "steps.0"
+
+
+def test_steps_that_were_lost_are_said_and_the_rest_replays(tmp_path, monkeypatch):
+    monkeypatch.setattr(background, "MAX_PENDING", 8)
+    monkeypatch.setattr(background, "PAUSE", 0.001)
+    path = tmp_path / "steps.jsonl"
+    engine = make(record=str(path), record_tensors=1)
+    serve(engine, 60)
+    engine.close()
+    engine.recorder._file.lost = "a test loses them"
+    serve(engine, 20, seed=1)
+    engine.close()
+    report = conform.run(path)
+    assert report.ok, str(report)
+    restarts = [event for event in TraceReader(path) if isinstance(event, Restart)]
+    assert restarts
+    assert restarts[-1].first_step + 1 > 1
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_failed_step_writes_the_last_steps_and_says_where(tmp_path, caplog, is_async):
+    engine = make(24, GROUPS["a window"], flight_steps=10, flight_folder=str(tmp_path), async_scheduling=is_async)
+    engine.executor.fails = (47,)
+    engine.executor.error = DeviceLost("the device is lost")
+    with caplog.at_level(logging.ERROR):
+        serve(engine, 20)
+    (path,) = tmp_path.iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+    report = conform.run(path)
+    assert report.ok, str(report)
+    assert 10 <= report.num_steps < 20
+    trace = Trace.read(path)
+    assert trace.header.token_ids == "hashed"
+    assert isinstance(next(e for e in reversed(trace.events) if not isinstance(e, Remove)), Fail)
+    assert trace.header.first_step + report.num_steps - 1 == 47
+    (note,) = engine.executor.error.__notes__
+    assert note == f"the last {report.num_steps} steps are in {path}: `foreword conform {path}` replays them"
+    assert note in caplog.text
+    assert note in str(StepError(engine.executor.error))
+
+
+def test_an_engine_writes_few_files_of_failed_steps(tmp_path):
+    engine = make(flight_steps=4, flight_folder=str(tmp_path))
+    engine.executor.fails = range(3, 30, 2)
+    serve(engine, 6)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_folder_that_cannot_be_written_does_not_change_the_error(tmp_path, caplog):
+    engine = make(flight_folder=str(tmp_path / "missing"))
+    engine.executor.fails = (3,)
+    engine.executor.error = DeviceLost("another error")
+    serve(engine, 2)
+    assert "the last steps could not be written" in caplog.text
+    assert not hasattr(engine.executor.error, "__notes__")
+
+
+def test_the_ring_keeps_a_bounded_number_of_steps(monkeypatch):
+    engine = make(flight_steps=8)
+    kept = engine.recorder._ring
+    sizes = set()
+    for seed in range(3):
+        serve(engine, 10, seed)
+        sizes.add(kept._newer.num_steps + (kept._older.num_steps if kept._older else 0))
+        assert len(kept._newer.captured) < 8 * 12
+    assert max(sizes) < 17
+    monkeypatch.setattr(ring, "MAX_BYTES", 1000)
+    serve(engine, 10)
+    assert kept._newer.nbytes < 3000
+
+
+def test_without_the_settings_an_engine_has_no_recorder():
+    engine = make(flight_steps=0)
+    assert engine.recorder is None
+    assert engine.observers.members == []
+
+
+def test_a_recording_without_token_ids_has_none(tmp_path):
+    path = Path(tmp_path / "steps.jsonl.gz")
+    engine = make(record=str(path), record_token_ids="omitted", record_tensors=1)
+    serve(engine, 3)
+    engine.close()
+    assert conform.run(path).ok
+    assert b"input_ids" not in gzip.decompress(path.read_bytes())
