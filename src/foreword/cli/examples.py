@@ -39,6 +39,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "calibrate": ("foreword calibrate smollm2 -o cost.json",),
     "conform": ("foreword conform trace.jsonl",),
+    "shrink": (
+        "foreword shrink steps.jsonl --tensor slot_mapping -o small.jsonl",
+        'foreword shrink steps.jsonl --failing "python run_again.py {}" -o small.jsonl',
+        "foreword shrink steps.jsonl --failing my_engine:fails --as-test > test_fault.py",
+    ),
     "models": ("foreword models list", "foreword models pull smollm2"),
     "models list": ("foreword models list", "foreword models list --json"),
     "models search": ("foreword models search coder", "foreword models search qwen3 gguf --limit 5"),

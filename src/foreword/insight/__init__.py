@@ -9,9 +9,11 @@ from foreword.trace.header import TraceHeader
 from foreword.trace.reader import Trace, TraceReader
 from foreword.trace.recorder import TraceRecorder
 from foreword.trace.replay import Replay
+from foreword.trace.shrink import Shrinker, evidence
 from foreword.trace.writer import TraceWriter
 
 __all__ = [
     "Add", "AppendBlocks", "Arrive", "Commit", "Correct", "Difference", "End", "Event", "Fail", "Remove", "Replay",
-    "Restart", "Step", "Trace", "TraceHeader", "TraceReader", "TraceRecorder", "TraceWriter", "first_difference",
+    "Restart", "Shrinker", "Step", "Trace", "TraceHeader", "TraceReader", "TraceRecorder", "TraceWriter", "evidence",
+    "first_difference",
 ]  # fmt: skip
