@@ -28,6 +28,7 @@ COMMANDS = {
     "simulate": "Predict latencies, cache hits, preemptions and costs of a recorded load, per policy and router.",
     "calibrate": "Time real steps of many shapes, fit a linear cost model and save it.",
     "conform": "Replay traces of steps and report every difference. Exit status 1 if there is one.",
+    "replay": "Replay a trace: every tensor of every step on a backend, or with --model its outputs.",
     "shrink": "Shrink a trace to the few requests and steps that still show a fault.",
     "models": "List, download, describe or remove models.",
     "doctor": "Show what the engine finds on this machine, what slows it down, and the fix.",

@@ -21,10 +21,16 @@ def conform(
     backend: Annotated[str, typer.Option(help="auto, loops, numpy, native or device.")] = "auto",
 ) -> None:
     """Replay traces of steps and report every difference. Exit status 1 if there is one."""
-    if backend not in BACKENDS:
-        raise typer.BadParameter(f"{backend!r}: must be one of {', '.join(BACKENDS)}", param_hint="--backend")
-    reports = [run(path, backend=cast(Backend, backend), strict=False) for path in traces or golden_vectors()]
+    chosen = checked_backend(backend)
+    reports = [run(path, backend=chosen, strict=False) for path in traces or golden_vectors()]
     for report in reports:
         print(report)
     if not all(report.ok for report in reports):
         raise typer.Exit(1)
+
+
+def checked_backend(name: str) -> Backend:
+    """Return a backend by its name. BadParameter for another one."""
+    if name not in BACKENDS:
+        raise typer.BadParameter(f"{name!r}: must be one of {', '.join(BACKENDS)}", param_hint="--backend")
+    return cast(Backend, name)

@@ -39,6 +39,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "calibrate": ("foreword calibrate smollm2 -o cost.json",),
     "conform": ("foreword conform trace.jsonl",),
+    "replay": (
+        "foreword replay steps.jsonl --backend native",
+        "foreword replay steps.jsonl --model smollm2",
+        "foreword replay steps.jsonl --model smollm2 --against weight_format=fp32,kv_format=fp32",
+    ),
     "shrink": (
         "foreword shrink steps.jsonl --tensor slot_mapping -o small.jsonl",
         'foreword shrink steps.jsonl --failing "python run_again.py {}" -o small.jsonl',

@@ -22,7 +22,7 @@ from foreword.errors import ContextLengthError, RequestError
 from foreword.executors import Executor
 from foreword.integers import length_of
 from foreword.models.pooling import PoolingSpec
-from foreword.sampling import Grammar, Processors, derived_seed
+from foreword.sampling import GivenTokens, Grammar, Processors, derived_seed
 from foreword.scheduler import Request
 from foreword.structured import GrammarCompiler
 from foreword.versions import Memo
@@ -133,8 +133,7 @@ class Intake:
         check_capabilities(request_id, self._executor, sampling.params, lora=lora, grammar=grammar)
         if lora is not None:
             self._loras.check(request_id, lora)
-        if grammar is None and sampling.params.needs_grammar:
-            grammar = self._grammar(request_id, sampling.params)
+        grammar = self._grammar_of(request_id, sampling.params, grammar)
         max_len = self._max_len(len(tokens), sampling.params) if pooling is None else len(tokens) + 1
         spans = spans_of(inputs, self._executor)
         salt, num_outputs = options.get("cache_salt"), sampling.params.num_completions
@@ -302,6 +301,15 @@ class Intake:
     def settle_grammar(self, params: SamplingParams, seconds: float) -> bool:
         """See `Engine.settle_grammar`."""
         return self._grammars is None or self._grammars.settle(params, seconds)
+
+    def _grammar_of(self, request_id: str, params: SamplingParams, given: Grammar | None) -> Grammar | None:
+        """Return what the output has to follow: a given grammar, or that of the parameters."""
+        if params.forced_tokens:
+            if given is not None or params.needs_grammar:
+                reason = "a grammar or a thinking part decides which tokens may follow"
+                raise RequestError(request_id, "forced_tokens", params.forced_tokens, reason, "Leave out one of them.")
+            return GivenTokens(params.forced_tokens)
+        return self._grammar(request_id, params) if given is None and params.needs_grammar else given
 
     def _grammar(self, request_id: str, params: SamplingParams) -> Grammar | None:
         if self._grammars is None:

@@ -126,6 +126,7 @@ def check_capabilities(
         (Capability.LORA, "lora", lora, lora is not None),
         (Capability.GRAMMAR, "structured_outputs", params.structured_outputs, params.structured_outputs is not None),
         (Capability.GRAMMAR, "thinking_end", params.thinking_end, params.thinking_end is not None),
+        (Capability.GRAMMAR, "forced_tokens", params.forced_tokens, bool(params.forced_tokens)),
         (Capability.GRAMMAR, "grammar", grammar, grammar is not None),
     ):
         if is_given:

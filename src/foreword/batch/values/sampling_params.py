@@ -150,6 +150,9 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = parameter(
         None, "Add this value to the logit of the token with this id.", need=Need.LOGIT_BIAS,
     )
+    forced_tokens: Sequence[int] = parameter(
+        (), "Begin the output with these tokens, whatever their probabilities; logprobs reports the model's own.",
+    )
     structured_outputs: object | None = parameter(
         None, 'Constrain the output: {"json": schema}, {"regex": text}, {"choice": texts} or {"grammar": text}.',
         need=Need.STRUCTURED_OUTPUT, convert=StructuredOutputs.of,
@@ -189,6 +192,9 @@ class SamplingParams:
             raise self._refusal("best_of", f"must be at least n = {n}", "Raise best_of or lower n.")
         if most is not None and self.min_tokens > most:
             raise self._refusal("min_tokens", f"is above max_tokens = {most}", "Lower it or raise max_tokens.")
+        if self.forced_tokens and self.needs_grammar:
+            reason = "structured outputs or a thinking part decide which tokens may follow"
+            raise self._refusal("forced_tokens", reason, "Leave out one of them.")
         if self.truncate_prompt_tokens == 0:
             fix = "Use None for the whole prompt."
             raise self._refusal("truncate_prompt_tokens", "must be at least 1, or -1", fix)

@@ -1,0 +1,176 @@
+"""The outputs of a trace on a model: the same tokens are taken, and their log-probabilities compared.
+
+    outputs = recorded_outputs(Trace.read("steps.jsonl"))
+    report = compare(outputs, recorded(outputs), measure(llm, outputs), tolerance=0.05)
+
+Because every token is given, an early difference does not change the later ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from foreword.batch import SamplingParams
+from foreword.engine.llm import LLM
+from foreword.errors import ConfigError
+from foreword.sampling import TokenLogprobs
+from foreword.trace.events import Add, Commit, Correct, Tokens, ids_of
+from foreword.trace.reader import Trace
+
+Distribution = Mapping[int, float]
+"""Token → log-probability, of the token that was taken and some of the likeliest."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedOutput:
+    """What a trace has of one request. logprobs: of each output token, None where the trace has none."""
+
+    req_id: str
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first place where two sides differ. expected, got: their distributions there."""
+
+    request: str
+    position: int
+    token: int
+    expected: Distribution
+    got: Distribution
+
+    def __str__(self) -> str:
+        return (
+            f"request {self.request!r}, output position {self.position}, token {self.token}:\n"
+            f"  expected {_shown(self.expected)}\n  got      {_shown(self.got)}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OutputReport:
+    """The comparison of two sides. num_equal: places where the most likely token is the same, of those that both have.
+
+    num_compared: log-probabilities of taken tokens that both sides have. largest, mean: of their absolute differences.
+    first: the first divergence: another most likely token, or a difference above the tolerance.
+    """
+
+    num_requests: int
+    num_tokens: int
+    num_compared: int
+    largest: float
+    mean: float
+    first: Divergence | None
+
+    @property
+    def ok(self) -> bool:
+        return self.first is None
+
+    def __str__(self) -> str:
+        head = f"{self.num_requests} requests, {self.num_tokens} tokens, {self.num_compared} log-probabilities compared"
+        rest = f": largest difference {self.largest:.4g}, mean {self.mean:.4g}" if self.num_compared else ""
+        return f"{head}{rest}\n" + ("no divergence" if self.first is None else f"first divergence: {self.first}")
+
+
+def recorded_outputs(trace: Trace) -> list[RecordedOutput]:
+    """Return the requests of a trace that have an output. ConfigError if its token ids are not plain."""
+    if trace.header.token_ids != "plain":
+        raise ConfigError(f"the trace has {trace.header.token_ids} token ids, which a model cannot read")
+    found: dict[str, RecordedOutput] = {}
+    for event in trace.events:
+        match event:
+            case Add():
+                prompt, output = _ids(event.prompt_token_ids), _ids(event.output_token_ids)
+                before = found.get(event.req_id, RecordedOutput(event.req_id, prompt)).logprobs[: len(output)]
+                logprobs = (*before, *[None] * (len(output) - len(before)))
+                found[event.req_id] = RecordedOutput(event.req_id, prompt, output, logprobs)
+            case Correct(num_tokens=int(known)) if event.req_id in found:
+                old = found[event.req_id]
+                count = max(known - len(old.prompt_token_ids), 0)
+                found[event.req_id] = replace(old, token_ids=old.token_ids[:count], logprobs=old.logprobs[:count])
+            case Commit():
+                for req_id, tokens in event.tokens.items():
+                    if req_id in found:
+                        old, new = found[req_id], _ids(tokens)
+                        given = event.logprobs.get(req_id, ())[: len(new)]
+                        values = (*given, *[None] * (len(new) - len(given)))
+                        found[req_id] = replace(old, token_ids=old.token_ids + new, logprobs=(*old.logprobs, *values))
+    return [output for output in found.values() if output.token_ids]
+
+
+def measure(llm: LLM, outputs: Sequence[RecordedOutput], top: int = 4) -> dict[str, list[Distribution]]:
+    """Return the distribution of a model at each output token, with the tokens of the trace taken."""
+    params = [
+        SamplingParams(
+            forced_tokens=output.token_ids,
+            max_tokens=len(output.token_ids),
+            temperature=0.0,
+            logprobs=top,
+            ignore_eos=True,
+            detokenize=False,
+        )
+        for output in outputs
+    ]
+    done = llm.generate([list(output.prompt_token_ids) for output in outputs], params)
+    return {
+        output.req_id: [_distribution(entry) for entry in answer.outputs[0].logprobs or ()]
+        for output, answer in zip(outputs, done, strict=True)
+    }
+
+
+def recorded(outputs: Sequence[RecordedOutput]) -> dict[str, list[Distribution]]:
+    """Return the log-probabilities that a trace has, as distributions of the taken token alone."""
+    return {
+        output.req_id: [
+            {} if value is None else {token: value}
+            for token, value in zip(output.token_ids, output.logprobs, strict=True)
+        ]
+        for output in outputs
+    }
+
+
+def compare(
+    outputs: Sequence[RecordedOutput],
+    expected: Mapping[str, Sequence[Distribution]],
+    got: Mapping[str, Sequence[Distribution]],
+    tolerance: float,
+) -> OutputReport:
+    """Compare two sides, request by request in the order of the trace."""
+    differences: list[float] = []
+    first: Divergence | None = None
+    for output in outputs:
+        sides = zip(output.token_ids, expected[output.req_id], got[output.req_id], strict=True)
+        for position, (token, one, other) in enumerate(sides):
+            difference = abs(one[token] - other[token]) if token in one and token in other else 0.0
+            if token in one and token in other:
+                differences.append(difference)
+            other_best = (
+                len(one) > 1 and len(other) > 1 and max(one, key=one.__getitem__) != max(other, key=other.__getitem__)
+            )
+            if first is None and (other_best or not difference <= tolerance):
+                first = Divergence(output.req_id, position, token, one, other)
+    count = len(differences)
+    return OutputReport(
+        len(outputs),
+        sum(len(output.token_ids) for output in outputs),
+        count,
+        max(differences, default=0.0),
+        math.fsum(differences) / count if count else 0.0,
+        first,
+    )
+
+
+def _ids(tokens: Tokens) -> tuple[int, ...]:
+    return tuple(int(token) for token in ids_of(tokens))
+
+
+def _distribution(entry: TokenLogprobs) -> Distribution:
+    return {token: found.logprob for token, found in entry.items()}
+
+
+def _shown(values: Distribution) -> str:
+    some = sorted(values.items(), key=lambda item: -item[1])
+    return ", ".join(f"{token}: {value:.4f}" for token, value in some) or "not recorded"
