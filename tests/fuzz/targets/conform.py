@@ -11,8 +11,9 @@ from foreword.bench.engine_host import NothingModel
 from foreword.engine import Engine, EngineConfig
 from foreword.engine.speculation import SpeculationConfig
 from foreword.errors import PlanError
-from foreword.insight import conform
+from foreword.insight import Shrinker, Trace, TraceHeader, TraceWriter, conform, evidence
 from foreword.scheduler import SchedulerConfig
+from foreword.trace.project import requests_of, with_requests
 from fuzz.mutations import DEEP, mutate_lines
 from fuzz.target import Target
 
@@ -43,8 +44,39 @@ def recorded():
         return path.read_bytes()
 
 
+def every_kind():
+    """A trace with each kind of event and each of its fields."""
+    header = TraceHeader(
+        max_num_reqs=4, max_num_batched_tokens=16, max_model_len=32, vocab_size=50, kv_groups=(KVGroup(4),),
+        max_num_draft_tokens=2, engine="some engine 1.2", started=1.5e9,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "steps.jsonl"
+        with TraceWriter(path, header) as writer:
+            writer.arrive("a", 3, time=0.5)
+            extras = {
+                "sampling_params": {"temperature": 0.5, "stop": ["x"]},
+                "lora_request": {"lora_id": 3, "name": "l"},
+            }
+            writer.add("a", [1, 2, 3], [[1]], [4], 2, prefill_len=3, lora_id=3, cache_salt="salt", extras=extras)
+            writer.append_blocks("a", [[2]])
+            tensors = {"input_ids": [3, 4, 5], "slot_mapping": [[6, 7, 8]], "sampling.temperature": [0.5]}
+            writer.step(["a"], [3], draft_tokens={"a": [5]}, zero=[3], copies=[[1, 9]], tensors=tensors, time=0.6)
+            writer.commit({"a": [5, 7]}, {"a": [-0.5, -1.5]}, model_ms=3.5, host_us=20)
+            writer.correct("a", num_tokens=5, token_ids=(5, [8]), num_computed_tokens=4, block_ids=[[1, 2]])
+            writer.step(["a"], [2], pad_to=(8, 2))
+            writer.fail("out of memory", time=0.7)
+            writer.remove("a", preempted=True)
+            writer.end("a", "stop", time=0.8)
+            writer.restart(7, "lost")
+            writer.add("b", [1], [[1]])
+            writer.step(["b"], [1])
+            writer.commit({"b": [1]})
+        return path.read_bytes()
+
+
 def valid():
-    return [*(path.read_bytes() for path in conform.golden_vectors()), recorded()]
+    return [*(path.read_bytes() for path in conform.golden_vectors()), recorded(), every_kind()]
 
 
 def hostile():
@@ -74,6 +106,10 @@ def read(data, folder):
         except PlanError as error:
             refused = error
     if refused:
+        trace = Trace.read(path)  # raises if not even the first line can be used
+        str(conform.run(path, strict=False))
+        with_requests(trace.events, set(requests_of(trace.events)[::2]))
+        Shrinker(evidence()).step_of(trace)
         raise refused
 
 
