@@ -211,6 +211,33 @@ def test_a_failed_step_writes_the_last_steps_and_says_where(tmp_path, caplog, is
     assert note in str(StepError(engine.executor.error))
 
 
+def test_after_an_interrupt_the_recording_begins_again_with_the_requests_in_progress(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    engine = make(record=str(path), record_tensors=1, flight_steps=5, flight_folder=str(tmp_path))
+    original, engine.executor.error = engine.recorder._capture.step, KeyboardInterrupt()
+
+    def torn(*arguments, **others):
+        engine.recorder._capture.step = original
+        raise KeyboardInterrupt
+
+    for i in range(6):
+        engine.add_request(f"q{i}", [1, 2, 3 + i], SamplingParams(max_tokens=9, temperature=0.0, detokenize=False))
+    for step in range(30):
+        if step in (4, 9):
+            engine.recorder._capture.step = torn
+        with suppress(KeyboardInterrupt):
+            engine.step()
+    assert not engine.has_work
+    engine.close()
+    report = conform.run(path)
+    assert report.ok, str(report)
+    assert [e.reason for e in TraceReader(path) if isinstance(e, Restart)] == [
+        "the engine was interrupted (KeyboardInterrupt)"
+    ] * 2
+    engine.recorder._ring.write(tmp_path / "ring.jsonl", engine.recorder._header("plain"))
+    assert conform.run(tmp_path / "ring.jsonl").ok
+
+
 def test_an_engine_writes_few_files_of_failed_steps(tmp_path):
     engine = make(flight_steps=4, flight_folder=str(tmp_path))
     engine.executor.fails = range(3, 30, 2)

@@ -45,6 +45,7 @@ class EngineRecorder(EngineObserver):
         self._start, self._started = time.perf_counter(), time.time()
         self._num_steps = self._num_failures = 0
         self._planned_at = 0.0
+        self._is_torn = False  # whether events may be missing since the last step
         self._plan: StepPlan | None = None  # of the last step, if it may be repeated
         self._values: Callable[[InputBatch], dict[str, Any]] | None = None
         self._file = None if config.record is None else self._open(config.record)
@@ -67,7 +68,7 @@ class EngineRecorder(EngineObserver):
     def step_planned(self, plan: StepPlan, batch: InputBatch) -> None:
         self._planned_at = now = self._now()
         ring, file = self._ring, self._file
-        if (ring is not None and ring.wants_snapshot) or (file is not None and file.wants_snapshot):
+        if self._is_torn or (ring is not None and ring.wants_snapshot) or (file is not None and file.wants_snapshot):
             self._begin()
             self._plan = None
         every = self._config.record_tensors
@@ -98,9 +99,14 @@ class EngineRecorder(EngineObserver):
 
     def step_failed(self, error: BaseException) -> None:
         self._plan = None
+        if not isinstance(error, Exception):  # an interrupt, perhaps in the middle of a call of this observer
+            self._is_torn = True
+            if self._file is not None:
+                self._file.lost = f"the engine was interrupted ({type(error).__name__})"
+            return
         self._capture.fail(f"{type(error).__name__}: {error}"[:1000], self._now())
         self._push(is_step=False)
-        if self._ring is not None and isinstance(error, Exception) and not isinstance(error, RequestError):
+        if self._ring is not None and not isinstance(error, RequestError):
             self._write_ring(self._ring, error)
 
     # -- files ---------------------------------------------------------------------------------------------------------
@@ -115,8 +121,9 @@ class EngineRecorder(EngineObserver):
     def _begin(self) -> None:
         snapshot, step = self._capture.snapshot(), self._num_steps + 1
         self._push(is_step=False)
-        if self._ring is not None and self._ring.wants_snapshot:
-            self._ring.begin(snapshot, step)
+        if self._ring is not None and (self._ring.wants_snapshot or self._is_torn):
+            self._ring.begin(snapshot, step, forgets=self._is_torn)
+        self._is_torn = False
         if self._file is not None and self._file.wants_snapshot:
             self._file.begin(snapshot, step)
 
@@ -150,7 +157,7 @@ class EngineRecorder(EngineObserver):
         try:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             count = ring.write(path, self._header(self._config.record_token_ids or "hashed"))
-        except (OSError, MemoryError) as fault:
+        except Exception as fault:  # the step's own error is the one to raise
             _LOGGER.error("a step failed, and the last steps could not be written to %s: %s", path, fault)
             return
         where = f"the last {count} steps are in {path}: `foreword conform {path}` replays them"

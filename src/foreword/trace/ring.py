@@ -29,9 +29,9 @@ class FlightRing:
         """Whether the next step begins a new half: call `begin` first."""
         return self._newer.num_steps >= self._num_steps or self._newer.nbytes > MAX_BYTES
 
-    def begin(self, snapshot: list[Filled], step: int) -> None:
-        """Begin a new half with the requests in progress before a step of this number."""
-        self._older, self._newer = self._newer, _Half(snapshot, step)
+    def begin(self, snapshot: list[Filled], step: int, *, forgets: bool = False) -> None:
+        """Begin a new half with the requests in progress before a step of this number. forgets: drop all before it."""
+        self._older, self._newer = None if forgets else self._newer, _Half(snapshot, step)
 
     def add(self, captured: Sequence[Captured], *, is_step: bool) -> None:
         """Keep what a `Capture` kept since the last call. is_step: it ends with a step."""
