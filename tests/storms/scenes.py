@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,9 @@ DRAFTS = {
     "ngram": SpeculationConfig(min_match=1, adaptive=False),
     "drafter": SpeculationConfig(method="draft_model", model="half right", num_tokens=3),
 }
+
+RECORDINGS = TemporaryDirectory(prefix="foreword-storm-")
+"""The last steps of engines before steps that failed."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,9 @@ class Scene:
             max_model_len=self.max_model_len,
             kv_groups=groups,
             num_blocks=self.num_blocks,
-            config=engine_config({"watermark": 0.0, "speculation": DRAFTS[self.drafts]} | self.options),
+            config=engine_config(
+                {"watermark": 0.0, "speculation": DRAFTS[self.drafts], "flight_folder": RECORDINGS.name} | self.options
+            ),
             **parts,
         )
 

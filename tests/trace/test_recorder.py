@@ -250,7 +250,7 @@ def test_a_folder_that_cannot_be_written_does_not_change_the_error(tmp_path, cap
     engine.executor.fails = (3,)
     engine.executor.error = DeviceLost("another error")
     serve(engine, 2)
-    assert "the last steps could not be written" in caplog.text
+    assert f"the last steps could not be written: [Errno 2] No such file or directory: '{tmp_path}" in caplog.text
     assert not hasattr(engine.executor.error, "__notes__")
 
 

@@ -185,6 +185,7 @@ def test_a_damaged_line_is_named_and_the_lines_before_it_are_compared(tmp_path):
         ({"commit": [1, 2]}, "2 tokens for the 0 requests of the last step"),
         ({"add": {"req_id": "a", "block_ids": []}}, "the field 'prompt_token_ids' is missing"),
         ({"end": {"req_id": "a", "reason": 3}}, "a string"),
+        ({"append_blocks": {"req_id": "a", "block_ids": [[2**31], []]}}, "integers of 32 bits"),
         ({"restart": {"first_step": -1}}, "0 or more"),
     ],
 )
@@ -235,6 +236,15 @@ def test_entries_below_a_window_may_have_any_value_and_those_above_not(tmp_path)
             writer.add("a", list(range(8)), [[1, 2, 3, 4]], num_computed_tokens=7)
             writer.step(["a"], [1], tensors={"block_table": [[table]]})
         assert [d.index for d in conform.run(path).differences] == ([] if wrong is None else [wrong])
+
+
+@pytest.mark.parametrize("value", [[2**63, -1], [1, 2**64], [1, None], [1, "x"], [[1], [2]], [1, 2, 3], {}, "x", 7])
+def test_a_tensor_of_any_other_form_is_a_difference(tmp_path, value):
+    path = tmp_path / "steps.jsonl"
+    with TraceWriter(path, HEADER) as writer:
+        writer.add("a", [1, 2], [[1], [2]])
+        writer.step(["a"], [2], tensors={"input_ids": value, "req_indices": value, "slot_mapping": [value, value]})
+    assert {d.tensor for d in conform.run(path).differences} == {"input_ids", "req_indices", "slot_mapping"}
 
 
 def test_a_writer_with_a_size_begins_a_new_part_that_replays_alone(tmp_path):

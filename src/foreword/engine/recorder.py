@@ -152,13 +152,14 @@ class EngineRecorder(EngineObserver):
         self._num_failures += 1
         if self._num_failures > MAX_FAILURES:
             return
-        folder = Path(self._config.flight_folder or tempfile.gettempdir())
-        path = folder / f"foreword-{os.getpid()}-step-{self._num_steps}.jsonl.gz"
+        folder, name = self._config.flight_folder, f"foreword-{os.getpid()}-step-{self._num_steps}-"
         try:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            descriptor, made = tempfile.mkstemp(".jsonl.gz", name, folder)  # for this user alone
+            os.close(descriptor)
+            path = Path(made)
             count = ring.write(path, self._header(self._config.record_token_ids or "hashed"))
         except Exception as fault:  # the step's own error is the one to raise
-            _LOGGER.error("a step failed, and the last steps could not be written to %s: %s", path, fault)
+            _LOGGER.error("a step failed, and the last steps could not be written: %s", fault)
             return
         where = f"the last {count} steps are in {path}: `foreword conform {path}` replays them"
         error.add_note(where)

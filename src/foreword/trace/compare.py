@@ -114,7 +114,9 @@ def _of_array(
             if numbers is not None:
                 row[: len(numbers)] = numbers
     if got is None:
-        at = next(i for i, value in enumerate(theirs) if _numbers([value]) is None)
+        at = next((i for i, value in enumerate(theirs) if _numbers([value]) is None), None)
+        if at is None:  # integers that no type of array holds together
+            at = next((i for i, value in enumerate(theirs) if i >= len(ours) or value != ours[i]), 0)
         return Found((at,), ours[at].item() if at < len(ours) else pad, theirs[at])
     expected, found = _widened(ours, wide, pad), _widened(got, wide, pad)
     wrong: Bools = expected != found

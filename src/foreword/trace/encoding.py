@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from foreword.errors import PlanError, shown
-from foreword.integers import is_int32
+from foreword.integers import INT32_MAX, is_int32
 from foreword.trace.events import (
     KINDS,
     Add,
@@ -176,6 +176,8 @@ def _refused(name: str, value: Any, expected: str) -> PlanError:
 def _ints(name: str, value: Any, *_: Any) -> list[int]:
     if not isinstance(value, list) or not set(map(type, value)) <= {int}:
         raise _refused(name, value, "a list of integers")
+    if value and not (min(value) >= -INT32_MAX and max(value) <= INT32_MAX):
+        raise _refused(name, value, "a list of integers of 32 bits")
     return value
 
 
