@@ -42,12 +42,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "replay": (
         "foreword replay steps.jsonl --backend native",
         "foreword replay steps.jsonl --model smollm2",
-        "foreword replay steps.jsonl --model smollm2 --against weight_format=fp32,kv_format=fp32",
+        "foreword replay steps.jsonl --model smollm2 --against weight_format=fp32",
     ),
     "shrink": (
         "foreword shrink steps.jsonl --tensor slot_mapping -o small.jsonl",
-        'foreword shrink steps.jsonl --failing "python run_again.py {}" -o small.jsonl',
-        "foreword shrink steps.jsonl --failing my_engine:fails --as-test > test_fault.py",
+        'foreword shrink steps.jsonl --failing "python run.py {}" -o small.jsonl',
+        "foreword shrink steps.jsonl --failing my_engine:fails --as-test",
     ),
     "models": ("foreword models list", "foreword models pull smollm2"),
     "models list": ("foreword models list", "foreword models list --json"),
