@@ -49,6 +49,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         'foreword shrink steps.jsonl --failing "python run.py {}" -o small.jsonl',
         "foreword shrink steps.jsonl --failing my_engine:fails --as-test",
     ),
+    "fuzz": (
+        "foreword fuzz http://127.0.0.1:8000",
+        "foreword fuzz http://127.0.0.1:8000 --minutes 60 --concurrency 64 --block-sizes 16",
+        "foreword fuzz http://127.0.0.1:8000 --scenarios crossed,turns --runs 100 --seed 7",
+    ),
     "models": ("foreword models list", "foreword models pull smollm2"),
     "models list": ("foreword models list", "foreword models list --json"),
     "models search": ("foreword models search coder", "foreword models search qwen3 gguf --limit 5"),
