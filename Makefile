@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo serve attack clients stubs lock test smoke schemas fuzz storms shadow soak soak-server sanitize proofs recipes replicas ray torch transformers device gpu wheel check bench native pages arm emulate throughput clean
+.PHONY: help demo serve attack clients stubs lock test smoke schemas fuzz storms shadow soak soak-server sanitize proofs recipes replicas ray torch transformers device gpu wheel check bench native pages arm emulate throughput vllm-compat clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -143,6 +143,9 @@ native:  ## build the native module in place, for work on the sources (PYTHONPAT
 
 pages: $(STAMPS)/install  ## pages of docs/ and types of options, from the tables that they show
 	PYTHONPATH=src:tools $(BIN)/python -m docpages
+
+vllm-compat: $(BIN)/python  ## what the newest release of vLLM changes of what the adapters read, from its wheel (a minute)
+	PYTHONPATH=tools $(BIN)/python -m vllm_compat check
 
 lock: $(BIN)/python  ## tests/requirements.txt, the packages of the tests with their hashes, from pyproject.toml
 	$(PIP) uv

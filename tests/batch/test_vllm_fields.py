@@ -1,13 +1,22 @@
 """Each field of vLLM's request data, and where it is in ours."""
 
+import re
+import warnings
+from dataclasses import make_dataclass
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from test_vllm_apply import cached_data, make, new_data, output
 
 from foreword.batch import LoraRequest, SamplingParams, prepare_inputs
+from foreword.batch.adapters import vllm
 from foreword.batch.adapters.vllm import apply
+from foreword.batch.adapters.vllm_fields import READ, REFUSED, WITHOUT_EFFECT
 from foreword.batch.adapters.vllm_requests import new_request
+from foreword.errors import PlanError
+from vllm_compat.releases import Releases
 
 
 def test_each_field_of_new_request_data_is_in_the_request():
@@ -51,3 +60,47 @@ def test_tokens_sent_with_a_resumed_request_count_even_where_they_were_not_known
     assert batch.input_ids.tolist() == [1, 2, 8, 9]
     row = states.row_of("a")
     assert (states.prompt_len[row], states.prefill_len[row], states.last_sampled_token[row]) == (2, 4, 9)
+
+
+def of_release(**more):
+    """An output whose type is a dataclass, as vLLM's is."""
+    values = vars(output([new_data("a", [1, 2], ([1], [1]))], scheduled={"a": 2})) | more
+    return make_dataclass("SchedulerOutput", list(values))(**values)
+
+
+def test_every_field_of_every_recorded_scheduler_output_is_read_not_needed_or_refused():
+    fields = set(Releases.read().fields("v1.core.sched.output.SchedulerOutput"))
+    known = [*READ, *WITHOUT_EFFECT, *REFUSED]
+    assert len(known) == len(set(known))
+    assert fields == set(known)
+
+
+def test_the_fields_that_are_read_are_those_that_the_code_names():
+    files = [path for path in Path(vllm.__file__).parent.glob("vllm*.py") if path.name != "vllm_fields.py"]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    named = {name for name in (*READ, *WITHOUT_EFFECT, *REFUSED) if re.search(rf'\.{name}\b|"{name}"', text)}
+    assert named == READ
+
+
+def test_an_unknown_field_gives_one_warning_and_known_ones_none():
+    states, _ = make()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        apply(states, of_release(skip_drafts=True))
+    states, _ = make()
+    first = of_release(colour=1, taste=2)
+    message = "SchedulerOutput has fields that are not known here: colour, taste"
+    with pytest.warns(RuntimeWarning, match=message) as seen:
+        apply(states, first)
+    assert seen[0].filename == __file__
+    first.scheduled_new_reqs, first.num_scheduled_tokens = [], {}
+    apply(states, first)  # a second warning would be an error
+
+
+def test_a_value_in_a_field_that_is_not_followed_is_refused_before_anything_is_applied():
+    states, _ = make()
+    with pytest.raises(PlanError, match=r"SchedulerOutput.block_table_updates: block tables of running requests"):
+        apply(states, of_release(block_table_updates={"a": ([3], [3])}))
+    assert "a" not in states
+    apply(states, of_release(block_table_updates=None))
+    assert "a" in states

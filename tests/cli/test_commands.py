@@ -101,7 +101,10 @@ TEXTS = [
     *sorted((ROOT / "docs").glob("*/*.md")),
     *(ROOT / n for n in ("CONTRIBUTING.md", "examples/README.md")),
 ]
-ELSEWHERE = {"--cpus", "--num-tokens", "--text"}
+ELSEWHERE = {
+    "--cpus", "--enable-cache-report", "--enable-prompt-tokens-details", "--num-gpu-blocks-override", "--num-tokens",
+    "--text",
+}  # fmt: skip
 """Flags in texts that are of other programs."""
 
 

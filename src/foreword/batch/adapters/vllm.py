@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from foreword.batch.adapters.vllm_fields import KnownFields
 from foreword.batch.adapters.vllm_front import FastPath
 from foreword.batch.adapters.vllm_preempted import PreemptedRequest, preempt, resume
 from foreword.batch.adapters.vllm_requests import new_request
@@ -115,6 +116,7 @@ class VllmAdapter:
         self.states = states
         self.preempted: dict[str, PreemptedRequest] = {}
         self._front = FastPath(states)
+        self._known_fields = KnownFields()
 
     @staticmethod
     def of(states: RequestStates) -> VllmAdapter:
@@ -126,6 +128,7 @@ class VllmAdapter:
 
     def apply(self, scheduler_output: Any, refused: Refused | None = None) -> AppliedStep:
         front = self._front
+        self._known_fields.check(scheduler_output)
         num_draft_ids = -1 if self.preempted else front.apply(scheduler_output)
         if num_draft_ids < 0:
             num_draft_ids = self._apply_rest(scheduler_output, -1 - num_draft_ids, refused)
@@ -230,6 +233,9 @@ def apply(states: RequestStates, scheduler_output: Any, *, refused: Refused | No
     """Bring the states to what the scheduler decided and return the step to prepare.
 
     Raises RequestError or CapacityError for the first entry that does not fit, with the entries before it applied.
+    PlanError, with nothing applied, for a value in a field that is refused. A field of a later release, which is not
+    known here, gives one RuntimeWarning.
+
     refused: for a follower of another engine: refused(req_id, error) is called for each request whose entry does not
     fit, and the others are applied; sampling parameters that are not supported here are left out.
     """
