@@ -23,6 +23,7 @@ from foreword.batch import (
     is_token_ids,
     kernel_block_table,
     lora_mapping,
+    micro_batches,
     mm_inputs,
     mrope_positions,
     prepare_inputs,
@@ -93,6 +94,9 @@ def outputs(batch: InputBatch, spread: bool = False) -> dict[str, np.ndarray]:
     found["mrope"] = mrope_positions(batch)
     found["encoder"] = encoder_seq_lens(batch)
     found["discard"] = discard_mask(batch)
+    for number, micro in enumerate(micro_batches(batch, [batch.num_tokens // 2] if batch.num_tokens > 1 else [])):
+        own = "query_start_loc", "num_computed_tokens", "seq_lens", "logits_indices"
+        found |= {f"micro {number} {name}": getattr(micro, name) for name in own}
     share = share_prefill(batch, 2, 1)
     found |= {f"share {name}": getattr(share, name) for name in share.__slots__ if name != "num_tokens"}
     for g in (0, 1):

@@ -22,6 +22,7 @@ from foreword.batch.features.embeds import get_token_id, is_token_ids, prompt_em
 from foreword.batch.features.explain import Explanation
 from foreword.batch.features.lora import LoraMapping, lora_mapping
 from foreword.batch.features.masks import attention_mask, discard_mask
+from foreword.batch.features.micro_batches import MicroBatch, micro_batches
 from foreword.batch.features.multimodal import (
     encoder_seq_lens,
     mm_inputs,
@@ -75,7 +76,7 @@ __all__ = [
     "AddedRow", "AttentionState", "Backend", "BatchTensors", "BatchUpdate", "BatchUpdates", "BlockOps", "BlockTable",
     "CacheChecker", "CacheContents",
     "CapacityError", "Check", "CheckedParams", "CheckedPrompt", "ContentIds", "ContextParallel", "DifferenceRecorder",
-    "Explanation", "GroupUse", "InputBatch", "InputBuffers", "KVGroup", "LoraMapping", "LoraRequest",
+    "Explanation", "GroupUse", "InputBatch", "InputBuffers", "KVGroup", "LoraMapping", "LoraRequest", "MicroBatch",
     "MultiModalFeature", "Need",
     "NewRequest", "NewRequests", "Origin", "PaddingBuckets", "Plan", "PlanError", "PoolingMetadata", "PoolingParams",
     "PoolingTask", "PoolingType", "PromptInputs", "RequestError", "RequestStates", "SamplingMetadata", "SamplingParams",
@@ -83,8 +84,8 @@ __all__ = [
     "TokenIds", "advance",
     "apply_difference", "attention_mask", "backend_of", "derived_seed", "discard_mask", "encoder_seq_lens",
     "get_token_id", "is_decode", "is_token_ids", "kernel_block_table", "logits_sampling_metadata", "lora_mapping",
-    "make_dummy", "mm_inputs", "mrope_positions", "pooling_metadata", "prefilling_with", "prepare_inputs",
-    "prompt_embeds", "resolve", "sampling_metadata", "share_prefill", "split_decodes_and_prefills",
+    "make_dummy", "micro_batches", "mm_inputs", "mrope_positions", "pooling_metadata", "prefilling_with",
+    "prepare_inputs", "prompt_embeds", "resolve", "sampling_metadata", "share_prefill", "split_decodes_and_prefills",
     "stage_mrope_positions", "state_indices", "step_needs", "uniform_decode_len", "validate", "visible",
 ]  # fmt: skip
 

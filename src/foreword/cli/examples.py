@@ -51,8 +51,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "fuzz": (
         "foreword fuzz http://127.0.0.1:8000",
-        "foreword fuzz http://127.0.0.1:8000 --minutes 60 --concurrency 64 --block-sizes 16",
-        "foreword fuzz http://127.0.0.1:8000 --scenarios crossed,turns --runs 100 --seed 7",
+        "foreword fuzz http://127.0.0.1:8000 --minutes 60 --block-sizes 16",
+        "foreword fuzz http://127.0.0.1:8000 --scenarios crossed,turns -o finding.py",
     ),
     "models": ("foreword models list", "foreword models pull smollm2"),
     "models list": ("foreword models list", "foreword models list --json"),

@@ -91,6 +91,10 @@ OPTIONAL = (
     Field("share_req_indices", ("2B",), "int64"),
     Field("share_query_start_loc", ("2B+1",), "int32"),
     Field("share_seq_lens", ("2B",), "int32"),
+    Field("micro_query_start_loc", ("B+1",), "int32"),
+    Field("micro_num_computed_tokens", ("B",), "int32"),
+    Field("micro_seq_lens", ("B",), "int32"),
+    Field("micro_logits_indices", ("L",), "int64"),
 )
 FIELDS: Mapping[str, Field] = {field.name: field for field in (*STEP, *OPTIONAL)}
 
