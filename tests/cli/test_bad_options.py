@@ -26,6 +26,7 @@ WORKS = {
     "embed": ["Hi", "--model", "none.gguf"],
     "calibrate": ["none.gguf"],
     "simulate": ["--trace", "trace.jsonl"],
+    "fuzz": ["http://127.0.0.1:1"],
 }
 """Arguments that each command needs, with a model that does not exist: what passes the checks ends at the model."""
 
@@ -65,7 +66,7 @@ def numbers():
 
 def test_every_command_with_numbers_is_tried():
     benchmarks = ("host", "throughput", "latency", "prefill", "startup")
-    others = {"run", "chat", "batch", "embed", "serve", "explain", "simulate", "calibrate", "doctor"}
+    others = {"run", "chat", "batch", "embed", "serve", "explain", "simulate", "calibrate", "doctor", "fuzz"}
     assert {words for words, _, _ in numbers()} == {f"bench {name}" for name in benchmarks} | others
 
 
