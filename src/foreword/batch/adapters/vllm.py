@@ -128,7 +128,8 @@ class VllmAdapter:
 
     def apply(self, scheduler_output: Any, refused: Refused | None = None) -> AppliedStep:
         front = self._front
-        self._known_fields.check(scheduler_output)
+        if type(scheduler_output) is not self._known_fields.plain_type:
+            self._known_fields.check(scheduler_output)
         num_draft_ids = -1 if self.preempted else front.apply(scheduler_output)
         if num_draft_ids < 0:
             num_draft_ids = self._apply_rest(scheduler_output, -1 - num_draft_ids, refused)

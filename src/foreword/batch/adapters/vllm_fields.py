@@ -43,10 +43,16 @@ REFUSED: Mapping[str, str] = {
 
 
 class KnownFields:
-    """Looks at the type of a scheduler's outputs once, so that a step costs no more than a comparison of types."""
+    """Looks at the type of a scheduler's outputs once.
+
+    plain_type: a type without a field that is refused, whose outputs need no further check.
+    """
+
+    __slots__ = ("_refused", "_type", "plain_type")
 
     def __init__(self) -> None:
-        self._type: type = type(None)
+        self.plain_type: type | None = None
+        self._type: type | None = None
         self._refused: tuple[str, ...] = ()
 
     def check(self, output: Any) -> None:
@@ -58,9 +64,9 @@ class KnownFields:
                 raise PlanError(f"SchedulerOutput.{name}: {REFUSED[name]}", expected=None, got=value)
 
     def _look_at(self, kind: type) -> None:
-        self._type = kind
         names = [one.name for one in fields(kind)] if is_dataclass(kind) else []
-        self._refused = tuple(name for name in names if name in REFUSED)
+        self._type, self._refused = kind, tuple(name for name in names if name in REFUSED)
+        self.plain_type = None if self._refused else kind
         unknown = [name for name in names if name not in READ and name not in WITHOUT_EFFECT and name not in REFUSED]
         if unknown:
             warnings.warn(

@@ -56,11 +56,11 @@ class MicroBatch:
 
     @property
     def num_reqs(self) -> int:
-        return self.requests.stop - self.requests.start
+        return int(self.requests.stop - self.requests.start)
 
     @property
     def num_tokens(self) -> int:
-        return self.tokens.stop - self.tokens.start
+        return int(self.tokens.stop - self.tokens.start)
 
 
 def micro_batches(batch: BatchTensors, cuts: Sequence[int]) -> list[MicroBatch]:
