@@ -12,17 +12,17 @@ ENGINE = {"max_model_len": 640, "block_size": 8, "num_blocks": 81, "max_num_batc
 
 def searched(url: str, runs: int, *scenarios: str, route: str = "completions"):
     server = examine(Target(url, route=route, timeout=60), max_words=70)
-    fuzzer = Fuzzer(server, seed=3, concurrency=4, block_sizes=[8, 16], scenarios=scenarios)
+    fuzzer = Fuzzer(server, seed=3, concurrency=4, block_sizes=[8, 16], scenarios=scenarios, max_trials=8)
     return server, fuzzer.run(seconds=120, max_conversations=runs)
 
 
-@pytest.mark.parametrize(("route", "scenarios"), [("completions", ()), ("chat", ("turns", "salts", "again"))])
+@pytest.mark.parametrize(("route", "scenarios"), [("completions", ()), ("chat", ("turns", "salts"))])
 def test_a_sound_server_shows_nothing(talker, route, scenarios):
     with serving(talker, engine=ENGINE) as running:
-        server, report = searched(running.url, 6, *scenarios, route=route)
+        server, report = searched(running.url, 5, *scenarios, route=route)
         running.check_nothing_is_left()
     assert report.finding is None
-    assert (report.num_conversations, report.unconfirmed, dict(report.failures)) == (6, 0, {})
+    assert (report.num_conversations, report.unconfirmed, dict(report.failures)) == (5, 0, {})
     assert report.noise.hit < 1e-4
     assert (server.target.cold, server.target.cold_is_certain) == ("cache_salt", True)
     assert (server.takes_salts, server.salts_are_promised, server.has_choices, server.has_streams) == (True,) * 4

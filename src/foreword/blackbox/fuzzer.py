@@ -18,7 +18,7 @@ from foreword.blackbox.shrink import shrink
 BLOCK_SIZES = (16, 32, 64, 128)
 MAX_CHECKED = 6  # requests of a conversation that are also sent alone
 MAX_FAILURES = 20  # conversations in a row in which a request failed
-MAX_TRIALS = 200  # smaller conversations that are tried
+MAX_TRIALS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,8 @@ class _Confirmed:
 class Fuzzer:
     """Searches a server for faults. say: takes lines about the progress.
 
-    block_sizes: of the cache, as they are or as guesses. tolerance: in nats; None: measured.
+    block_sizes: of the cache, as they are or as guesses. tolerance: in nats; None: measured. max_trials: smaller
+    conversations that are tried for a finding.
     """
 
     def __init__(
@@ -87,10 +88,12 @@ class Fuzzer:
         block_sizes: Sequence[int] = BLOCK_SIZES,
         tolerance: float | None = None,
         scenarios: Sequence[str] = (),
+        max_trials: int = MAX_TRIALS,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._rng, self._seed, self._num_copies = random.Random(seed), seed, 0
         self.concurrency, self.block_sizes, self._say = concurrency, tuple(block_sizes), say
+        self._max_trials = max_trials
         self._names = [name for name in scenarios_of(server) if not scenarios or name in scenarios]
         if not self._names:
             raise ServerError("no scenario left", "the server lacks what those asked for need")
@@ -187,7 +190,7 @@ class Fuzzer:
         trials, best = 0, self._confirmed(conversation, number)
 
         def goes_on() -> bool:
-            return trials < MAX_TRIALS and time.monotonic() < until
+            return trials < self._max_trials and time.monotonic() < until
 
         def shows(candidate: Conversation, at: int) -> bool:
             nonlocal trials, best
