@@ -11,7 +11,7 @@ from foreword.blackbox import Fuzzer, ServerError, Target, examine, script
 
 NOISE = 0.01  # nats
 SCENARIOS = {
-    "parent": ["crossed"], "salt": ["salts"], "model": ["models"], "swap": ["long_and_short"], "evict": ["load"],
+    "parent": ["crossed"], "salt": ["salts"], "model": ["models"], "swap": ["long_and_short"], "evict": ["again"],
     "abort": ["aborts"], "last": ["turns"], "fork": ["choices"], "border": ["again"],
 }  # fmt: skip
 """Those that can show the fault, where all would take long."""
@@ -39,7 +39,7 @@ def test_a_server_without_a_fault_shows_nothing_beyond_its_noise():
 def test_a_planted_fault_is_found_and_shrunk_to_few_requests_and_tokens(fault):
     toy = Toy(fault, noise=NOISE)
     with toy_server(toy) as url:
-        _, report = searched(toy, url, scenarios=SCENARIOS[fault], max_trials=12 if fault == "evict" else 60)
+        _, report = searched(toy, url, scenarios=SCENARIOS[fault], max_trials=12 if fault == "evict" else 40)
     finding = report.finding
     assert finding is not None
     assert finding.num_shown >= 2

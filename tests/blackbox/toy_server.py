@@ -24,7 +24,7 @@ class Toy:
         self.fault, self.block_size, self.noise, self.logprobs = fault, block_size, noise, logprobs
         self.blocks: dict[tuple, int] = {}  # key → number of its place
         self.places: list[tuple[tuple, tuple[int, ...]]] = []  # key and entries of each block
-        self.next_place, self.num_places = 0, 24 if fault == "evict" else 1 << 20
+        self.next_place, self.num_places = 0, 10 if fault == "evict" else 1 << 20
         self.num_running, self.num_requests = 0, 0
         self.lock = threading.Lock()
 

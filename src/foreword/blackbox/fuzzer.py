@@ -128,11 +128,12 @@ class Fuzzer:
                 continue
             number = shown.numbers[0]
             self._say(f"{name}: request {number} of {len(conversation.asks)} is wrong; held again")
-            if self._confirmed(conversation, number) is None:
+            confirmed = self._confirmed(conversation, number)
+            if confirmed is None:
                 report.unconfirmed += 1
                 continue
             self._say("confirmed; looking for the smallest conversation that shows it")
-            report.finding = self._shrunk(name, conversation, number, time.monotonic() + max(60.0, seconds))
+            report.finding = self._shrunk(name, conversation, number, confirmed, time.monotonic() + max(60.0, seconds))
             break
         return report
 
@@ -185,9 +186,9 @@ class Fuzzer:
                 return None
         return _Confirmed(len(held), copies, held[-1])
 
-    def _shrunk(self, name: str, conversation: Conversation, number: int, until: float) -> Finding:
+    def _shrunk(self, name: str, conversation: Conversation, number: int, best: _Confirmed, until: float) -> Finding:
         """The smallest conversation reached within the time, each step of which copies confirmed."""
-        trials, best = 0, self._confirmed(conversation, number)
+        trials = 0
 
         def goes_on() -> bool:
             return trials < self._max_trials and time.monotonic() < until
@@ -203,14 +204,12 @@ class Fuzzer:
             return confirmed is not None
 
         small, at = shrink(conversation, number, shows, goes_on)
-        num_shown, num_copies = (best.num_shown, best.num_copies) if best else (0, 0)
-        wrong = best.shown if best else _Shown({}, {}, {})
         return Finding(
             scenario=name,
             conversation=small,
             number=at,
-            difference=wrong.differences.get(at),
-            num_cached=wrong.leaks.get(at, 0),
-            num_shown=num_shown,
-            num_copies=num_copies,
+            difference=best.shown.differences.get(at),
+            num_cached=best.shown.leaks.get(at, 0),
+            num_shown=best.num_shown,
+            num_copies=best.num_copies,
         )
