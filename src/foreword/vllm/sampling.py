@@ -1,0 +1,479 @@
+"""The sampling kernels of vLLM's second model runner, as functions over its buffers: see `foreword.vllm.inputs`.
+
+Arithmetic is float32 in the order of vLLM's kernels, so that results are equal bit by bit to theirs in Triton's
+interpreter. Logits are float32, float16, or bfloat16 as uint16 of the same bits. V is the size of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from foreword.arrays import F32, F64, I64, U64, AnyArray, Bools, Floats, Ints
+from foreword.errors import ConfigError
+from foreword.vllm.inputs import Grid, ranges
+
+U32 = np.ndarray[tuple[int, ...], np.dtype[np.uint32]]
+
+_MINUS_INFINITY_BF16 = 0xFF80
+_LARGEST_BELOW_ONE = np.float32(5.960464477539063e-08)  # 2 ** -24
+
+
+def as_float32(values: AnyArray) -> F32:
+    """Return logits as float32, exactly: uint16 is bfloat16."""
+    if values.dtype == np.uint16:
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32, copy=False)
+
+
+def minus_infinity(logits: AnyArray) -> float | int:
+    """Return what is stored into ``logits`` for -∞."""
+    return _MINUS_INFINITY_BF16 if logits.dtype == np.uint16 else -np.inf
+
+
+def temperature_kernel(
+    grid: Grid,
+    logits_ptr: F32,
+    logits_stride: int,
+    expanded_idx_mapping_ptr: Ints,
+    temperature_ptr: F32,
+    vocab_size: int,
+    *,
+    BLOCK_SIZE: int,
+) -> None:
+    """logits[l] /= temperature[idx[l]], unless that is 0 or 1."""
+    temperature = temperature_ptr[expanded_idx_mapping_ptr[: grid[0]]]
+    for row in np.flatnonzero((temperature != 0) & (temperature != 1)):
+        logits_ptr[row, :vocab_size] /= temperature[row]
+
+
+def min_p_kernel(
+    grid: Grid,
+    logits_ptr: F32,
+    logits_stride: int,
+    expanded_idx_mapping_ptr: Ints,
+    min_p_ptr: F32,
+    vocab_size: int,
+    *,
+    BLOCK_SIZE: int,
+) -> None:
+    """logits[l, v] = -∞ where logits[l, v] < max(logits[l]) + log(min_p[idx[l]]), unless min_p is 0."""
+    min_p = min_p_ptr[expanded_idx_mapping_ptr[: grid[0]]]
+    for row in np.flatnonzero(min_p != 0):
+        logits = logits_ptr[row, :vocab_size]
+        logits[logits < np.nanmax(logits) + np.log(min_p[row])] = -np.inf
+
+
+def bias_kernel(
+    grid: Grid,
+    logits_ptr: F32,
+    logits_stride: int,
+    vocab_size: int,
+    expanded_idx_mapping_ptr: Ints,
+    num_allowed_token_ids_ptr: Ints,
+    allowed_token_ids_ptr: Ints,
+    allowed_token_ids_stride: int,
+    num_logit_bias_ptr: Ints,
+    bias_token_ids_ptr: Ints,
+    bias_token_ids_stride: int,
+    bias_ptr: F32,
+    bias_stride: int,
+    pos_ptr: Ints,
+    min_lens_ptr: Ints,
+    num_stop_token_ids_ptr: Ints,
+    restore_when_all_masked_ptr: Ints,
+    stop_token_ids_ptr: Ints,
+    stop_token_ids_stride: int,
+    *,
+    BLOCK_SIZE: int,
+    LOGITS_BLOCK_SIZE: int,
+    CHECK_ALL_MASKED_ROWS: bool,
+) -> None:
+    """Keep only the allowed tokens, if a request names some; add its biases; mask its stop tokens while the position
+    after this one is before min_lens. ``CHECK_ALL_MASKED_ROWS``: stop tokens stay where no other token is left, if
+    restore_when_all_masked is set for the row.
+    """
+    rows = expanded_idx_mapping_ptr[: grid[0]]
+    early = pos_ptr[: grid[0]] + 1 < min_lens_ptr[rows]
+    stopping = np.where(early, num_stop_token_ids_ptr[rows], 0)
+    for token in np.flatnonzero((num_allowed_token_ids_ptr[rows] > 0) | (num_logit_bias_ptr[rows] > 0) | (stopping > 0)):
+        row, stops = rows[token], stopping[token]
+        logits = logits_ptr[token, :vocab_size]
+        if (allowed := num_allowed_token_ids_ptr[row]) > 0:
+            ids = allowed_token_ids_ptr[row, :allowed]
+            kept = logits[ids]
+            logits[:] = -np.inf
+            logits[ids] = kept
+        if (biased := num_logit_bias_ptr[row]) > 0:
+            logits[bias_token_ids_ptr[row, :biased]] += bias_ptr[row, :biased]
+        if stops > 0:
+            ids = stop_token_ids_ptr[row, :stops]
+            before = logits[ids]
+            logits[ids] = -np.inf
+            restored = CHECK_ALL_MASKED_ROWS and restore_when_all_masked_ptr[row]
+            if restored and np.nanmax(logits) == -np.inf:
+                finite = np.isfinite(before)
+                logits[ids[finite]] = before[finite]
+
+
+def bincount_kernel(
+    grid: Grid,
+    expanded_idx_mapping_ptr: Ints,
+    all_token_ids_ptr: Ints,
+    all_token_ids_stride: int,
+    prompt_len_ptr: Ints,
+    prefill_len_ptr: Ints,
+    prompt_bin_mask_ptr: Ints,
+    prompt_bin_mask_stride: int,
+    output_bin_counts_ptr: Ints,
+    output_bin_counts_stride: int,
+    *,
+    BLOCK_SIZE: int,
+) -> None:
+    """Set bit t of prompt_bin_mask[r] for each token t of the prompt, and count the tokens after it up to prefill_len
+    in output_bin_counts[r]. The bits of 32 tokens are an int32, the first the lowest.
+    """
+    for row in expanded_idx_mapping_ptr[: grid[0]]:
+        prompt, prefill = int(prompt_len_ptr[row]), int(prefill_len_ptr[row])
+        tokens = all_token_ids_ptr[row, :prompt]
+        np.bitwise_or.at(prompt_bin_mask_ptr[row].view(np.uint32), tokens // 32, np.uint32(1) << (tokens % 32).astype(np.uint32))
+        np.add.at(output_bin_counts_ptr[row], all_token_ids_ptr[row, prompt:prefill], 1)
+
+
+def penalties_kernel(
+    grid: Grid,
+    logits_ptr: F32,
+    logits_stride: int,
+    expanded_idx_mapping_ptr: Ints,
+    token_ids_ptr: Ints,
+    expanded_local_pos_ptr: Ints,
+    repetition_penalty_ptr: F32,
+    frequency_penalty_ptr: F32,
+    presence_penalty_ptr: F32,
+    prompt_bin_mask_ptr: Ints,
+    prompt_bin_mask_stride: int,
+    output_bin_counts_ptr: Ints,
+    output_bin_counts_stride: int,
+    vocab_size: int,
+    *,
+    BLOCK_SIZE: int,
+) -> None:
+    """With c[v] = output_bin_counts[r, v], and the drafts before logit l of its request counted too:
+
+    logits[l, v] is divided by the repetition penalty if it is above 0, else multiplied by it, where v is in the prompt
+    or c[v] > 0; then frequency_penalty * c[v] and, where c[v] > 0, the presence penalty are subtracted.
+    """
+    for token, row in enumerate(expanded_idx_mapping_ptr[: grid[0]]):
+        repetition, frequency = repetition_penalty_ptr[row], frequency_penalty_ptr[row]
+        presence = presence_penalty_ptr[row]
+        if repetition == 1 and frequency == 0 and presence == 0:
+            continue
+        logits = logits_ptr[token, :vocab_size]
+        counts = output_bin_counts_ptr[row, :vocab_size]
+        if drafts := int(expanded_local_pos_ptr[token]):
+            counts = counts.copy()
+            before = token_ids_ptr[token - drafts + 1 : token + 1]
+            np.add.at(counts, before[(before >= 0) & (before < vocab_size)], 1)
+        seen = counts > 0
+        if repetition != 1:
+            bits = prompt_bin_mask_ptr[row].view(np.uint8)
+            in_prompt = np.unpackbits(bits, count=vocab_size, bitorder="little").view(np.bool_)
+            scale = np.where(in_prompt | seen, repetition, np.float32(1))
+            logits *= np.where(logits > 0, np.float32(1) / scale, scale)
+        logits -= frequency * counts.astype(np.float32)
+        logits -= presence * seen.astype(np.float32)
+
+
+def bad_words_kernel(
+    grid: Grid,
+    logits_ptr: AnyArray,
+    logits_stride: int,
+    expanded_idx_mapping_ptr: Ints,
+    bad_word_token_ids_ptr: Ints,
+    bad_word_token_ids_stride: int,
+    bad_word_offsets_ptr: Ints,
+    bad_word_offsets_stride: int,
+    num_bad_words_ptr: Ints,
+    all_token_ids_ptr: Ints,
+    all_token_ids_stride: int,
+    prompt_len_ptr: Ints,
+    total_len_ptr: Ints,
+    input_ids_ptr: Ints,
+    expanded_local_pos_ptr: Ints,
+) -> None:
+    """logits[l, last token of a bad word] = -∞ where the outputs, and the drafts before logit l, end with the tokens of
+    the word before its last. Word i of row r has the tokens bad_word_offsets[r, i] to bad_word_offsets[r, i + 1].
+    """
+    for token, row in enumerate(expanded_idx_mapping_ptr[: grid[0]]):
+        drafts, words = int(expanded_local_pos_ptr[token]), int(num_bad_words_ptr[row])
+        if words == 0:
+            continue
+        offsets = bad_word_offsets_ptr[row, : words + 1].tolist()
+        longest = max(end - start for start, end in zip(offsets, offsets[1:], strict=False)) - 1
+        first = max(int(prompt_len_ptr[row]), int(total_len_ptr[row]) - longest)
+        known = all_token_ids_ptr[row, first : total_len_ptr[row]].tolist()
+        known += input_ids_ptr[token - drafts + 1 : token + 1].tolist()
+        for start, end in zip(offsets, offsets[1:], strict=False):
+            *before, last = bad_word_token_ids_ptr[row, start:end].tolist()
+            if len(before) <= len(known) and known[len(known) - len(before) :] == before:
+                logits_ptr[token, last] = minus_infinity(logits_ptr)
+
+
+def apply_grammar_bitmask_kernel(
+    grid: Grid,
+    logits_ptr: AnyArray,
+    logits_stride: int,
+    logits_indices_ptr: Ints,
+    cu_num_logits_ptr: Ints,
+    bitmask_ptr: Ints,
+    bitmask_stride: int,
+    vocab_size: int,
+    *,
+    MASK_STRIDE: int,
+    BLOCK_SIZE: int,
+) -> None:
+    """logits[cu[b] + j, v] = -∞ where bit v of bitmask[i] is 0, for logits_indices[i] = b * MASK_STRIDE + j, if request
+    b has more than j logits. The bits of 32 tokens are an int32, the first the lowest.
+    """
+    requests, positions = np.divmod(logits_indices_ptr[: grid[0]], MASK_STRIDE)
+    starts = cu_num_logits_ptr[requests]
+    for i in np.flatnonzero(positions < cu_num_logits_ptr[requests + 1] - starts):
+        bits = np.ascontiguousarray(bitmask_ptr[i]).view(np.uint8)
+        refused = np.unpackbits(bits, count=vocab_size, bitorder="little") == 0
+        logits_ptr[starts[i] + positions[i], :vocab_size][refused] = minus_infinity(logits_ptr)
+
+
+def gumbel_sample_kernel(
+    grid: Grid,
+    local_argmax_ptr: I64,
+    local_argmax_stride: int,
+    local_max_ptr: Floats,
+    local_max_stride: int,
+    logits_cache_ptr: AnyArray | None,
+    logits_cache_stride_0: int,
+    logits_cache_stride_1: int,
+    logits_cache_col_ptr: Ints | None,
+    logits_cache_source_ptr: AnyArray | None,
+    logits_cache_source_stride: int,
+    logits_ptr: AnyArray,
+    logits_stride: int,
+    expanded_idx_mapping_ptr: Ints,
+    seeds_ptr: I64,
+    pos_ptr: Ints,
+    temp_ptr: F32,
+    vocab_size: int,
+    *,
+    BLOCK_SIZE: int,
+    IS_DRAFTING: bool,
+    APPLY_TEMPERATURE: bool,
+    USE_FP64: bool,
+    PER_TOKEN_COL: bool,
+) -> None:
+    """The largest of logits[l, v] + noise(seed, position, v) and its v, for each block of ``BLOCK_SIZE`` tokens v.
+
+    Without noise at temperature 0 and for rows -1. `gumbel_noise` is Gumbel noise from a hash of the request's seed,
+    the position and v. Raises ConfigError where a draft model keeps its logits (logits_cache), which is not supported.
+    """
+    if logits_cache_ptr is not None:
+        raise ConfigError("gumbel_sample_kernel: logits_cache_ptr, of draft models, is not supported; pass None")
+    rows = expanded_idx_mapping_ptr[: grid[0]]
+    temperatures = np.where(rows >= 0, temp_ptr[rows], np.float32(0))
+    tokens = np.arange(vocab_size)
+    blocks = Blocks(grid[1], BLOCK_SIZE, np.float64 if USE_FP64 else np.float32)
+    for token, row in enumerate(rows):
+        logits: Floats = as_float32(logits_ptr[token, :vocab_size])
+        temperature = temperatures[token]
+        if temperature != 0:
+            if APPLY_TEMPERATURE:
+                logits = logits / temperature
+            position = int(pos_ptr[token]) + (_DRAFT_NOISE if IS_DRAFTING else 0)
+            logits = logits + gumbel_noise(int(seeds_ptr[row]), position, tokens, USE_FP64)
+        blocks.argmax(logits, local_argmax_ptr[token], local_max_ptr[token])
+
+
+class Blocks:
+    """Rows of logits in blocks of Triton's programs: the last block ends with -∞."""
+
+    def __init__(self, num_blocks: int, block_size: int, dtype: type[np.floating]) -> None:
+        self._padded = np.full(num_blocks * block_size, -np.inf, dtype)
+        self._blocks = self._padded.reshape(num_blocks, block_size)
+
+    def filled(self, logits: Floats) -> Floats:
+        """Return the logits [V] in blocks [num_blocks, block_size]. They are valid until the next call."""
+        self._padded[: len(logits)] = logits
+        return self._blocks
+
+    def argmax(self, logits: Floats, tokens: Ints, most: Floats) -> None:
+        """Write the token of the largest logit of each block and that logit."""
+        num_blocks, block_size = self._blocks.shape
+        best, value = argmax(self.filled(logits))
+        tokens[:num_blocks] = np.arange(num_blocks) * block_size + best
+        most[:num_blocks] = value
+
+
+_DRAFT_NOISE = 1 << 30
+"""Added to the position for the noise of drafts, so that it differs from that of their verification."""
+
+
+def argmax(values: Floats) -> tuple[I64, Floats]:
+    """Return the index of the first largest number along the last axis, and that number; NaNs do not count."""
+    if np.isnan(values).any():
+        values = np.where(np.isnan(values), -np.inf, values)
+    best = values.argmax(axis=-1)
+    return best, np.take_along_axis(values, best[..., None], axis=-1)[..., 0]
+
+
+def gumbel_noise(seed: int, position: int, tokens: Ints, fp64: bool = False) -> Floats:
+    """Return -log(-log(u)) for the uniform number u of each token, where float32 is the default.
+
+    In float32, -log(-log(1 - u)) instead, for whose largest values u is near 0, where float32 is fine.
+    """
+    words = tokens.astype(np.uint32)
+    if fp64:
+        return -np.log(-np.log(_uniform64(seed, position, words)))
+    return -np.log(-_log_of_one_minus(_uniform32(seed, position, words)))
+
+
+def _rotated(value: U32, by: int) -> U32:
+    return (value << np.uint32(by)) | (value >> np.uint32(32 - by))
+
+
+def _mixed(h: U32, key: U32) -> U32:
+    key = _rotated(key * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
+    return _rotated(h ^ key, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+
+
+def hash32(seed: int, position: int, words: U32, domain: int = 0) -> U32:
+    """Return MurmurHash3 (x86, 32 bits, seed ``domain``) of 16 bytes: seed, the low half of the position, a word."""
+    h: U32 = np.full(1, domain, np.uint32)
+    for key in (seed, seed >> 32, position):
+        h = _mixed(h, np.full(1, key & 0xFFFFFFFF, np.uint32))
+    h = _mixed(h, words) ^ np.uint32(16)
+    h = (h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    h = (h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return h ^ (h >> np.uint32(16))
+
+
+def _uniform32(seed: int, position: int, words: U32) -> F32:
+    """(hash + 0.5) / 2 ** 32, rounded once to float32."""
+    bits = hash32(seed, position, words)
+    low = (bits & np.uint32(0xFFFF)).astype(np.float32) + np.float32(0.5)
+    return (bits >> np.uint32(16)).astype(np.float32) * np.float32(2.0**-16) + low * np.float32(2.0**-32)
+
+
+def _uniform64(seed: int, position: int, words: U32) -> F64:
+    """(the upper 53 of 64 bits of two hashes + 0.5) / 2 ** 53, below 1."""
+    low = hash32(seed, position, words).astype(np.uint64)
+    high: U64 = hash32(seed, position, words, 0x9E3779B9).astype(np.uint64)
+    uniform = ((((high << np.uint64(32)) | low) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    return np.where(uniform == 1, uniform - 2.0**-53, uniform)
+
+
+def _log_of_one_minus(u: F32) -> F32:
+    """log(1 - u): below 0.25 by the first eight terms of its series, whose absolute error is less than 6e-7."""
+    series = np.full_like(u, 1 / 8)
+    for n in range(7, 0, -1):
+        series = np.float32(1 / n) + u * series
+    direct = np.log(np.maximum(np.float32(1) - u, _LARGEST_BELOW_ONE))
+    return np.where(u < np.float32(0.25), -u * series, direct)
+
+
+def topk_log_softmax_kernel(
+    grid: Grid,
+    output_ptr: F32,
+    logits_ptr: AnyArray,
+    logits_stride: int,
+    topk_ids_ptr: Ints,
+    topk_ids_stride: int,
+    topk: int,
+    vocab_size: int,
+    *,
+    BLOCK_SIZE: int,
+    TOPK_BLOCK_SIZE: int,
+) -> None:
+    """output[l, k] = logits[l, i] - max(logits[l]) - log(Σ exp(logits[l] - max)) for i = topk_ids[l, k].
+
+    The sum is taken over blocks of ``BLOCK_SIZE``, then over the blocks in order.
+    """
+    blocks = Blocks(-(-vocab_size // BLOCK_SIZE), BLOCK_SIZE, np.float32)
+    for row in range(grid[0]):
+        logits = as_float32(logits_ptr[row, :vocab_size])
+        most = np.nanmax(logits)
+        sums = np.exp(blocks.filled(logits - most)).sum(axis=1)
+        total = np.add.accumulate(sums)[-1]
+        output_ptr[row, :topk] = logits[topk_ids_ptr[row, :topk]] - most - np.log(total)
+
+
+def ranks_kernel(
+    grid: Grid,
+    output_ptr: Ints,
+    logits_ptr: AnyArray,
+    logits_stride: int,
+    token_ids_ptr: Ints,
+    vocab_size: int,
+    *,
+    BLOCK_SIZE: int,
+) -> None:
+    """output[l]: how many of logits[l] are at least as large as that of token_ids[l]. Where that is -∞, the -∞ that fill
+    the last block of ``BLOCK_SIZE`` count too.
+    """
+    padding = -vocab_size % BLOCK_SIZE
+    for row in range(grid[0]):
+        logits = as_float32(logits_ptr[row, :vocab_size])
+        own = logits[token_ids_ptr[row]]
+        output_ptr[row] = np.count_nonzero(logits >= own) + (padding if own == -np.inf else 0)
+
+
+def fill_logprob_token_ids_kernel(
+    grid: Grid,
+    out_token_ids_ptr: Ints,
+    out_token_ids_stride: int,
+    out_valid_mask_ptr: Bools,
+    out_valid_mask_stride: int,
+    sampled_token_ids_ptr: Ints,
+    topk_indices_ptr: Ints,
+    topk_indices_stride: int,
+    expanded_idx_mapping_ptr: Ints,
+    num_per_req_token_ids_ptr: Ints,
+    per_req_token_ids_ptr: Ints,
+    per_req_token_ids_stride: int,
+    *,
+    NUM_TOPK: int,
+    PADDED_COLS: int,
+) -> None:
+    """Columns of log-probabilities: the sampled token, then the tokens that the request names, else the top ``NUM_TOPK``.
+    out_valid_mask is set where a column is used.
+    """
+    rows = expanded_idx_mapping_ptr[: grid[0]]
+    out_token_ids_ptr[: grid[0], 0] = sampled_token_ids_ptr[: grid[0]]
+    out_valid_mask_ptr[: grid[0], 0] = True
+    named = num_per_req_token_ids_ptr[rows]
+    for token in range(grid[0]):
+        count = int(named[token]) or NUM_TOPK
+        source = per_req_token_ids_ptr[rows[token]] if named[token] > 0 else topk_indices_ptr[token]
+        out_token_ids_ptr[token, 1 : 1 + count] = source[:count]
+        out_valid_mask_ptr[token, 1 : 1 + count] = True
+
+
+def num_nans_kernel(
+    grid: Grid, logits_ptr: AnyArray, logits_stride: int, num_nans_ptr: Ints, vocab_size: int, *, BLOCK_SIZE: int
+) -> None:
+    """num_nans[l]: how many of logits[l] are NaN."""
+    for row in range(grid[0]):
+        num_nans_ptr[row] = np.count_nonzero(np.isnan(as_float32(logits_ptr[row, :vocab_size])))
+
+
+def prompt_logprobs_token_ids_kernel(
+    grid: Grid,
+    prompt_logprobs_token_ids_ptr: Ints,
+    query_start_loc_ptr: Ints,
+    idx_mapping_ptr: Ints,
+    num_computed_tokens_ptr: Ints,
+    all_token_ids_ptr: Ints,
+    all_token_ids_stride: int,
+    *,
+    BLOCK_SIZE: int,
+) -> None:
+    """token_ids[loc[b] + j] = all_token_ids[r, computed[r] + 1 + j]: the token that follows each scheduled one."""
+    rows, loc = idx_mapping_ptr[: grid[0]], query_start_loc_ptr[: grid[0] + 1]
+    places, owners = ranges(num_computed_tokens_ptr[rows] + 1, np.diff(loc))
+    prompt_logprobs_token_ids_ptr[loc[0] : loc[0] + len(owners)] = all_token_ids_ptr[rows[owners], places]

@@ -1,0 +1,111 @@
+"""The functions in place of vLLM's kernels, against what its own kernels made of recorded launches."""
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from foreword.errors import ConfigError
+from foreword.vllm.kernels import KERNELS, check_arguments
+from foreword.vllm.sampling import as_float32, gumbel_noise, hash32
+from foreword.vllm.vectors import Vector, golden_vectors, memory_of
+from foreword.vllm.verification import philox_uniform
+
+VECTORS: dict[str, list[Vector]] = defaultdict(list)
+for vector in golden_vectors():
+    VECTORS[vector.kernel].append(vector)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_function_gives_the_bits_of_vllms_kernel(kernel):
+    assert VECTORS[kernel], "no golden vector"
+    assert [line for vector in VECTORS[kernel] for line in vector.differences(KERNELS[kernel])] == []
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_function_that_does_nothing_differs_from_vllms_kernel(kernel):
+    assert all(vector.differences(lambda grid, **arguments: None) for vector in VECTORS[kernel])
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_an_array_that_vllms_kernel_does_not_change_must_stay(kernel):
+    vector = VECTORS[kernel][0]
+    kept = next(n for n, a in memory_of(vector.arguments).items() if n not in vector.results and a.size and "." not in n)
+
+    def careless(grid, **arguments):
+        KERNELS[kernel](grid, **arguments)
+        arguments[kept].reshape(-1).view(np.uint8)[0] ^= 1
+
+    assert vector.differences(careless)[0].startswith(f"{kernel}: {kept}[")
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_launches_of_vllm_have_arguments_that_the_function_knows(kernel):
+    check_arguments(kernel, VECTORS[kernel][0].arguments)
+
+
+def test_another_version_of_a_kernel_is_refused_with_what_is_new_and_gone():
+    kernel = "vllm.v1.worker.gpu.input_batch._expand_idx_mapping_kernel"
+    with pytest.raises(ConfigError, match=r"_expand_idx_mapping_kernel.*new: \['other'\], gone: \['cu_num_logits_ptr'\]"):
+        names = ["idx_mapping_ptr", "expanded_idx_mapping_ptr", "expanded_local_pos_ptr", "other", "BLOCK_SIZE"]
+        check_arguments(kernel, names)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("spec_decode.rejection_sampler_utils._rejection_kernel", {"USE_BLOCK_VERIFICATION": True}),
+        ("spec_decode.rejection_sampler_utils._rejection_kernel", {"FLY_WINDOW_SIZE": 2}),
+        ("spec_decode.rejection_sampler_utils._resample_kernel", {"WATERMARK": True}),
+        ("sample.gumbel._gumbel_sample_kernel", {"logits_cache_ptr": np.zeros((1, 1, 4), np.float32)}),
+    ],
+)
+def test_what_a_function_does_not_do_is_refused_by_name(name, change):
+    kernel = f"vllm.v1.worker.gpu.{name}"
+    vector = VECTORS[kernel][0]
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        KERNELS[kernel](vector.grid, **{**vector.arguments, **change})
+
+
+def test_bfloat16_as_its_bits_is_read_exactly():
+    values = np.array([1.5, -0.0, np.inf, -2.0**-120], np.float32)
+    np.testing.assert_array_equal(as_float32((values.view(np.uint32) >> 16).astype(np.uint16)), values)
+
+
+def murmur3(data: bytes, seed: int) -> int:
+    """MurmurHash3 x86 32 of whole words, as its author describes it, on Python's integers."""
+    h, mask = seed, 0xFFFFFFFF
+    for i in range(0, len(data), 4):
+        k = int.from_bytes(data[i : i + 4], "little") * 0xCC9E2D51 & mask
+        k = (k << 15 | k >> 17) * 0x1B873593 & mask
+        h ^= k
+        h = ((h << 13 | h >> 19) & mask) * 5 + 0xE6546B64 & mask
+    h ^= len(data)
+    h = (h ^ h >> 16) * 0x85EBCA6B & mask
+    h = (h ^ h >> 13) * 0xC2B2AE35 & mask
+    return h ^ h >> 16
+
+
+@pytest.mark.parametrize(("seed", "position"), [(0, 0), (-1, 7), (2**62 + 12345, 2**31 + 5)])
+def test_the_hash_of_the_noise_is_murmur3_of_seed_position_and_token(seed, position):
+    tokens = np.array([0, 1, 99999], np.uint32)
+    expected = [
+        murmur3(seed.to_bytes(8, "little", signed=True) + position.to_bytes(4, "little") + int(t).to_bytes(4, "little"), 0)
+        for t in tokens
+    ]
+    assert hash32(seed, position, tokens).tolist() == expected
+
+
+@pytest.mark.parametrize("fp64", [False, True])
+def test_the_noise_is_gumbel_distributed(fp64):
+    noise = gumbel_noise(7, 3, np.arange(200_000), fp64)
+    points = np.array([-1.0, 0.0, 1.0, 3.0])
+    found = (noise[:, None] <= points).mean(axis=0)
+    np.testing.assert_allclose(found, np.exp(-np.exp(-points)), atol=0.005)
+
+
+def test_the_uniform_numbers_of_verification_are_spread_over_0_to_1():
+    values = np.array([philox_uniform(seed, position) for seed in (0, -5) for position in range(2000)])
+    assert values.min() > 0
+    assert values.max() < 1
+    np.testing.assert_allclose(np.quantile(values, [0.1, 0.5, 0.9]), [0.1, 0.5, 0.9], atol=0.03)
