@@ -30,7 +30,9 @@ def test_a_function_that_does_nothing_differs_from_vllms_kernel(kernel):
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_an_array_that_vllms_kernel_does_not_change_must_stay(kernel):
     vector = VECTORS[kernel][0]
-    kept = next(n for n, a in memory_of(vector.arguments).items() if n not in vector.results and a.size and "." not in n)
+    kept = next(
+        n for n, a in memory_of(vector.arguments).items() if n not in vector.results and a.size and "." not in n
+    )
 
     def careless(grid, **arguments):
         KERNELS[kernel](grid, **arguments)
@@ -46,8 +48,8 @@ def test_the_launches_of_vllm_have_arguments_that_the_function_knows(kernel):
 
 def test_another_version_of_a_kernel_is_refused_with_what_is_new_and_gone():
     kernel = "vllm.v1.worker.gpu.input_batch._expand_idx_mapping_kernel"
-    with pytest.raises(ConfigError, match=r"_expand_idx_mapping_kernel.*new: \['other'\], gone: \['cu_num_logits_ptr'\]"):
-        names = ["idx_mapping_ptr", "expanded_idx_mapping_ptr", "expanded_local_pos_ptr", "other", "BLOCK_SIZE"]
+    names = ["idx_mapping_ptr", "expanded_idx_mapping_ptr", "expanded_local_pos_ptr", "other", "BLOCK_SIZE"]
+    with pytest.raises(ConfigError, match=r"_expand.*new: \['other'\], gone: \['cu_num_logits_ptr'\]"):
         check_arguments(kernel, names)
 
 
@@ -68,7 +70,7 @@ def test_what_a_function_does_not_do_is_refused_by_name(name, change):
 
 
 def test_bfloat16_as_its_bits_is_read_exactly():
-    values = np.array([1.5, -0.0, np.inf, -2.0**-120], np.float32)
+    values = np.array([1.5, -0.0, np.inf, -(2.0**-120)], np.float32)
     np.testing.assert_array_equal(as_float32((values.view(np.uint32) >> 16).astype(np.uint16)), values)
 
 
@@ -90,7 +92,9 @@ def murmur3(data: bytes, seed: int) -> int:
 def test_the_hash_of_the_noise_is_murmur3_of_seed_position_and_token(seed, position):
     tokens = np.array([0, 1, 99999], np.uint32)
     expected = [
-        murmur3(seed.to_bytes(8, "little", signed=True) + position.to_bytes(4, "little") + int(t).to_bytes(4, "little"), 0)
+        murmur3(
+            seed.to_bytes(8, "little", signed=True) + position.to_bytes(4, "little") + int(t).to_bytes(4, "little"), 0
+        )
         for t in tokens
     ]
     assert hash32(seed, position, tokens).tolist() == expected

@@ -30,7 +30,11 @@ def main() -> int:
     if not triton.exists():
         command = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(triton), TRITON]
         subprocess.run(command, check=True)
-    variables = {**VARIABLES, "LD_PRELOAD": str(python.parents[1] / "lib" / "libiomp5.so"), "TRITON_DIRECTORY": str(triton)}
+    variables = {
+        **VARIABLES,
+        "LD_PRELOAD": str(python.parents[1] / "lib" / "libiomp5.so"),
+        "TRITON_DIRECTORY": str(triton),
+    }
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
     pytest = [str(python), "-m", "pytest", "-o", "filterwarnings=default", *(sys.argv[1:] or [str(HERE)])]
     return subprocess.run(pytest, env=environment, cwd=HERE.parents[1]).returncode

@@ -110,5 +110,3 @@ def _is_constant(node: ast.stmt) -> bool:
         return False
     text = ast.unparse(node.value)
     return "tl.constexpr" in text or isinstance(node.value, ast.Constant)
-
-

@@ -128,7 +128,9 @@ def compute_slot_mappings(rng: Rng) -> Launch:
     sizes = i32(rng.choice([2, 4, 16], groups))
     for size in sizes:
         tables.append(i32(rng.integers(1, 99, (state.rows, -(-20 // int(size))))))
-    positions = np.concatenate([c + np.arange(n) for c, n in zip(state.computed[state.idx], state.scheduled, strict=True)])
+    positions = np.concatenate(
+        [c + np.arange(n) for c, n in zip(state.computed[state.idx], state.scheduled, strict=True)]
+    )
     return (groups, state.requests + 1), {
         "max_num_tokens": capacity,
         "idx_mapping": state.with_padding(),
@@ -504,7 +506,9 @@ def ranks(rng: Rng) -> Launch:
     count = int(state.cu[-1])
     return (count,), {
         "output_ptr": state.stale(count, np.int64),
-        "logits_ptr": state.logits_of(count, str(rng.choice(["float32", "float16"]))),  # of bfloat16 the interpreter compares bits
+        "logits_ptr": state.logits_of(
+            count, str(rng.choice(["float32", "float16"]))
+        ),  # of bfloat16 the interpreter compares bits
         "logits_stride": VOCABULARY,
         "token_ids_ptr": state.ids(count),
         "vocab_size": VOCABULARY,

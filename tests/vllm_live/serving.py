@@ -45,7 +45,9 @@ def write_model(directory: Path) -> None:
             shapes[f"model.layers.{layer}.{name}"] = (size, size)
         for name in ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
             shapes[f"model.layers.{layer}.{name}"] = (size, size)
-    weights = {f"{name}.weight": torch.randn(shape) * (1 if "embed" in name else 0.15) for name, shape in shapes.items()}
+    weights = {
+        f"{name}.weight": torch.randn(shape) * (1 if "embed" in name else 0.15) for name, shape in shapes.items()
+    }
     norms = [f"model.layers.{i}.{n}_layernorm" for i in range(2) for n in ("input", "post_attention")]
     weights |= {f"{name}.weight": torch.ones(size) for name in (*norms, "model.norm")}
     directory.mkdir(parents=True, exist_ok=True)
@@ -55,11 +57,10 @@ def write_model(directory: Path) -> None:
 
 def interpret_kernels() -> None:
     """Give vLLM the real Triton, whose interpreter runs its kernels, before the modules of the kernels are imported."""
+    import interpreted  # noqa: F401  (what the interpreter lacks)
     import triton
     import triton.language as tl
     import vllm.triton_utils as utils
-
-    import interpreted  # noqa: F401  (what the interpreter lacks)
 
     utils.triton, utils.tl, utils.HAS_TRITON = triton, tl, True
     import vllm.config.vllm
@@ -76,7 +77,9 @@ def sampling(rng: random.Random, greedy: bool) -> dict[str, Any]:
         parameters |= rng.choice([{}, {"top_k": 20}, {"top_p": 0.9}, {"min_p": 0.05}])
         parameters |= rng.choice([{}, {"repetition_penalty": 1.3}, {"frequency_penalty": 0.4, "presence_penalty": 0.2}])
         parameters |= rng.choice([{}, {"logit_bias": {5: 3.0, 17: -2.0}}, {"allowed_token_ids": list(range(40))}])
-        parameters |= rng.choice([{}, {"logprobs": 3}, {"stop_token_ids": [7, 8], "min_tokens": 4}, {"prompt_logprobs": 2}])
+        parameters |= rng.choice(
+            [{}, {"logprobs": 3}, {"stop_token_ids": [7, 8], "min_tokens": 4}, {"prompt_logprobs": 2}]
+        )
     return parameters
 
 

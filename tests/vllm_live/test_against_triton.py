@@ -14,9 +14,9 @@ from foreword.vllm.vectors import Vector, after, golden_vectors
 if find_spec("vllm") is None or "TRITON_DIRECTORY" not in os.environ:
     pytest.skip("needs vLLM and Triton: `make vllm`", allow_module_level=True)
 
-from interpreted import Sources  # noqa: E402
-from launches import LAUNCHES  # noqa: E402
-from mutations import mutants, noticed  # noqa: E402
+from interpreted import Sources
+from launches import LAUNCHES
+from mutations import mutants, noticed
 
 SOURCES = Sources(Path(os.environ.get("VLLM_SOURCES") or str(find_spec("vllm").origin)).parent)
 """Of the installed version; VLLM_SOURCES is the `__init__.py` of another one."""

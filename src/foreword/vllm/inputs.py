@@ -1,10 +1,10 @@
 """The kernels of the input layer of vLLM's second model runner (`vllm.v1.worker.gpu`), as functions over its buffers.
 
-A function has the name of the kernel without its leading underscore, the grid of the launch, and the kernel's arguments
-under their names. What is a pointer there is an array here, as the runner holds it: with its shape and strides, so that
-the arguments ``…_stride`` are not read, nor are the sizes of Triton's blocks. Constants (upper case) are keywords, and
-arguments that only later versions of vLLM have are optional. Arrays are changed in place; nothing is returned. A pointer
-table (uint64) holds addresses of memory of this process.
+A function has the name of the kernel without its leading underscore. It takes the grid of the launch, then the kernel's
+arguments under their names. What is a pointer there is an array here, as the runner holds it: with its shape and
+strides, so that the arguments ``…_stride`` are not read. Constants (upper case) are keywords, and arguments that only one of the
+known versions of vLLM has are optional. Arrays are changed in place; nothing is returned. A table of pointers (uint64)
+holds addresses of memory of this process.
 
 R rows of requests, B requests of the step, T its tokens, L its logits, G KV cache groups, K drafts of a request.
 ``idx_mapping`` [B] is the row of each request; ``query_start_loc`` [B + 1] the first token of each and, last, T;
@@ -14,8 +14,9 @@ R rows of requests, B requests of the step, T its tokens, L its logits, G KV cac
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
-from foreword.arrays import AnyArray, I64, Ints
+from foreword.arrays import I64, AnyArray, Ints
 
 Grid = tuple[int, ...]
 
@@ -23,11 +24,16 @@ Grid = tuple[int, ...]
 class _Memory:
     """Memory at an address, for `np.asarray`."""
 
-    def __init__(self, address: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        self.__array_interface__ = {"data": (address, False), "shape": shape, "typestr": dtype.str, "version": 3}
+    def __init__(self, address: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
+        self.__array_interface__ = {
+            "data": (address, False),
+            "shape": shape,
+            "typestr": np.dtype(dtype).str,
+            "version": 3,
+        }
 
 
-def array_at(address: int, shape: tuple[int, ...], dtype: np.dtype = np.dtype(np.int32)) -> AnyArray:
+def array_at(address: int, shape: tuple[int, ...], dtype: npt.DTypeLike = np.int32) -> AnyArray:
     """Return the memory at an address of this process as an array. The caller keeps the memory alive."""
     return np.asarray(_Memory(int(address), shape, dtype))
 
@@ -96,6 +102,8 @@ def prepare_prefill_inputs_kernel(
     """
     rows = idx_mapping_ptr[: grid[0]]
     inside = num_computed_tokens_ptr[rows] < prefill_lens_ptr[rows]
+    if not inside.any():
+        return
     rows, starts = rows[inside], query_start_loc_ptr[: grid[0]][inside]
     lengths = np.diff(query_start_loc_ptr[: grid[0] + 1])[inside]
     computed = num_computed_tokens_ptr[rows]
@@ -165,8 +173,8 @@ def combine_sampled_and_draft_tokens_kernel(
         generated = np.flatnonzero(behind & (lengths - logits >= prefill))
         input_ids_ptr[(ends - logits)[generated]] = last_sampled_tokens_ptr.reshape(-1)[rows[generated]]
     drafts = np.where(behind, np.maximum(logits - NUM_NEW_SAMPLED_TOKENS, 0), 0)
-    to, owners = ranges(ends - drafts, drafts)
-    if len(to):
+    if drafts.any():
+        to, owners = ranges(ends - drafts, drafts)
         columns, _ = ranges(np.zeros_like(drafts), drafts)
         input_ids_ptr[to] = draft_tokens_ptr[rows[owners], columns]
 
@@ -427,7 +435,7 @@ def apply_prompt_embeds_kernel(
         source = array_at(embeds_ptrs_ptr[row], shape, inputs_embeds_ptr.dtype)[start : start + count]
         target = inputs_embeds_ptr[loc[b] : loc[b] + count]
         if mask_ptrs_ptr[row]:
-            is_token = array_at(mask_ptrs_ptr[row], shape[:1], np.dtype(np.int8))[start : start + count] != 0
+            is_token = array_at(mask_ptrs_ptr[row], shape[:1], np.int8)[start : start + count] != 0
             np.copyto(target, source, where=~is_token[:, None])
         else:
             target[:] = source

@@ -34,11 +34,7 @@ _FUNCTIONS: dict[str, tuple[Callable[..., None], ...]] = {
     "sample.bad_words": (sampling.bad_words_kernel,),
     "sample.gumbel": (sampling.temperature_kernel, sampling.gumbel_sample_kernel),
     "sample.logit_bias": (sampling.bias_kernel,),
-    "sample.logprob": (
-        sampling.topk_log_softmax_kernel,
-        sampling.ranks_kernel,
-        sampling.fill_logprob_token_ids_kernel,
-    ),
+    "sample.logprob": (sampling.topk_log_softmax_kernel, sampling.ranks_kernel, sampling.fill_logprob_token_ids_kernel),
     "sample.min_p": (sampling.min_p_kernel,),
     "sample.penalties": (sampling.penalties_kernel, sampling.bincount_kernel),
     "sample.prompt_logprob": (sampling.prompt_logprobs_token_ids_kernel,),
@@ -58,7 +54,7 @@ KERNELS: Mapping[str, Callable[..., None]] = {
     for module, functions in _FUNCTIONS.items()
     for function in functions
 }
-"""Full name of a kernel of vLLM → its function: ``function(grid, **arguments)`` with the kernel's names of arguments."""
+"""Full name of a kernel of vLLM → its function: ``function(grid, **arguments)`` with the names of its arguments."""
 
 
 def check_arguments(kernel: str, names: Iterable[str]) -> None:

@@ -68,7 +68,11 @@ def register() -> None:
     for module, attribute, launched in found:
         setattr(module, attribute, launched)
     vllm.triton_utils.triton.next_power_of_2 = _next_power_of_2
-    for module in (vllm.config.vllm, vllm.v1.worker.gpu_worker, import_module(f"{PACKAGE}.spec_decode.ngram.speculator")):
+    for module in (
+        vllm.config.vllm,
+        vllm.v1.worker.gpu_worker,
+        import_module(f"{PACKAGE}.spec_decode.ngram.speculator"),
+    ):
         if "HAS_TRITON" in vars(module):  # the modules that ask differ between versions
             module.HAS_TRITON = True
 

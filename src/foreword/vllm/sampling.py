@@ -6,6 +6,8 @@ interpreter. Logits are float32, float16, or bfloat16 as uint16 of the same bits
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from foreword.arrays import F32, F64, I64, U64, AnyArray, Bools, Floats, Ints
@@ -95,7 +97,9 @@ def bias_kernel(
     rows = expanded_idx_mapping_ptr[: grid[0]]
     early = pos_ptr[: grid[0]] + 1 < min_lens_ptr[rows]
     stopping = np.where(early, num_stop_token_ids_ptr[rows], 0)
-    for token in np.flatnonzero((num_allowed_token_ids_ptr[rows] > 0) | (num_logit_bias_ptr[rows] > 0) | (stopping > 0)):
+    for token in np.flatnonzero(
+        (num_allowed_token_ids_ptr[rows] > 0) | (num_logit_bias_ptr[rows] > 0) | (stopping > 0)
+    ):
         row, stops = rows[token], stopping[token]
         logits = logits_ptr[token, :vocab_size]
         if (allowed := num_allowed_token_ids_ptr[row]) > 0:
@@ -135,7 +139,9 @@ def bincount_kernel(
     for row in expanded_idx_mapping_ptr[: grid[0]]:
         prompt, prefill = int(prompt_len_ptr[row]), int(prefill_len_ptr[row])
         tokens = all_token_ids_ptr[row, :prompt]
-        np.bitwise_or.at(prompt_bin_mask_ptr[row].view(np.uint32), tokens // 32, np.uint32(1) << (tokens % 32).astype(np.uint32))
+        np.bitwise_or.at(
+            prompt_bin_mask_ptr[row].view(np.uint32), tokens // 32, np.uint32(1) << (tokens % 32).astype(np.uint32)
+        )
         np.add.at(output_bin_counts_ptr[row], all_token_ids_ptr[row, prompt:prefill], 1)
 
 
@@ -208,11 +214,11 @@ def bad_words_kernel(
         if words == 0:
             continue
         offsets = bad_word_offsets_ptr[row, : words + 1].tolist()
-        longest = max(end - start for start, end in zip(offsets, offsets[1:], strict=False)) - 1
+        longest = max(end - start for start, end in pairwise(offsets)) - 1
         first = max(int(prompt_len_ptr[row]), int(total_len_ptr[row]) - longest)
         known = all_token_ids_ptr[row, first : total_len_ptr[row]].tolist()
         known += input_ids_ptr[token - drafts + 1 : token + 1].tolist()
-        for start, end in zip(offsets, offsets[1:], strict=False):
+        for start, end in pairwise(offsets):
             *before, last = bad_word_token_ids_ptr[row, start:end].tolist()
             if len(before) <= len(known) and known[len(known) - len(before) :] == before:
                 logits_ptr[token, last] = minus_infinity(logits_ptr)
@@ -413,8 +419,9 @@ def ranks_kernel(
     *,
     BLOCK_SIZE: int,
 ) -> None:
-    """output[l]: how many of logits[l] are at least as large as that of token_ids[l]. Where that is -∞, the -∞ that fill
-    the last block of ``BLOCK_SIZE`` count too.
+    """output[l]: how many of logits[l] are at least as large as that of token_ids[l].
+
+    Where that is -∞, the -∞ that fill the last block of ``BLOCK_SIZE`` count too.
     """
     padding = -vocab_size % BLOCK_SIZE
     for row in range(grid[0]):
@@ -440,8 +447,8 @@ def fill_logprob_token_ids_kernel(
     NUM_TOPK: int,
     PADDED_COLS: int,
 ) -> None:
-    """Columns of log-probabilities: the sampled token, then the tokens that the request names, else the top ``NUM_TOPK``.
-    out_valid_mask is set where a column is used.
+    """The tokens of the columns of log-probabilities: the sampled one, then those that the request names, else the
+    ``NUM_TOPK`` likeliest. out_valid_mask is set where a column is used.
     """
     rows = expanded_idx_mapping_ptr[: grid[0]]
     out_token_ids_ptr[: grid[0], 0] = sampled_token_ids_ptr[: grid[0]]

@@ -1,7 +1,7 @@
 """Launches of vLLM's kernels with what its own Triton kernels made of them: unit tests for any implementation.
 
-The file ``vectors.jsonl`` has a launch per line: ``kernel``, ``grid``, ``arguments``, and in ``results`` the arrays that
-differ afterwards. An array is ``{"dtype", "shape", "values"}``; the values of floats are their bits as unsigned
+The file ``vectors.jsonl`` has a launch per line: ``kernel``, ``grid``, ``arguments``, and in ``results`` the arrays
+that differ afterwards. An array is ``{"dtype", "shape", "values"}``; the values of floats are their bits as unsigned
 integers. A table of addresses is ``{"pointers": […]}``, of arrays or null; ``name.0`` is a result in its first one.
 """
 

@@ -208,12 +208,18 @@ def rejection_kernel(
                 accept = draft == best
             else:
                 target_sum = _log_sum(
-                    target_local_max_ptr[logit], target_local_sumexp_ptr[logit], vocab_num_blocks, PADDED_VOCAB_NUM_BLOCKS
+                    target_local_max_ptr[logit],
+                    target_local_sumexp_ptr[logit],
+                    vocab_num_blocks,
+                    PADDED_VOCAB_NUM_BLOCKS,
                 )
                 draft_log_probability = np.float32(0)
                 if draft_logits_ptr is not None and HAS_DRAFT_LOGITS:
                     draft_sum = _log_sum(
-                        draft_local_max_ptr[logit], draft_local_sumexp_ptr[logit], vocab_num_blocks, PADDED_VOCAB_NUM_BLOCKS
+                        draft_local_max_ptr[logit],
+                        draft_local_sumexp_ptr[logit],
+                        vocab_num_blocks,
+                        PADDED_VOCAB_NUM_BLOCKS,
                     )
                     logits = as_float32(draft_logits_ptr[row, i, draft : draft + 1])
                     draft_log_probability = logits[0] / temperature - draft_sum
@@ -346,7 +352,7 @@ def ngram_scan_kernel(
     MAX_N_PO2: int,
     BLOCK_L: int,
 ) -> None:
-    """The last place in each block of ``BLOCK_L`` positions where the longest suffix of a request's tokens stood before:
+    """The last place in each block of ``BLOCK_L`` positions where the longest suffix of a request's tokens stood:
     scratch[b, block] = n * (L + 1) + p + 1 for the n tokens at p, ``MIN_N`` to ``MAX_N`` of them, or 0.
     """
     for b in range(grid[0]):
@@ -381,8 +387,9 @@ def ngram_finalize_kernel(
     K_PO2: int,
     N_BLOCKS_PO2: int,
 ) -> None:
-    """drafts[b, k]: the tokens that followed the place with the longest suffix, of equal ones the last; the last sampled
-    token where there are none.
+    """drafts[b, k]: the tokens that followed the place with the longest suffix, of equal ones the last place.
+
+    The last sampled token where there are none.
     """
     rows = idx_mapping_ptr[: grid[0]]
     scores = scratch_ptr[: grid[0], :N_BLOCKS].max(axis=1)
