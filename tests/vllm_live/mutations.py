@@ -65,7 +65,7 @@ def mutants(module: ModuleType, source: str) -> Iterator[Mutant]:
             vars(place).update(change)
             shown = f"{text} -> {ast.unparse(place)}"
             namespace = {"__name__": module.__name__, "__file__": module.__file__}
-            exec(compile(ast.fix_missing_locations(copy.deepcopy(tree)), str(module.__file__), "exec"), namespace)
+            exec(compile(ast.fix_missing_locations(tree), str(module.__file__), "exec"), namespace)
             vars(place).update(before)
             yield Mutant(function, f"line {getattr(place, 'lineno', 0)}: {shown}", namespace)  # type: ignore[arg-type]
 

@@ -6,18 +6,20 @@ Of random launches of each kernel, a few small ones that notice every mutant of 
 from __future__ import annotations
 
 import sys
-from importlib import import_module
+from collections import defaultdict
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 from interpreted import Sources
 from launches import LAUNCHES
 from mutations import mutants, noticed
 
+from foreword.vllm import inputs, sampling, verification
 from foreword.vllm.kernels import KERNELS
 from foreword.vllm.vectors import Vector, after, memory_of, write_line
 
-SEEDS = range(24)
+SEEDS = range(16)
 
 
 def launches_of(sources: Sources, name: str) -> list[Vector]:
@@ -33,29 +35,38 @@ def launches_of(sources: Sources, name: str) -> list[Vector]:
     return sorted(found, key=lambda vector: len(write_line(vector)))
 
 
-def chosen(vectors: list[Vector]) -> list[Vector]:
-    """Return launches that together notice all mutants that any of them does, one after another the one of most."""
-    function = KERNELS[vectors[0].kernel]
-    assert [d for vector in vectors for d in vector.differences(function)] == []
-    module = import_module(function.__module__)
-    seen: list[set[int]] = [set() for _ in vectors]
-    for number, mutant in enumerate(mutants(module, Path(str(module.__file__)).read_text(encoding="utf-8"))):
-        if mutant.function == function.__name__ or not mutant.function.endswith("_kernel"):
-            changed = mutant.functions[function.__name__]
-            for vector, numbers in zip(vectors, seen, strict=True):
-                if noticed(lambda vector=vector, changed=changed: vector.differences(changed)):
-                    numbers.add(number)
-    picked, missing = [], set().union(*seen)
+def chosen(module: ModuleType, launches: dict[str, list[Vector]]) -> list[Vector]:
+    """Return launches of a module's kernels that together notice every mutant that any of them notices."""
+    noticing: dict[str, dict[int, set[int]]] = {name: defaultdict(set) for name in launches}
+    source = Path(str(module.__file__)).read_text(encoding="utf-8")
+    for number, mutant in enumerate(mutants(module, source)):
+        for name, vectors in launches.items():
+            function = KERNELS[name].__name__
+            if mutant.function == function or not mutant.function.endswith("_kernel"):
+                for i, vector in enumerate(vectors):
+                    if noticed(lambda vector=vector, changed=mutant.functions[function]: vector.differences(changed)):
+                        noticing[name][i].add(number)
+    return [launches[name][i] for name, seen in noticing.items() for i in covering(launches[name], seen)]
+
+
+def covering(vectors: list[Vector], seen: dict[int, set[int]]) -> list[int]:
+    """Return which launches together notice all of ``seen``: one after another that of most for its size."""
+    picked, missing = [], set().union(*seen.values())
     while missing:
-        best = max(range(len(vectors)), key=lambda i: len(seen[i] & missing) / len(write_line(vectors[i])) ** 0.5)
-        picked.append(vectors[best])
+        best = max(seen, key=lambda i: len(seen[i] & missing) / len(write_line(vectors[i])) ** 0.5)
+        picked.append(best)
         missing -= seen[best]
-    return picked
+    return sorted(picked)
 
 
 def main() -> None:
-    sources = Sources(Path(sys.argv[1]))
-    lines = [write_line(vector) for name in KERNELS for vector in chosen(launches_of(sources, name))]
+    sources, lines = Sources(Path(sys.argv[1])), []
+    for module in (inputs, sampling, verification):
+        names = [name for name, function in KERNELS.items() if function.__module__ == module.__name__]
+        for vector in chosen(module, {name: launches_of(sources, name) for name in names}):
+            assert vector.differences(KERNELS[vector.kernel]) == []
+            lines.append(write_line(vector))
+        print(module.__name__, len(lines), flush=True)
     Path(sys.argv[2]).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -1,7 +1,7 @@
 """Serve prompts with vLLM on the CPU and print the sampled tokens as JSON: python serving.py KERNELS MODEL [--drafts].
 
-KERNELS: "v1" for its first model runner; for the second one "functions" of `foreword.vllm` or "triton", vLLM's own
-kernels in Triton's interpreter.
+KERNELS: "v1" for its first model runner; for the second one "functions" of `foreword.vllm`, which the installed Foreword
+registers by its entry point, or "triton", vLLM's own kernels in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -66,7 +66,10 @@ def interpret_kernels() -> None:
     import vllm.config.vllm
 
     vllm.config.vllm.HAS_TRITON = True
+    from vllm.v1.sample.ops import topk_topp_sampler
     from vllm.v1.worker.cpu import shm  # noqa: F401  (buffers of the CPU)
+
+    topk_topp_sampler.HAS_TRITON = False  # top-k and top-p in PyTorch, as without Triton
 
 
 def sampling(rng: random.Random, greedy: bool) -> dict[str, Any]:
@@ -95,10 +98,6 @@ def main() -> None:
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(options.kernels != "v1"))
     if options.kernels == "triton":
         interpret_kernels()
-    if options.kernels == "functions":
-        from foreword.vllm.registration import plugin
-
-        plugin()
     from vllm import LLM, SamplingParams
 
     ngram = {"num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}

@@ -288,9 +288,7 @@ def gather_block_tables_kernel(
     which no token of the step attends to, are 0.
     """
     groups, padded = grid[0], grid[1]
-    windows: tuple[Ints, Ints, Ints] | None = None
-    if MASK_SLIDING_WINDOW and num_computed_tokens_ptr is not None and block_sizes_ptr is not None:
-        windows = num_computed_tokens_ptr, sliding_window_reach_ptr, block_sizes_ptr
+    computed, reaches, sizes = num_computed_tokens_ptr, sliding_window_reach_ptr, block_sizes_ptr
     rows = batch_idx_to_req_idx[:num_reqs]
     held = num_blocks_ptr[:groups, rows]
     longest = held.max(axis=1, initial=0)
@@ -300,8 +298,9 @@ def gather_block_tables_kernel(
         target = array_at(dst_block_table_ptrs[group], (padded, width))
         target[num_reqs:] = 0
         blocks = array_at(src_block_table_ptrs[group], (height, width))[rows, : longest[group]]
-        if windows and (reach := int(windows[1][group])) > 0:
-            below = np.maximum(windows[0][rows] - reach, 0) // windows[2][group]
+        if MASK_SLIDING_WINDOW and computed is not None and reaches is not None and sizes is not None:
+            reach = int(reaches[group])
+            below = np.maximum(computed[rows] - reach, 0) // sizes[group] if reach > 0 else np.zeros_like(rows)
             blocks[columns < below[:, None]] = 0
         np.copyto(target[:num_reqs, : longest[group]], blocks, where=columns < held[group][:, None])
 

@@ -74,7 +74,7 @@ def register() -> None:
         import_module(f"{PACKAGE}.spec_decode.ngram.speculator"),
     ):
         if "HAS_TRITON" in vars(module):  # the modules that ask differ between versions
-            module.HAS_TRITON = True
+            vars(module)["HAS_TRITON"] = True
 
 
 def _next_power_of_2(n: int) -> int:
