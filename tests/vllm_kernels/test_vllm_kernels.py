@@ -106,12 +106,12 @@ def test_the_hash_of_the_noise_is_murmur3_of_seed_position_and_token(seed, posit
         )
         for t in tokens
     ]
-    assert hash32(seed, position, tokens).tolist() == expected
+    assert hash32(np.array([seed]), np.array([position]), tokens).tolist() == [expected]
 
 
 @pytest.mark.parametrize("fp64", [False, True])
 def test_the_noise_is_gumbel_distributed(fp64):
-    noise = gumbel_noise(7, 3, np.arange(200_000), fp64)
+    noise = gumbel_noise(np.array([7, 8]), np.array([3, 4]), np.arange(100_000), fp64).reshape(-1)
     points = np.array([-1.0, 0.0, 1.0, 3.0])
     found = (noise[:, None] <= points).mean(axis=0)
     np.testing.assert_allclose(found, np.exp(-np.exp(-points)), atol=0.005)

@@ -16,7 +16,7 @@ from foreword.vllm.vectors import Pointers
 Launch = tuple[tuple[int, ...], dict[str, Any]]
 Rng = np.random.Generator
 
-WIDTH, VOCABULARY = 24, 40  # of the table of tokens, of the logits
+WIDTH, VOCABULARY = 24, 37  # of the table of tokens, of the logits
 
 
 def i32(values: Any) -> np.ndarray:
@@ -47,14 +47,19 @@ class State:
         self.drafts = np.where(decoding, rng.integers(0, K + 1, B), 0)
         left = np.maximum((self.prefill - self.computed)[self.idx], 1)
         self.scheduled = np.where(decoding, 1 + self.drafts, rng.integers(1, left + 1))
-        self.loc = i32(np.append(0, np.cumsum(self.scheduled)))
-        self.tokens = int(self.loc[-1])
+        self.tokens = int(self.scheduled.sum())
+        self.loc = self.sums(self.scheduled)
         self.logits = self.drafts + 1
-        self.cu = i32(np.append(0, np.cumsum(self.logits)))
+        self.count = int(self.logits.sum())
+        self.cu = self.sums(self.logits)
         self.seq_lens = i32(self.computed[self.idx] + self.scheduled)
         self.expanded = i32(np.repeat(self.idx, self.logits))
         self.local = i32(np.concatenate([np.arange(n) for n in self.logits]))
         self.known = self.ids((R, WIDTH), np.int32)
+
+    def sums(self, counts: np.ndarray) -> np.ndarray:
+        """0 and the sums of counts; behind them an entry of padding."""
+        return i32([0, *np.cumsum(counts), counts.sum() + self.rng.integers(0, 4)])
 
     def ids(self, shape: Any, dtype: type = np.int64) -> np.ndarray:
         return self.rng.integers(0, VOCABULARY, shape).astype(dtype)
@@ -212,7 +217,7 @@ def combine_sampled_and_draft_tokens(rng: Rng) -> Launch:
         "prefill_len_ptr": state.prefill,
         "draft_tokens_ptr": state.ids((state.rows, max(state.num_drafts, 1))),
         "draft_tokens_stride": max(state.num_drafts, 1),
-        "cu_num_logits_ptr": i32(np.append(0, np.cumsum(logits))),
+        "cu_num_logits_ptr": state.sums(logits),
         "logits_indices_ptr": state.stale(max(int(logits.sum()), 1), np.int64),
         "BLOCK_SIZE": power_of_2(state.num_drafts + 1),
         "NUM_NEW_SAMPLED_TOKENS": new,
@@ -221,7 +226,7 @@ def combine_sampled_and_draft_tokens(rng: Rng) -> Launch:
 
 def expand_idx_mapping(rng: Rng) -> Launch:
     state = State(rng)
-    count = int(state.cu[-1])
+    count = state.count
     return (state.requests,), {
         "idx_mapping_ptr": state.idx,
         "expanded_idx_mapping_ptr": state.stale(count),
@@ -297,7 +302,7 @@ def prepare_rope_positions(rng: Rng) -> Launch:
 
 def apply_prompt_embeds(rng: Rng) -> Launch:
     state, hidden = State(rng), 6
-    lengths = i32(np.where(rng.random(state.rows) < 0.7, state.prefill, 0))
+    lengths = i32(np.where(rng.random(state.rows) < 0.7, rng.integers(1, state.prefill + 1), 0))
     embeds = [rng.normal(size=(n, hidden)).astype(np.float32) if n else None for n in lengths]
     masks = [(rng.random(n) < 0.4).astype(np.int8) if n and rng.random() < 0.5 else None for n in lengths]
     return (state.requests, -(-int(state.scheduled.max()) // 4)), {
@@ -332,7 +337,7 @@ def fill_num_accepted(rng: Rng) -> Launch:
 
 def temperature(rng: Rng) -> Launch:
     state = State(rng)
-    count = int(state.cu[-1])
+    count = state.count
     return (count, -(-VOCABULARY // 16)), {
         "logits_ptr": state.logits_of(count),
         "logits_stride": VOCABULARY,
@@ -345,7 +350,7 @@ def temperature(rng: Rng) -> Launch:
 
 def gumbel_sample(rng: Rng) -> Launch:
     state, fp64 = State(rng), bool(rng.random() < 0.3)
-    count, blocks = int(state.cu[-1]), -(-VOCABULARY // 16)
+    count, blocks = state.count, -(-VOCABULARY // 16)
     return (count, blocks), {
         "local_argmax_ptr": state.stale((count, blocks), np.int64),
         "local_argmax_stride": blocks,
@@ -374,9 +379,13 @@ def gumbel_sample(rng: Rng) -> Launch:
 
 def bias(rng: Rng) -> Launch:
     state = State(rng)
-    count, most = int(state.cu[-1]), 8
+    count, most = state.count, 8
     logits = state.logits_of(count)
-    logits[rng.random(count) < 0.2] = -np.inf
+    stop_tokens = i32([rng.permutation(VOCABULARY)[:most] for _ in range(state.rows)])
+    for token in np.flatnonzero(rng.random(count) < 0.5):  # where nothing but stop tokens is left
+        kept = logits[token, stop_tokens[state.expanded[token]][:2]]
+        logits[token] = -np.inf
+        logits[token, stop_tokens[state.expanded[token]][:2]] = kept
 
     def some(share: float) -> np.ndarray:
         return i32(np.where(rng.random(state.rows) < share, rng.integers(1, most + 1, state.rows), 0))
@@ -389,7 +398,7 @@ def bias(rng: Rng) -> Launch:
         "logits_stride": VOCABULARY,
         "vocab_size": VOCABULARY,
         "expanded_idx_mapping_ptr": state.expanded,
-        "num_allowed_token_ids_ptr": some(0.5),
+        "num_allowed_token_ids_ptr": some(0.3),
         "allowed_token_ids_ptr": tokens(),
         "allowed_token_ids_stride": most,
         "num_logit_bias_ptr": some(0.5),
@@ -401,7 +410,7 @@ def bias(rng: Rng) -> Launch:
         "min_lens_ptr": i32(rng.integers(0, 20, state.rows)),
         "num_stop_token_ids_ptr": some(0.7),
         "restore_when_all_masked_ptr": i32(rng.random(state.rows) < 0.5),
-        "stop_token_ids_ptr": tokens(),
+        "stop_token_ids_ptr": stop_tokens,
         "stop_token_ids_stride": most,
         "BLOCK_SIZE": most,
         "LOGITS_BLOCK_SIZE": 16,
@@ -429,12 +438,12 @@ def bincount(rng: Rng) -> Launch:
 
 def penalties(rng: Rng) -> Launch:
     state = State(rng)
-    count, words = int(state.cu[-1]), -(-VOCABULARY // 32)
+    count, words = state.count, -(-VOCABULARY // 32)
     return (count, -(-VOCABULARY // 32)), {
         "logits_ptr": state.logits_of(count),
         "logits_stride": VOCABULARY,
         "expanded_idx_mapping_ptr": state.expanded,
-        "token_ids_ptr": state.ids(count, np.int32) % 7,
+        "token_ids_ptr": i32(rng.integers(-1, 5, count)),
         "expanded_local_pos_ptr": state.local,
         "repetition_penalty_ptr": rng.choice([1, 1.3, 0.7], state.rows).astype(np.float32),
         "frequency_penalty_ptr": rng.choice([0, 0.3, -0.7], state.rows).astype(np.float32),
@@ -450,7 +459,7 @@ def penalties(rng: Rng) -> Launch:
 
 def bad_words(rng: Rng) -> Launch:
     state = State(rng)
-    count, most = int(state.cu[-1]), 4
+    count, most = state.count, 4
     lengths = rng.integers(1, 4, (state.rows, most))
     known = state.known % 2
     total = i32(np.minimum(state.prefill + rng.integers(0, 6, state.rows), WIDTH))
@@ -474,7 +483,7 @@ def bad_words(rng: Rng) -> Launch:
 
 def min_p(rng: Rng) -> Launch:
     state = State(rng)
-    count = int(state.cu[-1])
+    count = state.count
     return (count,), {
         "logits_ptr": state.logits_of(count),
         "logits_stride": VOCABULARY,
@@ -487,7 +496,7 @@ def min_p(rng: Rng) -> Launch:
 
 def topk_log_softmax(rng: Rng) -> Launch:
     state, top = State(rng), int(rng.integers(1, 5))
-    count, columns = int(state.cu[-1]), int(rng.choice([VOCABULARY, 300]))
+    count, columns = state.count, int(rng.choice([VOCABULARY, 300]))
     return (count,), {
         "output_ptr": state.stale((count, top), np.float32),
         "logits_ptr": state.logits_of(count, str(rng.choice(["float32", "bfloat16"])), columns),
@@ -503,7 +512,7 @@ def topk_log_softmax(rng: Rng) -> Launch:
 
 def ranks(rng: Rng) -> Launch:
     state = State(rng)
-    count = int(state.cu[-1])
+    count = state.count
     return (count,), {
         "output_ptr": state.stale(count, np.int64),
         "logits_ptr": state.logits_of(
@@ -518,7 +527,7 @@ def ranks(rng: Rng) -> Launch:
 
 def fill_logprob_token_ids(rng: Rng) -> Launch:
     state, top = State(rng), int(rng.integers(0, 4))
-    count, most = int(state.cu[-1]), 5
+    count, most = state.count, 5
     named = i32(np.where(rng.random(state.rows) < 0.5, rng.integers(1, most + 1, state.rows), 0))
     return (count,), {
         "out_token_ids_ptr": np.zeros((count, 1 + most), np.int64),
@@ -568,7 +577,7 @@ def apply_grammar_bitmask(rng: Rng) -> Launch:
     stride, words = state.num_drafts + 1, -(-VOCABULARY // 32)
     chosen = rng.permutation(state.requests)[: int(rng.integers(1, state.requests + 1))]
     places = (chosen[:, None] * stride + np.arange(stride)).reshape(-1)
-    count = int(state.cu[-1])
+    count = state.count
     return (len(places), words), {
         "logits_ptr": state.logits_of(count, str(rng.choice(["float32", "bfloat16"]))),
         "logits_stride": VOCABULARY,
@@ -585,7 +594,7 @@ def apply_grammar_bitmask(rng: Rng) -> Launch:
 def flatten_sampled(rng: Rng) -> Launch:
     state = State(rng)
     return (state.requests,), {
-        "flat_sampled_ptr": state.stale(int(state.cu[-1]), np.int64),
+        "flat_sampled_ptr": state.stale(state.count, np.int64),
         "sampled_ptr": state.ids((state.requests, state.num_drafts + 1)),
         "sampled_stride": state.num_drafts + 1,
         "num_sampled_ptr": i32(rng.integers(0, state.logits + 1)),
@@ -595,7 +604,7 @@ def flatten_sampled(rng: Rng) -> Launch:
 
 def gather_draft_sampled(rng: Rng) -> Launch:
     state = State(rng)
-    count = int(state.cu[-1])
+    count = state.count
     return (-(-count // 4),), {
         "draft_sampled_ptr": state.stale(count),
         "pos_ptr": state.stale(count, np.int64),
@@ -617,7 +626,7 @@ class Verification(State):
 
     def __init__(self, rng: Rng) -> None:
         super().__init__(rng, drafting=1)
-        self.count, self.blocks = int(self.cu[-1]), -(-VOCABULARY // self.block)
+        self.blocks = -(-VOCABULARY // self.block)
         self.target = self.logits_of(self.count)
         self.target[:, :VOCABULARY] = np.maximum(self.target, -30)
         self.has_draft = bool(rng.random() < 0.5)
@@ -728,7 +737,7 @@ def resample(rng: Rng) -> Launch:
     step, fp64 = Verification(rng), bool(rng.random() < 0.3)
     B = step.requests
     rejected = i32(rng.integers(0, step.logits))
-    at = step.cu[:-1] + rejected
+    at = step.cu[: step.requests] + rejected
     return (B, step.blocks), {
         "resampled_local_argmax_ptr": step.stale((B, step.blocks), np.int64),
         "resampled_local_argmax_stride": step.blocks,

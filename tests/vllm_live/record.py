@@ -19,7 +19,7 @@ from foreword.vllm import inputs, sampling, verification
 from foreword.vllm.kernels import KERNELS
 from foreword.vllm.vectors import Vector, after, memory_of, write_line
 
-SEEDS = range(16)
+SEEDS = range(24)
 
 
 def launches_of(sources: Sources, name: str) -> list[Vector]:

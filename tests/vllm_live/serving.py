@@ -1,7 +1,7 @@
 """Serve prompts with vLLM on the CPU and print the sampled tokens as JSON: python serving.py KERNELS MODEL [--drafts].
 
-KERNELS: "v1" for its first model runner; for the second one "functions" of `foreword.vllm`, which the installed Foreword
-registers by its entry point, or "triton", vLLM's own kernels in Triton's interpreter.
+KERNELS: "v1" for its first model runner; for the second one "functions" of `foreword.vllm`, which the installed
+Foreword registers by its entry point, or "triton", vLLM's own kernels in Triton's interpreter.
 """
 
 from __future__ import annotations

@@ -41,7 +41,9 @@ def served(model, kernels, *options):
 
 @pytest.mark.parametrize("options", [[], ["--drafts"]], ids=["plain", "drafts"])
 def test_greedy_tokens_are_those_of_the_first_model_runner(model, options):
-    first, second = (served(model, kernels, "--greedy", "--requests", "24", *options) for kernels in ("v1", "functions"))
+    first, second = (
+        served(model, kernels, "--greedy", "--requests", "24", *options) for kernels in ("v1", "functions")
+    )
     assert first["runner"] != second["runner"] == "vllm.v1.worker.cpu.model_runner"
     assert sum(map(len, second["tokens"])) > 200
     assert first["tokens"] == second["tokens"]

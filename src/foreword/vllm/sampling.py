@@ -283,37 +283,42 @@ def gumbel_sample_kernel(
         raise ConfigError("gumbel_sample_kernel: logits_cache_ptr, of draft models, is not supported; pass None")
     rows = expanded_idx_mapping_ptr[: grid[0]]
     temperatures = np.where(rows >= 0, temp_ptr[rows], np.float32(0))
-    tokens = np.arange(vocab_size)
-    blocks = Blocks(grid[1], BLOCK_SIZE, np.float64 if USE_FP64 else np.float32)
-    for token, row in enumerate(rows):
-        logits: Floats = as_float32(logits_ptr[token, :vocab_size])
-        temperature = temperatures[token]
-        if temperature != 0:
-            if APPLY_TEMPERATURE:
-                logits = logits / temperature
-            position = int(pos_ptr[token]) + (_DRAFT_NOISE if IS_DRAFTING else 0)
-            logits = logits + gumbel_noise(int(seeds_ptr[row]), position, tokens, USE_FP64)
-        blocks.argmax(logits, local_argmax_ptr[token], local_max_ptr[token])
+    tokens, together = np.arange(vocab_size), max(_CHUNK // vocab_size, 1)
+    blocks = Blocks(grid[1], BLOCK_SIZE, np.float64 if USE_FP64 else np.float32, together)
+    for start in range(0, grid[0], together):
+        logits: Floats = as_float32(logits_ptr[start : start + together, :vocab_size])
+        temperature = temperatures[start : start + together]
+        if (drawn := np.flatnonzero(temperature)).size:
+            hot: Floats = logits[drawn] / temperature[drawn, None] if APPLY_TEMPERATURE else logits[drawn]
+            positions = pos_ptr[start + drawn] + (_DRAFT_NOISE if IS_DRAFTING else 0)
+            hot = hot + gumbel_noise(seeds_ptr[rows[start + drawn]], positions, tokens, USE_FP64)
+            logits = logits.astype(hot.dtype)
+            logits[drawn] = hot
+        blocks.argmax(logits, local_argmax_ptr[start : start + together], local_max_ptr[start : start + together])
+
+
+_CHUNK = 1 << 15
+"""How many logits are drawn together: their noise stays in the cache of a core."""
 
 
 class Blocks:
     """Rows of logits in blocks of Triton's programs: the last block ends with -∞."""
 
-    def __init__(self, num_blocks: int, block_size: int, dtype: type[np.floating]) -> None:
-        self._padded = np.full(num_blocks * block_size, -np.inf, dtype)
-        self._blocks = self._padded.reshape(num_blocks, block_size)
+    def __init__(self, num_blocks: int, block_size: int, dtype: type[np.floating], rows: int = 1) -> None:
+        self._padded = np.full((rows, num_blocks * block_size), -np.inf, dtype)
+        self._blocks = self._padded.reshape(rows, num_blocks, block_size)
 
     def filled(self, logits: Floats) -> Floats:
-        """Return the logits [V] in blocks [num_blocks, block_size]. They are valid until the next call."""
-        self._padded[: len(logits)] = logits
-        return self._blocks
+        """Return the logits [n, V] in blocks [n, num_blocks, block_size]. They are valid until the next call."""
+        self._padded[: len(logits), : logits.shape[1]] = logits
+        return self._blocks[: len(logits)]
 
     def argmax(self, logits: Floats, tokens: Ints, most: Floats) -> None:
-        """Write the token of the largest logit of each block and that logit."""
-        num_blocks, block_size = self._blocks.shape
-        best, value = argmax(self.filled(logits))
-        tokens[:num_blocks] = np.arange(num_blocks) * block_size + best
-        most[:num_blocks] = value
+        """Write the token of the largest logit of each row's blocks and that logit."""
+        blocks = self.filled(logits)
+        best, value = argmax(blocks)
+        tokens[:, : blocks.shape[1]] = np.arange(blocks.shape[1]) * blocks.shape[2] + best
+        most[:, : blocks.shape[1]] = value
 
 
 _DRAFT_NOISE = 1 << 30
@@ -328,15 +333,15 @@ def argmax(values: Floats) -> tuple[I64, Floats]:
     return best, np.take_along_axis(values, best[..., None], axis=-1)[..., 0]
 
 
-def gumbel_noise(seed: int, position: int, tokens: Ints, fp64: bool = False) -> Floats:
-    """Return -log(-log(u)) for the uniform number u of each token, where float32 is the default.
+def gumbel_noise(seeds: I64, positions: Ints, tokens: Ints, fp64: bool = False) -> Floats:
+    """Return -log(-log(u)) [n, V] for a uniform number u of each seed with its position [n] and each token [V].
 
-    In float32, -log(-log(1 - u)) instead, for whose largest values u is near 0, where float32 is fine.
+    In float32, the default, -log(-log(1 - u)), for whose largest values u is near 0, where float32 is fine.
     """
     words = tokens.astype(np.uint32)
     if fp64:
-        return -np.log(-np.log(_uniform64(seed, position, words)))
-    return -np.log(-_log_of_one_minus(_uniform32(seed, position, words)))
+        return -np.log(-np.log(_uniform64(seeds, positions, words)))
+    return -np.log(-_log_of_one_minus(_uniform32(seeds, positions, words)))
 
 
 def _rotated(value: U32, by: int) -> U32:
@@ -348,28 +353,31 @@ def _mixed(h: U32, key: U32) -> U32:
     return _rotated(h ^ key, 13) * np.uint32(5) + np.uint32(0xE6546B64)
 
 
-def hash32(seed: int, position: int, words: U32, domain: int = 0) -> U32:
-    """Return MurmurHash3 (x86, 32 bits, seed ``domain``) of 16 bytes: seed, the low half of the position, a word."""
-    h: U32 = np.full(1, domain, np.uint32)
-    for key in (seed, seed >> 32, position):
-        h = _mixed(h, np.full(1, key & 0xFFFFFFFF, np.uint32))
+def hash32(seeds: I64, positions: Ints, words: U32, domain: int = 0) -> U32:
+    """Return MurmurHash3 (x86, 32 bits, seed ``domain``) of 16 bytes: a seed, the low half of its position, a word.
+
+    seeds, positions: [n]. words: [V]. Result: [n, V].
+    """
+    h: U32 = np.full((len(seeds), 1), domain, np.uint32)
+    for key in (seeds, seeds >> 32, positions):
+        h = _mixed(h, (key & 0xFFFFFFFF).astype(np.uint32)[:, None])
     h = _mixed(h, words) ^ np.uint32(16)
     h = (h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     h = (h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return h ^ (h >> np.uint32(16))
 
 
-def _uniform32(seed: int, position: int, words: U32) -> F32:
+def _uniform32(seeds: I64, positions: Ints, words: U32) -> F32:
     """(hash + 0.5) / 2 ** 32, rounded once to float32."""
-    bits = hash32(seed, position, words)
+    bits = hash32(seeds, positions, words)
     low = (bits & np.uint32(0xFFFF)).astype(np.float32) + np.float32(0.5)
     return (bits >> np.uint32(16)).astype(np.float32) * np.float32(2.0**-16) + low * np.float32(2.0**-32)
 
 
-def _uniform64(seed: int, position: int, words: U32) -> F64:
+def _uniform64(seeds: I64, positions: Ints, words: U32) -> F64:
     """(the upper 53 of 64 bits of two hashes + 0.5) / 2 ** 53, below 1."""
-    low = hash32(seed, position, words).astype(np.uint64)
-    high: U64 = hash32(seed, position, words, 0x9E3779B9).astype(np.uint64)
+    low = hash32(seeds, positions, words).astype(np.uint64)
+    high: U64 = hash32(seeds, positions, words, 0x9E3779B9).astype(np.uint64)
     uniform = ((((high << np.uint64(32)) | low) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     return np.where(uniform == 1, uniform - 2.0**-53, uniform)
 
@@ -404,7 +412,7 @@ def topk_log_softmax_kernel(
     for row in range(grid[0]):
         logits = as_float32(logits_ptr[row, :vocab_size])
         most = np.nanmax(logits)
-        sums = np.exp(blocks.filled(logits - most)).sum(axis=1)
+        sums = np.exp(blocks.filled((logits - most)[None])[0]).sum(axis=1)
         total = np.add.accumulate(sums)[-1]
         output_ptr[row, :topk] = logits[topk_ids_ptr[row, :topk]] - most - np.log(total)
 

@@ -98,12 +98,13 @@ def compute_local_logits_stats_kernel(
         temperature = temp_ptr[rows[logit]]
         target = as_float32(target_logits_ptr[logit, :vocab_size])
         if temperature == 0:
-            blocks.argmax(target, target_local_argmax_ptr[logit], target_local_max_ptr[logit])
+            own = slice(logit, logit + 1)
+            blocks.argmax(target[None], target_local_argmax_ptr[own], target_local_max_ptr[own])
             continue
-        _max_and_sum(blocks.filled(target), target_local_max_ptr[logit], target_local_sumexp_ptr[logit])
+        _max_and_sum(blocks.filled(target[None])[0], target_local_max_ptr[logit], target_local_sumexp_ptr[logit])
         if draft_logits_ptr is not None and HAS_DRAFT_LOGITS:
             draft = as_float32(draft_logits_ptr[rows[logit], local[logit], :vocab_size]) / temperature
-            _max_and_sum(blocks.filled(draft), draft_local_max_ptr[logit], draft_local_sumexp_ptr[logit])
+            _max_and_sum(blocks.filled(draft[None])[0], draft_local_max_ptr[logit], draft_local_sumexp_ptr[logit])
 
 
 def _max_and_sum(blocks: Floats, most: F32, sums: F32) -> None:
@@ -304,8 +305,9 @@ def resample_kernel(
         elif rejected >= 0:
             residual = np.where(tokens != rejected, residual, np.float32(-np.inf))
         if temperature != 0:
-            residual = residual + gumbel_noise(int(seed_ptr[row]), int(pos_ptr[logit]), tokens, USE_FP64)
-        blocks.argmax(residual, resampled_local_argmax_ptr[b], resampled_local_max_ptr[b])
+            noise = gumbel_noise(seed_ptr[row : row + 1], pos_ptr[logit : logit + 1], tokens, USE_FP64)
+            residual = residual + noise[0]
+        blocks.argmax(residual[None], resampled_local_argmax_ptr[b : b + 1], resampled_local_max_ptr[b : b + 1])
 
 
 def insert_resampled_kernel(
