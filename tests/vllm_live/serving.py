@@ -72,14 +72,15 @@ def interpret_kernels() -> None:
     topk_topp_sampler.HAS_TRITON = False  # top-k and top-p in PyTorch, as without Triton
 
 
-def sampling(rng: random.Random, greedy: bool) -> dict[str, Any]:
-    """Return the parameters of a request."""
+def sampling(rng: random.Random, greedy: bool, drafts: bool) -> dict[str, Any]:
+    """Return the parameters of a request. vLLM refuses min_p and logit_bias where drafts are verified."""
     parameters: dict[str, Any] = {"temperature": 0.0, "max_tokens": rng.choice([4, 8, 20])}
     if not greedy:
         parameters |= {"temperature": rng.choice([0.0, 0.7, 1.0, 1.5]), "seed": rng.randrange(2**62)}
-        parameters |= rng.choice([{}, {"top_k": 20}, {"top_p": 0.9}, {"min_p": 0.05}])
+        parameters |= rng.choice([{}, {"top_k": 20}, {"top_p": 0.9}, {"min_p": 0.05}][: 3 if drafts else 4])
         parameters |= rng.choice([{}, {"repetition_penalty": 1.3}, {"frequency_penalty": 0.4, "presence_penalty": 0.2}])
-        parameters |= rng.choice([{}, {"logit_bias": {5: 3.0, 17: -2.0}}, {"allowed_token_ids": list(range(40))}])
+        biases = [{}, {"allowed_token_ids": list(range(40))}, {"logit_bias": {5: 3.0, 17: -2.0}}]
+        parameters |= rng.choice(biases[: 2 if drafts else 3])
         parameters |= rng.choice(
             [{}, {"logprobs": 3}, {"stop_token_ids": [7, 8], "min_tokens": 4}, {"prompt_logprobs": 2}]
         )
@@ -122,7 +123,9 @@ def main() -> None:
     for _ in range(options.requests):
         tail = [rng.randrange(3, VOCABULARY) for _ in range(rng.choice([1, 5, 33, 70]))]
         prompts.append({"prompt_token_ids": rng.choice([[], shared]) + tail * rng.choice([1, 2])})
-        parameters.append(SamplingParams(ignore_eos=True, detokenize=False, **sampling(rng, options.greedy)))
+        parameters.append(
+            SamplingParams(ignore_eos=True, detokenize=False, **sampling(rng, options.greedy, options.drafts))
+        )
     outputs = llm.generate(prompts, parameters, use_tqdm=False)
     runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
     result = {"runner": type(runner).__module__, "tokens": [list(o.outputs[0].token_ids) for o in outputs]}

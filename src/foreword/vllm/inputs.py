@@ -3,8 +3,8 @@
 A function has the name of the kernel without its leading underscore. It takes the grid of the launch, then the kernel's
 arguments under their names. What is a pointer there is an array here, as the runner holds it: with its shape and
 strides, so that the arguments ``…_stride`` are not read. Constants (upper case) are keywords, and arguments that only
-one of the known versions of vLLM has are optional. Arrays are changed in place; nothing is returned. A table of pointers
-(uint64) holds addresses of memory of this process.
+one of the known versions of vLLM has are optional. Arrays are changed in place; nothing is returned. A table of
+pointers (uint64) holds addresses of memory of this process.
 
 R rows of requests, B requests of the step, T its tokens, L its logits, G KV cache groups, K drafts of a request.
 ``idx_mapping`` [B] is the row of each request; ``query_start_loc`` [B + 1] the first token of each and, last, T;
