@@ -126,9 +126,18 @@ def main() -> None:
         parameters.append(
             SamplingParams(ignore_eos=True, detokenize=False, **sampling(rng, options.greedy, options.drafts))
         )
+    core = llm.llm_engine.engine_core.engine_core
+    preempt, preempted = core.scheduler._preempt_request, []
+
+    def counted(request: Any, *args: Any, **kwargs: Any) -> Any:
+        preempted.append(request.request_id)
+        return preempt(request, *args, **kwargs)
+
+    core.scheduler._preempt_request = counted
     outputs = llm.generate(prompts, parameters, use_tqdm=False)
-    runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+    runner = core.model_executor.driver_worker.worker.model_runner
     result = {"runner": type(runner).__module__, "tokens": [list(o.outputs[0].token_ids) for o in outputs]}
+    result["preemptions"] = len(preempted)
     result["logprobs"] = [
         [[(t, lp.logprob, lp.rank) for t, lp in at.items()] for at in o.outputs[0].logprobs or []] for o in outputs
     ]

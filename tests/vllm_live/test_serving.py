@@ -46,6 +46,7 @@ def test_greedy_tokens_are_those_of_the_first_model_runner(model, options):
     )
     assert first["runner"] != second["runner"] == "vllm.v1.worker.cpu.model_runner"
     assert sum(map(len, second["tokens"])) > 200
+    assert second["preemptions"] > 0
     assert first["tokens"] == second["tokens"]
 
 
