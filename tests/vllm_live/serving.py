@@ -74,7 +74,7 @@ def interpret_kernels() -> None:
 
 def sampling(rng: random.Random, greedy: bool, drafts: bool) -> dict[str, Any]:
     """Return the parameters of a request. vLLM refuses min_p and logit_bias where drafts are verified."""
-    parameters: dict[str, Any] = {"temperature": 0.0, "max_tokens": rng.choice([4, 8, 20])}
+    parameters: dict[str, Any] = {"temperature": 0.0, "max_tokens": rng.choice([4, 8, 60])}
     if not greedy:
         parameters |= {"temperature": rng.choice([0.0, 0.7, 1.0, 1.5]), "seed": rng.randrange(2**62)}
         parameters |= rng.choice([{}, {"top_k": 20}, {"top_p": 0.9}, {"min_p": 0.05}][: 3 if drafts else 4])
@@ -111,7 +111,7 @@ def main() -> None:
         max_num_seqs=6,
         max_num_batched_tokens=64,
         block_size=32,
-        num_gpu_blocks_override=16,
+        num_gpu_blocks_override=10,
         skip_tokenizer_init=True,
         disable_log_stats=True,
         seed=0,
