@@ -66,7 +66,19 @@ def numbers():
 
 def test_every_command_with_numbers_is_tried():
     benchmarks = ("host", "throughput", "latency", "prefill", "startup")
-    others = {"run", "chat", "batch", "embed", "serve", "explain", "simulate", "calibrate", "doctor", "fuzz"}
+    others = {
+        "run",
+        "chat",
+        "batch",
+        "embed",
+        "serve",
+        "explain",
+        "simulate",
+        "calibrate",
+        "doctor",
+        "fuzz",
+        "models search",
+    }
     assert {words for words, _, _ in numbers()} == {f"bench {name}" for name in benchmarks} | others
 
 
