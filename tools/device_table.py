@@ -41,9 +41,6 @@ CUOBJDUMP = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
 MOST_SHARED = 99 << 10
 """Bytes of shared memory that a program may have on every GPU from sm_80 on: 99 KiB on L4 and 4090, more on others."""
 
-MOST_SPILLED = {512: 32}
-"""Bytes that may spill, by the size of a head: eight registers with 8-bit keys of 512. 0 for another size."""
-
 MOST_OF_LARGE = 1 << 10, 227 << 10
 """Of the large tiles: bytes that may spill, and bytes of shared memory. On an H100 they were faster than smaller ones
 that do not spill: most with 8-bit keys of 256, 800 bytes, in steps of prompts whose keys are split.
@@ -139,8 +136,7 @@ def main() -> None:
         found = dict(of_models(given.models or [""]))
         for words, number in found.items():
             print(words, *number)
-        most = {words: (MOST_SPILLED.get(MODELS[words.split(",")[0]][2], 0), MOST_SHARED) for words in found}
-        most |= {words: MOST_OF_LARGE for words in found if ", large" in words}
+        most = {words: MOST_OF_LARGE if ", large" in words else (0, MOST_SHARED) for words in found}
         if bad := [words for words, number in found.items() if not number.fits(*most[words])]:
             sys.exit(f"spills, or too many bytes of shared memory: {'; '.join(bad)}")
         return

@@ -42,8 +42,8 @@ class Tile(NamedTuple):
         fp8: of keys and values of 8 bits. large: see `DeviceApi.large_tiles`.
 
         tools/device_table.py compiles the shapes of real models. Without ``large`` the shared memory fits every GPU
-        from sm_80 on, 99 KiB, and no register spills on sm_80 and sm_90 but a few with 8-bit keys of 512; ``large`` are
-        the fastest tiles that were measured on an H100. Operands of 32 bits have no tensor cores: loads of the next
+        from sm_80 on, 99 KiB, and no register spills on sm_80 and sm_90; ``large`` are the fastest tiles that were
+        measured on an H100. Operands of 32 bits have no tensor cores: loads of the next
         tile would take registers and save no time.
         """
         width = power_of_two(dim)
