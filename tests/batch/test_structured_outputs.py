@@ -58,7 +58,7 @@ def test_a_type_is_its_schema():
     for kind, schema in types.items():
         params = SamplingParams(structured_outputs={"json": kind})
         assert params.structured_outputs == SamplingParams(structured_outputs={"json": schema}).structured_outputs
-    with pytest.raises(RequestError, match=r"structured_outputs\['json'\] = .*Plain.*: the type has no JSON schema"):
+    with pytest.raises(RequestError, match=r"structured_outputs\.json = .*Plain.*: the type has no JSON schema"):
         StructuredOutputs.of({"json": type("Plain", (), {})})
 
 
@@ -90,7 +90,7 @@ CYCLE["a"] = CYCLE
         ({"json_schema": {}}, r"'json_schema': is unknown. Here it is 'json'"),
         ({1: 2, "json": True}, "1: is unknown"),
         ({"choices": ["a"]}, "Did you mean 'choice'"),
-        ({"json": False}, r"\['json'\] = False: expected a dictionary or JSON text"),
+        ({"json": False}, r"\.json = False: expected a dictionary or JSON text"),
         ({"json": 3}, "expected a dictionary or JSON text"),
         ({"json": {"a": {1, 2}}}, "is no JSON: Object of type set"),
         ({"json": CYCLE}, "is no JSON: Circular"),
@@ -101,7 +101,7 @@ CYCLE["a"] = CYCLE
         ({"choice": []}, "expected a list of strings"),
         ({"choice": ["a", 3]}, "expected strings"),
         ({"choice": ["a", ""]}, "expected strings that are not empty"),
-        ({"json": True, "disable_any_whitespace": 1}, r"\['disable_any_whitespace'\] = 1: expected a bool"),
+        ({"json": True, "disable_any_whitespace": 1}, r"\.disable_any_whitespace = 1: expected a bool"),
         ({"json": True, "max_whitespace": 65}, r"must be an integer in \[0, 64\]"),
         ({"json": True, "max_whitespace": True}, "must be an integer"),
         ({"json": True, "max_whitespace": 2, "disable_any_whitespace": True}, "contradicts"),

@@ -27,6 +27,7 @@ WORKS = {
     "calibrate": ["none.gguf"],
     "simulate": ["--trace", "trace.jsonl"],
     "fuzz": ["http://127.0.0.1:1"],
+    "replay": ["trace.jsonl"],
 }
 """Arguments that each command needs, with a model that does not exist: what passes the checks ends at the model."""
 
@@ -66,20 +67,9 @@ def numbers():
 
 def test_every_command_with_numbers_is_tried():
     benchmarks = ("host", "throughput", "latency", "prefill", "startup")
-    others = {
-        "run",
-        "chat",
-        "batch",
-        "embed",
-        "serve",
-        "explain",
-        "simulate",
-        "calibrate",
-        "doctor",
-        "fuzz",
-        "models search",
-    }
-    assert {words for words, _, _ in numbers()} == {f"bench {name}" for name in benchmarks} | others
+    of_model = {"run", "chat", "batch", "embed", "serve", "calibrate", "models search"}
+    others = {"explain", "simulate", "doctor", "fuzz", "replay"}
+    assert {words for words, _, _ in numbers()} == {f"bench {name}" for name in benchmarks} | of_model | others
 
 
 @pytest.mark.parametrize("words", sorted({words for words, _, _ in numbers()}))

@@ -81,7 +81,7 @@ def test_tensors_of_random_lives_equal_the_definition(monkeypatch, seed):
 @pytest.mark.parametrize("path", conform.golden_vectors(), ids=lambda path: path.stem)
 def test_the_golden_traces_are_prepared_on_the_device(monkeypatch, path):
     prepare = compared(prepare_inputs)
-    monkeypatch.setattr(conform, "prepare_inputs", prepare)
+    monkeypatch.setattr("foreword.trace.replay.prepare_inputs", prepare)
     report = conform.run(path, backend="device")
     assert report.ok, str(report)
     assert prepare.steps == report.num_steps

@@ -19,7 +19,7 @@ from kernels.kernel_traffic import BLOCK_SIZE, assert_traffic_changes_nothing, e
 OPTIONS = {"num_blocks": 90, "block_size": BLOCK_SIZE, "dtype": "fp32", "num_threads": 1}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's own
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Distutils was imported")  # of PyTorch's own
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++")
 @pytest.mark.parametrize("name", ["gemma", "moe"])
 def test_a_compiled_model_gives_the_same_logits_and_tokens(name):

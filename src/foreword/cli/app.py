@@ -31,7 +31,7 @@ COMMANDS = {
     "replay": "Replay a trace: every tensor of every step on a backend, or with --model its outputs.",
     "shrink": "Shrink a trace to the few requests and steps that still show a fault.",
     "fuzz": "Search a running server for silent faults of its prefix cache. Exit status 1 if one is found.",
-    "models": "List, download, describe or remove models.",
+    "models": "List, search, download, describe or remove models.",
     "doctor": "Show what the engine finds on this machine, what slows it down, and the fix.",
     "bench": "Measure the input layer and the whole engine.",
 }

@@ -29,7 +29,7 @@ def replay(
     against: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME=VALUE,…",
+            metavar="NAME=VALUE[,NAME=VALUE]",
             help="Compare with the model under other options of the executor, such as executor=numpy or "
             "weight_format=fp32, in place of the recorded log-probabilities.",
         ),
