@@ -12,8 +12,9 @@ Needs NumPy alone. docs/shadow.md has what is checked, what cannot be seen, and 
 from foreword.batch import GroupUse
 from foreword.shadow.finding import Finding, FindingError, Origin, log_finding, raise_finding
 from foreword.shadow.report import Report
-from foreword.shadow.shadow import Level, Shadow
+from foreword.shadow.shadow import Level, Scheduled, Shadow
 
 __all__ = [
-    "Finding", "FindingError", "GroupUse", "Level", "Origin", "Report", "Shadow", "log_finding", "raise_finding",
+    "Finding", "FindingError", "GroupUse", "Level", "Origin", "Report", "Scheduled", "Shadow", "log_finding",
+    "raise_finding",
 ]  # fmt: skip

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -47,6 +47,23 @@ from foreword.shadow.report import Report
 Level = Literal["host", "tensors", "full"]
 _PER_GROUP = re.compile(r"(\w+)\[(\d+)\]")  # the name of a tensor of one KV group in errors
 LEVELS: tuple[Level, ...] = ("host", "tensors", "full")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scheduled:
+    """A scheduled request as its engine has it when a step is prepared, for `Shadow.follow`.
+
+    token_ids: all known tokens, the first num_prompt_tokens are its prompt; read when the request is first seen.
+    num_computed_tokens: before the step. num_scheduled_tokens: of the step. block_ids: one list per KV group.
+    """
+
+    req_id: str
+    token_ids: TokenIds
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    num_scheduled_tokens: int
+    block_ids: Sequence[TokenIds]
+    lora_id: int = 0
 
 
 class Shadow:
@@ -146,6 +163,51 @@ class Shadow:
         """
         self._open()
         self._planned, self._drafts, self._ops = dict(num_scheduled_tokens), draft_tokens, block_ops
+
+    def follow(self, requests: Sequence[Scheduled], gone: Collection[str] = ()) -> None:
+        """Follow a decision told as what the engine itself has of each scheduled request, in place of `plan`.
+
+        gone: requests that left or were preempted before it. A request that is seen for the first time is admitted;
+        later its tokens are those committed. One with fewer computed tokens than steps have computed begins again
+        there, and one with more is a finding.
+        """
+        started = time.perf_counter_ns()
+        self._open()
+        for req_id in gone:
+            self.states.remove_request(req_id)
+            self._excess.pop(req_id, None)
+            self._lost.discard(req_id)
+        for request in requests:
+            try:
+                self._enter(request)
+            except ForewordError as error:
+                self._note_refused(request.req_id, error)
+        self._planned = {request.req_id: request.num_scheduled_tokens for request in requests}
+        self._drafts, self._ops = None, BlockOps.NONE
+        self._spent("decide", started)
+
+    def _enter(self, request: Scheduled) -> None:
+        """Bring a request to what the engine has of it: admit it, append its new blocks, or replace those it has."""
+        states, req_id, told = self.states, request.req_id, request.num_computed_tokens
+        if req_id not in states:
+            end = request.num_prompt_tokens
+            prompt, outputs = request.token_ids[:end], request.token_ids[end:]
+            states.add_request(NewRequest(req_id, prompt, request.block_ids, outputs, told, lora_id=request.lora_id))
+            return
+        row = states.row_of(req_id)
+        computed = int(states.num_computed_tokens[row])
+        self._check_count(req_id, row, told, computed)
+        held = [table.table[row, : table.num_blocks[row]] for table in states.block_tables]
+        same = all(
+            np.array_equal(have[: len(ids)], ids[: len(have)])
+            for have, ids in zip(held, request.block_ids, strict=True)
+        )
+        if same and told == computed:
+            new = [ids[len(have) :] for have, ids in zip(held, request.block_ids, strict=True)]
+            if any(len(ids) for ids in new):
+                states.append_blocks(req_id, new)
+        else:
+            states.rewrite(req_id, states.token_ids[row, : states.num_tokens[row]].copy(), told, request.block_ids)
 
     def _open(self) -> None:
         """Begin a step. One that was not committed sampled nothing."""

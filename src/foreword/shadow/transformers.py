@@ -15,9 +15,10 @@ import numpy as np
 from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingIOs
 
 from foreword.arrays import I64, AnyArray
-from foreword.batch import GroupUse, KVGroup, NewRequest, RequestStates
+from foreword.batch import GroupUse, KVGroup, RequestStates
 from foreword.errors import ConfigError
-from foreword.shadow.shadow import Shadow
+from foreword.shadow.following import on_cpu
+from foreword.shadow.shadow import Scheduled, Shadow
 
 WARM_UP = "__warmup"  # the beginning of ids of requests that do not exist
 TRASH_SECTORS = 2  # at the beginning of the cache, in no block table
@@ -79,33 +80,18 @@ class _Follower:
         if self.last:
             done = [future.state for future in self.last if future.has_new_token]
             self.shadow.commit({s.request_id: [s.generated_tokens[-1]] for s in done if s.generated_tokens})
-        for req_id in states.req_ids:
-            if req_id not in live:
-                states.remove_request(req_id)
-        for future in futures:
-            self._enter(future.state)
-        self.shadow.plan({future.state.request_id: future.query_length for future in futures})
+        gone = [req_id for req_id in states.req_ids if req_id not in live]
+        self.shadow.follow([self._scheduled(future) for future in futures], gone)
         self.last = list(futures)
 
-    def _enter(self, state: Any) -> None:
-        states, req_id = self.shadow.states, state.request_id
-        blocks = [list(group.block_table[req_id]) for group in self.groups]
-        if req_id in states and int(states.num_computed_tokens[states.row_of(req_id)]) != state.position_offset:
-            states.remove_request(req_id)  # begun again: its cache was taken away
-        if req_id not in states:
-            tokens, outputs = state.initial_tokens, state.generated_tokens
-            states.add_request(NewRequest(req_id, tokens, blocks, outputs, state.position_offset))
-            return
-        row = states.row_of(req_id)
-        if int(states.num_tokens[row]) != len(state.initial_tokens) + len(state.generated_tokens):
+    def _scheduled(self, future: Any) -> Scheduled:
+        states, state = self.shadow.states, future.state
+        req_id, prompt = state.request_id, list(state.initial_tokens)
+        tokens = prompt + list(state.generated_tokens)
+        if req_id in states and int(states.num_tokens[states.row_of(req_id)]) != len(tokens):
             raise ConfigError(f"request {req_id!r}: prepared before its last sample is known; use_async_batching=False")
-        held = [table.table[row, : table.num_blocks[row]].tolist() for table in states.block_tables]
-        same = [have[: len(ids)] == ids[: len(have)] for have, ids in zip(held, blocks, strict=True)]
-        if all(same):
-            states.append_blocks(req_id, [ids[len(have) :] for have, ids in zip(held, blocks, strict=True)])
-        else:  # blocks of equal content became one
-            known = states.token_ids[row, : states.num_tokens[row]].copy()
-            self.shadow.resync(req_id, known, state.position_offset, blocks)
+        blocks = [list(group.block_table[req_id]) for group in self.groups]
+        return Scheduled(req_id, tokens, len(prompt), state.position_offset, future.query_length, blocks)
 
     def compare(self, futures: Sequence[Any]) -> None:
         """Compare what transformers prepared."""
@@ -113,18 +99,18 @@ class _Follower:
         ends = [future.has_new_token for future in futures]
         writes, reads = made["write_index"], made["read_index"]
         logits = np.ma.masked_array(np.zeros(len(ends), np.int64), mask=True)  # a prompt chunk has none
-        logits[np.array(ends)] = _host(made["logits_indices"])[: sum(ends)]
+        logits[np.array(ends)] = on_cpu(made["logits_indices"])[: sum(ends)]
         tensors: dict[str, Any] = {
-            "input_ids": _host(made["input_ids"][0]),
-            "positions": _host(made["position_ids"][0]),
-            "query_start_loc": _host(made["cu_seq_lens_q"]),
+            "input_ids": on_cpu(made["input_ids"][0]),
+            "positions": on_cpu(made["position_ids"][0]),
+            "query_start_loc": on_cpu(made["cu_seq_lens_q"]),
             "logits_indices": logits,
         }
         if not self.ios.use_block_table:
             tensors["max_query_len"] = int(made["max_length_q"])
-            tensors["slot_mapping"] = [self._slots(g, _host(index)) for g, index in enumerate(writes)]
+            tensors["slot_mapping"] = [self._slots(g, on_cpu(index)) for g, index in enumerate(writes)]
             if any(len(index) for index in reads):  # without context, keys are not read from the cache
-                tensors["read_slots"] = [self._slots(g, _host(index)) for g, index in enumerate(reads)]
+                tensors["read_slots"] = [self._slots(g, on_cpu(index)) for g, index in enumerate(reads)]
         self.shadow.step([future.state.request_id for future in futures], tensors)
 
     def _slots(self, g: int, index: AnyArray) -> I64:
@@ -134,9 +120,3 @@ class _Follower:
         slots: I64 = block * group.tokens_per_page + offset
         slots[block < TRASH_SECTORS * group.blocks_per_sector] = -1
         return slots
-
-
-def _host(tensor: Any) -> AnyArray:
-    """The tensor in host memory."""
-    values: AnyArray = tensor.cpu().numpy()
-    return values

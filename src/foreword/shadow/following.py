@@ -1,0 +1,59 @@
+"""What the followers of several engines share: a scheduled request as its engine has it, and steps in flight."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from foreword.arrays import AnyArray
+from foreword.shadow.shadow import Scheduled, Shadow
+
+
+def on_cpu(values: Any) -> AnyArray:
+    """A copy in host memory of an array, a list, or a tensor of PyTorch on any device."""
+    return np.asarray(values.cpu() if hasattr(values, "cpu") else values).copy()
+
+
+class Step(NamedTuple):
+    """A step as its engine prepared it. gone: requests that left before it."""
+
+    requests: Sequence[Scheduled]
+    tensors: Mapping[str, Any]
+    gone: Collection[str]
+
+
+class Following:
+    """The steps of an engine that may prepare a step before the samples of the one before are known.
+
+    A step is followed when the samples of the one before are there: until then its values, which are copies, wait.
+    """
+
+    def __init__(self, shadow: Shadow) -> None:
+        self.shadow = shadow
+        self._steps: deque[Step] = deque()  # the first is followed, and its samples are not known
+
+    @property
+    def awaited(self) -> list[str]:
+        """The requests of the step whose samples come next."""
+        return [request.req_id for request in self._steps[0].requests] if self._steps else []
+
+    def prepared(self, requests: Sequence[Scheduled], tensors: Mapping[str, Any], gone: Collection[str] = ()) -> None:
+        """Follow a step: its requests in batch order, and what the runner made of them."""
+        self._steps.append(Step(requests, tensors, gone))
+        if len(self._steps) == 1:
+            self._begin()
+
+    def sampled(self, tokens: Mapping[str, Sequence[int]]) -> None:
+        """Follow the samples of the oldest step that has none, and then the step after it."""
+        self._steps.popleft()
+        self.shadow.commit(tokens)
+        if self._steps:
+            self._begin()
+
+    def _begin(self) -> None:
+        step = self._steps[0]
+        self.shadow.follow(step.requests, step.gone)
+        self.shadow.step(self.awaited, step.tensors)
