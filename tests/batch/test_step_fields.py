@@ -260,6 +260,17 @@ def test_scalars_that_are_held_are_those_of_their_step():
     assert len(set(map(id, held.values()))) == len(held)
 
 
+def test_token_tables_say_where_each_scheduled_token_goes():
+    states, buffers = states_and_buffers(KVGroup(2))
+    states.add_request(NewRequest("a", [1, 2, 3, 4], [[5, 3]], num_computed_tokens=1))
+    states.add_request(NewRequest("b", [5, 6], [[7]]))
+    tables = token_tables(prepare_inputs(states, {"b": 2, "a": 2}, buffers))
+    assert tables.req_to_token.tolist() == [[14, 15, 0], [10, 11, 6]]
+    assert tables.out_cache_loc.tolist() == [14, 15, 11, 6]
+    assert tables.extend_start_loc.tolist() == [0, 2]
+    assert tables.extend_prefix_lens.tolist() == [0, 1]
+
+
 def test_forms_of_a_step_without_requests_are_empty():
     states, buffers = states_and_buffers(KVGroup(2), KVGroup(4))
     batch = prepare_inputs(states, {}, buffers)

@@ -97,3 +97,16 @@ def test_a_wrong_page_of_an_attention_backend_with_pages_is_named(monkeypatch):
     monkeypatch.setattr(MiniEngine, "change", change)
     report = found_by(MiniEngine(4, page=4, pages=100), 60)
     assert names(report) == {("read_slots", "runner")}
+
+
+def test_a_slot_that_is_read_is_named_with_its_request(monkeypatch):
+    def change(engine, batch):
+        batch.attn_metadata.indices = batch.attn_metadata.indices + 1
+
+    monkeypatch.setattr(MiniEngine, "change", change)
+    engine = MiniEngine(backend="fi")
+    shadow = follow(engine)
+    engine.waiting += [Request("r0", [5, 6, 7, 8], 3), Request("r1", [9, 10, 11, 12], 3)]
+    engine.step()
+    found = [(f.tensor, f.index, f.request, f.count) for f in shadow.findings]
+    assert found == [("read_slots", (0,), "0", 4), ("read_slots", (4,), "1", 4)]

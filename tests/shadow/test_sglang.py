@@ -102,6 +102,15 @@ def test_a_changed_tensor_is_named(fault, tensors, monkeypatch):
     assert {origin for _, origin in names(report)} == {"runner"}
 
 
+def test_slots_that_are_read_from_the_row_of_another_are_named_with_their_request(monkeypatch):
+    monkeypatch.setattr(SGLangEngine, "change", row_of_another)
+    engine = SGLangEngine(Hooks())
+    engine.waiting += [Request("a", [5, 6, 7, 8], 3), Request("b", [9, 10, 11, 12], 3)]
+    engine.step()
+    found = [(f.tensor, f.index, f.request, f.count) for f in engine.hooks.shadow.findings]
+    assert found == [("read_slots", (0,), "a", 4), ("read_slots", (4,), "b", 4)]
+
+
 def test_a_hit_on_tokens_of_another_adapter_is_the_schedulers(monkeypatch):
     monkeypatch.setattr(SGLangEngine, "key", lambda self, request, k: tuple(request.tokens[: (k + 1) * self.page]))
     engine = SGLangEngine(Hooks())
