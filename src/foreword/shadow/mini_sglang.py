@@ -50,7 +50,8 @@ def follow(scheduler: Any, **settings: Any) -> Shadow:
         gone = known - live
         known.difference_update(gone)
         known.update(str(req.uid) for req in batch.reqs)
-        slots = on_cpu(table)[[req.table_idx for req in batch.reqs]]
+        longest = max(req.device_len for req in batch.reqs)
+        slots = on_cpu(table[:, :longest][[req.table_idx for req in batch.reqs]])
         requests = [
             scheduled(req, whole.get(id(req), req.input_ids), slots[b, : req.device_len])
             for b, req in enumerate(batch.reqs)

@@ -64,7 +64,7 @@ def scheduled(seq: Any) -> Scheduled:
     """What a `Sequence` says of its step."""
     return Scheduled(
         str(seq.seq_id),
-        list(seq.token_ids),
+        seq.token_ids,
         seq.num_prompt_tokens,
         seq.num_cached_tokens,
         seq.num_scheduled_tokens,

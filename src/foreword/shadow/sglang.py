@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -86,8 +86,10 @@ class Hooks:
         ]  # fmt: skip
         for rid in gone:
             del self._known[rid]
+        states = self._following.shadow.states
+        seen = {req.rid for req in batch.reqs if req.rid in self._known and req.rid in states}
         self._known.update((req.rid, req) for req in batch.reqs)
-        self._following.prepared(scheduled(batch, table, self._adapters), tensors_of(made, table), gone)
+        self._following.prepared(scheduled(batch, table, self._adapters, seen), tensors_of(made, table), gone)
         return made
 
     def process_batch_result(self, original: Callable[..., Any], scheduler: Any, batch: Any, result: Any) -> Any:
@@ -127,8 +129,10 @@ def shadow_of(model_runner: Any, settings: Mapping[str, Any]) -> Shadow:
     )
 
 
-def scheduled(batch: Any, req_to_token: Any, adapters: dict[str, int]) -> list[Scheduled]:
-    """What a ``ScheduleBatch`` decided. adapters: the numbers of those seen so far; new ones are added."""
+def scheduled(batch: Any, req_to_token: Any, adapters: dict[str, int], seen: Collection[str]) -> list[Scheduled]:
+    """What a ``ScheduleBatch`` decided. adapters: the numbers of those seen so far; new ones are added. seen: requests
+    whose tokens are known and not copied.
+    """
     lengths = on_cpu(batch.seq_lens_cpu).tolist()
     rows = req_to_token[:, : max(lengths)][[req.kv.req_pool_idx for req in batch.reqs]]
     slots, is_decode = on_cpu(rows), batch.forward_mode.is_decode()
@@ -136,10 +140,9 @@ def scheduled(batch: Any, req_to_token: Any, adapters: dict[str, int]) -> list[S
     for b, (req, length) in enumerate(zip(batch.reqs, lengths, strict=True)):
         computed = length - 1 if is_decode else batch.prefix_lens[b]
         adapter = 0 if req.lora_id is None else adapters.setdefault(req.lora_id, len(adapters) + 1)
-        prompt = list(req.origin_input_ids)
-        tokens = prompt + list(req.output_ids)
-        blocks = [slots[b, :length]]
-        out.append(Scheduled(req.rid, tokens, len(prompt), computed, length - computed, blocks, adapter))
+        tokens = [] if req.rid in seen else [*req.origin_input_ids, *req.output_ids]
+        prompt, blocks = len(req.origin_input_ids), [slots[b, :length]]
+        out.append(Scheduled(req.rid, tokens, prompt, computed, length - computed, blocks, adapter))
     return out
 
 

@@ -86,10 +86,11 @@ class _Follower:
 
     def _scheduled(self, future: Any) -> Scheduled:
         states, state = self.shadow.states, future.state
-        req_id, prompt = state.request_id, list(state.initial_tokens)
-        tokens = prompt + list(state.generated_tokens)
-        if req_id in states and int(states.num_tokens[states.row_of(req_id)]) != len(tokens):
+        req_id, prompt, outputs = state.request_id, state.initial_tokens, state.generated_tokens
+        seen = req_id in states
+        if seen and int(states.num_tokens[states.row_of(req_id)]) != len(prompt) + len(outputs):
             raise ConfigError(f"request {req_id!r}: prepared before its last sample is known; use_async_batching=False")
+        tokens = [] if seen else [*prompt, *outputs]
         blocks = [list(group.block_table[req_id]) for group in self.groups]
         return Scheduled(req_id, tokens, len(prompt), state.position_offset, future.query_length, blocks)
 
