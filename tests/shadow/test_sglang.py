@@ -149,6 +149,13 @@ def test_following_ends_with_a_batch_that_it_cannot_follow(caplog):
     assert (after.num_steps, after.ok) == (report.num_steps, True)
 
 
+def test_following_ends_where_samples_are_not_seen(caplog, monkeypatch):
+    monkeypatch.setattr(Hooks, "process_batch_result", lambda self, original, *args: original(*args))
+    found_by(100, seed=5, pages=300)
+    (record,) = caplog.records
+    assert record.message == "the samples of 64 steps were not seen: no later step is checked"
+
+
 def test_batches_of_a_draft_worker_are_not_steps():
     engine = SGLangEngine(Hooks())
     engine.model_runner.is_draft_worker = True

@@ -40,6 +40,11 @@ class Following:
         """The requests of the step whose samples come next."""
         return [request.req_id for request in self._steps[0].requests] if self._steps else []
 
+    @property
+    def num_in_flight(self) -> int:
+        """The number of steps whose samples are not known."""
+        return len(self._steps)
+
     def prepared(self, requests: Sequence[Scheduled], tensors: Mapping[str, Any], gone: Collection[str] = ()) -> None:
         """Follow a step: its requests in batch order, and what the runner made of them."""
         self._steps.append(Step(requests, tensors, gone))

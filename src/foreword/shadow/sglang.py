@@ -24,6 +24,7 @@ from foreword.shadow.shadow import LEVELS, Level, Scheduled, Shadow
 VARIABLE = "FOREWORD_CHECK"
 INIT_NEW = "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new"
 PROCESS = "sglang.srt.managers.scheduler.Scheduler.process_batch_result"
+MOST_IN_FLIGHT = 64  # more than pipelines have stages
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -74,8 +75,10 @@ class Hooks:
         mode = batch.forward_mode
         is_plain = mode.is_decode() or (mode.is_extend_without_speculative() and not mode.is_split_prefill())
         if not (is_plain and batch.spec_algorithm.is_none() and batch.dllm_config is None):
-            self._ended = True
-            _LOGGER.warning("a batch in %s cannot be followed: no later step is checked", mode)
+            self._end(f"a batch in {mode} cannot be followed")
+            return made
+        if self._following is not None and self._following.num_in_flight == MOST_IN_FLIGHT:
+            self._end(f"the samples of {MOST_IN_FLIGHT} steps were not seen")
             return made
         if self._following is None:
             self._following = Following(shadow_of(model_runner, self._settings))
@@ -91,6 +94,10 @@ class Hooks:
         self._known.update((req.rid, req) for req in batch.reqs)
         self._following.prepared(scheduled(batch, table, self._adapters, seen), tensors_of(made, table), gone)
         return made
+
+    def _end(self, why: str) -> None:
+        self._ended = True
+        _LOGGER.warning("%s: no later step is checked", why)
 
     def process_batch_result(self, original: Callable[..., Any], scheduler: Any, batch: Any, result: Any) -> Any:
         """Around ``Scheduler.process_batch_result``: follow the samples, except those that it discards."""
