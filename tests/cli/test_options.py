@@ -30,6 +30,7 @@ VALUES = {
     "observer": (["plug:in"], ["plug:in"]),
     "logits_processor": (["plug:in"], ["plug:in"]),
     "policy": ("priority", "priority"),
+    "device": ("cuda:7", "cuda:7"),
     "kv_cache_bytes": ("3MiB", 3 << 20),
     "seed": (5, 5),
 }

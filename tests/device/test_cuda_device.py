@@ -9,9 +9,14 @@ pytest.importorskip("torch", reason="the kernels need torch")
 pytest.importorskip("triton", reason="the kernels need Triton")
 
 import torch
+from kernel_reference import random_weights, tiny_spec
 
 from foreword.device import cuda
 from foreword.device.cuda import CudaDevice
+from foreword.errors import ConfigError
+from foreword.executors.torch import on_rows
+from foreword.executors.torch.executor import TorchExecutor
+from foreword.executors.transformers.model import load_transformers
 
 ONE = torch.device("cuda:1")
 
@@ -47,6 +52,7 @@ def fake(monkeypatch):
     fake = FakeCuda()
     for name, value in {
         "is_available": lambda: True,
+        "device_count": lambda: 2,
         "current_device": lambda: fake.current,
         "get_device_properties": lambda device: SimpleNamespace(multi_processor_count=10 + device.index),
         "get_device_capability": lambda device: (8, 9 + device.index),
@@ -98,6 +104,46 @@ def test_without_a_number_it_is_the_device_that_is_current_when_it_is_made(fake)
     api = CudaDevice()
     fake.current = 0
     assert api.device == ONE
+
+
+def test_a_gpu_that_the_machine_lacks_is_refused_with_its_number(fake, tmp_path):
+    spec = tiny_spec()
+    pool = {"num_blocks": 4, "block_size": 4}
+    message = "device='cuda:2': torch finds 2 GPUs; use a number below 2"
+    with pytest.raises(ConfigError, match=message):
+        CudaDevice("cuda:2")
+    with pytest.raises(ConfigError, match=message):
+        TorchExecutor(spec, random_weights(spec), device="cuda:2", **pool)
+    with pytest.raises(ConfigError, match=message):
+        load_transformers(tmp_path, "model", device="cuda:2")
+    with pytest.raises(ConfigError, match=message):
+        on_rows.device_executor(
+            spec, random_weights(spec), max_num_seqs=2, max_num_batched_tokens=8, device="cuda:2", **pool
+        )
+
+
+@pytest.mark.parametrize(("name", "device"), [("cuda", torch.device("cuda:0")), ("cuda:1", ONE)])
+def test_weights_keys_and_rows_are_on_the_gpu_of_the_option(fake, monkeypatch, name, device):
+    class Loading(Exception):
+        pass
+
+    def load(weights, device, *rest, **options):
+        raise Loading(device)
+
+    spec, apis = tiny_spec(), []
+    pool = {"num_blocks": 4, "block_size": 4}
+    weights = random_weights(spec)
+    monkeypatch.setattr("foreword.executors.torch.executor.Loader", load)
+    monkeypatch.setattr(on_rows, "Loader", load)
+    monkeypatch.setattr(on_rows, "CudaDevice", lambda device: apis.append(CudaDevice(device)))
+    for make in (
+        lambda: TorchExecutor(spec, weights, device=name, **pool),
+        lambda: on_rows.device_executor(spec, weights, max_num_seqs=2, max_num_batched_tokens=8, device=name, **pool),
+    ):
+        with pytest.raises(Loading) as loading:
+            make()
+        assert loading.value.args == (device,)
+    assert [api.device for api in apis] == [device]
 
 
 def test_memory_that_the_device_lacks_is_a_memory_error(fake, monkeypatch):

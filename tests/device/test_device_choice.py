@@ -82,7 +82,8 @@ def test_a_machine_without_a_gpu_is_named(model):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"device": "cuda:1"}, "CUDA_VISIBLE_DEVICES"),
+        ({"device": "gpu"}, "device='gpu': must be 'cpu', 'cuda', or 'cuda:N'"),
+        ({"device": "cuda:99"}, "device='cuda:99': torch finds"),
         ({"num_threads": 2}, "executor 'device' has no such option"),
         ({"device": WHERE, "kv_format": "int8"}, "kv_format='int8'"),
         ({"device": WHERE, "num_splits": 0}, "num_splits=0"),

@@ -25,19 +25,29 @@ class _Event:
         self._event.record(torch.cuda.current_stream(self._device))
 
 
+def gpu_of(device: torch.device | str) -> torch.device:
+    """Return a GPU with its number; "cuda" is torch's current device. Raise ConfigError for one that torch lacks."""
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"device='{device}': torch finds no GPU; use executor='native', or device='cpu' with executor='torch' or "
+            "'transformers'"
+        )
+    index, count = torch.device(device).index, torch.cuda.device_count()
+    if index is not None and index >= count:
+        raise ConfigError(f"device='{device}': torch finds {count} GPUs; use a number below {count}")
+    return torch.device("cuda", torch.cuda.current_device() if index is None else index)
+
+
 class CudaDevice:
     """`DeviceApi` on one GPU and the current stream of that GPU, the same one in every call. All captured graphs share
     one pool of memory.
 
-    device: "cuda" is torch's current device at the time. torch's operators run on the stream of their tensors' device;
-    Triton launches on the current device, which is this one during a launch.
+    device: see `gpu_of`. torch's operators run on the stream of their tensors' device; Triton launches on the current
+    device, which is this one during a launch.
     """
 
     def __init__(self, device: torch.device | str = "cuda") -> None:
-        if not torch.cuda.is_available():
-            raise ConfigError("device='cuda': torch finds no GPU; use executor='native', or another one of CPUs")
-        index = torch.device(device).index
-        self.device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
+        self.device = gpu_of(device)
         self.multiprocessors: int = torch.cuda.get_device_properties(self.device).multi_processor_count
         capability = torch.cuda.get_device_capability(self.device) if torch.version.hip is None else (0, 0)
         self.converts_fp8, self.large_tiles = capability >= (8, 9), capability[0] in (9, 10)

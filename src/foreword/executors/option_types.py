@@ -43,7 +43,7 @@ class DeviceKeywords(TypedDict, total=False):
 
     dtype: Literal["auto", "fp32", "bf16", "fp16"]
     weight_format: Literal["auto", "int8", "q4"]
-    device: Literal["cuda", "cpu"]
+    device: str
     kv_format: Literal["auto", "fp8"]
     num_splits: int | None
     max_graph_tokens: int | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -13,6 +14,14 @@ KVFormat = Literal["fp32", "bf16", "int8"]
 DType = Literal["auto", "fp32", "bf16", "fp16"]
 TorchWeightFormat = Literal["auto", "int8", "q4"]
 DeviceKVFormat = Literal["auto", "fp8"]
+
+_DEVICE = re.compile(r"cpu|cuda(:(0|[1-9][0-9]{0,3}))?")
+
+
+def _device(value: object) -> str:
+    if isinstance(value, str) and _DEVICE.fullmatch(value):
+        return value
+    raise ValueError("must be 'cpu', 'cuda', or 'cuda:N' with the number of a GPU, such as 'cuda:0'")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +56,10 @@ class ThreadOptions(ExecutorOptions):
 class TorchPlace(ThreadOptions):
     """Where PyTorch computes."""
 
-    device: str = setting("cpu", "Device: cpu, cuda or cuda:N.", value_name="NAME")
+    device: str = setting(
+        "cpu", "Device: cpu; cuda, PyTorch's current GPU; or cuda:N, GPU N of those in CUDA_VISIBLE_DEVICES, from 0.",
+        value_name="cpu|cuda|cuda:N", convert=_device,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,9 +137,9 @@ class TransformersOptions(TorchNumbers, TorchPlace):
 class DeviceOptions(TorchMatrices):
     """Options of the device executor."""
 
-    device: Literal["cuda", "cpu"] = setting(
-        "cuda", "Device: cuda, the current GPU (CUDA_VISIBLE_DEVICES chooses it), or cpu for Triton's interpreter.",
-        fix="CUDA_VISIBLE_DEVICES chooses the GPU.",
+    device: str = setting(
+        "cuda", "Device: cuda, PyTorch's current GPU; cuda:N, GPU N of those in CUDA_VISIBLE_DEVICES, from 0; or cpu, "
+        "Triton's interpreter.", value_name="cpu|cuda|cuda:N", convert=_device,
     )
     kv_format: DeviceKVFormat = setting(
         "auto", "Keys and values. auto: in the numbers of dtype; fp8: with a scale per token and head.",

@@ -47,15 +47,15 @@ def device_executor(
 ) -> DeviceExecutor:
     """Return an executor of this decoder.
 
-    options: see `DeviceOptions`. ConfigError without a GPU, as `DecoderOnRows`, and for graphs of larger steps than
+    options: see `DeviceOptions`. ConfigError as `CudaDevice` and `DecoderOnRows`, and for graphs of larger steps than
     there are, or of a model that cannot be captured.
     """
     own = DeviceOptions(**options)
-    api: DeviceApi = CudaDevice() if own.device == "cuda" else InterpretedDevice()
+    api: DeviceApi = InterpretedDevice() if own.device == "cpu" else CudaDevice(own.device)
     model = DecoderOnRows(spec, weights, num_blocks=num_blocks, block_size=block_size, **options)
     most = own.max_graph_tokens
     if most is None:
-        may_capture = own.device == "cuda" and model.may_be_captured
+        may_capture = own.device != "cpu" and model.may_be_captured
         most = min(max_num_seqs, max_num_batched_tokens) if may_capture else 0
     elif most > max_num_batched_tokens:
         raise ConfigError(

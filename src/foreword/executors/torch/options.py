@@ -7,6 +7,7 @@ import shutil
 
 import torch
 
+from foreword.device.cuda import gpu_of
 from foreword.errors import ConfigError
 from foreword.executors.options import DType
 from foreword.machine import VARIABLE, default_threads
@@ -24,16 +25,8 @@ def dtype_of(name: DType, weights: Weights) -> torch.dtype:
 
 
 def device_of(name: str) -> torch.device:
-    """The device of this name. ConfigError unless it is the CPU or a CUDA device of this machine."""
-    try:
-        device = torch.device(name)
-    except (RuntimeError, TypeError):
-        raise ConfigError(f"device={name!r:.80}: must be 'cpu', 'cuda' or 'cuda:N'") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device={name!r:.80}: must be 'cpu', 'cuda' or 'cuda:N'")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device={name!r}: PyTorch finds {torch.cuda.device_count()} CUDA devices; use 'cpu'")
-    return device
+    """Return the device of the option ``device``. Raise ConfigError for a GPU that this machine lacks."""
+    return torch.device(name) if name == "cpu" else gpu_of(name)
 
 
 def device_of_rank(name: str, rank: int, size: int, num_devices: int) -> str:
