@@ -121,9 +121,9 @@ bool read_columns(const RowsCore &core, const nb::dict &sampling, size_t count, 
 }
 
 void add_table(RowsCore &core, Matrix<int32_t> table, Vector<int32_t> num_blocks, Vector<int64_t> content_id,
-               Vector<bool> holds_null, int32_t null_block) {
+               Vector<bool> holds_null, int32_t tokens_per_block, int32_t null_block) {
   core.tables.push_back({table.data(), num_blocks.data(), content_id.data(), holds_null.data(),
-                         int32_t(table.shape(1)), null_block});
+                         int32_t(table.shape(1)), tokens_per_block, null_block});
 }
 
 // False, with nothing changed, for arrays of other types or shapes, and for blocks that break a rule.
@@ -417,7 +417,8 @@ void bind_batch(nb::module_ &m) {
   nb::class_<RowsCore>(m, "RowsCore", "Bulk changes of the rows of one RequestStates.")
       .def("__init__", &init_rows, "states"_a, "sampling"_a, "row_of"_a, "req_ids"_a, "free"_a, "vocab_size"_a,
            "max_num_draft_tokens"_a, nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 6>())
-      .def("add_table", &add_table, "table"_a, "num_blocks"_a, "content_id"_a, "holds_null"_a, "null_block"_a)
+      .def("add_table", &add_table, "table"_a, "num_blocks"_a, "content_id"_a, "holds_null"_a,
+           "tokens_per_block"_a, "null_block"_a)
       .def("admit", &admit, nb::arg(), nb::arg().noconvert(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(),
            nb::arg(), nb::arg(), nb::arg().none(),
            nb::sig("def admit(self, req_ids: collections.abc.Sequence[str], rows: " PY_I32 ", tokens: " PY_I32

@@ -29,7 +29,8 @@ bool RowsCore::acceptable(const NewRows &a) const {
     for (size_t g = 0; g < tables.size(); ++g) {
       const int32_t held = a.num_blocks[g][i];
       if (held < 0 || held > tables[g].width || blocks[g] + held > a.total_blocks[g]) return false;
-      if (!tables[g].accepts(a.blocks[g] + blocks[g], held)) return false;
+      const int32_t *own = a.blocks[g] + blocks[g];
+      if (!tables[g].accepts(own, held) || tables[g].writes_null(own, held, a.num_computed[i], n)) return false;
       blocks[g] += held;
     }
   }

@@ -15,7 +15,7 @@ struct RowTable {
   int32_t *table, *num_blocks;  // [R, width], [R]
   int64_t *content_id;          // [R]
   bool *holds_null;             // whether any row was given a null block
-  int32_t width, null_block;
+  int32_t width, tokens_per_block, null_block;
 
   // Whether all of them are blocks or the null block, which is the lowest number allowed; notes a null block.
   bool accepts(const int32_t *blocks, int64_t count) const {
@@ -23,6 +23,14 @@ struct RowTable {
     for (int64_t k = 0; k < count; ++k) lowest = std::min(lowest, blocks[k]);
     if (lowest == null_block) *holds_null = true;
     return lowest >= std::min(null_block, 0);
+  }
+  // Whether a request would be written to the null block: it has computed tokens of num_tokens, and holds these blocks.
+  bool writes_null(const int32_t *blocks, int64_t count, int32_t computed, int32_t num_tokens) const {
+    if (!*holds_null) return false;
+    const int64_t end = std::min(count, (int64_t(num_tokens) + tokens_per_block - 1) / tokens_per_block);
+    for (int64_t k = computed / tokens_per_block; k < end; ++k)
+      if (blocks[k] == null_block) return true;
+    return false;
   }
 };
 

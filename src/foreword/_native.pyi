@@ -25,7 +25,9 @@ class RowsCore:
         vocab_size: int,
         max_num_draft_tokens: int,
     ) -> None: ...
-    def add_table(self, table: I32, num_blocks: I32, content_id: I64, holds_null: Bools, null_block: int) -> None: ...
+    def add_table(
+        self, table: I32, num_blocks: I32, content_id: I64, holds_null: Bools, tokens_per_block: int, null_block: int
+    ) -> None: ...
     def admit(
         self,
         req_ids: Sequence[str],

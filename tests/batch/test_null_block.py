@@ -35,9 +35,8 @@ def plan_of(states: RequestStates, counts: dict[str, int], form: str):
 
 def test_block_zero_is_reserved_unless_said_otherwise():
     states = states_of(rows=1, length=4)
-    states.add_request(NewRequest("a", [1, 2, 3], [[0, 1]]))
-    with pytest.raises(PlanError, match="null block"):
-        prepare_inputs(states, {"a": 1}, InputBuffers.for_states(states, 4))
+    with pytest.raises(RequestError, match=r"block_ids\[0\]\[0\] = 0: means no block.*null_block=-1"):
+        states.add_request(NewRequest("a", [1, 2, 3], [[0, 1]]))
 
 
 @pytest.mark.parametrize("null", [1, -2, None, True, 0.0])
@@ -95,6 +94,39 @@ def test_entries_that_hold_no_block_are_null_whatever_happens_to_rows(null):
 # -- writes --------------------------------------------------------------------------------------------------------
 
 
+@NULLS
+@pytest.mark.parametrize("many", [False, True], ids=["add_request", "add_requests"])
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("computed", range(5))
+@pytest.mark.parametrize("at", range(4))
+def test_a_request_is_refused_whose_tokens_would_be_written_to_the_null_block(null, many, window, computed, at):
+    """Blocks of 2: tokens ``computed`` … 4 are written, to blocks computed // 2 … 2. Block 3 is for later tokens."""
+    states = null_states(null, KVGroup(2), KVGroup(2, sliding_window=window))
+    blocks = [[3, 4, 5, 6], [null if k == at else k + 1 for k in range(4)]]
+
+    def add():
+        if not many:
+            states.add_request(NewRequest("a", [1] * 5, blocks, num_computed_tokens=computed))
+            return
+        flat = [np.array(ids, np.int32) for ids in blocks]
+        lengths, held = np.array([5], np.int32), np.array([4], np.int32)
+        states.add_requests(
+            NewRequests(
+                req_ids=["a"], token_ids=np.ones(5, np.int32), num_tokens=lengths, block_ids=flat,
+                num_blocks=[held, held], num_computed_tokens=np.array([computed], np.int32),
+            )
+        )  # fmt: skip
+
+    if not any(position // 2 == at for position in range(computed, 5)):
+        add()
+        return
+    with pytest.raises(RequestError, match=rf"block_ids\[1\]\[{at}\] = {null}: means no block") as caught:
+        add()
+    assert f"tokens {2 * at} … {2 * at + 1} would be written there" in str(caught.value)
+    assert caught.value.request_id == "a"
+    assert "a" not in states
+
+
 @every_check
 @every_backend
 @NULLS
@@ -111,10 +143,13 @@ def test_entries_that_hold_no_block_are_null_whatever_happens_to_rows(null):
     ],
 )
 def test_a_write_to_the_null_block_is_refused(null, backend, check, form, blocks, computed, scheduled, drafts):
-    blocks = [null if block == 0 else block for block in blocks]
     states = null_states(null)
     states.add_request(NewRequest("other", [1], [[9]]))
-    states.add_request(NewRequest("a", [1] * (computed + scheduled - drafts), [blocks], num_computed_tokens=computed))
+    held = [block or 8 for block in blocks]
+    row = states.add_request(
+        NewRequest("a", [1] * (computed + scheduled - drafts), [held], num_computed_tokens=computed)
+    )
+    states.block_tables[0].replace(row, blocks.index(0), null)
     buffers = InputBuffers.for_states(states, 16)
     ids = {"a": [7] * drafts} if drafts else None
     if form == "arrays" and drafts:
@@ -163,7 +198,8 @@ def test_block_zero_is_a_block_like_any_other_where_the_null_block_is_minus_one(
 @NULLS
 def test_one_null_block_in_any_group_is_found(null, backend):
     states = null_states(null, KVGroup(2), KVGroup(4, sliding_window=3), KVGroup(2, kernel_block_size=1))
-    states.add_request(NewRequest("a", [1, 2, 3, 4, 5], [[1, 2, 3], [1, null], [1, 2, 3]]))
+    row = states.add_request(NewRequest("a", [1, 2, 3, 4, 5], [[1, 2, 3], [1, 2], [1, 2, 3]]))
+    states.block_tables[1].replace(row, 1, null)
     buffers = InputBuffers.for_states(states, 16)
     prepare_inputs(states, {"a": 4}, buffers, backend=backend)
     with pytest.raises(PlanError, match="null block") as caught:

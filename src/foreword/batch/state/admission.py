@@ -53,6 +53,7 @@ def checked(
         raise RequestError(rid, "lora_id", request.lora_id, limit, "Use 0 for no adapter, or 1 and up.")
     params = _params(request, vocab_size)
     blocks = check_blocks(rid, request.block_ids, tables, [0] * len(tables))
+    _check_written(rid, blocks, tables, computed, known)
     lora_id = loras.check(rid, lora_id, request.lora_request)
     return Admission(prompt, outputs, computed, blocks, lora_id, params, checked_extras(request, len(prompt)))
 
@@ -110,6 +111,22 @@ def check_block_ids(rid: str | None, field: str, ids: I32, table: BlockTable) ->
         fix = f"Blocks are {low} or more; {table.null_block} means no block."
         raise RequestError(rid, field, int(lowest), limit, fix)
     table.note_nulls(lowest)
+
+
+def _check_written(rid: str, blocks: Sequence[I32], tables: Sequence[BlockTable], computed: int, known: int) -> None:
+    """RequestError for a null block where one of the tokens computed … known − 1 would be written."""
+    for g, (table, ids) in enumerate(zip(tables, blocks, strict=True)):
+        if table.may_hold_null:
+            per_block = table.tokens_per_block
+            first = computed // per_block
+            nulls = np.flatnonzero(ids[first : -(-known // per_block)] == table.null_block)
+            if nulls.size:
+                k = first + int(nulls[0])
+                limit = f"means no block, and tokens {k * per_block} … {(k + 1) * per_block - 1} would be written there"
+                fix = "Give a block of the cache." + " With null_block=-1 blocks count from 0." * (
+                    table.null_block == 0
+                )
+                raise RequestError(rid, f"block_ids[{g}][{k}]", table.null_block, limit, fix)
 
 
 def token_ids(rid: str, field: str, ids: TokenIds, vocab_size: int) -> I32:

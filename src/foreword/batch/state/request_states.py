@@ -455,5 +455,7 @@ def rows_core(
         return None
     core = native.RowsCore(rows, sampling, *directory.native, vocab_size, max_num_draft_tokens)
     for table in tables:
-        core.add_table(table.table, table.num_blocks, table.content_id, table.holds_null, table.null_block)
+        core.add_table(
+            table.table, table.num_blocks, table.content_id, table.holds_null, table.tokens_per_block, table.null_block
+        )
     return core

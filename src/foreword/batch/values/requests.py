@@ -69,8 +69,8 @@ class NewRequest:
     """A request as admitted, new or resumed (a resumed request brings its outputs).
 
     block_ids: one list of physical blocks per KV group: the cached prefix and what is allocated so far. A null block
-    (0, or −1 with null_block=−1) is an entry without a block, such as one below a sliding window: `prepare_inputs`
-    refuses a step that would write there.
+    (0, or −1 with null_block=−1) is an entry without a block, such as one below a sliding window. It is refused where a
+    token that is not computed yet would be written, here, and by `prepare_inputs` for blocks that come later.
     num_computed_tokens: tokens whose KV is in those blocks already (a prefix hit); fewer than prompt + outputs.
     lora_id: adapter, 0 for none; lora_request: the same with name and path.
     prompt_embeds: [prompt_len, hidden] in place of prompt_token_ids (None), or together with them and
