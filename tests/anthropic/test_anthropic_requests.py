@@ -168,7 +168,7 @@ CALL = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"thinking": {"type": "between_tools"}}, "thinking.type"),
-        ({"output_config": {"effort": "low"}}, "output_config.effort"),
+        ({"output_config": {"effort": "none"}}, "output_config.effort"),
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"temperature": "1"}, "temperature"),

@@ -111,6 +111,13 @@ def test_bodies_ask_for_an_effort_and_their_errors_have_its_path():
     for parse, body in ((parse_chat, {"messages": ASK}), (parse_responses, {"input": "hello"})):
         asked = parse({**body, "chat_template_kwargs": {"zebra": 1}})
         assert field_of(asked.chat if parse is parse_responses else asked, plain) == "chat_template_kwargs.zebra"
+    for effort, text in (("low", "low hello"), ("max", "max hello"), ("high", "medium hello")):  # "high": as unasked
+        body = {"model": "m", "max_tokens": 2000, "messages": ASK, "output_config": {"effort": effort}}
+        messages = parse_messages(body)
+        found = make_chat(TOKENIZERS["effort"], messages.messages, messages.params, LIMIT, messages.chat)
+        assert found.text == text
+        if effort != "high":
+            assert field_of(messages, plain) == "output_config.effort"
     thinking = {"type": "enabled", "budget_tokens": 1024}
     messages = parse_messages({"model": "m", "max_tokens": 2000, "messages": ASK, "thinking": thinking})
     assert field_of(messages, plain) == "thinking"

@@ -28,6 +28,7 @@ from foreword.openai.request import (
 OWN_NAMES = frozenset({"stop", "n", "best_of"})
 """Fields of `SamplingParams` that Anthropic names otherwise, or that would need more than one answer."""
 
+_EFFORT = one_of("low", "medium", "high", "xhigh", "max")
 _BLOCKS = either(STRING, list_of(OBJECT, "a list of content blocks"))
 
 
@@ -50,7 +51,7 @@ def _parse(given: Fields, suggested: Suggested, *, is_count: bool) -> ChatReques
     max_tokens = None if is_count else given.require("max_tokens", INTEGER)
     if (stop := None if is_count else given.take("stop_sequences", STRINGS)) is not None:
         sampling["stop"] = stop
-    structured = _structured_outputs(given)
+    structured, effort = _output_config(given)
     if structured is not None:
         sampling["structured_outputs"] = structured
     _take_cache_control(given)
@@ -65,8 +66,14 @@ def _parse(given: Fields, suggested: Suggested, *, is_count: bool) -> ChatReques
     if conversation.last_role == "assistant":
         fix = "End with a message of the user: an answer cannot be continued."
         raise given.refuse("messages", conversation.messages[-1]["role"], fix)
-    tools, names = _tools(given), {"stop": "stop_sequences", **OF_TEMPLATE}
-    asked = {"thinking": _thinking(given, max_tokens), "template": template_variables(given), **_tool_choice(given)}
+    names = {"stop": "stop_sequences", "reasoning_effort": "output_config.effort", **OF_TEMPLATE}
+    tools = _tools(given)
+    asked = {
+        "reasoning_effort": effort,
+        "thinking": _thinking(given, max_tokens),
+        "template": template_variables(given),
+        **_tool_choice(given),
+    }
     request = ChatRequest(
         model=given.require("model", STRING),
         messages=conversation.messages,
@@ -87,22 +94,26 @@ def _required(given: Fields, name: str) -> list[Fields]:
     return found
 
 
-def _structured_outputs(given: Fields) -> object:
-    """``output_config.format``, or ``structured_outputs`` itself."""
+def _output_config(given: Fields) -> tuple[object, str | None]:
+    """``output_config.format``, or ``structured_outputs`` itself, and the effort: None for "high", which is Anthropic's
+    default and so what the model does unasked.
+    """
     direct = given.take("structured_outputs", OBJECT)
     config = given.nested("output_config")
-    format = config.nested("format") if config is not None else None
+    format = effort = None
     if config is not None:
-        config.end({"effort": ("high",)})  # Anthropic's default: what the model does unasked
+        format, effort = config.nested("format"), config.take("effort", _EFFORT)
+        config.end()
+    effort = None if effort == "high" else effort
     if format is None:
-        return direct
+        return direct, effort
     format.require("type", one_of("json_schema"))
     schema, at = format.require("schema", OBJECT), format.path("schema")
     format.end()
     if direct is not None:
         fix = "Give only one of them."
         raise RequestError(None, "output_config.format", schema, "structured_outputs is given too", fix)
-    return StructuredOutputs.of_schema(schema, Origin(at, schema))
+    return StructuredOutputs.of_schema(schema, Origin(at, schema)), effort
 
 
 def _thinking(given: Fields, max_tokens: int | None) -> bool | None:
