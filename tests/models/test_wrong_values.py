@@ -109,6 +109,7 @@ def test_rotary_parameters_of_a_wrong_type_are_refused(kind):
         ("llama", {"rope_parameters": {"rope_type": "default", "type": "yarn", "rope_theta": 1e4}},
          "rotary parameters have type = 'yarn', rope_type = 'default'"),
         ("phi3", {"partial_rotary_factor": -1.0}, "partial_rotary_factor = -1.0 is not above 0"),
+        ("llama", {"mlp_bias": 0}, "mlp_bias"),
     ],
 )  # fmt: skip
 def test_the_error_has_the_key_and_what_it_may_be(model_type, changes, message):

@@ -97,7 +97,9 @@ class Config:
 
     def check_computed(self, key: str, value: object) -> None:
         """Raise ModelError if ``keys`` say that this value of a key is not computed."""
-        if (values := self.keys[key].values) and value not in values:
+        # In Python 0 is False and 1 is True; in JSON they are not.
+        values, is_bool = self.keys[key].values, isinstance(value, bool)
+        if values and not any(value == other and isinstance(other, bool) is is_bool for other in values):
             raise self.refused(key, value)
 
     def refused(self, key: str, value: object) -> ModelError:
