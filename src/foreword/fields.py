@@ -5,7 +5,7 @@ And the entries of a mapping that a caller made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from foreword.errors import RequestError
@@ -17,21 +17,27 @@ Neutral = Mapping[str, tuple[object, ...]]
 
 
 class Kind(NamedTuple):
-    """A type of JSON values: its name in messages, the test of a value, and the JSON schema."""
+    """A type of JSON values: its name in messages, the test of a value, and the JSON schema.
+
+    most: the largest number of entries of a list or an object; None: any. It is compared before an entry is looked at.
+    """
 
     name: str
     accepts: Callable[[Any], bool]
     schema: Schema
+    most: int | None = None
 
 
-def list_of(kind: Kind, name: str) -> Kind:
-    schema = {"type": "array", "items": kind.schema}
-    return Kind(name, lambda value: isinstance(value, list) and all(map(kind.accepts, value)), schema)
+def list_of(kind: Kind, name: str, *, most: int | None = None) -> Kind:
+    schema = {"type": "array", "items": kind.schema} | ({} if most is None else {"maxItems": most})
+    return Kind(name, lambda value: isinstance(value, list) and all(map(kind.accepts, value)), schema, most)
 
 
 def either(one: Kind, other: Kind) -> Kind:
+    """At most one of them may be limited."""
     name, schema = f"{one.name} or {other.name}", {"anyOf": [one.schema, other.schema]}
-    return Kind(name, lambda value: one.accepts(value) or other.accepts(value), schema)
+    most = other.most if one.most is None else one.most
+    return Kind(name, lambda value: one.accepts(value) or other.accepts(value), schema, most)
 
 
 def one_of(*values: str) -> Kind:
@@ -71,9 +77,12 @@ class Fields:
         return f"{self._at}.{name}" if self._at else name
 
     def take(self, name: str, kind: Kind, default: Any = None) -> Any:
-        """The value of a field, or the default. RequestError if it is of another type."""
+        """The value of a field, or the default. RequestError if it is of another type, or has too many entries."""
         self._known[name] = kind
         value = self._left.pop(name, default)
+        if kind.most is not None and isinstance(value, list | dict) and len(value) > kind.most:
+            reason = f"has {len(value)} entries, more than {kind.most}"
+            raise RequestError(None, self.path(name), value, reason, "Give fewer.")
         if value is not default and not kind.accepts(value):
             fix = "Give one, or leave the field out."
             raise RequestError(None, self.path(name), value, f"expected {kind.name}", fix)
@@ -92,10 +101,12 @@ class Fields:
         value = self.take(name, OBJECT)
         return None if value is None else Fields(value, self.path(name))
 
-    def nested_list(self, name: str) -> list[Fields] | None:
-        """The fields of each object of a field that is a list of them; None if it is absent."""
-        listed = self.take(name, OBJECTS)
-        return None if listed is None else [Fields(one, f"{self.path(name)}[{i}]") for i, one in enumerate(listed)]
+    def nested_list(self, name: str) -> Iterator[Fields] | None:
+        """The fields of each object of a field that is a list of them, made one by one, since there may be many; None
+        if it is absent.
+        """
+        listed, at = self.take(name, OBJECTS), self.path(name)
+        return None if listed is None else (Fields(one, f"{at}[{i}]") for i, one in enumerate(listed))
 
     def refuse(self, name: str, value: object, fix: str) -> RequestError:
         """The error of a value that is not supported."""

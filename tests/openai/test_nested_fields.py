@@ -7,6 +7,7 @@ import json
 import pytest
 
 from foreword.anthropic import parse_messages
+from foreword.batch import SamplingParams
 from foreword.errors import RequestError
 from foreword.openai import parse_chat, parse_completion, parse_responses
 
@@ -183,3 +184,47 @@ def test_tools_are_given_on_without_nulls_and_labels():
     tool = {"type": "function", "cache_control": EPHEMERAL, "function": {"description": None, **FUNCTION, "return": {}}}
     (given,) = parse_chat({**CHAT, "tools": [tool]}).chat["tools"]
     assert given == {"type": "function", "function": {**FUNCTION, "return": {}}}
+
+
+class Unread(list):
+    """A list whose entries must not be looked at."""
+
+    def __iter__(self):
+        raise AssertionError("an entry was looked at")
+
+
+@pytest.mark.parametrize(
+    ("field", "most"),
+    [
+        ("stop", 1024),
+        ("bad_words", 1024),
+        ("dry_sequence_breakers", 1024),
+        ("bad_words_token_ids", 1024),
+        ("stop_token_ids", 1 << 19),
+        ("allowed_token_ids", 1 << 19),
+        ("dry_breaker_token_ids", 1 << 19),
+    ],
+)
+def test_a_list_with_too_many_entries_is_refused_before_one_is_looked_at(field, most):
+    given = Unread([0] * (most + 1))
+    with pytest.raises(RequestError, match=f"{field} = .*: has {most + 1} entries, more than {most}"):
+        parse_completion({"prompt": "a", field: given})
+
+
+def test_a_map_with_too_many_entries_is_refused_and_one_with_as_many_as_allowed_is_not():
+    allowed = {str(i): 1 for i in range(1 << 14)}
+    assert len(parse_completion({"prompt": "a", "logit_bias": allowed}).params.logit_bias) == 1 << 14
+    with pytest.raises(RequestError, match=r"logit_bias = .*: has 16385 entries, more than 16384"):
+        parse_completion({"prompt": "a", "logit_bias": {**allowed, "x": 1}})
+
+
+def test_the_stop_sequences_of_messages_have_the_limit_of_stop():
+    body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}
+    with pytest.raises(RequestError, match=r"stop_sequences = .*: has 1025 entries, more than 1024"):
+        parse_messages({**body, "stop_sequences": ["a"] * 1025})
+
+
+def test_more_token_ids_than_the_vocabulary_has_are_refused_by_their_number():
+    for field, value in (("allowed_token_ids", [1] * 11), ("logit_bias", dict.fromkeys(range(11), 1.0))):
+        with pytest.raises(RequestError, match=f"{field} = .*: has 11 token ids, and the vocabulary 10"):
+            SamplingParams(**{field: value}).check("a", 10)

@@ -195,8 +195,49 @@ def messages_of_many_pieces(server: Server) -> None:
     server.attack("/v1/responses", {"input": [message] * 100_000, "max_output_tokens": 1})
 
 
+def many_pieces_that_are_taken(server: Server) -> None:
+    message = {"role": "user", "content": "a"}
+    server.attack("/v1/messages", {"model": "talker", "messages": [message] * 40_000, "max_tokens": 1})
+    server.attack("/v1/responses", {"input": [message] * 40_000, "max_output_tokens": 1})
+    server.attack("/v1/chat/completions", {"messages": [message] * 40_000, "max_tokens": 1})
+
+
+def many_entries(server: Server) -> None:
+    """A large map or list in each field that takes one."""
+    ids, texts, names = list(range(1_000_000)), ["ab"] * 1_000_000, {f"x{i}": 1 for i in range(400_000)}
+    pairs, objects = [[1, 2]] * 1_000_000, [{"type": "text"}] * 400_000
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": names}}}
+    large: dict[str, object] = {
+        "logit_bias": {str(i): 1 for i in range(600_000)}, "stop": texts, "bad_words": texts,
+        "dry_sequence_breakers": texts, "stop_token_ids": ids, "allowed_token_ids": ids, "dry_breaker_token_ids": ids,
+        "bad_words_token_ids": pairs, "metadata": names, "extra_args": names,
+        "structured_outputs": {"choice": texts},
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": texts}}},
+    }  # fmt: skip
+    of_chats = {
+        "tools": [tool], "chat_template_kwargs": {"x": texts}, "messages": [{"role": "user", "content": objects}],
+        "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": objects}},
+    }  # fmt: skip
+    for name, value in large.items():
+        server.attack("/v1/completions", {"prompt": "a", "max_tokens": 1, name: value})
+    for name, value in (large | of_chats).items():
+        messages = [{"role": "user", "content": "a"}]
+        server.attack("/v1/chat/completions", {"messages": messages, "max_tokens": 1, name: value})
+    server.attack("/v1/completions", {"prompt": "a", **names})
+    server.attack("/detokenize", {"tokens": ids})
+    server.attack("/detokenize", {"tokens": texts})
+
+
+def many_inputs(server: Server) -> None:
+    for inputs in (["b"] * 200_000, [[1]] * 200_000, [[1]] * 60_000):
+        server.attack("/v1/embeddings", {"input": inputs})
+    server.attack("/rerank", {"query": "a", "documents": [{"text": "b"}] * 200_000})
+    server.attack("/rerank", {"query": "a", "documents": ["b"] * 200_000})
+
+
 def scores_with_many(server: Server) -> None:
-    server.attack("/score", {"text_1": "a" * 4000, "text_2": ["b"] * 200_000})
+    for count in (2000, 200_000):
+        server.attack("/score", {"text_1": "a" * 4000, "text_2": ["b"] * count})
 
 
 def many_prompts(server: Server) -> None:
@@ -336,8 +377,8 @@ def mutated_bodies(server: Server, count: int = 3000) -> None:
 ATTACKS = (
     endless_head, head_behind_a_stream, endless_trailer, pipelined_requests, slow_heads, bodies_of_digits, all_logprobs,
     logprobs_nobody_reads, whole_answers_with_logprobs, bodies_in_chunks_of_one_byte, messages_of_many_pieces,
-    scores_with_many, many_prompts, many_completions, many_stops, a_long_field, heavy_grammars,
-    grammars_without_end, invalid_bytes, template_arguments, mutated_bodies,
+    many_pieces_that_are_taken, many_entries, many_inputs, scores_with_many, many_prompts, many_completions, many_stops,
+    a_long_field, heavy_grammars, grammars_without_end, invalid_bytes, template_arguments, mutated_bodies,
 )  # fmt: skip
 
 

@@ -8,10 +8,13 @@ import time
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from server_rig import HI, serving
 from starlette.routing import Mount
 
 from foreword.errors import ConfigError
+from foreword.server import reply
 from foreword.server.access import Hosts
 from foreword.server.admission import Admission
 from foreword.server.app import make_app
@@ -138,6 +141,12 @@ def test_the_server_listens_on_this_machine_alone_unless_told_otherwise():
         ("/v1/completions", {"prompt": "a", "stop": [f"zzq{i}" for i in range(2000)]}, "stop ="),
         ("/v1/completions", {"prompt": "a", "stop": "z" * 70_000}, "Give at most 1024, of 65536 characters in all"),
         ("/v1/completions", {"prompt": "a", "bad_words": ["z" * 70_000]}, "bad_words ="),
+        ("/v1/completions", {"prompt": [[1]] * 2049}, "prompt: has 2049 entries, more than max_prompts = 2048"),
+        ("/v1/embeddings", {"input": ["a"] * 2049}, "input: has 2049 entries, more than max_prompts = 2048"),
+        ("/score", {"text_1": "a", "text_2": ["b"] * 2049}, "text_2: has 2049 entries, more than max_prompts"),
+        ("/rerank", {"query": "a", "documents": [{"text": "b"}] * 2049}, "documents: has 2049 entries"),
+        ("/tokenize", {"messages": [{}] * 140_000}, "body: has 140003 objects, lists and fields, more than 131072"),
+        ("/tokenize", {str(i): 1 for i in range(140_000)}, "body: has 140001 objects, lists and fields"),
         (
             "/v1/completions",
             {"prompt": ["a" * 500] * 300, "echo": True, "logprobs": 20, "max_tokens": 1},
@@ -151,6 +160,26 @@ def test_what_would_take_much_memory_or_time_is_refused_before_it_begins(talker,
         assert response.status_code == 400
         assert words in response.json()["error"]["message"]
         assert running.post("/v1/completions", {"prompt": "a", "logprobs": 20, "max_tokens": 2}).status_code == 200
+
+
+SIGNS = st.text('{}[]:,"\\ ')
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.recursive(SIGNS | st.none(), lambda inner: st.lists(inner) | st.dictionaries(SIGNS, inner)))
+def test_the_parts_of_a_body_are_counted_before_it_is_read_whatever_its_texts_have(value):
+    def parts(one):
+        inside = [*one.values()] if isinstance(one, dict) else one if isinstance(one, list) else []
+        fields = len(one) if isinstance(one, dict) else 0
+        return isinstance(one, dict | list) + fields + sum(map(parts, inside))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reply, "MAX_PARTS", -1)
+        assert reply.num_parts(json.dumps(value).encode()) == parts(value)
+
+
+def test_a_long_text_with_many_braces_is_no_body_of_many_parts():
+    assert reply.decoded(json.dumps({"prompt": '{"a": [1]}' * 100_000}))["prompt"][:2] == '{"'
 
 
 def test_a_text_is_tokenized_only_if_its_tokens_may_be_few_enough(talker):

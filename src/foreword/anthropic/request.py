@@ -6,17 +6,19 @@ counts as absent. RequestError, with the path of the field, for an unknown or un
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from foreword.batch import Origin, StructuredOutputs
 from foreword.engine.chat import ChatOptions
 from foreword.errors import RequestError
-from foreword.fields import BOOLEAN, INTEGER, OBJECT, STRING, STRINGS, Fields, either, list_of, one_of
+from foreword.fields import BOOLEAN, INTEGER, OBJECT, STRING, Fields, either, list_of, one_of
 from foreword.openai import neutral
 from foreword.openai.conversation import Conversation
 from foreword.openai.request import (
     NOTHING,
     OF_TEMPLATE,
+    TEXTS,
     ChatRequest,
     Suggested,
     params_of,
@@ -49,7 +51,7 @@ def parse_count(body: object) -> ChatRequest:
 def _parse(given: Fields, suggested: Suggested, *, is_count: bool) -> ChatRequest:
     sampling = {} if is_count else sampling_fields(given, suggested, without=OWN_NAMES)
     max_tokens = None if is_count else given.require("max_tokens", INTEGER)
-    if (stop := None if is_count else given.take("stop_sequences", STRINGS)) is not None:
+    if (stop := None if is_count else given.take("stop_sequences", TEXTS)) is not None:
         sampling["stop"] = stop
     structured, effort = _output_config(given)
     if structured is not None:
@@ -61,7 +63,7 @@ def _parse(given: Fields, suggested: Suggested, *, is_count: bool) -> ChatReques
     conversation = Conversation()
     for text, at in _texts(given, "system"):
         conversation.text("system", text, at)
-    for message in _required(given, "messages"):
+    for message in _messages(given):
         _add_message(conversation, message)
     if conversation.last_role == "assistant":
         fix = "End with a message of the user: an answer cannot be continued."
@@ -87,11 +89,14 @@ def _parse(given: Fields, suggested: Suggested, *, is_count: bool) -> ChatReques
     return request
 
 
-def _required(given: Fields, name: str) -> list[Fields]:
-    found = given.nested_list(name)
-    if not found:
-        raise RequestError(None, given.path(name), found, "is missing or empty", "Give at least one.")
-    return found
+def _messages(given: Fields) -> Iterator[Fields]:
+    """The fields of each message. RequestError in the end if there is none."""
+    is_empty = True
+    for message in given.nested_list("messages") or ():
+        is_empty = False
+        yield message
+    if is_empty:
+        raise RequestError(None, "messages", None, "is missing or empty", "Give at least one.")
 
 
 def _output_config(given: Fields) -> tuple[object, str | None]:

@@ -18,6 +18,7 @@ from foreword.batch.values.sampling_params import PARAMETERS
 from foreword.engine import RequestOptions
 from foreword.engine.chat import OF_TEMPLATES, ChatOptions
 from foreword.engine.thinking import EFFORTS
+from foreword.engine.validation import MAX_TEXTS
 from foreword.errors import RequestError
 from foreword.fields import (
     BOOLEAN,
@@ -71,6 +72,9 @@ class CompletionRequest:
     include_usage: bool = False
 
 
+MAX_BIASES = 1 << 14  # entries of logit_bias
+MAX_IDS = 1 << 19  # token ids of a parameter: more than any vocabulary has
+
 IDS = list_of(INTEGER, "a list of token ids")
 MESSAGES = list_of(OBJECT, "a list of messages")
 TOOLS = list_of(OBJECT, "a list of tools")
@@ -83,7 +87,13 @@ _BIASES = Kind(
     lambda value: (
         isinstance(value, dict) and all(re.match(_TOKEN_ID, key) and NUMBER.accepts(v) for key, v in value.items())
     ),
-    {"type": "object", "propertyNames": {"pattern": _TOKEN_ID}, "additionalProperties": NUMBER.schema},
+    {
+        "type": "object",
+        "propertyNames": {"pattern": _TOKEN_ID},
+        "additionalProperties": NUMBER.schema,
+        "maxProperties": MAX_BIASES,
+    },
+    MAX_BIASES,
 )
 EFFORT = one_of(*EFFORTS)
 OF_TEMPLATE = {"template": "chat_template_kwargs"}
@@ -99,15 +109,16 @@ _PROMPTS = Kind(
     {"anyOf": [STRING.schema, {**list_of(either(_TEXT_OR_IDS, INTEGER), "").schema, "minItems": 1}]},
 )
 
+TEXTS = list_of(STRING, STRINGS.name, most=MAX_TEXTS)
 _KIND_OF_TYPE = {
     "int": INTEGER,
     "float": NUMBER,
     "bool": BOOLEAN,
-    "str | Sequence[str]": either(STRING, STRINGS),
+    "str | Sequence[str]": either(STRING, TEXTS),
     "str | int": either(STRING, INTEGER),
-    "Sequence[str]": STRINGS,
-    "Sequence[int]": IDS,
-    "Sequence[Sequence[int]]": list_of(IDS, "a list of lists of token ids"),
+    "Sequence[str]": TEXTS,
+    "Sequence[int]": list_of(INTEGER, IDS.name, most=MAX_IDS),
+    "Sequence[Sequence[int]]": list_of(IDS, "a list of lists of token ids", most=MAX_TEXTS),
     "Mapping[str, object]": OBJECT,
 }
 """Type of a parameter → the JSON values that it takes."""

@@ -69,6 +69,9 @@ class ServerConfig:
     max_completions: int = setting(
         128, "Largest number of completions of one prompt (n, best_of); beyond it: status 400.", least=1
     )
+    max_prompts: int = setting(
+        2048, "Largest number of prompts, texts or documents of one body; beyond it: status 400.", least=1
+    )
     max_prompt_tokens: int = setting(
         2**20, "Largest number of prompt tokens in progress; beyond it: status 429.", least=1
     )

@@ -84,6 +84,12 @@ class Generation:
         self.enter_many(num_prompts, params.num_completions)
         self._count_answer(params, num_prompts)
 
+    def check_count(self, field: str, num_prompts: int) -> None:
+        """HttpError 400 if the field has more prompts than a body may have."""
+        if num_prompts > (most := self.context.config.max_prompts):
+            reason = f"{field}: has {num_prompts} entries, more than max_prompts = {most}. Send several requests"
+            raise HttpError(INVALID, reason, param=field)
+
     def _count_answer(self, params: SamplingParams, num_prompts: int) -> None:
         """Count the memory that the answer may take. HttpError if it is more than allowed."""
         states = self.context.engine.engine.states

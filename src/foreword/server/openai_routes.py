@@ -28,6 +28,7 @@ from foreword.server.reply import PiecesReply, reply
 
 async def _completions(generation: Generation, wanted: CompletionRequest) -> AsyncGenerator[RequestOutput, None]:
     prompts, params = wanted.prompts, [wanted.params] * len(wanted.prompts)
+    generation.check_count("prompt", len(prompts))
     generation.enter(wanted.params, len(prompts))
     return generation.outputs(await generation.check("prompt", prompts, params, wanted.options, stream=wanted.stream))
 

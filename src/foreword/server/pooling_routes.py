@@ -32,11 +32,14 @@ ID_BYTES = 8  # of a token id in an output: scores of one text with many have it
 
 
 async def _pooled(generation: Generation, wanted: ClassifyRequest) -> AsyncGenerator[PoolingRequestOutput, None]:
+    generation.check_count("input", len(wanted.prompts))
     plan = ScorePlan(wanted.prompts, [wanted.params] * len(wanted.prompts))
     return await _run(generation, plan, wanted.options, "input")
 
 
 async def _scored(generation: Generation, wanted: ScoreRequest) -> AsyncGenerator[PoolingRequestOutput, None]:
+    for name, texts in zip(wanted.names, (wanted.queries, wanted.documents), strict=True):
+        generation.check_count(name, len(texts))
     context = generation.context
     spec = context.engine.engine.pooling
     arguments = context.tokenizer, spec, wanted.queries, wanted.documents, wanted.params, wanted.names

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Collection
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
@@ -23,6 +24,8 @@ T = TypeVar("T")
 SMALL = 2 << 10  # bytes of a body, below which its prompt is tokenized in the event loop: a thread would take longer
 LARGE = 64 << 10  # bytes of a body, from which on it is read in a thread
 MAX_FIELDS = 64  # of a form
+MAX_PARTS = 1 << 17  # objects, lists and fields of objects in a body
+PART_SIGNS = (b"{", b"[", b":")
 MANY = 4096  # values in a response, from which on it is written in a thread
 
 
@@ -87,11 +90,28 @@ async def json_body(request: Request) -> dict[str, Any]:
 
 
 def decoded(data: bytes | str) -> Any:
-    """Return the value of a JSON text. HttpError 400 for one that is none, is not UTF-8 or nests too deeply."""
+    """Return the value of a JSON text. HttpError 400 for one that is none, is not UTF-8, nests too deeply or has too
+    many parts: no other thread runs while they are made.
+    """
+    given = data if isinstance(data, bytes) else data.encode()
+    if (count := num_parts(given)) > MAX_PARTS:
+        reason = f"body: has {count} objects, lists and fields, more than {MAX_PARTS}. Send fewer"
+        raise HttpError(INVALID, reason, param="body")
     try:
         return msgspec.json.decode(data)
     except (ValueError, RecursionError) as error:
         raise HttpError(INVALID, f"body: is not JSON: {error}", param="body") from None
+
+
+def num_parts(text: bytes) -> int:
+    """Return the number of objects, lists and fields of a JSON text before any is made; an upper bound if that is at
+    most `MAX_PARTS`.
+    """
+    if (most := sum(map(text.count, PART_SIGNS))) <= MAX_PARTS:
+        return most
+    plain = np.frombuffer(text.replace(rb"\\", b"").replace(rb"\"", b""), np.uint8)
+    is_outside = ~np.logical_xor.accumulate(plain == ord('"'))  # of a string
+    return sum(int(np.count_nonzero(is_outside & (plain == ord(sign)))) for sign in PART_SIGNS)
 
 
 async def form_body(request: Request, json_fields: Collection[str]) -> dict[str, Any]:

@@ -271,6 +271,8 @@ def _check_token_ids(row: Parameter, value: Any, request_id: str | None, vocab_s
     def check(ids: object) -> None:
         if not isinstance(ids, tuple):
             refuse(ids, "expected a list of token ids", "Give a list.")
+        if len(ids) > most + 1:
+            refuse(value, f"has {len(ids)} token ids, and the vocabulary {vocab_size}", "Give each once.")
         for token in ids:
             if not is_integer(token) or not 0 <= token <= most:
                 limits = ", 0 or more" if vocab_size is None else f" in [0, {vocab_size})"
