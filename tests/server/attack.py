@@ -3,10 +3,11 @@
     PYTHONPATH=src:tests:tests/cli python tests/server/attack.py [NAME …] [--replicas]
 
 `foreword serve` runs in a process of its own, or as a front end with two replicas. While an attack runs, a neighbour
-asks GET /health and completes short prompts. A row of the table has the statuses that the attack got, the neighbour's
-statuses, the 99th percentile and the longest of its waits for /health, and the growth of the processes' memory. The
-program ends with 1 if a server ends, answers 500, refuses the neighbour, grows by more than `MOST_GROWTH` or lets
-/health wait longer than `LONGEST_WAIT`. That bound is wide, as the machine may be slow.
+asks GET /health, completes short prompts and reads a stream. A row of the table has the statuses that the attack got,
+the neighbour's statuses, the 99th percentile and the longest of its waits for /health, the 99th percentile of the times
+between two pieces of its stream, and the growth of the processes' memory. The program ends with 1 if a server ends,
+answers 500, refuses the neighbour, grows by more than `MOST_GROWTH` or lets /health wait longer than `LONGEST_WAIT`.
+That bound is wide, as the machine may be slow.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+import msgspec
 from processes import start
-from talking_model import write_talking_model
+from server_rig import with_template
+from talking_model import TEMPLATE, write_talking_model
 
 MOST_GROWTH = (
     700 << 20
@@ -37,6 +40,7 @@ LONGEST_WAIT = 2.0  # seconds
 PATIENCE = 60.0
 MODEL = ("--max-model-len", 4096, "--kv-cache-bytes", 64 << 20, "--num-threads", 1, "--drain-timeout", 2,
          "--served-model-name", "talker")  # fmt: skip
+CALLER = "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}" + TEMPLATE
 JSON = {"Content-Type": "application/json"}
 
 
@@ -218,14 +222,12 @@ def many_entries(server: Server) -> None:
         "tools": [tool], "chat_template_kwargs": {"x": texts}, "messages": [{"role": "user", "content": objects}],
         "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": objects}},
     }  # fmt: skip
-    for name, value in large.items():
-        server.attack("/v1/completions", {"prompt": "a", "max_tokens": 1, name: value})
-    for name, value in (large | of_chats).items():
-        messages = [{"role": "user", "content": "a"}]
-        server.attack("/v1/chat/completions", {"messages": messages, "max_tokens": 1, name: value})
-    server.attack("/v1/completions", {"prompt": "a", **names})
-    server.attack("/detokenize", {"tokens": ids})
-    server.attack("/detokenize", {"tokens": texts})
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    bodies = [("/v1/completions", {"prompt": "a", "max_tokens": 1, name: value}) for name, value in large.items()]
+    bodies += [("/v1/chat/completions", {**chat, name: value}) for name, value in (large | of_chats).items()]
+    bodies += [("/v1/completions", {"prompt": "a", **names}), ("/detokenize", {"tokens": ids})]
+    for path, body in [*bodies, ("/detokenize", {"tokens": texts})]:
+        server.attack(path, msgspec.json.encode(body))  # so fast that the neighbour in this process goes on
 
 
 def many_inputs(server: Server) -> None:
@@ -386,13 +388,17 @@ ATTACKS = (
 
 
 class Neighbour:
-    """What another client sees meanwhile. waits: of /health, in seconds. statuses: of short completions."""
+    """What another client sees meanwhile. waits: of /health, in seconds. gaps: between the pieces of its stream.
+    statuses: of short completions and of the stream.
+    """
 
     def __init__(self, server: Server) -> None:
         self._server, self._stop = server, threading.Event()
         self.waits: list[float] = []
+        self.gaps: list[float] = []
         self.statuses: Counter[object] = Counter()
-        self._threads = [threading.Thread(target=work) for work in (self._ask_health, self._complete)]
+        works = self._ask_health, self._complete, self._read_streams
+        self._threads = [threading.Thread(target=work) for work in works]
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -419,6 +425,25 @@ class Neighbour:
             except (OSError, http.client.HTTPException) as error:
                 self.statuses[type(error).__name__] += 1
 
+    def _read_streams(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._read_stream()
+            except (OSError, http.client.HTTPException) as error:
+                self.statuses[type(error).__name__] += 1
+
+    def _read_stream(self) -> None:
+        connection = http.client.HTTPConnection(self._server.host, self._server.port, timeout=PATIENCE)
+        with closing(connection):
+            connection.request("POST", "/v1/completions", STREAM, JSON)
+            response = connection.getresponse()
+            self.statuses[response.status] += 1
+            before = time.monotonic()
+            while response.read1() and not self._stop.is_set():
+                now = time.monotonic()
+                self.gaps.append(now - before)
+                before = now
+
 
 def run(server: Server, attack: Callable[[Server], None]) -> list[str]:
     """Run one attack, print its row, and return what is wrong."""
@@ -427,11 +452,12 @@ def run(server: Server, attack: Callable[[Server], None]) -> list[str]:
     with neighbour.running():
         attack(server)
         time.sleep(0.5)
-    waits = sorted(neighbour.waits)
+    waits, gaps = sorted(neighbour.waits), sorted(neighbour.gaps)
     growth, longest = server.memory() - before, waits[-1]
     found = f"{dict(server.statuses)!s:44.44} {dict(neighbour.statuses)!s:24.24}"
-    times = f"{waits[int(0.99 * len(waits))] * 1e3:7.0f} {longest * 1e3:7.0f} ms"
-    print(f"{attack.__name__:22} {time.monotonic() - begin:5.1f} s  {found} {times} {growth / 1e6:7.0f} MB", flush=True)
+    between = f"{gaps[int(0.99 * len(gaps))] * 1e3:7.0f} ms" if gaps else f"{'-':>10}"
+    times = f"{waits[int(0.99 * len(waits))] * 1e3:7.0f} {longest * 1e3:7.0f} ms {between}"
+    print(f"{attack.__name__:28} {time.monotonic() - begin:5.1f} s  {found} {times} {growth / 1e6:7.0f} MB", flush=True)
     wrong = {
         "the server ended": server.process.poll() is not None,
         "500": bool(server.statuses[500]),
@@ -449,9 +475,13 @@ def main() -> None:
     given = parser.parse_args()
     chosen = [attack for attack in ATTACKS if not given.names or attack.__name__ in given.names]
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(write_talking_model(Path(folder) / "talker"), 2 if given.replicas else 1)
+        model = with_template(write_talking_model(Path(folder) / "talker"), Path(folder) / "caller", CALLER)
+        server = Server(model, 2 if given.replicas else 1)
         try:
-            print(f"{'attack':22} {'':7}  {'answers':44} {'neighbour':24} {'p99':>7} {'longest':>10} {'memory':>7}")
+            print(
+                f"{'attack':28} {'':7}  {'answers':44} {'neighbour':24} {'p99':>7} {'longest':>10} {'stream p99':>10}"
+                f" {'memory':>10}"
+            )
             wrong = [reason for attack in chosen for reason in run(server, attack)]
         finally:
             server.process.send_signal(signal.SIGTERM)

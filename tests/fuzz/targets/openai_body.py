@@ -15,7 +15,8 @@ SAMPLING = {
 }  # fmt: skip
 CHAT = {
     **SAMPLING, "model": "m", "messages": REQUEST["messages"], "max_completion_tokens": 5, "logprobs": True,
-    "top_logprobs": 2, "chat_template_kwargs": REQUEST["more"], "tools": [], "metadata": {"a": "b"},
+    "top_logprobs": 2, "chat_template_kwargs": REQUEST["more"], "tools": REQUEST["tools"],
+    "metadata": {"a": "b"}, "tool_choice": "auto", "parallel_tool_calls": True,
     "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}},
 }  # fmt: skip
 COMPLETION = {**SAMPLING, "model": "m", "prompt": ["a", [1, 2]], "max_tokens": 5, "logprobs": 2, "echo": True}
@@ -28,7 +29,7 @@ def read(data, folder):
     request.params.check("r", vocab_size=48)
     if isinstance(request, ChatRequest):
         for template in TEMPLATES:
-            template.render(request.messages, tools=REQUEST["tools"], **request.chat["template"])
+            template.render(request.messages, tools=request.chat["tools"], **request.chat["template"])
     elif not request.prompts:
         raise AssertionError("a completion without a prompt")
 
