@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 
 from foreword.arrays import I64, AnyArray, Bools
-from foreword.batch import BatchTensors, GroupUse, InputBatch, discard_mask, lora_mapping
+from foreword.batch import (
+    BatchTensors,
+    GroupUse,
+    InputBatch,
+    discard_mask,
+    is_token_ids,
+    lora_mapping,
+    mrope_positions,
+    prompt_embeds,
+)
 from foreword.batch.step.layout import EXTENTS, FIELDS, Scalars
 from foreword.batch.values.sampling_params import PARAMETERS
 from foreword.errors import PlanError
@@ -25,11 +34,13 @@ _FEATURES: Mapping[str, Callable[[InputBatch], Any]] = {
     "lora_requests": lambda batch: lora_mapping(batch).requests,
     "lora_tokens": lambda batch: lora_mapping(batch).tokens,
     "lora_logits": lambda batch: lora_mapping(batch).logits,
+    "is_token_ids": is_token_ids,
 }
+_VECTORS = {"mrope_positions", "prompt_embeds"}  # of each token one value per dimension
 PER_GROUP = frozenset({"slot_mapping", "block_table", "read_slots"})
 """The tensors that there are per KV group."""
 NAMES = frozenset(
-    {"req_ids", "read_slots", *SCALARS, *SAMPLING, *_FEATURES}
+    {"req_ids", "read_slots", *SCALARS, *SAMPLING, *_FEATURES, *_VECTORS}
     | {name for name, view in vars(BatchTensors).items() if name in FIELDS and name not in _OWN}
 )
 """The tensors that can be compared."""
@@ -81,6 +92,8 @@ def differences(batch: InputBatch, name: str, got: object) -> list[Difference]:
     if name in SAMPLING:
         column: AnyArray = getattr(batch.states.sampling, SAMPLING[name])
         return compared(batch, "B", column[batch.idx_mapping], got, None)
+    if name in _VECTORS:
+        return _vector_differences(batch, name, np.asanyarray(got))
     if name in _FEATURES:
         expected = _FEATURES[name](batch)
     elif name in NAMES:
@@ -89,6 +102,21 @@ def differences(batch: InputBatch, name: str, got: object) -> list[Difference]:
         raise PlanError("no tensor of this name can be compared", tensor=name, expected=f"one of {sorted(NAMES)}")
     field = FIELDS[name]
     return compared(batch, field.shape[0], expected, got, batch.num_tokens if field.padding == "T" else field.padding)
+
+
+def _vector_differences(batch: InputBatch, name: str, got: AnyArray) -> list[Difference]:
+    """The requests for which rotary positions [dims, T] differ, or the prompt embeddings in inputs [T, hidden]."""
+    if name == "mrope_positions":
+        dims, T = len(got), batch.num_tokens
+        return compared(batch, "T", mrope_positions(batch, dims)[:, :T].T, got[:, :T].T, None)
+    rows, vectors = prompt_embeds(batch, got.shape[-1])
+    wrong = np.zeros(got.shape, np.bool_)
+    wrong[rows] = got[rows] != vectors.astype(got.dtype)
+    if not wrong.any():
+        return []
+    expected = got.copy()
+    expected[rows] = vectors
+    return of_requests(owners(batch, "T", len(got)), wrong, expected, got)
 
 
 def compared(batch: InputBatch, axis: str, expected: AnyArray, got: object, padding: Any) -> list[Difference]:

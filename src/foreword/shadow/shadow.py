@@ -499,7 +499,21 @@ class Shadow:
         if self.contents is not None:
             self.contents.salt(req_id, salt)
 
+    def add(self, finding: Finding) -> None:
+        """Count a finding of the caller's own in the step that was decided last; `step` or `commit` returns it."""
+        self._pending.append(finding)
+
     # -- the result -----------------------------------------------------------------------------------------------
+
+    @property
+    def num_steps(self) -> int:
+        """The steps that were followed, which is the number of the last one."""
+        return self._num_steps
+
+    @property
+    def batch(self) -> InputBatch | None:
+        """The last step as it should be, until its commit; None where it could not be prepared."""
+        return self._batch
 
     @property
     def findings(self) -> tuple[Finding, ...]:
