@@ -1,4 +1,17 @@
-"""vLLM's second model runner (`vllm.v1.worker.gpu`) on a machine without Triton: its kernels as functions of NumPy.
+"""For vLLM: its steps checked while it serves, and its second model runner's kernels as functions of NumPy.
+
+`CheckedWorker` is vLLM's worker of this platform with the check, for ``vllm serve --worker-cls
+foreword.vllm.CheckedWorker``; FOREWORD_CHECK needs no option (docs/check-your-engine.md).
 
 Importing `foreword.vllm.kernels` needs NumPy alone, `foreword.vllm.registration` vLLM.
 """
+
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    if name == "CheckedWorker":
+        from foreword.vllm.attach import checked_worker  # it imports vLLM
+
+        return checked_worker()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,21 @@
+"""The entry point of vLLM's plugins that starts the check of its steps where FOREWORD_CHECK asks for it."""
+
+from __future__ import annotations
+
+import os
+
+from foreword.vllm.check_options import VARIABLE, CheckOptions
+
+
+def plugin() -> None:
+    """Follow the model runner of every worker that this process starts. Without the variable: do nothing.
+
+    ConfigError for a value that FOREWORD_CHECK cannot have.
+    """
+    if VARIABLE not in os.environ:
+        return
+    options = CheckOptions.of(os.environ[VARIABLE])
+    if options is not None:
+        from foreword.vllm.attach import watch_workers  # it imports vLLM's workers
+
+        watch_workers(options)

@@ -1,0 +1,41 @@
+"""Counters of the check in the registry of prometheus_client, which vLLM's own metrics use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+from foreword.shadow import Finding
+
+with suppress(ImportError):  # vLLM needs it; the tests of this library do not
+    import prometheus_client
+
+
+class Counters:
+    """``foreword_steps_checked`` and ``foreword_findings`` by tensor."""
+
+    def __init__(self) -> None:
+        self._steps: Any = None
+        self._findings: Any = None
+        if "prometheus_client" in globals():
+            self._steps = prometheus_client.Counter("foreword_steps_checked", "Steps whose tensors were compared.")
+            self._findings = prometheus_client.Counter(
+                "foreword_findings", "Findings of the check of steps, by tensor.", ["tensor"]
+            )
+
+    @staticmethod
+    @cache
+    def of_process() -> Counters:
+        """Return those of this process: a name can be registered once."""
+        return Counters()
+
+    def count(self, is_compared: bool, found: Sequence[Finding]) -> None:
+        """Count a step, and what was found in it."""
+        if self._steps is None:
+            return
+        if is_compared:
+            self._steps.inc()
+        for finding in found:
+            self._findings.labels(finding.tensor).inc()

@@ -1,0 +1,353 @@
+"""The hooks in vLLM's model runners: a subclass of either generation that tells a `Follower` what it does.
+
+`checked_class` makes them of the runner of any platform. Each hook calls the runner's own method with its arguments,
+and changes neither its result nor its tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import vllm
+from vllm.forward_context import get_forward_context
+
+from foreword.arrays import AnyArray
+from foreword.batch import RequestStates
+from foreword.shadow.comparison import TableRule
+from foreword.vllm.check_options import CheckOptions
+from foreword.vllm.follower import LOGGER, FollowedStep, Follower, Grammar, Rotary
+from foreword.vllm.groups import groups_of
+from foreword.vllm.hosted import HostCopies
+from foreword.vllm.window import generation_of
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as Runner
+else:
+    Runner = object
+
+SAMPLING = {
+    "sampling.temperature": "temperature_cpu",
+    "sampling.top_p": "top_p_cpu",
+    "sampling.top_k": "top_k_cpu",
+    "sampling.frequency_penalty": "frequency_penalties_cpu",
+    "sampling.presence_penalty": "presence_penalties_cpu",
+    "sampling.repetition_penalty": "repetition_penalties_cpu",
+}
+
+
+class FollowedRunner(Runner):  # type: ignore[misc]  # vLLM's classes are Any
+    """What both generations have in common. follower: None until the KV groups are known, and where unchecked."""
+
+    follower: Follower | None = None
+    check_options: CheckOptions
+    table_rule = TableRule()
+    _stream: torch.cuda.Stream | None = None
+
+    def initialize_kv_cache(self, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
+        super().initialize_kv_cache(kv_cache_config, *args, **kwargs)
+        if self.follower is not None:
+            self.follower.close()
+        try:
+            self.follower = self._new_follower(kv_cache_config)
+        except Exception as error:  # the engine serves all the same
+            LOGGER.error("foreword: the steps are not checked: %s", error)
+
+    def foreword_report(self) -> str:
+        """Return what was checked and found so far: for ``collective_rpc("foreword_report")``."""
+        return "foreword: the steps are not checked" if self.follower is None else self.follower.report()
+
+    def _new_follower(self, kv_cache_config: Any) -> Follower:
+        groups, uses = groups_of(kv_cache_config)
+        on_device = self.device.type != "cpu"
+        is_async = bool(self.vllm_config.scheduler_config.async_scheduling)
+        num_drafts = int(self.num_drafts_of_step)
+        if on_device and self.device.type == "cuda":
+            self._stream = torch.cuda.Stream(self.device)
+        states = RequestStates(
+            max_num_reqs=self.max_num_reqs,
+            max_model_len=self.max_model_len,
+            kv_groups=groups,
+            vocab_size=self.model_config.get_vocab_size(),
+            max_num_draft_tokens=num_drafts,
+        )
+        return Follower.of(
+            states,
+            self.check_options,
+            max_num_batched_tokens=self.max_num_tokens,
+            num_blocks=kv_cache_config.num_blocks,
+            is_queued=on_device or is_async,
+            title=f"vLLM {vllm.__version__}, {self.generation} model runner",
+            log=partial(LOGGER.error, "foreword: %s"),
+            uses=uses,
+            tables=self.table_rule,
+            optimistic=is_async and num_drafts > 0,
+        )
+
+    def _hosted(self, follower: Follower, values: Mapping[str, Any]) -> HostCopies:
+        with_device = follower.options.level != "host"
+        return HostCopies(values, self._stream, copies=follower.is_queued, with_device=with_device)
+
+    def _commit_later(self, follower: Follower, step: FollowedStep | None, output: Any) -> None:
+        """Follow the samples of an output whose tokens are on their way to the host."""
+        get_output = output.get_output
+
+        def followed() -> Any:
+            result = get_output()
+            follower.commit(step, partial(samples_of, result.req_ids, result.sampled_token_ids))
+            return result
+
+        output.get_output = followed
+
+
+class FirstRunner(FollowedRunner):
+    """Hooks of the first generation. Its tensors are compared as the model is about to read them."""
+
+    generation = "first"
+    table_rule = TableRule(past_end=True)
+    _logits_indices: Any = None
+    _drafts: Any = None
+
+    @property
+    def num_drafts_of_step(self) -> int:
+        return int(self.num_spec_tokens)
+
+    def _update_states(self, scheduler_output: Any) -> Any:
+        if self.follower is not None:
+            self.follower.decide(scheduler_output)
+            self._logits_indices = self._drafts = None
+        return super()._update_states(scheduler_output)
+
+    def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: Any) -> Any:
+        result = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
+        self._logits_indices, self._drafts = result[0], result[1]
+        return result
+
+    def _model_forward(
+        self,
+        input_ids: Any = None,
+        positions: Any = None,
+        intermediate_tensors: Any = None,
+        inputs_embeds: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        follower = self.follower
+        if follower is not None and self._logits_indices is not None:
+            collect = partial(self._collect, follower, input_ids, positions, inputs_embeds)
+            follower.step(self.input_batch.req_ids, collect, partial(self._rotary, follower))
+            if self.is_pooling_model:
+                follower.commit(follower.current, dict)
+        return super()._model_forward(input_ids, positions, intermediate_tensors, inputs_embeds, **model_kwargs)
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        follower = self.follower
+        if follower is None:
+            return super().sample_tokens(grammar_output)
+        step = follower.current
+        if grammar_output is not None and step is not None:
+            follower.constrain(partial(grammar_of, grammar_output, step.output))
+        result = super().sample_tokens(grammar_output)
+        if self.use_async_scheduling and hasattr(result, "get_output"):
+            self._commit_later(follower, step, result)
+        return result
+
+    def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
+        result = super()._bookkeeping_sync(*args, **kwargs)
+        if self.follower is not None and not self.use_async_scheduling:
+            self.follower.commit(self.follower.current, partial(samples_of, result[5], result[3]))
+        return result
+
+    def _collect(self, follower: Follower, input_ids: Any, positions: Any, inputs_embeds: Any) -> HostCopies:
+        batch, metadata = self.input_batch, get_forward_context().attn_metadata
+        B = batch.num_reqs
+        scheduled = self.num_scheduled_tokens.np[:B]
+        T = int(scheduled.sum())
+        if not isinstance(metadata, dict):  # micro-batches, and models without attention
+            metadata = {}
+        of_groups = [metadata.get(group.layer_names[0]) for group in self.kv_cache_config.kv_cache_groups]
+        first = next((m for m in of_groups if hasattr(m, "query_start_loc")), None)  # states have metadata of their own
+        num_groups = len(follower.shadow.states.block_tables)
+        values: dict[str, Any] = {
+            "input_ids": None if input_ids is None else input_ids[:T],
+            "positions": self.positions[:T],
+            "num_tokens": T,
+            "num_computed_tokens": self.num_computed_tokens[:B],
+            "num_scheduled_tokens": scheduled,
+            "req_indices": self.req_indices.np[:T],
+            "discard_mask": self.discard_request_mask.np[:B],
+            "logits_indices": self._logits_indices,
+            "slot_mapping": [slots_of(m, T) for m in of_groups[:num_groups]],
+            "block_table": [
+                table_of(getattr(m, "block_table", None), table, B, group.block_size)
+                for m, table, group in zip(
+                    of_groups, batch.block_table.block_tables, self._groups(follower), strict=False
+                )
+            ],
+        }
+        if first is not None:
+            values |= {
+                "query_start_loc": first.query_start_loc[: B + 1],
+                "seq_lens": first.seq_lens[:B],
+                "max_query_len": first.max_query_len,
+            }
+        if not self.is_pooling_model:
+            values |= {name: getattr(batch, attribute)[:B] for name, attribute in SAMPLING.items()}
+            values["sampling.top_k"] = top_k_of(values["sampling.top_k"], batch.vocab_size)
+        if self.uses_mrope:
+            values["mrope_positions"] = positions[:, :T]
+        if self.enable_prompt_embeds:
+            values["is_token_ids"] = self.is_token_ids.np[:T]
+            if inputs_embeds is not None:
+                values["prompt_embeds"] = inputs_embeds[:T].float()
+        if self._drafts is not None:
+            values |= drafts_of(self._drafts)
+        if self.lora_config:
+            adapters = batch.request_lora_mapping[:B]
+            values |= {"lora_requests": adapters, "lora_tokens": np.repeat(adapters, scheduled)}
+        return self._hosted(follower, {name: value for name, value in values.items() if value is not None})
+
+    @staticmethod
+    def _groups(follower: Follower) -> list[Any]:
+        return [table.group for table in follower.shadow.states.block_tables]
+
+    def _rotary(self, follower: Follower) -> Rotary:
+        """The rotary positions of the requests that this step admits, which the model computed from their prompts."""
+        if not self.uses_mrope or follower.current is None:
+            return {}
+        output = follower.current.output
+        admitted = [data.req_id for data in output.scheduled_new_reqs]
+        requests = [self.requests[rid] for rid in (*admitted, *output.scheduled_cached_reqs.resumed_req_ids)]
+        return {r.req_id: (r.mrope_positions.numpy(), int(r.mrope_position_delta)) for r in requests}
+
+
+class SecondRunner(FollowedRunner):
+    """Hooks of the second generation, whose tensors are final in `prepare_attn`."""
+
+    generation = "second"
+    _is_open = False
+
+    @property
+    def num_drafts_of_step(self) -> int:
+        return int(self.num_speculative_steps)
+
+    def execute_model(self, scheduler_output: Any, *args: Any, dummy_run: bool = False, **kwargs: Any) -> Any:
+        self._is_open = self.follower is not None and not dummy_run
+        if self.follower is not None and not dummy_run:
+            self.follower.decide(scheduler_output)
+        return super().execute_model(scheduler_output, *args, dummy_run=dummy_run, **kwargs)
+
+    def prepare_attn(self, input_batch: Any) -> Any:
+        tables, slots = super().prepare_attn(input_batch)
+        if self.follower is not None and self._is_open:
+            self.follower.step(input_batch.req_ids, partial(self._collect, self.follower, input_batch, tables, slots))
+            if self.is_pooling_model:
+                self.follower.commit(self.follower.current, dict)
+        return tables, slots
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        follower = self.follower
+        if follower is None:
+            return super().sample_tokens(grammar_output)
+        step = follower.current
+        if grammar_output is not None and step is not None:
+            follower.constrain(partial(grammar_of, grammar_output, step.output))
+        result = super().sample_tokens(grammar_output)
+        if hasattr(result, "get_output"):
+            self._commit_later(follower, step, result)
+            if not follower.is_queued:
+                output = result.get_output()  # of a CPU, where there is nothing to wait for
+                result.get_output = lambda: output
+        return result
+
+    def _collect(self, follower: Follower, batch: Any, tables: Sequence[Any], slots: Any) -> HostCopies:
+        T, B = batch.num_tokens, batch.num_reqs
+        values = {
+            "input_ids": batch.input_ids[:T],
+            "positions": batch.positions[:T],
+            "num_tokens": T,
+            "query_start_loc": batch.query_start_loc[: B + 1],
+            "seq_lens": batch.seq_lens[:B],
+            "num_computed_tokens": self.req_states.num_computed_tokens.gpu[batch.idx_mapping[:B]],
+            "num_scheduled_tokens": batch.num_scheduled_tokens[:B],
+            "is_prefilling": batch.is_prefilling_np[:B],
+            "logits_indices": batch.logits_indices,
+            "cu_num_logits": batch.cu_num_logits[: B + 1],
+            "expanded_local_pos": batch.expanded_local_pos,
+            "slot_mapping": [of_group[:T] for of_group in slots],
+            "block_table": [
+                unsplit(table[:B], size, group.block_size)
+                for table, size, group in zip(
+                    tables,
+                    self.block_tables.block_sizes,
+                    (t.group for t in follower.shadow.states.block_tables),
+                    strict=True,
+                )
+            ],
+        }
+        if self.sampler is not None:
+            columns, rows = self.sampler.sampling_states, batch.idx_mapping_np[:B]
+            for name in ("temperature", "top_p", "min_p"):
+                values[f"sampling.{name}"] = getattr(columns, name).np[rows]
+            values["sampling.top_k"] = top_k_of(columns.top_k.np[rows], columns.vocab_size)
+        if self.lora_config:
+            adapters = self.lora_state.lora_ids[batch.idx_mapping_np[:B]]
+            values |= {"lora_requests": adapters, "lora_tokens": np.repeat(adapters, batch.num_scheduled_tokens[:B])}
+        return self._hosted(follower, values)
+
+
+@cache
+def checked_class(runner: type) -> type:
+    """Return the subclass of a runner with the hooks. ConfigError for a runner whose methods are not those known."""
+    hooks = {"first": FirstRunner, "second": SecondRunner}[generation_of(runner)]
+    return type(f"Checked{runner.__name__}", (hooks, runner), {})
+
+
+def samples_of(req_ids: Sequence[str], token_ids: Sequence[Sequence[int]]) -> dict[str, Sequence[int]]:
+    """Return the tokens of each request that sampled some."""
+    return {req_id: ids for req_id, ids in zip(req_ids, token_ids, strict=True) if len(ids)}
+
+
+def grammar_of(output: Any, scheduled: Any) -> Grammar:
+    """Return the tokens that the grammars of a step allow."""
+    drafts = scheduled.scheduled_spec_decode_tokens
+    num_drafts = {req_id: len(drafts.get(req_id, ())) for req_id in output.structured_output_request_ids}
+    return Grammar(output.structured_output_request_ids, np.array(output.grammar_bitmask), num_drafts)
+
+
+def top_k_of(column: AnyArray, vocab_size: int) -> AnyArray:
+    """Return top_k with 0 for all tokens, as it is here; vLLM has the size of the vocabulary."""
+    return np.where(column >= vocab_size, 0, column)
+
+
+def drafts_of(metadata: Any) -> dict[str, Any]:
+    """Return the tensors of a SpecDecodeMetadata by the names here. Offsets begin with 0 here."""
+    lead = metadata.cu_num_draft_tokens.new_zeros(1)
+    return {
+        "num_draft_tokens": np.array(metadata.num_draft_tokens),
+        "cu_num_draft_tokens": torch.cat([lead, metadata.cu_num_draft_tokens]),
+        "cu_num_logits": torch.cat([lead, metadata.cu_num_sampled_tokens]),
+        "target_logits_indices": metadata.target_logits_indices,
+        "bonus_logits_indices": metadata.bonus_logits_indices,
+        "draft_token_ids": metadata.draft_token_ids,
+    }
+
+
+def slots_of(metadata: Any, num_tokens: int) -> Any:
+    """Return the slots of a group's tokens, None for layers whose tokens have none."""
+    slots = getattr(metadata, "slot_mapping", None)
+    return None if slots is None else slots[:num_tokens]
+
+
+def table_of(read: Any, table: Any, num_reqs: int, block_size: int) -> Any:
+    """Return the block table of a group as its layers read it, in blocks of the scheduler."""
+    found = table.get_device_tensor(num_reqs) if read is None else read[:num_reqs]
+    return unsplit(found, table.block_size, block_size)
+
+
+def unsplit(table: Any, kernel_block_size: int, block_size: int) -> Any:
+    """Return a table in blocks of block_size tokens of one whose blocks are parts of them."""
+    parts = block_size // kernel_block_size
+    return table if parts == 1 else table[:, ::parts] // parts
