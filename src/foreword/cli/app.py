@@ -32,6 +32,8 @@ COMMANDS = {
     "shrink": "Shrink a trace to the few requests and steps that still show a fault.",
     "fuzz": "Search a running server for silent faults of its prefix cache. Exit status 1 if one is found.",
     "models": "List, search, download, describe or remove models.",
+    "shadow": "Start vLLM with a check of each step that it prepares, and report what is wrong.",
+    "models": "List, download, describe or remove models.",
     "doctor": "Show what the engine finds on this machine, what slows it down, and the fix.",
     "bench": "Measure the input layer and the whole engine.",
 }
@@ -84,7 +86,7 @@ class Command(TyperCommand):
                 formatter.write_dl(records)
 
 
-VARIABLES = ("FOREWORD_HOME", "FOREWORD_ISA", "FOREWORD_NUM_THREADS")
+VARIABLES = ("FOREWORD_CHECK", "FOREWORD_HOME", "FOREWORD_ISA", "FOREWORD_NUM_THREADS")
 """Variables of the environment that belong to no command."""
 
 _OF_SERVICES = re.compile(

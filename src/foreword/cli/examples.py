@@ -44,6 +44,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "foreword replay steps.jsonl --model smollm2",
         "foreword replay steps.jsonl --model smollm2 --against weight_format=fp32",
     ),
+    "shadow": (
+        "foreword shadow -- vllm serve MODEL",
+        "foreword shadow --check tensors,sample:10 --record steps.jsonl:200MB -- vllm serve MODEL",
+    ),
     "shrink": (
         "foreword shrink steps.jsonl --tensor slot_mapping -o small.jsonl",
         'foreword shrink steps.jsonl --failing "python run.py {}" -o small.jsonl',

@@ -1,0 +1,68 @@
+"""`foreword shadow`: a command that starts vLLM, with the check of its steps."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foreword.errors import ConfigError
+from foreword.vllm.check_options import VARIABLE, CheckOptions
+
+
+def shadow(
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND…", help="What starts vLLM, such as: vllm serve MODEL.")
+    ],
+    check: Annotated[
+        str,
+        typer.Option(
+            help="host (values that are on the host), tensors (all of them) or full (also what each slot of the cache "
+            "holds); then, separated by commas, sample:N (each N-th step), first:K (findings that are logged), raise."
+        ),
+    ] = "full",
+    record: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE[:SIZE]", help="Write the steps as a trace, of a limited size (docs/conformance.md)."
+        ),
+    ] = None,
+) -> None:
+    """Run a command with FOREWORD_CHECK set, and print what was checked and found at its end.
+
+    Foreword must be installed in the environment of that vLLM. The exit status is that of the command.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        report = Path(directory) / "report"
+        words = [check, *([f"record:{Path(record).absolute()}"] if record else []), f"report:{report}"]
+        options = CheckOptions.of(",".join(words))
+        if options is None or options.report != report:
+            raise ConfigError(f"--check {check!r:.80}: the report is kept by this command; leave it out")
+        status = _run(command, {**os.environ, VARIABLE: ",".join(words)})
+        if report.exists():
+            print(report.read_text(), end="")
+        else:
+            print("foreword: no step was checked: is Foreword installed where vLLM is?")
+    raise typer.Exit(status if status >= 0 else 128 - status)
+
+
+def _run(command: list[str], environment: dict[str, str]) -> int:
+    """Run a command to its end and return its status. Signals that ask this process to end are passed on."""
+    try:
+        process = subprocess.Popen(command, env=environment)
+    except OSError as error:
+        raise ConfigError(f"{command[0]}: cannot be started ({error.strerror})") from None
+    kept = {
+        number: signal.signal(number, lambda received, _: process.send_signal(received))
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        return process.wait()
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
