@@ -122,6 +122,8 @@ class _Work:
             self.wake.wait()
             self.wake.clear()
             self.write_all()
+            if self._writer.path.suffix != ".gz":  # a process that is killed leaves what it recorded
+                self.flush()
             if not self.is_stopping:
                 time.sleep(PAUSE)
 

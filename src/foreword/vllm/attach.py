@@ -42,6 +42,14 @@ def attach(worker: Any, options: CheckOptions) -> None:
     runner.__class__ = kind
     runner.check_options = options
     worker.foreword_report = runner.foreword_report
+    shutdown = worker.shutdown
+
+    def close() -> None:  # a process that multiprocessing started does not call the functions of atexit
+        if runner.follower is not None:
+            runner.follower.close()
+        shutdown()
+
+    worker.shutdown = close
 
 
 def watch_workers(options: CheckOptions) -> None:

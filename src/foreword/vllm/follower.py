@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -27,8 +28,8 @@ from foreword.vllm.recording import Recording
 LOGGER = logging.getLogger("vllm.foreword")
 MAX_PENDING = 64
 """Steps whose samples may be missing at the same time."""
-REPORT_EVERY = 200
-"""Steps after which the file of the report is written again."""
+REPORT_EVERY = 1.0
+"""Seconds after which the file of the report is written again."""
 
 T = TypeVar("T")
 Rotary = Mapping[str, tuple[Any, int]]
@@ -105,8 +106,9 @@ class Follower:
         self._title, self._log = title, log
         self._steps: deque[FollowedStep] = deque()
         self._current: FollowedStep | None = None
-        self._num_decided = self._num_since_report = 0
+        self._num_decided, self._reported = 0, 0.0
         self._without_parameters: set[str] = set()  # requests whose parameters are unknown here
+        self._is_closed = False
         self._counters = Counters.of_process()
         self._recording = None
         if options.record is not None:
@@ -175,11 +177,15 @@ class Follower:
         return "\n".join(lines)
 
     def close(self) -> None:
-        """Log the report, and finish the files."""
+        """Log the report, and finish the files. A second call does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         atexit.unregister(self.close)
         self._write_report()
-        LOGGER.info("%s", self.report())
+        report = self.report()
         self._guarded(self._end)
+        LOGGER.info("%s", report)
 
     # -- what they do --------------------------------------------------------------------------------------------------
 
@@ -253,8 +259,7 @@ class Follower:
         batch = self.shadow.batch
         if self._recording is not None and batch is not None:
             self._recording.step(batch, tensors, found, preempted_of(step.output))
-        self._num_since_report += 1
-        if found or self._num_since_report >= REPORT_EVERY:
+        if found or time.monotonic() >= self._reported + REPORT_EVERY:
             self._write_report()
 
     def _finish(self, step: FollowedStep) -> None:
@@ -297,7 +302,7 @@ class Follower:
             return None
 
     def _write_report(self) -> None:
-        path, self._num_since_report = self.options.report, 0
+        path, self._reported = self.options.report, time.monotonic()
         if path is None:
             return
         with suppress(OSError):  # the log has the findings
