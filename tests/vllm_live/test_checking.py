@@ -30,12 +30,12 @@ def environment(**more):
 
 
 def served(scenario, *options, requests=REQUESTS, **variables):
-    """What a process of vLLM reports, and its standard error."""
+    """What a process of vLLM reports, and its log."""
     command = [sys.executable, str(HERE / "checking.py"), scenario, "--requests", str(requests), *options]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(**variables), timeout=3000)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     assert lines, done.stderr[-3000:]
-    return json.loads(lines[0].removeprefix("RESULT ")), done.stderr
+    return json.loads(lines[0].removeprefix("RESULT ")), done.stdout + done.stderr
 
 
 SECOND = ("plain", "drafts", "windows", "windows-drafts")
