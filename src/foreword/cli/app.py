@@ -31,9 +31,8 @@ COMMANDS = {
     "replay": "Replay a trace: every tensor of every step on a backend, or with --model its outputs.",
     "shrink": "Shrink a trace to the few requests and steps that still show a fault.",
     "fuzz": "Search a running server for silent faults of its prefix cache. Exit status 1 if one is found.",
-    "models": "List, search, download, describe or remove models.",
     "shadow": "Start vLLM with a check of each step that it prepares, and report what is wrong.",
-    "models": "List, download, describe or remove models.",
+    "models": "List, search, download, describe or remove models.",
     "doctor": "Show what the engine finds on this machine, what slows it down, and the fix.",
     "bench": "Measure the input layer and the whole engine.",
 }
