@@ -23,7 +23,7 @@ bool RowsCore::acceptable(const NewRows &a) const {
     if (n < 1 || n > states.max_model_len || a.prompt_len[i] < 1 || a.prompt_len[i] > n) return false;
     if (a.num_computed[i] < 0 || a.num_computed[i] >= n || tokens + n > a.total_tokens) return false;
     int32_t *ids = states.tokens_of(a.rows[i]);  // of a free row, whose tokens nobody reads
-    if (a.tokens) std::memcpy(ids, a.tokens + tokens, sizeof(int32_t) * n);
+    if (a.tokens) std::copy_n(a.tokens + tokens, n, ids);
     if (!all_token_ids(ids, n, uint32_t(states.vocab_size))) return false;
     tokens += n;
     for (size_t g = 0; g < tables.size(); ++g) {
@@ -57,7 +57,7 @@ void RowsCore::fill(const NewRows &a) {
     const int32_t *blocks = a.blocks[g];
     for (int64_t i = 0; i < a.count; ++i) {
       const int32_t row = a.rows[i], held = a.num_blocks[g][i];
-      std::memcpy(t.table + int64_t(row) * t.width, blocks, sizeof(int32_t) * held);
+      std::copy_n(blocks, held, t.table + int64_t(row) * t.width);
       t.num_blocks[row] = held;
       t.content_id[row] = (*next_content_id)++;
       blocks += held;

@@ -220,10 +220,10 @@ void StepCore::requests(const Plan &plan, Scalars &out) {
   const int64_t B = plan.num_reqs;
   const int64_t padded = plan.pad_reqs < 0 ? B : plan.pad_reqs;
   int32_t loc = 0, max_query = 0, max_seq = 0, unresolved = 0;
-  std::memcpy(o.idx_mapping, plan.rows, sizeof(int32_t) * B);
-  std::memcpy(o.num_scheduled_tokens, plan.num_scheduled, sizeof(int32_t) * B);
+  std::copy_n(plan.rows, B, o.idx_mapping);  // not memcpy: an empty plan has no addresses
+  std::copy_n(plan.num_scheduled, B, o.num_scheduled_tokens);
   if (plan.num_drafts)
-    std::memcpy(o.num_draft_tokens, plan.num_drafts, sizeof(int32_t) * B);
+    std::copy_n(plan.num_drafts, B, o.num_draft_tokens);
   else
     std::fill_n(o.num_draft_tokens, B, 0);
   take_rows(plan, s, o);
@@ -291,7 +291,7 @@ int64_t StepCore::logits(const Plan &plan) {
     for (int64_t b = 0; b < B; ++b) o.logits_indices[b] = o.query_start_loc[b + 1] - 1;
     for (int64_t b = 0; b < B; ++b) o.bonus_logits_indices[b] = b;
     for (int64_t b = 0; b < B; ++b) o.cu_num_logits[b + 1] = int32_t(b + 1);
-    std::memcpy(o.expanded_idx_mapping, plan.rows, sizeof(int32_t) * B);
+    std::copy_n(plan.rows, B, o.expanded_idx_mapping);
     std::fill_n(o.expanded_local_pos, B, 0);
     std::fill_n(o.cu_num_draft_tokens + 1, B, 0);
     return B;
