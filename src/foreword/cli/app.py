@@ -29,6 +29,7 @@ COMMANDS = {
     "calibrate": "Time real steps of many shapes, fit a linear cost model and save it.",
     "conform": "Replay traces of steps and report every difference. Exit status 1 if there is one.",
     "replay": "Replay a trace: every tensor of every step on a backend, or with --model its outputs.",
+    "inspect": "Show a trace: a page of its steps with every tensor, its requests and its blocks, or a timeline.",
     "shrink": "Shrink a trace to the few requests and steps that still show a fault.",
     "fuzz": "Search a running server for silent faults of its prefix cache. Exit status 1 if one is found.",
     "shadow": "Start vLLM with a check of each step that it prepares, and report what is wrong.",

@@ -48,6 +48,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "foreword shadow -- vllm serve MODEL",
         "foreword shadow --check tensors,sample:10 --record steps.jsonl:200MB -- vllm serve MODEL",
     ),
+    "inspect": (
+        "foreword inspect steps.jsonl.gz -o steps.html",
+        "foreword inspect steps.jsonl.gz --perfetto steps.json",
+    ),
     "shrink": (
         "foreword shrink steps.jsonl --tensor slot_mapping -o small.jsonl",
         'foreword shrink steps.jsonl --failing "python run.py {}" -o small.jsonl',
