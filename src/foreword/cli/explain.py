@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
 
 from foreword.cli.options import counts, option
 from foreword.cli.terminal import print_text, terminal_width
+from foreword.insight.page import write_page
 from foreword.insight.record import step_as_json
 from foreword.insight.toy import toy_steps
 
@@ -21,6 +24,9 @@ def explain(
     token: Annotated[
         int | None, typer.Option(min=0, max=2**20, help="Describe the origin of one token of each step.")
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the page of `foreword inspect` for these steps, in place of text.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the tensors as JSON, one step per line.")] = False,
 ) -> None:
     """Show what a step prepares: which tokens, at which positions, from which rows, into which slots.
@@ -30,7 +36,18 @@ def explain(
     """
     if as_json and token is not None:
         raise typer.BadParameter("cannot be combined with --json; give one of them", param_hint="--token")
+    if html is not None and (as_json or token is not None):
+        raise typer.BadParameter("cannot be combined with --json or --token; give one of them", param_hint="--html")
     lengths = counts("--prompts", prompts, max_model_len - 1)
+    if html is not None:
+        with TemporaryDirectory() as folder:
+            file = Path(folder, "explain.jsonl")
+            for _ in toy_steps(
+                lengths, budget=budget, block_size=block_size, max_model_len=max_model_len, steps=steps, record=file
+            ):
+                pass
+            print(f"{html}: {write_page(file, html)}")
+        return
     widest = 0
     shown = toy_steps(lengths, budget=budget, block_size=block_size, max_model_len=max_model_len, steps=steps)
     for i, batch in enumerate(shown):

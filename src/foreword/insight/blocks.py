@@ -33,17 +33,21 @@ class BlockHolders:
     """Follows the holders of blocks, event by event.
 
     held: request → KV group → its blocks by entry, the null block where the request holds none.
-    count: block → how many entries of block tables name it.
+    num_held: blocks that some request holds.
     """
 
     def __init__(self, header: TraceHeader) -> None:
         self.held: dict[str, list[list[int]]] = {}
-        self.count: Counter[int] = Counter()
+        self._count: Counter[int] = Counter()
         self._null = header.null_block
         self._windows = [group.sliding_window for group in header.kv_groups]
         cp, most = header.context_parallel, header.max_model_len
         self.tokens_per_block = [group.tokens_per_block(cp, most) for group in header.kv_groups]
         self._recurrent = [group.recurrent for group in header.kv_groups]
+
+    @property
+    def num_held(self) -> int:
+        return len(self._count)
 
     def apply(self, event: Event, batch: InputBatch | None) -> list[BlockChange]:
         """Return what an event changed. batch: the step of a `Step` event."""
@@ -74,7 +78,7 @@ class BlockHolders:
                 table.append(block)
                 if block == self._null:
                     continue
-                self.count[block] += 1
+                self._count[block] += 1
                 is_reused = num_computed > 0 and (self._recurrent[group] or entry * per_block < num_computed)
                 yield BlockChange("reused" if is_reused else "new", block, req_id, group, entry)
 
@@ -89,10 +93,10 @@ class BlockHolders:
                 if old == new:
                     continue
                 if old != self._null:
-                    self.count[old] -= 1
+                    self._release(old)
                     changes.append(BlockChange("left", old, req_id, group, entry))
                 if new != self._null:
-                    self.count[new] += 1
+                    self._count[new] += 1
                     changes.append(BlockChange("new", new, req_id, group, entry))
             self.held[req_id][group] = after
         return changes
@@ -101,8 +105,13 @@ class BlockHolders:
         for group, table in enumerate(self.held.pop(req_id, [])):
             for entry, block in enumerate(table):
                 if block != self._null:
-                    self.count[block] -= 1
+                    self._release(block)
                     yield BlockChange("left", block, req_id, group, entry)
+
+    def _release(self, block: int) -> None:
+        self._count[block] -= 1
+        if not self._count[block]:
+            del self._count[block]
 
     def _below_windows(self, batch: InputBatch) -> Iterator[BlockChange]:
         """Give up the blocks below sliding windows, which no query reads any more."""
@@ -117,5 +126,5 @@ class BlockHolders:
                     if block == self._null:
                         break
                     table[entry] = self._null
-                    self.count[block] -= 1
+                    self._release(block)
                     yield BlockChange("left", block, req_id, group, entry)

@@ -264,6 +264,8 @@ def _shown(batch: InputBatch, spec: TensorSpec) -> Any:
     if spec.name == "block_table" and isinstance(value, list):
         null = batch.states.null_block
         return [[row[: int(np.max(np.flatnonzero(row != null), initial=-1)) + 1].tolist() for row in t] for t in value]
+    if spec.attribute == "explain" and isinstance(value, list) and not spec.per_group:
+        value = value[0]  # the same in every group
     return plain(value)
 
 

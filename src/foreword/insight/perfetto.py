@@ -68,7 +68,7 @@ class _Maker:
         self._holders = BlockHolders(trace.header)
         self._out: list[dict[str, Any]] = []
         self._open: dict[str, str] = {}  # request → its state, whose slice has begun
-        self._pid_of: dict[str, int] = {}
+        self._number_of: dict[str, int] = {}
         self._now = 0.0
         self._step: Step | None = None
 
@@ -100,7 +100,7 @@ class _Maker:
                 self._step = event
                 for name, value in (("tokens", batch.num_tokens), ("requests", batch.num_reqs)):
                     self._out.append(self._event("C", name, STEPS, 0, args={name: value}))
-                self._out.append(self._event("C", "held", BLOCKS, 0, args={"held": sum(map(bool, self._held()))}))
+                self._out.append(self._event("C", "held", BLOCKS, 0, args={"held": self._holders.num_held}))
             case Commit():
                 self._ran({"sampled": sum(map(len, _tokens(event)))}, event.host_us, event.model_ms)
             case Fail():
@@ -119,16 +119,13 @@ class _Maker:
         ]
         return names + sorted(self._out, key=lambda event: event["ts"])
 
-    def _held(self) -> Iterator[int]:
-        return iter(self._holders.count.values())
-
     def _event(self, kind: str, name: str, pid: int, tid: int, **others: Any) -> dict[str, Any]:
         return {"ph": kind, "name": name, "pid": pid, "tid": tid, "ts": round(self._now, 3), **others}
 
     def _state(self, req_id: str, state: str | None) -> None:
         """End the slice of a request's state, and begin that of the next; None: it ended."""
         before = self._open.pop(req_id, None)
-        number = self._pid_of.setdefault(req_id, len(self._pid_of) + 1)
+        number = self._number_of.setdefault(req_id, len(self._number_of) + 1)
         common = {"cat": "request", "id": number}
         if before is not None:
             self._out.append(self._event("e", before, REQUESTS, 0, **common))
