@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,20 @@ from foreword.batch.proof.spec import TensorSpec
 from foreword.errors import ForewordError, PlanError
 from foreword.insight.blocks import BlockChange, BlockHolders
 from foreword.trace.encoding import plain
-from foreword.trace.events import Add, Arrive, Commit, Correct, End, Event, Fail, Remove, Restart, Step, count_of, ids_of
+from foreword.trace.events import (
+    Add,
+    Arrive,
+    Commit,
+    Correct,
+    End,
+    Event,
+    Fail,
+    Remove,
+    Restart,
+    Step,
+    count_of,
+    ids_of,
+)
 from foreword.trace.header import TraceHeader
 from foreword.trace.privacy import OF_TOKENS
 from foreword.trace.reader import TraceReader
@@ -36,8 +50,6 @@ PART_BYTES = 1 << 20
 """A part ends after so many bytes of JSON, so that a browser reads it at once."""
 MAX_BYTES = 1 << 28
 """The most that all parts of a page take, compressed. Steps after that are left out, and the page says so."""
-
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +191,9 @@ class _Maker:
             "blocks_per_part": BLOCKS_PER_PART,
         }
         parts = {"index": packed(index)}
-        parts |= {f"s{i}": part for i, part in enumerate(self._parts)} | {f"b{i}": part for i, part in enumerate(writes)}
+        parts |= {f"s{i}": part for i, part in enumerate(self._parts)} | {
+            f"b{i}": part for i, part in enumerate(writes)
+        }
         data = "\n".join(f'<script type="text/plain" id="{name}">{part}</script>' for name, part in parts.items())
         template = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
         return template.replace("<!-- title -->", escape(name)).replace("<!-- data -->", data)
@@ -226,7 +240,7 @@ class _Maker:
             blocks, offsets = np.divmod(slots, group.block_size)
             ends = (np.diff(slots) != 1) | (np.diff(positions) != 1) | (np.diff(owners) != 0) | (np.diff(blocks) != 0)
             cuts = [0, *(np.flatnonzero(ends) + 1).tolist(), count]
-            for first, last in zip(cuts, cuts[1:], strict=False):
+            for first, last in pairwise(cuts):
                 if first < last and slots[first] >= 0:
                     tokens = ids[first:last].tolist() if has_ids else last - first
                     place = (int(offsets[first]), int(positions[first]), tokens)

@@ -114,7 +114,13 @@ class _Maker:
         for req_id in list(self._open):
             self._state(req_id, None)
         names = [
-            {"ph": "M", "name": "thread_name" if tid else "process_name", "pid": pid, "tid": tid, "args": {"name": name}}
+            {
+                "ph": "M",
+                "name": "thread_name" if tid else "process_name",
+                "pid": pid,
+                "tid": tid,
+                "args": {"name": name},
+            }
             for (pid, tid), name in NAMES.items()
         ]
         return names + sorted(self._out, key=lambda event: event["ts"])

@@ -16,7 +16,12 @@ from foreword.trace.recorder import TraceRecorder
 
 
 def toy_steps(
-    prompt_lens: Sequence[int], *, budget: int, block_size: int, max_model_len: int, steps: int,
+    prompt_lens: Sequence[int],
+    *,
+    budget: int,
+    block_size: int,
+    max_model_len: int,
+    steps: int,
     record: Path | None = None,
 ) -> Iterator[InputBatch]:
     """Prepare up to ``steps`` steps for requests "0", "1", … with these prompt lengths, each valid until the next one.
