@@ -16,6 +16,7 @@ from foreword.batch.step.tensors import StaleBatchError
 from foreword.executors.pooling import BadHiddenStatesError
 from foreword.openai.batch_file import LineError
 from foreword.sampling import BadLogitsError, NoTokenLeftError
+from foreword.shadow import Finding, FindingError
 
 ERRORS: list[errors.ForewordError] = [
     errors.ForewordError("something"),
@@ -38,6 +39,7 @@ ERRORS: list[errors.ForewordError] = [
     BadHiddenStatesError("a", 3),
     StaleBatchError("step 3 is committed"),
     LineError("invalid_json", "line 3: is no JSON object", "a"),
+    FindingError(Finding(3, "slot_mapping", 0, (1,), "a", 36, 37, 1, "runner")),
 ]
 WAYS: dict[str, Callable[[object], object]] = {
     "pickle": lambda value: pickle.loads(pickle.dumps(value)),

@@ -46,7 +46,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "shadow": (
         "foreword shadow -- vllm serve MODEL",
-        "foreword shadow --check tensors,sample:10 --record steps.jsonl:200MB -- vllm serve MODEL",
+        "foreword shadow --check tensors,sample:10 -- vllm serve MODEL",
+        "foreword shadow --record steps.jsonl:200MB -- vllm serve MODEL",
     ),
     "inspect": (
         "foreword inspect steps.jsonl.gz -o steps.html",

@@ -17,7 +17,7 @@ from foreword.vllm.check_options import VARIABLE, CheckOptions
 
 def shadow(
     command: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND…", help="What starts vLLM, such as: vllm serve MODEL.")
+        list[str], typer.Argument(metavar="-- COMMAND", help="What starts vLLM, such as: vllm serve MODEL.")
     ],
     check: Annotated[
         str,
@@ -33,9 +33,10 @@ def shadow(
         ),
     ] = None,
 ) -> None:
-    """Run a command with FOREWORD_CHECK set, and print what was checked and found at its end.
+    """Start vLLM with a check of each step that it prepares, and report what is wrong.
 
-    Foreword must be installed in the environment of that vLLM. The exit status is that of the command.
+    The command is run with FOREWORD_CHECK set; what was checked and found is printed at its end. Foreword must be
+    installed in the environment of that vLLM. The exit status is that of the command.
     """
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report"

@@ -1,6 +1,7 @@
 """Traces of steps, those that ship with the library and one recorded from an engine, replayed by every backend."""
 
 import json
+import re
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +42,8 @@ def recorded():
         while engine.has_work:
             engine.step()
         engine.close()
-        return path.read_bytes()
+        timed = re.compile(rb'"(time|started|model_ms)":[-+.e0-9]+')
+        return timed.sub(rb'"\1":0.5', path.read_bytes())  # the same in every run
 
 
 def every_kind():
