@@ -15,7 +15,7 @@ SCENARIOS = {
     "abort": ["aborts"], "last": ["turns"], "fork": ["choices"], "border": ["again"],
 }  # fmt: skip
 """Those that can show the fault, where all would take long."""
-LARGEST = {"abort": 6, "evict": 8, "swap": 4}
+LARGEST = {"abort": 10, "evict": 8, "swap": 4}
 """Requests of the smallest conversation where it is more than three."""
 
 

@@ -166,7 +166,7 @@ def test_a_body_in_many_small_chunks_is_refused_and_in_few_read_as_a_whole(talke
 
 def test_scores_of_a_long_text_with_many_take_no_more_memory_than_answers_may(talker):
     texts = {"text_1": "a" * 2000, "text_2": ["b"] * 10_000}
-    with serving(talker, max_answer_bytes=128 << 20) as running:
+    with serving(talker, max_answer_bytes=128 << 20, max_prompts=20_000) as running:
         refused = running.post("/score", texts).json()["error"]
         assert refused["code"] == "answer_too_large"
         assert running.post("/score", texts | {"text_2": ["b"] * 100}).status_code == 200

@@ -106,12 +106,12 @@ class Replay:
         if not len(prompt) <= prefill <= known:
             raise PlanError("prefill_len is outside of the known tokens", request=event.req_id, got=prefill)
         extras = extras_from_json(event.extras)
-        first, now = outputs[: prefill - len(prompt)], 0 if prefill < known else computed
-        new = NewRequest(event.req_id, prompt, event.block_ids, first, now, lora_id=event.lora_id, **extras)
-        self.states.add_request(new)
-        if prefill < known:
+        first, is_grown = outputs[: prefill - len(prompt)], prefill < known
+        now, blocks = (0, [[] for _ in event.block_ids]) if is_grown else (computed, event.block_ids)
+        self.states.add_request(NewRequest(event.req_id, prompt, blocks, first, now, lora_id=event.lora_id, **extras))
+        if is_grown:  # its blocks belong to all of its tokens: those below a window are null
             tokens = np.concatenate([np.asarray(prompt), np.asarray(outputs)])
-            self.states.rewrite(event.req_id, tokens, computed)
+            self.states.rewrite(event.req_id, tokens, computed, event.block_ids)
 
     def _step(self, event: Step) -> InputBatch:
         plan = dict(zip(event.req_ids, np.asarray(event.counts).tolist(), strict=True))
