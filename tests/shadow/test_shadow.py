@@ -1,6 +1,5 @@
 """A shadow beside a foreign engine: healthy traffic has no finding, and a decision that cannot be followed is one."""
 
-import copy
 import logging
 from types import SimpleNamespace
 from typing import Any
@@ -32,20 +31,6 @@ def test_each_entry_that_is_changed_is_named(kind):
     run(kind, 3, 100, 0.5)
 
 
-def tampered(engine: Engine, shadow: Shadow, change: Any) -> list[Any]:
-    """A step in which the shadow, and not the runner, gets a changed decision."""
-    out = engine.decide()
-    told = copy.deepcopy(out)
-    change(told)
-    shadow.decide(told)
-    req_ids, tensors = engine.prepare(out)
-    found = shadow.step(req_ids, tensors)
-    sampled = engine.sample(out)
-    found += shadow.commit(sampled)
-    engine.finish_step(out, sampled)
-    return found
-
-
 def without_blocks(told: SimpleNamespace) -> None:
     cached = told.scheduled_cached_reqs
     for i, blocks in enumerate(cached.new_block_ids):
@@ -64,7 +49,7 @@ def lose_a_request(engine: Engine, shadow: Shadow) -> tuple[str, list[Any]]:
         victims.extend([told.victim] if hasattr(told, "victim") else [])
 
     for _ in range(300):
-        found = tampered(engine, shadow, change)
+        found = followed(engine, shadow, change)
         if victims:
             return victims[0], found
     raise AssertionError("no request grew")
@@ -128,7 +113,7 @@ def test_an_unknown_request_in_a_decision_is_named_and_can_be_taken_over():
             victims.append(told.scheduled_new_reqs.pop().req_id)
 
     while not victims:
-        found = tampered(engine, shadow, change)
+        found = followed(engine, shadow, change)
     assert [(f.request, f.origin) for f in found] == [(victims[0], "scheduler")]
     row = engine.runner.find(victims[0])
     request = next(r for r in engine.scheduler.running if r.rid == victims[0])
@@ -312,7 +297,7 @@ def test_no_decision_makes_a_shadow_raise_and_a_resync_of_all_requests_heals_it(
             garble(told, rng)
 
     for _ in range(80):
-        num_found += len(tampered(engine, shadow, change))
+        num_found += len(followed(engine, shadow, change))
     assert num_found > 10
     for rid in shadow.states.req_ids:
         shadow.states.remove_request(rid)
@@ -348,7 +333,7 @@ def test_counts_of_drafts_in_flight_are_taken_for_optimistic_on_demand():
             if rid not in cached.resumed_req_ids:
                 cached.num_computed_tokens[i] += 2
 
-    assert [f for _ in range(200) for f in tampered(engine, shadow, count_all)] == []
+    assert [f for _ in range(200) for f in followed(engine, shadow, count_all)] == []
 
 
 def test_an_empty_step_needs_no_step_and_no_commit():

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from foreign_engine import Engine, Group
+from shadow_rig import states_of
 
-from foreword.batch import KVGroup, RequestStates
 from foreword.insight import conform
 from foreword.shadow import FindingError
 from foreword.vllm.check_options import CheckOptions
@@ -31,16 +31,9 @@ class Values:
 
 
 def follower_of(engine, options="full", **others):
-    states = RequestStates(
-        max_num_reqs=engine.rows,
-        max_model_len=engine.length,
-        vocab_size=50,
-        kv_groups=[KVGroup(group.block_size, sliding_window=group.window) for group in engine.groups],
-        max_num_draft_tokens=engine.most_drafts,
-    )
     said = []
     follower = Follower.of(
-        states,
+        states_of(engine),
         CheckOptions.of(options),
         max_num_batched_tokens=engine.budget,
         num_blocks=engine.num_blocks,
