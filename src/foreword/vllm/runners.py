@@ -40,9 +40,13 @@ SAMPLING = {
 
 
 class FollowedRunner(Runner):  # type: ignore[misc]  # vLLM's classes are Any
-    """What both generations have in common. follower: None until the KV groups are known, and where unchecked."""
+    """What both generations have in common. follower: None until the KV groups are known, and where unchecked.
+
+    samples_are_late: whether the samples of a step are taken from its output, once that is on the host.
+    """
 
     follower: Follower | None = None
+    samples_are_late = True
     check_options: CheckOptions
     table_rule = TableRule()
     _stream: torch.cuda.Stream | None = None
@@ -59,6 +63,21 @@ class FollowedRunner(Runner):  # type: ignore[misc]  # vLLM's classes are Any
     def foreword_report(self) -> str:
         """Return what was checked and found so far: for ``collective_rpc("foreword_report")``."""
         return "foreword: the steps are not checked" if self.follower is None else self.follower.report()
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        follower = self.follower
+        if follower is None:
+            return super().sample_tokens(grammar_output)
+        step = follower.current
+        if grammar_output is not None and step is not None:
+            follower.constrain(partial(grammar_of, grammar_output, step.output))
+        result = super().sample_tokens(grammar_output)
+        if self.samples_are_late and hasattr(result, "get_output"):
+            self._commit_later(follower, step, result)
+            if not follower.is_queued:
+                output = result.get_output()  # of a CPU, where there is nothing to wait for
+                result.get_output = lambda: output
+        return result
 
     def _new_follower(self, kv_cache_config: Any) -> Follower:
         groups, uses = groups_of(kv_cache_config)
@@ -115,6 +134,10 @@ class FirstRunner(FollowedRunner):
     def num_drafts_of_step(self) -> int:
         return int(self.num_spec_tokens)
 
+    @property
+    def samples_are_late(self) -> bool:  # type: ignore[override]  # `_bookkeeping_sync` has the others
+        return bool(self.use_async_scheduling)
+
     def _update_states(self, scheduler_output: Any) -> Any:
         if self.follower is not None:
             self.follower.decide(scheduler_output)
@@ -141,18 +164,6 @@ class FirstRunner(FollowedRunner):
             if self.is_pooling_model:
                 follower.commit(follower.current, dict)
         return super()._model_forward(input_ids, positions, intermediate_tensors, inputs_embeds, **model_kwargs)
-
-    def sample_tokens(self, grammar_output: Any) -> Any:
-        follower = self.follower
-        if follower is None:
-            return super().sample_tokens(grammar_output)
-        step = follower.current
-        if grammar_output is not None and step is not None:
-            follower.constrain(partial(grammar_of, grammar_output, step.output))
-        result = super().sample_tokens(grammar_output)
-        if self.use_async_scheduling and hasattr(result, "get_output"):
-            self._commit_later(follower, step, result)
-        return result
 
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
         result = super()._bookkeeping_sync(*args, **kwargs)
@@ -246,21 +257,6 @@ class SecondRunner(FollowedRunner):
             if self.is_pooling_model:
                 self.follower.commit(self.follower.current, dict)
         return tables, slots
-
-    def sample_tokens(self, grammar_output: Any) -> Any:
-        follower = self.follower
-        if follower is None:
-            return super().sample_tokens(grammar_output)
-        step = follower.current
-        if grammar_output is not None and step is not None:
-            follower.constrain(partial(grammar_of, grammar_output, step.output))
-        result = super().sample_tokens(grammar_output)
-        if hasattr(result, "get_output"):
-            self._commit_later(follower, step, result)
-            if not follower.is_queued:
-                output = result.get_output()  # of a CPU, where there is nothing to wait for
-                result.get_output = lambda: output
-        return result
 
     def _collect(self, follower: Follower, batch: Any, tables: Sequence[Any], slots: Any) -> HostCopies:
         T, B = batch.num_tokens, batch.num_reqs
