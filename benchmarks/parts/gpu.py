@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from foreword import LLM, SamplingParams
+from foreword.engine import Engine
 from foreword.errors import ConfigError
 
 SHAPES = {  # hidden, intermediate, layers, heads, KV heads, head size, vocabulary, tied
@@ -153,7 +154,7 @@ def run(
                         engine.abort(str(i))
 
 
-def _idle(engine: object, steps: int) -> float:
+def _idle(engine: Engine, steps: int) -> float:
     """Return the fraction of the time of some steps in which no kernel ran."""
     import torch
     from torch.profiler import ProfilerActivity, profile
