@@ -17,6 +17,7 @@ from foreword.versions import Memo
 
 _CHANGING = int(CHANGING)
 _NO_PARAMS = SamplingParams()
+_HALF_SET = -1  # the stamp of rules that may be in `core` or not; stamps of requests are positive
 
 
 def make_rows(states: RequestStates, vocab_size: int, **others: AnyArray) -> Any:
@@ -74,6 +75,7 @@ class RowRules:
         if step.needs & _CHANGING:
             rows = step.rows[(columns.needs[step.rows] & _CHANGING != 0) & (stamp[step.rows] == 0)]
             for row in rows.tolist():
+                stamp[row] = _HALF_SET  # an interrupt between the two lines below must not leave rules that nobody drops
                 self.core.set(row, *RequestRules.of(columns.params.get(row, _NO_PARAMS), self._eos_token_ids))
                 stamp[row] = columns.stamp[row]
         self._updated.keep(step, True)
