@@ -83,8 +83,8 @@ fuzz: $(STAMPS)/test  ## damaged files and requests for every reader, for three 
 proofs: $(STAMPS)/test  ## corrupt each name of the reference pages, run its proof (minutes)
 	$(BIN)/python tests/reference/prove.py
 
-recipes: $(STAMPS)/test  ## follow the recipes of CONTRIBUTING.md that reach native code, in copies that it builds (minutes)
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest tests/recipes/native.py
+recipes: $(STAMPS)/test  ## recipes of CONTRIBUTING.md without each of their edits, and with native code that it builds (minutes)
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest tests/recipes/needed.py tests/recipes/native.py
 
 replicas: $(STAMPS)/test  ## foreword serve --replicas: kills, updates of all replicas under load, adapters
 	$(BIN)/python -m pytest tests/cluster/test_replicas.py tests/cluster/updates.py

@@ -10,11 +10,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import httpx
-from processes import start
+from processes import MAIN, start
 from prometheus_client.parser import text_string_to_metric_families
 
 READY = re.compile(rb"foreword: (\S+) at (http://\S+), 2 replicas")
 PATIENCE = 60.0
+QUICK_PROBES = f"""
+from foreword.cluster import cluster, process
+cluster.PROBE_INTERVAL, process.PROBE_SECONDS = 0.5, 3.0
+{MAIN}"""
+"""The server, which notices a replica that hangs in a few seconds."""
 
 
 class Served:
@@ -70,7 +75,8 @@ class Served:
 
 @contextmanager
 def serving(*arguments: object, keys: tuple[str, ...] = ("--api-key", "key")) -> Iterator[Served]:
-    process = start("serve", *arguments, "--replicas", 2, "--port", 0, *keys, "--num-threads", 1)
+    given = *arguments, "--replicas", 2, "--port", 0, *keys, "--num-threads", 1
+    process = start("serve", *given, program=QUICK_PROBES)
     try:
         line = process.stderr.readline()
         found = READY.match(line)

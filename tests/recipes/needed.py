@@ -1,0 +1,22 @@
+"""Without any one of a recipe's edits, a test that it names fails: ``make recipes``."""
+
+import pytest
+
+from recipes.test_recipes import HARNESS, MODULES, Copy
+
+
+@pytest.mark.parametrize(
+    ("module", "edit"),
+    [
+        pytest.param(module, edit, id=f"{module.__name__}-{number}")
+        for module in MODULES
+        for number, edit in enumerate(module.RECIPE.edits)
+    ],
+)
+def test_an_edit_of_a_recipe_is_needed(module, edit, tmp_path):
+    copy = Copy(tmp_path / "copy", module)
+    copy.write([HARNESS])
+    copy.follow(without=edit)
+    copy.make_pages()
+    done = copy.pytest(edit.proof)
+    assert done.returncode != 0, f"{edit.proof} passes without the edit of {edit.path}"
