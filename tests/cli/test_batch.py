@@ -376,7 +376,7 @@ def test_killed_at_any_moment_and_continued_nothing_is_lost_or_done_twice(talker
         with start(*arguments) as process:
             # Killed some results later: between two results, or in the middle of one.
             until = time.monotonic() + 60
-            wanted = lines_before + random.randint(3, 15)
+            wanted = lines_before + random.randint(8, 18)
             while process.poll() is None and (out.read_bytes().count(b"\n") if out.exists() else 0) < wanted:
                 assert time.monotonic() < until
                 time.sleep(0.001)

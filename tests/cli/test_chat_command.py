@@ -37,44 +37,56 @@ def piped(talker, *lines: str, status: int = 0, options=SHORT) -> list[str]:
     return out.splitlines()
 
 
+@pytest.fixture
+def answered(run_here, talker):
+    """What `piped` returns, by a chat in this process, which reads the lines from a file."""
+
+    def lines_of(*lines: str, options=SHORT) -> list[str]:
+        code, out, error = run_here("chat", "-m", talker, *options, input=("\n".join(lines) + "\n").encode())
+        assert code == 0, error
+        return out.splitlines()
+
+    return lines_of
+
+
 def test_each_line_of_a_pipe_is_a_turn_that_knows_the_others(talker, expected):
     assert piped(talker, "Hi", "", "you", "there") == expected("Hi", "you", "there")
     assert piped(talker, "a\\", "b", '"""', "c", '"""') == expected("a\nb", "c")
     assert piped(talker, "Hi", options=(*SHORT, "--system", "Be brief.")) == expected("Hi", system="Be brief.")
 
 
-def test_commands_change_the_conversation(talker, expected, tmp_path):
+def test_commands_change_the_conversation(answered, expected, tmp_path):
     path = tmp_path / "talk.json"
     first, second = expected("Hi", "you")
-    shown = piped(talker, "Hi", "you", "/retry", "/undo", f"/save {path}", "you", "/clear", "Hi", "/exit", "never")
+    shown = answered("Hi", "you", "/retry", "/undo", f"/save {path}", "you", "/clear", "Hi", "/exit", "never")
     assert shown == [
         first, second, second, "removed: you", "saved 2 messages", second,
         "removed all messages but the system prompt", first,
     ]  # fmt: skip
     assert [message["content"] for message in json.loads(path.read_text())] == ["Hi", first]
-    assert piped(talker, f"/load {path}", "you") == ["loaded 2 messages", second]
-    assert piped(talker, "you", options=(*SHORT, "--load", path)) == [second]
+    assert answered(f"/load {path}", "you") == ["loaded 2 messages", second]
+    assert answered("you", options=(*SHORT, "--load", path)) == [second]
 
 
-def test_settings_and_the_system_prompt(talker, expected):
-    shown = piped(talker, "/set max_tokens 7", "/set stop odz", "/set stop", "Hi", "/system Be brief.", "Hi", "/set")
+def test_settings_and_the_system_prompt(answered, expected):
+    shown = answered("/set max_tokens 7", "/set stop odz", "/set stop", "Hi", "/system Be brief.", "Hi", "/set")
     assert shown[:2] == [f"{'max_tokens':<27} 7", f"{'stop':<27} ('odz',)"]
     assert shown[3] == expected("Hi", max_tokens=7, stop=["odz"])[0]
     assert shown[4] == "system prompt: Be brief."
     assert f"{'temperature':<27} 0.0" in shown
-    assert piped(talker, '/system ""') == ["system prompt: none"]
+    assert answered('/system ""') == ["system prompt: none"]
 
 
-def test_another_model_goes_on(talker, expected, tmp_path):
+def test_another_model_goes_on(run_here, answered, talker, expected):
     _, second = expected("Hi", "you")
-    assert piped(talker, "Hi", f"/model {talker}", "you")[2] == second
-    code, _, error = run("chat", "-m", talker, input=b"/model none.gguf\n")
+    assert answered("Hi", f"/model {talker}", "you")[2] == second
+    code, _, error = run_here("chat", "-m", talker, input=b"/model none.gguf\n")
     assert code == 2
     assert "none.gguf" in error
 
 
-def test_why_and_stats_tell_what_was_reused(talker):
-    shown = "\n".join(piped(talker, "/why", "Hi", "you", "/why", "/stats"))
+def test_why_and_stats_tell_what_was_reused(answered):
+    shown = "\n".join(answered("/why", "Hi", "you", "/why", "/stats"))
     assert shown.startswith("nothing was computed yet\n")
     num_first = len("_Hi__") + 20  # roles and ends of messages are a token each
     num_second = num_first + len("__you__")
@@ -111,8 +123,8 @@ ERRORS = {
     [*ERRORS.items(), ("x" * 200_000, "conversation = '1 messages': does not fit")],
     ids=lambda text: text[:20],
 )
-def test_an_error_ends_a_pipe(talker, line, message):
-    code, out, error = run("chat", "-m", talker, *SHORT, input=f"{line}\nHi\n".encode())
+def test_an_error_ends_a_pipe(run_here, talker, line, message):
+    code, out, error = run_here("chat", "-m", talker, *SHORT, input=f"{line}\nHi\n".encode())
     assert (code, out) == (2, "")
     assert message in error
 

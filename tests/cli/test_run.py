@@ -94,8 +94,8 @@ def test_a_file_is_standard_input_too(talker, expected, tmp_path):
         (["Hi" * 100, "--max-model-len", "64"], b"", 2, "max_model_len is 64"),
     ],
 )
-def test_what_cannot_be_answered_is_refused_in_one_line(talker, arguments, given, status, message):
-    code, out, error = run("run", *arguments, "-m", talker, input=given)
+def test_what_cannot_be_answered_is_refused_in_one_line(run_here, talker, arguments, given, status, message):
+    code, out, error = run_here("run", *arguments, "-m", talker, input=given)
     assert (code, out) == (status, "")
     assert message in error
     assert error.startswith("foreword: ")
@@ -293,11 +293,11 @@ def test_a_narrow_window_has_one_part_per_line(talker):
 
 
 @pytest.mark.parametrize(("option", "shows"), [("--quiet", False), ("--json", False), ("--verbose", True)])
-def test_the_line_can_be_left_out_or_asked_for(talker, option, shows):
+def test_the_line_can_be_left_out_or_asked_for(run_here, talker, option, shows):
     with Terminal("run", "Hi", "-m", talker, "--max-tokens", 5, option) as terminal:
         assert terminal.end() == 0
     assert ("prompt tokens" in terminal.plain) == shows
-    _, _, error = run("run", "Hi", "-m", talker, "--max-tokens", 5, option)
+    _, _, error = run_here("run", "Hi", "-m", talker, "--max-tokens", 5, option)
     assert ("prompt tokens" in error) == shows
 
 

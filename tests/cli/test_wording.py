@@ -121,7 +121,7 @@ def test_a_value_of_a_file_is_refused_with_the_name_of_the_file(tmp_path):
         assert str(result.exception).endswith(message)
 
 
-def test_more_threads_than_processors_are_reported(talker):
+def test_more_threads_than_processors_are_reported(run_here, talker):
     usable = num_processors()
     for options, environment, given in (
         (("--num-threads", usable + 1), {}, f"--num-threads {usable + 1}"),
@@ -129,25 +129,25 @@ def test_more_threads_than_processors_are_reported(talker):
         (("--num-threads", usable), {}, None),
         ((), {}, None),
     ):
-        code, _, error = run("run", "Hi", "-m", talker, "--max-tokens", 2, *options, env=environment)
+        code, _, error = run_here("run", "Hi", "-m", talker, "--max-tokens", 2, *options, env=environment)
         assert code == 0
         assert error == ("" if given is None else
                          f"{given}: this process may use {usable} processors, and threads wait for each other; "
                          "give at most that\n")  # fmt: skip
 
 
-def test_a_prompt_that_is_continued_is_reported_unless_that_was_asked_for(talker, tmp_path):
+def test_a_prompt_that_is_continued_is_reported_unless_that_was_asked_for(run_here, talker, tmp_path):
     os.symlink(talker / "model.safetensors", tmp_path / "model.safetensors")
     for name in ("config.json", "tokenizer.json"):
         os.symlink(talker / name, tmp_path / name)
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
     common = ("run", "Hi", "-m", tmp_path, "--max-tokens", 2)
-    code, out, error = run(*common)
+    code, out, error = run_here(*common)
     assert (code, len(out)) == (0, 3)
     assert error == f"model {str(tmp_path)!r:.80} has no chat template: the prompt is continued, as with --raw\n"
-    assert run(*common, "--raw") == (0, out, "")
-    assert run(*common, "--quiet") == (0, out, "")
-    code, _, error = run("chat", "-m", tmp_path)
+    assert run_here(*common, "--raw") == (0, out, "")
+    assert run_here(*common, "--quiet") == (0, out, "")
+    code, _, error = run_here("chat", "-m", tmp_path)
     assert code == 2
     assert "has no chat template. Use `foreword run --raw`" in error
 
