@@ -1,5 +1,6 @@
 """Adapters in the native executor: against merged weights in float64, and equal bits alone and in a crowd."""
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +18,23 @@ FORMATS = ["fp32", "auto", "bf16", "int8", "q4"]
 RANKS = (1, 8, 16, 17, MAX_RANK)
 
 
+def tokens_of(name: str) -> list[int]:
+    return np.random.default_rng(3).integers(0, SPECS[name].vocab_size, 90).tolist()
+
+
+@cache
+def logits_of_merged_weights(name: str, rank: int) -> np.ndarray:
+    spec = SPECS[name]
+    return Reference(spec, merged(random_weights(spec), random_adapter(spec, rank, rank))).logits(tokens_of(name))
+
+
 @pytest.mark.parametrize("isa", LEVELS)
 @pytest.mark.parametrize("name", ["llama", "odd_sizes", "qkv_bias", "gemma", "moe", "mamba2", "gated_delta"])
 def test_chunks_and_decode_steps_give_the_logits_of_merged_weights(name, isa):
     spec = SPECS[name]
-    weights, tokens = random_weights(spec), np.random.default_rng(3).integers(0, spec.vocab_size, 90).tolist()
+    weights, tokens = random_weights(spec), tokens_of(name)
     for rank in RANKS:
-        adapter = random_adapter(spec, rank, rank)
-        want = Reference(spec, merged(weights, adapter)).logits(tokens)
+        adapter, want = random_adapter(spec, rank, rank), logits_of_merged_weights(name, rank)
         driver = Driver(spec, weights, isa=isa)
         driver.executor.load_lora(7, adapter)
         got = driver.run_alone("a", tokens, [50, 1, 1, 7, 31], lora_id=7)

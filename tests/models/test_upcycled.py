@@ -25,6 +25,11 @@ def files(smollm2_path, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def experts(files):
+    return load_model(files[1])
+
+
+@pytest.fixture(scope="module")
 def texts():
     random = np.random.default_rng(0)
     return [random.integers(0, 49152, length).tolist() for length in (1, 7, 40, 23)]
@@ -37,8 +42,8 @@ def dense_logits(files, texts):
 
 @pytest.mark.parametrize(("experts_per_token", "norm_topk"), [(1, True), (2, True), (3, True), (EXPERTS, False)])
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_its_logits_are_those_of_the_dense_model(files, texts, dense_logits, executor, experts_per_token, norm_topk):
-    model = load_model(files[1])
+def test_its_logits_are_those_of_the_dense_model(experts, texts, dense_logits, executor, experts_per_token, norm_topk):
+    model = experts
     assert all(layer.moe.num_experts == EXPERTS for layer in model.spec.layers)
     layers = tuple(
         replace(layer, moe=replace(layer.moe, experts_per_token=experts_per_token, norm_topk=norm_topk))
@@ -51,9 +56,9 @@ def test_its_logits_are_those_of_the_dense_model(files, texts, dense_logits, exe
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_the_router_chooses(files, texts, executor):
+def test_the_router_chooses(experts, texts, executor):
     """Without one expert of the last layer, the logits change at some positions: where the router chose it."""
-    model, text = load_model(files[1]), texts[2]
+    model, text = experts, texts[2]
     name = f"layers.{LAYERS - 1}.experts.0.down"
     zeros = replace(model.weights[name], stored=np.zeros_like(model.weights[name].data))
     [want], [got] = (
