@@ -12,6 +12,11 @@ HANDLER = """async def _dummy(context: Context, request: Request) -> Response:
 
 """
 ROW = '    Operation("/dummy", _dummy, access="key", summary="Return the number 7."),\n'
+OF_ROUTES = (
+    "every_route_is_described",
+    "the_failures_of_a_route_are_those_of_the_table",
+    "keys_are_told_where_they_are_needed",
+)
 RECIPE = Recipe(
     heading="A server route",
     test=TEST,
@@ -20,7 +25,7 @@ RECIPE = Recipe(
         Edit(MODULE, after("\nOPERATIONS = (\n", ROW), TEST),
     ),
     proofs=(
-        "tests/server/test_openapi.py",
+        *(f"tests/server/test_openapi.py::test_{name}" for name in OF_ROUTES),
         "tests/cluster/test_protocol.py::test_each_path_and_method_has_the_status_of_its_operation_and_key",
         "tests/cluster/test_front.py",
     ),

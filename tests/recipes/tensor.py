@@ -10,7 +10,7 @@ from recipes.recipe import Edit, Recipe, after, before
 
 TEST = "tests/batch/test_dummy.py"
 SPEC, MODEL = "tests/batch/test_spec.py", "tests/batch/test_random_traces.py"
-TRACES = f"{MODEL}::test_every_tensor_of_every_step_equals_the_model"
+LIVES = tuple(f"{MODEL}::test_every_tensor_of_every_step_equals_the_model[{seed}]" for seed in range(8))
 GOLDEN = "the_shipped_traces_are_those_of_the_defining_backend", "the_golden_traces_hold_every_tensor"
 FIELD = '    Field("dummy_lens", ("B",), "int32"),\n'
 SPECIFICATION = """    _request(
@@ -36,12 +36,12 @@ RECIPE = Recipe(
         Edit(
             "src/foreword/batch/prepare/backends/loops.py",
             after("    # Requests.\n    for b in range(B):\n", '        out["dummy_lens"][b] = prompt[b]\n'),
-            TRACES,
+            LIVES[0],
         ),
         Edit(
             "src/foreword/batch/prepare/backends/vectorized.py",
             before('    out["num_scheduled_tokens"][:B] = n\n', '    out["dummy_lens"][:B] = prompt\n'),
-            TRACES,
+            LIVES[0],
         ),
         Edit(
             "src/foreword/batch/proof/spec/request.py",
@@ -58,7 +58,7 @@ RECIPE = Recipe(
         ),
     ),
     commands=(("-m", "foreword.insight.golden", "src/foreword/insight/vectors"),),
-    proofs=(TRACES, SPEC, *(f"tests/insight/test_conform.py::test_{name}" for name in GOLDEN)),
+    proofs=(*LIVES, SPEC, *(f"tests/insight/test_conform.py::test_{name}" for name in GOLDEN)),
     native=(
         Edit("native/batch/arrays.h", before("  X(int64_t, scalars) ", "  X(int32_t, dummy_lens) \\\n")),
         Edit(
