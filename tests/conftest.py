@@ -17,8 +17,8 @@ from foreword.models import registry
 # A shell starts background commands with interrupts ignored, which processes inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Examples take as long as the machine needs.
-settings.register_profile("foreword", deadline=None)
+# Examples take as long as the machine needs. Each run draws others, so that half of hypothesis's own number is enough.
+settings.register_profile("foreword", deadline=None, max_examples=50)
 settings.load_profile("foreword")
 
 

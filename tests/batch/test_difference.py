@@ -147,7 +147,7 @@ def following(mirrors: dict, start: int, call):
 # -- whole lives -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(int(test_random_traces.EXAMPLES or 20)))
 def test_a_mirror_prepares_every_step_of_random_lives(monkeypatch, seed):
     """Arrivals, chunks, prefix hits, drafts, both orders, padding, windows, ranks, moves, preemption, steps that are
     resolved; a recorder that is attached late begins with all live requests.

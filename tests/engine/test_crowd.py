@@ -70,7 +70,7 @@ def aborted_after(count: int, whole: tuple, text: str) -> tuple:
     return tokens[:count], text, "abort", None, None if logprobs is None else logprobs[:count]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(sorted(GROUPS)))
 def test_other_requests_change_nothing(seed: int, kind: str):
     random = Random(seed)
@@ -126,13 +126,13 @@ def test_other_requests_change_nothing(seed: int, kind: str):
 
 
 @pytest.mark.parametrize("kind", sorted(GROUPS))
-def test_a_hundredfold_oversubscription_ends_every_request_and_leaks_nothing(kind: str):
+def test_a_twentyfold_oversubscription_ends_every_request_and_leaks_nothing(kind: str):
     groups = GROUPS[kind]
     blocks = 1 + sum(most_blocks(g) for g in groups)
     engine = make_engine(groups=groups, M=M, blocks=blocks, max_num_seqs=8, reserve_full_prompt=False, watermark=0.0)
     free = engine.cache.pool.num_free
     random = Random(7)
-    count = 40 if any(g.recurrent for g in groups) else 120
+    count = 20 if any(g.recurrent for g in groups) else 40
     prompts = some_prompts(random, count)  # of up to 46 tokens with their outputs, on a pool for one or two
     for i, prompt in enumerate(prompts):
         engine.add_request(str(i), prompt, SamplingParams(temperature=0.0, max_tokens=14))
@@ -144,11 +144,11 @@ def test_a_hundredfold_oversubscription_ends_every_request_and_leaks_nothing(kin
     assert preempted == (kind != "states")  # a state does not grow
 
 
-def test_thousands_of_aborts_at_any_moment_leak_nothing():
+def test_hundreds_of_aborts_at_any_moment_leak_nothing():
     engine = make_engine(blocks=40, max_num_seqs=6, M=M)
     free = engine.cache.pool.num_free
     random = Random(3)
-    prompts = some_prompts(random, 2000)
+    prompts = some_prompts(random, 800)
     ended = 0
     live: list[str] = []
     for i, prompt in enumerate(prompts):
@@ -163,7 +163,7 @@ def test_thousands_of_aborts_at_any_moment_leak_nothing():
             live = [name for name in live if name not in {d.request_id for d in done}]
     for name in live:
         ended += engine.abort(name) is not None
-    assert ended == 2000
+    assert ended == 800
     assert not engine.has_work
     assert engine.cache.pool.num_free == free
     assert engine.cache.reset()
