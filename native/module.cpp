@@ -11,5 +11,7 @@ NB_MODULE(_native, m) {
   nanobind::set_leak_warnings(false);
   m.doc() = "Native core of Foreword: batch preparation and CPU kernels.";
   foreword::bind_batch(m);
+#ifdef FOREWORD_KERNELS
   foreword::bind_kernels(m);
+#endif
 }

@@ -1,12 +1,14 @@
 """Installs a wheel in a new environment that has no compiler and uses it there.
 
-    python tools/check_wheel.py dist/foreword-*.whl        or: make wheel
+    python tools/check_wheel.py dist/foreword-*.whl                     make wheel and make wheels run it
+    python tools/check_wheel.py --contents dist/foreword-*.whl          its size and files alone
 
 Fails if the wheel is too large, has files that it should not have or is not for every Linux with a recent libc.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -15,15 +17,13 @@ import venv
 import zipfile
 from pathlib import Path
 
-LARGEST_MB = 2.5
-"""Kernels of six instruction sets are 1.2 MB of it, Python sources and vectors 1.2 MB."""
-WANTED = (
-    "foreword/py.typed",
-    "foreword/_native.pyi",
-    "foreword/cli/app.py",
-    "foreword/models/known.json",
-    "licenses/LICENSE",
-)
+LARGEST_MB = {"foreword": 2.5, "foreword_batch": 0.7}
+"""Of `foreword`, kernels of six instruction sets are 1.2 MB, Python sources and vectors 1.2 MB."""
+WANTED = {
+    "foreword": ("foreword/cli/app.py", "foreword/models/known.json"),
+    "foreword_batch": ("foreword/shadow/shadow.py", "foreword/vllm/kernels.py"),
+}
+WANTED_OF_BOTH = ("foreword/py.typed", "foreword/_native.pyi", "foreword/batch/__init__.py", "licenses/LICENSE")
 KINDS = (".py", ".pyi", ".so", ".typed", ".json", ".jsonl", ".html")
 """File types of the package; the wheel's own metadata has others."""
 
@@ -36,21 +36,31 @@ buffers = foreword.batch.InputBuffers.for_states(states, max_num_batched_tokens=
 states.add_request(foreword.batch.NewRequest("a", prompt_token_ids=[1, 2, 3], block_ids=[[1, 2]]))
 assert foreword.batch.prepare_inputs(states, {"a": 3}, buffers).slot_mapping[0].tolist() == [2, 3, 4]
 """
+LAYER_ALONE = """
+import importlib.metadata, foreword, foreword.shadow, foreword.vllm.kernels
+assert {d.name for d in importlib.metadata.distributions()} <= {"numpy", "foreword-batch", "pip", "setuptools"}
+try:
+    foreword.LLM
+except ImportError as error:
+    assert "foreword-batch" in str(error), error
+"""
 
 
 def check_contents(wheel: Path) -> None:
-    megabytes = wheel.stat().st_size / 1e6
+    megabytes, name_of = wheel.stat().st_size / 1e6, wheel.name.partition("-")[0]
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if not name.endswith("/")]
     package = [name for name in names if name.startswith("foreword/")]
-    faults = [f"no {end}" for end in WANTED if not any(name.endswith(end) for name in names)]
+    faults = [
+        f"no {end}" for end in (*WANTED_OF_BOTH, *WANTED[name_of]) if not any(name.endswith(end) for name in names)
+    ]
     faults += [f"{name} is no file of the package" for name in package if Path(name).suffix not in KINDS]
     if sum(name.endswith(".so") for name in package) != 1:
         faults.append("not exactly one native module")
     if "manylinux" not in wheel.name:
         faults.append("not a manylinux wheel")
-    if megabytes > LARGEST_MB:
-        faults.append(f"{megabytes:.2f} MB, and {LARGEST_MB} MB are allowed")
+    if megabytes > LARGEST_MB[name_of]:
+        faults.append(f"{megabytes:.2f} MB, and {LARGEST_MB[name_of]} MB are allowed")
     if faults:
         sys.exit(f"{wheel.name}: {'; '.join(faults)}")
     print(f"{wheel.name}: {megabytes:.2f} MB, {len(names)} files")
@@ -74,14 +84,22 @@ def check_installed(wheel: Path) -> None:
 
         run("python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary=:all:", wheel)
         run("python", "-W", "error", "-c", LIBRARY)
+        if wheel.name.startswith("foreword_batch-"):
+            run("python", "-W", "error", "-c", LAYER_ALONE)
+            return
         print(run("foreword", "--version"))
         print(run("foreword", "run", "What is the capital of France?", "--max-tokens", "16", "--quiet"))
 
 
 def main() -> None:
-    for wheel in map(Path, sys.argv[1:]):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("wheels", nargs="+", type=Path)
+    parser.add_argument("--contents", action="store_true", help="do not install them")
+    given = parser.parse_args()
+    for wheel in given.wheels:
         check_contents(wheel.resolve())
-        check_installed(wheel.resolve())
+        if not given.contents:
+            check_installed(wheel.resolve())
 
 
 if __name__ == "__main__":

@@ -84,4 +84,10 @@ if not TYPE_CHECKING:  # type checkers would take any name for an attribute
             raise AttributeError(f"module 'foreword' has no attribute {name!r}")
         from importlib import import_module
 
-        return getattr(import_module(_HOMES[name]), name)
+        try:
+            return getattr(import_module(_HOMES[name]), name)
+        except ModuleNotFoundError as error:
+            if error.name != "foreword.engine":
+                raise
+            text = f"foreword-batch has no {name}: it is the layer alone. Install foreword in its place"
+            raise ImportError(text) from None

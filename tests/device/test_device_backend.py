@@ -254,8 +254,8 @@ print(prepare_inputs(states, {"a": 1}, buffers).slot_mapping)
 @pytest.mark.parametrize(
     ("blocked", "interpret", "message"),
     [
-        ({"torch", "triton"}, "1", "ConfigError backend='device': torch and triton not installed; install foreword"),
-        ({"triton"}, "1", "ConfigError backend='device': triton not installed; install foreword[torch]"),
+        ({"torch", "triton"}, "1", "ConfigError backend='device': torch and triton not installed. Install foreword"),
+        ({"triton"}, "1", "ConfigError backend='device': triton not installed. Install foreword[torch]"),
         (set(), "0", "ConfigError backend='device': torch finds no GPU; use backend='auto'"),
     ],
 )

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from foreword.cli.app import app
 from foreword.insight import machine as insight
 from foreword.insight.machine import examine, measured, processor_name
+from foreword.installation import install
 from foreword.models import registry
 
 
@@ -39,7 +40,7 @@ def test_a_limit_below_the_processors_is_followed_and_shown(tmp_path, monkeypatc
 def test_a_package_that_is_not_installed_is_absent_and_has_a_fix(tmp_path, monkeypatch):
     monkeypatch.setitem(insight.EXTRAS, "torch", ("no-such-distribution", "executor torch"))
     found = machine(tmp_path, {})["extra torch"]
-    assert (found.verdict, found.fix) == ("absent", "For executor torch: pip install 'foreword[torch]'.")
+    assert (found.verdict, found.fix) == ("absent", f"For executor torch: {install('torch')}")
 
 
 @pytest.mark.parametrize(

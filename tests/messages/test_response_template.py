@@ -105,5 +105,5 @@ def test_a_wrong_template_is_refused(change, message):
 
 def test_a_pattern_without_its_package_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "regex", None)
-    with pytest.raises(ModelError, match=r"pip install .foreword\[templates\]"):
+    with pytest.raises(ModelError, match=r"Install foreword\[templates\]"):
         read_response_template({"start_anchor": "A:", "fields": {"content": {"open_pattern": "a+"}}})

@@ -139,5 +139,5 @@ def test_the_disk_is_checked_before_the_download(hub, monkeypatch):
 
 def test_a_hub_id_without_huggingface_hub_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ModelError, match=r"pip install foreword\[hub\]"):
+    with pytest.raises(ModelError, match=r"Install foreword\[hub\]"):
         load_model("org/model")

@@ -319,7 +319,7 @@ def test_a_request_without_the_extra_is_refused_with_its_name(monkeypatch: pytes
     for name in ("foreword.structured.backend", "foreword.structured.matcher", "foreword.structured.source"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(RequestError, match=r"pip install 'foreword\[grammar\]'"):
+    with pytest.raises(RequestError, match=r"Install foreword\[grammar\]"):
         grammar({"regex": "a"}, compiler=make_compiler())
     assert grammar(None, compiler=make_compiler(), thinking_end="</think>") is not None
 

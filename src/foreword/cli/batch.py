@@ -18,6 +18,7 @@ from foreword.cli.terminal import note
 from foreword.engine import EngineMetrics, EngineObserver
 from foreword.engine.options import LLMOptions
 from foreword.errors import ConfigError, reason_of
+from foreword.installation import install
 from foreword.openai.batch import Batch
 from foreword.openai.batch_file import BatchLine, Results, batch_lines
 from foreword.sampling import Sampled
@@ -116,7 +117,7 @@ def _answer_on_ray(
     try:
         from foreword.ray.batch import RayBatch, connected
     except ModuleNotFoundError as error:
-        raise ConfigError(f"--ray needs {error.name}: pip install 'foreword[ray]'") from None
+        raise ConfigError(f"--ray needs {error.name}. {install('ray')}") from None
     num_done, num_lines, started = len(out.done), 0, time.perf_counter()
     with connected(address):
         for record in RayBatch(names, replicas, settings, ordered=ordered).run(pending):

@@ -12,6 +12,7 @@ from foreword.batch.step.layout import GATHERED, Scalars
 from foreword.device.api import DeviceApi, Tensor
 from foreword.device.rows import DeviceRows
 from foreword.errors import ConfigError
+from foreword.installation import install
 
 
 class DeviceBackend(TensorBackend):
@@ -144,8 +145,8 @@ def _device() -> DeviceApi:
     missing = [name for name in ("torch", "triton") if find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"backend='device': {' and '.join(missing)} not installed; install foreword[torch] on Linux, or use "
-            "backend='auto'"
+            f"backend='device': {' and '.join(missing)} not installed. {install('torch')} "
+            "Or use backend='auto'."
         )
     import torch
     import triton

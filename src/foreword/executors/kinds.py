@@ -17,6 +17,7 @@ from foreword.executors.executor import Executor
 from foreword.executors.memory import HostBytes, activation_bytes, num_weights, score_bytes
 from foreword.executors.options import DeviceOptions, ExecutorOptions, NativeOptions, TorchOptions, TransformersOptions
 from foreword.executors.pool import PoolSize
+from foreword.installation import install
 from foreword.models.encoder_spec import EncoderSpec
 from foreword.models.pooling import PoolingSpec
 from foreword.models.spec import DecoderSpec
@@ -31,15 +32,15 @@ O = TypeVar("O", bound=ExecutorOptions)  # noqa: E741
 class ExecutorKind(ABC, Generic[O]):
     """A kind of executor.
 
-    name: as users write it. options: the class of its options. packages: modules that it needs. install: what brings
-    them. prefers_async: whether steps are planned ahead unless the settings say otherwise. runs_drafts: whether it runs
-    draft models, too; beside another, they run on `best_kind`.
+    name: as users write it. options: the class of its options. packages: modules that it needs. extra: the extra of
+    pyproject.toml that brings them. prefers_async: whether steps are planned ahead unless the settings say otherwise.
+    runs_drafts: whether it runs draft models, too; beside another, they run on `best_kind`.
     """
 
     name: str
     options: type[O]
     packages: ClassVar[tuple[str, ...]] = ()
-    install: ClassVar[str] = ""
+    extra: ClassVar[str] = ""
     prefers_async: ClassVar[bool] = False
     runs_drafts: ClassVar[bool] = True
 
@@ -51,7 +52,7 @@ class ExecutorKind(ABC, Generic[O]):
         """Raise ConfigError, with what to install, if a package is missing."""
         missing = [name for name in self.packages if find_spec(name) is None]
         if missing:
-            raise ConfigError(f"executor={self.name!r}: {' and '.join(missing)} not installed; {self.install}")
+            raise ConfigError(f"executor={self.name!r}: {' and '.join(missing)} not installed. {install(self.extra)}")
 
     def read_options(self, given: Mapping[str, Any]) -> O:
         """Return the options. ConfigError for one that this kind does not have, and for a value that it cannot have.
@@ -172,7 +173,7 @@ class TorchKind(ExecutorKind[TorchOptions]):
     """Foreword's models in PyTorch."""
 
     name, options = "torch", TorchOptions
-    packages, install = ("torch",), "install foreword[torch]"
+    packages, extra = ("torch",), "torch"
 
     def bytes_per_value(self, spec: DecoderSpec, weights: Weights, options: TorchOptions) -> float:
         from foreword.executors.torch.options import dtype_of
@@ -219,7 +220,7 @@ class DeviceKind(ExecutorKind[DeviceOptions]):
     """Foreword's models on a GPU that prepares its steps itself."""
 
     name, options = "device", DeviceOptions
-    packages, install = ("torch", "triton"), "install foreword[torch] on Linux"
+    packages, extra = ("torch", "triton"), "torch"
     prefers_async = True
 
     def bytes_per_value(self, spec: DecoderSpec, weights: Weights, options: DeviceOptions) -> float:
@@ -254,7 +255,7 @@ class TransformersKind(ExecutorKind[TransformersOptions]):
     """Models of the transformers library, which loads them itself (`foreword.engine.transformers_model`)."""
 
     name, options = "transformers", TransformersOptions
-    packages, install = ("torch", "transformers"), "install foreword[transformers]"
+    packages, extra = ("torch", "transformers"), "transformers"
     runs_drafts = False
 
     def decoder(

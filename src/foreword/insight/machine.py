@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from foreword.executors.nodes import numa_nodes
+from foreword.installation import install
 from foreword.machine import VARIABLE, cpu_quota, default_threads, memory_limit, memory_sizes, processors, read
 from foreword.models import registry
 from foreword.native import available, native
@@ -145,5 +146,5 @@ def _extras() -> Iterator[Finding]:
         try:
             yield Finding(f"extra {extra}", f"{package} {version(package)}")
         except PackageNotFoundError:
-            fix = f"For {use}: pip install 'foreword[{extra}]'."
+            fix = f"For {use}: {install(extra)}"
             yield Finding(f"extra {extra}", f"{package} is not installed", "absent", fix)

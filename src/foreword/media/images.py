@@ -9,6 +9,7 @@ from io import BytesIO
 from typing import Any, NoReturn
 
 from foreword.errors import RequestError
+from foreword.installation import install
 from foreword.media.limits import MediaLimits
 from foreword.media.sources import fail, read_file
 
@@ -52,7 +53,7 @@ def read_image(field: str, source: object, limits: MediaLimits) -> Image:
         from PIL import Image as pillow
         from PIL import ImageOps
     except ModuleNotFoundError:
-        raise RequestError(None, field, source, "needs Pillow", "`pip install foreword[vision]`.") from None
+        raise RequestError(None, field, source, "needs Pillow", install("vision")) from None
     if isinstance(source, pillow.Image):
         opened = source
     else:

@@ -12,6 +12,7 @@ import numpy as np
 
 from foreword.arrays import F32, as_array
 from foreword.errors import RequestError
+from foreword.installation import install
 from foreword.media.decoders import Printed, SeekableBytes, captured
 from foreword.media.limits import MediaLimits
 from foreword.media.sources import fail, read_file
@@ -24,7 +25,7 @@ BLOCK = 1 << 16  # samples that are decoded at a time
 SILENT = (b"RIFF", b"fLaC", b"OggS")
 """Beginnings of files whose decoders print nothing. That of MP3 prints what is wrong."""
 UNKNOWN_SIZE = (0, 2**32 - 1)  # of a RIFF file that was written as a stream
-INSTALL = "`pip install foreword[speech]`."
+INSTALL = install("speech")
 
 
 @dataclass(frozen=True, eq=False)

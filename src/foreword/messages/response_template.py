@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from foreword.errors import ModelError, shown
+from foreword.installation import install
 from foreword.messages.calls import CallSink, CallsReader, JsonCalls, NamedCalls, arguments_of
 from foreword.messages.formats import Calls, Region, ResponseFormat
 from foreword.messages.markers import Literals, Marker, Pattern
@@ -90,7 +91,7 @@ def _compiled(pattern: object) -> Any:
     except ImportError:
         raise ModelError(
             f"the model's response_template has the pattern {shown(pattern)}, which needs the package regex. "
-            'Install it (pip install "foreword[templates]"), or give message_format='
+            f"{install('templates')} Or give message_format="
         ) from None
     try:
         return regex.compile(pattern, regex.DOTALL)

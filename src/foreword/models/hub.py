@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from foreword.errors import ModelError
+from foreword.installation import install
 from foreword.models import registry
 
 DIRECTORY = ("*.json", "*.safetensors", "*.jinja")
@@ -79,7 +80,7 @@ def _library(subject: str) -> Any:
     try:
         import huggingface_hub
     except ImportError:
-        raise ModelError(f"{subject} needs huggingface_hub. Run `pip install foreword[hub]`") from None
+        raise ModelError(f"{subject} needs huggingface_hub. {install('hub')}") from None
     return huggingface_hub
 
 

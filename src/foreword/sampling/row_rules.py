@@ -75,7 +75,7 @@ class RowRules:
         if step.needs & _CHANGING:
             rows = step.rows[(columns.needs[step.rows] & _CHANGING != 0) & (stamp[step.rows] == 0)]
             for row in rows.tolist():
-                stamp[row] = _HALF_SET  # an interrupt between the two lines below must not leave rules that nobody drops
+                stamp[row] = _HALF_SET  # so that an interrupt before the last line leaves no rules that nobody drops
                 self.core.set(row, *RequestRules.of(columns.params.get(row, _NO_PARAMS), self._eos_token_ids))
                 stamp[row] = columns.stamp[row]
         self._updated.keep(step, True)

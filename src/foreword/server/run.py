@@ -20,6 +20,7 @@ from foreword.engine.async_llm import AsyncLLM
 from foreword.engine.loras import named_paths
 from foreword.engine.options import LLMOptions
 from foreword.errors import ConfigError, reason_of
+from foreword.installation import install
 from foreword.kv_events.log import CacheLog
 from foreword.kv_events.source import KVEventSource
 from foreword.models.quantized import conversions
@@ -85,7 +86,7 @@ def run(
 def _cache_log() -> CacheLog:
     """ConfigError without the packages that publish events."""
     if find_spec("zmq") is None:
-        raise ConfigError("kv_events: pyzmq is not installed; install foreword[events]")
+        raise ConfigError(f"kv_events: pyzmq is not installed. {install('events')}")
     return CacheLog()
 
 
@@ -112,7 +113,7 @@ def _trace(endpoint: str, model: str, stack: ExitStack) -> Traces:
     try:
         from foreword.server import tracing  # of another extra
     except ModuleNotFoundError as error:
-        raise ConfigError(f"otlp_traces_endpoint: {error.name} is not installed; install foreword[otel]") from None
+        raise ConfigError(f"otlp_traces_endpoint: {error.name} is not installed. {install('otel')}") from None
     traces = tracing.Traces(endpoint, model)
     stack.callback(traces.close)
     return traces
@@ -122,7 +123,7 @@ def check_packages() -> None:
     """ConfigError without the packages that serve."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
-        raise ConfigError(f"serve needs {', '.join(missing)}: pip install 'foreword[serve]'")
+        raise ConfigError(f"serve needs {', '.join(missing)}. {install('serve')}")
 
 
 def allow_connections() -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from foreword.batch import SamplingParams, StructuredOutputs
 from foreword.errors import RequestError
+from foreword.installation import install
 from foreword.sampling import Grammar
 from foreword.sampling.masks import num_words
 from foreword.structured.places import Place, refused_place
@@ -128,7 +129,7 @@ class GrammarCompiler:
         try:
             backend, quick, patient = self._made_backend()
         except ImportError:
-            return _Refusal("needs llguidance, which is not installed", "Run pip install 'foreword[grammar]'."), 0
+            return _Refusal("needs llguidance, which is not installed", install("grammar")), 0
         trial = quick if seconds < COMPILE_SECONDS else patient
         try:
             num_bytes = trial.compile(replace(value, origin=None, parts=()), seconds)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from foreword.errors import ModelError
+from foreword.installation import install
 from foreword.models.config import Config, read_config
 from foreword.models.lora.adapter import MAX_RANK, LoraAdapter, LoraPair, Module, factors_of, pairs_of
 from foreword.models.safetensors import read_safetensors
@@ -135,7 +136,7 @@ def _matches(config: Config, key: str, pattern: str, name: str) -> bool:
     try:
         import regex  # here: few adapters have patterns
     except ImportError:
-        raise config.error(f"{key} has a pattern", "Install foreword[templates], which reads patterns") from None
+        raise config.error(f"{key} has a pattern", f"{install('templates')} It reads patterns.") from None
     try:
         return regex.fullmatch(pattern, name, timeout=_PATTERN_SECONDS) is not None
     except (regex.error, TimeoutError, RecursionError, MemoryError) as error:
