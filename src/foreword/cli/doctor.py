@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated
@@ -13,6 +14,7 @@ from foreword import LLM, SamplingParams
 from foreword.cli.options import Json, Threads, warn_of_threads
 from foreword.cli.terminal import print_rows
 from foreword.insight.machine import Finding, examine, measured
+from foreword.insight.report import report
 from foreword.machine import default_threads
 from foreword.models import registry
 from foreword.native import available, native
@@ -25,12 +27,18 @@ def doctor(
     quick: Annotated[bool, typer.Option("--quick", help="Measure nothing.")] = False,
     num_threads: Threads = None,
     as_json: Json = False,
+    as_report: Annotated[
+        bool, typer.Option("--report", help="Print what a report of a fault needs, as JSON; nothing private.")
+    ] = False,
 ) -> None:
     """Show what the engine finds on this machine, what slows it down, and the fix.
 
     Measures memory and arithmetic, and the default model if it is here, in about ten seconds.
     """
     warn_of_threads(num_threads)
+    if as_report:
+        print(json.dumps(report(_all(quick, num_threads), os.environ), indent=1))
+        return
     rows: list[tuple[str, str, str]] = []
     for finding in _all(quick, num_threads):
         if as_json:

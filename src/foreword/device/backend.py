@@ -145,8 +145,7 @@ def _device() -> DeviceApi:
     missing = [name for name in ("torch", "triton") if find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"backend='device': {' and '.join(missing)} not installed. {install('torch')} "
-            "Or use backend='auto'."
+            f"backend='device': {' and '.join(missing)} not installed. {install('torch')} Or use backend='auto'."
         )
     import torch
     import triton

