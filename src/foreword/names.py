@@ -62,7 +62,7 @@ _BY_NAMES: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "mlock": ((), "Packed weights stay in memory; leave it out."),
     "no_mmap": ((), "Weights are packed while they are read; leave it out."),
-    "flash_attn": ((), "Attention never stores all scores; leave it out."),
+    "flash_attn -fa": ((), "Attention never stores all scores; leave it out."),
     "rope_freq_base rope_scaling": ((), "It is read from the model's files; leave it out."),
     "repeat_penalty": (("repetition_penalty",), ""),
     "temp": (("temperature",), ""),

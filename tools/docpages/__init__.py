@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from docpages import errors, models, routes, sampling_parameters, settings, vllm
+from docpages import errors, migration, models, routes, sampling_parameters, settings, vllm
 from foreword.batch.proof.spec import TENSORS, render
 
 ROOT = Path(__file__).parents[2]
@@ -18,6 +18,7 @@ PAGES: dict[str, Callable[[str], str]] = {
     "docs/errors.md": lambda page: errors.page(),
     "docs/tensors.md": lambda page: render(TENSORS),
     "docs/vllm-compatibility.md": lambda page: vllm.page(),
+    "docs/from-other-engines.md": migration.with_table_of_names,
     "docs/models.md": models.with_tables,
     "docs/server.md": routes.with_table_of_routes,
 }

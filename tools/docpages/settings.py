@@ -93,7 +93,8 @@ def _page_lines() -> Iterator[str]:
         yield from _table(heading, known.values())
     for kind in KINDS.values():
         own = settings_of(kind.options).values()
-        needs = f" It needs {' and '.join(kind.packages)}: {kind.install}." if kind.packages else ""
+        packages = " and ".join(kind.packages)
+        needs = f" It needs {packages}, of `foreword[{kind.extra}]` ([how](installation.md))." if packages else ""
         summary = f'{(kind.__doc__ or "").strip()} `executor="{kind.name}"`.{needs}'
         yield from _table(f"Executor {kind.name}", own, summary)
     yield from _table("Server", settings_of(ServerConfig).values(), "Of `foreword serve` alone.")

@@ -33,6 +33,7 @@ COMMANDS = {
     "shrink": "Shrink a trace to the few requests and steps that still show a fault.",
     "fuzz": "Search a running server for silent faults of its prefix cache. Exit status 1 if one is found.",
     "shadow": "Start vLLM with a check of each step that it prepares, and report what is wrong.",
+    "migrate": "Translate the command line of another engine's server into one of `foreword serve`.",
     "models": "List, search, download, describe or remove models.",
     "doctor": "Show what the engine finds on this machine, what slows it down, and the fix.",
     "bench": "Measure the input layer and the whole engine.",

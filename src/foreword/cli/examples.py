@@ -49,6 +49,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "foreword shadow --check tensors,sample:10 -- vllm serve MODEL",
         "foreword shadow --record steps.jsonl:200MB -- vllm serve MODEL",
     ),
+    "migrate": (
+        'foreword migrate vllm "vllm serve org/model --max-num-seqs 64"',
+        'foreword migrate llama.cpp "llama-server -m model.gguf -c 8192 -np 4"',
+        "foreword migrate ollama Modelfile",
+    ),
     "inspect": (
         "foreword inspect steps.jsonl.gz -o steps.html",
         "foreword inspect steps.jsonl.gz --perfetto steps.json",
