@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo serve attack clients stubs lock test smoke schemas fuzz storms shadow soak soak-server sanitize proofs recipes replicas ray torch transformers device gpu vllm wheel wheels check bench native pages arm emulate throughput vllm-compat clean
+.PHONY: help demo serve attack clients stubs lock test test-oldest smoke schemas fuzz storms shadow soak soak-server sanitize proofs recipes replicas ray torch transformers device gpu vllm wheel wheels check bench native pages arm emulate throughput vllm-compat clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -52,6 +52,16 @@ serve: $(STAMPS)/serve  ## install what the server needs and serve the default m
 
 test: $(STAMPS)/test  ## everything, the default model included, on all cores; the slowest tests are listed
 	$(BIN)/python -m pytest -n auto --dist worksteal --durations 15
+
+# uv finds the lowest versions, pip installs them, in an environment of their own.
+test-oldest: $(STAMPS)/install  ## the tests with the lowest versions of the dependencies that pyproject.toml names
+	$(PIP) uv
+	$(PYTHON) -m venv build/oldest
+	$(BIN)/uv pip compile --quiet --python-version 3.11 --resolution lowest-direct --no-emit-index-url --no-header \
+	  --extra test -o build/oldest/requirements.txt pyproject.toml
+	build/oldest/bin/python -m pip install --quiet --disable-pip-version-check -r build/oldest/requirements.txt
+	build/oldest/bin/python -m pip install --quiet --disable-pip-version-check .
+	build/oldest/bin/python -m pytest -n auto --dist worksteal
 
 smoke: $(STAMPS)/test  ## a few quick tests of each layer, in seconds
 	$(BIN)/python -m pytest -m smoke -rs

@@ -4,18 +4,23 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from server_rig import serving
 
+from foreword.cli.app import app
 from foreword.cli.options import read_toml
 from foreword.engine.config import FLAT
 from foreword.server.config import ServerConfig
+from foreword.server.operations import OPERATIONS
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS, DEPLOY = ROOT / "docs", ROOT / "deploy"
 
 
-def test_every_metric_of_the_dashboard_is_served(talker):
-    dashboard = json.loads((DOCS / "grafana-dashboard.json").read_text())
+def test_every_metric_of_the_dashboard_and_of_the_alerts_is_served(talker):
+    dashboard = json.loads((DEPLOY / "grafana-dashboard.json").read_text())
     asked = " ".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
+    asked += " ".join(re.findall(r"expr: (.+)", (DEPLOY / "prometheus-alerts.yaml").read_text()))
     names = {name.removesuffix("_bucket").removesuffix("_total") for name in re.findall(r"\w+:\w+", asked)}
     assert len(names) > 12
     with serving(talker) as server:
@@ -34,3 +39,28 @@ def test_the_settings_of_the_page_are_known(tmp_path):
     fields = ServerConfig.__dataclass_fields__
     assert {flag.replace("-", "_") for flag in re.findall(r"--(kv-[a-z-]+)", page)} <= {*fields, *FLAT}
     assert {name.lower() for name in re.findall(r"FOREWORD_SERVE_(\w+)", page)} <= set(fields)
+
+
+def test_the_manifest_starts_a_server_that_accepts_its_options_and_asks_public_routes():
+    text = (DEPLOY / "kubernetes.yaml").read_text()
+    (arguments,) = re.findall(r"args: \[(.*)\]", text)
+    words = [word.strip().strip('"') for word in arguments.split(",")]
+    assert words[0] == "serve"
+    with pytest.raises(SystemExit) as end:
+        app([*words, "--help"])
+    assert end.value.code == 0
+    probes = re.findall(r"httpGet: {path: (\S+), port", text)
+    assert len(probes) == 3
+    assert {OPERATIONS.target("GET", path).access for path in probes} == {"public"}
+
+
+def test_the_times_of_a_shutdown_fit():
+    """The pause before the end, the drain and what is left: all within the grace of Kubernetes and of systemd."""
+    text = (DEPLOY / "kubernetes.yaml").read_text()
+    drain, pause, grace = (
+        int(re.search(pattern, text)[1])
+        for pattern in (r'--drain-timeout, "(\d+)"', r'sleep, "(\d+)"', r"terminationGracePeriodSeconds: (\d+)")
+    )
+    unit = int(re.search(r"TimeoutStopSec=(\d+)", (DEPLOY / "foreword.service").read_text())[1])
+    assert drain + pause < grace
+    assert ServerConfig().drain_timeout < unit

@@ -21,6 +21,7 @@ from foreword.errors import ConfigError, ModelError, UnsupportedModelError
 from foreword.executors import Executor
 from foreword.executors.kinds import TRANSFORMERS, ExecutorChoice, installed_kind
 from foreword.executors.pool import PoolSize
+from foreword.installation import install
 from foreword.models.loader import LoadedModel, find_model, load_model
 from foreword.structured import GrammarCompiler
 
@@ -47,7 +48,7 @@ def load(
             if executor != "auto" or isinstance(model, LoadedModel) or find_model(model)[0].is_file():
                 raise
             if not TRANSFORMERS.is_installed:
-                raise ModelError(f"{error}. More run on transformers; {TRANSFORMERS.install}") from None
+                raise ModelError(f"{error}. More run on transformers. {install(TRANSFORMERS.extra)}") from None
     if isinstance(model, LoadedModel):
         raise ConfigError(f"executor='transformers': loads models itself; give the path of {model.name} instead")
     chosen = TRANSFORMERS.read_options(given)
