@@ -82,15 +82,36 @@ def test_no_line_is_longer_than_the_terminal_and_none_loses_its_label(columns, o
         assert labels <= {line.strip()[: len(label)] for line in lines for label in labels}
 
 
+def shown_row(name: str, *arguments: str, columns: int) -> list[str]:
+    output = CliRunner().invoke(app, ["explain", *arguments], env={"COLUMNS": str(columns)}).output
+    return next(line.split() for line in output.splitlines() if line.startswith(f"  {name} "))
+
+
 def test_values_that_are_left_out_are_counted():
-    arguments = ["explain", "--steps", "1", "--prompts", "30", "--budget", "30", "--max-model-len", "40"]
+    arguments = ["--steps", "1", "--prompts", ",".join("1" * 30), "--budget", "30", "--max-model-len", "40"]
     for columns in (64, 80, 100, 150, 250):
-        output = CliRunner().invoke(app, arguments, env={"COLUMNS": str(columns)}).output
-        (positions,) = [line.split()[2:] for line in output.splitlines() if line.startswith("  positions")]
-        if "…" in positions:
-            at = positions.index("…")
-            assert positions[:at] == list(map(str, range(at)))
-            assert positions[at:] == ["…", str(29 - at), "more", "…", "29"]
+        lens = shown_row("seq_lens", *arguments, columns=columns)[1:]
+        if "…" in lens:
+            at = lens.index("…")
+            assert lens == [*"1" * at, "…", str(29 - at), "more", "…", "1"]
         else:
-            assert positions == list(map(str, range(30)))
+            assert lens == list("1" * 30)
             assert columns == 250
+
+
+@pytest.mark.parametrize("prompts", ["30", "12,1,17", "1,1,28", "2,9,19"])
+@pytest.mark.parametrize("columns", [80, 100, 150, 250])
+def test_tokens_that_fit_are_shown_and_always_the_first_and_the_last_of_each_request(prompts, columns):
+    arguments = ["--steps", "1", "--prompts", prompts, "--budget", "30", "--max-model-len", "40"]
+    tokens = shown_row("token", *arguments, columns=columns)[2:]
+    lengths = list(map(int, prompts.split(",")))
+    ends = {e for r in range(len(lengths)) for e in (sum(lengths[:r]), sum(lengths[: r + 1]) - 1)}
+    if len(ends) + sum(n > 2 for n in lengths) > (columns - 34) // 6:  # gaps included
+        assert tokens[-1] == "29"
+        return
+    numbers = [int(t) for t in tokens if t != "…"]
+    assert set(numbers) >= ends
+    assert numbers == sorted(set(numbers))
+    expected = [token for i, j in zip([-1, *numbers], numbers, strict=False) for token in ["…"] * (j > i + 1) + [str(j)]]
+    assert tokens == expected
+    assert len(tokens) == 30 or len(tokens) >= (columns - 34) // 6 - len(lengths)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -31,12 +31,20 @@ class InputBatch(BatchTensors):
     to_flashinfer = flashinfer_plan
     kernel_block_table = kernel_block_table
 
-    def explain(self, group: int = 0, *, token: int | None = None, width: int | None = None) -> Explanation:
+    def explain(
+        self,
+        group: int = 0,
+        *,
+        token: int | None = None,
+        width: int | None = None,
+        text_of: Callable[[int], str] | None = None,
+    ) -> Explanation:
         """Return the step's derived tensors, printable as tables; with ``token`` as one sentence about that token.
 
-        width: characters of a row of the tables, of which it is made to show fewer values.
+        width: characters of a row of the tables, of which it is made to show fewer values. text_of: the text of a token
+        id, for a row of the tables.
         """
-        return Explanation.of(self, group, token, width)
+        return Explanation.of(self, group, token, width, text_of)
 
     # -- once per step ---------------------------------------------------------------------------------------------
 
