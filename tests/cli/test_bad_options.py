@@ -31,21 +31,25 @@ WORKS = {
 }
 """Arguments that each command needs, with a model that does not exist: what passes the checks ends at the model."""
 
-FREE = {
-    (command, f"--{row.name.replace('_', '-')}", value)
-    for command in ("run", "chat")
-    for row in PARAMETERS
-    for value in ("-1", "9" * 20)
-    if row.type in ("int", "float") and row.refusal(int(value)) is None
-} | {
-    (command, f"--{row.name.replace('_', '-')}", "-1")
-    for command in (
-        *("run", "chat", "batch", "embed", "serve"),
-        *(f"bench {name}" for name in ("throughput", "latency", "prefill", "startup")),
-    )
-    for row in settings_of(EngineConfig).values()
-    if row.kind.is_number and row.refusal(-1) is None
-}
+FREE = (
+    {
+        (command, f"--{row.name.replace('_', '-')}", value)
+        for command in ("run", "chat")
+        for row in PARAMETERS
+        for value in ("-1", "9" * 20)
+        if row.type in ("int", "float") and row.refusal(int(value)) is None
+    }
+    | {("explain", "--null-block", "-1")}
+    | {
+        (command, f"--{row.name.replace('_', '-')}", "-1")
+        for command in (
+            *("run", "chat", "batch", "embed", "serve"),
+            *(f"bench {name}" for name in ("throughput", "latency", "prefill", "startup")),
+        )
+        for row in settings_of(EngineConfig).values()
+        if row.kind.is_number and row.refusal(-1) is None
+    }
+)
 """Values that are valid after all, by the tables of sampling parameters and of settings."""
 
 

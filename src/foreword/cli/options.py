@@ -311,15 +311,16 @@ def not_nan(value: float | None) -> float | None:
     return value
 
 
-def counts(option: str, text: str, most: int) -> list[int]:
-    """Integers in [1, most] separated by commas. ConfigError, naming the option, for anything else."""
+def counts(option: str, text: str, most: int, *, least: int = 1) -> list[int]:
+    """Integers in [least, most] separated by commas. ConfigError, naming the option, for anything else."""
     try:
         found = list(map(int, text.split(",")))
     except ValueError:
-        found = [0]
-    if not all(1 <= count <= most for count in found):
+        found = [least - 1]
+    if not all(least <= count <= most for count in found):
+        above = "above zero" if least == 1 else f"from {least}"
         raise ConfigError(
-            f"{option} {text!r:.80}: must be whole numbers above zero, at most {most}, separated by commas, such as 1,8"
+            f"{option} {text!r:.80}: must be whole numbers {above}, at most {most}, separated by commas, such as 1,8"
         )
     return found
 

@@ -68,11 +68,12 @@ def run(
     params = given.over(llm.default_sampling_params())
     tables: list[str] = []  # of the first steps
     if show_steps:
-        from foreword.insight.record import StepInspector  # here: an answer alone does not need it
+        from foreword.insight.record import StepInspector  # here: an answer alone does not need these
+        from foreword.insight.token_text import text_of
 
         if isinstance(llm.engine.executor, NativeExecutor):
             print(llm.engine.executor.memory_report(), file=sys.stderr)
-        inspector = StepInspector(steps, terminal_width())
+        inspector = StepInspector(steps, terminal_width(), text_of(llm.tokenizer))
         llm.engine.observers.add(inspector)
         tables = inspector.shown
     is_text = raw or not llm.tokenizer.has_chat_template
@@ -112,6 +113,8 @@ def run(
     if not as_json:
         for table in tables:
             print("\n" + table)
+        if tables:
+            print("\n`foreword explain` ends with what each row is and who reads it.")
     if interrupt.pressed:
         raise typer.Exit(130)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 from foreword.batch import InputBatch
 from foreword.engine.observer import EngineObserver
+from foreword.insight.changes import StepChanges
 from foreword.scheduler import StepPlan
 from foreword.trace.encoding import plain
 from foreword.trace.tensors import STEP_TENSORS, values_of
@@ -18,12 +20,18 @@ def step_as_json(batch: InputBatch) -> str:
 
 
 class StepInspector(EngineObserver):
-    """Explains an engine's first steps. shown: `InputBatch.explain` of each, at most ``num_steps``, of this width."""
+    """Explains an engine's first steps.
 
-    def __init__(self, num_steps: int, width: int | None = None) -> None:
-        self._num_steps, self._width = num_steps, width
+    shown: `InputBatch.explain` of each, at most ``num_steps``, of this width, and what changed since the step before.
+    text_of: the text of a token id, for the tables.
+    """
+
+    def __init__(self, num_steps: int, width: int | None = None, text_of: Callable[[int], str] | None = None) -> None:
+        self._num_steps, self._width, self._text_of = num_steps, width, text_of
+        self._changes = StepChanges(text_of)
         self.shown: list[str] = []
 
     def step_planned(self, plan: StepPlan, batch: InputBatch) -> None:
         if len(self.shown) < self._num_steps:
-            self.shown.append(str(batch.explain(width=self._width)))
+            text = str(batch.explain(width=self._width, text_of=self._text_of))
+            self.shown.append("\n\n".join(filter(None, [text, self._changes.since_last(batch, self._width)])))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 from unicodedata import combining, east_asian_width
 
 import numpy as np
 
-from foreword.arrays import I32, I64
+from foreword.arrays import I32, I64, AnyArray
 from foreword.batch.features.masks import attention_mask
 from foreword.batch.step.tensors import BatchTensors
 from foreword.batch.values.attention import AttentionState
@@ -18,6 +18,7 @@ from foreword.names import counted
 WIDTH = 178  # characters of a printed row, without which a row shows fewer of its values
 LABEL, SHAPE = 22, 12  # characters before the values
 MAX_ROWS = 16
+MAX_TEXTS, SHORT = 256, 5  # tokens of a request whose texts are shown; characters of one in a column
 
 TextOf = Callable[[int], str]
 """The text of a token id."""
@@ -37,12 +38,17 @@ class _Row(NamedTuple):
 
     label: str
     shape: str
-    values: Iterable[object]
+    values: Sequence[object] | AnyArray
 
 
 def columns_of(text: str) -> int:
     """Return the columns of a terminal that a text takes: two for each wide character, such as those of Chinese."""
     return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def _size(rows: Iterable[_Row]) -> int:
+    """Return the columns of the terminal that the widest value of these rows takes, at least 4."""
+    return max([4, *(columns_of(str(value)) for row in rows for value in row.values)])
 
 
 def _rows(rows: Iterable[_Row], width: int, starts: Sequence[int] = ()) -> list[str]:
@@ -52,7 +58,7 @@ def _rows(rows: Iterable[_Row], width: int, starts: Sequence[int] = ()) -> list[
     each part are shown, with "…" between them, if at least these fit.
     """
     table = [(row, list(map(str, row.values))) for row in rows]
-    size = max([4, *(columns_of(cell) for _, cells in table for cell in cells)])
+    size = _size(row for row, _ in table)
     most = max((width - LABEL - SHAPE) // (size + 2), 2)
     lines = []
     for row, cells in table:
@@ -102,10 +108,9 @@ def tables_of(
     states = batch.states
     table, B, T = states.block_tables[group], batch.num_reqs, batch.num_tokens
     S, M, K = table.group.block_size, states.max_model_len, table.width
-    texts = [] if text_of is None else [_Row("text", "", map(text_of, batch.input_ids[:T].tolist()))]
+    texts = [] if text_of is None else list(map(text_of, batch.input_ids[:T].tolist()))
     tokens = [
         _Row("token t", "", range(T)),
-        *texts,
         _Row("req_indices", "b", batch.req_indices),
         _Row("positions", "p", batch.positions[:T]),
         _Row("token_indices", f"r·{M}+p", sources.token_indices),
@@ -115,6 +120,9 @@ def tables_of(
         _Row("block_offsets", "o", sources.block_offsets),
         _Row("slot_mapping", f"n·{S}+o", batch.slot_mapping[group][:T]),
     ]
+    are_shown = T * (2 + max(_size(tokens), *map(columns_of, texts), 0)) <= width - LABEL - SHAPE
+    if texts:
+        tokens.insert(1, _Row("text", "", texts if are_shown else [_cut(text) for text in texts]))
     requests = [
         _Row("req_ids", "", batch.req_ids),
         _Row("idx_mapping", "row r", batch.idx_mapping),
@@ -135,6 +143,7 @@ def tables_of(
         "",
         f"Tokens [T={T}]: where each one comes from and where its key and value go",
         *_rows(tokens, width, batch.query_start_loc[:B].tolist()),
+        *([] if are_shown else _texts(batch, texts, width)),
         "",
         f"Requests [B={B}]",
         *_rows(requests, width),
@@ -148,6 +157,21 @@ def tables_of(
     ]
     names = (*(row.label for row in (*requests, *tokens)), "max_query_len", "max_seq_len", "block_table")
     return Tables("\n".join(lines), names)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHORT else text[: SHORT - 1] + "…"
+
+
+def _texts(batch: BatchTensors, texts: list[str], width: int) -> Iterator[str]:
+    """Yield the texts of all tokens, request by request, where the columns have no room for them."""
+    for b, (start, end) in enumerate(pairwise(batch.query_start_loc[: batch.num_reqs + 1].tolist())):
+        if b == MAX_ROWS:
+            return
+        shown = "|".join(texts[start : min(end, start + MAX_TEXTS)]) + ("|…" if end - start > MAX_TEXTS else "")
+        label = f"  text of request {batch.req_ids[b]}"[: LABEL + 1]
+        for at in range(0, len(shown), room := max(width - LABEL - 2, 8)):
+            yield (" " * (LABEL + 2) if at else f"{label:<{LABEL + 2}}") + shown[at : at + room]
 
 
 def _mask(batch: BatchTensors, group: int, width: int) -> list[str]:
