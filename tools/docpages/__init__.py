@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from docpages import errors, migration, models, routes, sampling_parameters, settings, vllm
+from docpages import errors, migration, models, routes, sampling_parameters, settings, tour, vllm
 from foreword.batch.proof.spec import TENSORS, render
 
 ROOT = Path(__file__).parents[2]
@@ -21,10 +21,12 @@ PAGES: dict[str, Callable[[str], str]] = {
     "docs/from-other-engines.md": migration.with_table_of_names,
     "docs/models.md": models.with_tables,
     "docs/server.md": routes.with_table_of_routes,
+    **tour.PAGES,
 }
 """File → the function from its content to what it should be."""
 
 
 def written(name: str) -> str:
-    """Return what a file should be."""
-    return PAGES[name]((ROOT / name).read_text(encoding="utf-8"))
+    """Return what a file should be. A new one is made from nothing."""
+    path = ROOT / name
+    return PAGES[name](path.read_text(encoding="utf-8") if path.exists() else "")

@@ -25,6 +25,7 @@ COMMANDS = {
     "embed": "Print the embedding of each text as JSON, one per line.",
     "serve": "Serve a model to OpenAI's clients over HTTP.",
     "explain": "Show what a step prepares: which tokens, at which positions, from which rows, into which slots.",
+    "tour": "Learn what happens in a step: eight short lessons on the real library, each with an exercise.",
     "simulate": "Predict latencies, cache hits, preemptions and costs of a recorded load, per policy and router.",
     "calibrate": "Time real steps of many shapes, fit a linear cost model and save it.",
     "conform": "Replay traces of steps and report every difference. Exit status 1 if there is one.",

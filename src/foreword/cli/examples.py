@@ -34,6 +34,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "foreword explain --computed 54,145,0,0,0 --scheduled 1,1,93,75,30 --block-size 16",
         'foreword explain --model smollm2 "The capital of France is" "Hello"',
     ),
+    "tour": ("foreword tour", "foreword tour list", "foreword tour 3 --hint", "foreword tour 3 --check my_answer.py"),
     "simulate": (
         "foreword simulate --trace arrivals.jsonl",
         "foreword simulate --trace arrivals.jsonl --cost cost.json",

@@ -1,0 +1,90 @@
+"""Lesson 8: a step in flight."""
+
+from typing import NamedTuple
+
+from foreword.batch import InputBatch, InputBuffers, advance, prepare_inputs, resolve
+from foreword.insight.svg import step_picture
+from foreword.insight.toy import ToyEngine
+from foreword.tour.lesson import Exercise, Lesson, Shown, function_fault
+from foreword.tour.story import BUDGET, section, story_engine, text_of
+
+
+class Early(NamedTuple):
+    """A step that was prepared while the one before ran: its ids then, and what `resolve` needed and made."""
+
+    batch: InputBatch
+    before: list[int]
+    num_known: list[int]
+    sampled: list[int]
+
+
+def early_step(engine: ToyEngine, *, resolved: bool) -> Early:
+    """Return the next step but one, prepared while the next one runs. resolved: after the samples of that one."""
+    engine.prepare()
+    first, samples = engine.plan, engine.samples()
+    states = engine.states
+    advance(states, engine.batch)
+    buffers = InputBuffers.for_states(states, max_num_batched_tokens=BUDGET)
+    plan = engine.scheduler.schedule(in_flight=first)
+    early = prepare_inputs(states, (plan.rows, plan.num_scheduled), buffers)
+    before, num_known = early.input_ids.tolist(), states.num_tokens[early.idx_mapping].tolist()
+    of_row = dict(zip(engine.batch.idx_mapping.tolist(), samples.tolist(), strict=True))
+    if resolved:
+        engine.commit(samples)
+        resolve(early)
+    return Early(early, before, num_known, [of_row.get(row, -1) for row in plan.rows.tolist()])
+
+
+def cases() -> list[tuple[tuple[object, ...], object]]:
+    """Ids of steps that were prepared early, and those after `resolve`."""
+    found: list[tuple[tuple[object, ...], object]] = []
+    for done in range(6):
+        engine = story_engine()
+        for _ in range(done):
+            engine.prepare()
+            engine.commit()
+        early = early_step(engine, resolved=True)
+        batch = early.batch
+        given = early.before, batch.req_indices.tolist(), batch.positions.tolist(), early.num_known, early.sampled
+        found.append((given, batch.input_ids.tolist()))
+    return found
+
+
+LESSON = Lesson(
+    name="a-step-in-flight",
+    title="A step in flight",
+    parts=(
+        "While a device computes a step, the processor has nothing to do; while the processor prepares the next step, "
+        "the device waits. So an engine prepares step 2 while step 1 runs.",
+        "What does step 2 need of step 1? Not its samples: counts, positions, blocks and slots are known, since each "
+        'request gets one word more, whichever it is. Only the word itself is missing. Its id is 0, shown as "?".',
+        Shown(
+            "Step 2, prepared while step 1 runs: two words are not known",
+            lambda width: section(early_step(story_engine(), resolved=False).batch, "Tokens", width),
+            lambda: step_picture(early_step(story_engine(), resolved=False).batch, text_of),
+        ),
+        "advance(states, batch) counts step 1 as done, so that step 2 can be prepared after it. When the samples are "
+        "there, they are committed, and resolve(batch) puts them in their places. It also removes what a request that "
+        "has ended, or a rejected draft, would have done. Then step 2 is what it would have been without the hurry:",
+        Shown(
+            "Step 2 after the samples of step 1",
+            lambda width: section(early_step(story_engine(), resolved=True).batch, "Tokens", width),
+            lambda: step_picture(early_step(story_engine(), resolved=True).batch, text_of),
+        ),
+        "That is the tour. `foreword explain` prints any step, `foreword run … --explain` those of a real model, and "
+        "docs/tensors.md defines every tensor.",
+    ),
+    exercise=Exercise(
+        task="Write fill(input_ids, req_indices, positions, num_known, sampled): the ids of a step that was prepared "
+        "early, the request and the position of each token, and for each request how many tokens were known and the "
+        "token that it has sampled since. Return the ids with the samples in their places.",
+        start="def fill(input_ids, req_indices, positions, num_known, sampled):\n    return input_ids\n",
+        hint="With n known tokens, the positions 0 to n - 1 are known. The sample stands at position n.",
+        solution="def fill(input_ids, req_indices, positions, num_known, sampled):\n"
+        "    return [\n"
+        "        sampled[b] if p == num_known[b] else token\n"
+        "        for token, b, p in zip(input_ids, req_indices, positions)\n"
+        "    ]\n",
+        fault=function_fault("fill", cases),
+    ),
+)

@@ -1,0 +1,83 @@
+"""Lesson 5: sharing a prefix."""
+
+import numpy as np
+
+from foreword.batch import InputBatch
+from foreword.insight.svg import blocks_picture
+from foreword.insight.toy import ToyEngine
+from foreword.tour.lesson import Exercise, Lesson, Shown, function_fault
+from foreword.tour.story import MAX_MODEL_LEN, NUM_BLOCKS, section, story_engine, text_of
+
+
+def shared_step() -> InputBatch:
+    """Return step 3 of the story with a fourth request, which begins as request 2 does."""
+    engine = story_engine(prefix_caching=True)
+    for _ in range(2):
+        engine.prepare()
+        engine.commit()
+    engine.add(8)
+    batch = engine.prepare()
+    assert batch is not None
+    return batch
+
+
+def cases() -> list[tuple[tuple[object, ...], object]]:
+    """Prompts, and what the cache finds of the second after the first was computed."""
+    found: list[tuple[tuple[object, ...], object]] = []
+    prompts = ("abcdefgh", "abcdefgx", "abcdefghij", "abcd", "abcde", "xbcd", "a", "ab", "abcdefghijk")
+    for size in (1, 2, 3):
+        for first in ("abcdefgh", "abcdefghi"):
+            for second in prompts:
+                ids = [ord(c) for c in first]
+                engine = ToyEngine(
+                    lambda _, p, ids=ids: ids[p] if p < len(ids) else 0,
+                    max_num_reqs=1, budget=MAX_MODEL_LEN, block_size=size, max_model_len=MAX_MODEL_LEN,
+                    vocab_size=128, prefix_caching=True,
+                )  # fmt: skip
+                engine.add(len(first))
+                engine.prepare()
+                engine.commit()
+                hit = engine.cache.lookup(np.array([ord(c) for c in second], np.int32))
+                found.append(((first, second, size), hit.num_tokens))
+    return found
+
+
+LESSON = Lesson(
+    name="sharing-a-prefix",
+    title="Sharing a prefix",
+    parts=(
+        'A fourth request arrives after step 2: "Once upon a time there lived a wolf". Its first seven words are those '
+        "of request 2, and a key and value depend on the words up to their own alone. So those of equal beginnings are "
+        "equal, and need not be computed twice.",
+        "The cache keeps a tree of the full blocks that it knows, by their words and all words before. A new request "
+        "starts with the blocks that match, and its num_computed_tokens is the number of words in them.",
+        Shown(
+            "Step 3: request 3 holds blocks 4, 5 and 6 of request 2, and computes two words",
+            lambda width: (
+                section(shared_step(), "Requests", width) + "\n\n" + section(shared_step(), "Block table", width)
+            ),
+            lambda: blocks_picture(shared_step(), text_of, NUM_BLOCKS),
+        ),
+        "Two rules. Only whole blocks are shared, since a block is written by one request alone: the seventh word is "
+        "equal too, but its block also holds fox. (Foreword can copy the equal part of such a block; the tour leaves "
+        "it out.) And at least one token of a prompt is always computed, since its logits give the first new word.",
+        "A shared block counts its holders. It is free when the last one leaves, and what it holds can still be found "
+        "until another request needs the place.",
+    ),
+    exercise=Exercise(
+        task="Write reused(first, second, block_size): two prompts, of which the first was computed. Return how many "
+        "tokens of the second are found in the cache.",
+        start="def reused(first, second, block_size):\n"
+        "    equal = 0\n"
+        "    while equal < min(len(first), len(second)) and first[equal] == second[equal]:\n"
+        "        equal += 1\n"
+        "    return equal\n",
+        hint="Two rules are in the lesson: whole blocks, and one token that is left to compute.",
+        solution="def reused(first, second, block_size):\n"
+        "    equal = 0\n"
+        "    while equal < min(len(first), len(second) - 1) and first[equal] == second[equal]:\n"
+        "        equal += 1\n"
+        "    return equal // block_size * block_size\n",
+        fault=function_fault("reused", cases),
+    ),
+)

@@ -1,0 +1,86 @@
+"""Lesson 7: speculation."""
+
+import numpy as np
+
+from foreword.batch import InputBatch
+from foreword.insight.svg import step_picture
+from foreword.sampling.verification import accepted_tokens
+from foreword.tour.lesson import Exercise, Lesson, Shown, function_fault
+from foreword.tour.story import VOCABULARY, section, story_engine, text_of, token_at
+
+DRAFTS = ("the", "fox")
+"""What is guessed to follow "The cat sat on"."""
+
+
+def drafted_step() -> InputBatch:
+    """Return step 2 of the story with two drafts for request 0."""
+    engine = story_engine(max_num_draft_tokens=len(DRAFTS))
+    engine.prepare()
+    engine.commit()
+    row = engine.states.row_of("0")
+    drafts = np.array([[VOCABULARY.index(word) for word in DRAFTS]], np.int32)
+    engine.scheduler.drafts.propose(np.array([row], np.int32), drafts)
+    batch = engine.prepare()
+    assert batch is not None
+    return batch
+
+
+def _logits(width: int | None) -> str:
+    batch = drafted_step()
+    rows = batch.logits_indices.tolist()
+    words = [text_of(int(batch.input_ids[t])) for t in rows]
+    drawn = [text_of(token_at(int(batch.req_ids[batch.req_indices[t]]), int(batch.positions[t]) + 1)) for t in rows]
+    lines = [
+        f"  logit row {i}: after {word:<6} the model draws {draw}"
+        for i, (word, draw) in enumerate(zip(words, drawn, strict=True))
+    ]
+    return "\n".join([section(batch, "Tokens", width), "", "What the model draws", *lines])
+
+
+def cases() -> list[tuple[tuple[object, ...], object]]:
+    """Drafts and draws, and what the library commits."""
+    rng = np.random.default_rng(0)
+    found: list[tuple[tuple[object, ...], object]] = []
+    for _ in range(100):
+        drafts = rng.integers(0, 2, rng.integers(0, 5)).astype(np.int32)
+        drawn = rng.integers(0, 2, len(drafts) + 1).astype(np.int32)
+        kept = accepted_tokens(drawn, drafts, np.array([0, len(drawn)], np.int32), len(drawn))[0]
+        found.append(((drafts.tolist(), drawn.tolist()), kept[kept >= 0].tolist()))
+    return found
+
+
+LESSON = Lesson(
+    name="speculation",
+    title="Speculation",
+    parts=(
+        "A decode computes one token per request, and the machine would compute five in nearly the same time. So "
+        "something cheap guesses the next words, and one step verifies the guesses: drafts.",
+        f'Request 0 is at "The cat sat on". The guess is "{" ".join(DRAFTS)}". Step 2 computes the known word and both '
+        "drafts, at the positions where they would stand. They have slots like any token.",
+        Shown(
+            "Step 2 with two drafts (dashed), and a logit row after each word of request 0",
+            _logits,
+            lambda: step_picture(drafted_step(), text_of),
+        ),
+        'Logit row 0, after "on", draws the first word: "the". The first draft is right. Row 1, after "the", draws '
+        '"mat". The second draft is wrong, but the row is right all the same, since all words before it are. So the '
+        'step gives two words, "the mat". Row 2 comes after a wrong word, and is discarded.',
+        "In general: the drafts up to the first wrong one, and one draw more. The answer is word for word the one "
+        "without drafts. The keys and values of wrong drafts stay in their slots, until the next step writes the right "
+        "ones there: num_computed_tokens does not count them.",
+    ),
+    exercise=Exercise(
+        task="Write accepted(drafts, drawn): drawn has one token more than drafts, what the model draws before each "
+        "draft and after the last. Return the tokens that the request gets.",
+        start="def accepted(drafts, drawn):\n    return [d for d, t in zip(drafts, drawn) if d == t]\n",
+        hint="Go through drawn and keep each token. Stop after the first one that its draft does not equal.",
+        solution="def accepted(drafts, drawn):\n"
+        "    kept = []\n"
+        "    for j, token in enumerate(drawn):\n"
+        "        kept.append(token)\n"
+        "        if j == len(drafts) or drafts[j] != token:\n"
+        "            break\n"
+        "    return kept\n",
+        fault=function_fault("accepted", cases),
+    ),
+)
