@@ -21,25 +21,28 @@ def shared_step() -> InputBatch:
     return batch
 
 
+def _found(first: str, second: str, size: int) -> int:
+    """Return how many characters of a text the real cache finds after another one was computed, one per token."""
+    engine = ToyEngine(
+        lambda _, p: ord(first[p]) if p < len(first) else 0,
+        max_num_reqs=1,
+        budget=MAX_MODEL_LEN,
+        block_size=size,
+        max_model_len=MAX_MODEL_LEN,
+        vocab_size=128,
+        prefix_caching=True,
+    )
+    engine.add(len(first))
+    engine.prepare()
+    engine.commit()
+    return engine.cache.lookup(np.array(list(map(ord, second)), np.int32)).num_tokens
+
+
 def cases() -> list[tuple[tuple[object, ...], object]]:
     """Prompts, and what the cache finds of the second after the first was computed."""
-    found: list[tuple[tuple[object, ...], object]] = []
-    prompts = ("abcdefgh", "abcdefgx", "abcdefghij", "abcd", "abcde", "xbcd", "a", "ab", "abcdefghijk")
-    for size in (1, 2, 3):
-        for first in ("abcdefgh", "abcdefghi"):
-            for second in prompts:
-                ids = [ord(c) for c in first]
-                engine = ToyEngine(
-                    lambda _, p, ids=ids: ids[p] if p < len(ids) else 0,
-                    max_num_reqs=1, budget=MAX_MODEL_LEN, block_size=size, max_model_len=MAX_MODEL_LEN,
-                    vocab_size=128, prefix_caching=True,
-                )  # fmt: skip
-                engine.add(len(first))
-                engine.prepare()
-                engine.commit()
-                hit = engine.cache.lookup(np.array([ord(c) for c in second], np.int32))
-                found.append(((first, second, size), hit.num_tokens))
-    return found
+    seconds = ("abcdefgh", "abcdefgx", "abcdefghij", "abcd", "abcde", "xbcd", "a", "ab", "abcdefghijk")
+    given = [(a, b, size) for size in (1, 2, 3) for a in ("abcdefgh", "abcdefghi") for b in seconds]
+    return [(one, _found(*one)) for one in given]
 
 
 LESSON = Lesson(
