@@ -31,7 +31,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "foreword explain --prompts 3,2,8 --budget 10 --steps 2",
         "foreword explain --token 3",
         "foreword explain --example vllm-ascend",
-        "foreword explain --computed 54,145,0,0,0 --scheduled 1,1,93,75,30 --block-size 16",
+        "foreword explain --computed 54,145,0,0 --scheduled 1,1,93,75 --block-size 16",
         'foreword explain --model smollm2 "The capital of France is" "Hello"',
     ),
     "tour": ("foreword tour", "foreword tour list", "foreword tour 3 --hint", "foreword tour 3 --check my_answer.py"),

@@ -66,7 +66,12 @@ def explain(
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="Take the tokens of TEXT from this model's tokenizer.")
     ] = None,
-    example: Annotated[Name | None, typer.Option(help="Show every worked example of a document, and compare.")] = None,
+    example: Annotated[
+        Name | None,
+        typer.Option(
+            metavar="NAME", help=f"Show every worked example of a document and compare: {', '.join(EXAMPLES)}."
+        ),
+    ] = None,
     token: Annotated[
         int | None, typer.Option(min=0, max=2**20, help="Describe the origin of one token of each step.")
     ] = None,

@@ -19,7 +19,7 @@ STORIES = tuple(
 PROMPT_LENS = (3, 2, 8, 8)
 BUDGET, BLOCK_SIZE, MAX_MODEL_LEN, NUM_BLOCKS = 10, 2, 12, 14
 
-VOCABULARY = ["?", *sorted({word for story in STORIES for word in story}, key=str.lower)]
+VOCABULARY = ["?", *sorted({word for story in STORIES for word in story}, key=lambda word: (word.lower(), word))]
 """A token is a word, and its id is its place here. Id 0 stands where a token is not known yet."""
 
 
