@@ -10,7 +10,9 @@ from typer.testing import CliRunner
 from foreword.batch.proof.spec import TENSORS, Level
 from foreword.cli.app import app
 from foreword.errors import ConfigError
+from foreword.insight.conform import run as conform
 from foreword.insight.token_text import shown_text
+from foreword.insight.toy import given_step, toy_steps
 from foreword.insight.worked import EXAMPLES as DOCUMENTS
 from foreword.insight.worked import agrees, value_here
 
@@ -249,6 +251,28 @@ def test_blocks_that_are_numbered_from_zero_are_smaller_by_one_in_every_step():
         assert [slot - 2 for slot in one["slot_mapping"]] == zero["slot_mapping"]
         assert [[b - 1 for b in row] for row in one["block_table"]] == zero["block_table"]
         assert one["input_ids"] == zero["input_ids"]
+
+
+@pytest.mark.parametrize("null_block", [0, -1])
+def test_recorded_steps_are_those_of_the_definition(null_block, tmp_path):
+    file, sizes = tmp_path / "steps.jsonl", {"block_size": 2, "max_model_len": 12, "null_block": null_block}
+    assert len(list(toy_steps([3, 2, 8], budget=10, steps=20, record=file, **sizes))) > 8
+    report = conform(file)
+    assert (report.differences, report.damage) == ((), None)
+    assert report.num_steps > 8
+    assert len(list(given_step([1, 4], [5, 0], record=file, **sizes))) == 1
+    report = conform(file)
+    assert (report.num_steps, report.differences, report.damage) == (1, (), None)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--scheduled", "1,4"), ("--example", "nano-vllm"), ("--example", "vllm-ascend"), ("--null-block", "-1")],
+)
+def test_the_page_of_any_steps_is_written(arguments, tmp_path):
+    page = tmp_path / "page.html"
+    assert f"{page}: {1 if arguments[0] == '--scheduled' else 2} steps" in invoke(*arguments, "--html", str(page))
+    assert page.read_text().startswith("<!doctype html>")
 
 
 def test_ids_tell_request_and_position_also_in_long_requests():

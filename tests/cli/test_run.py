@@ -141,6 +141,15 @@ def test_explain_shows_the_steps_below_the_answer(talker):
     assert re.search(r"^[a-z]{5}\n\nstep 1: 1 request", shown)
 
 
+def test_explain_shows_the_text_of_each_token_and_what_a_step_sampled(talker):
+    shown = invoke("Hi", "-m", talker, "--max-tokens", 5, "--explain", "--steps", 2)
+    answer = shown[:5]
+    texts = [line.split()[1:] for line in shown.splitlines() if line.startswith("  text  ")]
+    assert texts[0][:1] != []
+    assert texts[1] == [answer[0]]
+    assert re.search(rf"request \S+: \d+ more computed, \d+ in all; sampled {ord(answer[0])} \({answer[0]}\)", shown)
+
+
 def test_structured_outputs_are_passed_to_the_engine(talker, tmp_path):
     (tmp_path / "schema.json").write_text('{"type": "object"}')
     try:

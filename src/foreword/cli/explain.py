@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -19,11 +19,10 @@ from foreword.insight.legend import legend
 from foreword.insight.page import write_page
 from foreword.insight.record import step_as_json
 from foreword.insight.toy import TokenAt, given_step, ids_by_place, toy_steps
-from foreword.insight.worked import EXAMPLES, Figure, compared
+from foreword.insight.worked import EXAMPLES, ExampleName, Figure, compared
 
 PROMPTS, BUDGET, BLOCK_SIZE, MAX_MODEL_LEN, STEPS = "3,2,8", 10, 2, 12, 2
 LONGEST = 2**16  # tokens of a request whose progress is given
-Name = Literal["vllm-ascend", "model-runner", "nano-vllm"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +66,7 @@ def explain(
         str | None, typer.Option("--model", "-m", help="Take the tokens of TEXT from this model's tokenizer.")
     ] = None,
     example: Annotated[
-        Name | None,
+        ExampleName | None,
         typer.Option(
             metavar="NAME", help=f"Show every worked example of a document and compare: {', '.join(EXAMPLES)}."
         ),
@@ -180,6 +179,8 @@ def _planned(
             raise ConfigError(f"TEXT: {texts[encoded.index([])]!r:.80} has no tokens. Give a longer text")
         lengths = list(map(len, encoded))
         most = max_model_len or max(lengths) + (steps or STEPS) + 1
+        if max(lengths) >= most:
+            raise ConfigError(f"TEXT: has {max(lengths)} tokens, and max_model_len={most}. Shorten it, or raise that")
         vocab_size, text_of = tokenizer.vocab_size, text_of_tokenizer(tokenizer)
         ids = "No model runs: after its prompt, a request is given the tokens of its prompt again."
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from foreword.insight.toy import given_step, toy_steps
 
 WIDTH = 120  # characters of a line where no terminal says how many
 LABEL = 28
+ExampleName = Literal["vllm-ascend", "model-runner", "nano-vllm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +314,7 @@ _PADDED = Run(
     ),
 )  # fmt: skip
 
-EXAMPLES: Mapping[str, Example] = {
+EXAMPLES: Mapping[ExampleName, Example] = {
     "vllm-ascend": Example(
         'vLLM Ascend\'s page "Prepare inputs for model forwarding", and the notes on its _process_reqs (v0.8.4rc2)',
         (_THREE, _NOT_DIVIDED),
