@@ -16,7 +16,7 @@ from foreword.insight.svg import blocks_picture, step_picture
 from foreword.tour.answer import check
 from foreword.tour.lesson import Code
 from foreword.tour.lessons import LESSONS, chunks, in_flight, preemption, prefix, speculation
-from foreword.tour.pages import as_text, pictures
+from foreword.tour.pages import as_text, file_name, pictures
 from foreword.tour.story import BLOCK_SIZE, NUM_BLOCKS, PROMPT_LENS, STORIES, step_of, story_engine, text_of
 
 NUMBERS = range(1, len(LESSONS) + 1)
@@ -165,6 +165,12 @@ def test_a_step_in_flight_lacks_its_words_alone():
     for name in ("positions", "seq_lens", "query_start_loc", "num_computed_tokens"):
         assert getattr(early, name).tolist() == getattr(in_turn, name).tolist()
     assert early.slot_mapping[0].tolist() == in_turn.slot_mapping[0].tolist()
+
+
+def test_the_folder_of_the_pages_has_nothing_else():
+    folder = Path(__file__).parents[2] / "docs" / "tour"
+    expected = {file_name(n) for n in NUMBERS} | {name for n in NUMBERS for name in pictures(n)}
+    assert {path.name for path in folder.iterdir()} == expected | {"README.md"}
 
 
 # -- pictures --------------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ LESSON = Lesson(
         ),
     ),
     exercise=Exercise(
-        task="Write blocks_needed(num_tokens, block_size): how many blocks a request of so many tokens holds.",
+        task="Write `blocks_needed(num_tokens, block_size)`: how many blocks a request of so many tokens holds.",
         start="def blocks_needed(num_tokens, block_size):\n    return num_tokens // block_size\n",
         hint="3 tokens in blocks of 2 need 2 blocks: the last one is half empty. Round up.",
         solution="def blocks_needed(num_tokens, block_size):\n    return -(-num_tokens // block_size)\n",

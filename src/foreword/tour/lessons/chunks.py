@@ -50,11 +50,11 @@ LESSON = Lesson(
         ),
         "A fault like this gives no error. The model reads another word's key and value, and its answer is a little "
         "wrong from then on. So Foreword has a specification of every tensor, and checks steps against it: "
-        'prepare_inputs(…, check="full"), or foreword.batch.validate(batch).',
+        '`prepare_inputs(…, check="full")`, or `foreword.batch.validate(batch)`.',
     ),
     exercise=Exercise(
         task="Find a fault. In the last table one token goes into a wrong slot, over the key and value of another. Set "
-        "TOKEN to its number t and SLOT to the slot where it should go.",
+        "`TOKEN` to its number t and `SLOT` to the slot where it should go.",
         start="TOKEN = 0\nSLOT = 0\n",
         hint="Compute n·2+o of each column, or look for a slot that is there twice.",
         solution="TOKEN = 3  # slot 14 is there twice, and this one is at offset 1\nSLOT = 7 * 2 + 1\n",

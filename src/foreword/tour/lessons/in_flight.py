@@ -63,9 +63,9 @@ LESSON = Lesson(
             lambda width: section(early_step(story_engine(), resolved=False).batch, "Tokens", width),
             lambda: step_picture(early_step(story_engine(), resolved=False).batch, text_of),
         ),
-        "advance(states, batch) counts step 1 as done, so that step 2 can be prepared after it. When the samples are "
-        "there, they are committed, and resolve(batch) puts them in their places. It also removes what a request that "
-        "has ended, or a rejected draft, would have done. Then step 2 is what it would have been without the hurry:",
+        "`advance(states, batch)` counts step 1 as done, so that step 2 can be prepared after it. When the samples are "
+        "there, they are committed, and `resolve(batch)` puts them in their places. It also removes what a request "
+        "that has ended, or a rejected draft, would have done. Then step 2 is what it would have been without the hurry:",
         Shown(
             "Step 2 after the samples of step 1",
             lambda width: section(early_step(story_engine(), resolved=True).batch, "Tokens", width),
@@ -75,7 +75,7 @@ LESSON = Lesson(
         "docs/tensors.md defines every tensor.",
     ),
     exercise=Exercise(
-        task="Write fill(input_ids, req_indices, positions, num_known, sampled): the ids of a step that was prepared "
+        task="Write `fill(input_ids, req_indices, positions, num_known, sampled)`: the ids of a step that was prepared "
         "early, the request and the position of each token, and for each request how many tokens were known and the "
         "token that it has sampled since. Return the ids with the samples in their places.",
         start="def fill(input_ids, req_indices, positions, num_known, sampled):\n    return input_ids\n",

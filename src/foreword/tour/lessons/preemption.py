@@ -66,7 +66,7 @@ LESSON = Lesson(
         ),
     ),
     exercise=Exercise(
-        task="Set NUM_BLOCKS to the smallest pool, block 0 included, in which none of the three requests is preempted.",
+        task="Set `NUM_BLOCKS` to the smallest pool, block 0 included, in which none of the requests is preempted.",
         start=f"NUM_BLOCKS = {SHORT}\n",
         hint="18 blocks hold three requests of 12 words, but request 2 ends before the others are that long. Try the "
         "program of the lesson with other numbers.",

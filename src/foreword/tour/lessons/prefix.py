@@ -53,7 +53,7 @@ LESSON = Lesson(
         "of request 2, and a key and value depend on the words up to their own alone. So those of equal beginnings are "
         "equal, and need not be computed twice.",
         "The cache keeps a tree of the full blocks that it knows, by their words and all words before. A new request "
-        "starts with the blocks that match, and its num_computed_tokens is the number of words in them.",
+        "starts with the blocks that match, and its `num_computed_tokens` is the number of words in them.",
         Shown(
             "Step 3: request 3 holds blocks 4, 5 and 6 of request 2, and computes two words",
             lambda width: (
@@ -68,7 +68,7 @@ LESSON = Lesson(
         "until another request needs the place.",
     ),
     exercise=Exercise(
-        task="Write reused(first, second, block_size): two prompts, of which the first was computed. Return how many "
+        task="Write `reused(first, second, block_size)`: two prompts, of which the first was computed. Return how many "
         "tokens of the second are found in the cache.",
         start="def reused(first, second, block_size):\n"
         "    equal = 0\n"

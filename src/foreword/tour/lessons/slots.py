@@ -25,8 +25,8 @@ LESSON = Lesson(
     parts=(
         "A place in the cache for one token is a slot. With blocks of S places, block n has the slots n·S to "
         "n·S + S - 1. A kernel that writes keys and values wants one number per token, its slot, and nothing else.",
-        "A token at position p is in entry p // S of its request's row of the block table, at offset p % S. So:",
-        "slot = block_table[request][p // S] · S + p % S",
+        "A token at position p is in entry `p // S` of its request's row of the block table, at offset `p % S`. So:",
+        "`slot = block_table[request][p // S] · S + p % S`",
         Shown(
             "Where the tokens of step 2 go; what the step writes has a border",
             lambda width: section(step_of(2), "Tokens", width),
@@ -47,8 +47,8 @@ LESSON = Lesson(
         ),
     ),
     exercise=Exercise(
-        task="Write slot_mapping(block_table, positions, req_indices, block_size): the slot of each token. block_table "
-        "is a list of rows, and token t is at positions[t] of the request in row req_indices[t].",
+        task="Write `slot_mapping(block_table, positions, req_indices, block_size)`: the slot of each token. "
+        "`block_table` is a list of rows, and token t is at `positions[t]` of the request in row `req_indices[t]`.",
         start="def slot_mapping(block_table, positions, req_indices, block_size):\n"
         "    return [block_table[b][p] * block_size for p, b in zip(positions, req_indices)]\n",
         hint="The formula is in the lesson. Position 7 with S = 2 is entry 3 at offset 1.",

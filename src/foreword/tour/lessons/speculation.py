@@ -67,11 +67,11 @@ LESSON = Lesson(
         'step gives two words, "the mat". Row 2 comes after a wrong word, and is discarded.',
         "In general: the drafts up to the first wrong one, and one draw more. The answer is word for word the one "
         "without drafts. The keys and values of wrong drafts stay in their slots, until the next step writes the right "
-        "ones there: num_computed_tokens does not count them.",
+        "ones there: `num_computed_tokens` does not count them.",
     ),
     exercise=Exercise(
-        task="Write accepted(drafts, drawn): drawn has one token more than drafts, what the model draws before each "
-        "draft and after the last. Return the tokens that the request gets.",
+        task="Write `accepted(drafts, drawn)`: `drawn` has one token more than drafts, what the model draws before "
+        "each draft and after the last. Return the tokens that the request gets.",
         start="def accepted(drafts, drawn):\n    return [d for d, t in zip(drafts, drawn) if d == t]\n",
         hint="Go through drawn and keep each token. Stop after the first one that its draft does not equal.",
         solution="def accepted(drafts, drawn):\n"

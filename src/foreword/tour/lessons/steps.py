@@ -31,7 +31,7 @@ LESSON = Lesson(
             lambda width: section(step_of(2), "Requests", width),
         ),
         "All tokens of a step stand in one row, request after request. There is no padding between them: "
-        "query_start_loc says where each request begins. A request's first position is the number of tokens that it "
+        "`query_start_loc` says where each request begins. A request's first position is the number of tokens that it "
         "has computed.",
         Shown(
             "The tokens of step 2",
@@ -42,10 +42,10 @@ LESSON = Lesson(
         'that its only position is 3: the word "on", which step 1 sampled.',
     ),
     exercise=Exercise(
-        task="Write positions(num_computed, num_scheduled): two lists with a number per request. Return the positions "
-        "of all tokens of the step, in one list.",
+        task="Write `positions(num_computed, num_scheduled)`: two lists with a number per request. Return the "
+        "positions of all tokens of the step, in one list.",
         start="def positions(num_computed, num_scheduled):\n    return [p for n in num_scheduled for p in range(n)]\n",
-        hint="Each request counts on from its own computed tokens. What is range(start, end) of request 2 in step 2?",
+        hint="Each request counts on from its own computed tokens. What is `range(start, end)` of request 2 in step 2?",
         solution="def positions(num_computed, num_scheduled):\n"
         "    return [p for c, n in zip(num_computed, num_scheduled) for p in range(c, c + n)]\n",
         fault=function_fault("positions", cases),
