@@ -65,7 +65,7 @@ LESSON = Lesson(
         ),
         "`advance(states, batch)` counts step 1 as done, so that step 2 can be prepared after it. When the samples are "
         "there, they are committed, and `resolve(batch)` puts them in their places. It also removes what a request "
-        "that has ended, or a rejected draft, would have done. Then step 2 is what it would have been without the hurry:",
+        "that has ended, or a rejected draft, would have done. Step 2 is then the same as without the hurry:",
         Shown(
             "Step 2 after the samples of step 1",
             lambda width: section(early_step(story_engine(), resolved=True).batch, "Tokens", width),
