@@ -81,7 +81,11 @@ def test_modules_of_the_package_that_are_loaded(statement, modules):
 
 def test_the_batch_package_loads_numpy_and_what_it_is_made_of():
     loaded = loaded_by("import foreword.batch")
-    assert {name.partition(".")[0] for name in loaded} - set(sys.stdlib_module_names) == {"foreword", "numpy"}
+    of_numpy = loaded_by("import numpy")  # old versions of it load modules of Cython
+    assert {name.partition(".")[0] for name in loaded - of_numpy} - set(sys.stdlib_module_names) <= {
+        "foreword",
+        "numpy",
+    }
     assert all(name.startswith(OF_BATCH) for name in loaded if name.startswith("foreword."))
     assert "foreword.batch.proof.spec" not in loaded, "the specification is loaded only where it is checked"
 
