@@ -17,6 +17,7 @@ from foreword import __version__
 from foreword.cli.app import COMMANDS, app
 from foreword.cli.chat import COMMANDS as CHAT_COMMANDS
 from foreword.cli.examples import EXAMPLES
+from foreword.names import OTHERS
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -102,7 +103,7 @@ TEXTS = [
     *(ROOT / n for n in ("CONTRIBUTING.md", "examples/README.md")),
 ]
 ELSEWHERE = {
-    "--cpus", "--enable-cache-report", "--enable-prompt-tokens-details", "--num-gpu-blocks-override", "--num-tokens",
+    "--cpus", "--enable-cache-report", "--enable-prompt-tokens-details", "--num-tokens",
     "--text",
 }  # fmt: skip
 """Flags in texts that are of other programs."""
@@ -131,7 +132,8 @@ def test_commands_flags_and_targets_in_sentences_exist(page, flags):
         assert words in flags, text
         assert {word.partition("=")[0] for word in rest if word.startswith("-") and word != "-"} <= flags[words], text
     every = set().union(*flags.values())
-    assert set(in_text(page, r"(--[a-z][a-z-]+)\b.*")) <= every | ELSEWHERE
+    of_others = {f"--{name.replace('_', '-')}" for name in OTHERS}
+    assert set(in_text(page, r"(--[a-z][a-z-]+)\b.*")) <= every | ELSEWHERE | of_others
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     assert set(in_text(page, r"make ([a-z-]+)\b.*")) <= targets
 

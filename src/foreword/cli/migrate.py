@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -20,7 +20,7 @@ from foreword.cli.terminal import print_rows
 from foreword.errors import ConfigError, shown
 from foreword.names import OTHERS, advice
 
-Engine = Literal["vllm", "llama.cpp", "ollama"]
+ENGINES = ("vllm", "llama.cpp", "ollama")
 PROGRAMS = ("vllm", "serve", "python", "python3", "-m", "vllm.entrypoints.openai.api_server", "llama-server", "ollama")
 MODEL = ("model", "-m", "hf", "-hf", "hf_repo", "model_tag", "from")
 """Options of others that name the model."""
@@ -40,7 +40,7 @@ class Row:
 
 
 def migrate(
-    engine: Annotated[Engine, typer.Argument(help="Whose server it is.")],
+    engine: Annotated[str, typer.Argument(metavar="ENGINE", help="vllm, llama.cpp or ollama.")],
     arguments: Annotated[
         str,
         typer.Argument(
@@ -49,11 +49,13 @@ def migrate(
     ],
     as_json: Json = False,
 ) -> None:
-    """Print the `foreword serve` that does what another engine's server does, and what becomes of each option.
+    """Translate the command line of another engine's server into one of `foreword serve`.
 
     Options without a counterpart are named with the reason and left out. The exit status is 1 if one was left out that
     changes what is served.
     """
+    if engine not in ENGINES:
+        raise ConfigError(f"{shown(engine)}: the engine must be one of {', '.join(ENGINES)}")
     given = _modelfile(arguments) if engine == "ollama" else _options(shlex.split(arguments))
     rows = list(_migrated(given))
     command = ["foreword", "serve", *(word for row in rows for word in row.here)]
