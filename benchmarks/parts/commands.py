@@ -17,6 +17,7 @@ from parts import gpu as gpu_bench
 from parts import kernels as kernels_bench
 from parts import overlap as overlap_bench
 from parts import quality as quality_bench
+from parts import recording as recording_bench
 from parts import sampling as sampling_bench
 from parts import speculation as speculation_bench
 from parts.attention import KV_FORMATS
@@ -71,6 +72,21 @@ def sampling(
         as_json=as_json,
         header=[f"{'vocab':>8}  {'parameters':<20}{'ms':>9}{'of a step':>11}{'torch ms':>12}"],
     )
+
+
+@app.command()
+def recording(
+    model: Annotated[str, typer.Option(help="The model that 64 rows are measured with.")] = "smollm2",
+    rows: Annotated[str, typer.Option(help="Numbers of requests around a model that computes nothing.")] = "8,64,256",
+    repeats: Turns = 15,
+    num_threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """What recording steps costs: nothing, the last steps in memory, and every step in a file, taking turns."""
+    results = recording_bench.run(
+        model=model, rows=counts("--rows", rows, MAX_AT_ONCE), turns=repeats, num_threads=num_threads
+    )
+    show(results, str, as_json=as_json)
 
 
 @app.command()

@@ -10,7 +10,7 @@ from foreword.cache.groups import (
     longest_common_hit,
 )
 from foreword.cache.hits import PrefixHit
-from foreword.cache.keys import prefix_keys, with_adapter
+from foreword.cache.keys import adapter_of, prefix_keys, salt_of, with_adapter
 from foreword.cache.manager import Allocation, KVCacheManager
 from foreword.cache.pool import BlockPool, PoolObserver
 from foreword.cache.prefix import PrefixNode, PrefixTree, hash_block
@@ -19,5 +19,6 @@ from foreword.cache.snapshots import StateSnapshots
 __all__ = [
     "Allocation", "BlockPool", "BlockRemoved", "BlockStored", "CacheCleared", "CacheEvent", "CacheGroup",
     "FullAttention", "KVCacheManager", "PoolObserver", "PrefixHit", "PrefixNode", "PrefixTree", "RecurrentState",
-    "SlidingWindow", "StateSnapshots", "cache_group", "hash_block", "longest_common_hit", "prefix_keys", "with_adapter",
+    "SlidingWindow", "StateSnapshots", "adapter_of", "cache_group", "hash_block", "longest_common_hit",
+    "prefix_keys", "salt_of", "with_adapter",
 ]  # fmt: skip

@@ -63,6 +63,12 @@ def adapter_of(extra: ExtraKeys) -> tuple[int, str] | None:
     return None
 
 
+def salt_of(extra: ExtraKeys) -> str | None:
+    """The salt among the keys of a first block."""
+    found = (part[1] for part in extra if isinstance(part, tuple) and part[0] == "salt")
+    return next((salt for salt in found if isinstance(salt, str)), None)
+
+
 def _embeds(block_size: int, embeds: F32, is_token_id: Bools) -> Iterator[tuple[int, str]]:
     """The blocks with embeddings, and a hash of these with their places in the block."""
     embedded = np.flatnonzero(~is_token_id)

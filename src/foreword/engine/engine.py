@@ -129,10 +129,6 @@ class Engine:
             depth=2 if config.async_scheduling else 1,
             check=config.check,
         )
-        self.recorder: EngineRecorder | None = None
-        if config.record is not None or config.flight_steps:
-            self.recorder = EngineRecorder(states, config)
-            self.observers.add(self.recorder)
         self.notes: list[str] = []
         if self.suggested:
             given = described(self.suggested)
@@ -144,6 +140,10 @@ class Engine:
         )
         self._outputs = OutputProcessor(states, eos_token_ids=eos, clock=self._now)
         self.loras = Loras(executor, read_lora, config.lora_bytes, self._outputs.lora_ids)
+        self.recorder: EngineRecorder | None = None
+        if config.record is not None or config.flight_steps:
+            self.recorder = EngineRecorder(states, config, self.loras, num_blocks)
+            self.observers.add(self.recorder)
         self._intake = Intake(
             states,
             executor,

@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import cast
 
+from foreword.batch import LoraRequest
 from foreword.errors import ConfigError, ModelError, RequestError, shown
 from foreword.executors import Capability, Executor, LoraExecutor
 from foreword.models.lora import FileStates, LoraAdapter, file_states
@@ -55,6 +56,11 @@ class Loras:
     def paths(self) -> dict[str, Path]:
         """The path of each name."""
         return {name: lora.path for name, lora in self._current.copy().items()}  # copy: other threads ask, too
+
+    def request_of(self, lora_id: int) -> LoraRequest | None:
+        """Name and path of a version; None for a number that is none, such as 0."""
+        lora = self._versions.get(lora_id)
+        return None if lora is None else LoraRequest(lora_id, lora.name, str(lora.path))
 
     def read(self, path: str | Path) -> LoraAdapter:
         """An adapter for `load`, in any thread. ModelError for an unusable one, ConfigError if none can run."""

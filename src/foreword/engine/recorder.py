@@ -10,8 +10,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foreword.arrays import I32
 from foreword.batch import InputBatch, RequestStates
+from foreword.cache import salt_of
 from foreword.engine.config import EngineConfig
+from foreword.engine.loras import Loras
 from foreword.engine.observer import EngineObserver
 from foreword.engine.outputs import RequestOutput
 from foreword.errors import ConfigError, RequestError, reason_of
@@ -37,16 +40,18 @@ class EngineRecorder(EngineObserver):
     name of the file that has the last steps. The time of events is that of the engine's start.
     """
 
-    def __init__(self, states: RequestStates, config: EngineConfig) -> None:
+    def __init__(self, states: RequestStates, config: EngineConfig, loras: Loras, num_blocks: int) -> None:
         """ConfigError if the file cannot be made."""
-        self._states, self._config = states, config
+        self._states, self._config, self._loras, self._num_blocks = states, config, loras, num_blocks
         self._capture = Capture(states)
         self._ring = FlightRing(config.flight_steps) if config.flight_steps else None
         self._start, self._started = time.perf_counter(), time.time()
         self._num_steps = self._num_failures = 0
-        self._planned_at = 0.0
+        self._planned_at = self._ran_at = 0.0
+        self._since = 0.0  # the end of the last step, or the arrival of the first request after it
+        self._num_requests = 0
         self._is_torn = False  # whether events may be missing since the last step
-        self._plan: StepPlan | None = None  # of the last step, if it may be repeated
+        self._rows: I32 | None = None  # of the last step, if each of them computed one token and nothing else was done
         self._values: Callable[[InputBatch], dict[str, Any]] | None = None
         self._file = None if config.record is None else self._open(config.record)
 
@@ -59,23 +64,33 @@ class EngineRecorder(EngineObserver):
     # -- called by the engine ------------------------------------------------------------------------------------------
 
     def request_added(self, request_id: str, num_prompt_tokens: int) -> None:
-        self._capture.arrive(request_id, num_prompt_tokens, self._now())
+        now = self._now()
+        if not self._num_requests:
+            self._since = now
+        self._num_requests += 1
+        self._capture.arrive(request_id, num_prompt_tokens, now)
 
     def request_ended(self, output: RequestOutput) -> None:
+        self._num_requests -= 1
         reasons = dict.fromkeys(c.finish_reason or "error" for c in output.outputs)
         self._capture.end(output.request_id, ", ".join(reasons), self._now())
 
     def step_planned(self, plan: StepPlan, batch: InputBatch) -> None:
         self._planned_at = now = self._now()
         ring, file = self._ring, self._file
+        for request in plan.admitted:
+            keys = request.keys.get(0, ())
+            lora, salt = self._loras.request_of(request.lora_id), salt_of(keys)
+            if lora is not None or salt is not None:
+                self._capture.identify(request.row, lora, salt)
         if self._is_torn or (ring is not None and ring.wants_snapshot) or (file is not None and file.wants_snapshot):
             self._begin()
-            self._plan = None
+            self._rows = None
         every = self._config.record_tensors
         if self._values is not None and every and self._num_steps % every == 0:
             self._step(plan, batch, now, self._values(batch))
-        elif plan is self._plan:  # which the scheduler repeats only as long as it needs no other blocks
-            self._capture.repeat(now)
+        elif plan.rows is self._rows and _only_decodes(plan, batch):  # the same array means the same requests
+            self._capture.repeat(plan.rows, now)
         else:
             self._step(plan, batch, now, None)
         self._num_steps += 1
@@ -84,8 +99,10 @@ class EngineRecorder(EngineObserver):
     def _step(self, plan: StepPlan, batch: InputBatch, now: float, tensors: Mapping[str, Any] | None) -> None:
         preempted = {request.request_id for request in plan.preempted} if plan.preempted else ()
         self._capture.step(batch, preempted=preempted, tensors=tensors, time=now)
-        repeats = plan.draft_tokens is None and not len(plan.prefilling) and plan.num_tokens == len(plan.rows)
-        self._plan = plan if repeats and not batch.block_ops else None
+        self._rows = plan.rows if _only_decodes(plan, batch) else None
+
+    def step_ran(self, plan: StepPlan, batch: InputBatch, sampled: Sampled) -> None:
+        self._ran_at = self._now()
 
     def step_committed(self, plan: StepPlan, batch: InputBatch, sampled: Sampled) -> None:
         logprobs = None
@@ -95,10 +112,13 @@ class EngineRecorder(EngineObserver):
                 for b, entries in sampled.logprobs.items()
                 if (tokens := sampled.token_ids[b : b + 1].ravel().tolist())
             }
-        self._capture.commit(sampled.token_ids, logprobs, model_ms=(self._now() - self._planned_at) * 1e3)
+        planned, ran, before, now = self._planned_at, self._ran_at, self._since, self._now()
+        self._since = now
+        host = planned - before + now - ran
+        self._capture.commit(sampled.token_ids, logprobs, host_us=1e6 * host, model_ms=1e3 * (ran - planned))
 
     def step_failed(self, error: BaseException) -> None:
-        self._plan = None
+        self._rows, self._since = None, self._now()
         if not isinstance(error, Exception):  # an interrupt, perhaps in the middle of a call of this observer
             self._is_torn = True
             if self._file is not None:
@@ -112,9 +132,9 @@ class EngineRecorder(EngineObserver):
     # -- files ---------------------------------------------------------------------------------------------------------
 
     def _push(self, *, is_step: bool) -> None:
-        captured = self._capture.take()
+        nbytes, captured = self._capture.nbytes, self._capture.take()
         if self._ring is not None:
-            self._ring.add(captured, is_step=is_step)
+            self._ring.add(captured, nbytes, is_step=is_step)
         if self._file is not None:
             self._file.put(captured)
 
@@ -167,3 +187,9 @@ class EngineRecorder(EngineObserver):
 
     def _now(self) -> float:
         return time.perf_counter() - self._start
+
+
+def _only_decodes(plan: StepPlan, batch: InputBatch) -> bool:
+    """Whether each request of a step computes one token, and nothing else is done."""
+    is_plain = plan.draft_tokens is None and not len(plan.prefilling) and not plan.preempted
+    return is_plain and plan.num_tokens == len(plan.rows) and not batch.block_ops

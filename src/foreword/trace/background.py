@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -83,10 +82,10 @@ class BackgroundTrace:
         """Wait until what was put is in the file. The thread ends, and starts again with the next item."""
         thread, self._thread = self._thread, None
         if thread is not None:
-            self._work.is_stopping = True
+            self._work.is_stopping.set()
             self._work.wake.set()
             thread.join()
-            self._work.is_stopping = False
+            self._work.is_stopping.clear()
         self._work.write_all()
         self._work.flush()
 
@@ -113,19 +112,19 @@ class _Work:
     def __init__(self, writer: TraceWriter, num_groups: int, on_error: Callable[[str], None]) -> None:
         self.items: deque[Item] = deque()
         self.wake = Flag()
-        self.is_full = self.is_ended = self.is_stopping = False
+        self.is_full = self.is_ended = False
+        self.is_stopping = Flag()
         self._writer, self._encoder, self._on_error = writer, Encoder(num_groups), on_error
         self._lock, self._pid = Lock(), os.getpid()
 
     def run(self) -> None:
-        while not (self.is_stopping or self.is_ended):
+        while not (self.is_stopping.is_set() or self.is_ended):
             self.wake.wait()
             self.wake.clear()
             self.write_all()
             if self._writer.path.suffix != ".gz":  # a process that is killed leaves what it recorded
                 self.flush()
-            if not self.is_stopping:
-                time.sleep(PAUSE)
+            self.is_stopping.wait(PAUSE)
 
     def write_all(self) -> None:
         with self._lock:

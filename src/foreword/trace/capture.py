@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from foreword.arrays import I32, AnyArray, Bools
+from foreword.arrays import I32, Bools
 from foreword.batch import BlockOps, InputBatch, MultiModalFeature, PoolingParams, RequestStates, SamplingParams
 from foreword.batch import LoraRequest as Lora
 
@@ -29,6 +29,7 @@ class Filled:
     blocks: list[I32]
     lora_id: int = 0
     lora: Lora | None = None
+    cache_salt: str | None = None
     sampling: SamplingParams | None = None
     pooling: PoolingParams | None = None
     features: Sequence[MultiModalFeature] = ()
@@ -56,8 +57,8 @@ class Exchanged:
     b: int
 
 
-Growth = list[tuple[int, int, I32]]
-"""(KV group, row, new blocks), of rows with new blocks."""
+Growth = Sequence[tuple[I32, I32, I32]]
+"""Of each KV group the rows with new blocks, the number of these, and their ids, row by row; empty without any."""
 
 
 @dataclass(slots=True, eq=False)
@@ -87,9 +88,10 @@ class Planned:
 
 @dataclass(slots=True, eq=False)
 class Repeated:
-    """A step as the one before: the same requests in the same order, one token each, without drafts or new blocks."""
+    """A step as the one before: the same requests in the same order, one token each, without drafts."""
 
     time: float | None
+    grown: Growth
 
 
 @dataclass(slots=True, eq=False)
@@ -134,17 +136,24 @@ class Ended:
 Captured = Filled | Freed | Exchanged | Grown | Planned | Repeated | Sampled | Failed | Arrived | Ended
 
 
+NO_GROWTH = (np.zeros(0, np.int32),) * 3
+
+
 class Capture:
     """Follows states as an observer of their rows, and keeps what happens until it is taken.
 
     `step` is called for each prepared step, before the states change again, and `commit` after its commit. A step
-    costs a few array operations on the requests of the step, and memory in proportion to them.
+    costs a few array operations on the requests of the step, and memory in proportion to them; one that only repeats
+    the step before keeps the rows with new blocks.
+    nbytes: roughly the memory of what is kept now.
     """
 
     def __init__(self, states: RequestStates) -> None:
         self._states = states
         self._held = [np.zeros(states.max_num_reqs, np.int32) for _ in states.block_tables]
         self._kept: list[Captured] = []
+        self._identities: dict[int, tuple[Lora | None, str | None]] = {}  # of the rows that have one of these
+        self.nbytes = 0
         states.observers.append(self)
 
     def close(self) -> None:
@@ -154,7 +163,7 @@ class Capture:
 
     def take(self) -> list[Captured]:
         """Return what happened since the last call."""
-        kept, self._kept = self._kept, []
+        kept, self._kept, self.nbytes = self._kept, [], 0
         return kept
 
     def snapshot(self) -> list[Filled]:
@@ -163,7 +172,17 @@ class Capture:
         rows = [states.row_of(req_id) for req_id in states.req_ids]
         if grown := self._growth(np.array(rows, np.int32)):
             self._kept.append(Grown(grown))
-        return [filled(states, row, req_id) for row, req_id in zip(rows, states.req_ids, strict=True)]
+        return [self._filled(row, req_id) for row, req_id in zip(rows, states.req_ids, strict=True)]
+
+    def identify(self, row: int, lora: Lora | None, cache_salt: str | None) -> None:
+        """Add to the request that was admitted to a row since the last step what the states do not know: the name and
+        path of its adapter, and the salt of its prefix.
+        """
+        self._identities[row] = lora, cache_salt
+        for event in reversed(self._kept):
+            if isinstance(event, Filled) and event.row == row:
+                event.lora, event.cache_salt = lora, cache_salt
+                break
 
     # -- called by the states ------------------------------------------------------------------------------------------
 
@@ -171,16 +190,21 @@ class Capture:
         """A request was admitted."""
         for held, table in zip(self._held, self._states.block_tables, strict=True):
             held[row] = table.num_blocks[row]
-        self._kept.append(filled(self._states, row, self._states.req_id_of(row)))
+        added = self._filled(row, self._states.req_id_of(row))
+        self.nbytes += added.nbytes
+        self._kept.append(added)
 
     def freed(self, row: int) -> None:
         """A request is about to be removed."""
+        self._identities.pop(row, None)
         self._kept.append(Freed(row, self._states.req_id_of(row)))
 
     def exchanged(self, a: int, b: int) -> None:
         """Two rows changed places."""
         for held in self._held:
             held[[a, b]] = held[[b, a]]
+        pair = self._identities.pop(a, None), self._identities.pop(b, None)
+        self._identities |= {row: given for row, given in zip((b, a), pair, strict=True) if given is not None}
         self._kept.append(Exchanged(a, b))
 
     # -- called for each step ------------------------------------------------------------------------------------------
@@ -209,6 +233,7 @@ class Capture:
         if batch.is_prefilling.any():
             ends = batch.num_computed_tokens + batch.num_scheduled_tokens - batch.num_draft_tokens
             samples = ends >= states.num_tokens[rows] + states.num_placeholders[rows]
+        self.nbytes += 64 + 16 * len(rows)
         padded = batch.num_tokens_padded, batch.num_reqs_padded
         self._kept.append(
             Planned(
@@ -225,9 +250,9 @@ class Capture:
             )
         )
 
-    def repeat(self, time: float | None = None) -> None:
-        """Keep a step that is as the one before, see `Repeated`."""
-        self._kept.append(Repeated(time))
+    def repeat(self, rows: I32, time: float | None = None) -> None:
+        """Keep a step of these rows that is as the one before, see `Repeated`."""
+        self._kept.append(Repeated(time, self._growth(rows)))
 
     def commit(
         self,
@@ -253,16 +278,33 @@ class Capture:
         """A request ended."""
         self._kept.append(Ended(req_id, reason, time))
 
+    def _filled(self, row: int, req_id: str) -> Filled:
+        found = filled(self._states, row, req_id)
+        if row in self._identities:
+            found.lora, found.cache_salt = self._identities[row]
+        return found
+
     def _growth(self, rows: I32) -> Growth:
         """Return the blocks that these rows got since the last call."""
-        grown: Growth = []
-        for g, (held, table) in enumerate(zip(self._held, self._states.block_tables, strict=True)):
-            count = table.num_blocks[rows]
-            if (grew := count != held[rows]).any():
-                for row in rows[grew].tolist():
-                    grown.append((g, row, table.table[row, held[row] : table.num_blocks[row]].copy()))
-                held[rows] = count
-        return grown
+        grown: list[tuple[I32, I32, I32]] = []
+        found = False
+        for held, table in zip(self._held, self._states.block_tables, strict=True):
+            count = table.num_blocks.take(rows)
+            more = count - held.take(rows)
+            at = more.nonzero()[0]
+            if not at.size:
+                grown.append(NO_GROWTH)
+                continue
+            found = True
+            new, counts, last = rows.take(at), more.take(at), count.take(at) - 1
+            held[new] = last + 1
+            if int(counts.max()) == 1:
+                grown.append((new, counts, table.table[new, last]))
+                continue
+            before = np.repeat(np.cumsum(counts, dtype=np.int32) - 1 - last, counts)
+            ids = table.table[np.repeat(new, counts), np.arange(len(before), dtype=np.int32) - before]
+            grown.append((new, counts, ids))
+        return grown if found else ()
 
 
 def filled(states: RequestStates, row: int, req_id: str) -> Filled:
@@ -278,13 +320,8 @@ def filled(states: RequestStates, row: int, req_id: str) -> Filled:
         [t.table[row, : t.num_blocks[row]].copy() for t in states.block_tables],
         lora_id,
         states.loras.request(lora_id),
+        None,
         states.sampling.params.get(row),
         states.extras.pooling_params.get(row),
         states.extras.mm_features.get(row, ()),
     )
-
-
-def nbytes_of(captured: Sequence[Captured]) -> int:
-    """Return roughly the memory of some captured values."""
-    sizes: list[AnyArray] = [e.rows for e in captured if isinstance(e, Planned)]
-    return sum(e.nbytes for e in captured if isinstance(e, Filled)) + sum(64 + 16 * len(rows) for rows in sizes)

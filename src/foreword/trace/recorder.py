@@ -65,6 +65,7 @@ class Encoder:
                     yield from self._growth(value.grown)
                     yield self._step(value)
                 case Repeated():
+                    yield from self._growth(value.grown)
                     self._left = set()
                     yield Step(req_ids=self._batch, counts=[1] * len(self._batch), pad_to=self._pad_to, time=value.time)
                 case Sampled():
@@ -84,9 +85,10 @@ class Encoder:
 
     def _growth(self, grown: Growth) -> Iterator[Event]:
         new: dict[str, list[I32]] = {}
-        for group, row, ids in grown:
-            blocks = new.setdefault(self._ids[row], [np.zeros(0, np.int32)] * self._num_groups)
-            blocks[group] = ids
+        for group, (rows, counts, ids) in enumerate(grown):
+            for row, part in zip(rows.tolist(), np.split(ids, np.cumsum(counts)[:-1]), strict=False):
+                blocks = new.setdefault(self._ids[row], [np.zeros(0, np.int32)] * self._num_groups)
+                blocks[group] = part
         for req_id, of_groups in new.items():
             yield AppendBlocks(req_id=req_id, block_ids=of_groups)
 
@@ -139,6 +141,7 @@ def add_of(value: Filled) -> Add:
         prefill_len=value.prefill_len if value.prefill_len < len(value.tokens) else None,
         block_ids=value.blocks,
         lora_id=value.lora_id,
+        cache_salt=value.cache_salt,
         extras=extras,
     )
 

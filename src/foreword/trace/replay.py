@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from foreword.arrays import I64
@@ -46,6 +48,7 @@ class Replay:
         self.states: RequestStates = header.new_states(reqs)
         self.batch: InputBatch | None = None
         self.num_steps, self.step = 0, header.first_step - 1
+        self._salts: dict[str, str] = {}  # by request, of those that have one
         self._buffers = InputBuffers.for_states(self.states, tokens)
         self._backend: Backend = backend
 
@@ -60,7 +63,8 @@ class Replay:
 
     def live_requests(self) -> list[Add]:
         """Return the requests in progress as events that admit them with what they have now."""
-        return [added(self.states, req_id) for req_id in self.states.req_ids]
+        found = (added(self.states, req_id) for req_id in self.states.req_ids)
+        return [replace(one, cache_salt=self._salts.get(one.req_id)) for one in found]
 
     @staticmethod
     def rebase(trace: Trace, k: int) -> Trace:
@@ -109,6 +113,9 @@ class Replay:
         first, is_grown = outputs[: prefill - len(prompt)], prefill < known
         now, blocks = (0, [[] for _ in event.block_ids]) if is_grown else (computed, event.block_ids)
         self.states.add_request(NewRequest(event.req_id, prompt, blocks, first, now, lora_id=event.lora_id, **extras))
+        self._salts.pop(event.req_id, None)
+        if event.cache_salt is not None:
+            self._salts[event.req_id] = event.cache_salt
         if is_grown:  # its blocks belong to all of its tokens: those below a window are null
             tokens = np.concatenate([np.asarray(prompt), np.asarray(outputs)])
             self.states.rewrite(event.req_id, tokens, computed, event.block_ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from foreword.trace.capture import Captured, Filled, nbytes_of
+from foreword.trace.capture import Captured, Filled
 from foreword.trace.header import TraceHeader
 
 MAX_BYTES = 16 << 20
@@ -33,12 +33,12 @@ class FlightRing:
         """Begin a new half with the requests in progress before a step of this number. forgets: drop all before it."""
         self._older, self._newer = None if forgets else self._newer, _Half(snapshot, step)
 
-    def add(self, captured: Sequence[Captured], *, is_step: bool) -> None:
-        """Keep what a `Capture` kept since the last call. is_step: it ends with a step."""
-        self._newer.captured += captured
-        self._newer.num_steps += is_step
-        if len(captured) > 1:
-            self._newer.nbytes += nbytes_of(captured)
+    def add(self, captured: Sequence[Captured], nbytes: int, *, is_step: bool) -> None:
+        """Keep what a `Capture` kept since the last call, and so many bytes. is_step: it ends with a step."""
+        half = self._newer
+        half.captured += captured
+        half.num_steps += is_step
+        half.nbytes += nbytes
 
     def write(self, path: Path, header: TraceHeader) -> int:
         """Write the steps as a trace, and return their number. OSError if it cannot be written."""
