@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from talking_model import write_adapter
 from trace_lives import Life
 from typer.testing import CliRunner
 
@@ -10,6 +11,7 @@ from foreword import LLM, SamplingParams
 from foreword.batch.prepare.prepare import BACKENDS
 from foreword.cli.app import app
 from foreword.errors import ConfigError
+from foreword.executors.numpy import NumpyExecutor
 from foreword.insight import Trace
 from foreword.insight.outputs import compare, measure, recorded, recorded_outputs
 from foreword.insight.steps import replay_steps
@@ -106,11 +108,74 @@ def test_two_executors_are_compared_where_the_trace_has_no_log_probabilities(rec
     path = changed(recording[0], tmp_path / "bare.jsonl", lambda line: line.pop("logprobs"))
     options = ["--model", str(talker), "--executor", "numpy", "--max-model-len", "64"]
     alone = CliRunner().invoke(app, ["replay", str(path), *options])
-    assert "36 tokens, 0 log-probabilities compared" in alone.output
+    assert alone.exit_code != 0
+    assert "there is nothing to compare" in str(alone.exception)
     formats = "executor=native,weight_format=fp32,kv_format=fp32"
     both = CliRunner().invoke(app, ["replay", str(path), *options, "--against", formats, "--tolerance", "0.001"])
     assert both.exit_code == 0, both.output
     assert "36 tokens, 36 log-probabilities compared" in both.output
+
+
+def test_a_greedy_recording_without_log_probabilities_is_compared_by_its_tokens(talker, tmp_path):
+    path = tmp_path / "steps.jsonl"
+    params = SamplingParams(temperature=0.0, max_tokens=12, detokenize=False)
+    with LLM(talker, executor="numpy", record=str(path), max_model_len=64) as llm:
+        tokens = [list(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, params)]
+    options = ["--model", str(talker), "--executor", "numpy", "--max-model-len", "64"]
+    same = CliRunner().invoke(app, ["replay", str(path), *options])
+    assert same.exit_code == 0, same.output
+    assert "0 log-probabilities compared and 36 greedy tokens\nno divergence" in same.output
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    fifth = [line for line in lines if isinstance(line.get("commit"), list)][5]
+    fifth["commit"][2] = (fifth["commit"][2] + 1) % 50
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    planted = CliRunner().invoke(app, ["replay", str(path), *options])
+    assert planted.exit_code == 1
+    position = next(i for i, token in enumerate(tokens[2]) if i >= 5)
+    assert f"output position {position}, token {fifth['commit'][2]}:" in planted.output
+
+
+def test_a_fault_of_an_executor_is_named_by_request_position_and_both_distributions(recording, talker, monkeypatch):
+    outputs = recorded_outputs(Trace.read(recording[0]))
+    original, at = NumpyExecutor.compute, len(PROMPTS[1]) + 4  # only the second request gets so long
+
+    def raised(executor, batch, logits_indices):
+        logits = original(executor, batch, logits_indices).copy()
+        logits[batch.positions[logits_indices] == at - 1, 7] += 60.0
+        return logits
+
+    sides = []
+    for compute in (original, raised):
+        monkeypatch.setattr(NumpyExecutor, "compute", compute)
+        with LLM(talker, executor="numpy", max_model_len=64) as llm:
+            sides.append(measure(llm, outputs, top=50))
+    report = compare(outputs, *sides, tolerance=1e-4)
+    assert (report.first.request, report.first.position) == (outputs[1].req_id, 4)
+    best = [max(side, key=side.get) for side in (report.first.expected, report.first.got)]
+    assert best == [report.first.token, 7]
+    assert compare(outputs, sides[0], sides[0], tolerance=0.0).ok
+
+
+def test_requests_with_adapters_are_replayed_with_them_or_refused_by_name(talker, tmp_path):
+    path, adapter = tmp_path / "steps.jsonl", write_adapter(tmp_path / "law", talker, 1)
+    params = SamplingParams(temperature=0.0, max_tokens=8, logprobs=0, detokenize=False)
+    with LLM(talker, executor="numpy", record=str(path), max_model_len=64, loras={"law": adapter}) as llm:
+        llm.generate(PROMPTS, params, lora=[None, "law", None])
+    outputs = recorded_outputs(Trace.read(path))
+    assert [None if o.lora is None else (o.lora.name, o.lora.path) for o in outputs] == [None, ("law", str(adapter)), None]
+    options = ["--model", str(talker), "--executor", "numpy", "--max-model-len", "64"]
+    same = CliRunner().invoke(app, ["replay", str(path), *options])
+    assert same.exit_code == 0, same.output
+    assert "24 log-probabilities compared" in same.output
+    adapter.rename(tmp_path / "moved")
+    gone = CliRunner().invoke(app, ["replay", str(path), *options])
+    assert f"request {outputs[1].req_id!r} used the adapter 'law', which is not at its path" in str(gone.exception)
+    moved = CliRunner().invoke(app, ["replay", str(path), *options, "--adapter", f"law={tmp_path / 'moved'}"])
+    assert moved.exit_code == 0, moved.output
+    other = write_adapter(tmp_path / "other", talker, 2)
+    wrong = CliRunner().invoke(app, ["replay", str(path), *options, "--adapter", f"law={other}"])
+    assert wrong.exit_code == 1
+    assert f"first divergence: request {outputs[1].req_id!r}" in wrong.output
 
 
 def test_a_command_without_a_model_compares_tensors(recording):

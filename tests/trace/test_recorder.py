@@ -2,6 +2,7 @@
 
 import gzip
 import logging
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from foreword.bench.engine_host import NothingModel
 from foreword.engine import Engine, EngineConfig
 from foreword.engine.speculation import SpeculationConfig
 from foreword.errors import ConfigError, StepError
-from foreword.insight import Arrive, Commit, End, Fail, Remove, Restart, Step, Trace, TraceReader, conform
+from foreword.insight import Add, Arrive, Commit, End, Fail, Remove, Restart, Step, Trace, TraceReader, conform
 from foreword.scheduler import SchedulerConfig
 from foreword.trace import background, ring
 from foreword.trace.destination import Destination
@@ -108,6 +109,35 @@ def test_samples_have_the_log_probabilities_that_requests_asked_for(tmp_path):
     found = [value for commit in commits for value in commit.logprobs.get("a", ())]
     assert found == pytest.approx(expected, abs=1e-5)
     assert not any("b" in commit.logprobs for commit in commits)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_salts_and_the_times_of_each_step_are_recorded_also_after_a_new_part_begins(tmp_path, is_async):
+    path = tmp_path / "steps.jsonl"
+    engine = make(record=str(path), async_scheduling=is_async)
+    salts = {f"q{i}": (None, "tenant", "other")[i % 3] for i in range(6)}
+    for req_id, salt in salts.items():
+        params = SamplingParams(temperature=0.0, max_tokens=9, detokenize=False)
+        engine.add_request(req_id, [1, 2, 3], params, cache_salt=salt)
+    for _ in range(3):
+        engine.step()
+    engine.recorder._file.lost = "a test loses them"
+    begin = time.perf_counter()
+    while engine.has_work:
+        engine.step()
+    lasted = time.perf_counter() - begin
+    engine.close()
+    events = list(TraceReader(path))
+    adds = [event for event in events if isinstance(event, Add)]
+    assert len(adds) > len(salts)
+    assert all(event.cache_salt == salts[event.req_id] for event in adds)
+    restart = next(i for i, event in enumerate(events) if isinstance(event, Restart))
+    after = [event for event in events[restart:] if isinstance(event, Commit)]
+    total = sum(event.model_ms / 1e3 + event.host_us / 1e6 for event in after[1:])
+    assert all(event.model_ms > 0 and event.host_us > 0 for event in after)
+    assert 0.5 * lasted < total < lasted
+    settings = TraceReader(path).header.settings
+    assert (settings["num_blocks"], settings["policy"], settings["max_num_seqs"]) == (40, "fcfs", 4)
 
 
 def test_a_recording_of_a_limited_size_holds_the_last_steps(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from foreword.cli.conform import checked_backend
 from foreword.cli.options import SETTINGS, EngineOptions, check_used, engine_options, grouped
 from foreword.cli.terminal import note
 from foreword.engine.options import LLMOptions
-from foreword.insight.outputs import compare, measure, recorded, recorded_outputs
+from foreword.insight.outputs import compare, loras_of, measure, recorded, recorded_outputs
 from foreword.insight.steps import replay_steps
 from foreword.trace.reader import Trace
 
@@ -54,12 +54,17 @@ def replay(
     trace = Trace.read(file)
     if trace.damage is not None:
         note(f"{trace.damage}; what comes before it is used")
-    outputs = recorded_outputs(trace)
-    with LLM(engine.model, **engine.settings) as llm:
+    found = recorded_outputs(trace)
+    outputs = [output for output in found if not output.has_media]
+    if len(outputs) < len(found):
+        left_out = next(output.req_id for output in found if output.has_media)
+        note(f"request {left_out!r}: its images or sounds are not in the trace; such requests are left out")
+    settings: LLMOptions = {**engine.settings, "loras": loras_of(outputs, engine.settings.get("loras") or {})}
+    with LLM(engine.model, **settings) as llm:
         got = measure(llm, outputs)
     expected = recorded(outputs)
     if against is not None:
-        others: LLMOptions = {**engine.settings, **other_options(against)}
+        others: LLMOptions = {**settings, **other_options(against)}
         with LLM(engine.model, **others) as llm:
             expected = measure(llm, outputs)
     report = compare(outputs, expected, got, tolerance)

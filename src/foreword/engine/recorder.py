@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,7 +155,16 @@ class EngineRecorder(EngineObserver):
             engine="foreword",
             token_ids=token_ids,
             started=round(self._started, 3),
+            settings=self._settings(),
         )
+
+    def _settings(self) -> dict[str, float | str | bool]:
+        """Return what a simulation of the scheduler and the cache needs to know, and the trace does not say."""
+        config = self._config
+        found = {f.name: getattr(config.scheduler, f.name) for f in fields(config.scheduler)}
+        found |= {"num_blocks": self._num_blocks, "prefix_caching": config.prefix_caching}
+        found["policy"] = config.scheduler.order.name
+        return found
 
     def _open(self, record: str) -> BackgroundTrace:
         from foreword.trace.background import BackgroundTrace  # here: few engines record to a file

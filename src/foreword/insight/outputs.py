@@ -11,26 +11,45 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from foreword.batch import SamplingParams
+from foreword.batch import LoraRequest, SamplingParams
+from foreword.batch.values.parameters import CHANGING, Need
+from foreword.batch.values.sampling_params import PARAMETERS
 from foreword.engine.llm import LLM
 from foreword.errors import ConfigError
 from foreword.sampling import TokenLogprobs
 from foreword.trace.events import Add, Commit, Correct, Tokens, ids_of
 from foreword.trace.reader import Trace
 
+Logprobs = tuple[float | None, ...]
 Distribution = Mapping[int, float]
 """Token → log-probability, of the token that was taken and some of the likeliest."""
+
+_DECIDING = {
+    row.name
+    for row in PARAMETERS
+    if (row.need or (row.column.need if row.column is not None else Need(0))) & (CHANGING | Need.STRUCTURED_OUTPUT)
+} | {"forced_tokens"}
+"""The parameters with which a greedy request may take another token than the model's most likely one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedOutput:
-    """What a trace has of one request. logprobs: of each output token, None where the trace has none."""
+    """What a trace has of one request. logprobs: of each output token, None where the trace has none.
+
+    is_greedy: whether each token was the most likely one of the model. lora_id, lora: its adapter; 0 and None without
+    one, and None where its name is not known. has_media: whether its prompt has images or sounds.
+    """
 
     req_id: str
     prompt_token_ids: tuple[int, ...]
     token_ids: tuple[int, ...] = ()
-    logprobs: tuple[float | None, ...] = ()
+    logprobs: Logprobs = ()
+    is_greedy: bool = False
+    lora_id: int = 0
+    lora: LoraRequest | None = None
+    has_media: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +71,17 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class OutputReport:
-    """The comparison of two sides. num_equal: places where the most likely token is the same, of those that both have.
+    """The comparison of two sides.
 
     num_compared: log-probabilities of taken tokens that both sides have. largest, mean: of their absolute differences.
+    num_ranked: other places where it is known which token is the most likely one on both sides.
     first: the first divergence: another most likely token, or a difference above the tolerance.
     """
 
     num_requests: int
     num_tokens: int
     num_compared: int
+    num_ranked: int
     largest: float
     mean: float
     first: Divergence | None
@@ -71,6 +92,7 @@ class OutputReport:
 
     def __str__(self) -> str:
         head = f"{self.num_requests} requests, {self.num_tokens} tokens, {self.num_compared} log-probabilities compared"
+        head += f" and {self.num_ranked} greedy tokens" if self.num_ranked else ""
         rest = f": largest difference {self.largest:.4g}, mean {self.mean:.4g}" if self.num_compared else ""
         return f"{head}{rest}\n" + ("no divergence" if self.first is None else f"first divergence: {self.first}")
 
@@ -86,7 +108,7 @@ def recorded_outputs(trace: Trace) -> list[RecordedOutput]:
                 prompt, output = _ids(event.prompt_token_ids), _ids(event.output_token_ids)
                 before = found.get(event.req_id, RecordedOutput(event.req_id, prompt)).logprobs[: len(output)]
                 logprobs = (*before, *[None] * (len(output) - len(before)))
-                found[event.req_id] = RecordedOutput(event.req_id, prompt, output, logprobs)
+                found[event.req_id] = _added(event, prompt, output, logprobs)
             case Correct(num_tokens=int(known)) if event.req_id in found:
                 old = found[event.req_id]
                 count = max(known - len(old.prompt_token_ids), 0)
@@ -114,7 +136,8 @@ def measure(llm: LLM, outputs: Sequence[RecordedOutput], top: int = 4) -> dict[s
         )
         for output in outputs
     ]
-    done = llm.generate([list(output.prompt_token_ids) for output in outputs], params)
+    loras = [None if output.lora is None else output.lora.name for output in outputs]
+    done = llm.generate([list(output.prompt_token_ids) for output in outputs], params, lora=loras)
     return {
         output.req_id: [_distribution(entry) for entry in answer.outputs[0].logprobs or ()]
         for output, answer in zip(outputs, done, strict=True)
@@ -138,28 +161,80 @@ def compare(
     got: Mapping[str, Sequence[Distribution]],
     tolerance: float,
 ) -> OutputReport:
-    """Compare two sides, request by request in the order of the trace."""
+    """Compare two sides, request by request in the order of the trace.
+
+    Where the expected side does not have the distribution of a greedy request, its token is the most likely one.
+    ConfigError if there is nothing to compare.
+    """
     differences: list[float] = []
+    num_ranked = 0
     first: Divergence | None = None
     for output in outputs:
         sides = zip(output.token_ids, expected[output.req_id], got[output.req_id], strict=True)
         for position, (token, one, other) in enumerate(sides):
-            difference = abs(one[token] - other[token]) if token in one and token in other else 0.0
+            difference, other_best = 0.0, False
             if token in one and token in other:
+                difference = 0.0 if one[token] == other[token] else abs(one[token] - other[token])  # both may be −∞
                 differences.append(difference)
-            other_best = (
-                len(one) > 1 and len(other) > 1 and max(one, key=one.__getitem__) != max(other, key=other.__getitem__)
-            )
+            if len(one) > 1 and len(other) > 1:
+                other_best = max(one, key=one.__getitem__) != max(other, key=other.__getitem__)
+            elif output.is_greedy and other:
+                num_ranked += not one
+                other_best = not max(other.values()) - other[token] <= tolerance
             if first is None and (other_best or not difference <= tolerance):
                 first = Divergence(output.req_id, position, token, one, other)
     count = len(differences)
+    if outputs and not count and not num_ranked:
+        raise ConfigError(
+            "the trace has no log-probabilities and no greedy request, so there is nothing to compare: record requests "
+            "with logprobs or temperature 0, or compare two sides with --against"
+        )
     return OutputReport(
         len(outputs),
         sum(len(output.token_ids) for output in outputs),
         count,
+        num_ranked,
         max(differences, default=0.0),
         math.fsum(differences) / count if count else 0.0,
         first,
+    )
+
+
+def loras_of(outputs: Sequence[RecordedOutput], given: Mapping[str, str]) -> dict[str, str]:
+    """Return name → path of the adapters of these requests; given: those that have another path now.
+
+    ConfigError, which names the request, for an adapter without a name, and for one that is not where it was.
+    """
+    paths = dict(given)
+    for output in outputs:
+        if output.lora_id and output.lora is None:
+            raise ConfigError(
+                f"request {output.req_id!r} used adapter number {output.lora_id}, whose name is not recorded; leave "
+                "the request out, or record it again"
+            )
+        if output.lora is not None and output.lora.name not in paths:
+            name, path = output.lora.name, output.lora.path
+            if not path or not Path(path).exists():
+                raise ConfigError(
+                    f"request {output.req_id!r} used the adapter {name!r}, which is not at its path {path!r}: give "
+                    f"--adapter {name}=PATH"
+                )
+            paths[name] = path
+    return paths
+
+
+def _added(add: Add, prompt: tuple[int, ...], output: tuple[int, ...], logprobs: Logprobs) -> RecordedOutput:
+    lora, given = add.extras.get("lora_request"), add.extras.get("sampling_params", {})
+    is_greedy = given.get("temperature") == 0 and not given.keys() & _DECIDING
+    return RecordedOutput(
+        add.req_id,
+        prompt,
+        output,
+        logprobs,
+        is_greedy,
+        add.lora_id,
+        None if lora is None else LoraRequest(**lora),
+        bool(add.extras.get("mm_features")),
     )
 
 

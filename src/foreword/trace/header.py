@@ -25,7 +25,8 @@ class TraceHeader:
     """What a replay needs to know of the engine.
 
     engine: its name and version. token_ids: see `TokenIds`. first_step: the number that the engine gave the first step
-    of the trace. started: the time of the first line, seconds since 1970. The others are as in `RequestStates`.
+    of the trace. started: the time of the first line, seconds since 1970. settings: those of the engine's scheduler and
+    cache, by name, which a simulation of the recorded load begins with. The others are as in `RequestStates`.
     """
 
     max_num_reqs: int
@@ -40,6 +41,7 @@ class TraceHeader:
     token_ids: TokenIds = "plain"
     first_step: int = 1
     started: float | None = None
+    settings: Mapping[str, float | str | bool] = field(default_factory=dict)
     version: int = field(default=FORMAT, compare=False)
 
     @classmethod
@@ -64,7 +66,7 @@ class TraceHeader:
         line |= {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("version", *_OPTIONAL)}
         line["kv_groups"] = [{name: getattr(group, name) for name in GROUP_KEYS} for group in self.kv_groups]
         line["context_parallel"] = None if cp is None else asdict(cp)
-        defaults = {f.name: f.default for f in fields(self)}
+        defaults = {f.name: f.default for f in fields(self)} | {"settings": {}}
         return line | {n: value for n in _OPTIONAL if (value := getattr(self, n)) != defaults[n]}
 
     @classmethod
@@ -96,11 +98,15 @@ class TraceHeader:
         cp = values.get("context_parallel")
         values["kv_groups"] = tuple(KVGroup(**group) for group in groups)
         values["context_parallel"] = None if cp is None else ContextParallel(**cp)
-        for name, kind in (("engine", str), ("token_ids", str), ("first_step", int), ("started", int | float)):
+        kinds = {"engine": str, "token_ids": str, "first_step": int, "started": int | float, "settings": dict}
+        for name, kind in kinds.items():
             if (value := values.get(name)) is not None and (not isinstance(value, kind) or isinstance(value, bool)):
                 raise PlanError(f"{name}={shown(value)}: has another type than the format says")
         if values.get("token_ids", "plain") not in get_args(TokenIds):
             raise PlanError(f"token_ids={shown(values['token_ids'])}: must be one of {', '.join(get_args(TokenIds))}")
+        for name, value in values.get("settings", {}).items():
+            if not isinstance(value, str | int | float):
+                raise PlanError(f"settings: {name!r:.80}={shown(value)}: expected a number, a text, true or false")
         return cls(**values, version=version)
 
     def beginning_at(self, step: int) -> TraceHeader:
@@ -120,5 +126,5 @@ class TraceHeader:
         )
 
 
-_OPTIONAL = ("engine", "token_ids", "first_step", "started")
+_OPTIONAL = ("engine", "token_ids", "first_step", "started", "settings")
 _NAMES = {f.name for f in fields(TraceHeader)} - {"version"}
