@@ -112,7 +112,7 @@ def test_samples_have_the_log_probabilities_that_requests_asked_for(tmp_path):
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_salts_and_the_times_of_each_step_are_recorded_also_after_a_new_part_begins(tmp_path, is_async):
+def test_salts_are_recorded_also_after_a_new_part_begins(tmp_path, is_async):
     path = tmp_path / "steps.jsonl"
     engine = make(record=str(path), async_scheduling=is_async)
     salts = {f"q{i}": (None, "tenant", "other")[i % 3] for i in range(6)}
@@ -122,22 +122,35 @@ def test_salts_and_the_times_of_each_step_are_recorded_also_after_a_new_part_beg
     for _ in range(3):
         engine.step()
     engine.recorder._file.lost = "a test loses them"
-    begin = time.perf_counter()
     while engine.has_work:
         engine.step()
-    lasted = time.perf_counter() - begin
     engine.close()
-    events = list(TraceReader(path))
-    adds = [event for event in events if isinstance(event, Add)]
+    adds = [event for event in TraceReader(path) if isinstance(event, Add)]
     assert len(adds) > len(salts)
     assert all(event.cache_salt == salts[event.req_id] for event in adds)
-    restart = next(i for i, event in enumerate(events) if isinstance(event, Restart))
-    after = [event for event in events[restart:] if isinstance(event, Commit)]
-    total = sum(event.model_ms / 1e3 + event.host_us / 1e6 for event in after[1:])
-    assert all(event.model_ms > 0 and event.host_us > 0 for event in after)
-    assert 0.5 * lasted < total < lasted
     settings = TraceReader(path).header.settings
     assert (settings["num_blocks"], settings["policy"], settings["max_num_seqs"]) == (40, "fcfs", 4)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_times_of_the_steps_add_up_to_the_time_with_requests(tmp_path, is_async):
+    path = tmp_path / "steps.jsonl"
+    engine = make(record=str(path), async_scheduling=is_async)
+    serve(engine, 4)
+    time.sleep(0.05)  # without requests
+    serve(engine, 4, seed=1)
+    engine.close()
+    events = list(TraceReader(path))
+    half = [i for i, event in enumerate(events) if isinstance(event, Arrive)][4]
+    for part in (events[:half], events[half:]):
+        arrived = next(event.time for event in part if isinstance(event, Arrive))
+        commits = [event for event in part if isinstance(event, Commit)]
+        assert all(event.model_ms > 0 and event.host_us > 0 for event in commits)
+        total = sum(event.model_ms / 1e3 + event.host_us / 1e6 for event in commits)
+        last = [event for event in part if isinstance(event, Step)][-1].time + commits[-1].model_ms / 1e3
+        ends = [event for event in part if isinstance(event, End)]
+        assert last - 1e-4 < arrived + total < ends[-1].time + 1e-4
+        assert all(event.arrival <= arrived + 1e-4 or event.arrival < event.time for event in ends)
 
 
 def test_a_recording_of_a_limited_size_holds_the_last_steps(tmp_path, monkeypatch):

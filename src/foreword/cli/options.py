@@ -295,11 +295,16 @@ def chosen_model(context: typer.Context, argument: str | None, option: str) -> s
     return argument
 
 
+def source_of(context: typer.Context, name: str) -> str:
+    """Return where the value of a parameter comes from: "DEFAULT", "COMMANDLINE", "ENVIRONMENT" or "DEFAULT_MAP"."""
+    source = context.get_parameter_source(name)
+    return "DEFAULT" if source is None else source.name
+
+
 def check_used(context: typer.Context, names: Collection[str], needed: str) -> None:
     """Raise BadParameter for parameters that were given and that do nothing without ``needed``."""
     for name in names:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name != "DEFAULT":
+        if source_of(context, name) != "DEFAULT":
             flag = max(next(one.opts for one in context.command.params if one.name == name), key=len)
             raise typer.BadParameter(f"it does nothing {needed}; leave it out.", param_hint=flag)
 

@@ -142,7 +142,7 @@ class Engine:
         self.loras = Loras(executor, read_lora, config.lora_bytes, self._outputs.lora_ids)
         self.recorder: EngineRecorder | None = None
         if config.record is not None or config.flight_steps:
-            self.recorder = EngineRecorder(states, config, self.loras, num_blocks)
+            self.recorder = EngineRecorder(states, config, loras=self.loras, num_blocks=num_blocks, clock=clock)
             self.observers.add(self.recorder)
         self._intake = Intake(
             states,

@@ -41,12 +41,21 @@ class EngineRecorder(EngineObserver):
     name of the file that has the last steps. The time of events is that of the engine's start.
     """
 
-    def __init__(self, states: RequestStates, config: EngineConfig, loras: Loras, num_blocks: int) -> None:
-        """ConfigError if the file cannot be made."""
+    def __init__(
+        self,
+        states: RequestStates,
+        config: EngineConfig,
+        *,
+        loras: Loras,
+        num_blocks: int,
+        clock: Callable[[], float],
+    ) -> None:
+        """loras, num_blocks, clock: the engine's. ConfigError if the file cannot be made."""
         self._states, self._config, self._loras, self._num_blocks = states, config, loras, num_blocks
         self._capture = Capture(states)
         self._ring = FlightRing(config.flight_steps) if config.flight_steps else None
-        self._start, self._started = time.perf_counter(), time.time()
+        self._clock = clock
+        self._start, self._started = clock(), time.time()
         self._num_steps = self._num_failures = 0
         self._planned_at = self._ran_at = 0.0
         self._since = 0.0  # the end of the last step, or the arrival of the first request after it
@@ -74,7 +83,8 @@ class EngineRecorder(EngineObserver):
     def request_ended(self, output: RequestOutput) -> None:
         self._num_requests -= 1
         reasons = dict.fromkeys(c.finish_reason or "error" for c in output.outputs)
-        self._capture.end(output.request_id, ", ".join(reasons), self._now())
+        arrival = output.metrics.arrival_time - self._start
+        self._capture.end(output.request_id, ", ".join(reasons), self._now(), arrival)
 
     def step_planned(self, plan: StepPlan, batch: InputBatch) -> None:
         self._planned_at = now = self._now()
@@ -196,7 +206,7 @@ class EngineRecorder(EngineObserver):
         _LOGGER.error("a step failed (%s: %s); %s", type(error).__name__, error, where)
 
     def _now(self) -> float:
-        return time.perf_counter() - self._start
+        return self._clock() - self._start
 
 
 def _only_decodes(plan: StepPlan, batch: InputBatch) -> bool:

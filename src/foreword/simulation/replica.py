@@ -20,7 +20,7 @@ from foreword.scheduler.scheduler import Scheduler
 from foreword.simulation.cost import CostModel
 from foreword.simulation.report import SimulationReport
 from foreword.simulation.rows import Rows, SimulatedCache, SimulatedRequest, piece_size, simulated_request
-from foreword.simulation.trace import Arrival
+from foreword.simulation.trace import HASHED_TOKENS, Arrival
 
 # Under lasting overload the rest of the queue stays outside the scheduler, so that memory stays flat.
 MAX_WAITING = 4096
@@ -41,7 +41,10 @@ class _Decoding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """Equal replicas and a router. tick: seconds, see the module. Requests are cut to max_model_len, prompt first."""
+    """Equal replicas and a router. tick: seconds, see the module. Requests are cut to max_model_len, prompt first.
+
+    hashed_tokens: those that one hash id of an arrival stands for.
+    """
 
     max_model_len: int
     num_blocks: int
@@ -52,6 +55,7 @@ class Fleet:
     num_replicas: int = 1
     router: str = "round-robin"
     tick: float = 0.25
+    hashed_tokens: int = HASHED_TOKENS
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_replicas <= MAX_REPLICAS:
@@ -81,7 +85,9 @@ class Replica:
                 "num_blocks"
             )
         self.rows = Rows(config.max_num_seqs, max_model_len, block_size)
-        self.cache = SimulatedCache(self.rows, num_blocks, prefix_caching=fleet.prefix_caching)
+        self.cache = SimulatedCache(
+            self.rows, num_blocks, prefix_caching=fleet.prefix_caching, hashed_tokens=fleet.hashed_tokens
+        )
         self.scheduler = Scheduler(cast(RequestStates, self.rows), self.cache, config)
         self.cost, self.report = fleet.cost, report
         self._memory_use = report.memory_use if fleet.num_replicas == 1 else None
@@ -90,7 +96,8 @@ class Replica:
         # Whether an arriving request may be admitted before the waiting ones.
         self._may_overtake = config.policy != "fcfs"
         self._pending: deque[tuple[int, Arrival]] = deque()
-        self._block_size, self._piece = block_size, piece_size(block_size)
+        self._block_size, self._piece = block_size, piece_size(block_size, fleet.hashed_tokens)
+        self._hashed_tokens = fleet.hashed_tokens
         self._last_token = np.zeros(config.max_num_seqs)  # by row: when its last token came
         self._has_token = np.zeros(config.max_num_seqs, np.bool_)
         self._repeats = False  # whether the next step repeats the one before
@@ -132,7 +139,9 @@ class Replica:
         pending, waiting = self._pending, self.scheduler.waiting
         while pending and pending[0][1].time <= self.now and len(waiting) < MAX_WAITING:
             index, arrival = pending.popleft()
-            self.scheduler.add(simulated_request(arrival, index, self.rows.max_model_len, self._piece))
+            self.scheduler.add(
+                simulated_request(arrival, index, self.rows.max_model_len, self._piece, self._hashed_tokens)
+            )
             if self._may_overtake or len(waiting) == 1:
                 self._repeats = False
 
@@ -232,7 +241,8 @@ class Replica:
             done = rows[~stays].astype(np.int32)
             for row in done.tolist():
                 request = cast(SimulatedRequest, self.scheduler.running.request_in(row))
-                self.report.add_times(request, self.now)
+                if request.is_measured:
+                    self.report.add_times(request, self.now)
                 self.ended.append(request.arrival)
             self.scheduler.finish(done)
             rows, known, left = rows[stays], known[stays], left[stays]

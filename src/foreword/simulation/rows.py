@@ -25,9 +25,9 @@ GREEDY = SamplingParams(temperature=0.0)
 _UNNAMED: I32 = np.zeros(0, np.int32)
 
 
-def piece_size(block_size: int) -> int:
+def piece_size(block_size: int, hashed_tokens: int) -> int:
     """Tokens of a piece: the most that divide a block and what a hash id of a trace covers."""
-    return gcd(block_size, HASHED_TOKENS)
+    return gcd(block_size, hashed_tokens)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +44,7 @@ class Content:
 @dataclass(slots=True, eq=False, kw_only=True)
 class SimulatedRequest(Request):
     """names: int32, of the pieces of its prompt and answer. arrived, first_token: seconds; −1 before. seat: the row it
-    has or had. last_token: when its last token came, or itself, while it has no row.
+    has or had. last_token: when its last token came, or itself, while it has no row. is_measured: see `Arrival`.
     """
 
     names: I32 = field(default_factory=lambda: _UNNAMED)
@@ -52,12 +52,15 @@ class SimulatedRequest(Request):
     first_token: float = -1.0
     seat: int = -1
     last_token: float = 0.0
+    is_measured: bool = True
 
     def tokens(self) -> I32:
         return cast(I32, Content(len(self), self.names))
 
 
-def simulated_request(arrival: Arrival, index: int, max_model_len: int, size: int) -> SimulatedRequest:
+def simulated_request(
+    arrival: Arrival, index: int, max_model_len: int, size: int, hashed_tokens: int = HASHED_TOKENS
+) -> SimulatedRequest:
     """The request of an arrival, cut to max_model_len, prompt first. size: tokens of a piece."""
     length = min(arrival.input_length, max_model_len - 1)
     end = min(length + arrival.output_length, max_model_len)
@@ -67,9 +70,10 @@ def simulated_request(arrival: Arrival, index: int, max_model_len: int, size: in
         params=GREEDY,
         arrival=index,
         max_len=end,
-        names=arrival.names(index, length, end, size),
+        names=arrival.names(index, length, end, size, hashed_tokens),
         arrived=arrival.time,
         last_token=arrival.time,
+        is_measured=arrival.is_measured,
     )
 
 
@@ -133,9 +137,11 @@ class Rows:
 class SimulatedCache(KVCacheManager):
     """The engine's cache over the names of pieces."""
 
-    def __init__(self, rows: Rows, num_blocks: int, *, prefix_caching: bool) -> None:
+    def __init__(
+        self, rows: Rows, num_blocks: int, *, prefix_caching: bool, hashed_tokens: int = HASHED_TOKENS
+    ) -> None:
         super().__init__(cast(RequestStates, rows), num_blocks, prefix_caching=prefix_caching, partial_reuse=False)
-        self._piece = piece_size(self._node_tokens)
+        self._piece = piece_size(self._node_tokens, hashed_tokens)
         self._names = rows.names
         self._content = CachedContent(
             self._node_tokens // self._piece,

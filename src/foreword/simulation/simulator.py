@@ -25,7 +25,7 @@ from foreword.errors import ConfigError
 from foreword.routing import Placement, make_router
 from foreword.simulation.replica import Fleet, Replica
 from foreword.simulation.report import SimulationReport
-from foreword.simulation.trace import HASHED_TOKENS, Arrival
+from foreword.simulation.trace import Arrival
 
 Exchange = Callable[[list[int]], list[int]]
 """Takes the requests that ended in this tick here, returns those that ended in the last one elsewhere."""
@@ -148,7 +148,9 @@ class _Part:
         yield until, found
 
     def _place(self, index: int, arrival: Arrival) -> None:
-        placement = self._placed[index] = self._router.choose(arrival.input_length, arrival.hash_ids, HASHED_TOKENS)
+        size = self._fleet.hashed_tokens
+        ids = arrival.hash_ids[: -(-arrival.input_length // size)]  # others are of the answer
+        placement = self._placed[index] = self._router.choose(arrival.input_length, ids, size)
         number = placement.replica
         if number % self._num_parts != self._part:
             return

@@ -29,8 +29,10 @@ _HALF = 2**30  # token ids below this represent hash ids, those from here on req
 
 @dataclass(slots=True)
 class Arrival:
-    """time: seconds since the trace began. hash_ids: equal ids at equal places mean equal prompt beginnings.
+    """time: seconds since the trace began. hash_ids: equal ids at equal places mean equal beginnings.
 
+    num_hashed: the tokens that the ids stand for, if these reach into the answer; None: those of the prompt.
+    is_measured: whether its latencies count.
     Not to be changed; not frozen, for speed.
     """
 
@@ -38,26 +40,30 @@ class Arrival:
     input_length: int
     output_length: int
     hash_ids: tuple[int, ...] = ()
+    num_hashed: int | None = None
+    is_measured: bool = True
 
-    def names(self, index: int, length: int, end: int, size: int) -> I32:
-        """Names of the pieces of ``size`` tokens, which divide 512, of its first ``length`` tokens and the answer up to
-        ``end``: int32 [ceil(end / size)]. They are alike where the trace says so; others, and those with tokens of the
-        answer, are unique to the request (``index``).
+    def names(self, index: int, length: int, end: int, size: int, hashed_tokens: int = HASHED_TOKENS) -> I32:
+        """Names of the pieces of ``size`` tokens, which divide the ``hashed_tokens`` of an id, of its first ``length``
+        tokens and the answer up to ``end``: int32 [ceil(end / size)]. They are alike where the trace says so; others,
+        and those with tokens that no id stands for, are unique to the request (``index``).
         """
         names = np.empty(-(-end // size), np.int32)
         names.fill(_HALF + index % (_HALF - 1))
         if self.hash_ids:
-            ids = np.array([h % _HALF for h in self.hash_ids[: -(-length // HASHED_TOKENS)]], np.int32)
-            alike = ids.repeat(HASHED_TOKENS // size)[: length // size]
+            known = length if self.num_hashed is None else min(self.num_hashed, end)
+            ids = np.array([h % _HALF for h in self.hash_ids[: -(-known // hashed_tokens)]], np.int32)
+            alike = ids.repeat(hashed_tokens // size)[: known // size]
             names[: len(alike)] = alike
         return names
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A trace in memory, in the order of time."""
+    """A trace in memory, in the order of time. hashed_tokens: those that one hash id stands for."""
 
     arrivals: tuple[Arrival, ...]
+    hashed_tokens: int = HASHED_TOKENS
 
     @property
     def max_length(self) -> int:
@@ -100,7 +106,8 @@ class Load:
             begin = turn * period - arrivals[first].time if number else turn * period
             for a in arrivals[0 if turn else first :]:
                 ids = tuple([h + shift for h in a.hash_ids]) if shift else a.hash_ids
-                yield Arrival((a.time + begin) / speed, a.input_length, a.output_length, ids)
+                time = (a.time + begin) / speed
+                yield Arrival(time, a.input_length, a.output_length, ids, a.num_hashed, a.is_measured)
 
 
 FORMAT = "docs/simulation.md has the fields of .csv and .jsonl files"

@@ -131,6 +131,7 @@ class Ended:
     req_id: str
     reason: str
     time: float | None
+    arrival: float | None
 
 
 Captured = Filled | Freed | Exchanged | Grown | Planned | Repeated | Sampled | Failed | Arrived | Ended
@@ -274,9 +275,9 @@ class Capture:
         """A request entered the engine."""
         self._kept.append(Arrived(req_id, num_prompt_tokens, time))
 
-    def end(self, req_id: str, reason: str, time: float | None = None) -> None:
+    def end(self, req_id: str, reason: str, time: float | None = None, arrival: float | None = None) -> None:
         """A request ended."""
-        self._kept.append(Ended(req_id, reason, time))
+        self._kept.append(Ended(req_id, reason, time, arrival))
 
     def _filled(self, row: int, req_id: str) -> Filled:
         found = filled(self._states, row, req_id)

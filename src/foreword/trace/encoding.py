@@ -30,6 +30,7 @@ from foreword.trace.header import TraceHeader
 EXTRAS = ("sampling_params", "lora_request", "mm_features", "pooling_params")
 _RUN = ("model_ms", "host_us")
 """The times of a step's run, beside its commit."""
+_TIMES = ("time", "arrival")
 
 
 def plain(value: Any) -> Any:
@@ -61,7 +62,7 @@ def _without_defaults(event: Event) -> dict[str, Any]:
     for f in fields(event):
         value = plain(getattr(event, f.name))
         if f.name not in ("line", "extras") and (f.default is MISSING or value not in (f.default, [])):
-            values[f.name] = round(value, 6) if f.name == "time" else value
+            values[f.name] = round(value, 6) if f.name in _TIMES else value
     return values
 
 
@@ -310,7 +311,7 @@ _READERS: Mapping[type[Event], Mapping[str, Reader]] = {
         "time": _time,
     },
     Fail: {"error": _text, "time": _time},
-    End: {"req_id": _text, "reason": _text, "time": _time},
+    End: {"req_id": _text, "reason": _text, "time": _time, "arrival": _time},
     Restart: {"first_step": _int, "reason": _text},
 }
 """The fields of each kind of event, and what reads and checks the value of each."""

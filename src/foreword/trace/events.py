@@ -141,12 +141,16 @@ class Fail(Event):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class End(Event):
-    """A request ended. It has left its row, or leaves it with the next remove."""
+    """A request ended. It has left its row, or leaves it with the next remove.
+
+    arrival: when it came, before it entered the engine between two steps.
+    """
 
     kind = "end"
     req_id: str
     reason: str
     time: float | None = None
+    arrival: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -75,7 +75,7 @@ class Encoder:
                 case Arrived():
                     yield Arrive(req_id=value.req_id, num_prompt_tokens=value.num_prompt_tokens, time=value.time)
                 case Ended():
-                    yield End(req_id=value.req_id, reason=value.reason, time=value.time)
+                    yield End(req_id=value.req_id, reason=value.reason, time=value.time, arrival=value.arrival)
 
     def live(self, captured: Iterable[Captured]) -> list[Add]:
         """Return the requests of a snapshot, with which a trace begins."""

@@ -210,9 +210,9 @@ class TraceWriter:
         """See `Fail`."""
         self.write(Fail(error=error, time=time))
 
-    def end(self, req_id: str, reason: str, *, time: float | None = None) -> None:
+    def end(self, req_id: str, reason: str, *, time: float | None = None, arrival: float | None = None) -> None:
         """See `End`."""
-        self.write(End(req_id=req_id, reason=reason, time=time))
+        self.write(End(req_id=req_id, reason=reason, time=time, arrival=arrival))
 
     def restart(self, first_step: int, reason: str = "") -> None:
         """See `Restart`."""

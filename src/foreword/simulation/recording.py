@@ -1,0 +1,327 @@
+"""A recording of an engine's steps as a load: arrivals, the latencies that were measured, and the costs of its steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from foreword.errors import ConfigError, PlanError
+from foreword.simulation.cost import CostModel
+from foreword.simulation.statistics import Durations, LatencyHistogram
+from foreword.simulation.trace import Arrival, Trace
+from foreword.trace.events import (
+    Add,
+    Arrive,
+    Commit,
+    End,
+    Event,
+    Fail,
+    Remove,
+    Restart,
+    Step,
+    Tokens,
+    count_of,
+    ids_of,
+)
+from foreword.trace.reader import TraceReader
+
+CUT_SHORT = frozenset(("abort", "error"))
+"""Reasons of an end that is not that of the answer."""
+FAR = 5.0
+"""Steps that took so many times as long as others like them do not count for the costs."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Measured:
+    """Latencies in seconds, as in a `SimulationReport`."""
+
+    time_to_first_token: Durations = field(default_factory=Durations)
+    time_per_output_token: Durations = field(default_factory=Durations)
+    end_to_end: Durations = field(default_factory=Durations)
+    time_between_tokens: LatencyHistogram = field(default_factory=LatencyHistogram)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """What a simulation reads of a recording.
+
+    trace: its arrivals. A request that was cut short, or that is not in the recording as a whole, takes part with the
+    tokens that it has, and its latencies do not count. measured: those of the others.
+    cost: fitted to the steps; cost_error: the mean relative error of that fit; num_steps: the steps that it is from.
+    settings: of the scheduler and the cache, by name. notes: how the simulation differs from the engine.
+    """
+
+    trace: Trace
+    measured: Measured
+    cost: CostModel
+    cost_error: float
+    num_steps: int
+    settings: Mapping[str, float | str | bool]
+    notes: Sequence[str]
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """arrived: NaN before the recording. num_steps: those that brought it tokens. computed: tokens after its last step.
+
+    is_measured: whether all of it is in the recording. is_ended: whether it ended by itself.
+    origin: an id that stands for what must be equal besides tokens.
+    """
+
+    arrived: float
+    origin: int
+    prompt: Tokens
+    tokens: list[int] = field(default_factory=list)
+    num_steps: int = 0
+    computed: int = 0
+    first_token: float = math.nan
+    last_token: float = math.nan
+    is_measured: bool = False
+    is_ended: bool = False
+
+    @property
+    def num_prompt(self) -> int:
+        return count_of(self.prompt)
+
+
+@dataclass(slots=True)
+class _RanStep:
+    """seconds: of its run and the rest, where these are known."""
+
+    num_tokens: int
+    num_context: int
+    time: float | None
+    seconds: float | None = None
+
+
+def read_recording(path: str | Path) -> Recording:
+    """Return the load of a trace of steps with times. ConfigError for one without these, or without requests.
+
+    PlanError if its first line cannot be read. Damage ends the recording there, and is one of the notes.
+    """
+    return _Reading(path).recording()
+
+
+class _Reading:
+    """Goes through the events once."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path, self._reader = path, TraceReader(path)
+        self._requests: dict[str, _Request] = {}
+        self._arrived: dict[str, float] = {}
+        self._open: set[str] = set()  # requests in progress
+        self._steps: list[tuple[int, int, float]] = []  # tokens, tokens of context, seconds
+        self._ids: dict[tuple[object, ...], int] = {}
+        self._last: _RanStep | None = None
+        self._groups: dict[str, list[_Request]] = {}  # the completions of each request
+        self._measured = Measured()
+        self._num_drafts = 0
+        self._notes: list[str] = []
+
+    def recording(self) -> Recording:
+        try:
+            for event in self._reader:
+                self._read(event)
+        except PlanError as damage:
+            self._notes.append(f"{damage}; what comes before it is used")
+        self._finish_step(None)
+        if not self._requests:
+            raise ConfigError(f"{self._path}: the recording has no requests")
+        if not self._steps:
+            raise ConfigError(f"{self._path}: the recording has no times of steps; record with --record")
+        cost, error = self._cost()
+        header = self._reader.header
+        settings: dict[str, float | str | bool] = {
+            "max_num_batched_tokens": header.max_num_batched_tokens,
+            "max_num_seqs": header.max_num_reqs,
+            "max_model_len": header.max_model_len,
+            "block_size": header.kv_groups[0].block_size,
+            **header.settings,
+        }
+        self._note()
+        return Recording(
+            trace=self._trace(),
+            measured=self._latencies(),
+            cost=cost,
+            cost_error=error,
+            num_steps=len(self._steps),
+            settings=settings,
+            notes=self._notes,
+        )
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def _read(self, event: Event) -> None:
+        match event:
+            case Arrive():
+                self._arrived[event.req_id] = math.nan if event.time is None else event.time
+                self._open.add(event.req_id)
+            case Add():
+                self._add(event)
+            case Step():
+                self._finish_step(event.time)
+                self._begin_step(event)
+            case Commit():
+                self._commit(event)
+            case Remove():
+                if not event.preempted:
+                    self._close(event.req_id)
+            case End():
+                self._end(event)
+            case Fail():
+                self._last = None
+            case Restart():
+                self._last = None
+                for request in self._requests.values():
+                    request.is_measured = False
+
+    def _add(self, event: Add) -> None:
+        self._open.add(event.req_id)
+        request = self._requests.get(event.req_id)
+        if request is None:
+            arrived = self._arrived.get(_group(event.req_id), math.nan)
+            origin = self._id("origin", event.cache_salt, event.lora_id)
+            request = _Request(arrived, origin, event.prompt_token_ids, is_measured=not math.isnan(arrived))
+            if count_of(event.output_token_ids):  # it began before the recording: all that it has is its prompt
+                tokens = [ids_of(event.prompt_token_ids), ids_of(event.output_token_ids)]
+                request.prompt = np.concatenate(tokens)
+            self._requests[event.req_id] = request
+            self._groups.setdefault(_group(event.req_id), []).append(request)
+        request.computed = event.num_computed_tokens
+
+    def _begin_step(self, event: Step) -> None:
+        self._num_drafts += bool(event.draft_tokens)
+        counts = np.asarray(event.counts).tolist()
+        for req_id, count in zip(event.req_ids, counts, strict=True):
+            self._request(req_id).computed += count
+        context = sum(self._requests[req_id].computed for req_id in event.req_ids)
+        self._last = _RanStep(sum(counts), context, event.time)
+
+    def _finish_step(self, next_time: float | None) -> None:
+        """Count the last step: with requests in progress it lasts until the next one begins."""
+        last, self._last = self._last, None
+        if last is None:
+            return
+        seconds = last.seconds
+        if self._open and last.time is not None and next_time is not None:
+            seconds = next_time - last.time
+        if seconds is not None and seconds > 0:
+            self._steps.append((last.num_tokens, last.num_context, seconds))
+
+    def _commit(self, event: Commit) -> None:
+        last, now = self._last, math.nan
+        if last is not None and event.model_ms is not None:
+            last.seconds = event.model_ms / 1e3 + (event.host_us or 0.0) / 1e6
+            now = math.nan if last.time is None else last.time + event.model_ms / 1e3
+        waited: list[float] = []
+        for req_id, tokens in event.tokens.items():
+            if not count_of(tokens):
+                continue
+            request = self._request(req_id)
+            request.tokens += np.asarray(ids_of(tokens)).tolist()
+            request.computed = request.num_prompt + len(request.tokens) - 1
+            request.num_steps += 1
+            if request.num_steps == 1:
+                request.first_token = now
+            elif not math.isnan(now - request.last_token):
+                waited.append(now - request.last_token)
+            request.last_token = now
+        self._measured.time_between_tokens.add(waited)
+
+    def _end(self, event: End) -> None:
+        for request in self._groups.get(event.req_id, ()):
+            if event.arrival is not None:
+                request.arrived = event.arrival
+            request.is_ended = not set(event.reason.split(", ")) & CUT_SHORT
+        self._close(event.req_id)
+
+    def _close(self, req_id: str) -> None:
+        self._open.discard(req_id)
+        if not self._open:  # the time until the next step is not that of this one
+            self._finish_step(None)
+
+    def _request(self, req_id: str) -> _Request:
+        if req_id not in self._requests:
+            raise PlanError(f"request {req_id!r:.80} has tokens, and was not added")
+        return self._requests[req_id]
+
+    def _id(self, *what: object) -> int:
+        """Return the number of what a hash id stands for, a new one for what is new."""
+        return self._ids.setdefault(what, len(self._ids))
+
+    # -- results -------------------------------------------------------------------------------------------------------
+
+    def _cost(self) -> tuple[CostModel, float]:
+        """Return the costs of a step and their mean error. Steps that took far longer than others like them are left
+        out: something else ran.
+        """
+        tokens, context, seconds = (np.array(column) for column in zip(*self._steps, strict=True))
+        cost = CostModel.fitted(tokens, context, seconds)
+        usual = seconds < FAR * (cost.step + cost.token * tokens + cost.context * context)
+        if usual.any():
+            tokens, context, seconds = tokens[usual], context[usual], seconds[usual]
+            cost = CostModel.fitted(tokens, context, seconds)
+        return cost, cost.error(tokens, context, seconds)
+
+    def _trace(self) -> Trace:
+        size = self._reader.header.kv_groups[0].block_size
+        known = [request.arrived for request in self._requests.values() if not math.isnan(request.arrived)]
+        begin = min(known, default=0.0)
+        arrivals = []
+        for request in self._requests.values():
+            length, time = request.num_prompt, 0.0 if math.isnan(request.arrived) else request.arrived - begin
+            ids, num_hashed = (), length
+            if not isinstance(request.prompt, int):
+                ids = self._hash_ids(request, size)
+                num_hashed = size * len(ids)
+            steps = max(request.num_steps, 1)
+            arrivals.append(Arrival(time, length, steps, ids, num_hashed, request.is_measured and request.is_ended))
+        arrivals.sort(key=lambda arrival: arrival.time)
+        return Trace(tuple(arrivals), size)
+
+    def _hash_ids(self, request: _Request, size: int) -> tuple[int, ...]:
+        """Return an id per whole piece of prompt and answer, which stands for its tokens and all before them."""
+        tokens = np.concatenate((np.asarray(request.prompt), np.array(request.tokens, np.int64))).astype(np.int32)
+        ids, before = [], request.origin
+        for end in range(size, len(tokens) + 1, size):
+            before = self._id(before, tokens[end - size : end].tobytes())
+            ids.append(before)
+        return tuple(ids)
+
+    def _latencies(self) -> Measured:
+        measured = self._measured
+        for request in self._requests.values():
+            if not (request.is_measured and request.is_ended) or math.isnan(request.last_token - request.arrived):
+                continue
+            measured.time_to_first_token.add(request.first_token - request.arrived)
+            measured.end_to_end.add(request.last_token - request.arrived)
+            if request.num_steps > 1:
+                lasted = request.last_token - request.first_token
+                measured.time_per_output_token.add(lasted / (request.num_steps - 1))
+        return measured
+
+    def _note(self) -> None:
+        """Say how the simulation differs from the engine."""
+        header, requests = self._reader.header, self._requests.values()
+        if left_out := sum(not (r.is_measured and r.is_ended) for r in requests):
+            self._notes.append(
+                f"{left_out} requests were cut short, or are not in the recording as a whole: they take part, and their "
+                "latencies do not count"
+            )
+        if never := len(self._arrived.keys() - self._groups.keys()):
+            self._notes.append(f"{never} requests never began, and are left out")
+        if self._num_drafts:
+            self._notes.append(f"{self._num_drafts} steps verified drafts: the tokens that one step brings count as one")
+        if header.token_ids == "omitted":
+            self._notes.append("the recording has no token ids, so no prompt has the beginning of another one")
+        if len(header.kv_groups) > 1 or header.kv_groups[0].sliding_window or header.kv_groups[0].recurrent:
+            self._notes.append("the model's KV groups are simulated as one of full attention")
+
+
+def _group(req_id: str) -> str:
+    """Return the request that a completion belongs to."""
+    return req_id.partition("\0")[0]
