@@ -256,8 +256,8 @@ class _Reading:
     # -- results -------------------------------------------------------------------------------------------------------
 
     def _cost(self) -> tuple[CostModel, float]:
-        """Return the costs of a step and their mean error. Steps that took far longer than others like them are left
-        out: something else ran.
+        """Return the costs of a step and their mean error. Steps that took far longer than others like them are left out:
+        something else ran. A common factor of the costs makes all steps together take as long as they did.
         """
         tokens, context, seconds = (np.array(column) for column in zip(*self._steps, strict=True))
         cost = CostModel.fitted(tokens, context, seconds)
@@ -265,6 +265,8 @@ class _Reading:
         if usual.any():
             tokens, context, seconds = tokens[usual], context[usual], seconds[usual]
             cost = CostModel.fitted(tokens, context, seconds)
+        factor = seconds.sum() / (cost.step + cost.token * tokens + cost.context * context).sum()
+        cost = CostModel(*(float(factor * value) for value in (cost.step, cost.token, cost.context)))
         return cost, cost.error(tokens, context, seconds)
 
     def _trace(self) -> Trace:

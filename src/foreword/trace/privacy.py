@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from secrets import randbits
+from hashlib import blake2b
+from secrets import randbits, token_bytes
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ class TokenCover:
     """Replaces the token ids of events. Texts and token ids of sampling parameters are left out, too."""
 
     def __init__(self, how: TokenIds, vocab_size: int) -> None:
-        self._how = how
+        self._how, self._key = how, token_bytes(16)
         self._table: I64 | None = None
         if how == "hashed":  # 0 stays, which is also the id of padding and of tokens that are not known yet
             others = np.random.default_rng(randbits(128)).permutation(vocab_size - 1) + 1
@@ -37,7 +38,7 @@ class TokenCover:
                     event,
                     prompt_token_ids=self._tokens(event.prompt_token_ids),
                     output_token_ids=self._tokens(event.output_token_ids),
-                    cache_salt=None,
+                    cache_salt=self._salt(event.cache_salt),
                     extras=_without_content(event.extras),
                 )
             case Correct(token_ids=(at, ids)):
@@ -51,6 +52,12 @@ class TokenCover:
             case Commit():
                 return replace(event, tokens={req_id: self._tokens(ids) for req_id, ids in event.tokens.items()})
         return event
+
+    def _salt(self, salt: str | None) -> str | None:
+        """Return a name that only equal salts of this trace have."""
+        if salt is None or self._how == "omitted":
+            return None
+        return blake2b(salt.encode("utf-8", "surrogatepass"), key=self._key, digest_size=8).hexdigest()
 
     def _tokens(self, ids: Tokens) -> Tokens:
         if self._table is None or isinstance(ids, int):
