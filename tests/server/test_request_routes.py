@@ -133,6 +133,22 @@ def test_abort_ends_a_stream_with_what_there_is(server):
     assert server.post("/abort", {"request_id": "it"}).status_code == 404
 
 
+def test_why_a_prompt_was_not_in_the_cache_is_told_and_the_text_of_others_to_admins_alone(server):
+    server.post("/v1/completions", {"prompt": "m" * 40 + "secret of another client", "max_tokens": 1})
+    body = {"prompt": "m" * 40 + "mine", "max_tokens": 3000, "temperature": 0, "ignore_eos": True, "stream": True}
+    answer = server.later("/v1/completions", body | {"stream_options": {"include_usage": True}}, headers=IT)
+    server.wait_until(lambda: server.steps > 2 and "cache" in server.get("/requests/it/why").json())
+    found = server.get("/requests/it/why").json()["cache"]
+    assert (found["reason"], found["position"], found["prompt"]) == ("differs", 40, "mine")
+    assert found["reused"] <= 40 < found["prompt_tokens"]
+    assert "secret" not in str(found)
+    (listed,) = (one for one in server.get("/requests").json()["data"] if one["id"] == "it")
+    assert listed["cache"]["cached"] == "secret o"
+    server.post("/abort", {"request_id": "it"})
+    usage = frames_of(answer.result(60).text)[-1]["usage"]
+    assert usage["prompt_tokens_details"]["cache_miss"] == {"reason": "differs", "position": 40}
+
+
 def test_the_reason_why_a_request_waits(talker):
     with serving(talker, engine={"max_num_seqs": 1}) as running:
         connections, running.pace = [], 0.01

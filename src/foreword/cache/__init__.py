@@ -12,13 +12,14 @@ from foreword.cache.groups import (
 from foreword.cache.hits import PrefixHit
 from foreword.cache.keys import adapter_of, prefix_keys, salt_of, with_adapter
 from foreword.cache.manager import Allocation, KVCacheManager
+from foreword.cache.miss import MEANING, CacheMiss
 from foreword.cache.pool import BlockPool, PoolObserver
 from foreword.cache.prefix import PrefixNode, PrefixTree, hash_block
 from foreword.cache.snapshots import StateSnapshots
 
 __all__ = [
     "Allocation", "BlockPool", "BlockRemoved", "BlockStored", "CacheCleared", "CacheEvent", "CacheGroup",
-    "FullAttention", "KVCacheManager", "PoolObserver", "PrefixHit", "PrefixNode", "PrefixTree", "RecurrentState",
-    "SlidingWindow", "StateSnapshots", "adapter_of", "cache_group", "hash_block", "longest_common_hit",
-    "prefix_keys", "salt_of", "with_adapter",
+    "CacheMiss", "FullAttention", "KVCacheManager", "MEANING", "PoolObserver", "PrefixHit", "PrefixNode",
+    "PrefixTree", "RecurrentState", "SlidingWindow", "StateSnapshots", "adapter_of", "cache_group", "hash_block",
+    "longest_common_hit", "prefix_keys", "salt_of", "with_adapter",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ from foreword.cache.content import CachedContent
 from foreword.cache.events import CacheEvent
 from foreword.cache.groups import cache_group, longest_common_hit
 from foreword.cache.hits import PrefixHit
+from foreword.cache.miss import CacheMiss, MissReason, ids, parting
 from foreword.cache.pool import BlockPool
 from foreword.cache.prefix import NO_EXTRA, BlockKeys, ExtraKeys, HashFunction, PrefixNode, PrefixTree, hash_block
 from foreword.cache.snapshots import NO_BLOCKS, NO_COPIES, StateSnapshots
@@ -136,6 +137,37 @@ class KVCacheManager:
             stops=self._stops(len(token_ids), num_known),
             next_block=self._block_after(data, full, limit),
         )
+
+    def why_missed(self, hit: PrefixHit, token_ids: I32, keys: BlockKeys = NO_KEYS) -> CacheMiss | None:
+        """Return why no more of a request was reused than a hit that is valid now; None if all but its last token was.
+
+        A few comparisons of blocks, once per request.
+        """
+        reused, total, known = hit.num_tokens, hit.prompt_len, hit.num_known
+        if reused == total - 1:
+            return None
+        data = self._content_of(token_ids)
+        position, theirs = reused, b""
+        reason: MissReason = "off"
+        if known > reused:
+            reason = self._lost(hit)
+        elif known >= 0:
+            reason, position, theirs = parting(self.tree, hit, data, keys)
+        return CacheMiss(reason, total, reused, position, ids(data[4 * position :]), ids(theirs))
+
+    def _lost(self, hit: PrefixHit) -> MissReason:
+        """Return why content that the tree knows after the end of a hit cannot be reused."""
+        size, at = self._node_tokens, hit.num_tokens // self._node_tokens
+        if not hit.path and hit.num_known >= size:
+            return "no_blocks"
+        if self._snapshots is not None:
+            return "state"
+        if hit.num_known - hit.num_full < self._hit_unit or not hit.path:
+            return "part_of_block"
+        node = next((node for node in hit.path if at < node.end), hit.path[-1])
+        held = [bool(blocks[min(at, node.end - 1) - node.start]) for blocks in node.blocks]
+        is_held = all(one for g, one in enumerate(held) if g not in self._windowed)
+        return "window" if self._windowed and is_held else "evicted"
 
     def miss(self, num_tokens: int, num_known: int = -1, next_block: bytes = b"") -> PrefixHit:
         """An empty hit for a request of ``num_tokens``. num_known: see `PrefixHit`; −1 without a lookup."""

@@ -40,6 +40,27 @@ def hash_block(parent: bytes, tokens: bytes, extra: ExtraKeys) -> bytes:
     return digest.digest()
 
 
+class Forgotten:
+    """Blocks that left the tree, the last ``size``: which of them a prompt would have hit."""
+
+    def __init__(self, size: int = 4096) -> None:
+        self._size = size
+        self._seen: dict[int, None] = {}
+
+    def add(self, index: int, before: bytes, tokens: bytes, extra: ExtraKeys) -> None:
+        """Block ``index`` of a sequence, after the block ``before``, is forgotten."""
+        self._seen[hash((index, before, tokens, extra))] = None
+        if len(self._seen) > self._size:
+            del self._seen[next(iter(self._seen))]
+
+    def has(self, index: int, before: bytes, tokens: bytes, extra: ExtraKeys) -> bool:
+        """Whether such a block was forgotten."""
+        return hash((index, before, tokens, extra)) in self._seen
+
+    def clear(self) -> None:
+        self._seen.clear()
+
+
 class PrefixNode:
     """Blocks start … end − 1 of some sequences that are equal up to there.
 
@@ -90,6 +111,7 @@ class PrefixTree:
     ) -> None:
         self.block_size = block_size
         self.nodes: dict[int, PrefixNode] = {}  # all but the root, by serial
+        self.forgotten = Forgotten()
         self._bytes = 4 * block_size
         self._num_groups = num_groups
         self._on_cut = on_cut
@@ -222,6 +244,8 @@ class PrefixTree:
         """Forget a node without blocks, children and rows, and its parents likewise; shorten an unused leaf."""
         while node.parent is not None and not (node.num_blocks or node.children or node.rows):
             parent = node.parent
+            before = parent.tokens[-self._bytes :] if node.start else b""
+            self.forgotten.add(node.start, before, node.tokens[: self._bytes], node.extra)
             del self.nodes[node.serial]
             first = node.tokens[:4]
             siblings = parent.children[first]
@@ -240,6 +264,7 @@ class PrefixTree:
     def clear(self) -> None:
         """Forget every node and every row."""
         self.nodes.clear()
+        self.forgotten.clear()
         self.root.children.clear()
         self._path_ends.clear()
 
@@ -335,6 +360,8 @@ class PrefixTree:
                 needed = max(needed, int(held[-1]) + 1)
         if 2 * needed > node.end - node.start:
             return
+        before, block = self._blocks(node.tokens, needed - 1), self._blocks(node.tokens, needed)
+        self.forgotten.add(node.start + needed, before, block, NO_EXTRA)
         node.end = node.start + needed
         node.tokens = node.tokens[: needed * self._bytes]
         node.blocks = [ids[:needed].copy() for ids in node.blocks]

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, Unpack
 import numpy as np
 
 from foreword.batch import ContextParallel, KVGroup, PoolingParams, RequestStates, SamplingParams, advance
-from foreword.cache import KVCacheManager
+from foreword.cache import CacheMiss, KVCacheManager
 from foreword.engine.config import EngineConfig
 from foreword.engine.defaults import DEFAULT_PARAMS, described
 from foreword.engine.intake import Intake, Tokenizer
@@ -95,7 +95,8 @@ class Engine:
         self.suggested: Mapping[str, Any] = suggested or {}
         self.default_params = replace(DEFAULT_PARAMS, **self.suggested)
         self.observers = Observers(observers)
-        eos = frozenset(eos_token_ids)
+        self._tokenizer, self._eos = tokenizer, frozenset(eos_token_ids)
+        eos = self._eos
         limits = config.scheduler
         most_forced = config.most_forced_tokens(kv_groups)
         self.states = states = RequestStates(
@@ -272,6 +273,18 @@ class Engine:
         if first in group.siblings:
             return reason("prompt_of", request=request_id)
         return self.scheduler.why(first.request.request_id)
+
+    def cache_miss(self, request_id: str) -> CacheMiss | None:
+        """Return why no more of a request's prompt was in the cache; None before its first admission, if all of it was,
+        and for an unknown id.
+        """
+        group = self._outputs.groups.get(request_id)
+        found = None if group is None else group.completions[0].request.cache_miss
+        return None if found is None else self.refined(found)
+
+    def refined(self, miss: CacheMiss) -> CacheMiss:
+        """Return a request's `CacheMiss` with what the special tokens of the model tell, see `CacheMiss.among`."""
+        return miss if self._tokenizer is None else miss.among(self._tokenizer.special_token_ids.values(), self._eos)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False, and nothing changes, while requests hold blocks."""

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from foreword.arrays import F32
+from foreword.cache import CacheMiss
 from foreword.errors import ForewordError, shown
 from foreword.sampling import TokenLogprobs
 
@@ -168,7 +169,7 @@ class RequestMetrics:
     """Times in seconds on the engine's clock, None for events that have not happened.
 
     num_cached_tokens: prompt tokens found in the cache; cache_report: the same in words, with the position where the
-    hit ends. num_preemptions: how often it was preempted. num_output_tokens: sampled by all of its completions.
+    hit ends; cache_miss: why it ends there, None if all but the last token was found. num_preemptions: how often it was preempted. num_output_tokens: sampled by all of its completions.
     num_proposed_drafts, num_accepted_drafts: tokens guessed by speculation, and how many of them were right.
     """
 
@@ -178,6 +179,7 @@ class RequestMetrics:
     finished_time: float | None = None
     num_cached_tokens: int = 0
     cache_report: str = ""
+    cache_miss: CacheMiss | None = None
     num_preemptions: int = 0
     num_output_tokens: int = 0
     num_proposed_drafts: int = 0

@@ -249,6 +249,7 @@ class RequestGroup:
                 finished_time=self.finished_time,
                 num_cached_tokens=first.num_cached,
                 cache_report=first.hit_report,
+                cache_miss=first.cache_miss,
                 num_preemptions=preemptions,
                 num_output_tokens=tokens,
                 num_proposed_drafts=proposed,

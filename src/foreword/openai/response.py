@@ -126,15 +126,21 @@ def finish_reason(completion: CompletionOutput) -> str | None:
 
 
 def usage(outputs: Sequence[RequestOutput]) -> Body:
-    """The number of tokens: of the prompts, those of them that the cache had, of all completions, and of reasoning."""
+    """The number of tokens: of the prompts, those of them that the cache had, of all completions, and of reasoning.
+
+    cache_miss: of one prompt, why and where its reuse ends, if that is not at its last token.
+    """
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
     completion = sum(c.num_tokens for output in outputs for c in output.outputs)
+    cached: Body = {"cached_tokens": sum(output.metrics.num_cached_tokens for output in outputs)}
+    if len(outputs) == 1 and (miss := outputs[0].metrics.cache_miss) is not None:
+        cached["cache_miss"] = {"reason": miss.public().reason, "position": miss.position}
     reasoning = sum(c.reasoning_tokens or 0 for output in outputs for c in output.outputs)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(output.metrics.num_cached_tokens for output in outputs)},
+        "prompt_tokens_details": cached,
         "completion_tokens_details": {"reasoning_tokens": reasoning},
     }
 

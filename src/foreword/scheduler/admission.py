@@ -133,6 +133,7 @@ class AdmissionControl:
         request.has_run = False
         if not request.hit_report:
             request.hit_report, request.num_cached = str(hit), hit.num_tokens
+            request.cache_miss = self._cache.why_missed(hit, request.tokens(), request.keys)
         request.row, copies = admit(
             self._states,
             self._cache,

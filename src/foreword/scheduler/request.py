@@ -8,6 +8,7 @@ import numpy as np
 
 from foreword.arrays import I32
 from foreword.batch import CheckedParams, CheckedPrompt, PoolingParams, PromptInputs, SamplingParams
+from foreword.cache import CacheMiss
 from foreword.cache.manager import NO_KEYS
 from foreword.cache.prefix import BlockKeys
 
@@ -31,6 +32,7 @@ class Request:
     key             its place in the order of the policy
     num_cached      prompt tokens found in the cache at its first admission
     hit_report      the same in words: "reused 112 of 128; differs at position 112"
+    cache_miss      why not more, None if it was all but the last token
     num_preemptions number of preemptions
     has_run         whether a step computed tokens of it since its last admission
     """
@@ -52,6 +54,7 @@ class Request:
     key: tuple[int, ...] | None = None
     num_cached: int = 0
     hit_report: str = ""
+    cache_miss: CacheMiss | None = None
     num_preemptions: int = 0
     has_run: bool = False
 

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from foreword.cache import MEANING, CacheMiss
 from foreword.fields import STRING, Fields
 from foreword.scheduler import Reason
 from foreword.server.context import Context
@@ -83,8 +84,8 @@ def _in_engine(context: Context, name: str) -> list[str]:
 
 
 async def _states(context: Context, names: Sequence[str], *, others: bool = True) -> list[dict[str, Any]]:
-    """Return why each request waits. others: with the name of a request that it waits for, which may be of somebody
-    else.
+    """Return why each request waits, and why no more of its prompt was in the cache. others: with the name of a request
+    that it waits for, and the cached text that it parts from, which may be of somebody else.
     """
     engine = context.engine.engine
 
@@ -92,9 +93,20 @@ async def _states(context: Context, names: Sequence[str], *, others: bool = True
         found = engine.why(name)
         code = "new" if found.code == "unknown" else found.code
         details = {key: value for key, value in found.details if others or key != "request"}
-        return {"id": name, "state": code, "why": str(Reason(code, tuple(details.items()))), **details}
+        miss = engine.cache_miss(name)
+        cache = {} if miss is None else {"cache": _cache(context, miss if others else miss.public())}
+        return {"id": name, "state": code, "why": str(Reason(code, tuple(details.items()))), **details, **cache}
 
     return await context.engine.call(lambda: [state(name) for name in names])
+
+
+def _cache(context: Context, miss: CacheMiss) -> dict[str, Any]:
+    """Return what the cache had of a prompt, and why not more. cached: the text that the prompt parts from."""
+    found: dict[str, Any] = {
+        "reused": miss.num_reused, "prompt_tokens": miss.num_tokens, "reason": miss.reason, "meaning": MEANING[miss.reason],
+        "position": miss.position, "prompt": context.tokenizer.decode(list(miss.ours), False),
+    }  # fmt: skip
+    return {**found, "cached": context.tokenizer.decode(list(miss.theirs), False)} if miss.theirs else found
 
 
 def _in_preparation(name: str) -> dict[str, Any]:
@@ -109,9 +121,11 @@ OPERATIONS = (
     ),
     Operation(
         "/requests/{id}/why", _why,
-        access="key", summary="Explain why a request waits.",
+        access="key", summary="Explain why a request waits, and why not all of its prompt was in the cache.",
         details="The id is the header `X-Request-Id` of its response, which the client may choose. A request of several"
-        " prompts also has each of them in `parts`.",
+        " prompts also has each of them in `parts`. `cache` has the tokens that were reused, and the reason and position where"
+        " the reuse ends, with the prompt's text from there on; the cached text beside it is told by /requests alone, since"
+        " it may be of another client.",
         replicas=FIRST,
     ),
     Operation(

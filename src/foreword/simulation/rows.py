@@ -15,8 +15,10 @@ import numpy as np
 
 from foreword.arrays import I32, Ints
 from foreword.batch import BlockTable, ContentIds, KVGroup, NewRequest, RequestStates, SamplingParams
-from foreword.cache import KVCacheManager
+from foreword.cache import KVCacheManager, PrefixHit
 from foreword.cache.content import CachedContent
+from foreword.cache.manager import NO_KEYS
+from foreword.cache.prefix import BlockKeys
 from foreword.scheduler.request import Request
 from foreword.simulation.trace import HASHED_TOKENS, Arrival
 
@@ -150,6 +152,9 @@ class SimulatedCache(KVCacheManager):
             hash_function=cast(Any, None),  # without events, blocks have no names of their own
             on_event=None,
         )
+
+    def why_missed(self, hit: PrefixHit, token_ids: I32, keys: BlockKeys = NO_KEYS) -> None:
+        """Nobody asks."""
 
     def _content_of(self, token_ids: I32) -> bytes:
         content = cast(Content, token_ids)

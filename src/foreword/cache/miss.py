@@ -1,0 +1,115 @@
+"""Why a prompt was not reused further, and where it parts from the nearest cached content."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Literal
+
+import numpy as np
+
+from foreword.cache.hits import PrefixHit
+from foreword.cache.prefix import MAX_PARTIAL_CANDIDATES, NO_EXTRA, BlockKeys, ExtraKeys, PrefixTree, common_tokens
+
+MissReason = Literal[
+    "off", "never_computed", "differs", "template", "salt", "adapter", "image", "input",
+    "evicted", "window", "state", "part_of_block", "no_blocks",
+]  # fmt: skip
+SHOWN_TOKENS = 8
+"""Tokens of each side that are kept, from the place where they part."""
+_OF_KEYS: dict[object, MissReason] = {"salt": "salt", "adapter": "adapter", "image": "image"}
+
+MEANING: dict[MissReason, str] = {
+    "off": "the request may not start from cached blocks",
+    "never_computed": "nothing in the cache continues like this prompt",
+    "differs": "the nearest cached content goes on with another token",
+    "template": "the nearest cached content goes on with another token, and one of the two is a special token: the chat "
+    "template went another way",
+    "salt": "equal tokens are cached under another salt",
+    "adapter": "equal tokens are cached under another adapter",
+    "image": "equal tokens are cached with another image",
+    "input": "equal tokens are cached with other embeddings, positions or encoder input",
+    "evicted": "equal tokens were cached, and their blocks were given to other requests",
+    "window": "equal tokens are cached, and the blocks in their sliding window are gone",
+    "state": "equal tokens are cached, and no recurrent state was kept there",
+    "part_of_block": "equal tokens are a part of a cached block, which is not copied",
+    "no_blocks": "equal tokens are cached, and there were too few free blocks to keep them",
+}
+"""What each reason means."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheMiss:
+    """Why a prompt was not reused further, found when the request was admitted first.
+
+    num_reused of num_tokens were. position: the first token that was not, or in which the nearest cached content
+    differs. ours, theirs: ids of the prompt and of that content from there on, at most `SHOWN_TOKENS`; theirs may be of
+    another client, and are empty where the cache has nothing else.
+    """
+
+    reason: MissReason
+    num_tokens: int
+    num_reused: int
+    position: int
+    ours: tuple[int, ...] = ()
+    theirs: tuple[int, ...] = ()
+
+    def public(self) -> CacheMiss:
+        """Return what a client may know: not the content of others, nor that there is content under another salt."""
+        return replace(self, theirs=(), reason="never_computed" if self.reason == "salt" else self.reason)
+
+    def among(self, special: Collection[int], ends: Collection[int]) -> CacheMiss:
+        """Return it with the reason "template" where one side goes on with a special token that is no end of a text."""
+        first = {*self.ours[:1], *self.theirs[:1]}
+        is_template = self.reason == "differs" and any(token in special and token not in ends for token in first)
+        return replace(self, reason="template") if is_template else self
+
+    def told(self, decode: Callable[[list[int]], str] | None) -> list[str]:
+        """Return it as lines, with the texts of both sides."""
+        lines = [f"not reused from token {self.position} on: {MEANING[self.reason]}"]
+        if decode is not None:
+            texts = [("cached", self.theirs), ("prompt", self.ours)]
+            lines += [f"  {name} {decode(list(ids))!r}" for name, ids in texts if ids and self.theirs]
+        return lines
+
+
+def parting(tree: PrefixTree, hit: PrefixHit, data: bytes, keys: BlockKeys) -> tuple[MissReason, int, bytes]:
+    """Return where a prompt parts from the nearest content of the tree: the reason, the position, their bytes from there
+    on. Looks at a few of the newest blocks that follow the known ones.
+
+    data: the prompt, int32.
+    """
+    size = tree.block_size
+    at, node = (hit.path[-1].end, hit.path[-1]) if hit.path else (0, tree.root)
+    at = min(at, hit.num_known // size)
+    rest = data[4 * at * size :]
+    extra = keys.get(at, NO_EXTRA)
+    if at < node.end and hit.path:  # inside a run
+        theirs = node.tokens[4 * size * (at - node.start) :]
+        return "differs", at * size + common_tokens(theirs, rest), theirs[4 * common_tokens(theirs, rest) :]
+    best: tuple[int, bytes, ExtraKeys] | None = None
+    siblings = node.children.get(rest[:4], {})
+    for other in islice(reversed(siblings.values()), MAX_PARTIAL_CANDIDATES):
+        shared = common_tokens(other.tokens, rest)
+        if best is None or (shared, other.extra == extra) > (best[0], best[2] == extra):
+            best = shared, other.tokens, other.extra
+    if best is None:
+        before = data[4 * size * (at - 1) : 4 * size * at] if at else b""
+        if tree.forgotten.has(at, before, rest[: 4 * size], extra):
+            return "evicted", at * size, b""
+        newest = next(iter(reversed(node.children.values())), None) if at else None
+        if newest is None:
+            return "never_computed", at * size, b""
+        return "differs", at * size, next(reversed(newest.values())).tokens
+    shared, theirs, their_extra = best
+    if their_extra != extra:
+        kinds = {part[0] for part in {*their_extra} ^ {*extra} if isinstance(part, tuple)}
+        reason = next((_OF_KEYS[kind] for kind in ("adapter", "salt", "image") if kind in kinds), None)
+        return reason or "input", at * size, b""
+    return "differs", at * size + shared, theirs[4 * shared :]
+
+
+def ids(data: bytes) -> tuple[int, ...]:
+    """Return the first ids of some int32 bytes."""
+    return tuple(np.frombuffer(data[: 4 * SHOWN_TOKENS], np.int32).tolist())

@@ -1,0 +1,116 @@
+"""Why a prompt was not reused further: each reason, planted."""
+
+import numpy as np
+import pytest
+from test_manager import Rig
+
+from foreword.batch import KVGroup
+from foreword.cache import MEANING, prefix_keys, with_adapter
+
+PROMPT = list(range(1, 17))
+OTHER = list(range(101, 117))
+
+
+def why(rig, prompt, keys=None):
+    tokens = np.array(prompt, np.int32)
+    return rig.cache.why_missed(rig.cache.lookup(tokens, keys or {}), tokens, keys or {})
+
+
+def test_a_prompt_that_is_all_in_the_cache_has_no_reason():
+    rig = Rig()
+    rig.start("a", PROMPT)
+    assert why(rig, PROMPT) is None
+
+
+@pytest.mark.parametrize("at", [1, 3, 4, 6, 8, 14])
+def test_the_first_token_that_differs_is_told_with_both_sides(at):
+    rig = Rig()
+    rig.start("a", PROMPT)
+    found = why(rig, [*PROMPT[:at], 999, *PROMPT[at + 1 :]])
+    assert (found.reason, found.position) == ("differs", at)
+    assert found.ours[0] == 999
+    assert found.theirs[0] == PROMPT[at]
+    assert found.num_reused == at
+    assert found.public().theirs == ()
+
+
+def test_nothing_like_it_and_the_end_of_what_was_computed():
+    rig = Rig()
+    assert why(rig, PROMPT).reason == "never_computed"
+    rig.start("a", PROMPT[:8])
+    assert (why(rig, PROMPT).reason, why(rig, PROMPT).position) == ("never_computed", 8)
+    assert why(rig, OTHER).position == 0
+
+
+@pytest.mark.parametrize(
+    ("reason", "mine", "others"),
+    [
+        ("salt", prefix_keys(4, salt="a"), prefix_keys(4, salt="b")),
+        ("salt", {}, prefix_keys(4, salt="b")),
+        ("adapter", with_adapter({}, 1, "law"), {}),
+        ("adapter", with_adapter(prefix_keys(4, salt="a"), 1, "law"), with_adapter(prefix_keys(4, salt="a"), 2, "code")),
+        ("image", prefix_keys(4, images=[("cat", 4, 4)]), prefix_keys(4, images=[("dog", 4, 4)])),
+    ],
+)
+def test_equal_tokens_under_other_keys_are_told(reason, mine, others):
+    rig = Rig()
+    rig.start("a", PROMPT, others)
+    found = why(rig, PROMPT, mine)
+    assert found.reason == reason
+    assert found.position == (4 if reason == "image" else 0)
+    assert found.theirs == ()
+    assert found.public().reason == ("never_computed" if reason == "salt" else reason)
+
+
+@pytest.mark.parametrize("kept", [0, 3])
+def test_evicted_content_is_told_also_after_all_of_it_left(kept):
+    rig = Rig(blocks=9, partial_reuse=False)
+    rig.start("a", PROMPT)
+    rig.end("a")
+    rig.start("b", list(range(200, 200 + 4 * (8 - kept))))
+    found = why(rig, PROMPT)
+    assert found.reason == "evicted"
+    assert found.position == 4 * kept
+
+
+def test_content_whose_window_is_gone_is_told():
+    rig = Rig(groups=[KVGroup(4), KVGroup(4, sliding_window=4)], blocks=14)
+    rig.start("a", PROMPT)
+    rig.extend("a", list(range(50, 58)))
+    rig.start("b", list(range(200, 212)))  # takes the blocks that left the window of a
+    found = why(rig, [*PROMPT[:12], 999, 998])
+    assert found.reason == "window"
+
+
+def test_a_part_of_a_block_that_is_not_copied_is_told():
+    rig = Rig(partial_reuse=False)
+    rig.start("a", PROMPT)
+    found = why(rig, [*PROMPT[:6], 999, 998])
+    assert (found.reason, found.num_reused) == ("part_of_block", 4)
+
+
+def test_a_special_token_that_is_no_end_of_a_text_is_the_templates():
+    rig = Rig()
+    rig.start("a", PROMPT)
+    found = why(rig, [*PROMPT[:6], 999, 998])
+    assert found.among({999}, ()).reason == "template"
+    assert found.among({PROMPT[6]}, ()).reason == "template"
+    assert found.among({999}, {999}).reason == "differs"
+    assert found.among({5}, ()).reason == "differs"
+
+
+def test_every_reason_has_a_meaning():
+    rig = Rig(prefix_caching=False)
+    assert why(rig, PROMPT).reason == "off"
+    assert why(rig, PROMPT).told(str) == [f"not reused from token 0 on: {MEANING['off']}"]
+
+
+def test_what_is_remembered_of_forgotten_blocks_is_bounded():
+    rig = Rig(blocks=9, partial_reuse=False)
+    for i in range(30):
+        rig.cache.tree.forgotten._size = 5
+        rig.start("a", [100 + i] * 4 * 7)
+        rig.end("a")
+    assert len(rig.cache.tree.forgotten._seen) <= 5
+    assert rig.cache.reset()
+    assert not rig.cache.tree.forgotten._seen
