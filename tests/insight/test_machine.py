@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from foreword.cli.app import app
 from foreword.insight import machine as insight
-from foreword.insight.machine import examine, measured, processor_name
+from foreword.insight.machine import examine, measured, processor_name, reached
 from foreword.installation import install
 from foreword.models import registry
 
@@ -110,3 +110,14 @@ def test_the_command_prints_lines_or_json():
     assert "instruction set" in quick.output
     lines = CliRunner().invoke(app, ["doctor", "--quick", "--json"]).output.splitlines()
     assert {json.loads(line)["verdict"] for line in lines} <= {"ok", "slow", "missing", "absent"}
+
+
+def test_the_roofline_is_the_share_of_each_limit_that_the_model_reaches():
+    rates = {"memory_bytes": 20e9, "i8_ops": 800e9}
+    model = registry.DEFAULT
+    decode, prefill = reached(rates, model, 10e9 / model.size, 200e9 / (2 * model.num_parameters))
+    assert (decode.subject, prefill.subject) == ("roofline, decode", "roofline, prefill")
+    assert decode.value.startswith("██████████░░░░░░░░░░ 50%: ")
+    assert decode.value.endswith(" = 10.0 of 20.0 GB/s of memory")
+    assert prefill.value.startswith("█████░░░░░░░░░░░░░░░ 25%: ")
+    assert prefill.value.endswith(" = 200.0 of 800.0 GOP/s of 8-bit arithmetic")

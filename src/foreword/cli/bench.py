@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,6 +13,7 @@ from foreword import LLM
 from foreword.bench import engine_host, requests, serving
 from foreword.bench import host as host_bench
 from foreword.bench import startup as startup_bench
+from foreword.charts import Bars, check_chart_path, write_chart
 from foreword.cli.app import Command
 from foreword.cli.options import EngineOptions, Json, engine_options, grouped, show
 from foreword.errors import ConfigError
@@ -27,6 +29,7 @@ serving_options = grouped(
     options=engine_options(without=("adapter",), has_json=True, defaults={"max_num_seqs": 64, "max_model_len": 4096})
 )
 
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Write charts: .svg or .html.")]
 Repeats = Annotated[int, typer.Option(min=1, max=1000, help="Runs per workload; the fastest counts.")]
 
 
@@ -36,16 +39,24 @@ def host(
     engine: Annotated[
         bool, typer.Option("--engine", help="The whole engine, with a model that computes nothing.")
     ] = False,
+    plot: Plot = None,
     as_json: Json = False,
 ) -> None:
     """Host time per step: state changes and tensors, then recording the samples."""
+    if plot is not None:
+        check_chart_path(plot)
     if engine:
         results = engine_host.run(num_steps=steps)
-        show(results, lambda r: f"{r.num_reqs:>6} rows {r.step_us:>9.1f} µs per step", as_json=as_json)
+        shown = show(results, lambda r: f"{r.num_reqs:>6} rows {r.step_us:>9.1f} µs per step", as_json=as_json)
+        if plot is not None:
+            labels = [f"{r.num_reqs} rows" for r in shown]
+            panel = Bars("time of a step of the engine", "µs", labels, {"step": [r.step_us for r in shown]})
+            write_chart(plot, "foreword bench host --engine", [panel])
         return
     if as_json:
-        show(chain.from_iterable(host_bench.run(num_steps=steps)), str, as_json=True)
+        _plot_host(plot, show(chain.from_iterable(host_bench.run(num_steps=steps)), str, as_json=True))
         return
+    printed: list[host_bench.HostResult] = []
     print(f"{'':24}{'prepare per step, median µs':^42}{'commit, µs':^18}")
     print(f"{'workload':<24}{'native':>9}{'numpy':>9}{'lists':>10}{'lists/native':>14}{'native':>9}{'lists':>9}")
     for native, numpy, lists in host_bench.run(num_steps=steps):
@@ -54,6 +65,26 @@ def host(
             f"{lists.prepare_us / native.prepare_us:>13.0f}x{native.commit_us:>9.2f}{lists.commit_us:>9.1f}",
             flush=True,
         )
+        printed += (native, numpy, lists)
+    _plot_host(plot, printed)
+
+
+def _plot_host(plot: Path | None, results: Sequence[host_bench.HostResult]) -> None:
+    if plot is None:
+        return
+    by_workload: dict[str, list[host_bench.HostResult]] = {}
+    for one in results:
+        by_workload.setdefault(one.workload, []).append(one)
+    panels = [
+        Bars(
+            f"host time of a step, {name}",
+            "µs",
+            ["prepare", "commit"],
+            {one.engine: [one.prepare_us, one.commit_us] for one in found},
+        )
+        for name, found in by_workload.items()
+    ]
+    write_chart(plot, "foreword bench host", panels)
 
 
 @bench.command(cls=Command)
@@ -62,24 +93,25 @@ def throughput(
     *,
     workloads: Annotated[str, typer.Option(help="Names separated by commas.")] = "W2,W3,W4,W5,W7",
     repeats: Repeats = 2,
+    plot: Plot = None,
     options: EngineOptions,
 ) -> None:
     """Many concurrent requests: output tokens per second over the whole run, prompts included."""
-    _serve(workloads.split(","), repeats, options, lambda r: r.output_tok_s, "output tok/s")
+    _serve(workloads.split(","), repeats, options, lambda r: r.output_tok_s, "output tok/s", plot)
 
 
 @bench.command(cls=Command)
 @serving_options
-def latency(*, repeats: Repeats = 3, options: EngineOptions) -> None:
+def latency(*, repeats: Repeats = 3, plot: Plot = None, options: EngineOptions) -> None:
     """One request, 128 tokens in and 128 out: time to the first token, then tokens per second."""
-    _serve(["W1"], repeats, options, lambda r: r.decode_tok_s, "decode tok/s")
+    _serve(["W1"], repeats, options, lambda r: r.decode_tok_s, "decode tok/s", plot)
 
 
 @bench.command(cls=Command)
 @serving_options
-def prefill(*, repeats: Repeats = 2, options: EngineOptions) -> None:
+def prefill(*, repeats: Repeats = 2, plot: Plot = None, options: EngineOptions) -> None:
     """One prompt of 2,048 tokens: prompt tokens per second."""
-    _serve(["W6"], repeats, options, lambda r: r.prompt_tok_s, "prompt tok/s")
+    _serve(["W6"], repeats, options, lambda r: r.prompt_tok_s, "prompt tok/s", plot)
 
 
 @bench.command(cls=Command)
@@ -98,9 +130,16 @@ def startup(*, repeats: Repeats = 3, options: EngineOptions) -> None:
 
 
 def _serve(
-    names: list[str], repeats: int, options: EngineOptions, rate: Callable[[serving.ServingResult], float], unit: str
+    names: list[str],
+    repeats: int,
+    options: EngineOptions,
+    rate: Callable[[serving.ServingResult], float],
+    unit: str,
+    plot: Path | None,
 ) -> None:
-    """Run workloads one after the other and print a table, then a bar chart of one rate."""
+    """Run workloads one after the other and print a table, then a bar chart of one rate; plot: charts in a file."""
+    if plot is not None:
+        check_chart_path(plot)
     for name in names:
         if name not in requests.NAMES:
             raise ConfigError(f"--workloads {name!r}: must be of {', '.join(requests.NAMES)}")
@@ -117,6 +156,15 @@ def _serve(
             f"{'':8}{'tok/s':>10}{'tok/s':>10}{'tok/s':>10}{'p50':>9}{'p99':>9}",
         ],
     )
+    if plot is not None:
+        labels = [r.workload for r in results]
+        first = {"p50": [r.first_token_ms_p50 for r in results], "p99": [r.first_token_ms_p99 for r in results]}
+        panels = [
+            Bars(unit.partition(" ")[0], "tokens/s", labels, {unit: [rate(r) for r in results]}),
+            Bars("first token", "ms", labels, first),
+            Bars("step", "ms", labels, {"step": [r.step_ms for r in results]}),
+        ]
+        write_chart(plot, f"foreword bench: {options.model}", panels)
     if options.as_json:
         return
     most = max(map(rate, results))

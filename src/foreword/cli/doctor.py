@@ -13,7 +13,7 @@ import typer
 from foreword import LLM, SamplingParams
 from foreword.cli.options import Json, Threads, warn_of_threads
 from foreword.cli.terminal import print_rows
-from foreword.insight.machine import Finding, examine, measured
+from foreword.insight.machine import Finding, examine, measured, reached
 from foreword.insight.report import report
 from foreword.machine import default_threads
 from foreword.models import registry
@@ -72,9 +72,11 @@ def _speed(rates: dict[str, float], model: registry.KnownModel, threads: int | N
     assert scheduled is not None
     assert finished is not None
     decode, limit = (OUTPUT_TOKENS - 1) / (finished - first), rates["memory_bytes"] / model.size
-    value = f"{decode:.0f} tokens/s, {PROMPT_TOKENS / (first - scheduled):.0f} prompt tokens/s"
+    prefill = PROMPT_TOKENS / (first - scheduled)
+    value = f"{decode:.0f} tokens/s, {prefill:.0f} prompt tokens/s"
     if decode < 0.4 * limit:
         yield Finding(model.name, value, "slow", f"{limit:.0f} tokens/s are possible: stop other programs, or use "
                       "fewer threads than there are idle cores (--num-threads).")  # fmt: skip
     else:
         yield Finding(model.name, value)
+    yield from reached(rates, model, decode, prefill)

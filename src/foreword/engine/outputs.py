@@ -256,6 +256,19 @@ class RequestOutput:
         outputs = ", ".join(map(repr, self.outputs))
         return f"RequestOutput({self.request_id!r}, {prompt}, outputs=[{outputs}], finished={self.finished}{error})"
 
+    def _repr_html_(self) -> str:
+        from foreword.markup import table  # here: few programs are notebooks
+
+        first, error = self.metrics.time_to_first_token, self.error
+        about = [f"{len(self.prompt_token_ids)} prompt tokens"]
+        about += [self.metrics.cache_report] if self.metrics.cache_report else []
+        about += [] if first is None else [f"first token after {1e3 * first:.0f} ms"]
+        about += [] if error is None else [str(error)]
+        prompt = f"{len(self.prompt_token_ids)} token ids" if self.prompt is None else self.prompt
+        rows = [("prompt", prompt, len(self.prompt_token_ids), "")]
+        rows += [(f"output {o.index}", o.text, o.num_tokens, str(o.finish_reason or "runs")) for o in self.outputs]
+        return table(f"request {self.request_id}: {'; '.join(about)}", ("", "text", "tokens", "end"), rows)
+
     @property
     def failure(self) -> ForewordError | None:
         """The error, if every completion ended with one."""

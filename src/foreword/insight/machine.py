@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -60,6 +60,24 @@ def measured(rates: dict[str, Any], model: registry.KnownModel) -> Iterator[Find
     most = arithmetic / (2 * model.num_parameters)
     yield Finding("8-bit arithmetic", f"{arithmetic / 1e9:.0f} GOP/s: at most {most:.0f} prompt tokens/s")
     yield Finding("fp32, bf16", f"{rates['f32_flops'] / 1e9:.0f}, {rates['bf16_flops'] / 1e9:.0f} GFLOP/s")
+
+
+def reached(
+    rates: Mapping[str, float], model: registry.KnownModel, decode: float, prefill: float
+) -> Iterator[Finding]:
+    """The roofline: of the measured memory rate what decoding one request reaches at ``decode`` tokens/s, and of the
+    8-bit arithmetic what a prompt reaches at ``prefill`` tokens/s.
+
+    A decoded token reads every weight once; a prompt token takes a multiplication and an addition per weight.
+    """
+    for name, rate, per_token, limit, unit in (
+        ("decode", decode, model.size, rates["memory_bytes"], "GB/s of memory"),
+        ("prefill", prefill, 2 * model.num_parameters, rates["i8_ops"], "GOP/s of 8-bit arithmetic"),
+    ):
+        share = rate * per_token / limit
+        bar = "█" * round(20 * min(share, 1.0))
+        text = f"{rate:.0f} tokens/s = {rate * per_token / 1e9:.1f} of {limit / 1e9:.1f} {unit}"
+        yield Finding(f"roofline, {name}", f"{bar:░<20} {100 * share:.0f}%: {text}")
 
 
 def processor_name(root: Path = Path("/")) -> str:

@@ -56,6 +56,11 @@ class Explanation:
     def __str__(self) -> str:
         return self.text
 
+    def _repr_html_(self) -> str:
+        from foreword.markup import preformatted  # here: few programs are notebooks
+
+        return preformatted(self.text)
+
 
 def token_sources(batch: BatchTensors, group: int) -> TokenSources:
     """Where each token of the step comes from and goes to in this KV group."""

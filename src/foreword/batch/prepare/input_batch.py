@@ -46,6 +46,17 @@ class InputBatch(BatchTensors):
         """
         return Explanation.of(self, group, token, width, text_of)
 
+    def _repr_html_(self) -> str:
+        from foreword.markup import table  # here: few programs are notebooks
+
+        headings = ("request", "scheduled", "computed before", "length after", "prefilling", "first token", "drafts")
+        columns = (
+            self.num_scheduled_tokens, self.num_computed_tokens, self.seq_lens, self.is_prefilling, self.query_start_loc,
+            self.num_draft_tokens,
+        )  # fmt: skip
+        rows = zip(self.req_ids, *(column.tolist() for column in columns), strict=False)
+        return table(repr(self).strip("<>"), headings, rows)
+
     # -- once per step ---------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
