@@ -43,7 +43,10 @@ class RecordingResult:
     ratio: float
 
     def __str__(self) -> str:
-        return f"{self.model:<10}{self.rows:>5} rows  {self.how:<8}{self.step_us:>11.1f} µs{self.ratio:>9.4f}{self.cpu_us:>11.1f} µs"
+        return (
+            f"{self.model:<10}{self.rows:>5} rows  {self.how:<8}{self.step_us:>11.1f} µs{self.ratio:>9.4f}"
+            f"{self.cpu_us:>11.1f} µs"
+        )
 
 
 def run(
@@ -96,7 +99,8 @@ def _compare(
 
 
 def _engine_of_nothing(rows: int, config: EngineConfig) -> Engine:
-    assert config.max_model_len is not None and config.num_blocks is not None
+    assert config.max_model_len is not None
+    assert config.num_blocks is not None
     return Engine(
         NothingModel(rows, VOCAB_SIZE),
         vocab_size=VOCAB_SIZE,

@@ -1,4 +1,4 @@
-"""Charts as SVG, alone or in a page of HTML: groups of bars, and lines over time. They need no script and no network."""
+"""Charts as SVG, alone or in a page of HTML: groups of bars, and lines over time. They need no script or network."""
 
 from __future__ import annotations
 
@@ -57,8 +57,12 @@ def write_chart(path: Path, title: str, panels: Sequence[Panel]) -> None:
     picture = svg(title, panels)
     if path.suffix == ".html":
         head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
-        style = "body { margin: 0; background: #fff } @media (prefers-color-scheme: dark) { body { background: #16181d } }"
-        picture = f"{head}<style>{style} svg {{ display: block; margin: auto; max-width: 100% }}</style>{picture}</html>"
+        style = (
+            "body { margin: 0; background: #fff } @media (prefers-color-scheme: dark) { body { background: #16181d } }"
+        )
+        picture = (
+            f"{head}<style>{style} svg {{ display: block; margin: auto; max-width: 100% }}</style>{picture}</html>"
+        )
     try:
         path.write_text(picture + "\n", encoding="utf-8")
     except OSError as error:
@@ -109,7 +113,8 @@ def _bars(panel: Bars) -> list[str]:
                 f'fill="{COLOURS[j % len(COLOURS)]}"><title>{said}</title></rect>'
             )
             if width > 26:
-                parts.append(_text(x + width / 2 - 1, y - 4, f"{row[i]:.3g}", "small", anchor="middle"))
+                number = f"{row[i]:.3g}" if row[i] < 999.5 else f"{row[i]:,.0f}"
+                parts.append(_text(x + width / 2 - 1, y - 4, number, "small", anchor="middle"))
     return parts
 
 

@@ -48,7 +48,11 @@ def test_nothing_like_it_and_the_end_of_what_was_computed():
         ("salt", prefix_keys(4, salt="a"), prefix_keys(4, salt="b")),
         ("salt", {}, prefix_keys(4, salt="b")),
         ("adapter", with_adapter({}, 1, "law"), {}),
-        ("adapter", with_adapter(prefix_keys(4, salt="a"), 1, "law"), with_adapter(prefix_keys(4, salt="a"), 2, "code")),
+        (
+            "adapter",
+            with_adapter(prefix_keys(4, salt="a"), 1, "law"),
+            with_adapter(prefix_keys(4, salt="a"), 2, "code"),
+        ),
         ("image", prefix_keys(4, images=[("cat", 4, 4)]), prefix_keys(4, images=[("dog", 4, 4)])),
     ],
 )

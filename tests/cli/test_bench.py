@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from foreword.bench import serving
+from foreword.bench.host import HostResult
 from foreword.cli import bench as commands
 from foreword.cli.app import app
 from foreword.errors import ConfigError
@@ -77,3 +78,23 @@ def test_a_measurement_without_runs_is_refused(arguments):
 def test_too_few_steps_for_the_warm_up_turn_are_refused():
     with pytest.raises(ConfigError, match="num_steps = 25: the first turn is not counted; give more than chunk = 25"):
         bench("host", "--steps", "25")
+
+
+@pytest.mark.parametrize("command", ["throughput", "latency", "prefill"])
+def test_charts_have_a_bar_per_workload_and_figure(measured, command, tmp_path):
+    output = bench(command, "--plot", str(tmp_path / "a.svg"), "--json")
+    workloads = [json.loads(line)["workload"] for line in output.splitlines()]
+    text = (tmp_path / "a.svg").read_text()
+    assert all(text.count(f">{name}<") == 3 for name in workloads)
+    assert text.count("<title>") == 4 * len(workloads)
+    with pytest.raises(ConfigError, match="must end with"):
+        bench(command, "--plot", "a.png")
+
+
+def test_charts_of_the_host_have_every_workload_and_contender(monkeypatch, tmp_path):
+    results = [[HostResult(w, engine, 10.0 * i, 2.0) for i, engine in enumerate("abc", 1)] for w in ("one", "two")]
+    monkeypatch.setattr(commands.host_bench, "run", lambda num_steps: iter(results))
+    bench("host", "--plot", str(tmp_path / "a.svg"))
+    text = (tmp_path / "a.svg").read_text()
+    assert [text.count(f"host time of a step, {name} ") for name in ("one", "two")] == [1, 1]
+    assert text.count("<title>") == 2 * 3 * 2

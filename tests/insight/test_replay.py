@@ -162,7 +162,11 @@ def test_requests_with_adapters_are_replayed_with_them_or_refused_by_name(talker
     with LLM(talker, executor="numpy", record=str(path), max_model_len=64, loras={"law": adapter}) as llm:
         llm.generate(PROMPTS, params, lora=[None, "law", None])
     outputs = recorded_outputs(Trace.read(path))
-    assert [None if o.lora is None else (o.lora.name, o.lora.path) for o in outputs] == [None, ("law", str(adapter)), None]
+    assert [None if o.lora is None else (o.lora.name, o.lora.path) for o in outputs] == [
+        None,
+        ("law", str(adapter)),
+        None,
+    ]
     options = ["--model", str(talker), "--executor", "numpy", "--max-model-len", "64"]
     same = CliRunner().invoke(app, ["replay", str(path), *options])
     assert same.exit_code == 0, same.output

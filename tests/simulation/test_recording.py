@@ -38,7 +38,7 @@ class TimedModel(NothingModel):
 
 
 def load(seed=0, count=40):
-    """(time, prompt, output tokens, salt) of requests with beginnings in common, also with the answer of another one."""
+    """(time, prompt, output tokens, salt) of requests with beginnings in common, also with another answer."""
     rng = np.random.default_rng(seed)
     shared = [rng.integers(8, 64, 48).tolist() for _ in range(3)]
     time = 100.5
@@ -107,7 +107,9 @@ def test_the_costs_and_latencies_of_an_engine_are_predicted(tmp_path):
 
 
 def test_answers_are_content_that_later_prompts_share(tmp_path):
-    engine = record(tmp_path / "steps.jsonl", [(101.0, [8] * 16, 17, None), (105.0, [8] * 16 + [7] * 16 + [9], 2, None)])
+    engine = record(
+        tmp_path / "steps.jsonl", [(101.0, [8] * 16, 17, None), (105.0, [8] * 16 + [7] * 16 + [9], 2, None)]
+    )
     assert engine.cache.pool.num_used == 0
     first, second = read_recording(tmp_path / "steps.jsonl").trace.arrivals
     assert first.hash_ids[:4] == second.hash_ids[:4]
@@ -183,7 +185,9 @@ def test_the_command_prints_predicted_beside_measured_and_answers_what_if(tmp_pa
     assert len(errors) == 12
     assert all(abs(int(error.rstrip("%"))) <= 3 for error in errors), alone.output
     assert "per output token ms" in alone.output
-    asked = invoke("--from", tmp_path / "steps.jsonl", "--json", "--policies", "fcfs,shortest-first", "--max-num-seqs", 3)
+    asked = invoke(
+        "--from", tmp_path / "steps.jsonl", "--json", "--policies", "fcfs,shortest-first", "--max-num-seqs", 3
+    )
     first, *others = map(json.loads, asked.output.splitlines())
     assert first["measured"].keys() == first["predicted"].keys()
     assert [one["policy"] for one in others] == ["fcfs", "shortest-first"]

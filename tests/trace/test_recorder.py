@@ -132,6 +132,19 @@ def test_salts_are_recorded_also_after_a_new_part_begins(tmp_path, is_async):
     assert (settings["num_blocks"], settings["policy"], settings["max_num_seqs"]) == (40, "fcfs", 4)
 
 
+def test_a_recording_says_why_a_prompt_was_not_in_the_cache(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    engine = make(record=str(path))
+    for req_id, prompt in (("a", [1] * 12), ("b", [1] * 9 + [2, 3, 4]), ("c", [1] * 12)):
+        engine.add_request(req_id, prompt, SamplingParams(temperature=0.0, max_tokens=2, detokenize=False))
+        while engine.has_work:
+            engine.step()
+    engine.close()
+    found = [event.cache_miss for event in TraceReader(path) if isinstance(event, Add)]
+    assert found == ["never_computed at 0", "differs at 9", ""]
+    assert conform.run(path).ok
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_the_times_of_the_steps_add_up_to_the_time_with_requests(tmp_path, is_async):
     path = tmp_path / "steps.jsonl"

@@ -14,7 +14,7 @@ from foreword.cache.content import CachedContent
 from foreword.cache.events import CacheEvent
 from foreword.cache.groups import cache_group, longest_common_hit
 from foreword.cache.hits import PrefixHit
-from foreword.cache.miss import CacheMiss, MissReason, ids, parting
+from foreword.cache.miss import CacheMiss, MissReason, first_ids, parting
 from foreword.cache.pool import BlockPool
 from foreword.cache.prefix import NO_EXTRA, BlockKeys, ExtraKeys, HashFunction, PrefixNode, PrefixTree, hash_block
 from foreword.cache.snapshots import NO_BLOCKS, NO_COPIES, StateSnapshots
@@ -153,7 +153,7 @@ class KVCacheManager:
             reason = self._lost(hit)
         elif known >= 0:
             reason, position, theirs = parting(self.tree, hit, data, keys)
-        return CacheMiss(reason, total, reused, position, ids(data[4 * position :]), ids(theirs))
+        return CacheMiss(reason, total, reused, position, first_ids(data[4 * position :]), first_ids(theirs))
 
     def _lost(self, hit: PrefixHit) -> MissReason:
         """Return why content that the tree knows after the end of a hit cannot be reused."""

@@ -24,8 +24,8 @@ MEANING: dict[MissReason, str] = {
     "off": "the request may not start from cached blocks",
     "never_computed": "nothing in the cache continues like this prompt",
     "differs": "the nearest cached content goes on with another token",
-    "template": "the nearest cached content goes on with another token, and one of the two is a special token: the chat "
-    "template went another way",
+    "template": "the nearest cached content goes on with another token, and one of both is a special token: the "
+    "chat template went another way",
     "salt": "equal tokens are cached under another salt",
     "adapter": "equal tokens are cached under another adapter",
     "image": "equal tokens are cached with another image",
@@ -75,8 +75,8 @@ class CacheMiss:
 
 
 def parting(tree: PrefixTree, hit: PrefixHit, data: bytes, keys: BlockKeys) -> tuple[MissReason, int, bytes]:
-    """Return where a prompt parts from the nearest content of the tree: the reason, the position, their bytes from there
-    on. Looks at a few of the newest blocks that follow the known ones.
+    """Return where a prompt parts from the nearest content of the tree: the reason, the position, and the bytes of that
+    content from there on. Looks at a few of the newest blocks that follow the known ones.
 
     data: the prompt, int32.
     """
@@ -110,6 +110,6 @@ def parting(tree: PrefixTree, hit: PrefixHit, data: bytes, keys: BlockKeys) -> t
     return "differs", at * size + shared, theirs[4 * shared :]
 
 
-def ids(data: bytes) -> tuple[int, ...]:
+def first_ids(data: bytes) -> tuple[int, ...]:
     """Return the first ids of some int32 bytes."""
     return tuple(np.frombuffer(data[: 4 * SHOWN_TOKENS], np.int32).tolist())

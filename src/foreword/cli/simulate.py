@@ -159,7 +159,9 @@ def _run(
     if not as_json:
         number = f"{base.num_replicas:,} replicas of " if base.num_replicas > 1 else ""
         blocks = f"{base.num_blocks:,} blocks of {base.block_size}"
-        print(f"{load.num_requests:,} requests, {number}{blocks}, {base.config.max_num_batched_tokens:,} tokens per step")
+        print(
+            f"{load.num_requests:,} requests, {number}{blocks}, {base.config.max_num_batched_tokens:,} tokens per step"
+        )
         heads = "".join(f"{head:^24}" for head in ("first token s", "per output token ms", "whole answer s"))
         print(f"\n{'':26}{heads}{'':>9}{'hit':>7}{'pre-':>9}{'busy':>7}{'h per':>8}")
         percentiles = f"{'p50':>8}{'p90':>8}{'p99':>8}" * 3
@@ -173,7 +175,9 @@ def _run(
             print(_json(each, report, memory) if as_json else _line(each, report), flush=True)
             use = report.memory_use
             if each.num_replicas == 1 and use.peak:
-                title = f"blocks in use over time, {each.config.order.name}; the highest is {100 * use.peak:.1f}% of them"
+                title = (
+                    f"blocks in use over time, {each.config.order.name}; the highest is {100 * use.peak:.1f}% of them"
+                )
                 plots.append(f"\n{title}\n{use.plot(top=use.peak)}")
     finally:
         gc.enable()

@@ -169,7 +169,8 @@ class RequestMetrics:
     """Times in seconds on the engine's clock, None for events that have not happened.
 
     num_cached_tokens: prompt tokens found in the cache; cache_report: the same in words, with the position where the
-    hit ends; cache_miss: why it ends there, None if all but the last token was found. num_preemptions: how often it was preempted. num_output_tokens: sampled by all of its completions.
+    hit ends; cache_miss: why it ends there, None if all but the last token was found. num_preemptions: how often it
+    was preempted. num_output_tokens: sampled by all of its completions.
     num_proposed_drafts, num_accepted_drafts: tokens guessed by speculation, and how many of them were right.
     """
 

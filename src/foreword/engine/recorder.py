@@ -42,13 +42,7 @@ class EngineRecorder(EngineObserver):
     """
 
     def __init__(
-        self,
-        states: RequestStates,
-        config: EngineConfig,
-        *,
-        loras: Loras,
-        num_blocks: int,
-        clock: Callable[[], float],
+        self, states: RequestStates, config: EngineConfig, *, loras: Loras, num_blocks: int, clock: Callable[[], float]
     ) -> None:
         """loras, num_blocks, clock: the engine's. ConfigError if the file cannot be made."""
         self._states, self._config, self._loras, self._num_blocks = states, config, loras, num_blocks
@@ -92,8 +86,8 @@ class EngineRecorder(EngineObserver):
         for request in plan.admitted:
             keys = request.keys.get(0, ())
             lora, salt = self._loras.request_of(request.lora_id), salt_of(keys)
-            if lora is not None or salt is not None:
-                self._capture.identify(request.row, lora, salt)
+            miss = "" if request.cache_miss is None else f"{request.cache_miss.reason} at {request.cache_miss.position}"
+            self._capture.identify(request.row, lora, salt, miss)
         if self._is_torn or (ring is not None and ring.wants_snapshot) or (file is not None and file.wants_snapshot):
             self._begin()
             self._rows = None

@@ -62,9 +62,7 @@ def measured(rates: dict[str, Any], model: registry.KnownModel) -> Iterator[Find
     yield Finding("fp32, bf16", f"{rates['f32_flops'] / 1e9:.0f}, {rates['bf16_flops'] / 1e9:.0f} GFLOP/s")
 
 
-def reached(
-    rates: Mapping[str, float], model: registry.KnownModel, decode: float, prefill: float
-) -> Iterator[Finding]:
+def reached(rates: Mapping[str, float], model: registry.KnownModel, decode: float, prefill: float) -> Iterator[Finding]:
     """The roofline: of the measured memory rate what decoding one request reaches at ``decode`` tokens/s, and of the
     8-bit arithmetic what a prompt reaches at ``prefill`` tokens/s.
 

@@ -103,9 +103,13 @@ async def _states(context: Context, names: Sequence[str], *, others: bool = True
 def _cache(context: Context, miss: CacheMiss) -> dict[str, Any]:
     """Return what the cache had of a prompt, and why not more. cached: the text that the prompt parts from."""
     found: dict[str, Any] = {
-        "reused": miss.num_reused, "prompt_tokens": miss.num_tokens, "reason": miss.reason, "meaning": MEANING[miss.reason],
-        "position": miss.position, "prompt": context.tokenizer.decode(list(miss.ours), False),
-    }  # fmt: skip
+        "reused": miss.num_reused,
+        "prompt_tokens": miss.num_tokens,
+        "reason": miss.reason,
+        "meaning": MEANING[miss.reason],
+        "position": miss.position,
+        "prompt": context.tokenizer.decode(list(miss.ours), False),
+    }
     return {**found, "cached": context.tokenizer.decode(list(miss.theirs), False)} if miss.theirs else found
 
 
@@ -123,9 +127,9 @@ OPERATIONS = (
         "/requests/{id}/why", _why,
         access="key", summary="Explain why a request waits, and why not all of its prompt was in the cache.",
         details="The id is the header `X-Request-Id` of its response, which the client may choose. A request of several"
-        " prompts also has each of them in `parts`. `cache` has the tokens that were reused, and the reason and position where"
-        " the reuse ends, with the prompt's text from there on; the cached text beside it is told by /requests alone, since"
-        " it may be of another client.",
+        " prompts also has each of them in `parts`. `cache` has the tokens that were reused, and the reason and"
+        " position where the reuse ends, with the prompt's text from there on. The cached text beside it may be of"
+        " another client: `/requests` alone has it.",
         replicas=FIRST,
     ),
     Operation(

@@ -1,4 +1,4 @@
-"""A recording of an engine's steps as a load: arrivals, the latencies that were measured, and the costs of its steps."""
+"""A recording of an engine's steps as a load: arrivals, the measured latencies, and the costs of its steps."""
 
 from __future__ import annotations
 
@@ -13,20 +13,7 @@ from foreword.errors import ConfigError, PlanError
 from foreword.simulation.cost import CostModel
 from foreword.simulation.statistics import Durations, LatencyHistogram
 from foreword.simulation.trace import Arrival, Trace
-from foreword.trace.events import (
-    Add,
-    Arrive,
-    Commit,
-    End,
-    Event,
-    Fail,
-    Remove,
-    Restart,
-    Step,
-    Tokens,
-    count_of,
-    ids_of,
-)
+from foreword.trace.events import Add, Arrive, Commit, End, Event, Fail, Remove, Restart, Step, Tokens, count_of, ids_of
 from foreword.trace.reader import TraceReader
 
 CUT_SHORT = frozenset(("abort", "error"))
@@ -256,8 +243,8 @@ class _Reading:
     # -- results -------------------------------------------------------------------------------------------------------
 
     def _cost(self) -> tuple[CostModel, float]:
-        """Return the costs of a step and their mean error. Steps that took far longer than others like them are left out:
-        something else ran. A common factor of the costs makes all steps together take as long as they did.
+        """Return the costs of a step and their mean error. Steps that took far longer than others like them are left
+        out: something else ran. A common factor of the costs makes all steps together take as long as they did.
         """
         tokens, context, seconds = (np.array(column) for column in zip(*self._steps, strict=True))
         cost = CostModel.fitted(tokens, context, seconds)
@@ -311,13 +298,15 @@ class _Reading:
         header, requests = self._reader.header, self._requests.values()
         if left_out := sum(not (r.is_measured and r.is_ended) for r in requests):
             self._notes.append(
-                f"{left_out} requests were cut short, or are not in the recording as a whole: they take part, and their "
-                "latencies do not count"
+                f"{left_out} requests were cut short, or are not in the recording as a whole: they take part, and "
+                "their latencies do not count"
             )
         if never := len(self._arrived.keys() - self._groups.keys()):
             self._notes.append(f"{never} requests never began, and are left out")
         if self._num_drafts:
-            self._notes.append(f"{self._num_drafts} steps verified drafts: the tokens that one step brings count as one")
+            self._notes.append(
+                f"{self._num_drafts} steps verified drafts: the tokens that one step brings count as one"
+            )
         if header.token_ids == "omitted":
             self._notes.append("the recording has no token ids, so no prompt has the beginning of another one")
         if len(header.kv_groups) > 1 or header.kv_groups[0].sliding_window or header.kv_groups[0].recurrent:

@@ -30,6 +30,7 @@ class Filled:
     lora_id: int = 0
     lora: Lora | None = None
     cache_salt: str | None = None
+    cache_miss: str = ""
     sampling: SamplingParams | None = None
     pooling: PoolingParams | None = None
     features: Sequence[MultiModalFeature] = ()
@@ -175,14 +176,15 @@ class Capture:
             self._kept.append(Grown(grown))
         return [self._filled(row, req_id) for row, req_id in zip(rows, states.req_ids, strict=True)]
 
-    def identify(self, row: int, lora: Lora | None, cache_salt: str | None) -> None:
+    def identify(self, row: int, lora: Lora | None, cache_salt: str | None, cache_miss: str = "") -> None:
         """Add to the request that was admitted to a row since the last step what the states do not know: the name and
-        path of its adapter, and the salt of its prefix.
+        path of its adapter, the salt of its prefix, and why no more of its prompt was reused.
         """
-        self._identities[row] = lora, cache_salt
+        if lora is not None or cache_salt is not None:
+            self._identities[row] = lora, cache_salt
         for event in reversed(self._kept):
             if isinstance(event, Filled) and event.row == row:
-                event.lora, event.cache_salt = lora, cache_salt
+                event.lora, event.cache_salt, event.cache_miss = lora, cache_salt, cache_miss
                 break
 
     # -- called by the states ------------------------------------------------------------------------------------------
@@ -322,6 +324,7 @@ def filled(states: RequestStates, row: int, req_id: str) -> Filled:
         lora_id,
         states.loras.request(lora_id),
         None,
+        "",
         states.sampling.params.get(row),
         states.extras.pooling_params.get(row),
         states.extras.mm_features.get(row, ()),

@@ -287,6 +287,7 @@ _READERS: Mapping[type[Event], Mapping[str, Reader]] = {
         "prefill_len": _int,
         "lora_id": _int,
         "cache_salt": _text,
+        "cache_miss": _text,
         "sampling_params": _object,
         "lora_request": _object,
         "mm_features": _objects,

@@ -142,6 +142,7 @@ def add_of(value: Filled) -> Add:
         block_ids=value.blocks,
         lora_id=value.lora_id,
         cache_salt=value.cache_salt,
+        cache_miss=value.cache_miss,
         extras=extras,
     )
 

@@ -51,8 +51,8 @@ class InputBatch(BatchTensors):
 
         headings = ("request", "scheduled", "computed before", "length after", "prefilling", "first token", "drafts")
         columns = (
-            self.num_scheduled_tokens, self.num_computed_tokens, self.seq_lens, self.is_prefilling, self.query_start_loc,
-            self.num_draft_tokens,
+            self.num_scheduled_tokens, self.num_computed_tokens, self.seq_lens, self.is_prefilling,
+            self.query_start_loc, self.num_draft_tokens,
         )  # fmt: skip
         rows = zip(self.req_ids, *(column.tolist() for column in columns), strict=False)
         return table(repr(self).strip("<>"), headings, rows)
