@@ -200,7 +200,7 @@ def compare(
     )
 
 
-def loras_of(outputs: Sequence[RecordedOutput], given: Mapping[str, str]) -> dict[str, str]:
+def loras_of(outputs: Sequence[RecordedOutput], given: Mapping[str, str | Path]) -> dict[str, str | Path]:
     """Return name → path of the adapters of these requests; given: those that have another path now.
 
     ConfigError, which names the request, for an adapter without a name, and for one that is not where it was.

@@ -263,7 +263,8 @@ class _Reading:
         arrivals = []
         for request in self._requests.values():
             length, time = request.num_prompt, 0.0 if math.isnan(request.arrived) else request.arrived - begin
-            ids, num_hashed = (), length
+            ids: tuple[int, ...] = ()
+            num_hashed = length
             if not isinstance(request.prompt, int):
                 ids = self._hash_ids(request, size)
                 num_hashed = size * len(ids)
