@@ -172,6 +172,23 @@ def test_a_recording_without_times_or_requests_is_refused(tmp_path):
         read_recording(tmp_path / "bare.jsonl")
 
 
+def test_a_policy_that_a_file_names_is_not_loaded_and_an_unknown_setting_refused(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    record(path, load(count=5))
+    first, *lines = path.read_text().splitlines()
+    header = json.loads(first)
+    for change, message in (({"policy": "os:abort"}, None), ({"colour": "red"}, "settings: unknown name 'colour'")):
+        changed = {**header, "settings": header["settings"] | change}
+        path.write_text("\n".join([json.dumps(changed), *lines]) + "\n")
+        if message is None:
+            found = read_recording(path)
+            assert found.settings["policy"] == "fcfs"
+            assert found.notes[0].startswith("policy 'os:abort' is not one of Foreword's: simulated as fcfs")
+        else:
+            with pytest.raises(ConfigError, match=message):
+                read_recording(path)
+
+
 def invoke(*arguments):
     return CliRunner().invoke(app, ["simulate", *map(str, arguments)])
 

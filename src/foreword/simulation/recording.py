@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
 
 from foreword.errors import ConfigError, PlanError
+from foreword.scheduler import SchedulerConfig
+from foreword.scheduler.policies import POLICIES
 from foreword.simulation.cost import CostModel
 from foreword.simulation.statistics import Durations, LatencyHistogram
 from foreword.simulation.trace import Arrival, Trace
@@ -18,6 +20,8 @@ from foreword.trace.reader import TraceReader
 
 CUT_SHORT = frozenset(("abort", "error"))
 """Reasons of an end that is not that of the answer."""
+CACHE_SETTINGS = {"max_model_len", "num_blocks", "block_size", "prefix_caching"}
+"""Settings of a recording that are those of a `Fleet` itself."""
 FAR = 5.0
 """Steps that took so many times as long as others like them do not count for the costs."""
 
@@ -129,6 +133,7 @@ class _Reading:
             "block_size": header.kv_groups[0].block_size,
             **header.settings,
         }
+        self._check(settings)
         self._note()
         return Recording(
             trace=self._trace(),
@@ -293,6 +298,21 @@ class _Reading:
                 lasted = request.last_token - request.first_token
                 measured.time_per_output_token.add(lasted / (request.num_steps - 1))
         return measured
+
+    def _check(self, settings: dict[str, float | str | bool]) -> None:
+        """Raise ConfigError for a setting that a simulation does not know. Another policy than Foreword's becomes fcfs."""
+        known = {f.name for f in fields(SchedulerConfig)} | CACHE_SETTINGS
+        if unknown := settings.keys() - known:
+            raise ConfigError(
+                f"{self._path}, line 1: settings: unknown name {min(unknown)!r:.80}; the names are "
+                f"{', '.join(sorted(known))}"
+            )
+        policy = settings.setdefault("policy", "fcfs")
+        if policy not in POLICIES:  # nothing is loaded because a file names it
+            self._notes.append(
+                f"policy {policy!r:.80} is not one of Foreword's: simulated as fcfs; --policy names another"
+            )
+            settings["policy"] = "fcfs"
 
     def _note(self) -> None:
         """Say how the simulation differs from the engine."""
