@@ -300,7 +300,7 @@ class _Reading:
         return measured
 
     def _check(self, settings: dict[str, float | str | bool]) -> None:
-        """Raise ConfigError for a setting that a simulation does not know. Another policy than Foreword's becomes fcfs."""
+        """Raise ConfigError for a setting that a simulation does not know. Another's policy becomes fcfs."""
         known = {f.name for f in fields(SchedulerConfig)} | CACHE_SETTINGS
         if unknown := settings.keys() - known:
             raise ConfigError(
