@@ -106,6 +106,7 @@ void init_rows(RowsCore *self, const Arrays &arrays, const Objects &sampling, co
 }
 
 // Columns of sampling parameters, one value for each of `count` requests, as arrays of the very types they are kept in.
+// The values are copied: they may be the columns themselves.
 bool read_columns(const RowsCore &core, const nb::dict &sampling, size_t count, std::vector<ColumnWrite> &out) {
   for (const auto [name, values] : sampling) {
     std::string text;
@@ -115,7 +116,8 @@ bool read_columns(const RowsCore &core, const nb::dict &sampling, size_t count, 
     if (to == core.sampling.by_name.end() || from.itemsize() != to->second.size ||
         from.dtype().code != to->second.type_code)
       return false;
-    out.push_back({to->second.data, static_cast<const uint8_t *>(from.data()), to->second.size});
+    const auto *bytes = static_cast<const uint8_t *>(from.data());
+    out.push_back({to->second.data, {bytes, bytes + count * to->second.size}, to->second.size});
   }
   return true;
 }
@@ -155,7 +157,8 @@ bool admit(RowsCore &core, nb::handle req_ids, Vector<int32_t> rows, nb::handle 
       !nb::try_cast(num_computed, computed) || !nb::try_cast(blocks, block_ids) || !nb::try_cast(num_blocks, held) ||
       !nb::try_cast(sampling, parameters) || !PySequence_Check(req_ids.ptr()))
     return false;
-  const nb::object ids = nb::steal(PySequence_Fast(req_ids.ptr(), "req_ids must be a sequence"));
+  // A tuple of its own: reading the columns may run code that changes a list.
+  const nb::object ids = nb::steal(PySequence_Tuple(req_ids.ptr()));
   if (!ids.is_valid()) throw nb::python_error();
   if (size_t(length(ids.ptr())) != count || !fits(known) || (prompts && !fits(*prompts)) ||
       (computed && !fits(*computed)) || block_ids.size() != core.tables.size() || held.size() != block_ids.size())
@@ -332,11 +335,17 @@ nb::object prepared(PyStepCore &core, const int32_t *rows, const int32_t *num_sc
   return core.scalars.of(core.buffers.scalars);
 }
 
+// None for arrays of other lengths as well.
 nb::object prepare_ragged(PyStepCore &core, Vector<const int32_t> rows, Vector<const int32_t> num_scheduled,
                           Vector<const int32_t> num_drafts, Vector<const int32_t> draft_ids, int64_t pad_tokens,
                           int64_t pad_reqs, bool gather, std::optional<Vector<const bool>> cancelled) {
-  return prepared(core, rows.data(), num_scheduled.data(), rows.shape(0), num_drafts.data(), draft_ids.data(),
-                  draft_ids.shape(0), pad_tokens, pad_reqs, gather, cancelled ? cancelled->data() : nullptr);
+  const size_t B = rows.shape(0);
+  if (num_scheduled.shape(0) != B || num_drafts.shape(0) != B || (cancelled && cancelled->shape(0) != B))
+    return nb::none();
+  const int32_t *drafts = copied(core.num_drafts, num_drafts.data(), int64_t(B));
+  const int32_t *ids = copied(core.draft_ids, draft_ids.data(), int64_t(draft_ids.shape(0)));
+  return prepared(core, rows.data(), num_scheduled.data(), B, drafts, ids, draft_ids.shape(0), pad_tokens, pad_reqs,
+                  gather, cancelled ? cancelled->data() : nullptr);
 }
 
 // Drafts as [B, D] padded with −1, or None. None for arrays of other types or shapes as well.
@@ -433,7 +442,10 @@ void bind_batch(nb::module_ &m) {
            nb::sig("def remove(self, rows: " PY_I32 ", /) -> bool"))
       .def("renew_sampling",
            [](const RowsCore &c, Vector<const int32_t> rows) {
-             c.set_sampling(rows.data(), int64_t(rows.shape(0)), {});
+             const std::vector<int32_t> kept(rows.data(), rows.data() + rows.shape(0));
+             for (const int32_t row : kept)
+               if (row < 0 || row >= c.states.max_num_reqs) throw std::invalid_argument("not a row");
+             c.set_sampling(kept.data(), int64_t(kept.size()), {});
            },
            nb::sig("def renew_sampling(self, rows: " PY_I32 ", /) -> None"))
       .def("append", &append, nb::arg().none(), nb::arg().none(), nb::arg(),

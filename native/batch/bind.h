@@ -75,7 +75,7 @@ class Ints {
 
 template <class T>
 T *pointer(const nb::dict &arrays, const char *name) {
-  return nb::cast<Vector<T>>(arrays[name]).data();
+  return nb::cast<Vector<T>>(arrays[name], false).data();  // converted, it would be a copy that nobody keeps
 }
 
 }  // namespace foreword

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstring>
+#include <stdexcept>
 #include <tuple>
 #include <vector>
 
@@ -33,7 +34,7 @@ class StepCache {
   // columns: (name, values [R], flags: needed where a row has one of them). make(rows, needs, arrays): of a batch whose
   // rows have the flags `needs`, with the values of those columns that are needed, by name.
   StepCache(const SamplingProbe &probe, const nb::list &columns, nb::object rows, nb::object make)
-      : probe_(probe), rows_(std::move(rows)), make_(std::move(make)),
+      : probe_(probe), most_(int64_t(nb::len(rows))), rows_(std::move(rows)), make_(std::move(make)),
         empty_(nb::module_::import_("numpy").attr("empty")), int32_(rows_.attr("dtype")) {
     for (const nb::handle column : columns) {
       auto [name, values, flags] = nb::cast<std::tuple<nb::str, nb::object, int32_t>>(column);
@@ -44,6 +45,7 @@ class StepCache {
   }
 
   nb::object get(int64_t count) {
+    if (count < 0 || count > most_) throw std::invalid_argument("more requests than rows");
     const SamplingProbe::Answer found = probe_.lookup(count);
     nb::object &made = made_[found.slot];
     if (!found.known) made.reset();
@@ -74,6 +76,7 @@ class StepCache {
   }
 
   SamplingProbe probe_;
+  int64_t most_;  // requests
   std::vector<Column> columns_;
   nb::object rows_, make_, empty_, int32_;
   std::array<nb::object, SamplingProbe::kSlots> made_;

@@ -80,7 +80,7 @@ bool RowsCore::remove(const int32_t *rows, int64_t count) {
     states.lora_id[row] = 0;
     ++states.row_generation[row];
     for (const RowTable &t : tables) {
-      std::fill_n(t.table + int64_t(row) * t.width, t.num_blocks[row], t.null_block);
+      std::fill_n(t.table + int64_t(row) * t.width, std::min(t.num_blocks[row], t.width), t.null_block);
       t.num_blocks[row] = 0;
       t.content_id[row] = (*next_content_id)++;
     }
@@ -93,7 +93,7 @@ bool RowsCore::remove(const int32_t *rows, int64_t count) {
 void RowsCore::set_sampling(const int32_t *rows, int64_t count, const std::vector<ColumnWrite> &given) const {
   for (const ColumnWrite &g : given)
     for (int64_t i = 0; i < count; ++i)
-      std::memcpy(g.column + g.size * size_t(rows[i]), g.values + g.size * size_t(i), g.size);
+      std::memcpy(g.column + g.size * size_t(rows[i]), g.values.data() + g.size * size_t(i), g.size);
   sampling.renew(rows, count);
 }
 
@@ -113,7 +113,7 @@ bool RowsCore::append(const int32_t *rows, const int32_t *blocks, int64_t count,
   if (!t.accepts(blocks, count)) return false;
   for (int64_t i = 0; i < count; ++i) {  // a row may be named twice: each of its blocks counts at once
     const int32_t row = rows[i];
-    if (row >= 0 && row < states.max_num_reqs && states.live[row] && t.num_blocks[row] < t.width) {
+    if (row >= 0 && row < states.max_num_reqs && states.live[row] && t.has_room(row, 1)) {
       __builtin_prefetch(t.table + int64_t(row) * t.width + t.num_blocks[row]++, 1);
       continue;
     }

@@ -17,6 +17,8 @@ struct RowTable {
   bool *holds_null;             // whether any row was given a null block
   int32_t width, tokens_per_block, null_block;
 
+  // Whether a row can take so many more blocks.
+  bool has_room(int32_t row, int64_t count) const { return num_blocks[row] >= 0 && num_blocks[row] + count <= width; }
   // Whether all of them are blocks or the null block, which is the lowest number allowed; notes a null block.
   bool accepts(const int32_t *blocks, int64_t count) const {
     int32_t lowest = INT32_MAX;
@@ -47,7 +49,7 @@ struct NewRows {
 // One value for each of some requests, and the column they go to.
 struct ColumnWrite {
   uint8_t *column;
-  const uint8_t *values;
+  std::vector<uint8_t> values;
   size_t size;  // of a value
 };
 

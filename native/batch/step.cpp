@@ -32,7 +32,8 @@ FOREWORD_VECTORIZED bool lengths_fit(const Plan &plan, const States &s, const st
     const int64_t end = int64_t(s.num_computed_tokens[row]) + n, known = s.num_tokens[row] + s.num_placeholders[row];
     const bool known_fit = k > 0 ? end - k == known : end <= known;
     const bool ok = (k >= 0) & (n >= 1 + k) & (k <= s.max_num_draft_tokens) & (end <= s.max_model_len) & known_fit &
-                    (s.num_computed_tokens[row] >= 0);
+                    (s.num_computed_tokens[row] >= 0) &
+                    (uint32_t(s.num_tokens[row]) - 1 < uint32_t(s.max_model_len));
     fit &= ok | (cancelled && cancelled[b]);
   }
   for (const Group &g : groups)
@@ -401,7 +402,7 @@ bool StepCore::commit(const int32_t *sampled, int64_t B, int64_t width, bool adv
       num_samples_[b] = CHUNK;
       continue;
     }
-    if (m > k + 1 || v + m > s.max_model_len) return false;
+    if (m > k + 1 || v < 0 || v + m > s.max_model_len) return false;
     __builtin_prefetch(s.tokens_of(row) + v, 1);
     num_samples_[b] = int32_t(m);
   }

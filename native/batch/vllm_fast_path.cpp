@@ -68,24 +68,23 @@ void VllmFastPath::keep_order(int64_t num_reqs) {
   for (size_t b = 0; b < order_.size(); ++b) place_[order_[b]] = int32_t(b);
 }
 
-// Rows and growth of every cached request, checked and copied; nothing is written. No Python code runs after the
-// attributes were read, so borrowed references stay valid.
+// Rows and growth of every cached request, checked and copied; nothing is written. No Python code runs after the lists
+// were counted, so borrowed references stay valid.
 bool VllmFastPath::check_cached(PyObject *cached) {
   const Names &n = names();
   const States &s = rows->states;
   growth_.clear(), grown_.clear();
   const Owned ids = attribute(cached, n.req_ids);
   if (!ids || !PyList_CheckExact(ids.get())) return false;
-  const Py_ssize_t count = length(ids.get());
-  if (count == 0) return true;
+  if (length(ids.get()) == 0) return true;
   const Owned resumed = attribute(cached, n.resumed_req_ids), pipeline = attribute(cached, n.new_token_ids),
               blocks = attribute(cached, n.new_block_ids), computed = attribute(cached, n.num_computed_tokens),
               outputs = attribute(cached, n.num_output_tokens);
   if (!is_empty(resumed.get()) || !is_empty(pipeline.get())) return false;
-  if (!is_sequence(blocks.get()) || !is_sequence(computed.get())) return false;
-  if (length(blocks.get()) != count || length(computed.get()) != count) return false;
   const bool has_outputs = !is_empty(outputs.get());
-  if (has_outputs && (!is_sequence(outputs.get()) || length(outputs.get()) != count)) return false;
+  const Py_ssize_t count = length(ids.get());
+  for (PyObject *list : {blocks.get(), computed.get(), has_outputs ? outputs.get() : ids.get()})
+    if (!is_sequence(list) || length(list) != count) return false;
   ++call_;
   size_t cursor = 0;
   const Items id_items = items(ids.get()), block_items = items(blocks.get()), computed_items = items(computed.get());
@@ -113,7 +112,7 @@ bool VllmFastPath::check_cached(PyObject *cached) {
       PyObject *list = item(grown, Py_ssize_t(g));
       const RowTable &t = rows->tables[g];
       const size_t start = grown_.size();
-      if (!is_sequence(list) || t.num_blocks[row] + length(list) > t.width || !append_ints(list, grown_)) return false;
+      if (!is_sequence(list) || !t.has_room(row, length(list)) || !append_ints(list, grown_)) return false;
       const int32_t added = int32_t(grown_.size() - start);
       if (!t.accepts(grown_.data() + start, added)) return false;
       grown_[first + g] = added;
@@ -123,7 +122,9 @@ bool VllmFastPath::check_cached(PyObject *cached) {
   return true;
 }
 
+// No Python code runs meanwhile.
 bool VllmFastPath::read_plan(PyObject *num_scheduled, PyObject *drafts, int64_t &num_draft_ids) {
+  if (PyDict_Size(num_scheduled) > rows->states.max_num_reqs) return false;
   Py_ssize_t at = 0, draft_at = 0;
   PyObject *key, *value, *draft_key = nullptr, *draft_list = nullptr;
   int64_t b = 0, d = 0, used = 0;
@@ -171,7 +172,7 @@ int64_t VllmFastPath::apply(PyObject *output) {
               requests = attribute(output, n.scheduled_new_reqs), cached = attribute(output, n.scheduled_cached_reqs),
               num_scheduled = attribute(output, n.num_scheduled_tokens),
               drafts = attribute(output, n.scheduled_spec_decode_tokens);
-  special.clear();
+  if (!is_busy_) special.clear();
   if (!finished || !requests || !cached || !num_scheduled || !drafts) return -1;
   if (!is_empty(finished.get()) && !finish(finished.get())) return -1;
   if (!is_empty(preempted.get()) || (!is_empty(requests.get()) && !admit(requests.get()))) return -2;
@@ -180,7 +181,8 @@ int64_t VllmFastPath::apply(PyObject *output) {
 }
 
 int64_t VllmFastPath::step(PyObject *cached, PyObject *num_scheduled, PyObject *drafts) {
-  if (!PyDict_CheckExact(num_scheduled) || PyDict_Size(num_scheduled) > rows->states.max_num_reqs) return -1;
+  const Turn turn(is_busy_);
+  if (!turn.is_first || !PyDict_CheckExact(num_scheduled)) return -1;
   if (drafts == Py_None || (PyDict_CheckExact(drafts) && PyDict_Size(drafts) == 0)) drafts = nullptr;
   if (drafts && !PyDict_CheckExact(drafts)) return -1;
   seen_.resize(rows->states.max_num_reqs);
@@ -273,8 +275,9 @@ bool VllmFastPath::plain_sampling(PyObject *params, int32_t row, int64_t admissi
 }
 
 bool VllmFastPath::admit(PyObject *requests) {
+  const Turn turn(is_busy_);
+  if (!turn.is_first || !PyList_CheckExact(requests) || !is_empty(observers_)) return false;
   special.clear();
-  if (!PyList_CheckExact(requests) || !is_empty(observers_)) return false;
   const Owned kept(PyList_AsTuple(requests));  // their attributes may be properties, whose code may change the list
   if (!kept) {
     PyErr_Clear();

@@ -58,6 +58,13 @@ class VllmFastPath {
   bool finish(PyObject *ids);
 
  private:
+  // Code of a property that is read may call again: such a call is not the first, and leaves all to the Python side.
+  struct Turn {
+    explicit Turn(bool &is_busy) : is_first(!is_busy), is_busy(is_busy) { is_busy = true; }
+    ~Turn() { is_busy = !is_first; }
+    const bool is_first;
+    bool &is_busy;
+  };
   struct Growth {
     int32_t row, computed;
     size_t first;  // the numbers of its new blocks per group are at grown_[first], the blocks behind them
@@ -76,6 +83,7 @@ class VllmFastPath {
   bool read_request(PyObject *request, int32_t row);
   bool plain_sampling(PyObject *params, int32_t row, int64_t admission);
 
+  bool is_busy_ = false;
   PyObject *observers_, *adapter_of_, *with_extras_;
   Attributes<NUM_PARAMETERS> parameters_{PARAMETERS};
   float *reals_[NUM_REALS];  // [R] each, as all of these

@@ -18,11 +18,13 @@ class CpuEncoder : public CpuModel {
 
   // Tables [count, hidden_size] added to the token embeddings; one without rows is absent.
   void set_tables(const Array2<float> &positions, const Array2<float> &token_types) {
+    check_unfinished();
     encoder_.num_positions = copy_rows(positions, encoder_.positions, "positions");
     encoder_.num_token_types = copy_rows(token_types, encoder_.token_types, "token_types");
   }
 
   void add_encoder_layer(const Objects &d) {
+    check_unfinished();
     const ModelConfig &c = model_.config;
     const int hidden = c.hidden_size, heads = c.num_heads * c.head_dim;
     EncoderLayer layer;
@@ -56,6 +58,7 @@ class CpuEncoder : public CpuModel {
       throw std::invalid_argument("finish_encoder() needs embed_norm, and final_norm if norms come before");
     }
     pass_ = std::make_unique<EncoderPass>(model_, encoder_);
+    is_finished_ = true;
   }
 
   // The hidden states [T, hidden_size] of whole texts, valid until the next call.

@@ -42,7 +42,7 @@ class CpuModel {
         recurrent_groups_(size_t(c.num_groups)) {}
 
   int pack(const Array2<uint8_t> &data, const std::string &source, int cols, const std::string &format, bool exact) {
-    check_finished(false);
+    check_unfinished();
     const SourceFormat &from = by_name(kSources, source, "weight source");
     const SourceMatrix matrix = source_matrix(data, from, cols);
     const Format to = by_name(kFormats, format, "weight format");
@@ -60,7 +60,7 @@ class CpuModel {
   }
 
   void set_embedding(const Array2<uint8_t> &data, const std::string &source, int cols) {
-    check_finished(false);
+    check_unfinished();
     const SourceMatrix matrix = source_matrix(data, by_name(kSources, source, "weight source"), cols);
     check_shape(matrix.rows, matrix.cols, model_.config.vocab_size, model_.config.hidden_size, "embedding");
     embedding_ = nb::cast(data);  // keeps the rows alive: every step reads them
@@ -68,6 +68,7 @@ class CpuModel {
   }
 
   int add_rope(const std::vector<double> &inv_freq, double scale, const std::vector<int> &axes) {
+    check_unfinished();
     in_range(int64_t(inv_freq.size()), 1, model_.config.head_dim / 2, "the length of inv_freq");
     if (!axes.empty()) in_range(int64_t(axes.size()), int64_t(inv_freq.size()), int64_t(inv_freq.size()), "axes");
     for (int axis : axes) model_.num_axes = std::max(model_.num_axes, in_range(axis, 0, kMostSize, "axis") + 1);
@@ -76,7 +77,7 @@ class CpuModel {
   }
 
   void add_layer(const Objects &d) {
-    check_finished(false);
+    check_unfinished();
     const ModelConfig &c = model_.config;
     const int hidden = c.hidden_size;
     Layer layer;
@@ -111,7 +112,7 @@ class CpuModel {
 
   // lm_head: −1 for a model without logits.
   void finish(int final_norm, int lm_head) {
-    check_finished(false);
+    check_unfinished();
     const ModelConfig &c = model_.config;
     if (!embedding_.is_valid() || model_.layers.empty()) {
       throw std::invalid_argument("finish() needs an embedding and a layer");
@@ -121,6 +122,7 @@ class CpuModel {
       model_.lm_head = model_.make_linear({matrix(lm_head, "lm_head", c.vocab_size, c.hidden_size)});
     }
     forward_ = std::make_unique<ForwardPass>(model_);
+    is_finished_ = true;
   }
 
   // The logits [L, V] at `logits_indices`, by default the inputs' own first num_logits, valid until the next call.
@@ -130,7 +132,7 @@ class CpuModel {
                   const std::optional<Array1<int64_t>> &embed_rows, const std::optional<Array2<float>> &embeds,
                   const std::optional<Array2<int64_t>> &mrope_positions,
                   const std::optional<Array1<int32_t>> &lora_ids, bool greedy) {
-    check_finished(true);
+    check_finished();
     const int t = in_range(num_tokens, 0, kMostTokens, "num_tokens");
     const int b = in_range(num_reqs, 0, kMostTokens, "num_reqs");
     const int64_t wanted = logits_indices ? int64_t(logits_indices->shape(0)) : num_logits;
@@ -186,15 +188,16 @@ class CpuModel {
 
   // The hidden states after the final norm [N, hidden_size] at tokens of the last step, valid until the next call.
   FloatView hidden_states(const Array1<int64_t> &tokens) {
-    check_finished(true);
+    check_finished();
     const int count = in_range(int64_t(tokens.shape(0)), 0, kMostTokens, "the number of tokens");
-    const float *hidden = alone([&] { return forward_->hidden(tokens.data(), count); });
+    const std::vector<int64_t> kept = copied(tokens);
+    const float *hidden = alone([&] { return forward_->hidden(kept.data(), count); });
     return view(hidden, count, model_.config.hidden_size, forward_->hidden_stride());
   }
 
   // An adapter: for each matrix that it changes (matrix, a [rank, cols], b [rows, rank], scale). Returns its bytes.
   size_t add_lora(int id, const std::vector<LoraFactors> &factors) {
-    check_finished(true);
+    check_finished();
     in_range(id, 1, INT32_MAX, "the number of an adapter");
     std::vector<std::pair<const PackedMatrix *, LoraSource>> sources;
     for (const auto &[matrix, a, b, scale] : factors) {
@@ -212,9 +215,9 @@ class CpuModel {
   }
 
   void copy_blocks(const Array1<int32_t> &sources, const Array1<int32_t> &destinations) {
-    const int count = check_blocks(sources);
-    if (check_blocks(destinations) != count) throw std::invalid_argument("sources and destinations differ in length");
-    alone([&] { model_.kv.copy_blocks(sources.data(), destinations.data(), count); });
+    const std::vector<int32_t> from = checked_blocks(sources), to = checked_blocks(destinations);
+    if (from.size() != to.size()) throw std::invalid_argument("sources and destinations differ in length");
+    alone([&] { model_.kv.copy_blocks(from.data(), to.data(), int(from.size())); });
   }
 
   void touch_cache() {
@@ -222,8 +225,8 @@ class CpuModel {
   }
 
   void zero_blocks(const Array1<int32_t> &blocks) {
-    const int count = check_blocks(blocks);
-    alone([&] { model_.kv.zero_blocks(blocks.data(), count); });
+    const std::vector<int32_t> kept = checked_blocks(blocks);
+    alone([&] { model_.kv.zero_blocks(kept.data(), int(kept.size())); });
   }
 
   Numbers stage_seconds() const {
@@ -275,18 +278,19 @@ class CpuModel {
     return c;
   }
 
-  void check_finished(bool finished) const {
-    if (bool(forward_) != finished) {
-      throw std::invalid_argument(finished ? "the model is not finished: call finish() first"
-                                           : "the model is finished: nothing can be added");
-    }
+  void check_finished() const {
+    if (!forward_) throw std::invalid_argument("the model is not finished: call finish() first");
+  }
+  void check_unfinished() const {
+    if (is_finished_) throw std::invalid_argument("the model is finished: nothing can be added");
   }
 
-  // The number of block ids, all in the pool.
-  int check_blocks(const Array1<int32_t> &ids) const {
-    const int count = in_range(int64_t(ids.shape(0)), 0, INT32_MAX, "the number of blocks");
-    for (int i = 0; i < count; ++i) in_range(ids.data()[i], 0, model_.kv.config().num_blocks - 1, "block");
-    return count;
+  // Block ids, all in the pool.
+  std::vector<int32_t> checked_blocks(const Array1<int32_t> &ids) const {
+    in_range(int64_t(ids.shape(0)), 0, INT32_MAX, "the number of blocks");
+    std::vector<int32_t> kept = copied(ids);
+    for (const int32_t id : kept) in_range(id, 0, model_.kv.config().num_blocks - 1, "block");
+    return kept;
   }
 
   // Rows of floats, `stride` apart, that the model owns.
@@ -392,8 +396,9 @@ class CpuModel {
     if (!d.contains("experts") || !nb::try_cast(d["experts"], experts)) {
       throw std::invalid_argument("experts is missing or no list");
     }
-    const int num_experts = in_range(int64_t(nb::len(experts)), 1, kMostExperts, "the number of experts");
-    for (nb::handle ids : experts) {
+    const nb::tuple kept(experts);  // reading an expert may run code that changes the list
+    const int num_experts = in_range(int64_t(nb::len(kept)), 1, kMostExperts, "the number of experts");
+    for (nb::handle ids : kept) {
       moe->experts.push_back(mlp(ids, moe->experts.empty() ? 0 : moe->experts[0].down.cols));
     }
     moe->router = linear(d, "router", num_experts, hidden);
@@ -413,6 +418,7 @@ class CpuModel {
   std::vector<bool> recurrent_groups_;
   nb::object embedding_;
   std::unique_ptr<ForwardPass> forward_;
+  bool is_finished_ = false;
   Buffer<uint8_t> sampling_;
   std::mutex in_use_;
 };

@@ -179,8 +179,9 @@ class PySamplingRows {
   }
 
   std::vector<int32_t> ids(const Array1<int32_t> &given, const char *name) const {
-    for (size_t i = 0; i < given.shape(0); ++i) in_range(given.data()[i], 0, rows_.states().vocab_size - 1, name);
-    return {given.data(), given.data() + given.shape(0)};
+    std::vector<int32_t> kept = copied(given);
+    for (const int32_t id : kept) in_range(id, 0, rows_.states().vocab_size - 1, name);
+    return kept;
   }
 
   StepInput input(const Logits &logits, const Array1<int32_t> &rows, const Array1<int32_t> &starts,

@@ -6,6 +6,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "kernels/kv_cache.h"
 #include "python_types.h"
@@ -72,6 +73,12 @@ inline void check_size(size_t size, size_t least, const char *name) {
   if (size >= least) return;
   throw std::invalid_argument(std::string(name) + " has " + std::to_string(size) + " entries, " +
                               std::to_string(least) + " are needed");
+}
+
+// What is checked before it is used: other threads may write to the array meanwhile.
+template <class T>
+std::vector<T> copied(const Array1<T> &array) {
+  return {array.data(), array.data() + array.shape(0)};
 }
 
 // The array's data. Throws std::invalid_argument if it has fewer than `size` entries.

@@ -190,3 +190,109 @@ def test_more_blocks_than_a_row_has_are_not_read():
     states.block_tables[0].num_blocks[0] = 2**30
     with pytest.raises(ForewordError):
         prepare_inputs(states, {"a": 1}, InputBuffers.for_states(states, 64), backend="native")
+
+
+class Emptying:
+    """No values, whose count empties a list."""
+
+    def __init__(self, values: list) -> None:
+        self._values = values
+
+    def __len__(self) -> int:
+        self._values.clear()
+        return 0
+
+
+@pytest.mark.parametrize("place", ["req_ids", "num_computed_tokens"])
+def test_lists_of_running_requests_that_are_emptied_while_they_are_counted_are_refused(place):
+    states = states_of()
+    ids = [f"r{i}" for i in range(8)]
+    vllm.apply(states, output(new=[NewData(i) for i in ids], scheduled=dict.fromkeys(ids, 3)))
+    cached = Cached(ids, [0] * 8)
+    cached.num_output_tokens = Emptying(getattr(cached, place))
+    with suppress(ForewordError, IndexError, ValueError):
+        vllm.apply(states, output(cached=cached, scheduled=dict.fromkeys(ids, 3)))
+    assert states.block_tables[0].num_blocks[:8].tolist() == [3] * 8
+
+
+def test_a_plan_that_grows_beyond_the_rows_while_requests_are_read_is_refused():
+    states = states_of(max_num_reqs=2)
+    vllm.apply(states, output(new=[NewData("a")], scheduled={"a": 3}))
+    plan = {"a": 1}
+
+    class Growing(Cached):
+        @property
+        def new_block_ids(self):
+            plan.update({str(i): 1 for i in range(10_000)})
+            return [None]
+
+    with pytest.raises(ForewordError):
+        vllm.apply(states, output(cached=Growing(["a"], [0]), scheduled=plan))
+
+
+@pytest.mark.parametrize("num_inner", [0, 1, 3])
+def test_requests_whose_reading_applies_another_output_are_admitted_each_with_its_own_tokens(num_inner):
+    states = states_of(max_num_reqs=32)
+    vllm.apply(states, output())
+    applied = []
+
+    def apply_another() -> None:
+        if not applied:
+            applied.append(True)
+            names = [f"inner{i}" for i in range(num_inner)]
+            vllm.apply(states, output(new=[NewData(name) for name in names], scheduled=dict.fromkeys(names, 3)))
+
+    names = [f"r{i}" for i in range(4)]
+    new = [NewData(name, apply_another if i == 2 else lambda: None) for i, name in enumerate(names)]
+    for i, one in enumerate(new):
+        one.prompt_token_ids = [i + 1] * 3
+    vllm.apply(states, output(new=new, scheduled=dict.fromkeys(names, 3)))
+    for i, name in enumerate(names):
+        row = states.row_of(name)
+        assert states.token_ids[row, :3].tolist() == [i + 1] * 3 and states.num_tokens[row] == 3
+
+
+@pytest.mark.parametrize("value", [2**30, -(2**30)])
+def test_a_count_of_blocks_that_a_caller_overwrites_writes_beside_no_row(value):
+    states = states_of()
+    rows = [states.add_request(NewRequest(name, [1, 2, 3], [[1, 2, 3]])) for name in "abc"]
+    table = states.block_tables[0]
+    before = table.table[rows[0]].copy()
+    table.num_blocks[rows[1]] = value
+    with pytest.raises((ForewordError, IndexError, ValueError)):
+        states.append_blocks_rows(np.array([rows[1]], np.int32), np.array([4], np.int32))
+    states.remove_rows(np.array([rows[1]], np.int32))
+    assert (table.table[rows[0]] == before).all() and (table.table[rows[2], :3] == [1, 2, 3]).all()
+
+
+def test_known_tokens_that_a_caller_overwrites_are_refused():
+    states = states_of()
+    states.add_request(NewRequest("a", [1, 2, 3], [[1, 2, 3]]))
+    states.num_tokens[0] = 2**30
+    with pytest.raises(ForewordError):
+        prepare_inputs(states, {"a": 1}, InputBuffers.for_states(states, 64), backend="native")
+
+
+def test_parameters_given_as_the_columns_themselves_are_copied():
+    states, other = states_of(), states_of()
+
+    def columns(names: str, temperature) -> NewRequests:
+        count = len(names)
+        return NewRequests(
+            req_ids=list(names),
+            token_ids=np.ones(count, np.int32),
+            num_tokens=np.ones(count, np.int32),
+            block_ids=[np.ones(count, np.int32)],
+            num_blocks=[np.ones(count, np.int32)],
+            sampling={"temperature": temperature},
+        )
+
+    for one in (states, other):
+        one.add_requests(columns("ab", np.array([0.1, 0.2], np.float32)))
+        one.remove_rows(np.array([0, 1], np.int32))  # so that the next request gets row 1
+        one.sampling.temperature[:2] = [0.5, 0.6]
+    column = states.sampling.temperature[:2]
+    other.add_requests(columns("cd", column.copy()))
+    states.add_requests(columns("cd", column))
+    assert states.sampling.temperature[:2].tolist() == other.sampling.temperature[:2].tolist()
+    assert len(set(column.tolist())) == 2

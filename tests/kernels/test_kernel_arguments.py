@@ -256,8 +256,13 @@ def test_a_model_is_complete_before_it_runs_and_fixed_after(driver):
     inputs = _native.ModelInputs(*[np.zeros(0, t) for t in ("i4", "i8", "i4", "i4", "i4", "i8")], [], [])
     with pytest.raises(ValueError, match="finish"):
         model.step(inputs, 0, 0, 0)
-    with pytest.raises(ValueError, match="nothing can be added"):
-        driver.executor.core.add_layer({})
+    core = driver.executor.core
+    for add in (
+        lambda: core.add_layer({}), lambda: core.add_rope([1.0] * 8, 1.0), lambda: core.finish(0, 0),
+        lambda: core.pack(np.zeros((1, 4), np.uint8), "F32", 1, "f32", False),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="nothing can be added"):
+            add()
 
 
 def test_layers_that_do_not_fit_each_other():
