@@ -249,7 +249,8 @@ def test_requests_whose_reading_applies_another_output_are_admitted_each_with_it
     vllm.apply(states, output(new=new, scheduled=dict.fromkeys(names, 3)))
     for i, name in enumerate(names):
         row = states.row_of(name)
-        assert states.token_ids[row, :3].tolist() == [i + 1] * 3 and states.num_tokens[row] == 3
+        assert states.token_ids[row, :3].tolist() == [i + 1] * 3
+        assert states.num_tokens[row] == 3
 
 
 @pytest.mark.parametrize("value", [2**30, -(2**30)])
@@ -262,7 +263,8 @@ def test_a_count_of_blocks_that_a_caller_overwrites_writes_beside_no_row(value):
     with pytest.raises((ForewordError, IndexError, ValueError)):
         states.append_blocks_rows(np.array([rows[1]], np.int32), np.array([4], np.int32))
     states.remove_rows(np.array([rows[1]], np.int32))
-    assert (table.table[rows[0]] == before).all() and (table.table[rows[2], :3] == [1, 2, 3]).all()
+    assert (table.table[rows[0]] == before).all()
+    assert (table.table[rows[2], :3] == [1, 2, 3]).all()
 
 
 def test_known_tokens_that_a_caller_overwrites_are_refused():

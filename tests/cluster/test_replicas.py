@@ -200,4 +200,4 @@ def test_replicas_of_another_version_model_or_length_are_refused(monkeypatch: py
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'{"messages": 3}', b'{"prompt": [1, 2]}', b"\xff"])
 def test_prompts_that_cannot_be_read_have_no_pieces(body: bytes):
-    assert asyncio.run(pieces_of(body))[1] == []
+    assert asyncio.run(pieces_of({}, body))[1] == []

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import re
+import socket
 import time
 
 import httpx
@@ -18,8 +19,10 @@ from foreword.server import reply
 from foreword.server.access import Hosts
 from foreword.server.admission import Admission
 from foreword.server.app import make_app
+from foreword.server.bodies import LARGE, Bodies, HeldBody
 from foreword.server.config import ENGINE_DEFAULTS, ServerConfig
 from foreword.server.errors import HttpError
+from foreword.server.listener import MOST_DIGITS, short_integers
 from foreword.server.run import bound_socket
 
 
@@ -173,9 +176,13 @@ def test_the_parts_of_a_body_are_counted_before_it_is_read_whatever_its_texts_ha
         fields = len(one) if isinstance(one, dict) else 0
         return isinstance(one, dict | list) + fields + sum(map(parts, inside))
 
+    def strings(one):
+        inside = [*one, *one.values()] if isinstance(one, dict) else one if isinstance(one, list) else []
+        return isinstance(one, str) + sum(map(strings, inside))
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reply, "MAX_PARTS", -1)
-        assert reply.num_parts(json.dumps(value).encode()) == parts(value)
+        assert reply.counted_parts(json.dumps(value).encode()) == (parts(value), strings(value))
 
 
 def test_a_long_text_with_many_braces_is_no_body_of_many_parts():
@@ -260,3 +267,59 @@ def test_silence_is_filled_with_comments_while_a_prompt_is_computed(talker):
                 assert next(lines) == ": keep-alive"
         time.sleep(0)
         running.check_nothing_is_left()
+
+
+HARD = b"1.7976931348623157e308"  # msgspec takes 14 microseconds for it
+
+
+def test_numbers_that_take_long_are_read_one_by_one_so_that_others_run_between(monkeypatch):
+    read = []
+    monkeypatch.setattr(reply, "isfinite", lambda value: read.append(value) or True)
+    assert reply.decoded(b"[" + b",".join([HARD] * 3) + b"]") == read == [1.7976931348623157e308] * 3
+    monkeypatch.undo()
+    with pytest.raises(HttpError, match="out of range"):
+        reply.decoded(b'{"temperature": 1e400}')
+
+
+def test_integers_of_many_digits_are_refused_while_a_server_runs():
+    with short_integers():
+        assert reply.decoded(b"9" * MOST_DIGITS) == 10**MOST_DIGITS - 1
+        with pytest.raises(HttpError, match="out of range"):
+            reply.decoded(b"9" * (MOST_DIGITS + 1))
+    assert reply.decoded(b"9" * 4000) == 10**4000 - 1
+
+
+def test_bodies_of_many_strings_are_refused_before_they_are_made():
+    many = json.dumps({"stop": ["a"] * (reply.MAX_STRINGS + 1)}).encode()
+    with pytest.raises(HttpError, match="strings, more than"):
+        reply.decoded(many)
+
+
+def test_large_bodies_in_progress_are_counted_and_small_ones_are_not():
+    bodies = Bodies(3 * LARGE)
+    first, second, small = HeldBody(bodies), HeldBody(bodies), HeldBody(bodies)
+    first.grow(LARGE)
+    first.grow(2 * LARGE)
+    small.grow(LARGE - 1)
+    assert bodies.num_bytes == 2 * LARGE
+    with pytest.raises(HttpError, match="max_total_body_bytes") as refused:
+        second.grow(LARGE + 1)
+    assert (refused.value.status, refused.value.headers) == (429, {"Retry-After": "1"})
+    second.grow(LARGE)
+    first.end()
+    second.grow(9 * LARGE)  # alone
+    second.end()
+    assert bodies.num_bytes == 0
+
+
+def test_a_large_body_beside_others_gets_429_and_room_when_they_end(talker):
+    size = 200_000
+    body = {"prompt": "a", "max_tokens": 1, "user": "a" * size}
+    with serving(talker, max_total_body_bytes=size + 50_000) as server:
+        slow = socket.create_connection(tuple(server.url.removeprefix("http://").split(":")))
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n".encode()
+        slow.sendall(head + b"a" * (size - 1))
+        server.wait_until(lambda: server.post("/v1/completions", body).status_code == 429)
+        assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 1}).status_code == 200
+        slow.close()
+        server.wait_until(lambda: server.post("/v1/completions", body).status_code == 200)

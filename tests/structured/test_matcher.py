@@ -7,6 +7,8 @@ from random import Random
 import pytest
 from bytes_tokenizer import END, LONGER, OTHER, TOKENS, BytesTokenizer, V, allowed, grammar
 
+from foreword.sampling import GrammarStoppedError
+
 COLOURS = {"enum": ["red", "blue"]}
 CASES = {
     "choice": ({"choice": ["yes", "no", "yes, no", "ab", "abc"]}, ["yes", "no", "yes, no", "ab", "abc"]),
@@ -155,3 +157,16 @@ def test_a_special_token_begins_a_tag_or_is_named_by_a_grammar():
     assert allowed(named) == {OTHER}
     assert named.accept(tokens) == 2
     assert named.is_terminated
+
+
+def test_an_output_whose_grammar_takes_too_long_per_token_is_ended_and_others_are_not(monkeypatch):
+    ours, other = grammar({"regex": "a*"}), grammar({"regex": "a*"})
+    letter, clock = 2 + ord("a"), itertools.count(step=0.02)
+    monkeypatch.setattr("foreword.structured.matcher.thread_time", lambda: next(clock))
+    assert ours.accept([letter] * 40) == 40  # each takes 20 ms, of which 2 are given back
+    with pytest.raises(GrammarStoppedError, match="more than 1 s and 2 ms per token"):
+        ours.accept([letter] * 20)
+    with pytest.raises(GrammarStoppedError):  # another output of the same request
+        ours.copy().accept([letter])
+    monkeypatch.undo()
+    assert other.accept([letter] * 1000) == 1000

@@ -40,7 +40,7 @@ class ProcessFront(Front):
 
     async def pass_on(self, scope: Scope, body: bytes, send: Send) -> None:
         """Answer with the response of a replica; of another one, if that did not begin to answer or is full."""
-        num_tokens, pieces = await pieces_of(body) if scope["method"] == "POST" else (1, [])
+        num_tokens, pieces = await pieces_of(scope, body) if scope["method"] == "POST" else (1, [])
         tried: set[int] = set()
         while True:
             async with AsyncExitStack() as stack:

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
+from starlette.types import Scope
 
 from foreword.routing import text_prefix
 from foreword.server.errors import HttpError
-from foreword.server.reply import decoded
+from foreword.server.reply import decoded, in_turn
 
 PIECE = 512  # characters
 TOKENS_PER_PIECE = 128  # as a rule
 MAX_CHARACTERS = 1 << 18
 FIELDS = ("model", "tools", "system", "messages", "prompt", "input")
-LARGE = 64 << 10
 
 
-async def pieces_of(body: bytes) -> tuple[int, list[int]]:
+async def pieces_of(scope: Scope, body: bytes) -> tuple[int, list[int]]:
     """Roughly how many tokens the prompt in a body has, and the names of its pieces."""
-    if len(body) < LARGE:
-        return _pieces(body)
-    return await asyncio.to_thread(_pieces, body)
+    return await in_turn(scope, _pieces, body)
 
 
 def _pieces(body: bytes) -> tuple[int, list[int]]:

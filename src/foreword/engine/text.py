@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -21,7 +22,8 @@ class TextStream:
     is held back until the next token decides. The cost is O(new text).
     """
 
-    __slots__ = ("_detokenizer", "_held", "_include_stop", "_left_out", "_spans", "_stops", "pieces", "stop")
+    __slots__ = ("_detokenizer", "_held", "_include_stop", "_left_out", "_sorted_stops", "_spans", "_stops",
+                 "pieces", "stop")  # fmt: skip
 
     def __init__(
         self,
@@ -39,7 +41,7 @@ class TextStream:
             list[tuple[int, int]](),
         )  # of such tokens, from the held text's begin
         self._detokenizer = detokenizer
-        self._stops = tuple(stops)
+        self._stops, self._sorted_stops = tuple(stops), sorted(stops)
         self._include_stop = include_stop
         self.pieces: list[str] = []
         self._held = ""
@@ -73,14 +75,14 @@ class TextStream:
         self._held = ""
         if self._stops and may_stop:
             # Released text cannot be part of a match: the beginnings of stop strings were held back.
-            found = [(at, stop) for stop in self._stops if (at := self._find(text, stop)) >= 0]
+            found = [(at, one) for one in self._stops if one in text and (at := self._find(text, one)) >= 0]
             if found:
                 at, self.stop = min(found, key=lambda match: match[0] + len(match[1]))
                 text = text[: at + len(self.stop)] if self._include_stop else text[:at]
                 self._release(text)
                 return True
         if self._stops:
-            held = max(_overlap(text, stop) for stop in self._stops)
+            held = _overlap(text, self._sorted_stops)
             text, self._held = text[: len(text) - held], text[len(text) - held :]
         self._release(text)
         return False
@@ -104,9 +106,13 @@ class TextStream:
             self.pieces.append(text)
 
 
-def _overlap(text: str, stop: str) -> int:
-    """The length of the longest proper beginning of ``stop`` that ``text`` ends with."""
-    for length in range(min(len(stop) - 1, len(text)), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
+def _overlap(text: str, stops: Sequence[str]) -> int:
+    """The length of the longest proper beginning of a stop string that ``text`` ends with. stops: sorted, so that those
+    that begin with a text come right behind it.
+    """
+    longest = max(map(len, stops))
+    for begin in range(max(len(text) - longest + 1, 0), len(text)):
+        end = text[begin:]
+        if (at := bisect_right(stops, end)) < len(stops) and stops[at].startswith(end):
+            return len(end)
     return 0

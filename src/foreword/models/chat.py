@@ -27,6 +27,8 @@ _NAMED = re.compile(r"""(?<=['"])[A-Za-z0-9][A-Za-z0-9_.-]*(?=['"])""")
 _TAKES_TEXT = re.compile(r"arguments\W{0,3}\s+is\s+string")
 LABELS = frozenset(("annotations", "cache_control", "citations", "id", "index", "logprobs"))
 """Fields of a part of a message that other systems read, and that change no prompt."""
+MAX_VALUES = 1 << 18
+"""Of arguments given as JSON text: no other thread runs while they are read. Signs inside of texts count as well."""
 
 
 class ChatTemplate:
@@ -240,6 +242,8 @@ def _check_arguments(field: str, arguments: object) -> Mapping[str, Any] | str:
         return arguments or {}
     if not isinstance(arguments, str):
         _fail(field, arguments, "is neither an object nor text", 'Give an object such as {"city": "Paris"}')
+    if (count := sum(map(arguments.count, "{[,"))) > MAX_VALUES:
+        _fail(field, arguments, f"has {count} values, more than {MAX_VALUES}", "Give fewer")
     try:
         found = json.loads(arguments.strip() or "null")
     except (ValueError, RecursionError):

@@ -7,7 +7,7 @@ and for a value of another type; ranges are checked by the engine.
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,21 +145,21 @@ def _params(given: Fields, task: Any, **values: Any) -> PoolingParams:
 
 
 def embeddings_body(request: EmbeddingRequest, outputs: Sequence[PoolingRequestOutput], **named: Any) -> Body:
-    """The body that answers /v1/embeddings."""
-    vectors = [output.outputs.data for output in outputs]
-    data = [
+    """The body that answers /v1/embeddings. Each vector is made when it is written."""
+    vectors = (output.outputs.data for output in outputs)
+    data = (
         {"object": "embedding", "index": i, "embedding": _base64(vector) if request.base64 else vector.tolist()}
         for i, vector in enumerate(vectors)
-    ]
+    )
     return _list("embd", data, outputs, named)
 
 
 def classify_body(labels: Sequence[str], outputs: Sequence[PoolingRequestOutput], **named: Any) -> Body:
     """The body that answers /classify. A model of one label gives its probability, and no other label."""
-    data = [
+    data = (
         {"index": i, "label": labels[int(probs.argmax())], "probs": probs.tolist(), "num_classes": len(probs)}
         for i, probs in enumerate(output.outputs.data for output in outputs)
-    ]
+    )
     return _list("classify", data, outputs, named)
 
 
@@ -181,7 +181,7 @@ def rerank_body(request: ScoreRequest, outputs: Sequence[PoolingRequestOutput], 
     return {"id": f"rerank-{named['response_id']}", "model": named["model"], "usage": used, "results": results}
 
 
-def _list(prefix: str, data: list[Body], outputs: Sequence[PoolingRequestOutput], named: Any) -> Body:
+def _list(prefix: str, data: Iterable[Body], outputs: Sequence[PoolingRequestOutput], named: Any) -> Body:
     given: Named = named
     return {**head("list", prefix, given), "data": data, "usage": _usage(outputs)}
 

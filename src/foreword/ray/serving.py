@@ -132,7 +132,7 @@ class RayFront(Front):
         self._engines, self._adapters = engines, adapters
 
     async def pass_on(self, scope: Scope, body: bytes, send: Send) -> None:
-        num_tokens, pieces = await pieces_of(body) if scope["method"] == "POST" else (1, [])
+        num_tokens, pieces = await pieces_of(scope, body) if scope["method"] == "POST" else (1, [])
         names = ("type", "method", "path", "raw_path", "query_string", "http_version", "scheme", "client", "server",
                  "requester")  # fmt: skip
         inner: dict[str, Any] = {name: scope[name] for name in names if name in scope}

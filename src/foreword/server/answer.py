@@ -51,6 +51,7 @@ class Api(Generic[R, T]):
         generation, body = Generation(context, request), await self.body.fields(request)
         await generation.limit_time(body)
         wanted = await parsed(self.body.parse_for(context), body, request)
+        del body  # what is not read of it is not kept while a long answer is made
         model = generation.choose_model(wanted.model)
         running = await self.run(generation, wanted)
         named = Named(response_id=generation.id, created=int(time.time()), model=model)

@@ -80,6 +80,10 @@ class ServerConfig:
         "status 400; and all large ones in progress: beyond it status 429.", least=1, most=2**50, unit="bytes",
     )  # fmt: skip
     max_body_bytes: int = setting(8 << 20, "Largest body of a request.", least=1, unit="bytes")
+    max_total_body_bytes: int = setting(
+        256 << 20, "Largest memory of the bodies from 64 KiB on of all requests in progress; beyond it: status 429.",
+        least=1, most=2**50, unit="bytes",
+    )  # fmt: skip
     max_header_bytes: int = setting(32 << 10, "Largest head of a request.", least=256, unit="bytes")
     max_images: int = setting_of(MediaLimits, "max_images")
     max_media_bytes: int = setting_of(MediaLimits, "max_bytes")

@@ -83,7 +83,7 @@ UNKNOWN_HOST = Failure(
 )
 FULL = Failure(
     429, "full",
-    "The server is full.", "Send it again after as many seconds as the header `Retry-After` has.", "engine",
+    "The server is full.", "Send it again after as many seconds as the header `Retry-After` has.", "body",
 )
 HEAD_TOO_LONG = Failure(
     431, None, "The head is longer than `max_header_bytes`.", "Send fewer or shorter headers.",

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from foreword.errors import ForewordError
 from foreword.openai.frames import AnswerStream
 from foreword.server.access import Client, Hosts, Keys
+from foreword.server.bodies import Bodies, HeldBody
 from foreword.server.config import ServerConfig
 from foreword.server.errors import Dialect, HttpError, as_http_error, not_found
 from foreword.server.failures import (
@@ -58,7 +59,7 @@ class Gate:
     def __init__(self, app: ASGIApp, operations: Operations, config: ServerConfig, responses: Counter[int]) -> None:
         """responses: counts the requests by the status of their response."""
         self._app, self._operations, self._config, self._keys = app, operations, config, Keys(config)
-        self._hosts = Hosts(config)
+        self._hosts, self._bodies = Hosts(config), Bodies(config.max_total_body_bytes)
         self._responses = responses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,10 +70,12 @@ class Gate:
         request_id = given if PLAIN_ID.fullmatch(given) else b"%032x" % getrandbits(128)
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         target = self._operations.target(scope["method"], path)
-        incoming = _Incoming(scope, headers, receive, self._config)
+        held = HeldBody(self._bodies)
+        incoming = _Incoming(scope, headers, receive, self._config, held)
         response = _Response(send, request_id, target.errors, incoming)
         started, failure = time.perf_counter(), ""
         scope["request_id"] = request_id.decode()  # an answer may add "stream": its `AnswerStream`
+        scope["turn"] = self._bodies.turn
         try:
             self._check_head(scope, headers)
             self._hosts.check(headers)
@@ -83,10 +86,11 @@ class Gate:
             body = await incoming.read()
             if operation.body is not None and (operation.body.form is not None or not body):
                 check_origin(Headers(scope=scope), self._config.cors_origin)
-            scope["body_bytes"] = len(body)
+            scope["body_bytes"], again = len(body), _replay(body)
+            del body  # it is not kept while a long answer is made
             async with _while_connected(receive), AsyncExitStack() as stack:
                 scope["stack"] = stack  # what ends with the request
-                await self._app(scope, _replay(body), response)
+                await self._app(scope, again, response)
         except asyncio.CancelledError:  # by the server, which ends; the task ends with this
             stopped = HttpError(STOPPED, failure := "the server is being stopped")
             await response.fail(stopped, scope)
@@ -94,6 +98,8 @@ class Gate:
             known = _known(error)
             failure = f"{type(error).__name__}: {error}" if known.status >= 500 else ""
             await response.fail(known, scope)
+        finally:
+            held.end()
         self._responses[response.status or CLOSED.status] += 1
         failure = failure or response.failure
         if self._config.access_log or failure:
@@ -139,13 +145,16 @@ class Gate:
 class _Incoming:
     """The body of a request as it arrives."""
 
-    def __init__(self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, config: ServerConfig) -> None:
+    def __init__(
+        self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, config: ServerConfig, held: HeldBody
+    ) -> None:
         self._is_post, self._headers, self._receive, self._config = scope["method"] == "POST", headers, receive, config
+        self._held = held
         self._waits = b"expect" in headers  # the client, until the body is asked for
         self.is_left = True
 
     async def read(self) -> bytes:
-        """Return the whole body. HttpError if it is too long or too slow."""
+        """Return the whole body. HttpError if it is too long or too slow, or if others take the memory."""
         if not self._is_post:
             self.is_left = False
             return b""
@@ -164,6 +173,7 @@ class _Incoming:
                     size += len(parts[-1])
                     if size > limit:
                         raise too_long
+                    self._held.grow(size)
         except TimeoutError:
             self.is_left = False  # no more time is given
             raise HttpError(TOO_SLOW, "the body did not arrive in time", headers={"Connection": "close"}) from None

@@ -26,7 +26,7 @@ from foreword.server.answer import Api
 from foreword.server.context import Context
 from foreword.server.generation import Generation, in_order
 from foreword.server.operation import Body, Operation
-from foreword.server.reply import MANY, apart, reply
+from foreword.server.reply import MANY, PiecesReply, apart, reply
 
 ID_BYTES = 8  # of a token id in an output: scores of one text with many have its ids many times
 
@@ -86,13 +86,13 @@ def _classifies(context: Context) -> bool:
 EMBEDDINGS: Api[EmbeddingRequest, PoolingRequestOutput] = Api(
     body=Body(parse_embeddings, {"input": ["A man is eating food."], "dimensions": 16}, timeout=True),
     run=_pooled,
-    whole=lambda context, wanted, outputs, named: reply(embeddings_body(wanted, outputs, **named)),
+    whole=lambda context, wanted, outputs, named: PiecesReply(embeddings_body(wanted, outputs, **named)),
     size=_num_numbers,
 )
 CLASSIFY: Api[ClassifyRequest, PoolingRequestOutput] = Api(
     body=Body(parse_classify, {"input": "A man is eating food."}, timeout=True),
     run=_pooled,
-    whole=lambda context, wanted, outputs, named: reply(
+    whole=lambda context, wanted, outputs, named: PiecesReply(
         classify_body(context.engine.engine.pooling.labels, outputs, **named)
     ),
     size=_num_numbers,

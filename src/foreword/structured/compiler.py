@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_CHARS = 1 << 17
 COMPILE_SECONDS = 10.0
 QUICK_SECONDS = 0.5
 """What is compiled sooner does not wait behind what takes longer: see `GrammarCompiler.settle`."""
@@ -121,8 +120,8 @@ class GrammarCompiler:
 
     def _compiled(self, value: StructuredOutputs, seconds: float) -> tuple[Grammar | _Refusal | None, int]:
         """See `_outcome`; with the memory of the grammar."""
-        if len(value.text) > MAX_CHARS:
-            reason = f"has {len(value.text)} characters, more than {MAX_CHARS}"
+        if len(value.text) > value.MAX_CHARS:
+            reason = f"has {len(value.text)} characters, more than {value.MAX_CHARS}"
             return _Refusal(reason, "Use a smaller one."), 0
         if not self._eos_token_ids:
             return _Refusal("the model has no end token, which ends such an output", "Use another model."), 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import thread_time
 from typing import Self
 
 from llguidance import LLMatcher
@@ -10,18 +11,33 @@ from llguidance import LLMatcher
 from foreword.arrays import I32
 from foreword.sampling import GrammarStoppedError
 
+SECONDS, SECONDS_PER_TOKEN = 1.0, 0.002
+"""Of a processor, that the outputs of one request may take in all and per token. An ambiguous grammar takes longer
+with every token, and all requests of a step wait for it.
+"""
+
+
+class Budget:
+    """What is left of them."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self) -> None:
+        self.seconds = SECONDS
+
 
 class Matcher:
     """Implements `foreword.sampling.Grammar`.
 
     compiled: the grammar with no token accepted, shared and never changed. end_ids: the model's end tokens, allowed
-    where the output may end; they are not passed to llguidance, which does not take them back.
+    where the output may end; they are not passed to llguidance, which does not take them back. budget: shared with
+    copies; those of a matcher without one, which is not limited, have one each.
     """
 
-    __slots__ = ("_compiled", "_end_ids", "_is_ended", "_matcher")
+    __slots__ = ("_budget", "_compiled", "_end_ids", "_is_ended", "_matcher")
 
-    def __init__(self, compiled: LLMatcher, end_ids: frozenset[int]) -> None:
-        self._compiled, self._end_ids = compiled, end_ids
+    def __init__(self, compiled: LLMatcher, end_ids: frozenset[int], budget: Budget | None = None) -> None:
+        self._compiled, self._end_ids, self._budget = compiled, end_ids, budget
         self.reset()
 
     @property
@@ -30,8 +46,9 @@ class Matcher:
         return self._is_ended or bool(self._matcher.is_stopped() and not self._matcher.is_error())
 
     def fill_mask(self, words: I32) -> None:
+        begin = thread_time()
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        self._check()
+        self._check(begin)
 
     def accept(self, token_ids: Sequence[int]) -> int:
         for count, token in enumerate(token_ids):
@@ -41,11 +58,12 @@ class Matcher:
 
     def _accept(self, token: int) -> bool:
         is_accepted: bool
+        begin = thread_time()
         if token in self._end_ids:
             is_accepted = self._is_ended = self._matcher.is_accepting()
         else:
             is_accepted = self._matcher.try_consume_tokens([token]) == 1
-        self._check()
+        self._check(begin + SECONDS_PER_TOKEN)
         return is_accepted
 
     def roll_back(self, num_tokens: int) -> None:
@@ -53,8 +71,9 @@ class Matcher:
             self._is_ended = False
             num_tokens -= 1
         if num_tokens:
+            begin = thread_time()
             self._matcher.rollback(num_tokens)
-            self._check()
+            self._check(begin)
 
     def reset(self) -> None:
         """A new copy: the old one may be damaged."""
@@ -62,17 +81,25 @@ class Matcher:
         self._is_ended = False
 
     def copy(self) -> Self:
-        return type(self)(self._compiled, self._end_ids)
+        return type(self)(self._compiled, self._end_ids, self._budget or Budget())
 
     def forced_tokens(self, limit: int) -> Sequence[int]:
         if self.is_terminated:
             return ()
+        begin = thread_time()
         tokens: list[int] = self._matcher.compute_ff_tokens()
-        self._check()
+        self._check(begin)
         return tokens[:limit]
 
-    def _check(self) -> None:
-        """GrammarStoppedError if llguidance gave up, such as at one of its limits."""
+    def _check(self, begin: float) -> None:
+        """GrammarStoppedError if llguidance gave up, such as at one of its limits, or has taken too long since
+        ``begin`` and before.
+        """
+        if self._budget is not None:
+            self._budget.seconds -= thread_time() - begin
+            if self._budget.seconds < 0:
+                limit = f"{SECONDS:g} s and {SECONDS_PER_TOKEN * 1000:g} ms per token"
+                raise GrammarStoppedError(f"the grammar takes more than {limit}: use one that is less ambiguous")
         if self._matcher.is_error():
             reason = self._matcher.get_error().replace("<non-verbose/>", "").strip()
             raise GrammarStoppedError(f"llguidance: {reason:.500}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, NoReturn, get_args
+from typing import ClassVar, Literal, NamedTuple, NoReturn, get_args
 
 from foreword.errors import RequestError
 from foreword.names import advice
@@ -41,6 +41,7 @@ class StructuredOutputs:
     cannot be compiled, the error names the first part that cannot. Neither makes two values differ.
     """
 
+    MAX_CHARS: ClassVar[int] = 1 << 17  # of a text that is compiled
     kind: Kind
     text: str
     disable_any_whitespace: bool = False
@@ -110,6 +111,10 @@ class StructuredOutputs:
         if options and kind not in ("json", "json_object", "structural_tag"):
             refuse(next(iter(options)), f"is an option of JSON, not of {kind!r}", "Leave it out.")
 
+        def check_size(value: object) -> None:
+            if _is_longer(value, cls.MAX_CHARS):
+                refuse(value, f"has more than {cls.MAX_CHARS} characters", "Use a smaller one.", kind)
+
         def as_text() -> str:
             value = values[kind]
             if kind == "json_object" or (kind == "json" and value is True):
@@ -123,6 +128,7 @@ class StructuredOutputs:
             if kind == "choice":
                 if isinstance(value, str) or not isinstance(value, Sequence) or not len(value):
                     refuse(value, "expected a list of strings", "Give at least one string.", kind)
+                check_size(value)
                 if not all(isinstance(item, str) and item for item in value):
                     refuse(value, "expected strings that are not empty", "Remove the others.", kind)
                 return json.dumps(list(value))
@@ -136,8 +142,9 @@ class StructuredOutputs:
             if not isinstance(value, Mapping):
                 refuse(value, "expected a dictionary or JSON text", "Give one of them.", kind)
             try:
+                check_size(value)
                 return json.dumps(value)
-            except MemoryError:
+            except (MemoryError, RequestError):
                 raise
             except Exception as error:  # whatever the caller's items raise
                 refuse(value, f"is no JSON: {error!s:.200}", "Use plain dictionaries, lists, texts and numbers.", kind)
@@ -159,3 +166,23 @@ class StructuredOutputs:
         """The mapping that it is made from."""
         options = {name: value for name in OPTIONS if (value := getattr(self, name))}
         return {self.kind: json.loads(self.text) if self.kind == "choice" else self.text, **options}
+
+
+def _is_longer(value: object, most: int) -> bool:
+    """Return whether the JSON text of a value certainly has more characters, as its parts tell. Of a large value only
+    the first parts are looked at, while writing it would keep other threads waiting.
+    """
+    left, size = [value], 0
+    while left and size <= most:
+        part = left.pop()
+        if isinstance(part, str):
+            size += len(part) + 2
+        elif isinstance(part, Mapping):
+            size += 4 * len(part)
+            left += [*part, *part.values()] if size <= most else ()
+        elif isinstance(part, list | tuple):
+            size += 2 * len(part)
+            left += part if size <= most else ()
+        else:
+            size += 1
+    return size > most
