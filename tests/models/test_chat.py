@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreword.errors import ModelError, RequestError
-from foreword.models.chat import ChatTemplate
+from foreword.models.chat import MAX_VALUES, ChatTemplate
 
 HI = [{"role": "user", "content": "hi"}]
 CHATML = (
@@ -405,3 +405,10 @@ def test_a_format_of_a_million_colons_is_read_in_linear_time():
 def test_the_work_of_one_render_is_not_charged_to_the_next():
     template = ChatTemplate("{{ ('x' * 5 * 10 ** 6) | length }}", {})
     assert {template.render(HI) for _ in range(5)} == {str(5 * 10**6)}
+
+
+def test_call_arguments_with_more_values_than_are_read_at_once_are_refused():
+    text = json.dumps({"x": [{}] * (MAX_VALUES // 2)})
+    messages = [*HI, {"role": "assistant", "tool_calls": [{"name": "f", "arguments": text}]}]
+    with pytest.raises(RequestError, match=r"messages\[1\].tool_calls\[0\].arguments.*values, more than 262144"):
+        render("{{ messages[1].tool_calls[0].arguments.x }}", messages)

@@ -13,9 +13,7 @@ from foreword.structured.matcher import Matcher
 from foreword.structured.source import grammar_text
 from foreword.structured.vocabulary import Vocabulary
 
-LIMITS = LLParserLimits(
-    initial_lexer_fuel=300_000, max_lexer_states=50_000, max_items_in_row=1000, verbose_errors=False
-)
+LIMITS = LLParserLimits(initial_lexer_fuel=300_000, max_lexer_states=50_000, verbose_errors=False)
 """Where llguidance's defaults allow seconds, or hundreds of megabytes, for one mask."""
 
 

@@ -11,7 +11,7 @@ from llguidance import LLMatcher
 from foreword.arrays import I32
 from foreword.sampling import GrammarStoppedError
 
-SECONDS, SECONDS_PER_TOKEN = 1.0, 0.002
+SECONDS, SECONDS_PER_TOKEN = 0.5, 0.0003
 """Of a processor, that the outputs of one request may take in all and per token. An ambiguous grammar takes longer
 with every token, and all requests of a step wait for it.
 """
@@ -46,7 +46,7 @@ class Matcher:
         return self._is_ended or bool(self._matcher.is_stopped() and not self._matcher.is_error())
 
     def fill_mask(self, words: I32) -> None:
-        begin = thread_time()
+        begin = self._begin()
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         self._check(begin)
 
@@ -58,7 +58,7 @@ class Matcher:
 
     def _accept(self, token: int) -> bool:
         is_accepted: bool
-        begin = thread_time()
+        begin = self._begin()
         if token in self._end_ids:
             is_accepted = self._is_ended = self._matcher.is_accepting()
         else:
@@ -71,7 +71,7 @@ class Matcher:
             self._is_ended = False
             num_tokens -= 1
         if num_tokens:
-            begin = thread_time()
+            begin = thread_time()  # it is done even if no time is left
             self._matcher.rollback(num_tokens)
             self._check(begin)
 
@@ -86,20 +86,22 @@ class Matcher:
     def forced_tokens(self, limit: int) -> Sequence[int]:
         if self.is_terminated:
             return ()
-        begin = thread_time()
+        begin = self._begin()
         tokens: list[int] = self._matcher.compute_ff_tokens()
         self._check(begin)
         return tokens[:limit]
 
+    def _begin(self) -> float:
+        """Return the time. GrammarStoppedError if none is left."""
+        if self._budget is not None and self._budget.seconds < 0:
+            limit = f"{SECONDS:g} s and {SECONDS_PER_TOKEN * 1000:g} ms per token"
+            raise GrammarStoppedError(f"the grammar takes more than {limit}: use one that is less ambiguous")
+        return thread_time()
+
     def _check(self, begin: float) -> None:
-        """GrammarStoppedError if llguidance gave up, such as at one of its limits, or has taken too long since
-        ``begin`` and before.
-        """
+        """Count the time since ``begin``. GrammarStoppedError if llguidance gave up, such as at one of its limits."""
         if self._budget is not None:
             self._budget.seconds -= thread_time() - begin
-            if self._budget.seconds < 0:
-                limit = f"{SECONDS:g} s and {SECONDS_PER_TOKEN * 1000:g} ms per token"
-                raise GrammarStoppedError(f"the grammar takes more than {limit}: use one that is less ambiguous")
         if self._matcher.is_error():
             reason = self._matcher.get_error().replace("<non-verbose/>", "").strip()
             raise GrammarStoppedError(f"llguidance: {reason:.500}")
