@@ -328,8 +328,8 @@ def large_bodies_together(server: Server) -> None:
         {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True, "user": "a" * 7_900_000}
     )
     sized = b"%sContent-Length: %d\r\n\r\n" % (POST, len(content))
-    together(60, lambda _: server.send([sized, content[:-1].encode()], 4.0, reads=False))
-    together(60, lambda _: server.send([sized, content.encode()], 4.0, reads=False))
+    together(40, lambda _: server.send([sized, content[:-1].encode()], 4.0, reads=False))
+    together(40, lambda _: server.send([sized, content.encode()], 4.0, reads=False))
     numbers = {"prompt": list(range(1_000_000)), "max_tokens": 1}
     together(16, lambda _: server.attack("/v1/completions", numbers))
 

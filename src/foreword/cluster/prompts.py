@@ -17,7 +17,7 @@ FIELDS = ("model", "tools", "system", "messages", "prompt", "input")
 
 async def pieces_of(scope: Scope, body: bytes) -> tuple[int, list[int]]:
     """Roughly how many tokens the prompt in a body has, and the names of its pieces."""
-    return await in_turn(scope, _pieces, body)
+    return await in_turn(scope, len(body), _pieces, body)
 
 
 def _pieces(body: bytes) -> tuple[int, list[int]]:

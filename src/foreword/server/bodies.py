@@ -14,8 +14,8 @@ class Bodies:
     """Counts the bytes of large bodies, from their arrival to the end of their requests, so that many clients together
     do not fill the memory. One that is larger than the limit is taken if it is alone.
 
-    turn: held while the JSON of one is read. No other thread runs meanwhile, so others that are read at the same time
-    would keep the event loop waiting for all of them.
+    turn: held while one is read and checked. Threads that do so at the same time would keep the event loop waiting for
+    all of them, since one thread alone runs Python.
     """
 
     def __init__(self, max_total_body_bytes: int) -> None:

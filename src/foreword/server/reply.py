@@ -85,18 +85,18 @@ async def json_body(request: Request) -> dict[str, Any]:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HttpError(WRONG_BODY, "send the body as JSON, with the header Content-Type: application/json")
     data = b"".join([piece async for piece in request.stream() if piece])
-    value = await in_turn(request.scope, decoded, data)
+    value = await in_turn(request.scope, len(data), decoded, data)
     if not isinstance(value, dict):
         raise HttpError(INVALID, 'body: expected a JSON object. Give {"model": "…", …}.', param="body")
     return value
 
 
-async def in_turn(scope: Scope, function: Callable[[bytes], T], body: bytes) -> T:
-    """Return ``function(body)``, of a large body in a thread, and after other large ones: see `Bodies`."""
-    if len(body) < LARGE:
-        return function(body)
+async def in_turn(scope: Scope, num_bytes: int, function: Callable[..., T], *args: Any) -> T:
+    """Return ``function(*args)``, of a large body in a thread, and after other large ones: see `Bodies`."""
+    if num_bytes < LARGE:
+        return function(*args)
     async with scope["turn"]:
-        return await asyncio.to_thread(function, body)
+        return await asyncio.to_thread(function, *args)
 
 
 def decoded(data: bytes | str) -> Any:
@@ -202,5 +202,5 @@ def _plain(text: Any) -> Any:
 
 
 async def parsed(parse: Callable[[object], T], body: dict[str, Any], request: Request) -> T:
-    """Return ``parse(body)``, of a large body outside the event loop."""
-    return await apart(request.scope["body_bytes"] >= LARGE, parse, body)
+    """Return ``parse(body)``, of a large body outside the event loop, and after other large ones."""
+    return await in_turn(request.scope, request.scope["body_bytes"], parse, body)
