@@ -32,6 +32,7 @@ SCENES = (
     "cancelled",
     "recurrent",
     "embeddings",
+    "ranges",
 )
 
 
@@ -60,7 +61,10 @@ def scene(name: str, backend: str = "numpy") -> Scene:
         ids = [[next(blocks) for _ in range(-(-room // t.tokens_per_block))] for t in states.block_tables]
         params = SamplingParams(temperature=0.5, seed=7, logprobs=2)
         embeds = np.ones((len(prompt), 2), np.float32) if name == "embeddings" and rid == "b" else None
-        states.add_request(NewRequest(rid, prompt, ids, outputs, computed, params, prompt_embeds=embeds))
+        ranges = {"b": [(1, 3), (3, 6), (8, 10)], "a": [(0, 1)]}.get(rid, ()) if name == "ranges" else ()
+        states.add_request(
+            NewRequest(rid, prompt, ids, outputs, computed, params, prompt_embeds=embeds, bidirectional_ranges=ranges)
+        )
 
     add("gone", [1])
     add("a", [11, 12, 13], (14, 15), 4, room=12)

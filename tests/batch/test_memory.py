@@ -140,7 +140,9 @@ def test_every_array_of_a_feature_or_an_adapter_is_at_one_address_and_as_in_new_
         states.commit(batch, {rid: [7] for rid in plan})
     made = {name for name, _, _ in buffers._optional}
     local = {"local_cu_seqlens_q", "local_seqlens_k", "local_block_table", "local_req_indices"}
-    missing = {"slot_mapping_int32", "req_to_token"} | local if spread else set()
+    missing = {"bidirectional_ranges", "graph_query_start_loc"} | (
+        {"slot_mapping_int32", "req_to_token"} | local if spread else set()
+    )
     assert made == {field.name for field in OPTIONAL} - missing
     assert all(address(buffers.optional(*key)) == address(array) for key, array in buffers._optional.items())
 

@@ -16,10 +16,12 @@ module `vllm`, `foreword.batch.difference`, and the tables: `foreword.batch.step
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from foreword.batch.features.bidirectional import bidirectional_ranges
 from foreword.batch.features.classify import is_decode, split_decodes_and_prefills, uniform_decode_len
 from foreword.batch.features.context_parallel import share_prefill
 from foreword.batch.features.embeds import get_token_id, is_token_ids, prompt_embeds
 from foreword.batch.features.explain import Explanation
+from foreword.batch.features.graph import GraphInputs, graph_inputs
 from foreword.batch.features.lora import LoraMapping, lora_mapping
 from foreword.batch.features.masks import attention_mask, discard_mask
 from foreword.batch.features.micro_batches import MicroBatch, micro_batches
@@ -36,7 +38,7 @@ from foreword.batch.features.recurrent import state_indices
 from foreword.batch.features.sampling import logits_sampling_metadata, sampling_metadata, step_needs
 from foreword.batch.prepare.dummy import make_dummy
 from foreword.batch.prepare.input_batch import InputBatch
-from foreword.batch.prepare.prepare import advance, backend_of, prepare_inputs, resolve
+from foreword.batch.prepare.prepare import admit_drafts, advance, backend_of, prepare_inputs, resolve
 from foreword.batch.prepare.ring import StagingRing
 from foreword.batch.state.batch_update import AddedRow, BatchUpdate, BatchUpdates
 from foreword.batch.state.block_table import BlockTable, ContentIds
@@ -47,6 +49,7 @@ from foreword.batch.step.tensors import BatchTensors, StaleBatchError, TensorBac
 from foreword.batch.values.attention import AttentionState, visible
 from foreword.batch.values.block_ops import BlockOps
 from foreword.batch.values.checked import CheckedParams, CheckedPrompt
+from foreword.batch.values.graph_promise import GraphPromise
 from foreword.batch.values.kv_groups import ContextParallel, KVGroup
 from foreword.batch.values.padding import PaddingBuckets
 from foreword.batch.values.parameters import Need
@@ -74,19 +77,18 @@ from foreword.seeds import derived_seed
 
 __all__ = [
     "AddedRow", "AttentionState", "Backend", "BatchTensors", "BatchUpdate", "BatchUpdates", "BlockOps", "BlockTable",
-    "CacheChecker", "CacheContents",
-    "CapacityError", "Check", "CheckedParams", "CheckedPrompt", "ContentIds", "ContextParallel", "DifferenceRecorder",
-    "Explanation", "GroupUse", "InputBatch", "InputBuffers", "KVGroup", "LoraMapping", "LoraRequest", "MicroBatch",
-    "MultiModalFeature", "Need",
-    "NewRequest", "NewRequests", "Origin", "PaddingBuckets", "Plan", "PlanError", "PoolingMetadata", "PoolingParams",
-    "PoolingTask", "PoolingType", "PromptInputs", "RequestError", "RequestStates", "SamplingMetadata", "SamplingParams",
-    "SlotFault", "StagingRing", "StaleBatchError", "StepDifference", "StepNeeds", "StructuredOutputs", "TensorBackend",
-    "TokenIds", "advance",
-    "apply_difference", "attention_mask", "backend_of", "derived_seed", "discard_mask", "encoder_seq_lens",
-    "get_token_id", "is_decode", "is_token_ids", "kernel_block_table", "logits_sampling_metadata", "lora_mapping",
-    "make_dummy", "micro_batches", "mm_inputs", "mrope_positions", "pooling_metadata", "prefilling_with",
-    "prepare_inputs", "prompt_embeds", "resolve", "sampling_metadata", "share_prefill", "split_decodes_and_prefills",
-    "stage_mrope_positions", "state_indices", "step_needs", "uniform_decode_len", "validate", "visible",
+    "CacheChecker", "CacheContents", "CapacityError", "Check", "CheckedParams", "CheckedPrompt", "ContentIds",
+    "ContextParallel", "DifferenceRecorder", "Explanation", "GraphInputs", "GraphPromise", "GroupUse", "InputBatch",
+    "InputBuffers", "KVGroup", "LoraMapping", "LoraRequest", "MicroBatch", "MultiModalFeature", "Need", "NewRequest",
+    "NewRequests", "Origin", "PaddingBuckets", "Plan", "PlanError", "PoolingMetadata", "PoolingParams", "PoolingTask",
+    "PoolingType", "PromptInputs", "RequestError", "RequestStates", "SamplingMetadata", "SamplingParams", "SlotFault",
+    "StagingRing", "StaleBatchError", "StepDifference", "StepNeeds", "StructuredOutputs", "TensorBackend", "TokenIds",
+    "admit_drafts", "advance", "apply_difference", "attention_mask", "backend_of", "bidirectional_ranges",
+    "derived_seed", "discard_mask", "encoder_seq_lens", "get_token_id", "graph_inputs", "is_decode", "is_token_ids",
+    "kernel_block_table", "logits_sampling_metadata", "lora_mapping", "make_dummy", "micro_batches", "mm_inputs",
+    "mrope_positions", "pooling_metadata", "prefilling_with", "prepare_inputs", "prompt_embeds", "resolve",
+    "sampling_metadata", "share_prefill", "split_decodes_and_prefills", "stage_mrope_positions", "state_indices",
+    "step_needs", "uniform_decode_len", "validate", "visible",
 ]  # fmt: skip
 
 _LAZY = {

@@ -20,6 +20,7 @@ class Capability(Enum):
     PROMPT_EMBEDS = "prompt embeddings"
     MROPE = "M-RoPE positions"
     MULTIMODAL = "multimodal features"
+    BIDIRECTIONAL = "bidirectional ranges"
     POOLING = "pooling"
     ENCODER = "encoder lengths"
     RECURRENT_STATE = "recurrent KV groups"
@@ -151,6 +152,7 @@ def check_inputs(batch: InputBatch, capabilities: frozenset[Capability]) -> None
             (Capability.PROMPT_EMBEDS, "prompt_embeds", row in extras.prompt_embeds),
             (Capability.MROPE, "mrope_positions", row in extras.mrope_positions or states.rope_delta[row] != 0),
             (Capability.MULTIMODAL, "mm_features", row in extras.mm_features),
+            (Capability.BIDIRECTIONAL, "bidirectional_ranges", row in extras.bidirectional_ranges),
             (Capability.POOLING, "pooling_params", row in extras.pooling_params),
             (Capability.ENCODER, "encoder_len", states.encoder_len[row] != 0),
         ):

@@ -18,10 +18,10 @@ from foreword.batch.values.sampling_params import PARAMETERS
 Value = AnyArray | list[AnyArray] | int | str | None
 """A tensor: an array, one per KV group, a scalar, the name of an enum; None where the step does not have it."""
 
-STEP_TENSORS = tuple(spec for spec in TENSORS if spec.level is not Level.SYSTEM)
+STEP_TENSORS = tuple(s for s in TENSORS if s.level is not Level.SYSTEM and s.attribute != "function")
 # Row numbers, which differ between engines, and what only this library has.
 _OWN = {"idx_mapping", "expanded_idx_mapping", "row_generation", "num_placeholders", "num_blocks"}
-RECORDED = tuple(spec for spec in STEP_TENSORS if spec.attribute != "explain" and spec.name not in _OWN)
+RECORDED = tuple(spec for spec in STEP_TENSORS if spec.attribute is None and spec.name not in _OWN)
 """The tensors that this library records."""
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreword.arrays import I32, I64
+from foreword.batch.features.bidirectional import refuse_ranges
 from foreword.batch.step.slots import ragged_arange
 from foreword.batch.step.tensors import BatchTensors, filled, prefix_sum, refuse_spread
 from foreword.errors import ConfigError
@@ -42,6 +43,7 @@ def chunked_local(batch: BatchTensors, chunk_size: int, group: int = 0) -> Local
     At stable addresses per chunk size; valid as long as the batch is.
     """
     refuse_spread(batch, group, "chunked-local attention")
+    refuse_ranges(batch, "chunked-local attention")
     B, S = batch.num_reqs, batch.states.block_tables[group].tokens_per_block
     if chunk_size < 1 or chunk_size % S:
         raise ConfigError(f"chunk_size={chunk_size}: must be a multiple of the group's block_size={S}")

@@ -8,9 +8,12 @@ from operator import attrgetter
 import numpy as np
 
 from foreword.arrays import I32, I64, Bools
+from foreword.batch.features.bidirectional import ranges_of_requests
+from foreword.batch.features.graph import graph_inputs
 from foreword.batch.features.multimodal import encoder_seq_lens
 from foreword.batch.features.paged import kernel_block_table
 from foreword.batch.step.tensors import BatchTensors
+from foreword.batch.values.graph_promise import GraphPromise
 from foreword.errors import PlanError
 
 
@@ -22,6 +25,7 @@ class CommonAttentionMetadata:
     block_table_tensor int32 [Bp, K] (kernel blocks where they are smaller), slot_mapping int64 [Tp], positions
     int64 [Tp], is_prefilling bool [Bp], req_idx int32 [B] state rows, encoder_seq_lens int32 [Bp] or None,
     dcp_local_seq_lens int32 [Bp] or None, logits_indices_padded int64 [L], or padded for a captured graph.
+    mm_req_doc_ranges: {batch index: bidirectional ranges with a token in the step}, both ends included; None without.
     Every value is known on the host: the ``_cpu`` names are the same arrays and the upper bound is exact.
     """
 
@@ -42,6 +46,7 @@ class CommonAttentionMetadata:
     encoder_seq_lens: I32 | None = None
     dcp_local_seq_lens: I32 | None = None
     causal: bool = True
+    mm_req_doc_ranges: dict[int, list[tuple[int, int]]] | None = None
 
     query_start_loc_cpu = property(attrgetter("query_start_loc"))
     seq_lens_cpu = seq_lens_cpu_upper_bound = property(attrgetter("seq_lens"))
@@ -71,17 +76,20 @@ class CommonAttentionMetadata:
 
 
 def common_attention_metadata(
-    batch: BatchTensors, group: int = 0, num_logits_padded: int = 0
+    batch: BatchTensors, group: int = 0, num_logits_padded: int = 0, *, promise: GraphPromise | None = None
 ) -> CommonAttentionMetadata:
     """The step's metadata for one KV group: views of the step's tensors, valid as long as the batch is.
 
     num_logits_padded: the padded number of logit rows of a captured graph; 0 pads nothing. Padding repeats the last
     index, so that a graph reads no row outside the step.
+    promise: of the graph that the step replays; its max_query_len and max_seq_len stand for the step's. PlanError for a
+    step that breaks it.
     """
     encoder, padded, num_logits = encoder_seq_lens(batch), batch.num_reqs_padded, len(batch.logits_indices)
     if num_logits_padded and num_logits_padded < num_logits:
         raise PlanError("fewer padded logit rows than logit rows", step=batch.step, tensor="logits_indices_padded",
                         expected=f"{num_logits} or more", got=num_logits_padded)  # fmt: skip
+    lengths = batch if promise is None else graph_inputs(batch, promise)
     logits_indices = batch.logits_indices
     if num_logits_padded:
         logits_indices = batch.optional("logits_indices_padded", size=num_logits_padded)
@@ -93,8 +101,8 @@ def common_attention_metadata(
         num_computed_tokens_cpu=batch.padded("num_computed_tokens", padded),
         num_reqs=batch.num_reqs,
         num_actual_tokens=batch.num_tokens,
-        max_query_len=batch.max_query_len,
-        max_seq_len=batch.max_seq_len,
+        max_query_len=lengths.max_query_len,
+        max_seq_len=lengths.max_seq_len,
         block_table_tensor=kernel_block_table(batch, group),
         slot_mapping=batch.slot_mapping[group],
         positions=batch.positions,
@@ -104,4 +112,5 @@ def common_attention_metadata(
         num_logits_indices=num_logits,
         encoder_seq_lens=encoder if encoder.any() else None,
         dcp_local_seq_lens=batch.dcp_local_seq_lens,
+        mm_req_doc_ranges={b: [(i, j - 1) for i, j in r.tolist()] for b, r in ranges_of_requests(batch)} or None,
     )

@@ -8,6 +8,7 @@ import numpy as np
 
 from foreword.arrays import I64, Bools
 from foreword.batch.adapters.page_size_one import token_tables
+from foreword.batch.features.bidirectional import bidirectional_ranges
 from foreword.batch.step.tensors import BatchTensors
 from foreword.batch.values.attention import visible
 
@@ -36,7 +37,9 @@ def dense_inputs(batch: BatchTensors, group: int = 0) -> DenseInputs:
     real = local < tables.extend_seq_lens[:, None]
     token_indices = np.where(real, tables.extend_start_loc[:, None] + local, 0)
     positions = np.where(real, tables.extend_prefix_lens[:, None] + local, 0)
-    mask = visible(positions.reshape(-1), batch.max_seq_len, batch.states.block_tables[group].group.sliding_window)
+    ranges, window = bidirectional_ranges(batch), batch.states.block_tables[group].group.sliding_window
+    of_query = None if ranges is None else ranges[token_indices.reshape(-1)]
+    mask = visible(positions.reshape(-1), batch.max_seq_len, window, of_query)
     return DenseInputs(
         token_indices,
         positions,

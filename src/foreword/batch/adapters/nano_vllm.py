@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foreword.arrays import I32
+from foreword.batch.features.bidirectional import refuse_ranges
 from foreword.batch.features.paged import flash_attn_varlen
 from foreword.batch.step.tensors import BatchTensors, filled, refuse_spread
 from foreword.batch.values.attention import AttentionState
@@ -32,6 +33,7 @@ class Context:
 def nano_vllm_context(batch: BatchTensors, group: int = 0) -> Context:
     """The step as nano-vllm prepares it, input_ids and positions apart; valid as long as the batch is."""
     refuse_spread(batch, group, "nano-vllm's context")
+    refuse_ranges(batch, "nano-vllm's context")
     varlen = flash_attn_varlen(batch, group)
     slots: I32 = filled(batch, "slot_mapping_int32", batch.slot_mapping[group][: batch.num_tokens], group)
     if batch.attention_state is AttentionState.DECODE_ONLY:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foreword.arrays import I32, I64, AnyArray
+from foreword.batch.features.bidirectional import refuse_ranges
 from foreword.batch.features.paged import kernel_block_table
 from foreword.batch.step.tensors import BatchTensors, refuse_spread
 from foreword.batch.values.attention import visible
@@ -142,9 +143,10 @@ def ascend_metadata(
 
     masks: where the mask is made, kept by the caller between steps; its window must be the group's. None: bool masks
     in new memory. chunked_prefill: see `ascend_state`.
-    PlanError for masks of another window and for a group spread over ranks.
+    PlanError for masks of another window, a group spread over ranks, and bidirectional ranges.
     """
     refuse_spread(batch, group, "vllm-ascend's metadata")
+    refuse_ranges(batch, "vllm-ascend's metadata")
     window = batch.states.block_tables[group].group.sliding_window
     if masks is None:
         masks = AscendMasks(sliding_window=window)

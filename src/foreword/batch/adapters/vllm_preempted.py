@@ -46,6 +46,7 @@ def preempt(states: RequestStates, req_id: str) -> PreemptedRequest:
         mm_features=extras.mm_features.get(row, ()),
         mrope_positions=extras.mrope_positions.get(row),
         mrope_delta=int(states.rope_delta[row]),
+        bidirectional_ranges=extras.bidirectional_ranges.get(row, ()),
         encoder_len=int(states.encoder_len[row]),
         encoder_input=extras.encoder_inputs.get(row),
         pooling_params=extras.pooling_params.get(row),

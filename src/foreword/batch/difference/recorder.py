@@ -193,6 +193,7 @@ def _extras_of(states: RequestStates, row: int) -> dict[str, Any]:
         "lora_request": states.loras.request(int(states.lora_id[row])),
         "prompt_embeds": extras.prompt_embeds.get(row),
         "mm_features": extras.mm_features.get(row),
+        "bidirectional_ranges": extras.bidirectional_ranges.get(row),
         "encoder_input": extras.encoder_inputs.get(row),
         "pooling_params": extras.pooling_params.get(row),
     }

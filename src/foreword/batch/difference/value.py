@@ -62,7 +62,7 @@ class StepDifference:
                 raise malformed(name, expected="a value of this format", got=value)
         extras = [from_json(values) for values in header.pop("extras", ())]
         for i, values in enumerate(extras):
-            for name in ("prompt_embeds", "prompt_is_token_id", "encoder_input"):
+            for name in ("prompt_embeds", "prompt_is_token_id", "encoder_input", "bidirectional_ranges"):
                 if f"{name}.{i}" in arrays:
                     values[name] = arrays.pop(f"{name}.{i}").copy()
         given: dict[str, Any] = {name: tuple(value) if type(value) is list else value for name, value in header.items()}

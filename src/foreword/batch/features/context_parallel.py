@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreword.arrays import I32, I64
+from foreword.batch.features.bidirectional import refuse_ranges
 from foreword.batch.step.slots import ragged_arange
 from foreword.batch.step.tensors import BatchTensors, filled, prefix_sum
 from foreword.errors import ConfigError
@@ -40,9 +41,12 @@ class PrefillShare:
 
 
 def share_prefill(batch: BatchTensors, size: int, rank: int) -> PrefillShare:
-    """This rank's share of the step, at own addresses. Chunks are ceil(n / 2R) long, or the request's last ones."""
+    """This rank's share of the step, at own addresses. Chunks are ceil(n / 2R) long, or the request's last ones.
+    PlanError where tokens see each other, since the keys of a rank's rows end with the row.
+    """
     if size < 1 or not 0 <= rank < size:
         raise ConfigError(f"share_prefill(size={size}, rank={rank}): rank must be in [0, size)")
+    refuse_ranges(batch, "a rank's share")
     tokens, pieces = zip(*(_tokens_of(batch, size, r) for r in range(size)), strict=True)
     longest = max(map(len, tokens))
     restore: I64 = batch.optional("share_restore_indices", size=rank)[: batch.num_tokens]

@@ -5,22 +5,23 @@ from __future__ import annotations
 import numpy as np
 
 from foreword.arrays import Bools
+from foreword.batch.features.bidirectional import bidirectional_ranges
 from foreword.batch.step.tensors import BatchTensors
 from foreword.batch.values.attention import AttentionState, visible
 
 
 def attention_mask(batch: BatchTensors, group: int = 0) -> Bools | None:
     """A new dense mask, True = visible. PREFILL_NO_CACHE: one [max_query_len, max_query_len] for all requests;
-    DECODE_ONLY: None; otherwise [T, max_seq_len], row t sees the keys of its request up to its position.
+    DECODE_ONLY: None; otherwise, and where a token is in a bidirectional range, [T, max_seq_len]: row t sees the keys
+    of its request up to its position, and those of its range.
     """
-    window = batch.states.block_tables[group].group.sliding_window
-    match batch.attention_state:
-        case AttentionState.DECODE_ONLY:
-            return None
-        case AttentionState.PREFILL_NO_CACHE:
-            return visible(np.arange(batch.max_query_len), batch.max_query_len, window)
-        case _:
-            return visible(batch.positions[: batch.num_tokens], batch.max_seq_len, window)
+    if batch.attention_state is AttentionState.DECODE_ONLY:
+        return None
+    window, ranges = batch.states.block_tables[group].group.sliding_window, bidirectional_ranges(batch)
+    if ranges is None and batch.attention_state is AttentionState.PREFILL_NO_CACHE:
+        return visible(np.arange(batch.max_query_len), batch.max_query_len, window)
+    T = batch.num_tokens
+    return visible(batch.positions[:T], batch.max_seq_len, window, None if ranges is None else ranges[:T])
 
 
 def discard_mask(batch: BatchTensors) -> Bools:

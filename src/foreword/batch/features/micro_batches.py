@@ -19,6 +19,7 @@ from itertools import pairwise
 import numpy as np
 
 from foreword.arrays import I32, I64
+from foreword.batch.features.bidirectional import bidirectional_ranges
 from foreword.batch.step.tensors import BatchTensors, filled, prefix_sum
 from foreword.errors import PlanError
 
@@ -66,8 +67,9 @@ class MicroBatch:
 def micro_batches(batch: BatchTensors, cuts: Sequence[int]) -> list[MicroBatch]:
     """Return the micro-batches of a step that is cut before each of these tokens; valid as long as the batch is.
 
-    cuts: ascending, in [1, T − 1]; PlanError for others. Two equal halves: ``[batch.num_tokens // 2]``; at the border
-    of request b: ``[int(batch.query_start_loc[b])]``. Padding is in no micro-batch; a step without tokens has none.
+    cuts: ascending, in [1, T − 1]; PlanError for others, and for one inside a bidirectional range. Two equal halves:
+    ``[batch.num_tokens // 2]``; at the border of request b: ``[int(batch.query_start_loc[b])]``. Padding is in no
+    micro-batch; a step without tokens has none.
     """
     if not (batch.num_tokens or cuts):
         return []
@@ -77,6 +79,12 @@ def micro_batches(batch: BatchTensors, cuts: Sequence[int]) -> list[MicroBatch]:
             raise PlanError("the cuts of a step must be ascending and leave a token to each micro-batch",
                             step=batch.step, tensor="cuts", expected=f"between 1 and {batch.num_tokens - 1}",
                             got=list(cuts))  # fmt: skip
+    ranges = bidirectional_ranges(batch)
+    for cut in () if ranges is None else cuts:
+        b, (start, stop) = int(batch.req_indices[cut]), ranges[cut]
+        if start < min(stop, batch.positions[cut]) and cut > batch.query_start_loc[b]:
+            raise PlanError("a cut inside a bidirectional range, whose tokens see each other", step=batch.step,
+                            request=batch.req_ids[b], tensor="cuts", got=cut)  # fmt: skip
     return [_micro_batch(batch, i, first, end) for i, (first, end) in enumerate(pairwise(borders))]
 
 

@@ -10,6 +10,7 @@ from unicodedata import combining, east_asian_width
 import numpy as np
 
 from foreword.arrays import I32, I64, AnyArray
+from foreword.batch.features.bidirectional import bidirectional_ranges
 from foreword.batch.features.masks import attention_mask
 from foreword.batch.step.tensors import BatchTensors
 from foreword.batch.values.attention import AttentionState
@@ -177,12 +178,9 @@ def _texts(batch: BatchTensors, texts: list[str], width: int) -> Iterator[str]:
 def _mask(batch: BatchTensors, group: int, width: int) -> list[str]:
     if batch.attention_state is AttentionState.DECODE_ONLY:
         return ["Attention mask: none (each request's one token sees all of its keys)"]
-    rows, keys = (
-        (batch.max_query_len,) * 2
-        if batch.attention_state is AttentionState.PREFILL_NO_CACHE
-        else (batch.num_tokens, batch.max_seq_len)
-    )
-    shared = ", one for all requests" if batch.attention_state is AttentionState.PREFILL_NO_CACHE else ""
+    is_shared = batch.attention_state is AttentionState.PREFILL_NO_CACHE and bidirectional_ranges(batch) is None
+    rows, keys = (batch.max_query_len,) * 2 if is_shared else (batch.num_tokens, batch.max_seq_len)
+    shared = ", one for all requests" if is_shared else ""
     line = f"Attention mask [{rows}, {keys}]{shared}"
     if rows > 2 * MAX_ROWS or keys > min(4 * MAX_ROWS, (width - 1) // 2):
         return [f"{line}: too large to be shown"]

@@ -17,6 +17,7 @@ from foreword.batch.step.tensors import BackendFunction, TensorBackend
 from foreword.batch.values.block_ops import BlockOps
 from foreword.batch.values.plan import Backend, Check, Drafts, Order, PlanLike, RaggedDrafts
 from foreword.errors import PlanError
+from foreword.integers import int32s
 from foreword.native import available
 
 BACKENDS: dict[str, BackendFunction] = {"loops": loops.run, "numpy": vectorized.run, "native": native.run}
@@ -129,6 +130,54 @@ def resolve(batch: InputBatch, draft_tokens: Drafts = None) -> None:
     if not batch.is_resolved:  # then nothing of it has changed
         b = int(np.argmax(batch.num_placeholders > 0))
         raise PlanError("the step before is not committed", step=batch.step, request=batch.req_ids[b], index=b)
+    if batch.check != "off":
+        _check(batch, batch.check)
+
+
+def admit_drafts(
+    batch: InputBatch, num_admitted: Mapping[str, int] | I32, *, pad_to: tuple[int | None, int | None] | None = None
+) -> None:
+    """Trim a prepared step to the drafts that verification admits, where a budget is known after the scheduler planned.
+
+    num_admitted: how many of its drafts each request keeps, the first ones; int32 [B], or {req_id: count} where a
+    request that is left out keeps all. With a of k drafts admitted the request has n − k + a tokens, and every tensor
+    of the batch equals that of a step prepared now with these drafts alone: num_draft_tokens is a, and query_start_loc,
+    seq_lens, the slots and the logit rows are those of the tokens that are left.
+    pad_to: as for `prepare_inputs`; the trimmed step may fit a smaller graph than the one that was planned.
+    `RequestStates.commit` takes at most a + 1 samples of the request. A scheduler that counted k drafts takes back
+    k − a tokens besides those that verification rejects. Blocks of tokens that are left out stay the request's.
+
+    PlanError for a count outside 0 … k, for a request that is not in the batch, and after `advance` or
+    `RequestStates.commit`. A refused call changes nothing.
+    """
+    batch._check_open()
+    planned, n = batch.num_draft_tokens.copy(), batch.num_scheduled_tokens.copy()
+    given: Sequence[int] | I32
+    if isinstance(num_admitted, Mapping):
+        given, index = planned.tolist(), {req_id: b for b, req_id in enumerate(batch.req_ids)}
+        for req_id, count in num_admitted.items():
+            if req_id not in index:
+                raise PlanError("drafts of a request that is not in this batch", step=batch.step, request=req_id,
+                                tensor="num_admitted")  # fmt: skip
+            given[index[req_id]] = count
+    else:
+        given = num_admitted
+    admitted = int32s(given, "num_admitted")
+    if admitted.shape != planned.shape:
+        raise PlanError("one count per request", step=batch.step, tensor="num_admitted", expected=planned.shape,
+                        got=admitted.shape)  # fmt: skip
+    if (bad := (admitted < 0) | (admitted > planned)).any():
+        b = int(np.argmax(bad))
+        raise PlanError("more drafts admitted than planned, or fewer than none", step=batch.step,
+                        request=batch.req_ids[b], tensor="num_admitted", index=b, expected=f"0 … {planned[b]}",
+                        got=int(admitted[b]))  # fmt: skip
+    local = np.arange(len(batch.draft_token_ids)) - np.repeat(batch.cu_num_draft_tokens[:-1], planned)
+    ids = batch.draft_token_ids[local < np.repeat(admitted, planned)]
+    drafts = RaggedDrafts(admitted, ids) if len(ids) else None
+    cancelled = batch.row_generation == -1
+    plan = batch.idx_mapping.copy(), n - planned + admitted, drafts, cancelled if cancelled.any() else None
+    pad = padding(pad_to)
+    batch._update(batch._backend(batch.states, batch.buffers, plan, pad, batch.is_gathered))
     if batch.check != "off":
         _check(batch, batch.check)
 

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from foreword.arrays import AnyArray
+from foreword.batch.features.bidirectional import bidirectional_ranges
 from foreword.batch.features.explain import token_sources
 from foreword.batch.proof.spec import TENSORS, Level, TensorSpec
 from foreword.batch.proof.spec.step import Step
 from foreword.batch.step.tensors import BatchTensors
 from foreword.errors import PlanError
 
+_FUNCTIONS = {"bidirectional_ranges": bidirectional_ranges}
 Compared = tuple[AnyArray, Any, int]  # got, expected, index of the first entry
 
 
@@ -65,6 +67,8 @@ def arrays_of(spec: TensorSpec, batch: BatchTensors) -> Iterator[tuple[int, AnyA
     for g in groups:
         if spec.attribute == "explain":
             value = getattr(token_sources(batch, g), spec.name)
+        elif spec.attribute == "function":
+            value = _FUNCTIONS[spec.name](batch)
         elif spec.level is Level.SYSTEM:
             path = (spec.attribute or spec.name).split(".")
             value = getattr(states, path[0])
@@ -125,6 +129,8 @@ def _symbol(step: Step, name: str, group: int) -> int:
 
 
 def _size(step: Step, name: str, group: int) -> int:
+    if name.isdigit():
+        return int(name)
     base, sign, extra = name.partition("-") if "-" in name else name.partition("+")
     s, table = step.states, step.states.block_tables[group]
     value = {

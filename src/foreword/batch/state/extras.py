@@ -31,6 +31,7 @@ class RowExtras:
     prompt_embeds    row → [prompt_len, hidden]
     mm_features      row → features, in prompt order
     mrope_positions  row → int32 [dims, n], the rotary positions of the first n tokens
+    bidirectional_ranges  row → int32 [n, 2], ranges [start, stop) of positions that see each other, ascending
     encoder_inputs   row → what the encoder of an encoder-decoder reads
     pooling_params   row → `PoolingParams`;  pooling_states  row → `PoolingState`, empty at admission
     is_embedding     bool [R, M], True where the position is a prompt embedding; None until a request brings one.
@@ -40,14 +41,15 @@ class RowExtras:
     """
 
     __slots__ = (
-        "encoder_inputs", "is_embedding", "mm_features", "mrope_positions", "pooling_params", "pooling_states",
-        "prompt_embeds", "rows",
+        "bidirectional_ranges", "encoder_inputs", "is_embedding", "mm_features", "mrope_positions", "pooling_params",
+        "pooling_states", "prompt_embeds", "rows",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.prompt_embeds: dict[int, AnyArray] = {}
         self.mm_features: dict[int, tuple[MultiModalFeature, ...]] = {}
         self.mrope_positions: dict[int, I32] = {}
+        self.bidirectional_ranges: dict[int, I32] = {}
         self.encoder_inputs: dict[int, AnyArray] = {}
         self.pooling_params: dict[int, PoolingParams] = {}
         self.pooling_states: dict[int, PoolingState] = {}
@@ -60,7 +62,7 @@ class RowExtras:
     def sparse(self) -> tuple[dict[int, Any], ...]:
         """Every map from row to value."""
         of_prompts = self.prompt_embeds, self.mm_features, self.mrope_positions, self.encoder_inputs
-        return *of_prompts, self.pooling_params, self.pooling_states
+        return *of_prompts, self.bidirectional_ranges, self.pooling_params, self.pooling_states
 
     def set(self, row: int, given: GivenExtras, shape: tuple[int, int]) -> list[Change]:
         """The changes to store what a new request brings. ``shape`` is (R, M)."""
@@ -135,6 +137,12 @@ def checked_extras(request: NewRequest, prompt_len: int) -> GivenExtras:
         limit = f"must be integers [dims, tokens] of at most the {most} known tokens"
         require(fits, "mrope_positions", positions, limit, "Give one row per dimension.")
         values["mrope_positions"] = np.ascontiguousarray(table)
+    if shape_of(request.bidirectional_ranges) != (0,):
+        ranges = _checked_ranges(request.bidirectional_ranges, prompt_len)
+        limit = f"must be ranges [start, stop) of the prompt's {prompt_len} positions, ascending and disjoint"
+        fix = "Give (start, stop) per range."
+        require(ranges is not None, "bidirectional_ranges", request.bidirectional_ranges, limit, fix)
+        values["bidirectional_ranges"] = ranges
     delta, length, pooling = as_integer(request.mrope_delta), as_integer(request.encoder_len), request.pooling_params
     require(is_int32(delta), "mrope_delta", request.mrope_delta, "must fit int32", "Give a whole number.")
     ok, limit = is_int32(length, 0), "must be a number of tokens"
@@ -150,6 +158,16 @@ def checked_extras(request: NewRequest, prompt_len: int) -> GivenExtras:
         values |= {"pooling_params": pooling, "pooling_states": PoolingState()}
     embedded = None if embeds is None else np.logical_not(np.zeros(prompt_len, np.bool_) if mask is None else mask)
     return GivenExtras(delta or 0, length or 0, embedded, values)
+
+
+def _checked_ranges(given: Any, prompt_len: int) -> I32 | None:
+    """The ranges as int32 [n, 2]; None unless 0 ≤ start < stop ≤ next start … ≤ prompt_len."""
+    ranges = as_int32(given)
+    if ranges is None or ranges.ndim != 2 or ranges.shape[1] != 2:
+        return None
+    borders = ranges.reshape(-1).astype(np.int64)
+    ascend = (np.diff(borders) >= 1 - np.arange(len(borders) - 1) % 2).all()
+    return ranges.copy() if ascend and borders[0] >= 0 and borders[-1] <= prompt_len else None
 
 
 def shape_of(values: Any) -> tuple[int, ...]:

@@ -65,6 +65,7 @@ STEP = (
 OPTIONAL = (
     Field("is_token_ids", ("Tp",), "bool", 1),
     Field("is_mm_embed", ("Tp",), "bool", 0),
+    Field("bidirectional_ranges", ("Tp", "2"), "int32", 0),
     Field("mrope_positions", ("dims", "Tp"), "int64", 0),
     Field("encoder_seq_lens", ("Bp",), "int32", 0),
     Field("lora_requests", ("B",), "int32", 0),
@@ -95,6 +96,7 @@ OPTIONAL = (
     Field("micro_num_computed_tokens", ("B",), "int32"),
     Field("micro_seq_lens", ("B",), "int32"),
     Field("micro_logits_indices", ("L",), "int64"),
+    Field("graph_query_start_loc", ("Bp+1",), "int32"),
 )
 FIELDS: Mapping[str, Field] = {field.name: field for field in (*STEP, *OPTIONAL)}
 
@@ -141,6 +143,7 @@ def shape_of(
         "Tp": tokens,
         "L": min(tokens, reqs * (1 + drafts)),
         "D": reqs * drafts,
+        "2": 2,
         "4": 4,
         "K": table.width,
         "K·r": table.width * (table.group.block_size // (table.group.kernel_block_size or table.group.block_size)),

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from foreword.arrays import I64, Bools
+from foreword.arrays import I32, I64, Bools
 
 
 class AttentionState(IntEnum):
@@ -26,10 +26,14 @@ class AttentionState(IntEnum):
     SPEC_DECODING = 4
 
 
-def visible(query_positions: I64, num_keys: int, sliding_window: int | None) -> Bools:
-    """visible[t, j] = j ≤ p_t and (no window or j > p_t − W), for keys j in [0, num_keys). bool [len(p), num_keys]."""
+def visible(query_positions: I64, num_keys: int, sliding_window: int | None, ranges: I32 | None = None) -> Bools:
+    """visible[t, j] = j ≤ p_t and (no window or j > p_t − W), or start_t ≤ j < stop_t with (start_t, stop_t) =
+    ranges[t] where there are some; for keys j in [0, num_keys). bool [len(p), num_keys].
+    """
     keys = np.arange(num_keys)
     mask = keys <= query_positions[:, None]
     if sliding_window is not None:
         mask &= keys > query_positions[:, None] - sliding_window
+    if ranges is not None:
+        mask |= (keys >= ranges[:, :1]) & (keys < ranges[:, 1:])
     return mask

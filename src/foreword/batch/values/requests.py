@@ -34,6 +34,16 @@ class MultiModalFeature:
     modality: str = "image"
 
     @property
+    def embedded_ranges(self) -> list[tuple[int, int]]:
+        """The runs [start, stop) of embedded prompt positions: `NewRequest.bidirectional_ranges` of a model whose image
+        positions see each other.
+        """
+        if self.is_embed is None:
+            return [(self.offset, self.offset + self.length)]
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], self.is_embed, [0])).astype(np.int8))) + self.offset
+        return [(int(start), int(stop)) for start, stop in edges.reshape(-1, 2)]
+
+    @property
     def num_embeds(self) -> int:
         """Rows of the encoder output."""
         return self.length if self.is_embed is None else int(np.count_nonzero(self.is_embed))
@@ -77,6 +87,9 @@ class NewRequest:
     prompt_is_token_id [prompt_len] bool: which positions are tokens.
     mm_features: the encoder inputs of the prompt. mrope_positions: int32 [dims, n], rotary positions of the first n
     tokens, at most prompt + outputs; mrope_delta: what later tokens add to their position.
+    bidirectional_ranges: ranges [start, stop) of prompt positions, ascending and disjoint, in which every token sees
+    every other one (the images of some models, the prefix of a prefix-LM). No step may end inside one: see
+    `bidirectional_ranges`.
     encoder_len: tokens of an encoder-decoder's encoder. encoder_input: what that reads, an array as the model takes it.
     pooling_params: how the hidden states are pooled, in place of sampling_params.
     A `CheckedPrompt` and `CheckedParams` of the states' vocabulary are not checked again.
@@ -94,6 +107,7 @@ class NewRequest:
     mm_features: Sequence[MultiModalFeature] = field(default=(), kw_only=True)
     mrope_positions: Ints | None = field(default=None, kw_only=True)
     mrope_delta: int = field(default=0, kw_only=True)
+    bidirectional_ranges: Sequence[tuple[int, int]] | Ints = field(default=(), kw_only=True)
     encoder_len: int = field(default=0, kw_only=True)
     encoder_input: AnyArray | None = field(default=None, kw_only=True)
     pooling_params: PoolingParams | None = field(default=None, kw_only=True)

@@ -178,6 +178,15 @@ class Step:
         unknown = (p >= self.v[b]) & (p < (self.v + self.in_flight)[b])
         return np.where(unknown | self.cancelled[b], 0, self.states.token_ids[self.token_rows, p]).astype(np.int64)
 
+    def bidirectional_ranges(self) -> I64:
+        """[T, 2] the range that each token is in, (0, 0) for none."""
+        out, by_row = np.zeros((self.T, 2), np.int64), self.states.extras.bidirectional_ranges
+        for row in set(self.rows[~self.cancelled].tolist()) & by_row.keys():
+            of_row = self.token_rows == row
+            for start, stop in by_row[row]:
+                out[of_row & (self.positions >= start) & (self.positions < stop)] = start, stop
+        return out
+
     def attention_state(self) -> int:
         """The first test that holds, see `AttentionState`."""
         c, n, prompt, cancelled = self.c, self.n, self.of_rows("prompt_len"), self.cancelled

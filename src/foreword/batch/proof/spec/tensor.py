@@ -58,7 +58,8 @@ class TensorSpec:
     relations: tuple[Relation, ...] = ()
     per_group: bool = False
     optional: str | None = None
-    attribute: str | None = None  # the path to it from the states, if not its name; "explain": of an explanation
+    attribute: str | None = None  # the path to it from the states, if not its name; "explain": of an explanation;
+    # "function": what the function of foreword.batch of this name returns for the batch
 
     @property
     def label(self) -> str:
@@ -71,6 +72,8 @@ class TensorSpec:
         group = "[g]" if self.per_group else ""
         if self.attribute == "explain":
             return f"batch.explain({'g' if group else ''}).{self.name}"
+        if self.attribute == "function":
+            return f"{self.name}(batch)"
         first, _, rest = (self.attribute or self.name).partition(".")
         root = "states" if self.level is Level.SYSTEM else "batch"
         return f"{root}.{first}{group}{rest and '.' + rest}"

@@ -53,6 +53,16 @@ TOKEN: tuple[TensorSpec, ...] = (
         ),
         consumers="cache write", range=(-1, None),
     ),
+    _token(
+        "bidirectional_ranges", "the range [start, stop) of positions, of its request's bidirectional_ranges, that the "
+        "token is in and sees all of; (0, 0) where it is in none",
+        Relation(
+            "start ≤ positions[t] < stop of out[t] = (start, stop), a range of the request of token t",
+            lambda s, x, g: s.bidirectional_ranges(),
+        ),
+        producer="bidirectional_ranges", consumers="attention", optional="a token in such a range",
+        attribute="function",
+    ),
 )
 
 LOGIT: tuple[TensorSpec, ...] = (
