@@ -24,6 +24,7 @@ from foreword.batch import (
     PlanError,
     RequestStates,
     StaleBatchError,
+    admit_drafts,
     advance,
     prepare_inputs,
     resolve,
@@ -102,6 +103,17 @@ def test_the_steps_of_a_vllm_scheduler_are_prepared_on_the_device(monkeypatch, g
 def test_every_scene_is_prepared_on_the_device(name):
     """Steps on top of one whose samples are not known, and resolved steps with a request that was removed, too."""
     assert_on_the_device(scene(name, "device").batch)
+
+
+def test_a_step_trimmed_to_its_admitted_drafts_is_trimmed_on_the_device():
+    states = make()
+    buffers = InputBuffers.for_states(states, 16)
+    states.commit(prepare_inputs(states, {"a": 3, "b": 3}, buffers, backend="device"), {"a": [7], "b": [8]})
+    drafts = {"a": [11, 12], "b": [13]}
+    batch = prepare_inputs(states, {"a": 3, "c": 2, "b": 2}, buffers, draft_tokens=drafts, backend="device")
+    admit_drafts(batch, {"a": 1, "b": 0}, pad_to=(8, 4))
+    assert batch.num_scheduled_tokens.tolist() == [2, 2, 1]
+    assert_on_the_device(batch)
 
 
 def make(rows: int = 4) -> RequestStates:

@@ -45,9 +45,9 @@ def graph_inputs(
     B, Bp, Tp = batch.num_reqs, batch.num_reqs_padded, batch.num_tokens_padded
     broken = promise.broken_by(batch.num_scheduled_tokens, batch.seq_lens[:B])
     if broken is not None:
-        request = None if broken.index is None else batch.req_ids[broken.index]
+        request = None if broken.request is None else batch.req_ids[broken.request]
         raise PlanError("the step breaks what the graph was promised: use a larger graph, or none", step=batch.step,
-                        request=request, tensor=broken.tensor, index=broken.index, expected=broken.expected,
+                        request=request, tensor=broken.tensor, index=broken.request, expected=broken.expected,
                         got=broken.got)  # fmt: skip
     sizes = promise.num_tokens, promise.num_reqs
     if (Tp, Bp) != sizes:

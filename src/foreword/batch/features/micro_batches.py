@@ -79,8 +79,10 @@ def micro_batches(batch: BatchTensors, cuts: Sequence[int]) -> list[MicroBatch]:
             raise PlanError("the cuts of a step must be ascending and leave a token to each micro-batch",
                             step=batch.step, tensor="cuts", expected=f"between 1 and {batch.num_tokens - 1}",
                             got=list(cuts))  # fmt: skip
-    ranges = bidirectional_ranges(batch)
-    for cut in () if ranges is None else cuts:
+    ranges = bidirectional_ranges(batch) if cuts else None
+    for cut in cuts:
+        if ranges is None:
+            break
         b, (start, stop) = int(batch.req_indices[cut]), ranges[cut]
         if start < min(stop, batch.positions[cut]) and cut > batch.query_start_loc[b]:
             raise PlanError("a cut inside a bidirectional range, whose tokens see each other", step=batch.step,

@@ -152,17 +152,17 @@ def admit_drafts(
     """
     batch._check_open()
     planned, n = batch.num_draft_tokens.copy(), batch.num_scheduled_tokens.copy()
-    given: Sequence[int] | I32
     if isinstance(num_admitted, Mapping):
-        given, index = planned.tolist(), {req_id: b for b, req_id in enumerate(batch.req_ids)}
+        given: list[int] = planned.tolist()
+        index = {req_id: b for b, req_id in enumerate(batch.req_ids)}
         for req_id, count in num_admitted.items():
             if req_id not in index:
                 raise PlanError("drafts of a request that is not in this batch", step=batch.step, request=req_id,
                                 tensor="num_admitted")  # fmt: skip
             given[index[req_id]] = count
+        admitted = int32s(given, "num_admitted")
     else:
-        given = num_admitted
-    admitted = int32s(given, "num_admitted")
+        admitted = int32s(num_admitted, "num_admitted")
     if admitted.shape != planned.shape:
         raise PlanError("one count per request", step=batch.step, tensor="num_admitted", expected=planned.shape,
                         got=admitted.shape)  # fmt: skip

@@ -13,10 +13,10 @@ from foreword.integers import is_int32
 
 
 class BrokenPromise(NamedTuple):
-    """The first rule that a step breaks. index: the request of the batch, None for a sum over all."""
+    """The first rule that a step breaks. request: the request of the batch, None for a sum over all."""
 
     tensor: str
-    index: int | None
+    request: int | None
     expected: str
     got: int
 
