@@ -79,15 +79,17 @@ def micro_batches(batch: BatchTensors, cuts: Sequence[int]) -> list[MicroBatch]:
             raise PlanError("the cuts of a step must be ascending and leave a token to each micro-batch",
                             step=batch.step, tensor="cuts", expected=f"between 1 and {batch.num_tokens - 1}",
                             got=list(cuts))  # fmt: skip
-    ranges = bidirectional_ranges(batch) if cuts else None
+    if (ranges := bidirectional_ranges(batch)) is not None:
+        _refuse_cuts_inside(batch, ranges, cuts)
+    return [_micro_batch(batch, i, first, end) for i, (first, end) in enumerate(pairwise(borders))]
+
+
+def _refuse_cuts_inside(batch: BatchTensors, ranges: I32, cuts: Sequence[int]) -> None:
     for cut in cuts:
-        if ranges is None:
-            break
         b, (start, stop) = int(batch.req_indices[cut]), ranges[cut]
         if start < min(stop, batch.positions[cut]) and cut > batch.query_start_loc[b]:
             raise PlanError("a cut inside a bidirectional range, whose tokens see each other", step=batch.step,
                             request=batch.req_ids[b], tensor="cuts", got=cut)  # fmt: skip
-    return [_micro_batch(batch, i, first, end) for i, (first, end) in enumerate(pairwise(borders))]
 
 
 def _micro_batch(batch: BatchTensors, number: int, first: int, end: int) -> MicroBatch:
