@@ -11,7 +11,9 @@ DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```\n)?", re.DOTALL)
 
 
-@pytest.mark.parametrize(("name", "blocks", "shown"), [("write-an-engine.md", 8, 4), ("plugin-authors.md", 2, 1)])
+@pytest.mark.parametrize(
+    ("name", "blocks", "shown"), [("write-an-engine.md", 8, 4), ("plugin-authors.md", 2, 1), ("findings.md", 1, 1)]
+)
 def test_every_block_of_a_page_prints_what_the_page_shows(name, blocks, shown):
     found, scope = BLOCK.findall((DOCS / name).read_text(encoding="utf-8")), {}
     assert (len(found), sum(bool(text) for _, text in found)) == (blocks, shown)
