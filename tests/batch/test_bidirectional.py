@@ -1,10 +1,12 @@
 """Ranges of a prompt in which tokens see each other, against a loop over queries and keys."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from batch_rig import address, every_backend, states_and_buffers
+from test_vllm_apply import new_data, output
 
 from foreword.batch import (
     DifferenceRecorder,
@@ -29,6 +31,7 @@ from foreword.batch.adapters import (
     dense_inputs,
     nano_vllm_context,
 )
+from foreword.batch.adapters.vllm import VllmAdapter, apply
 from foreword.batch.adapters.vllm_preempted import preempt, resume
 from foreword.executors import Capability, check_inputs
 
@@ -228,6 +231,21 @@ def test_ranges_are_part_of_a_step_difference():
     other, other_buffers = make((KVGroup(4),))
     batch = apply_difference(other, value, other_buffers)
     assert bidirectional_ranges(batch).tolist() == [[0, 0]] * 2 + [[2, 6]] * 4 + [[0, 0]] * 4
+
+
+def test_images_of_a_vllm_scheduler_see_themselves_where_the_adapter_was_told_so():
+    def feature(modality, offset, length, is_embed=None):
+        place = SimpleNamespace(offset=offset, length=length, is_embed=is_embed)
+        return SimpleNamespace(identifier=modality, modality=modality, mm_position=place)
+
+    features = [feature("image", 1, 4, [True, True, False, True]), feature("audio", 5, 2), feature("video", 7, 2)]
+    for told, ranges in (((), None), (("image", "video"), [(1, 3), (4, 5), (7, 9)])):
+        states, buffers = make((KVGroup(4),))
+        VllmAdapter.of(states).bidirectional = told
+        new = new_data("a", list(range(10)), ([1, 2, 3],), mm_features=features)
+        applied = apply(states, output([new], scheduled={"a": 10}))
+        common = common_attention_metadata(prepare_inputs(states, applied, buffers))
+        assert common.mm_req_doc_ranges == (ranges and {0: [(start, stop - 1) for start, stop in ranges]})
 
 
 def test_the_ranges_are_at_one_address():

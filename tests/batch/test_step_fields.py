@@ -15,6 +15,7 @@ from foreword.batch import (
     NewRequest,
     PoolingParams,
     SamplingParams,
+    entry_owners,
     logits_sampling_metadata,
     make_dummy,
     pooling_metadata,
@@ -269,6 +270,24 @@ def test_token_tables_say_where_each_scheduled_token_goes():
     assert tables.out_cache_loc.tolist() == [14, 15, 11, 6]
     assert tables.extend_start_loc.tolist() == [0, 2]
     assert tables.extend_prefix_lens.tolist() == [0, 1]
+
+
+def test_each_entry_of_an_axis_belongs_to_the_request_that_it_was_made_for():
+    states, buffers = states_and_buffers(KVGroup(4), drafts=2)
+    states.add_request(NewRequest("a", [1, 2, 3], [[1, 2]], num_computed_tokens=2))
+    states.add_request(NewRequest("b", [4, 5, 6], [[3, 4]]))
+    batch = prepare_inputs(states, {"a": 3, "b": 2}, buffers, draft_tokens={"a": [7, 8]}, pad_to=(7, 3))
+    for axis, owners in {
+        "T": [0, 0, 0, 1, 1],
+        "Tp": [0, 0, 0, 1, 1, -1, -1],
+        "L": [0, 0, 0, 1],
+        "D": [0, 0],
+        "B": [0, 1],
+        "Bp": [0, 1, -1],
+        "B+1": [0, 0, 1],
+        "Bp+1": [0, 0, 1, -1],
+    }.items():
+        assert entry_owners(batch, axis, len(owners)).tolist() == owners, axis
 
 
 def test_forms_of_a_step_without_requests_are_empty():

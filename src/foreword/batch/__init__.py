@@ -20,6 +20,7 @@ from foreword.batch.features.bidirectional import bidirectional_ranges
 from foreword.batch.features.classify import is_decode, split_decodes_and_prefills, uniform_decode_len
 from foreword.batch.features.context_parallel import share_prefill
 from foreword.batch.features.embeds import get_token_id, is_token_ids, prompt_embeds
+from foreword.batch.features.entries import entry_owners
 from foreword.batch.features.explain import Explanation
 from foreword.batch.features.graph import GraphInputs, graph_inputs
 from foreword.batch.features.lora import LoraMapping, lora_mapping
@@ -84,9 +85,9 @@ __all__ = [
     "PoolingType", "PromptInputs", "RequestError", "RequestStates", "SamplingMetadata", "SamplingParams", "SlotFault",
     "StagingRing", "StaleBatchError", "StepDifference", "StepNeeds", "StructuredOutputs", "TensorBackend", "TokenIds",
     "admit_drafts", "advance", "apply_difference", "attention_mask", "backend_of", "bidirectional_ranges",
-    "derived_seed", "discard_mask", "encoder_seq_lens", "get_token_id", "graph_inputs", "is_decode", "is_token_ids",
-    "kernel_block_table", "logits_sampling_metadata", "lora_mapping", "make_dummy", "micro_batches", "mm_inputs",
-    "mrope_positions", "pooling_metadata", "prefilling_with", "prepare_inputs", "prompt_embeds", "resolve",
+    "derived_seed", "discard_mask", "encoder_seq_lens", "entry_owners", "get_token_id", "graph_inputs", "is_decode",
+    "is_token_ids", "kernel_block_table", "logits_sampling_metadata", "lora_mapping", "make_dummy", "micro_batches",
+    "mm_inputs", "mrope_positions", "pooling_metadata", "prefilling_with", "prepare_inputs", "prompt_embeds", "resolve",
     "sampling_metadata", "share_prefill", "split_decodes_and_prefills", "stage_mrope_positions", "state_indices",
     "step_needs", "uniform_decode_len", "validate", "visible",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ from foreword.batch import (
     GroupUse,
     InputBatch,
     discard_mask,
+    entry_owners,
     is_token_ids,
     lora_mapping,
     mrope_positions,
@@ -116,7 +117,7 @@ def _vector_differences(batch: InputBatch, name: str, got: AnyArray) -> list[Dif
         return []
     expected = got.copy()
     expected[rows] = vectors
-    return of_requests(owners(batch, "T", len(got)), wrong, expected, got)
+    return of_requests(entry_owners(batch, "T", len(got)), wrong, expected, got)
 
 
 def compared(batch: InputBatch, axis: str, expected: AnyArray, got: object, padding: Any) -> list[Difference]:
@@ -133,22 +134,7 @@ def compared(batch: InputBatch, axis: str, expected: AnyArray, got: object, padd
     if not wrong.any():
         return []
     wrong = np.ma.filled(wrong, False)
-    return of_requests(owners(batch, axis, len(ours)), wrong, ours, theirs)
-
-
-def owners(batch: InputBatch, axis: str, size: int) -> I64:
-    """[size] the request of the batch that each entry of an axis belongs to, −1 for padding."""
-    requests = np.arange(batch.num_reqs)
-    of_axis: dict[str, AnyArray] = {
-        "T": batch.req_indices,
-        "L": np.repeat(requests, batch.num_draft_tokens + 1),
-        "D": np.repeat(requests, batch.num_draft_tokens),
-        "B+1": np.concatenate((requests[:1], requests)),  # entry b + 1 is where request b ends
-    }
-    owner = of_axis.get(axis.replace("p", ""), requests)
-    out = np.full(size, -1, np.int64)
-    out[: len(owner)] = owner[:size]
-    return out
+    return of_requests(entry_owners(batch, axis, len(ours)), wrong, ours, theirs)
 
 
 def of_requests(owner: I64, wrong: Bools, expected: AnyArray, got: AnyArray) -> list[Difference]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from foreword.arrays import I64, AnyArray, Bools
-from foreword.batch import InputBatch
+from foreword.arrays import AnyArray, Bools
+from foreword.batch import GroupUse, InputBatch, entry_owners
 from foreword.trace.tensors import NAMED, TraceTensor
 
 
@@ -157,13 +157,10 @@ def _given(batch: InputBatch, axis: str) -> int | None:
     return {"Tp": batch.num_tokens, "Bp": batch.num_reqs, "Bp+1": batch.num_reqs + 1}.get(axis)
 
 
-def _below_window(batch: InputBatch, group: int) -> Bools | None:
+def _below_window(batch: InputBatch, group: int) -> Bools:
     """Return [B, K], the entries of a block table that are below the sliding window, which no query reads."""
     table = batch.states.block_tables[group]
-    window = table.group.sliding_window
-    if window is None:
-        return None
-    first: I64 = np.maximum(batch.num_computed_tokens.astype(np.int64) - window + 1, 0) // table.tokens_per_block
+    first = GroupUse().lowest(table, batch.num_computed_tokens) // table.tokens_per_block
     return np.arange(table.width) < first[:, None]
 
 
@@ -171,11 +168,5 @@ def _owner(batch: InputBatch, tensor: TraceTensor, index: tuple[int, ...]) -> st
     """Return the request that an entry belongs to, None for padding."""
     if not index or not tensor.shape:
         return None
-    requests = np.arange(batch.num_reqs)
-    owners: dict[str, AnyArray] = {
-        "T": batch.req_indices,
-        "L": np.repeat(requests, np.diff(batch.cu_num_logits)),
-        "D": np.repeat(requests, np.diff(batch.cu_num_draft_tokens)),
-    }
-    of_entry = owners.get(tensor.shape[0][0], requests)
-    return batch.req_ids[of_entry[index[0]]] if index[0] < len(of_entry) else None
+    owner = int(entry_owners(batch, tensor.shape[0], index[0] + 1)[-1])
+    return None if owner < 0 else batch.req_ids[owner]

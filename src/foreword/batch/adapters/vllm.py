@@ -110,11 +110,14 @@ class VllmAdapter:
     """What `apply` keeps per vLLM scheduler in addition to its `RequestStates`.
 
     preempted: requests without row and blocks, which a later output may resume by id.
+    bidirectional: modalities whose embedded positions see each other, as ("image", "video") for Gemma 3; to be set
+    before the first output. A scheduler output does not say it: it is a fact of the model.
     """
 
     def __init__(self, states: RequestStates) -> None:
         self.states = states
         self.preempted: dict[str, PreemptedRequest] = {}
+        self.bidirectional: Collection[str] = ()
         self._front = FastPath(states)
         self._known_fields = KnownFields()
 
@@ -171,12 +174,12 @@ class VllmAdapter:
         """Admit a request; a follower, which does not sample, without parameters that are not supported here."""
         self.states.remove_request(data.req_id)  # a resumed request, or a session whose prompt grew
         try:
-            request = new_request(data)
+            request = new_request(data, bidirectional=self.bidirectional)
             row = self.states.add_request(request)
         except ForewordError:
             if not is_follower:
                 raise
-            request = new_request(data, with_params=False)
+            request = new_request(data, with_params=False, bidirectional=self.bidirectional)
             row = self.states.add_request(request)
         preempted, params = self.preempted.pop(request.req_id, None), request.sampling_params
         if preempted is not None and isinstance(params, SamplingParams) and params.seed is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,13 @@ _SAME = (
 )  # fmt: skip
 
 
-def new_request(data: Any, *, with_params: bool = True) -> NewRequest:
+def new_request(data: Any, *, with_params: bool = True, bidirectional: Collection[str] = ()) -> NewRequest:
     """NewRequestData → NewRequest. prefill_token_ids, where it is longer than the prompt, brings the outputs.
 
-    with_params: whether to take its sampling parameters.
+    with_params: whether to take its sampling parameters. bidirectional: modalities whose embedded positions see each
+    other.
     """
+    features = [_feature(f) for f in data.mm_features or ()]
     prompt, known = data.prompt_token_ids, getattr(data, "prefill_token_ids", None)
     embeds = None if data.prompt_embeds is None else np.asarray(data.prompt_embeds)
     prompt_len = len(prompt) if prompt is not None else 0 if embeds is None else len(embeds)
@@ -38,7 +40,8 @@ def new_request(data: Any, *, with_params: bool = True) -> NewRequest:
         0,
         embeds,
         prompt_is_token_id=None if mask is None else np.asarray(mask, np.bool_),
-        mm_features=[_feature(f) for f in data.mm_features or ()],
+        mm_features=features,
+        bidirectional_ranges=[r for f in features if f.modality in bidirectional for r in f.embedded_ranges],
         pooling_params=_pooling(data.pooling_params),
         lora_request=_lora(data.lora_request),
     )

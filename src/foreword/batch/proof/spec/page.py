@@ -15,6 +15,15 @@ _HEADINGS = {
 }
 
 
+_PADDED = (("Tp",), ("Bp",), ("Bp+1",))
+_PADDING = (
+    "What a step holds behind its T tokens and B requests, for graphs captured for Tp tokens and Bp requests. A",
+    "`GraphPromise` says for which lengths; `graph_inputs` refuses a step that breaks it, and gives the promised",
+    '`max_query_len` and `max_seq_len`. With `padding_requests="tokens"` the requests of padding have its tokens:',
+    "`query_start_loc[B + i] = min(T + i · max_query_len, Tp)`.",
+)
+
+
 def render(tensors: Iterable[TensorSpec]) -> str:
     """The page in Markdown."""
     lines = [
@@ -37,7 +46,13 @@ def render(tensors: Iterable[TensorSpec]) -> str:
         for spec in tensors:
             if spec.level is level:
                 lines += _entry(spec)
+    lines += ["## Padding", "", *_PADDING, "", "| tensor | entries of padding |", "|---|---|"]
+    lines += [f"| `{spec.name}` | {_padding(spec)} |" for spec in tensors if spec.shape[:1] in _PADDED]
     return "\n".join(lines) + "\n"
+
+
+def _padding(spec: TensorSpec) -> str:
+    return {"T": "T: an empty request", "null": "the null block"}.get(str(spec.padding), str(spec.padding))
 
 
 def _entry(spec: TensorSpec) -> list[str]:

@@ -95,7 +95,8 @@ REQUEST: tuple[TensorSpec, ...] = (
         producer="scheduler", consumers="attention, commit", range=(1, "T"),
     ),
     _request(
-        "num_draft_tokens", "how many of the scheduled tokens are drafts to verify: the last ones",
+        "num_draft_tokens", "how many of the scheduled tokens are drafts to verify: the last ones; those that "
+        "`admit_drafts` left",
         Relation(
             "num_draft_tokens[b] = cu_num_draft_tokens[b + 1] − cu_num_draft_tokens[b] = "
             "cu_num_logits[b + 1] − cu_num_logits[b] − 1",
