@@ -33,7 +33,6 @@ from foreword.batch.adapters import (
 )
 from foreword.batch.adapters.vllm import VllmAdapter, apply
 from foreword.batch.adapters.vllm_preempted import preempt, resume
-from foreword.executors import Capability, check_inputs
 
 GROUPS = (KVGroup(4), KVGroup(2, sliding_window=5))
 
@@ -68,11 +67,11 @@ def allowed_ends(ranges, computed, length):
 @every_backend
 def test_masks_of_prompts_in_any_chunks_are_what_the_loop_says(backend):
     rng, seen = np.random.default_rng(0), 0
-    for _ in range(12):
+    for _ in range(5):
         states, buffers = make()
         prompts = {}
-        for i in range(int(rng.integers(1, 6))):
-            length = int(rng.integers(1, 30))
+        for i in range(int(rng.integers(1, 5))):
+            length = int(rng.integers(1, 24))
             prompts[str(i)] = ranges = random_ranges(rng, length)
             ids = rng.integers(0, 100, length)
             states.add_request(NewRequest(str(i), ids, blocks(i), bidirectional_ranges=ranges))
@@ -82,7 +81,7 @@ def test_masks_of_prompts_in_any_chunks_are_what_the_loop_says(backend):
             for rid in rng.permutation(list(prompts)).tolist():
                 known = int(states.num_tokens[states.row_of(rid)])
                 ends = allowed_ends(prompts[rid], computed[rid], known)
-                if ends and known <= 32:
+                if ends and known <= 26:
                     plan[rid] = int(rng.choice(ends)) - computed[rid]
             if not plan:
                 break
@@ -121,7 +120,7 @@ def test_masks_of_prompts_in_any_chunks_are_what_the_loop_says(backend):
                 )
             }
             states.commit(batch, {rid: [7] for rid in plan})
-    assert seen > 20
+    assert seen > 10
 
 
 def one(ranges=((2, 6),), length=10, computed=0, groups=GROUPS[:1]):
@@ -199,14 +198,6 @@ def test_micro_batches_are_cut_at_the_borders_of_ranges_only():
                 micro_batches(batch, [cut])
         else:
             assert len(micro_batches(batch, [cut])) == 2
-
-
-def test_an_executor_without_the_capability_refuses_the_request_by_name():
-    states, buffers = one()
-    batch = prepare_inputs(states, {"a": 10}, buffers)
-    with pytest.raises(PlanError, match=r"Capability\.BIDIRECTIONAL"):
-        check_inputs(batch, frozenset())
-    check_inputs(batch, frozenset({Capability.BIDIRECTIONAL}))
 
 
 def test_ranges_follow_their_request_when_rows_are_exchanged_freed_and_given_again():

@@ -94,6 +94,7 @@ INPUTS = {
     Capability.PROMPT_EMBEDS: {"prompt_token_ids": None, "prompt_embeds": np.ones((3, 2), np.float32)},
     Capability.MROPE: {"mrope_positions": np.zeros((3, 3), np.int32)},
     Capability.MULTIMODAL: {"mm_features": [MultiModalFeature("cat", 0, 2)]},
+    Capability.BIDIRECTIONAL: {"bidirectional_ranges": [(0, 2)]},
     Capability.POOLING: {"pooling_params": PoolingParams(task="embed")},
     Capability.ENCODER: {"encoder_len": 5},
 }
