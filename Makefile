@@ -116,8 +116,8 @@ gpu: $(STAMPS)/test  ## the tests of GPUs on the GPU of this machine (minutes)
 	$(PIP) 'torch>=2.11,<2.14' triton
 	TESTS_ON_GPU=1 $(BIN)/python -m pytest tests/device tests/pytorch/test_decoder.py tests/pytorch/test_integer_matrices.py
 
-vllm: $(STAMPS)/test  ## a live vLLM checked, and its second model runner without Triton, in an environment that it makes (minutes)
-	PYTHONPATH=benchmarks $(BIN)/python tests/vllm_live $(VLLM)
+vllm: $(STAMPS)/test  ## a live vLLM checked, and its second model runner without Triton, in an environment that it makes, or in VLLM=DIRECTORY; TESTS="-k plain" (minutes)
+	PYTHONPATH=benchmarks VLLM_ENVIRONMENT="$(VLLM)" $(BIN)/python tests/vllm_live $(TESTS)
 
 transformers: $(STAMPS)/test  ## models of transformers: their tests, and every causal type of the library (minutes)
 	$(PIP) --no-build-isolation '.[vision,speech]'

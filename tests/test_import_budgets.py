@@ -14,6 +14,7 @@ BUDGETS = {
     "import foreword": set(),
     "import foreword; foreword.__version__, foreword.__all__": set(),
     "import foreword.errors": set(),
+    "import foreword.check_options, foreword.sglang, foreword.vllm.check_plugin": set(),
     "import foreword.messages": set(),
     "import foreword.batch": {"numpy"},
     "import foreword.vllm.kernels, foreword.vllm.vectors": {"numpy"},

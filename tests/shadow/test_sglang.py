@@ -9,12 +9,16 @@ import pytest
 from sglang_engine import SGLangEngine
 from slot_engine import Request
 
+from foreword.check_options import VARIABLE, CheckOptions
 from foreword.errors import ConfigError
-from foreword.shadow.sglang import INIT_NEW, PROCESS, VARIABLE, Hooks, plugin
+from foreword.insight import Remove, Step, Trace, conform
+from foreword.sglang import plugin
+from foreword.shadow import FindingError
+from foreword.shadow.sglang import INIT_NEW, PROCESS, Hooks
 
 
 def found_by(steps=200, **settings):
-    engine = SGLangEngine(Hooks(first=10**6), **settings)
+    engine = SGLangEngine(Hooks(CheckOptions(first=10**6)), **settings)
     engine.traffic(steps)
     return engine, engine.hooks.shadow.report()
 
@@ -104,7 +108,7 @@ def test_a_changed_tensor_is_named(fault, tensors, monkeypatch):
 
 def test_slots_that_are_read_from_the_row_of_another_are_named_with_their_request(monkeypatch):
     monkeypatch.setattr(SGLangEngine, "change", row_of_another)
-    engine = SGLangEngine(Hooks())
+    engine = SGLangEngine(Hooks(CheckOptions()))
     engine.waiting += [Request("a", [5, 6, 7, 8], 3), Request("b", [9, 10, 11, 12], 3)]
     engine.step()
     found = [(f.tensor, f.index, f.request, f.count) for f in engine.hooks.shadow.findings]
@@ -113,7 +117,7 @@ def test_slots_that_are_read_from_the_row_of_another_are_named_with_their_reques
 
 def test_a_hit_on_tokens_of_another_adapter_is_the_schedulers(monkeypatch):
     monkeypatch.setattr(SGLangEngine, "key", lambda self, request, k: tuple(request.tokens[: (k + 1) * self.page]))
-    engine = SGLangEngine(Hooks())
+    engine = SGLangEngine(Hooks(CheckOptions()))
     engine.waiting += [Request("a", [5, 6, 7, 8], 1, "law")]
     engine.step()
     engine.waiting += [Request("b", [5, 6, 7, 9], 1, "code")]
@@ -130,7 +134,7 @@ def test_a_slot_that_is_freed_while_its_request_runs_is_the_schedulers(monkeypat
         return original(self, request, length)
 
     monkeypatch.setattr(SGLangEngine, "grow", freed)
-    engine = SGLangEngine(Hooks())
+    engine = SGLangEngine(Hooks(CheckOptions()))
     engine.waiting += [Request("a", [5, 6, 7, 8], 5), Request("b", [9, 10, 11], 5)]
     for _ in range(3):
         engine.step()
@@ -157,7 +161,7 @@ def test_following_ends_where_samples_are_not_seen(caplog, monkeypatch):
 
 
 def test_batches_of_a_draft_worker_are_not_steps():
-    engine = SGLangEngine(Hooks())
+    engine = SGLangEngine(Hooks(CheckOptions()))
     engine.model_runner.is_draft_worker = True
     engine.traffic(3)
     assert engine.hooks.shadow is None
@@ -203,5 +207,37 @@ def test_the_plugin_does_nothing_unless_it_is_asked_for(value, registered, monke
 
 def test_an_unknown_level_is_refused(registered, monkeypatch):
     monkeypatch.setenv(VARIABLE, "some")
-    with pytest.raises(ConfigError, match="FOREWORD_CHECK='some': must be off or one of host, tensors, full"):
+    with pytest.raises(ConfigError, match="FOREWORD_CHECK='some': 'some' is unknown"):
         plugin()
+
+
+def test_the_options_record_the_steps_and_keep_a_report(tmp_path):
+    trace, report = tmp_path / "steps.jsonl", tmp_path / "report"
+    options = CheckOptions.of(f"tensors,sample:5,record:{trace},report:{report}")
+    engine = SGLangEngine(Hooks(options), seed=1, page=1, pages=85)
+    engine.traffic(150)
+    engine.hooks.close()
+    shadow = engine.hooks.shadow.report()
+    assert shadow.ok, str(shadow)
+    assert 0 < shadow.num_compared < shadow.num_steps / 4
+    lines = report.read_text().splitlines()
+    assert lines[0] == "foreword: SGLang, check=tensors"
+    assert lines[1].startswith(f"{shadow.num_steps} steps followed, {shadow.num_compared} compared")
+    assert conform.run(trace).ok
+    events = Trace.read(trace).events
+    assert sum(isinstance(event, Step) for event in events) == shadow.num_steps
+    assert any(isinstance(event, Remove) and event.preempted for event in events)
+    assert any(isinstance(event, Step) and event.tensors for event in events)
+
+
+def test_the_first_finding_ends_the_engine_where_the_options_ask_for_it(monkeypatch, caplog):
+    monkeypatch.setattr(SGLangEngine, "change", stale_token)
+    engine = SGLangEngine(Hooks(CheckOptions.of("tensors,raise")))
+    engine.waiting += [Request("a", [5, 6, 7, 8], 3)]
+    with pytest.raises(FindingError, match="input_ids"):
+        engine.step()
+    engine = SGLangEngine(Hooks(CheckOptions.of("tensors,first:1")), seed=3, pages=300)
+    engine.traffic(20)
+    assert len(caplog.records) == 1
+    assert "input_ids" in caplog.records[0].message
+    assert "more" in engine.hooks.report().splitlines()[-1]

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from foreword.check_options import CheckOptions
 from foreword.errors import ConfigError
-from foreword.vllm.check_options import CheckOptions
 from foreword.vllm.window import HOOKS, MODULES, check_parallel, check_version, generation_of, unknown_fields
 
 
@@ -48,10 +48,11 @@ def test_another_value_is_refused_by_name(text, names):
     assert names in str(refused.value)
 
 
+@pytest.mark.parametrize("module", ["foreword.vllm.check_plugin", "foreword.sglang"])
 @pytest.mark.parametrize("value", [None, "off", ""])
-def test_the_entry_point_imports_nothing_when_it_is_off(value):
+def test_the_entry_points_import_nothing_when_they_are_off(value, module):
     code = (
-        "import sys; from foreword.vllm.check_plugin import plugin; plugin();"
+        f"import sys; from {module} import plugin; plugin();"
         "print(sorted(m for m in ('numpy', 'torch', 'vllm', 'foreword.batch', 'foreword.shadow') if m in sys.modules))"
     )
     environment = {"PYTHONPATH": ":".join(sys.path)} | ({} if value is None else {"FOREWORD_CHECK": value})

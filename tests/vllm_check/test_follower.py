@@ -7,10 +7,11 @@ import pytest
 from foreign_engine import Engine, Group
 from shadow_rig import states_of
 
+from foreword.batch import KVGroup, RequestStates
+from foreword.check_options import CheckOptions
 from foreword.insight import conform
 from foreword.shadow import FindingError
-from foreword.vllm.check_options import CheckOptions
-from foreword.vllm.follower import Follower, Grammar
+from foreword.vllm.follower import Follower, Grammar, placeholders_of
 
 GROUPS = [Group(4), Group(4, 11)]
 
@@ -192,3 +193,59 @@ def test_embeddings_are_brought_to_float32_and_lists_kept_as_they_are():
     cached.new_block_ids[1][0].append(9)
     assert queued.scheduled_new_reqs[0].block_ids == ([1, 2],)
     assert queued.scheduled_cached_reqs.new_block_ids == [None, ([3],)]
+
+
+def test_the_tokens_that_a_scheduler_was_told_as_placeholders_are_those_of_its_drafts():
+    output = SimpleNamespace(
+        num_scheduled_tokens={"a": 3, "b": 1, "c": 4, "d": 2},
+        scheduled_spec_decode_tokens={"a": [-1, -1], "c": [5, 6, 7], "d": [-1]},
+    )
+    order = ["c", "a", "d", "b"]
+    expected = []
+    for rid in order:
+        drafts = output.scheduled_spec_decode_tokens.get(rid, [])
+        known = output.num_scheduled_tokens[rid] - len(drafts)
+        expected += [False] * known + [token == -1 for token in drafts]
+    assert placeholders_of(output, order).tolist() == expected
+
+
+@pytest.mark.parametrize("told", [-1, 0])
+def test_drafts_that_only_the_runner_knows_are_not_compared_and_other_tokens_are(told):
+    states = RequestStates(
+        max_num_reqs=2, max_model_len=16, vocab_size=50, kv_groups=[KVGroup(4)], max_num_draft_tokens=2
+    )
+    follower = Follower.of(
+        states, CheckOptions("tensors"), max_num_batched_tokens=8, num_blocks=9, has_drafts=True, log=lambda _: None
+    )
+    step = follower.decide(decision(new=[("a", [3, 4])], counts={"a": 2}))
+    follower.step(["a"], lambda: Values({"input_ids": np.array([3, 4])}))
+    follower.commit(step, lambda: {"a": [5]})
+    step = follower.decide(decision(known=[("a", 2, 1)], counts={"a": 3}, drafts={"a": [told, told]}))
+    follower.step(["a"], lambda: Values({"input_ids": np.array([5, 8, 9])}))
+    follower.commit(step, lambda: {"a": [8, 9, 1]})
+    step = follower.decide(decision(known=[("a", 5, 4)], counts={"a": 1}))
+    follower.step(["a"], lambda: Values({"input_ids": np.array([2])}))
+    assert follower.failure == ""
+    found = [(finding.step, finding.tensor, finding.count) for finding in follower.shadow.findings]
+    assert found == [*([(2, "input_ids", 2)] if told == 0 else []), (3, "input_ids", 1)]
+
+
+def decision(new=(), known=(), counts=None, drafts=None):
+    """A SchedulerOutput: (request, prompt) that are new, (request, computed, outputs) that are known."""
+    admitted = [
+        SimpleNamespace(
+            req_id=rid, prompt_token_ids=prompt, block_ids=[[1, 2, 3]], num_computed_tokens=0, mm_features=[],
+            sampling_params=None, pooling_params=None, lora_request=None, prompt_embeds=None, prefill_token_ids=prompt,
+        )
+        for rid, prompt in new
+    ]  # fmt: skip
+    cached = SimpleNamespace(
+        req_ids=[rid for rid, _, _ in known], resumed_req_ids=set(), new_token_ids=[], all_token_ids={},
+        new_block_ids=[None for _ in known], num_computed_tokens=[computed for _, computed, _ in known],
+        num_output_tokens=[outputs for _, _, outputs in known],
+    )  # fmt: skip
+    return SimpleNamespace(
+        scheduled_new_reqs=admitted, scheduled_cached_reqs=cached, num_scheduled_tokens=counts,
+        total_num_scheduled_tokens=sum(counts.values()), scheduled_spec_decode_tokens=drafts or {},
+        finished_req_ids=set(), preempted_req_ids=None, scheduled_encoder_inputs={}, free_encoder_mm_hashes=[],
+    )  # fmt: skip

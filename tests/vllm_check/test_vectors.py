@@ -53,7 +53,7 @@ def test_embeddings_stand_where_the_prompt_has_them(shadow):
 
 
 def test_the_rotary_positions_of_an_admitted_request_are_those_of_the_runner(shadow):
-    from foreword.vllm.check_options import CheckOptions
+    from foreword.check_options import CheckOptions
     from foreword.vllm.follower import Follower
 
     follower = Follower(shadow, CheckOptions(), max_num_batched_tokens=16)

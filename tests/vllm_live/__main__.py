@@ -1,6 +1,7 @@
 """Run the tests of this folder in an environment with vLLM, which is made once: python tests/vllm_live [for pytest …].
 
-Triton is in a folder of its own, because vLLM for the CPU behaves differently where it finds it.
+VLLM_ENVIRONMENT names one that exists, with vLLM and pytest in it; nothing is installed there. Triton is in a folder of
+its own, because vLLM for the CPU behaves differently where it finds it.
 """
 
 import os
@@ -25,18 +26,21 @@ VARIABLES = {
 
 
 def main() -> int:
-    python = ensure(DEFAULT_DIRECTORY, "vllm_tests")
+    given = os.environ.get("VLLM_ENVIRONMENT")
+    python = ensure(DEFAULT_DIRECTORY, "vllm_tests") if not given else Path(given).absolute() / "bin" / "python"
     triton = python.parents[1] / "triton"
-    if not triton.exists():
+    if not given and not triton.exists():
         command = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(triton), TRITON]
         subprocess.run(command, check=True)
     variables = {
         **VARIABLES,
         "LD_PRELOAD": str(python.parents[1] / "lib" / "libiomp5.so"),
-        "TRITON_DIRECTORY": str(triton),
+        **({"TRITON_DIRECTORY": str(triton)} if triton.exists() else {}),
+        **({"PYTHONPATH": str(HERE.parents[1] / "src")} if given else {}),
     }
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
-    pytest = [str(python), "-m", "pytest", "-o", "filterwarnings=default", *(sys.argv[1:] or [str(HERE)])]
+    tests = [] if any(Path(word.partition("::")[0]).exists() for word in sys.argv[1:]) else [str(HERE)]
+    pytest = [str(python), "-m", "pytest", "-o", "filterwarnings=default", *tests, *sys.argv[1:]]
     return subprocess.run(pytest, env=environment, cwd=HERE.parents[1]).returncode
 
 

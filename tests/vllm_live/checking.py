@@ -34,6 +34,17 @@ QWEN = TINY | {
     "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64, "decoder_sparse_step": 1, "hidden_act": "silu",
     "tie_word_embeddings": True,
 }  # fmt: skip
+VISION_START, IMAGE, VISION_END, VIDEO = range(VOCABULARY - 4, VOCABULARY)
+QWEN_VL = TINY | {
+    "architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl", "hidden_act": "silu",
+    "vision_start_token_id": VISION_START, "image_token_id": IMAGE, "vision_end_token_id": VISION_END,
+    "video_token_id": VIDEO, "bos_token_id": 1, "eos_token_id": 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12]},
+    "vision_config": {
+        "depth": 1, "embed_dim": 64, "hidden_size": 128, "num_heads": 2, "mlp_ratio": 2, "patch_size": 14,
+        "spatial_merge_size": 2, "temporal_patch_size": 2, "in_channels": 3, "model_type": "qwen2_vl",
+    },
+}  # fmt: skip
 NGRAM = {
     "speculative_config": {
         "method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1,
@@ -46,6 +57,9 @@ SCENARIOS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "adapters": (LLAMA, LORA),
     "embeddings": (LLAMA, {"enable_prompt_embeds": True}),
     "pooling": (LLAMA, {"runner": "pooling"}),
+    "grammars": (LLAMA, {"skip_tokenizer_init": False}),
+    "grammars-drafts": (LLAMA, NGRAM | {"skip_tokenizer_init": False}),
+    "images": (QWEN_VL, {"skip_tokenizer_init": False, "limit_mm_per_prompt": {"image": 2, "video": 0}}),
     "windows": (GEMMA, {}),
     "windows-drafts": (GEMMA, NGRAM),
     "states": (QWEN, {"enable_prefix_caching": False, "dtype": "bfloat16"}),
@@ -64,7 +78,37 @@ def engine(model: dict[str, Any], options: dict[str, Any]) -> Any:
 
     directory = Path(tempfile.mkdtemp())
     (directory / "config.json").write_text(json.dumps(model))
+    if not options.get("skip_tokenizer_init", True):
+        write_tokenizer(directory)
     return LLMEngine.from_engine_args(EngineArgs(str(directory), **OPTIONS | options))
+
+
+def write_tokenizer(directory: Path) -> None:
+    """A token per word "t3 ", and per letter of the alphabet; with those of images, and how images become patches."""
+    from tokenizers import Tokenizer, decoders
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    words = {f"t{i} ": i for i in range(VOCABULARY)}
+    special = dict(
+        zip(("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"), range(VISION_START, VOCABULARY),
+            strict=True)
+    ) | {"</s>": 2}  # fmt: skip
+    letters = {letter: 10 + i for i, letter in enumerate("abcdefghijklmnopqrstuvwxyz")}
+    replaced = {i: word for word, i in (letters | special).items()}
+    tokenizer = Tokenizer(WordLevel({replaced.get(i, word): i for word, i in words.items()}, unk_token="t0 "))
+    tokenizer.decoder = decoders.Fuse()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="</s>", additional_special_tokens=[w for w in special if w != "</s>"]
+    )  # fmt: skip
+    fast.save_pretrained(directory)
+    patches = {
+        "image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen2VLProcessor", "patch_size": 14,
+        "merge_size": 2, "temporal_patch_size": 2, "min_pixels": 28 * 28, "max_pixels": 28 * 28 * 16,
+        "size": {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 16},
+        "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+    }  # fmt: skip
+    (directory / "preprocessor_config.json").write_text(json.dumps(patches))
 
 
 def adapters() -> list[Any]:
@@ -116,7 +160,21 @@ class Traffic:
 
             generator = torch.Generator().manual_seed(len(prompt))
             return {"prompt_embeds": torch.randn(len(prompt), 128, generator=generator, dtype=torch.float32)}
+        if self.scenario == "images" and self.rng.random() < 0.7:
+            return self.with_images(prompt[:200])
         return {"prompt_token_ids": prompt[:400]}
+
+    def with_images(self, prompt: list[int]) -> dict[str, Any]:
+        """A prompt with images of random sizes in it, of which there are few, so that they are cached."""
+        from PIL import Image
+
+        images = []
+        for _ in range(self.rng.choice((1, 2))):
+            size, shade = self.rng.choice(((28, 28), (56, 112), (112, 84))), self.rng.choice((10, 90))
+            images.append(Image.new("RGB", size, (shade, shade, shade)))
+            at = self.rng.randrange(len(prompt) + 1)
+            prompt = [*prompt[:at], VISION_START, IMAGE, VISION_END, *prompt[at:]]
+        return {"prompt_token_ids": prompt, "multi_modal_data": {"image": images}}
 
     def parameters(self) -> Any:
         from vllm import PoolingParams, SamplingParams
@@ -130,7 +188,18 @@ class Traffic:
             more = rng.choice(({}, {"top_k": 20}, {"top_p": 0.9}, {"n": 2}, {"top_k": 5, "top_p": 0.8}))
         more |= rng.choice(({}, {}, {"frequency_penalty": 0.3}, {"repetition_penalty": 1.2, "presence_penalty": 0.1}))
         most = rng.choice((1, 5, 30, 60))
+        if "grammars" in self.scenario and rng.random() < 0.6:
+            more["structured_outputs"] = self.grammar()
         return SamplingParams(temperature=hot, max_tokens=most, ignore_eos=True, detokenize=False, **more)
+
+    def grammar(self) -> Any:
+        from vllm.sampling_params import StructuredOutputsParams
+
+        return self.rng.choice((
+            StructuredOutputsParams(regex="[a-f]{3,40}"),
+            StructuredOutputsParams(regex="(ab|cd)*xyz"),
+            StructuredOutputsParams(choice=["yes", "no", "perhaps"]),
+        ))  # fmt: skip
 
     def send(self) -> None:
         name = f"r{self.num_sent}"

@@ -138,6 +138,30 @@ def embedding_taken_for_a_token(scheduler: Any, runner: Any) -> None:
     after(GPUModelRunner, "_prepare_inputs", change)
 
 
+def grammar_ignored(scheduler: Any, runner: Any) -> None:
+    from vllm.v1.worker import gpu_model_runner
+
+    gpu_model_runner.apply_grammar_bitmask = lambda *_: None
+
+
+def image_token_replaced(scheduler: Any, runner: Any) -> None:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    def change(*_: Any) -> None:
+        ids = runner.input_ids.gpu
+        ids[ids == ids.max()] -= 1
+
+    after(GPUModelRunner, "_prepare_inputs", change)
+
+
+def height_of_the_token_before(scheduler: Any, runner: Any) -> None:
+    def change(*_: Any) -> None:
+        rows = runner.mrope_positions.np
+        rows[1, 1:] = rows[1, :-1].copy()
+
+    after(runner, "_calc_mrope_positions", change)
+
+
 # -- of the second runner, whose kernels are functions
 
 
@@ -217,6 +241,13 @@ def hash_ignores_the_adapter(scheduler: Any, runner: Any) -> None:
     kv_cache_utils._gen_lora_extra_hash_keys = lambda request: []
 
 
+def hash_ignores_the_images(scheduler: Any, runner: Any) -> None:
+    from vllm.v1.core import kv_cache_utils
+
+    original = kv_cache_utils._gen_mm_extra_hash_keys
+    kv_cache_utils._gen_mm_extra_hash_keys = lambda *args: ([], original(*args)[1])
+
+
 def window_freed_early(scheduler: Any, runner: Any) -> None:
     from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 
@@ -259,11 +290,15 @@ FAULTS: dict[str, Planted] = {
     "adapters_not_moved": Planted("adapters", "lora_tokens", "runner"),
     "temperature_not_moved": Planted("plain", "sampling.temperature", "runner"),
     "embedding_taken_for_a_token": Planted("embeddings", "is_token_ids", "runner"),
+    "grammar_ignored": Planted("grammars", "sampled", "runner"),
+    "image_token_replaced": Planted("images", "input_ids", "runner"),
+    "height_of_the_token_before": Planted("images", "mrope_positions", "runner"),
     "block_append_lost": Planted("plain", "block_table", "runner", second=True),
     "last_sampled_token_wrong": Planted("plain", "input_ids", "runner", second=True),
     "block_freed_in_use": Planted("plain", "cache", "scheduler"),
     "hash_ignores_the_tokens_before": Planted("plain", "cache", "scheduler"),
     "hash_ignores_the_adapter": Planted("adapters", "cache", "scheduler"),
+    "hash_ignores_the_images": Planted("images", "cache", "scheduler"),
     "window_freed_early": Planted("windows", "cache", "scheduler"),
     "rejected_drafts_kept": Planted("drafts", "num_computed_tokens", "scheduler"),
 }

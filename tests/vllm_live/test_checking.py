@@ -22,6 +22,17 @@ HERE = Path(__file__).parent
 REQUESTS = int(os.environ.get("CHECKED_REQUESTS", "90"))
 
 
+NEEDS = {"images": "torchvision"}
+"""Scenarios that need a package beside vLLM's own."""
+
+
+def parameter(name, scenario, *values):
+    """A parameter of a test that is skipped where the scenario's package is missing."""
+    missing = scenario in NEEDS and find_spec(NEEDS[scenario]) is None
+    marks = [pytest.mark.skip(reason=f"{scenario} needs {NEEDS[scenario]}")] if missing else []
+    return pytest.param(*values, id=name, marks=marks)
+
+
 def environment(**more):
     dropped = ("TRITON_INTERPRET", "PYTHONPATH", "FOREWORD_CHECK")
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
@@ -40,9 +51,9 @@ def served(scenario, *options, requests=REQUESTS, **variables):
 
 SECOND = ("plain", "drafts", "windows", "windows-drafts")
 RUNS = [
-    *(pytest.param(name, (), id=name) for name in SCENARIOS),
-    *(pytest.param(name, ("--second",), id=f"{name}, second runner") for name in SECOND),
-    *(pytest.param(name, ("--second", "--ahead"), id=f"{name}, scheduled ahead") for name in ("plain", "windows")),
+    *(parameter(name, name, name, ()) for name in SCENARIOS),
+    *(parameter(f"{name}, second runner", name, name, ("--second",)) for name in SECOND),
+    *(parameter(f"{name}, scheduled ahead", name, name, ("--second", "--ahead")) for name in ("plain", "windows")),
 ]
 
 
@@ -54,7 +65,7 @@ def test_healthy_steps_have_no_finding(scenario, options):
     assert result["tensors"] > 10 * result["compared"]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [parameter(name, planted.scenario, name) for name, planted in FAULTS.items()])
 def test_a_planted_fault_is_named(fault):
     planted = FAULTS[fault]
     options = ["--fault", fault, "--seed", "1", *(["--second"] if planted.second else [])]

@@ -32,6 +32,7 @@ COMMANDS = {
     "replay": "Replay a trace: every tensor of every step on a backend, or with --model its outputs.",
     "inspect": "Show a trace: a page of its steps with every tensor, its requests and its blocks, or a timeline.",
     "shrink": "Shrink a trace to the few requests and steps that still show a fault.",
+    "rerun": "Give the recorded decisions to the engine's own runner, and compare what it prepares.",
     "fuzz": "Search a running server for silent faults of its prefix cache. Exit status 1 if one is found.",
     "shadow": "Start vLLM with a check of each step that it prepares, and report what is wrong.",
     "migrate": "Translate the command line of another engine's server into one of `foreword serve`.",

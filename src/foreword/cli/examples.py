@@ -62,6 +62,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "foreword inspect steps.jsonl.gz -o steps.html",
         "foreword inspect steps.jsonl.gz --perfetto steps.json",
     ),
+    "rerun": (
+        "foreword rerun steps.jsonl --engine vllm",
+        "foreword rerun small.jsonl --engine vllm --as-test > test_small.py",
+    ),
     "shrink": (
         "foreword shrink steps.jsonl --tensor slot_mapping -o small.jsonl",
         'foreword shrink steps.jsonl --failing "python run.py {}" -o small.jsonl',

@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
+from foreword.check_options import VARIABLE, CheckOptions
 from foreword.errors import ConfigError
-from foreword.vllm.check_options import VARIABLE, CheckOptions
 
 
 def shadow(

@@ -10,9 +10,10 @@ Needs NumPy alone. docs/shadow.md has what is checked, what cannot be seen, and 
 """
 
 from foreword.batch import GroupUse
+from foreword.check_options import Level
 from foreword.shadow.finding import Finding, FindingError, Origin, log_finding, raise_finding
 from foreword.shadow.report import Report
-from foreword.shadow.shadow import Level, Scheduled, Shadow
+from foreword.shadow.shadow import Scheduled, Shadow
 
 __all__ = [
     "Finding", "FindingError", "GroupUse", "Level", "Origin", "Report", "Scheduled", "Shadow", "log_finding",

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from foreword.arrays import AnyArray
+from foreword.shadow.outlets import Outlets
 from foreword.shadow.shadow import Scheduled, Shadow
 
 
@@ -18,11 +19,12 @@ def on_cpu(values: Any) -> AnyArray:
 
 
 class Step(NamedTuple):
-    """A step as its engine prepared it. gone: requests that left before it."""
+    """A step as its engine prepared it. gone: requests that left before it. preempted: those of them that come back."""
 
     requests: Sequence[Scheduled]
     tensors: Mapping[str, Any]
     gone: Collection[str]
+    preempted: Collection[str]
 
 
 class Following:
@@ -31,8 +33,8 @@ class Following:
     A step is followed when the samples of the one before are there: until then its values, which are copies, wait.
     """
 
-    def __init__(self, shadow: Shadow) -> None:
-        self.shadow = shadow
+    def __init__(self, shadow: Shadow, outlets: Outlets | None = None) -> None:
+        self.shadow, self._outlets = shadow, outlets
         self._steps: deque[Step] = deque()  # the first is followed, and its samples are not known
 
     @property
@@ -45,20 +47,31 @@ class Following:
         """The number of steps whose samples are not known."""
         return len(self._steps)
 
-    def prepared(self, requests: Sequence[Scheduled], tensors: Mapping[str, Any], gone: Collection[str] = ()) -> None:
-        """Follow a step: its requests in batch order, and what the runner made of them."""
-        self._steps.append(Step(requests, tensors, gone))
+    def prepared(
+        self,
+        requests: Sequence[Scheduled],
+        tensors: Mapping[str, Any],
+        gone: Collection[str] = (),
+        preempted: Collection[str] = (),
+    ) -> None:
+        """Follow a step: its requests in batch order, and what the runner made of them. See `Step`."""
+        self._steps.append(Step(requests, tensors, gone, preempted))
         if len(self._steps) == 1:
             self._begin()
 
     def sampled(self, tokens: Mapping[str, Sequence[int]]) -> None:
         """Follow the samples of the oldest step that has none, and then the step after it."""
         self._steps.popleft()
-        self.shadow.commit(tokens)
+        if self._outlets is None:
+            self.shadow.commit(tokens)
+        else:
+            self._outlets.commit(tokens)
         if self._steps:
             self._begin()
 
     def _begin(self) -> None:
         step = self._steps[0]
         self.shadow.follow(step.requests, step.gone)
-        self.shadow.step(self.awaited, step.tensors)
+        found = self.shadow.step(self.awaited, step.tensors)
+        if self._outlets is not None:
+            self._outlets.step(step.tensors, found, step.preempted)

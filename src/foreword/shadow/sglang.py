@@ -1,6 +1,6 @@
-"""SGLang under a shadow: a plugin for its entry point ``sglang.srt.plugins``, and its tensors by our names.
+"""SGLang under a shadow: hooks for its registry of plugins, and its tensors by our names.
 
-FOREWORD_CHECK=full python -m sglang.launch_server --model-path …
+FOREWORD_CHECK=full python -m sglang.launch_server --model-path …   (`foreword.sglang` is the plugin)
 
 Written from the source of SGLang 0.5.23 and tested with stubs of its objects, not with SGLang itself.
 """
@@ -8,64 +8,68 @@ Written from the source of SGLang 0.5.23 and tested with stubs of its objects, n
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 
 from foreword.arrays import I64
 from foreword.batch import KVGroup, RequestStates
-from foreword.errors import ConfigError
-from foreword.shadow.finding import log_finding
+from foreword.check_options import CheckOptions
+from foreword.names import counted
 from foreword.shadow.following import Following, on_cpu
-from foreword.shadow.shadow import LEVELS, Level, Scheduled, Shadow
+from foreword.shadow.outlets import Outlets, shadow_of
+from foreword.shadow.shadow import Scheduled, Shadow
 
-VARIABLE = "FOREWORD_CHECK"
 INIT_NEW = "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new"
 PROCESS = "sglang.srt.managers.scheduler.Scheduler.process_batch_result"
 MOST_IN_FLIGHT = 64  # more than pipelines have stages
 _LOGGER = logging.getLogger(__name__)
 
 
-def plugin() -> None:
-    """Follow the scheduler of this process where FOREWORD_CHECK is "host", "tensors" or "full"; else do nothing.
-
-    ConfigError for another value.
-    """
-    text = os.environ.get(VARIABLE, "off")
-    if text in ("", "off"):
-        return
-    for level in LEVELS:
-        if text == level:
-            break
-    else:
-        raise ConfigError(f"{VARIABLE}={text!r:.80}: must be off or one of {', '.join(LEVELS)}")
+def register(options: CheckOptions) -> None:
+    """Follow the scheduler of this process, as FOREWORD_CHECK asks for it."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    hooks = Hooks(check=level, on_finding=log_finding)
+    hooks = Hooks(options)
     HookRegistry.register(INIT_NEW, hooks.init_new, HookType.AROUND)
     HookRegistry.register(PROCESS, hooks.process_batch_result, HookType.AROUND)
 
 
 class Hooks:
-    """What is called in place of SGLang's functions, for the one scheduler of a process. settings: of `Shadow`.
+    """What is called in place of SGLang's functions, for the one scheduler of a process.
 
     Followed are extends, decodes and both in one batch, with overlap or without. With the first batch of another kind
     (drafts, diffusion, split prefills) following ends, which is logged.
     """
 
-    def __init__(self, **settings: Any) -> None:
-        self._settings = settings
+    def __init__(self, options: CheckOptions) -> None:
+        self._options = options
         self._following: Following | None = None
+        self._outlets: Outlets | None = None
         self._known: dict[str, Any] = {}  # requests by id
         self._adapters: dict[str, int] = {}
-        self._ended = False
+        self._ended = ""
 
     @property
     def shadow(self) -> Shadow | None:
         """The shadow, once a batch was followed."""
         return None if self._following is None else self._following.shadow
+
+    def report(self) -> str:
+        """Return what was checked and found so far."""
+        lines = [f"foreword: {title()}, check={self._options.level}"]
+        lines.append("no step was followed" if self.shadow is None else str(self.shadow.report()))
+        if self._following is not None and self._following.num_in_flight:
+            lines.append(f"{counted(self._following.num_in_flight, 'step')} in flight")
+        return "\n".join(lines + [f"the check ended early: {self._ended}"] * bool(self._ended))
+
+    def close(self) -> None:
+        """Log the report, and finish the files. A second call does nothing."""
+        if self._outlets is not None:
+            self._outlets.close()
 
     def init_new(self, original: Callable[..., Any], cls: type, batch: Any, model_runner: Any, **kwargs: Any) -> Any:
         """Around ``ForwardBatch.init_new``: follow the batch that it makes."""
@@ -81,22 +85,39 @@ class Hooks:
             self._end(f"the samples of {MOST_IN_FLIGHT} steps were not seen")
             return made
         if self._following is None:
-            self._following = Following(shadow_of(model_runner, self._settings))
+            self._following = self._follow(model_runner)
         table = model_runner.req_to_token_pool.req_to_token
         gone = [
             rid for rid, req in self._known.items()
             if req.kv.req_pool_idx is None and not any(req is other for other in batch.reqs)
         ]  # fmt: skip
+        preempted = {rid for rid in gone if self._known[rid].is_retracted}
         for rid in gone:
             del self._known[rid]
         states = self._following.shadow.states
         seen = {req.rid for req in batch.reqs if req.rid in self._known and req.rid in states}
         self._known.update((req.rid, req) for req in batch.reqs)
-        self._following.prepared(scheduled(batch, table, self._adapters, seen), tensors_of(made, table), gone)
+        requests = scheduled(batch, table, self._adapters, seen)
+        self._following.prepared(requests, tensors_of(made, table), gone, preempted)
         return made
 
+    def _follow(self, model_runner: Any) -> Following:
+        """Start to follow the runner, with the files that the options ask for."""
+        size = max_num_batched_tokens(model_runner)
+        shadow = new_shadow(model_runner, self._options)
+        self._outlets = Outlets(
+            shadow,
+            self._options,
+            title=title(),
+            max_num_batched_tokens=size,
+            log=_LOGGER.error,
+            report=self.report,
+            at_end=partial(_LOGGER.info, "%s"),
+        )
+        return Following(shadow, self._outlets)
+
     def _end(self, why: str) -> None:
-        self._ended = True
+        self._ended = why
         _LOGGER.warning("%s: no later step is checked", why)
 
     def process_batch_result(self, original: Callable[..., Any], scheduler: Any, batch: Any, result: Any) -> Any:
@@ -112,14 +133,13 @@ class Hooks:
         return done
 
 
-def shadow_of(model_runner: Any, settings: Mapping[str, Any]) -> Shadow:
+def new_shadow(model_runner: Any, options: CheckOptions) -> Shadow:
     """A shadow for the pool of requests and the cache of a ``ModelRunner``.
 
     The cache has one KV group with blocks of one token, since the pool has a slot per token; slot 0 is the padding's.
     """
     rows, length = model_runner.req_to_token_pool.req_to_token.shape
     server = model_runner.server_args
-    level: Level = settings.get("check", "full")
     states = RequestStates(
         max_num_reqs=2 * rows,
         max_model_len=length,
@@ -127,13 +147,29 @@ def shadow_of(model_runner: Any, settings: Mapping[str, Any]) -> Shadow:
         kv_groups=[KVGroup(1)],
     )
     elsewhere = server.enable_hierarchical_cache or server.disaggregation_mode != "null"  # who writes keys
-    return Shadow(
+    return shadow_of(
         states,
-        max_num_batched_tokens=max(server.chunked_prefill_size or 0, server.max_prefill_tokens, length) + rows,
+        options,
+        log=_LOGGER.error,
+        max_num_batched_tokens=max_num_batched_tokens(model_runner),
         num_blocks=model_runner.max_total_num_tokens + server.page_size + 1,
         attached=elsewhere,
-        **{**settings, "check": level},
     )
+
+
+def max_num_batched_tokens(model_runner: Any) -> int:
+    """The tokens of the largest step."""
+    rows, length = model_runner.req_to_token_pool.req_to_token.shape
+    server = model_runner.server_args
+    return int(max(server.chunked_prefill_size or 0, server.max_prefill_tokens, length) + rows)
+
+
+def title() -> str:
+    """SGLang with its version, where it is installed."""
+    try:
+        return f"SGLang {version('sglang')}"
+    except PackageNotFoundError:
+        return "SGLang"
 
 
 def scheduled(batch: Any, req_to_token: Any, adapters: dict[str, int], seen: Collection[str]) -> list[Scheduled]:

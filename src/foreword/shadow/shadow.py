@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from foreword.batch import (
     prepare_inputs,
 )
 from foreword.batch.adapters import vllm
+from foreword.check_options import LEVELS, Level
 from foreword.errors import CapacityError, ConfigError, ForewordError, PlanError, RequestError
 from foreword.integers import is_int32
 from foreword.shadow.comparison import (
@@ -44,9 +45,7 @@ from foreword.shadow.explanation import why
 from foreword.shadow.finding import Finding, Origin, in_causal_order
 from foreword.shadow.report import Report
 
-Level = Literal["host", "tensors", "full"]
 _PER_GROUP = re.compile(r"(\w+)\[(\d+)\]")  # the name of a tensor of one KV group in errors
-LEVELS: tuple[Level, ...] = ("host", "tensors", "full")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from typing import Any
 
 import vllm
@@ -12,7 +11,7 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
-from foreword.vllm.check_options import VARIABLE, CheckOptions
+from foreword.check_options import CheckOptions
 from foreword.vllm.follower import LOGGER
 from foreword.vllm.runners import FollowedRunner, checked_class
 from foreword.vllm.window import check_parallel, check_version, unknown_fields
@@ -75,7 +74,7 @@ def checked_worker() -> type:
     class CheckedWorker(base):  # type: ignore[misc]
         def init_device(self) -> None:
             super().init_device()
-            options = CheckOptions.of(os.environ.get(VARIABLE, "full"))
+            options = CheckOptions.of_environment("full")
             if options is not None:
                 attach(self, options)
 

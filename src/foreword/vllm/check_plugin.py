@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-
-from foreword.vllm.check_options import VARIABLE, CheckOptions
+from foreword.check_options import CheckOptions
 
 
 def plugin() -> None:
@@ -12,9 +10,7 @@ def plugin() -> None:
 
     ConfigError for a value that FOREWORD_CHECK cannot have.
     """
-    if VARIABLE not in os.environ:
-        return
-    options = CheckOptions.of(os.environ[VARIABLE])
+    options = CheckOptions.of_environment()
     if options is not None:
         from foreword.vllm.attach import watch_workers  # it imports vLLM's workers
 

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
-import os
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from foreword.arrays import I32, Bools
+from foreword.arrays import I32, I64, Bools
 from foreword.batch import RequestStates, stage_mrope_positions
+from foreword.check_options import CheckOptions
 from foreword.names import counted
-from foreword.shadow import Finding, FindingError, Shadow, raise_finding
-from foreword.vllm.check_options import CheckOptions
+from foreword.shadow import Finding, FindingError, Shadow
+from foreword.shadow.outlets import Outlets, shadow_of
 from foreword.vllm.metrics import Counters
-from foreword.vllm.recording import Recording
 
 LOGGER = logging.getLogger("vllm.foreword")
 MAX_PENDING = 64
 """Steps whose samples may be missing at the same time."""
-REPORT_EVERY = 1.0
-"""Seconds after which the file of the report is written again."""
 
 T = TypeVar("T")
 Rotary = Mapping[str, tuple[Any, int]]
@@ -89,6 +82,7 @@ class Follower:
 
     is_queued: the runner prepares a step before the samples of the one before are known, or its tensors are on a
     device. Then a step is checked when its samples and tensors are there, and what is passed must not change.
+    has_drafts: the runner has the drafts itself and the scheduler is told −1 for each, so that they are not compared.
     """
 
     def __init__(
@@ -98,23 +92,27 @@ class Follower:
         *,
         max_num_batched_tokens: int,
         is_queued: bool = False,
+        has_drafts: bool = False,
         title: str = "vLLM",
         log: Callable[[str], None] = LOGGER.error,
     ) -> None:
-        self.shadow, self.options, self.is_queued = shadow, options, is_queued
+        self.shadow, self.options, self.is_queued, self._has_drafts = shadow, options, is_queued, has_drafts
         self.failure = ""
         self._title, self._log = title, log
         self._steps: deque[FollowedStep] = deque()
         self._current: FollowedStep | None = None
-        self._num_decided, self._reported = 0, 0.0
+        self._num_decided = 0
         self._without_parameters: set[str] = set()  # requests whose parameters are unknown here
-        self._is_closed = False
         self._counters = Counters.of_process()
-        self._recording = None
-        if options.record is not None:
-            self._recording = Recording(options.record, shadow.states, max_num_batched_tokens, log, title)
-        self._write_report()
-        atexit.register(self.close)
+        self._outlets = Outlets(
+            shadow,
+            options,
+            title=title,
+            max_num_batched_tokens=max_num_batched_tokens,
+            log=log,
+            report=self.report,
+            at_end=partial(LOGGER.info, "%s"),
+        )
 
     @classmethod
     def of(
@@ -124,23 +122,22 @@ class Follower:
         *,
         max_num_batched_tokens: int,
         is_queued: bool = False,
+        has_drafts: bool = False,
         title: str = "vLLM",
         log: Callable[[str], None] = LOGGER.error,
         **others: Any,
     ) -> Follower:
         """Return a follower with a `Shadow` of these states. others: further arguments of `Shadow`."""
-        shadow = Shadow(
-            states,
-            max_num_batched_tokens=max_num_batched_tokens,
-            check=options.level,  # type: ignore[arg-type]  # one of LEVELS
-            every=options.every,
-            first=options.first,
-            on_finding=raise_finding if options.raises else lambda finding: log(str(finding)),
-            **others,
-        )
+        shadow = shadow_of(states, options, log=log, max_num_batched_tokens=max_num_batched_tokens, **others)
         return cls(
-            shadow, options, max_num_batched_tokens=max_num_batched_tokens, is_queued=is_queued, title=title, log=log
-        )  # fmt: skip
+            shadow,
+            options,
+            max_num_batched_tokens=max_num_batched_tokens,
+            is_queued=is_queued,
+            has_drafts=has_drafts,
+            title=title,
+            log=log,
+        )
 
     # -- called by the hooks, in this order ----------------------------------------------------------------------------
 
@@ -178,14 +175,10 @@ class Follower:
 
     def close(self) -> None:
         """Log the report, and finish the files. A second call does nothing."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        atexit.unregister(self.close)
-        self._write_report()
-        report = self.report()
-        self._guarded(self._end)
-        LOGGER.info("%s", report)
+        try:
+            self._outlets.close()
+        except Exception as error:  # whatever it is, the engine goes on to its end
+            self._fail(error)
 
     # -- what they do --------------------------------------------------------------------------------------------------
 
@@ -254,36 +247,24 @@ class Follower:
         tensors = {} if step.values is None else step.values.arrays()
         if self._without_parameters:
             tensors = _masked(tensors, np.array([rid in self._without_parameters for rid in req_ids], np.bool_))
+        if self._has_drafts and step.output.scheduled_spec_decode_tokens and "input_ids" in tensors:
+            hidden = placeholders_of(step.output, req_ids)
+            tensors = {**tensors, "input_ids": np.ma.array(tensors["input_ids"], mask=hidden)}
         found = self.shadow.step(req_ids, tensors)
         self._counters.count(step.is_compared, found)
-        batch = self.shadow.batch
-        if self._recording is not None and batch is not None:
-            self._recording.step(batch, tensors, found, preempted_of(step.output))
-        if found or time.monotonic() >= self._reported + REPORT_EVERY:
-            self._write_report()
+        self._outlets.step(tensors, found, preempted_of(step.output))
 
     def _finish(self, step: FollowedStep) -> None:
         sampled = step.sampled or {}
         if step.grammar is not None:
             for req_id, place, token in step.grammar.refused(sampled):
                 self.shadow.add(self._of_grammar(req_id, place, token))
-        batch = self.shadow.batch
-        found = self.shadow.commit(sampled)
-        if self._recording is not None and batch is not None:
-            self._recording.commit(sampled)
-        if found:
-            self._counters.count(False, found)
-            self._write_report()
+        self._counters.count(False, self._outlets.commit(sampled))
 
     def _of_grammar(self, req_id: str, place: int, token: int) -> Finding:
         text = f"sample {place} of the request in this step"
         expected, step = "a token that its grammar allows", self.shadow.num_steps
         return Finding(step, "sampled", None, (place,), req_id, expected, token, 1, "runner", text)
-
-    def _end(self) -> None:
-        if self._recording is not None:
-            self._recording.close()
-        self.shadow.close()
 
     # -- faults of the check itself ------------------------------------------------------------------------------------
 
@@ -295,25 +276,14 @@ class Follower:
         except FindingError:
             raise
         except Exception as error:  # whatever it is, the engine goes on
-            self.failure = f"{type(error).__name__}: {error}"
-            self._steps.clear()
-            LOGGER.debug("the check failed", exc_info=True)
-            self._log(f"the check failed, and the engine goes on unchecked ({self.failure})")
+            self._fail(error)
             return None
 
-    def _write_report(self) -> None:
-        path, self._reported = self.options.report, time.monotonic()
-        if path is None:
-            return
-        with suppress(OSError):  # the log has the findings
-            write_whole(path, self.report() + "\n")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that a reader sees all of it or none. OSError if it cannot be written."""
-    part = path.with_name(f"{path.name}.{os.getpid()}")
-    part.write_text(text)
-    part.replace(path)
+    def _fail(self, error: Exception) -> None:
+        self.failure = f"{type(error).__name__}: {error}"
+        self._steps.clear()
+        LOGGER.debug("the check failed", exc_info=True)
+        self._log(f"the check failed, and the engine goes on unchecked ({self.failure})")
 
 
 def kept(output: Any, is_queued: bool) -> Any:
@@ -361,6 +331,16 @@ def _masked(tensors: Mapping[str, Any], mask: Bools) -> dict[str, Any]:
         name: np.ma.array(value, mask=mask) if name.startswith("sampling.") else value
         for name, value in tensors.items()
     }
+
+
+def placeholders_of(output: Any, req_ids: Sequence[str]) -> Bools:
+    """[T] which tokens of a step are drafts of a request that was told −1 in their place."""
+    drafts, counts = output.scheduled_spec_decode_tokens, output.num_scheduled_tokens
+    n = np.array([counts[rid] for rid in req_ids], np.int64)
+    told = [drafts.get(rid, ()) for rid in req_ids]
+    k = np.array([len(ids) if min(ids, default=0) < 0 else 0 for ids in told], np.int64)
+    first: I64 = np.repeat(np.cumsum(n) - k, n)
+    return np.arange(len(first)) >= first
 
 
 def preempted_of(output: Any) -> Collection[str]:

@@ -15,13 +15,13 @@ import torch
 import vllm
 from vllm.forward_context import get_forward_context
 
-from foreword.arrays import AnyArray
 from foreword.batch import RequestStates
+from foreword.check_options import CheckOptions
 from foreword.shadow.comparison import TableRule
-from foreword.vllm.check_options import CheckOptions
 from foreword.vllm.follower import LOGGER, FollowedStep, Follower, Grammar, Rotary
 from foreword.vllm.groups import groups_of
 from foreword.vllm.hosted import HostCopies
+from foreword.vllm.step_tensors import step_tensors, top_k_of, unsplit
 from foreword.vllm.window import generation_of
 
 if TYPE_CHECKING:
@@ -29,26 +29,20 @@ if TYPE_CHECKING:
 else:
     Runner = object
 
-SAMPLING = {
-    "sampling.temperature": "temperature_cpu",
-    "sampling.top_p": "top_p_cpu",
-    "sampling.top_k": "top_k_cpu",
-    "sampling.frequency_penalty": "frequency_penalties_cpu",
-    "sampling.presence_penalty": "presence_penalties_cpu",
-    "sampling.repetition_penalty": "repetition_penalties_cpu",
-}
-
 
 class FollowedRunner(Runner):  # type: ignore[misc]  # vLLM's classes are Any
     """What both generations have in common. follower: None until the KV groups are known, and where unchecked.
 
     samples_are_late: whether the samples of a step are taken from its output, once that is on the host.
+    has_drafts: whether the runner has the drafts itself, see `Follower`.
     """
 
     follower: Follower | None = None
     samples_are_late = True
+    has_drafts = False
     check_options: CheckOptions
     table_rule = TableRule()
+    report_finding = staticmethod(partial(LOGGER.error, "foreword: %s"))
     _stream: torch.cuda.Stream | None = None
 
     def initialize_kv_cache(self, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
@@ -99,8 +93,9 @@ class FollowedRunner(Runner):  # type: ignore[misc]  # vLLM's classes are Any
             max_num_batched_tokens=self.max_num_tokens,
             num_blocks=kv_cache_config.num_blocks,
             is_queued=on_device or is_async,
+            has_drafts=self.has_drafts,
             title=f"vLLM {vllm.__version__}, {self.generation} model runner",
-            log=partial(LOGGER.error, "foreword: %s"),
+            log=self.report_finding,
             uses=uses,
             tables=self.table_rule,
             optimistic=is_async and num_drafts > 0,
@@ -172,57 +167,19 @@ class FirstRunner(FollowedRunner):
         return result
 
     def _collect(self, follower: Follower, input_ids: Any, positions: Any, inputs_embeds: Any) -> HostCopies:
-        batch, metadata = self.input_batch, get_forward_context().attn_metadata
-        B = batch.num_reqs
-        scheduled = self.num_scheduled_tokens.np[:B]
-        T = int(scheduled.sum())
+        metadata = get_forward_context().attn_metadata
         if not isinstance(metadata, dict):  # micro-batches, and models without attention
             metadata = {}
-        of_groups = [metadata.get(group.layer_names[0]) for group in self.kv_cache_config.kv_cache_groups]
-        first = next((m for m in of_groups if hasattr(m, "query_start_loc")), None)  # states have metadata of their own
-        num_groups = len(follower.shadow.states.block_tables)
-        values: dict[str, Any] = {
-            "input_ids": None if input_ids is None else input_ids[:T],
-            "positions": self.positions[:T],
-            "num_tokens": T,
-            "num_computed_tokens": self.num_computed_tokens[:B],
-            "num_scheduled_tokens": scheduled,
-            "req_indices": self.req_indices.np[:T],
-            "discard_mask": self.discard_request_mask.np[:B],
-            "logits_indices": self._logits_indices,
-            "slot_mapping": [slots_of(m, T) for m in of_groups[:num_groups]],
-            "block_table": [
-                table_of(getattr(m, "block_table", None), table, B, group.block_size)
-                for m, table, group in zip(
-                    of_groups, batch.block_table.block_tables, self._groups(follower), strict=False
-                )
-            ],
-        }
-        if first is not None:
-            values |= {
-                "query_start_loc": first.query_start_loc[: B + 1],
-                "seq_lens": first.seq_lens[:B],
-                "max_query_len": first.max_query_len,
-            }
-        if not self.is_pooling_model:
-            values |= {name: getattr(batch, attribute)[:B] for name, attribute in SAMPLING.items()}
-            values["sampling.top_k"] = top_k_of(values["sampling.top_k"], batch.vocab_size)
+        sizes = [table.group.block_size for table in follower.shadow.states.block_tables]
+        values = step_tensors(self, metadata, input_ids, self._logits_indices, self._drafts, sizes)
+        T = values["num_tokens"]
         if self.uses_mrope:
             values["mrope_positions"] = positions[:, :T]
         if self.enable_prompt_embeds:
             values["is_token_ids"] = self.is_token_ids.np[:T]
             if inputs_embeds is not None:
                 values["prompt_embeds"] = inputs_embeds[:T].float()
-        if self._drafts is not None:
-            values |= drafts_of(self._drafts)
-        if self.lora_config:
-            adapters = batch.request_lora_mapping[:B]
-            values |= {"lora_requests": adapters, "lora_tokens": np.repeat(adapters, scheduled)}
-        return self._hosted(follower, {name: value for name, value in values.items() if value is not None})
-
-    @staticmethod
-    def _groups(follower: Follower) -> list[Any]:
-        return [table.group for table in follower.shadow.states.block_tables]
+        return self._hosted(follower, values)
 
     def _rotary(self, follower: Follower) -> Rotary:
         """The rotary positions of the requests that this step admits, which the model computed from their prompts."""
@@ -238,6 +195,7 @@ class SecondRunner(FollowedRunner):
     """Hooks of the second generation, whose tensors are final in `prepare_attn`."""
 
     generation = "second"
+    has_drafts = True
     _is_open = False
 
     @property
@@ -311,39 +269,3 @@ def grammar_of(output: Any, scheduled: Any) -> Grammar:
     drafts = scheduled.scheduled_spec_decode_tokens
     num_drafts = {req_id: len(drafts.get(req_id, ())) for req_id in output.structured_output_request_ids}
     return Grammar(output.structured_output_request_ids, np.array(output.grammar_bitmask), num_drafts)
-
-
-def top_k_of(column: AnyArray, vocab_size: int) -> AnyArray:
-    """Return top_k with 0 for all tokens, as it is here; vLLM has the size of the vocabulary."""
-    return np.where(column >= vocab_size, 0, column)
-
-
-def drafts_of(metadata: Any) -> dict[str, Any]:
-    """Return the tensors of a SpecDecodeMetadata by the names here. Offsets begin with 0 here."""
-    lead = metadata.cu_num_draft_tokens.new_zeros(1)
-    return {
-        "num_draft_tokens": np.array(metadata.num_draft_tokens),
-        "cu_num_draft_tokens": torch.cat([lead, metadata.cu_num_draft_tokens]),
-        "cu_num_logits": torch.cat([lead, metadata.cu_num_sampled_tokens]),
-        "target_logits_indices": metadata.target_logits_indices,
-        "bonus_logits_indices": metadata.bonus_logits_indices,
-        "draft_token_ids": metadata.draft_token_ids,
-    }
-
-
-def slots_of(metadata: Any, num_tokens: int) -> Any:
-    """Return the slots of a group's tokens, None for layers whose tokens have none."""
-    slots = getattr(metadata, "slot_mapping", None)
-    return None if slots is None else slots[:num_tokens]
-
-
-def table_of(read: Any, table: Any, num_reqs: int, block_size: int) -> Any:
-    """Return the block table of a group as its layers read it, in blocks of the scheduler."""
-    found = table.get_device_tensor(num_reqs) if read is None else read[:num_reqs]
-    return unsplit(found, table.block_size, block_size)
-
-
-def unsplit(table: Any, kernel_block_size: int, block_size: int) -> Any:
-    """Return a table in blocks of block_size tokens of one whose blocks are parts of them."""
-    parts = block_size // kernel_block_size
-    return table if parts == 1 else table[:, ::parts] // parts

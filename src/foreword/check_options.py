@@ -1,16 +1,19 @@
-"""The variable FOREWORD_CHECK: how the steps of a vLLM are checked."""
+"""The variable FOREWORD_CHECK: how the steps of another engine are checked. Importing it loads no package."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, cast, get_args
 
 from foreword.errors import ConfigError
 
 VARIABLE = "FOREWORD_CHECK"
 FORM = "off, host, tensors or full, then any of: sample:N, first:K, raise, record:FILE[:SIZE], report:FILE"
-LEVELS = ("host", "tensors", "full")
+Level = Literal["host", "tensors", "full"]
+LEVELS: tuple[Level, ...] = get_args(Level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +26,17 @@ class CheckOptions:
     record: "FILE" or "FILE:SIZE", where the steps are written as a trace. report: where the report is kept up to date.
     """
 
-    level: str = "full"
+    level: Level = "full"
     every: int = 1
     first: int = 20
     raises: bool = False
     record: str | None = None
     report: Path | None = None
+
+    @classmethod
+    def of_environment(cls, default: str = "off") -> CheckOptions | None:
+        """Return the options of FOREWORD_CHECK, see `of`. default: its value where it is not set."""
+        return cls.of(os.environ.get(VARIABLE, default))
 
     @classmethod
     def of(cls, text: str) -> CheckOptions | None:
@@ -49,7 +57,7 @@ class CheckOptions:
             if not values.get(name, name):
                 raise ConfigError(f"{VARIABLE}={text!r:.200}: {name} needs the name of a file")
         return cls(
-            level=values.get("level", "full"),
+            level=cast(Level, values.get("level", "full")),
             every=numbers.get("sample", 1),
             first=numbers.get("first", 20),
             raises="raise" in values,

@@ -1,0 +1,285 @@
+"""vLLM's first model runner without a model: its own preparation of steps, on decisions that are given as plain values.
+
+This file needs vLLM alone. `foreword rerun --as-test` copies it into the test that it prints.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from vllm import SamplingParams
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.engine.arg_utils import EngineArgs
+from vllm.forward_context import get_forward_context
+from vllm.lora.request import LoRARequest
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.attention.backend import AttentionBackend, AttentionMetadataBuilder, MultipleOf
+from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from vllm.v1.outputs import SamplerOutput
+from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as Runner
+else:
+    Runner = object
+
+HIDDEN_SIZE = 64
+NUM_BLOCKS = 1 << 24
+"""More than any cache has: it is never allocated."""
+
+
+class Sizes(NamedTuple):
+    """Of the engine. kv_groups: (block size, window or None) of each."""
+
+    max_num_reqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    vocab_size: int
+    kv_groups: tuple[tuple[int, int | None], ...]
+    max_num_draft_tokens: int = 0
+
+
+# -- the parts of a model that a runner asks for its KV groups ---------------------------------------------------------
+
+
+class BareMetadata(NamedTuple):
+    """What layers of attention would read of a step."""
+
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    max_query_len: int
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+
+
+class BareBuilder(AttentionMetadataBuilder):  # type: ignore[misc]  # vLLM's classes are Any
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> BareMetadata:
+        common = common_attn_metadata
+        return BareMetadata(
+            common.query_start_loc, common.seq_lens, common.max_query_len, common.block_table_tensor,
+            common.slot_mapping,
+        )  # fmt: skip
+
+
+class BareBackend(AttentionBackend):  # type: ignore[misc]
+    """Attention that is never computed, for blocks of any size."""
+
+    forward_includes_kv_cache_update = True
+
+    @staticmethod
+    def get_name() -> str:
+        return "BARE"
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(*_: Any) -> list[Any]:
+        return [MultipleOf(1)]
+
+    @staticmethod
+    def get_impl_cls() -> Any:
+        return object
+
+    @staticmethod
+    def get_builder_cls() -> type[BareBuilder]:
+        return BareBuilder
+
+
+class BareLayer(AttentionLayerBase):  # type: ignore[misc]
+    def __init__(self, spec: Any) -> None:
+        self._spec = spec
+
+    def get_attn_backend(self) -> type[BareBackend]:
+        return BareBackend
+
+    def get_kv_cache_spec(self, vllm_config: VllmConfig) -> Any:
+        return self._spec
+
+
+class BareModel:
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return hidden_states
+
+
+class NoDrafts:
+    """A proposer of drafts, which has none: those of the decisions are given."""
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        pass
+
+    def propose(self, sampled_token_ids: Sequence[Sequence[int]], *_: Any, **__: Any) -> list[list[int]]:
+        return [[] for _ in sampled_token_ids]
+
+
+# -- the runner --------------------------------------------------------------------------------------------------------
+
+
+class BareRunner(Runner):  # type: ignore[misc]
+    """The runner of a platform without its model. Its samples are those of ``forced``, {req_id: tokens}.
+
+    metadata, input_ids_read: of the last step, as a model would have read them. prepared: what `_prepare_inputs`
+    returned.
+    """
+
+    forced: Mapping[str, Sequence[int]]
+    metadata: Mapping[str, BareMetadata]
+    input_ids_read: torch.Tensor
+    prepared: Sequence[Any]
+
+    def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: Any) -> Any:
+        self.prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
+        return self.prepared
+
+    def _model_forward(
+        self,
+        input_ids: Any = None,
+        positions: Any = None,
+        intermediate_tensors: Any = None,
+        inputs_embeds: Any = None,
+        **model_kwargs: Any,
+    ) -> torch.Tensor:
+        self.metadata, self.input_ids_read = get_forward_context().attn_metadata, input_ids
+        return torch.zeros(len(input_ids), 1, device=self.device)
+
+    def _sample(self, logits: Any, spec_decode_metadata: Any) -> SamplerOutput:
+        width = 1 if spec_decode_metadata is None else 1 + self.num_spec_tokens
+        ids = torch.full((self.input_batch.num_reqs, width), -1, dtype=torch.int64 if width == 1 else torch.int32)
+        for b, req_id in enumerate(self.input_batch.req_ids):
+            tokens = list(self.forced.get(req_id, ()))
+            ids[b, : len(tokens)] = torch.tensor(tokens, dtype=ids.dtype)
+        if width == 1:
+            ids.clamp_(min=0)  # the runner discards the samples of prompts that are not computed to their end
+        return SamplerOutput(sampled_token_ids=ids.to(self.device), logprobs_tensors=None)
+
+    def initialize_kv_cache_tensors(self, *_: Any, **__: Any) -> dict[str, torch.Tensor]:
+        return {}
+
+    def set_active_loras(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def _zero_block_ids(self, block_ids: Sequence[int]) -> None:
+        pass
+
+    def run(self, decision: Mapping[str, Any]) -> None:
+        """Prepare a step, and take its samples as they are told."""
+        self.forced = decision["sampled"]
+        with torch.inference_mode():
+            self.execute_model(scheduler_output(decision))
+            self.sample_tokens(None)
+
+
+@cache
+def platform_runner(sizes: Sizes) -> tuple[type, VllmConfig, torch.device]:
+    """Return the class of this platform's model runner, with plugins as in a worker, and what it is made of."""
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HIDDEN_SIZE,
+        "intermediate_size": HIDDEN_SIZE, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
+        "max_position_embeddings": sizes.max_model_len, "vocab_size": sizes.vocab_size, "torch_dtype": "float32",
+    }  # fmt: skip
+    folder = Path(tempfile.mkdtemp(prefix="bare-runner-"))
+    (folder / "config.json").write_text(json.dumps(config))
+    drafts = {"method": "custom_class", "model": f"{__name__}.NoDrafts"}
+    vllm_config = EngineArgs(
+        model=str(folder),
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        async_scheduling=False,
+        enable_prefix_caching=False,
+        max_model_len=sizes.max_model_len,
+        max_num_seqs=sizes.max_num_reqs,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        num_gpu_blocks_override=NUM_BLOCKS,
+        kv_cache_memory_bytes=1 << 20,
+        gpu_memory_utilization=0.05,
+        disable_log_stats=True,
+        enable_lora=True,
+        speculative_config=drafts | {"num_speculative_tokens": sizes.max_num_draft_tokens}
+        if sizes.max_num_draft_tokens
+        else None,
+    ).create_engine_config()
+    vllm_config.cache_config.num_gpu_blocks = NUM_BLOCKS
+    for g, spec in enumerate(specs_of(sizes)):
+        vllm_config.compilation_config.static_forward_context[f"layers.{g}"] = BareLayer(spec)
+    with set_current_vllm_config(vllm_config):
+        wrapper = WorkerWrapperBase()
+        wrapper.init_worker([
+            {
+                "vllm_config": vllm_config, "local_rank": 0, "rank": 0, "is_driver_worker": True,
+                "distributed_init_method": f"file://{folder}/process_group",
+            }
+        ])  # fmt: skip
+        wrapper.worker.init_device()
+    return type(wrapper.worker.model_runner), vllm_config, wrapper.worker.device
+
+
+def specs_of(sizes: Sizes) -> list[Any]:
+    """Return the KV cache of one layer per group, of one number per token."""
+    common = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.int8}
+    return [
+        FullAttentionSpec(block_size=size, **common)
+        if window is None
+        else SlidingWindowSpec(block_size=size, sliding_window=window, **common)
+        for size, window in sizes.kv_groups
+    ]
+
+
+def bare_runner(sizes: Sizes, hooks: Callable[[type], type] = lambda runner_class: runner_class) -> Any:
+    """Return this platform's runner without a model, its memory fresh. hooks: what makes another class of its class."""
+    runner_class, vllm_config, device = platform_runner(sizes)
+    bare = hooks(type(f"Bare{runner_class.__name__}", (BareRunner, runner_class), {}))
+    groups = [KVCacheGroupSpec([f"layers.{g}"], spec) for g, spec in enumerate(specs_of(sizes))]
+    with set_current_vllm_config(vllm_config):
+        runner = bare(vllm_config, device)
+        runner.model = BareModel()
+        runner.initialize_kv_cache(KVCacheConfig(num_blocks=NUM_BLOCKS, kv_cache_tensors=[], kv_cache_groups=groups))
+    return runner
+
+
+# -- decisions of a scheduler ------------------------------------------------------------------------------------------
+
+
+def scheduler_output(decision: Mapping[str, Any]) -> SchedulerOutput:
+    """Return a decision of plain values, see `Decision` of Foreword, as vLLM's runner gets it."""
+    new = [
+        NewRequestData(
+            req_id=one["req_id"],
+            prompt_token_ids=list(one["prompt_token_ids"]),
+            mm_features=[],
+            sampling_params=SamplingParams(max_tokens=1 << 20, detokenize=False, **one["sampling"]),
+            pooling_params=None,
+            block_ids=tuple(map(list, one["block_ids"])),
+            num_computed_tokens=one["num_computed_tokens"],
+            lora_request=LoRARequest(*one["adapter"]) if one["adapter"] else None,
+            prefill_token_ids=list(one["prompt_token_ids"]),
+        )
+        for one in decision["new"]
+    ]
+    cached = decision["cached"]
+    return SchedulerOutput(
+        scheduled_new_reqs=new,
+        scheduled_cached_reqs=CachedRequestData(
+            req_ids=[one["req_id"] for one in cached],
+            resumed_req_ids={one["req_id"] for one in cached if one["resumed"]},
+            new_token_ids=[],
+            all_token_ids={one["req_id"]: list(one["all_token_ids"]) for one in cached if one["resumed"]},
+            new_block_ids=[None if (ids := one["block_ids"]) is None else tuple(map(list, ids)) for one in cached],
+            num_computed_tokens=[one["num_computed_tokens"] for one in cached],
+            num_output_tokens=[one["num_output_tokens"] for one in cached],
+        ),
+        num_scheduled_tokens=dict(decision["counts"]),
+        total_num_scheduled_tokens=sum(decision["counts"].values()),
+        scheduled_spec_decode_tokens={req_id: list(ids) for req_id, ids in decision["drafts"].items()},
+        scheduled_encoder_inputs={},
+        finished_req_ids=set(decision["finished"]),
+        free_encoder_mm_hashes=[],
+        preempted_req_ids=set(decision["preempted"]),
+    )
