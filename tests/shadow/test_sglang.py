@@ -241,3 +241,13 @@ def test_the_first_finding_ends_the_engine_where_the_options_ask_for_it(monkeypa
     assert len(caplog.records) == 1
     assert "input_ids" in caplog.records[0].message
     assert "more" in engine.hooks.report().splitlines()[-1]
+
+
+def test_a_file_that_cannot_be_written_ends_the_check_and_not_the_engine(tmp_path, caplog):
+    options = CheckOptions.of(f"full,record:{tmp_path}/nowhere/steps.jsonl")
+    engine = SGLangEngine(Hooks(options), seed=1, pages=300)
+    engine.traffic(30)
+    (record,) = caplog.records
+    assert "cannot be written" in record.message
+    assert record.message.endswith("no later step is checked")
+    assert "the check ended early" in engine.hooks.report()

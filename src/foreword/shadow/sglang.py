@@ -8,7 +8,7 @@ Written from the source of SGLang 0.5.23 and tested with stubs of its objects, n
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -19,6 +19,7 @@ from foreword.arrays import I64
 from foreword.batch import KVGroup, RequestStates
 from foreword.check_options import CheckOptions
 from foreword.names import counted
+from foreword.shadow.finding import FindingError
 from foreword.shadow.following import Following, on_cpu
 from foreword.shadow.outlets import Outlets, shadow_of
 from foreword.shadow.shadow import Scheduled, Shadow
@@ -74,16 +75,20 @@ class Hooks:
     def init_new(self, original: Callable[..., Any], cls: type, batch: Any, model_runner: Any, **kwargs: Any) -> Any:
         """Around ``ForwardBatch.init_new``: follow the batch that it makes."""
         made = original(cls, batch, model_runner, **kwargs)
-        if self._ended or model_runner.is_draft_worker or not batch.reqs:
-            return made
+        self._guarded(partial(self._prepared, batch, model_runner, made))
+        return made
+
+    def _prepared(self, batch: Any, model_runner: Any, made: Any) -> None:
+        if model_runner.is_draft_worker or not batch.reqs:
+            return
         mode = batch.forward_mode
         is_plain = mode.is_decode() or (mode.is_extend_without_speculative() and not mode.is_split_prefill())
         if not (is_plain and batch.spec_algorithm.is_none() and batch.dllm_config is None):
             self._end(f"a batch in {mode} cannot be followed")
-            return made
+            return
         if self._following is not None and self._following.num_in_flight == MOST_IN_FLIGHT:
             self._end(f"the samples of {MOST_IN_FLIGHT} steps were not seen")
-            return made
+            return
         if self._following is None:
             self._following = self._follow(model_runner)
         table = model_runner.req_to_token_pool.req_to_token
@@ -99,7 +104,32 @@ class Hooks:
         self._known.update((req.rid, req) for req in batch.reqs)
         requests = scheduled(batch, table, self._adapters, seen)
         self._following.prepared(requests, tensors_of(made, table), gone, preempted)
-        return made
+
+    def process_batch_result(self, original: Callable[..., Any], scheduler: Any, batch: Any, result: Any) -> Any:
+        """Around ``Scheduler.process_batch_result``: follow the samples, except those that it discards."""
+        discarded = [req.finished() or req.is_retracted for req in batch.reqs]
+        done = original(scheduler, batch, result)
+        self._guarded(partial(self._sampled, batch, result, discarded))
+        return done
+
+    def _sampled(self, batch: Any, result: Any, discarded: Sequence[bool]) -> None:
+        following = self._following
+        if following is not None and following.awaited == [req.rid for req in batch.reqs]:
+            tokens = on_cpu(result.next_token_ids).tolist()
+            following.sampled({
+                req.rid: [token] for req, token, drop in zip(batch.reqs, tokens, discarded, strict=True) if not drop
+            })  # fmt: skip
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        """Follow a part of a step. A fault of the check itself ends the check, and the engine goes on."""
+        if self._ended:
+            return
+        try:
+            call()
+        except FindingError:
+            raise
+        except Exception as error:  # whatever it is
+            self._end(f"the check failed ({type(error).__name__}: {error})")
 
     def _follow(self, model_runner: Any) -> Following:
         """Start to follow the runner, with the files that the options ask for."""
@@ -119,18 +149,6 @@ class Hooks:
     def _end(self, why: str) -> None:
         self._ended = why
         _LOGGER.warning("%s: no later step is checked", why)
-
-    def process_batch_result(self, original: Callable[..., Any], scheduler: Any, batch: Any, result: Any) -> Any:
-        """Around ``Scheduler.process_batch_result``: follow the samples, except those that it discards."""
-        discarded = [req.finished() or req.is_retracted for req in batch.reqs]
-        done = original(scheduler, batch, result)
-        following = self._following
-        if following is not None and not self._ended and following.awaited == [req.rid for req in batch.reqs]:
-            tokens = on_cpu(result.next_token_ids).tolist()
-            following.sampled({
-                req.rid: [token] for req, token, drop in zip(batch.reqs, tokens, discarded, strict=True) if not drop
-            })  # fmt: skip
-        return done
 
 
 def new_shadow(model_runner: Any, options: CheckOptions) -> Shadow:
