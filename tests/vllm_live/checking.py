@@ -161,20 +161,22 @@ class Traffic:
             generator = torch.Generator().manual_seed(len(prompt))
             return {"prompt_embeds": torch.randn(len(prompt), 128, generator=generator, dtype=torch.float32)}
         if self.scenario == "images" and self.rng.random() < 0.7:
-            return self.with_images(prompt[:200])
+            return self.with_images(tail[:100])
         return {"prompt_token_ids": prompt[:400]}
 
-    def with_images(self, prompt: list[int]) -> dict[str, Any]:
-        """A prompt with images of random sizes in it, of which there are few, so that they are cached."""
+    def with_images(self, tail: list[int]) -> dict[str, Any]:
+        """A prompt of few shared parts around images, of which there are few too: their tokens are equal where the
+        images have the same size, and their blocks are equal where the images are.
+        """
         from PIL import Image
 
         images = []
+        prompt = list(self.rng.choice(self.shared))
         for _ in range(self.rng.choice((1, 2))):
-            size, shade = self.rng.choice(((28, 28), (56, 112), (112, 84))), self.rng.choice((10, 90))
+            size, shade = self.rng.choice(((56, 112), (112, 84))), self.rng.choice((10, 90))
             images.append(Image.new("RGB", size, (shade, shade, shade)))
-            at = self.rng.randrange(len(prompt) + 1)
-            prompt = [*prompt[:at], VISION_START, IMAGE, VISION_END, *prompt[at:]]
-        return {"prompt_token_ids": prompt, "multi_modal_data": {"image": images}}
+            prompt += [VISION_START, IMAGE, VISION_END, *self.shared[1]]
+        return {"prompt_token_ids": prompt + tail, "multi_modal_data": {"image": images}}
 
     def parameters(self) -> Any:
         from vllm import PoolingParams, SamplingParams
