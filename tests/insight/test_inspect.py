@@ -23,7 +23,7 @@ def parts(page):
 
 
 def steps_of(data):
-    return [step for i in range(len(data["index"]["starts"])) for step in data[f"s{i}"]]
+    return [step for i in range(len(data["index"]["starts"])) for step in data[f"s{i}"]["steps"]]
 
 
 def life(tmp_path, seed, num_steps=70, **options):
@@ -81,7 +81,7 @@ def test_the_content_of_a_block_is_what_the_slots_of_the_replay_say(tmp_path, se
                         block[slot % size] = owner, int(batch.positions[t]), int(batch.input_ids[t])
     got = {}
     for i, block in enumerate(index["blocks"]["ids"]):
-        part = data[f"b{i // index['blocks_per_part']}"][i % index["blocks_per_part"]]
+        part = data[f"b{i // index['blocks_per_part']}"]["blocks"][i % index["blocks_per_part"]]
         for _, request, _, offset, position, tokens in part:
             for k, token in enumerate(tokens):
                 got.setdefault(block, {})[offset + k] = index["requests"]["ids"][request], position + k, token
@@ -155,7 +155,7 @@ def test_names_in_a_trace_cannot_add_elements_to_a_page(tmp_path):
     text = (tmp_path / "page.html").read_text()
     assert "<img" not in text
     assert data["index"]["requests"]["ids"] == [name]
-    assert data["s0"][0]["sampled"] == [[0, [3]]]
+    assert data["s0"]["steps"][0]["sampled"] == [[0, [3]]]
 
 
 def test_omitted_token_ids_are_not_shown(tmp_path):

@@ -290,7 +290,7 @@ def test_after_an_interrupt_the_recording_begins_again_with_the_requests_in_prog
     assert [e.reason for e in TraceReader(path) if isinstance(e, Restart)] == [
         "the engine was interrupted (KeyboardInterrupt)"
     ] * 2
-    engine.recorder._ring.write(tmp_path / "ring.jsonl", engine.recorder._header("plain"))
+    engine.recorder._ring.write(tmp_path / "ring.jsonl", engine.recorder.header("plain"))
     assert conform.run(tmp_path / "ring.jsonl").ok
 
 

@@ -56,6 +56,8 @@ def write_all(writer):
     writer.fail("out of memory", time=1.0)
     writer.end("a", "stop", time=1.5)
     writer.restart(7, "events were lost")
+    writer.wait("b", "no_blocks need=9 free=4")
+    writer.wait()
 
 
 def recorded(tmp_path, name="steps.jsonl"):

@@ -21,7 +21,7 @@ from foreword.batch.features.classify import is_decode, split_decodes_and_prefil
 from foreword.batch.features.context_parallel import share_prefill
 from foreword.batch.features.embeds import get_token_id, is_token_ids, prompt_embeds
 from foreword.batch.features.entries import entry_owners
-from foreword.batch.features.explain import Explanation
+from foreword.batch.features.explain import Explanation, token_sources
 from foreword.batch.features.graph import GraphInputs, graph_inputs
 from foreword.batch.features.lora import LoraMapping, lora_mapping
 from foreword.batch.features.masks import attention_mask, discard_mask
@@ -89,7 +89,7 @@ __all__ = [
     "is_token_ids", "kernel_block_table", "logits_sampling_metadata", "lora_mapping", "make_dummy", "micro_batches",
     "mm_inputs", "mrope_positions", "pooling_metadata", "prefilling_with", "prepare_inputs", "prompt_embeds", "resolve",
     "sampling_metadata", "share_prefill", "split_decodes_and_prefills", "stage_mrope_positions", "state_indices",
-    "step_needs", "uniform_decode_len", "validate", "visible",
+    "step_needs", "token_sources", "uniform_decode_len", "validate", "visible",
 ]  # fmt: skip
 
 _LAZY = {

@@ -20,11 +20,11 @@ from foreword.engine.observer import EngineObserver
 from foreword.engine.outputs import RequestOutput
 from foreword.errors import ConfigError, RequestError, reason_of
 from foreword.sampling import Sampled
-from foreword.scheduler import StepPlan
+from foreword.scheduler import Ledger, StepPlan
 from foreword.trace.capture import Capture
 from foreword.trace.destination import Destination
 from foreword.trace.header import TokenIds, TraceHeader
-from foreword.trace.ring import FlightRing
+from foreword.trace.ring import FlightRing, Place, Recent
 
 if TYPE_CHECKING:
     from foreword.trace.background import BackgroundTrace
@@ -56,6 +56,7 @@ class EngineRecorder(EngineObserver):
         self._num_requests = 0
         self._is_torn = False  # whether events may be missing since the last step
         self._rows: I32 | None = None  # of the last step, if each of them computed one token and nothing else was done
+        self._blocked: tuple[str, str] = "", ""  # the first request that waits, and the kind of reason
         self._values: Callable[[InputBatch], dict[str, Any]] | None = None
         self._file = None if config.record is None else self._open(config.record)
 
@@ -64,6 +65,24 @@ class EngineRecorder(EngineObserver):
         self._push(is_step=False)
         if self._file is not None:
             self._file.flush()
+
+    def recent(self, place: Place | None = None) -> Recent | None:
+        """Return what the ring kept since a place; None without a ring. Called in the engine's thread."""
+        if self._ring is None:
+            return None
+        self._push(is_step=False)
+        return self._ring.since(place)
+
+    def header(self, token_ids: TokenIds) -> TraceHeader:
+        """Return the header of a trace of the engine."""
+        return TraceHeader.of_states(
+            self._states,
+            self._config.scheduler.max_num_batched_tokens,
+            engine="foreword",
+            token_ids=token_ids,
+            started=round(self._started, 3),
+            settings=self._settings(),
+        )
 
     # -- called by the engine ------------------------------------------------------------------------------------------
 
@@ -91,6 +110,7 @@ class EngineRecorder(EngineObserver):
         if self._is_torn or (ring is not None and ring.wants_snapshot) or (file is not None and file.wants_snapshot):
             self._begin()
             self._rows = None
+        self._waiting(plan.ledger)
         every = self._config.record_tensors
         if self._values is not None and every and self._num_steps % every == 0:
             self._step(plan, batch, now, self._values(batch))
@@ -100,6 +120,14 @@ class EngineRecorder(EngineObserver):
             self._step(plan, batch, now, None)
         self._num_steps += 1
         self._push(is_step=True)
+
+    def _waiting(self, ledger: Ledger) -> None:
+        """Keep which request is the first that waits, and why, if another one is, or for another kind of reason."""
+        head, reason = ledger.head or "", ledger.blocked
+        blocked = head, "" if reason is None else reason.code
+        if blocked != self._blocked:  # the numbers of a reason alone change in many steps
+            self._blocked = blocked
+            self._capture.wait(head, "" if reason is None else str(reason))
 
     def _step(self, plan: StepPlan, batch: InputBatch, now: float, tensors: Mapping[str, Any] | None) -> None:
         preempted = {request.request_id for request in plan.preempted} if plan.preempted else ()
@@ -146,21 +174,12 @@ class EngineRecorder(EngineObserver):
     def _begin(self) -> None:
         snapshot, step = self._capture.snapshot(), self._num_steps + 1
         self._push(is_step=False)
+        self._blocked = "", ""
         if self._ring is not None and (self._ring.wants_snapshot or self._is_torn):
             self._ring.begin(snapshot, step, forgets=self._is_torn)
         self._is_torn = False
         if self._file is not None and self._file.wants_snapshot:
             self._file.begin(snapshot, step)
-
-    def _header(self, token_ids: TokenIds) -> TraceHeader:
-        return TraceHeader.of_states(
-            self._states,
-            self._config.scheduler.max_num_batched_tokens,
-            engine="foreword",
-            token_ids=token_ids,
-            started=round(self._started, 3),
-            settings=self._settings(),
-        )
 
     def _settings(self) -> dict[str, float | str | bool]:
         """Return what a simulation of the scheduler and the cache needs to know, and the trace does not say."""
@@ -176,7 +195,7 @@ class EngineRecorder(EngineObserver):
 
         self._values = copied_values
         to = Destination.of(record)
-        header = self._header(self._config.record_token_ids or "plain")
+        header = self.header(self._config.record_token_ids or "plain")
         try:
             return BackgroundTrace(to.path, header, _LOGGER.error, max_bytes=to.max_bytes)
         except OSError as error:
@@ -191,7 +210,7 @@ class EngineRecorder(EngineObserver):
             descriptor, made = tempfile.mkstemp(".jsonl.gz", name, folder)  # for this user alone
             os.close(descriptor)
             path = Path(made)
-            count = ring.write(path, self._header(self._config.record_token_ids or "hashed"))
+            count = ring.write(path, self.header(self._config.record_token_ids or "hashed"))
         except Exception as fault:  # the step's own error is the one to raise
             _LOGGER.error("a step failed, and the last steps could not be written: %s", fault)
             return

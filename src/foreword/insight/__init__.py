@@ -4,7 +4,20 @@ The format of traces is docs/conformance.md. `foreword.insight.conform` compares
 """
 
 from foreword.trace.compare import Difference, first_difference
-from foreword.trace.events import Add, AppendBlocks, Arrive, Commit, Correct, End, Event, Fail, Remove, Restart, Step
+from foreword.trace.events import (
+    Add,
+    AppendBlocks,
+    Arrive,
+    Commit,
+    Correct,
+    End,
+    Event,
+    Fail,
+    Remove,
+    Restart,
+    Step,
+    Wait,
+)
 from foreword.trace.header import TraceHeader
 from foreword.trace.reader import Trace, TraceReader
 from foreword.trace.recorder import TraceRecorder
@@ -14,6 +27,6 @@ from foreword.trace.writer import TraceWriter
 
 __all__ = [
     "Add", "AppendBlocks", "Arrive", "Commit", "Correct", "Difference", "End", "Event", "Fail", "Remove", "Replay",
-    "Restart", "Shrinker", "Step", "Trace", "TraceHeader", "TraceReader", "TraceRecorder", "TraceWriter", "evidence",
-    "first_difference",
+    "Restart", "Shrinker", "Step", "Trace", "TraceHeader", "TraceReader", "TraceRecorder", "TraceWriter", "Wait",
+    "evidence", "first_difference",
 ]  # fmt: skip

@@ -15,6 +15,7 @@ from foreword.server.admission import Admission
 from foreword.server.config import ServerConfig
 from foreword.server.errors import HttpError
 from foreword.server.failures import MODEL_NOT_FOUND
+from foreword.server.inspector import Inspector
 from foreword.server.metrics import ServerMetrics
 from foreword.server.pace import Pace
 
@@ -50,6 +51,7 @@ class Context:
     created: int = field(default_factory=lambda: int(time.time()))
     admission: Admission = field(init=False)
     metrics: ServerMetrics = field(init=False)
+    inspector: Inspector = field(init=False)
     progress: dict[str, Progress] = field(init=False, default_factory=dict)
     decoding: asyncio.Semaphore = field(init=False, default_factory=lambda: asyncio.Semaphore(NUM_DECODING))
 
@@ -59,6 +61,10 @@ class Context:
         limits = self.config.max_requests, self.config.max_prompt_tokens, self.config.max_answer_bytes
         object.__setattr__(self, "admission", Admission(*limits))
         object.__setattr__(self, "metrics", ServerMetrics(self.engine.engine, self.admission, self.names[0]))
+        has_ids = self.config.admin_key is not None  # without it, whoever may ask sees what others wrote
+        token_ids = (self.engine.engine.config.record_token_ids or "plain") if has_ids else "omitted"
+        inspector = Inspector(self.engine, self.tokenizer, self.names[0], token_ids)
+        object.__setattr__(self, "inspector", inspector)
 
     @property
     def served(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from starlette.responses import Response
 from foreword.server import (
     adapter_routes,
     audio_routes,
+    inspect_routes,
     message_routes,
     openai_routes,
     page,
@@ -35,6 +36,7 @@ OPERATIONS = Operations(
     tokens.OPERATIONS,
     status.OPERATIONS,
     requests.OPERATIONS,
+    inspect_routes.OPERATIONS,
     adapter_routes.OPERATIONS,
     page.OPERATIONS,
     [

@@ -23,12 +23,17 @@ def _html() -> str:
 
 
 async def _page(context: Context, request: Request) -> Response:
+    return page_response(_html())
+
+
+def page_response(html: str) -> Response:
+    """Return a page that has one style and one script, which may ask its own server alone."""
     headers = {
-        "Content-Security-Policy": policy(_html()),
+        "Content-Security-Policy": policy(html),
         "Cache-Control": "no-cache",
         "X-Content-Type-Options": "nosniff",
     }
-    return Response(_html(), 200, headers, "text/html")
+    return Response(html, 200, headers, "text/html")
 
 
 @cache

@@ -135,7 +135,15 @@ class Ended:
     arrival: float | None
 
 
-Captured = Filled | Freed | Exchanged | Grown | Planned | Repeated | Sampled | Failed | Arrived | Ended
+@dataclass(slots=True, eq=False)
+class Waited:
+    """From the next step on, the named request is the first that waits, for this reason; empty: none waits."""
+
+    req_id: str
+    reason: str
+
+
+Captured = Filled | Freed | Exchanged | Grown | Planned | Repeated | Sampled | Failed | Arrived | Ended | Waited
 
 
 NO_GROWTH = (np.zeros(0, np.int32),) * 3
@@ -286,6 +294,10 @@ class Capture:
         if row in self._identities:
             found.lora, found.cache_salt = self._identities[row]
         return found
+
+    def wait(self, req_id: str, reason: str) -> None:
+        """From the next step on, this request is the first that waits."""
+        self._kept.append(Waited(req_id, reason))
 
     def _growth(self, rows: I32) -> Growth:
         """Return the blocks that these rows got since the last call."""

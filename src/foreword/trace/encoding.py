@@ -24,6 +24,7 @@ from foreword.trace.events import (
     Restart,
     Step,
     Tokens,
+    Wait,
 )
 from foreword.trace.header import TraceHeader
 
@@ -314,5 +315,6 @@ _READERS: Mapping[type[Event], Mapping[str, Reader]] = {
     Fail: {"error": _text, "time": _time},
     End: {"req_id": _text, "reason": _text, "time": _time, "arrival": _time},
     Restart: {"first_step": _int, "reason": _text},
+    Wait: {"req_id": _text, "reason": _text},
 }
 """The fields of each kind of event, and what reads and checks the value of each."""

@@ -167,8 +167,19 @@ class Restart(Event):
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Wait(Event):
+    """From the next step on, requests without a row wait: the first of them is named, with the reason, a line of
+    `foreword.scheduler.Reason`. Both are empty: none waits.
+    """
+
+    kind = "wait"
+    req_id: str = ""
+    reason: str = ""
+
+
 KINDS: Mapping[str, type[Event]] = {
-    kind.kind: kind for kind in (Add, AppendBlocks, Arrive, Commit, Correct, End, Fail, Remove, Restart, Step)
+    kind.kind: kind for kind in (Add, AppendBlocks, Arrive, Commit, Correct, End, Fail, Remove, Restart, Step, Wait)
 }
 
 

@@ -22,6 +22,7 @@ from foreword.trace.events import (
     Restart,
     Step,
     Tokens,
+    Wait,
     count_of,
 )
 from foreword.trace.header import TraceHeader
@@ -50,7 +51,7 @@ def with_requests(events: Sequence[Event], kept: Collection[str]) -> list[Event]
             case Commit() | Fail():
                 if step is not None:
                     out.append(_cut_commit(event, kept) if isinstance(event, Commit) else event)
-            case Add() | AppendBlocks() | Arrive() | Correct() | End() | Remove():
+            case Add() | AppendBlocks() | Arrive() | Correct() | End() | Remove() | Wait():
                 if event.req_id in kept:
                     out.append(event)
             case _:

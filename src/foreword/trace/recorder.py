@@ -27,8 +27,9 @@ from foreword.trace.capture import (
     Planned,
     Repeated,
     Sampled,
+    Waited,
 )
-from foreword.trace.events import Add, AppendBlocks, Arrive, Commit, End, Event, Fail, Remove, Step
+from foreword.trace.events import Add, AppendBlocks, Arrive, Commit, End, Event, Fail, Remove, Step, Wait
 from foreword.trace.header import TraceHeader
 from foreword.trace.tensors import RECORDED, values_of
 from foreword.trace.writer import TraceWriter, samples_of
@@ -76,6 +77,8 @@ class Encoder:
                     yield Arrive(req_id=value.req_id, num_prompt_tokens=value.num_prompt_tokens, time=value.time)
                 case Ended():
                     yield End(req_id=value.req_id, reason=value.reason, time=value.time, arrival=value.arrival)
+                case Waited():
+                    yield Wait(req_id=value.req_id, reason=value.reason)
 
     def live(self, captured: Iterable[Captured]) -> list[Add]:
         """Return the requests of a snapshot, with which a trace begins."""

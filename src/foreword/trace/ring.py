@@ -4,12 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from foreword.trace.capture import Captured, Filled
 from foreword.trace.header import TraceHeader
 
 MAX_BYTES = 16 << 20
 """The memory of half of the ring, beyond that of the tokens in progress; steps with much more begin the other half."""
+
+
+class Place(NamedTuple):
+    """A place in what a ring keeps: the number of a half, and how many values of it come before."""
+
+    half: int
+    offset: int
+
+
+class Recent(NamedTuple):
+    """What a ring kept since a place.
+
+    snapshot: the requests in progress before it, where it does not follow on the place, else None. first_step: the
+    number of the step after the snapshot. place: its end.
+    """
+
+    snapshot: list[Filled] | None
+    first_step: int
+    captured: list[Captured]
+    place: Place
 
 
 class FlightRing:
@@ -22,7 +43,7 @@ class FlightRing:
     def __init__(self, num_steps: int) -> None:
         self._num_steps = num_steps
         self._older: _Half | None = None
-        self._newer = _Half([], 1)
+        self._newer = _Half([], 1, 0)
 
     @property
     def wants_snapshot(self) -> bool:
@@ -31,7 +52,8 @@ class FlightRing:
 
     def begin(self, snapshot: list[Filled], step: int, *, forgets: bool = False) -> None:
         """Begin a new half with the requests in progress before a step of this number. forgets: drop all before it."""
-        self._older, self._newer = None if forgets else self._newer, _Half(snapshot, step)
+        self._older = None if forgets else self._newer
+        self._newer = _Half(snapshot, step, self._newer.number + 1)
 
     def add(self, captured: Sequence[Captured], nbytes: int, *, is_step: bool) -> None:
         """Keep what a `Capture` kept since the last call, and so many bytes. is_step: it ends with a step."""
@@ -39,6 +61,17 @@ class FlightRing:
         half.captured += captured
         half.num_steps += is_step
         half.nbytes += nbytes
+
+    def since(self, place: Place | None) -> Recent:
+        """Return what was kept since a place; all that there is for None, and for a place that is dropped."""
+        halves = [self._newer] if self._older is None else [self._older, self._newer]
+        follows = place is not None and place.half >= halves[0].number
+        if place is not None and follows:
+            halves = halves[place.half - halves[0].number :]
+        skipped = place.offset if place is not None and follows else 0
+        captured = [*halves[0].captured[skipped:], *(value for half in halves[1:] for value in half.captured)]
+        end = Place(self._newer.number, len(self._newer.captured))
+        return Recent(None if follows else halves[0].snapshot, halves[0].first_step, captured, end)
 
     def write(self, path: Path, header: TraceHeader) -> int:
         """Write the steps as a trace, and return their number. OSError if it cannot be written."""
@@ -57,9 +90,9 @@ class FlightRing:
 
 
 class _Half:
-    __slots__ = ("captured", "first_step", "nbytes", "num_steps", "snapshot")
+    __slots__ = ("captured", "first_step", "nbytes", "num_steps", "number", "snapshot")
 
-    def __init__(self, snapshot: list[Filled], first_step: int) -> None:
-        self.snapshot, self.first_step = snapshot, first_step
+    def __init__(self, snapshot: list[Filled], first_step: int, number: int) -> None:
+        self.snapshot, self.first_step, self.number = snapshot, first_step, number
         self.captured: list[Captured] = []
         self.num_steps = self.nbytes = 0

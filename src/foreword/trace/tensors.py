@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from foreword.arrays import AnyArray
-from foreword.batch import InputBatch, discard_mask, lora_mapping
+from foreword.batch import InputBatch, discard_mask, lora_mapping, token_sources
 from foreword.batch.proof.spec import TENSORS, Level, TensorSpec
 from foreword.batch.step.layout import FIELDS
 from foreword.batch.values.sampling_params import PARAMETERS
@@ -72,7 +72,7 @@ def value_of(batch: InputBatch, spec: TensorSpec) -> Value:
     if spec.optional == "gathered block tables" and not batch.is_gathered:
         return None
     if spec.attribute == "explain":
-        return [getattr(batch.explain(group), spec.name) for group in range(len(batch.slot_mapping))]
+        return [getattr(token_sources(batch, group), spec.name) for group in range(len(batch.slot_mapping))]
     value: Any = getattr(batch, spec.name)
     if spec.per_group:
         return list(value)

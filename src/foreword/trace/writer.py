@@ -26,6 +26,7 @@ from foreword.trace.events import (
     Restart,
     Step,
     Tensor,
+    Wait,
 )
 from foreword.trace.header import TraceHeader
 from foreword.trace.privacy import cover_of
@@ -217,6 +218,10 @@ class TraceWriter:
     def restart(self, first_step: int, reason: str = "") -> None:
         """See `Restart`."""
         self.write(Restart(first_step=first_step, reason=reason))
+
+    def wait(self, req_id: str = "", reason: str = "") -> None:
+        """See `Wait`."""
+        self.write(Wait(req_id=req_id, reason=reason))
 
     def _begin(self, header: TraceHeader) -> BinaryIO:
         self.num_bytes = 0

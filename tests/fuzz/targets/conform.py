@@ -71,6 +71,7 @@ def every_kind():
             writer.remove("a", preempted=True)
             writer.end("a", "stop", time=0.8)
             writer.restart(7, "lost")
+            writer.wait("b", "no_blocks need=9 free=4")
             writer.add("b", [1], [[1]])
             writer.step(["b"], [1])
             writer.commit({"b": [1]})

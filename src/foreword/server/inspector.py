@@ -1,0 +1,67 @@
+"""The live page's access to the steps of the server's engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from foreword.engine.async_engine import AsyncEngine
+from foreword.models.tokenizer import Tokenizer
+from foreword.server.errors import HttpError
+from foreword.server.failures import NOT_FOUND
+from foreword.trace.header import TokenIds
+
+if TYPE_CHECKING:
+    from foreword.insight.live import LiveSteps  # which most servers never need
+
+SHORTEST = 0.5
+"""Seconds for which an answer holds: several pages that ask do not cost more than one."""
+NO_STEPS = "the engine keeps no steps: start the server with --flight-steps 256"
+
+
+class Inspector:
+    """Follows the engine when it is asked, at most every half second and once at a time.
+
+    token_ids: how the pages see them.
+    """
+
+    def __init__(self, engine: AsyncEngine, tokenizer: Tokenizer, name: str, token_ids: TokenIds) -> None:
+        self._engine, self._tokenizer, self._name, self._token_ids = engine, tokenizer, name, token_ids
+        self._lock = asyncio.Lock()
+        self._live: LiveSteps | None = None
+        self._followed_at = 0.0
+
+    async def index(self) -> str:
+        """Return what the page reads first, up to the last step. HttpError 404 if the engine keeps no steps."""
+        async with self._lock:
+            live = await asyncio.to_thread(self._started)
+            if time.monotonic() - self._followed_at > SHORTEST:
+                recorder = self._engine.engine.recorder
+                recent = None if recorder is None else await self._engine.call(lambda: recorder.recent(live.place))
+                if recent is None:
+                    raise HttpError(NOT_FOUND, NO_STEPS)
+                await asyncio.to_thread(live.follow, recent)
+                self._followed_at = time.monotonic()
+            return await asyncio.to_thread(live.index)
+
+    async def part(self, epoch: int, name: str) -> str:
+        """Return a part. HttpError 404 for one that is not kept."""
+        if self._live is None:
+            raise HttpError(NOT_FOUND, "these steps are no longer kept")
+        try:
+            return await asyncio.to_thread(self._live.part, epoch, name)
+        except LookupError as error:
+            raise HttpError(NOT_FOUND, str(error.args[0])) from None
+
+    def _started(self) -> LiveSteps:
+        if self._live is None:
+            from foreword.insight.live import LiveSteps
+
+            if (recorder := self._engine.engine.recorder) is None:
+                raise HttpError(NOT_FOUND, NO_STEPS)
+            self._live = LiveSteps(recorder, self._name, self._token_ids, self._text_of)
+        return self._live
+
+    def _text_of(self, token_id: int) -> str:
+        return self._tokenizer.token_bytes(token_id).decode("utf-8", "replace")
