@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo serve attack clients stubs lock test test-oldest smoke schemas fuzz storms shadow soak soak-server sanitize proofs recipes replicas ray torch transformers device gpu vllm wheel wheels check bench native pages arm emulate throughput vllm-compat clean
+.PHONY: help demo serve attack clients stubs lock test test-oldest smoke schemas fuzz storms shadow soak soak-server sanitize proofs recipes replicas browser ray torch transformers device gpu vllm wheel wheels check bench native pages arm emulate throughput vllm-compat clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -98,6 +98,11 @@ recipes: $(STAMPS)/test  ## recipes of CONTRIBUTING.md without each of their edi
 
 replicas: $(STAMPS)/test  ## foreword serve --replicas: kills, updates of all replicas under load, adapters
 	$(BIN)/python -m pytest tests/cluster/test_replicas.py tests/cluster/updates.py
+
+browser: $(STAMPS)/test  ## the pages in Debian's chromium-headless-shell: interaction, 390 pixels, 10,000 steps (minutes)
+	$(PIP) playwright
+	$(BIN)/python -m pytest -rs tests/insight/test_page_in_browser.py tests/insight/test_page_speed.py \
+		tests/server/test_inspect_page.py tests/server/test_chat_page.py
 
 ray: $(STAMPS)/test  ## Ray Serve, Ray Data and batches on a Ray that the tests start (minutes)
 	$(PIP) 'ray[serve,data]>=2.60'

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -136,6 +136,18 @@ def serving(
         asyncio.run(llm.close())
 
 
+@contextmanager
+def beside_the_browser(model: Path, **options) -> Iterator[Serving]:
+    """A server that starts and ends in another thread: a browser has an event loop in this one."""
+    manager = serving(model, **options)
+    with ThreadPoolExecutor(1) as other:
+        server = other.submit(manager.__enter__).result()
+        try:
+            yield server
+        finally:
+            other.submit(manager.__exit__, None, None, None).result()
+
+
 def recite(llm: AsyncLLM, text: str) -> None:
     """Every answer is the text, then the end."""
     tokens = [*text.encode(), END]
@@ -165,4 +177,14 @@ def with_template(model: Path, folder: Path, template: str | None) -> Path:
     return folder
 
 
-__all__ = ["HI", "TEMPLATE", "VOCAB", "Serving", "frames_of", "recite", "serving", "with_template"]
+__all__ = [
+    "HI",
+    "TEMPLATE",
+    "VOCAB",
+    "Serving",
+    "beside_the_browser",
+    "frames_of",
+    "recite",
+    "serving",
+    "with_template",
+]

@@ -1,42 +1,20 @@
 """The chat page in a browser."""
 
 import re
-import shutil
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import pytest
-from server_rig import serving
+from server_rig import beside_the_browser
 
-BROWSER = shutil.which("chromium-headless-shell")
+from browser import browser, tab
+
 INJECTION = "<img src=x onerror=\"document.title='owned'\"><b>bold</b> & <script>1</script>"
 
 
 @pytest.fixture(scope="module")
 def page():
-    """A tab of a browser; a test without playwright or Debian's chromium-headless-shell is skipped."""
-    sync_api = pytest.importorskip("playwright.sync_api")
-    if BROWSER is None:
-        pytest.skip("chromium-headless-shell is not installed")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        page = browser.new_page()
-        page.errors = []
-        page.on("pageerror", lambda error: page.errors.append(str(error)))
+    """A tab of a browser."""
+    with browser() as started, tab(started) as page:
         yield page
-        browser.close()
-
-
-@contextmanager
-def beside_the_browser(model, **options):
-    """A server that starts and ends in another thread: the browser has an event loop in this one."""
-    manager = serving(model, **options)
-    with ThreadPoolExecutor(1) as other:
-        server = other.submit(manager.__enter__).result()
-        try:
-            yield server
-        finally:
-            other.submit(manager.__exit__, None, None, None).result()
 
 
 def send(page, text: str) -> None:

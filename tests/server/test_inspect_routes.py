@@ -9,6 +9,7 @@ from server_rig import HI, serving
 
 from foreword.insight import Replay, Step, Trace
 from foreword.insight.live import LiveSteps
+from foreword.insight.token_text import shown_text
 from foreword.server import inspect_routes, inspector
 from foreword.server.errors import HttpError
 
@@ -85,7 +86,7 @@ def test_tokens_have_the_texts_of_the_tokenizer(keyed):
     index = index_of(keyed)
     part = keyed.get(f"/inspect/steps/{index['epoch']}/s0", headers=ADMIN).json()
     for token, text in part["texts"].items():
-        assert text == keyed.llm.tokenizer.token_bytes(int(token)).decode("utf-8", "replace")
+        assert text == shown_text(keyed.llm.tokenizer.token_bytes(int(token)))
     assert {str(token) for step in part["steps"] for token in step["tensors"]["input_ids"]} <= part["texts"].keys()
 
 

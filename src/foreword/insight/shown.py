@@ -42,7 +42,7 @@ from foreword.trace.tensors import STEP_TENSORS, Value, value_of
 PART_ENTRIES = 1 << 18
 """A part ends after so many numbers, so that a browser reads it at once."""
 TextOf = Callable[[int], str]
-"""The text that a token id adds."""
+"""The text of a token id, for people."""
 
 
 @dataclass(slots=True, eq=False)

@@ -57,11 +57,9 @@ class Inspector:
     def _started(self) -> LiveSteps:
         if self._live is None:
             from foreword.insight.live import LiveSteps
+            from foreword.insight.token_text import text_of
 
             if (recorder := self._engine.engine.recorder) is None:
                 raise HttpError(NOT_FOUND, NO_STEPS)
-            self._live = LiveSteps(recorder, self._name, self._token_ids, self._text_of)
+            self._live = LiveSteps(recorder, self._name, self._token_ids, text_of(self._tokenizer))
         return self._live
-
-    def _text_of(self, token_id: int) -> str:
-        return self._tokenizer.token_bytes(token_id).decode("utf-8", "replace")

@@ -1,0 +1,60 @@
+"""The live page at `/inspect` in a browser."""
+
+import pytest
+from server_rig import HI, beside_the_browser
+
+from browser import browser, tab
+
+CHAT = {"messages": HI, "max_tokens": 12, "temperature": 0}
+KEYS = {"api_key": ("user",), "admin_key": "boss"}
+
+
+@pytest.fixture(scope="module")
+def started():
+    with browser() as one:
+        yield one
+
+
+def shows_the_last_step(page, server):
+    server.check_nothing_is_left()
+    page.wait_for_selector(f"#step:text('step {server.llm.engine.recorder._num_steps} ')")
+
+
+def test_the_page_asks_for_the_key_and_follows_the_engine(started, talker):
+    with beside_the_browser(talker, **KEYS) as server, tab(started) as page:
+        server.post("/v1/chat/completions", CHAT, headers={"Authorization": "Bearer user"})
+        page.goto(f"{server.url}/inspect")
+        page.wait_for_selector("#key:focus")
+        assert "needs the admin key" in page.text_content("#link")
+        page.keyboard.type("boss")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("html[data-ready=yes]")
+        shows_the_last_step(page, server)
+        server.post("/v1/chat/completions", CHAT, headers={"Authorization": "Bearer user"})
+        shows_the_last_step(page, server)
+        page.keyboard.press("ArrowLeft")  # pauses
+        page.wait_for_selector("#follow[aria-pressed=false]")
+        paused = page.text_content("#step")
+        server.post("/v1/chat/completions", CHAT, headers={"Authorization": "Bearer user"})
+        page.wait_for_timeout(1500)
+        assert page.text_content("#step") == paused
+        page.keyboard.press("f")
+        shows_the_last_step(page, server)
+        page.click("#token tr[data-row='0']")
+        page.wait_for_selector("#contents .lit")
+        page.wait_for_url("**token=0**")
+        page.reload()  # the key and the place are kept in the tab
+        page.wait_for_selector("html[data-ready=yes]")
+        shows_the_last_step(page, server)
+        assert not page.errors
+
+
+def test_without_an_admin_key_the_page_says_that_token_ids_are_left_out(started, talker):
+    with beside_the_browser(talker) as server, tab(started) as page:
+        page.goto(f"{server.url}/inspect")
+        page.wait_for_selector("#step:text('no steps yet')")
+        server.post("/v1/chat/completions", CHAT)
+        page.wait_for_selector("html[data-ready=yes]")
+        assert "admin key" in page.text_content("#link")
+        assert "input_ids" not in page.text_content("#token thead")
+        assert not page.errors
