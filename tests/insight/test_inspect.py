@@ -9,7 +9,8 @@ from base64 import b64decode
 import pytest
 from trace_lives import Life
 
-from foreword.insight import Replay, Step, Trace
+from foreword.batch import KVGroup
+from foreword.insight import Replay, Step, Trace, TraceHeader, TraceWriter
 from foreword.insight.page import write_page
 from foreword.insight.perfetto import write_timeline
 
@@ -162,6 +163,21 @@ def test_omitted_token_ids_are_not_shown(tmp_path):
     _, path = life(tmp_path, 1, token_ids="omitted")
     _, data = page_of(path, tmp_path)
     assert all("input_ids" not in step["tensors"] for step in steps_of(data))
+
+
+def test_a_request_that_only_waits_has_no_state_when_events_are_missing(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    header = TraceHeader(
+        max_num_reqs=2, max_num_batched_tokens=8, max_model_len=16, vocab_size=9, kv_groups=(KVGroup(4),)
+    )
+    with TraceWriter(path, header) as writer:
+        writer.wait("a", "no_blocks need=9 free=4")
+        writer.restart(1)
+        writer.wait("b", "preemption")
+    report, data = page_of(path, tmp_path)
+    assert report.damage is None
+    assert data["index"]["waits"] == [[0, 0, "no_blocks need=9 free=4"], [0, -1, ""], [0, 1, "preemption"]]
+    assert data["index"]["requests"]["logs"] == [[], []]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

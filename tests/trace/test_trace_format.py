@@ -189,6 +189,8 @@ def test_a_damaged_line_is_named_and_the_lines_before_it_are_compared(tmp_path):
         ({"end": {"req_id": "a", "reason": 3}}, "a string"),
         ({"append_blocks": {"req_id": "a", "block_ids": [[2**31], []]}}, "integers of 32 bits"),
         ({"restart": {"first_step": -1}}, "0 or more"),
+        ({"arrive": {"req_id": "a", "num_prompt_tokens": 1, "time": 10**400}}, "a number below"),
+        ({"arrive": {"req_id": "a", "num_prompt_tokens": 1, "time": float("nan")}}, "a number below"),
     ],
 )
 def test_a_line_of_another_form_is_refused_with_what_is_expected(tmp_path, line, message):

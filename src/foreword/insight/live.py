@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from threading import Lock
 from typing import Any
 
 from foreword.engine.recorder import EngineRecorder
 from foreword.errors import ForewordError
-from foreword.insight.shown import Shown, TextOf, as_text
+from foreword.insight.shown import Shown, TextOf
 from foreword.trace.events import Step
 from foreword.trace.header import TokenIds
 from foreword.trace.privacy import cover_of
@@ -19,7 +20,7 @@ from foreword.trace.ring import Place, Recent
 MAX_STEPS = 1024
 """Steps after which what is shown begins again with those of the ring."""
 STEPS_PER_PART = 16
-REST = 3
+REST = 5
 """How much longer than it works the replay rests after each step, so that the engine's thread is not kept waiting."""
 
 
@@ -28,7 +29,7 @@ class LiveSteps:
 
         recent = recorder.recent(live.place)   # in the engine's thread: copies lists
         live.follow(recent)                    # in another thread: replays the new steps, with pauses
-        live.index(), live.part("s3")          # JSON
+        live.index(encode), live.part(1, "s3")  # JSON
 
     place: up to where it has followed; None: it begins with all that the ring has. epoch: how often it has begun. The
     parts of one epoch only grow.
@@ -64,11 +65,11 @@ class LiveSteps:
             return
         self.place = recent.place if self._shown.replay.num_steps < MAX_STEPS else None
 
-    def index(self) -> str:
-        """Return what the page reads first, as JSON."""
+    def index(self, encode: Callable[[Any], bytes]) -> bytes:
+        """Return what the page reads first, as the JSON of a fast encoder: other threads wait for it."""
         with self._lock:
             index: dict[str, Any] = {"epoch": self.epoch, "version": self._version, "damage": self._damage}
-            return as_text({} if self._shown is None else self._shown.index(self._name) | index)
+            return encode({} if self._shown is None else self._shown.index(self._name) | index)
 
     def part(self, epoch: int, name: str) -> str:
         """Return the JSON of a part: "s3" of steps, "b7" of what was written to block 7. LookupError for another, and

@@ -123,7 +123,7 @@ class Shown:
             case Restart():
                 self._waits.append([at, -1, ""])
                 for req_id, i in self._requests.items():
-                    if self._logs[i][-1][1] not in ("left", "ended"):
+                    if self._logs[i] and self._logs[i][-1][1] not in ("left", "ended"):
                         self._log(at, req_id, "left")
             case Step() if batch is not None:
                 self._step(at, event, batch)

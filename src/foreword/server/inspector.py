@@ -6,6 +6,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from foreword.engine.async_engine import AsyncEngine
 from foreword.models.tokenizer import Tokenizer
 from foreword.server.errors import HttpError
@@ -32,7 +34,7 @@ class Inspector:
         self._live: LiveSteps | None = None
         self._followed_at = 0.0
 
-    async def index(self) -> str:
+    async def index(self) -> bytes:
         """Return what the page reads first, up to the last step. HttpError 404 if the engine keeps no steps."""
         async with self._lock:
             live = await asyncio.to_thread(self._started)
@@ -43,7 +45,7 @@ class Inspector:
                     raise HttpError(NOT_FOUND, NO_STEPS)
                 await asyncio.to_thread(live.follow, recent)
                 self._followed_at = time.monotonic()
-            return await asyncio.to_thread(live.index)
+            return await asyncio.to_thread(live.index, msgspec.json.encode)
 
     async def part(self, epoch: int, name: str) -> str:
         """Return a part. HttpError 404 for one that is not kept."""

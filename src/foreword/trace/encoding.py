@@ -29,6 +29,8 @@ from foreword.trace.events import (
 from foreword.trace.header import TraceHeader
 
 EXTRAS = ("sampling_params", "lora_request", "mm_features", "pooling_params")
+MAX_TIME = 1e15
+"""The limit of times, in whatever unit."""
 _RUN = ("model_ms", "host_us")
 """The times of a step's run, beside its commit."""
 _TIMES = ("time", "arrival")
@@ -224,8 +226,10 @@ def _int(name: str, value: Any, _: TraceHeader) -> int:
 
 
 def _time(name: str, value: Any, _: TraceHeader) -> float | None:
-    if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
-        raise _refused(name, value, "a number")
+    if value is None:
+        return value
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < MAX_TIME:
+        raise _refused(name, value, f"a number below {MAX_TIME:.0e}")
     return value
 
 
