@@ -2,7 +2,9 @@
 
 import asyncio
 import threading
+import time
 
+import httpx
 import numpy as np
 import pytest
 from server_rig import HI, serving
@@ -202,3 +204,22 @@ def test_replicas_refuse_the_steps_and_say_what_to_do():
         with pytest.raises(HttpError, match="without --replicas, or record"):
             asyncio.run(operation.replicas.answer(None, None))
     assert len(operations) == 2
+
+
+def test_a_client_that_leaves_lets_no_second_replay_begin(keyed, monkeypatch):
+    running, most = [], []
+    follow = LiveSteps.follow
+
+    def slow(live, recent):
+        running.append(1)
+        most.append(len(running))
+        time.sleep(0.3)
+        follow(live, recent)
+        running.pop()
+
+    monkeypatch.setattr(LiveSteps, "follow", slow)
+    with keyed.client() as client, pytest.raises(httpx.ReadTimeout):
+        client.get("/inspect/steps", headers=ADMIN, timeout=0.05)
+    talk(keyed)
+    index_of(keyed)
+    assert set(most) == {1}

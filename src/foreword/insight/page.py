@@ -6,6 +6,7 @@ import zlib
 from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -77,6 +78,7 @@ def template() -> str:
     return files(__package__).joinpath("page.html").read_text(encoding="utf-8")
 
 
+@cache
 def live_page() -> str:
     """Return the page that asks its server for the data."""
     return template().replace("<!-- title -->", "Steps").replace("<!-- data -->\n", "")

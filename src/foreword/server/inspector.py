@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from foreword.engine.async_engine import AsyncEngine
+from foreword.engine.recorder import EngineRecorder
 from foreword.models.tokenizer import Tokenizer
 from foreword.server.errors import HttpError
 from foreword.server.failures import NOT_FOUND
@@ -30,22 +31,17 @@ class Inspector:
 
     def __init__(self, engine: AsyncEngine, tokenizer: Tokenizer, name: str, token_ids: TokenIds) -> None:
         self._engine, self._tokenizer, self._name, self._token_ids = engine, tokenizer, name, token_ids
-        self._lock = asyncio.Lock()
         self._live: LiveSteps | None = None
+        self._following: asyncio.Task[LiveSteps] | None = None
         self._followed_at = 0.0
 
     async def index(self) -> bytes:
         """Return what the page reads first, up to the last step. HttpError 404 if the engine keeps no steps."""
-        async with self._lock:
-            live = await asyncio.to_thread(self._started)
-            if time.monotonic() - self._followed_at > SHORTEST:
-                recorder = self._engine.engine.recorder
-                recent = None if recorder is None else await self._engine.call(lambda: recorder.recent(live.place))
-                if recent is None:
-                    raise HttpError(NOT_FOUND, NO_STEPS)
-                await asyncio.to_thread(live.follow, recent)
-                self._followed_at = time.monotonic()
-            return await asyncio.to_thread(live.index, msgspec.json.encode)
+        task = self._following
+        if task is None or (task.done() and time.monotonic() - self._followed_at > SHORTEST):
+            task = self._following = asyncio.create_task(self._follow())
+        live = await asyncio.shield(task)  # a client that leaves does not end it: others wait for it, too
+        return await asyncio.to_thread(live.index, msgspec.json.encode)
 
     async def part(self, epoch: int, name: str) -> str:
         """Return a part. HttpError 404 for one that is not kept."""
@@ -56,12 +52,23 @@ class Inspector:
         except LookupError as error:
             raise HttpError(NOT_FOUND, str(error.args[0])) from None
 
-    def _started(self) -> LiveSteps:
-        if self._live is None:
-            from foreword.insight.live import LiveSteps
-            from foreword.insight.token_text import text_of
-
-            if (recorder := self._engine.engine.recorder) is None:
+    async def _follow(self) -> LiveSteps:
+        try:
+            recorder = self._engine.engine.recorder
+            if recorder is None:
                 raise HttpError(NOT_FOUND, NO_STEPS)
-            self._live = LiveSteps(recorder, self._name, self._token_ids, text_of(self._tokenizer))
-        return self._live
+            live = self._live or await asyncio.to_thread(self._started, recorder)
+            self._live = live
+            recent = await self._engine.call(lambda: recorder.recent(live.place))
+            if recent is None:
+                raise HttpError(NOT_FOUND, NO_STEPS)
+            await asyncio.to_thread(live.follow, recent)
+            return live
+        finally:
+            self._followed_at = time.monotonic()
+
+    def _started(self, recorder: EngineRecorder) -> LiveSteps:
+        from foreword.insight.live import LiveSteps
+        from foreword.insight.token_text import text_of
+
+        return LiveSteps(recorder, self._name, self._token_ids, text_of(self._tokenizer))
