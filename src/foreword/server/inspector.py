@@ -57,9 +57,11 @@ class Inspector:
             recorder = self._engine.engine.recorder
             if recorder is None:
                 raise HttpError(NOT_FOUND, NO_STEPS)
-            live = self._live or await asyncio.to_thread(self._started, recorder)
-            self._live = live
-            recent = await self._engine.call(lambda: recorder.recent(live.place))
+            live = self._live
+            if live is None:
+                live = self._live = await asyncio.to_thread(self._started, recorder)
+            place = live.place
+            recent = await self._engine.call(lambda: recorder.recent(place))
             if recent is None:
                 raise HttpError(NOT_FOUND, NO_STEPS)
             await asyncio.to_thread(live.follow, recent)
