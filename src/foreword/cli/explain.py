@@ -207,7 +207,7 @@ def _write_html(shown: Sequence[_Shown], html: Path) -> None:
         file = Path(folder, "explain.jsonl")
         for _ in shown[0].steps(file):
             pass
-        print(f"{html}: {write_page(file, html)}")
+        print(f"{html}: {write_page(file, html, text_of=shown[0].text_of)}")
     for one in shown[1:]:
         print_text(f"Not on the page, which has one engine's steps: {one.title}")
 
