@@ -56,7 +56,7 @@ def folder_of_examples(tmp_path, monkeypatch):
 
 def parse(line: str) -> str:
     """The words of the command in a line of a shell, whose options are all understood."""
-    program, *rest = shlex.split(line.rpartition(" | ")[2].partition(" < ")[0])
+    program, *rest = shlex.split(line.rpartition(" | ")[2].partition(" < ")[0].partition(" > ")[0])
     assert program == "foreword"
     context, command, words = FOREWORD.make_context("foreword", list(rest)), FOREWORD, []
     while hasattr(command, "resolve_command"):
@@ -103,7 +103,7 @@ TEXTS = [
     *(ROOT / n for n in ("CONTRIBUTING.md", "examples/README.md")),
 ]
 ELSEWHERE = {
-    "--cpus", "--enable-cache-report", "--enable-prompt-tokens-details", "--num-tokens",
+    "--cpus", "--enable-cache-report", "--enable-prompt-tokens-details", "--num-tokens", "--remapped",
     "--text",
 }  # fmt: skip
 """Flags in texts that are of other programs."""
