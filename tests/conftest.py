@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # One thread, set before NumPy loads: on a busy machine its threads wait for each other far longer than they compute.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -18,7 +18,7 @@ from foreword.models import registry
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Examples take as long as the machine needs. Each run draws others, so that half of hypothesis's own number is enough.
-settings.register_profile("foreword", deadline=None, max_examples=50)
+settings.register_profile("foreword", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("foreword")
 
 
