@@ -53,19 +53,22 @@ void bind_model(nb::module_ &m) {
           "__init__",
           [](CpuModel *self, int hidden_size, int num_heads, int num_kv_heads, int head_dim, int vocab_size,
              double norm_eps, double query_scale, double embedding_scale, const std::string &activation,
-             double attn_softcap, double final_softcap, int num_groups, int num_slots, int num_blocks, int block_size,
+             double attn_softcap, double final_softcap, double residual_scale, double logit_scale,
+             bool joint_qk_norm, bool layer_norm, int num_groups, int num_slots, int num_blocks, int block_size,
              const std::string &kv_format, const std::string &isa, int num_threads,
              const Integers &recurrent, const CpuGroups &cpu_groups) {
             const ModelConfig config{hidden_size, num_heads, num_kv_heads, head_dim, vocab_size, num_groups,
                                      float(norm_eps), float(query_scale), float(embedding_scale),
                                      by_name(kGates, activation, "activation"), float(attn_softcap),
-                                     float(final_softcap)};
+                                     float(final_softcap), float(residual_scale), float(logit_scale), joint_qk_norm,
+                                     layer_norm};
             new (self) CpuModel(
                 config, kv_config(kv_format, num_blocks, block_size, num_slots, num_kv_heads, head_dim, recurrent), isa,
                 num_threads, cpu_groups);
           },
           nb::kw_only(), "hidden_size"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "vocab_size"_a, "norm_eps"_a,
-          "query_scale"_a, "embedding_scale"_a, "activation"_a, "attn_softcap"_a, "final_softcap"_a, "num_groups"_a,
+          "query_scale"_a, "embedding_scale"_a, "activation"_a, "attn_softcap"_a, "final_softcap"_a,
+          "residual_scale"_a = 1., "logit_scale"_a = 1., "joint_qk_norm"_a = false, "layer_norm"_a = false, "num_groups"_a,
           "num_slots"_a, "num_blocks"_a, "block_size"_a, "kv_format"_a, "isa"_a, "num_threads"_a,
           "recurrent"_a = Integers(), "cpu_groups"_a = CpuGroups{})
       .def("pack", &CpuModel::pack, "data"_a.noconvert(), "source"_a, "cols"_a, "format"_a, "exact"_a)
@@ -73,7 +76,7 @@ void bind_model(nb::module_ &m) {
       .def("set_embedding", &CpuModel::set_embedding, "data"_a.noconvert(), "source"_a, "cols"_a)
       .def("add_rope", &CpuModel::add_rope, "inv_freq"_a, "scale"_a, "axes"_a = std::vector<int>{})
       .def("add_layer", &CpuModel::add_layer, "layer"_a)
-      .def("finish", &CpuModel::finish, "final_norm"_a, "lm_head"_a)
+      .def("finish", &CpuModel::finish, "final_norm"_a, "final_norm_bias"_a, "lm_head"_a)
       .def("step", &CpuModel::step, "inputs"_a, "num_tokens"_a, "num_reqs"_a, "num_logits"_a,
            "logits_indices"_a.noconvert().none() = nb::none(), "embed_rows"_a.noconvert().none() = nb::none(),
            "embeds"_a.noconvert().none() = nb::none(), "mrope_positions"_a.noconvert().none() = nb::none(),

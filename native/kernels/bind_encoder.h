@@ -77,12 +77,6 @@ class CpuEncoder : public CpuModel {
   }
 
  private:
-  // NAME and NAME_bias; no norm without NAME.
-  Norm norm(const nb::dict &d, const std::string &name) const {
-    const int hidden = model_.config.hidden_size;
-    return {optional_vector(d, name.c_str(), hidden), optional_vector(d, (name + "_bias").c_str(), hidden)};
-  }
-
   int copy_rows(const Array2<float> &from, FloatRows &to, const char *name) {
     const int count = in_range(int64_t(from.shape(0)), 0, kMostSize, name), hidden = model_.config.hidden_size;
     const float *rows = shaped(from, count, hidden, name);

@@ -81,10 +81,23 @@ class CpuModel {
     const ModelConfig &c = model_.config;
     const int hidden = c.hidden_size;
     Layer layer;
-    layer.attn_norm = vector(d, "attn_norm", hidden);
-    layer.mlp_norm = vector(d, "mlp_norm", hidden);
-    layer.post_attn_norm = optional_vector(d, "post_attn_norm", hidden);
-    layer.post_mlp_norm = optional_vector(d, "post_mlp_norm", hidden);
+    layer.attn_norm = norm(d, "attn_norm");
+    layer.mlp_norm = norm(d, "mlp_norm");
+    layer.post_attn_norm = norm(d, "post_attn_norm");
+    layer.post_mlp_norm = norm(d, "post_mlp_norm");
+    nb::dict moe_ids;
+    if (d.contains("moe") && nb::try_cast(d["moe"], moe_ids)) {
+      layer.moe = moe(moe_ids);
+    } else if (d.contains("mlp")) {
+      layer.mlp = std::make_unique<Mlp>(mlp(d, "mlp"));
+      layer.mlp->up_bias = optional_vector(d, "up_bias", layer.mlp->down.cols);
+      layer.mlp->down_bias = optional_vector(d, "down_bias", hidden);
+    }
+    if (!d.contains("group")) {  // it keeps nothing of a token
+      if (!layer.moe && !layer.mlp) throw std::invalid_argument("a layer has a group, mlp or moe");
+      model_.layers.push_back(std::move(layer));
+      return;
+    }
     if (d.contains("recurrent")) {
       recurrent(d, layer);
     } else {
@@ -94,12 +107,6 @@ class CpuModel {
     layer.sliding_window = integer(d, "sliding_window", 0, INT32_MAX);
     layer.group = integer(d, "group", 0, c.num_groups - 1);
     layer.slot = integer(d, "slot", 0, model_.kv.config().num_slots - 1);
-    nb::dict moe_ids;
-    if (d.contains("moe") && nb::try_cast(d["moe"], moe_ids)) {
-      layer.moe = moe(moe_ids);
-    } else {
-      layer.mlp = std::make_unique<Mlp>(mlp(d, "mlp"));
-    }
     int64_t &window = windows_[size_t(layer.group)];
     const bool is_recurrent = bool(layer.recurrent);
     if (window >= 0 && (window != layer.sliding_window || recurrent_groups_[size_t(layer.group)] != is_recurrent)) {
@@ -110,14 +117,16 @@ class CpuModel {
     model_.layers.push_back(std::move(layer));
   }
 
-  // lm_head: −1 for a model without logits.
-  void finish(int final_norm, int lm_head) {
+  // lm_head: −1 for a model without logits. final_norm_bias: −1 for none.
+  void finish(int final_norm, int final_norm_bias, int lm_head) {
     check_unfinished();
     const ModelConfig &c = model_.config;
     if (!embedding_.is_valid() || model_.layers.empty()) {
       throw std::invalid_argument("finish() needs an embedding and a layer");
     }
-    model_.final_norm = vector(final_norm, "final_norm", c.hidden_size);
+    model_.final_norm.weight = vector(final_norm, "final_norm", c.hidden_size);
+    if (final_norm_bias >= 0) model_.final_norm.bias = vector(final_norm_bias, "final_norm_bias", c.hidden_size);
+    model_.logits_norm = scaled(model_.final_norm, c.logit_scale);
     if (lm_head >= 0) {
       model_.lm_head = model_.make_linear({matrix(lm_head, "lm_head", c.vocab_size, c.hidden_size)});
     }
@@ -310,6 +319,21 @@ class CpuModel {
     return d.contains(name) ? vector(d, name, size) : nullptr;
   }
 
+  // NAME and NAME_bias; no norm without NAME.
+  Norm norm(const nb::dict &d, const std::string &name) const {
+    const int hidden = model_.config.hidden_size;
+    return {optional_vector(d, name.c_str(), hidden), optional_vector(d, (name + "_bias").c_str(), hidden)};
+  }
+  Norm scaled(const Norm &norm, float scale) {
+    auto times = [&](Vector v) -> Vector {
+      if (!v || scale == 1.f) return v;
+      std::vector<float> product(v, v + model_.config.hidden_size);
+      for (float &x : product) x *= scale;
+      return model_.copy_vector(product.data(), int(product.size()));
+    };
+    return {times(norm.weight), times(norm.bias)};
+  }
+
   const PackedMatrix *matrix(int64_t id, const char *name) const {
     return matrices_[size_t(in_range(id, 0, int64_t(matrices_.size()) - 1, name))];
   }
@@ -328,18 +352,22 @@ class CpuModel {
   void attention(const nb::dict &d, Layer &layer) {
     const ModelConfig &c = model_.config;
     const int hidden = c.hidden_size, heads = c.num_heads * c.head_dim, kv_heads = c.num_kv_heads * c.head_dim;
-    layer.q_norm = optional_vector(d, "q_norm", c.head_dim);
-    layer.k_norm = optional_vector(d, "k_norm", c.head_dim);
+    layer.q_norm = optional_vector(d, "q_norm", c.joint_qk_norm ? heads : c.head_dim);
+    layer.k_norm = optional_vector(d, "k_norm", c.joint_qk_norm ? kv_heads : c.head_dim);
     layer.q_bias = optional_vector(d, "q_bias", heads);
     layer.k_bias = optional_vector(d, "k_bias", kv_heads);
     layer.v_bias = optional_vector(d, "v_bias", kv_heads);
+    layer.o_bias = optional_vector(d, "o_bias", hidden);
+    if (c.joint_qk_norm && (!layer.q_norm || !layer.k_norm || layer.q_bias || layer.k_bias)) {
+      throw std::invalid_argument("joint_qk_norm needs q_norm and k_norm, and no biases of q and k");
+    }
     layer.q_scales = optional_vector(d, "q_scales", heads);
     layer.k_scales = optional_vector(d, "k_scales", kv_heads);
     std::vector<const PackedMatrix *> parts{matrix(d, "q", heads, hidden), matrix(d, "k", kv_heads, hidden),
                                             matrix(d, "v", kv_heads, hidden)};
     layer.gated = d.contains("attn_gate");
     for (const Layer &other : model_.layers) {
-      if (!other.recurrent && other.gated != layer.gated) {
+      if (other.has_attention() && other.gated != layer.gated) {
         throw std::invalid_argument("attn_gate: all layers with attention have one, or none has");
       }
     }
@@ -355,34 +383,43 @@ class CpuModel {
     if (c.num_heads == 0 || !nb::try_cast(layer_ids["recurrent"], d)) {
       throw std::invalid_argument("recurrent is no dict, or the model was made without recurrent layers");
     }
-    std::vector<const PackedMatrix *> parts;
-    for (const char *part : {c.gated_delta ? "q" : "v", "k", c.gated_delta ? "v" : "q"}) {
-      parts.push_back(matrix(d, part, *part == 'v' ? values : keys, hidden));
+    if (c.short_conv()) {
+      layer.qkv = model_.make_linear({matrix(d, "v", values, hidden), matrix(d, "beta", values, hidden),
+                                      matrix(d, "z", values, hidden)});
+    } else {
+      std::vector<const PackedMatrix *> parts;
+      for (const char *part : {c.gated_delta() ? "q" : "v", "k", c.gated_delta() ? "v" : "q"}) {
+        parts.push_back(matrix(d, part, *part == 'v' ? values : keys, hidden));
+      }
+      parts.push_back(matrix(d, "z", values, hidden));
+      parts.push_back(matrix(d, "dt", c.num_heads, hidden));
+      if (c.gated_delta()) parts.push_back(matrix(d, "beta", c.num_heads, hidden));
+      layer.qkv = model_.make_linear(parts);
     }
-    parts.push_back(matrix(d, "z", values, hidden));
-    parts.push_back(matrix(d, "dt", c.num_heads, hidden));
-    if (c.gated_delta) parts.push_back(matrix(d, "beta", c.num_heads, hidden));
-    layer.qkv = model_.make_linear(parts);
     layer.o = linear(d, "o", hidden, values);
-    layer.recurrent = std::make_unique<Recurrent>(Recurrent{
-        .conv = vector(d, "conv", c.conv_kernel * c.channel_stride()),
-        .conv_bias = optional_vector(d, "conv_bias", c.channel_stride()),
-        .dt_bias = vector(d, "dt_bias", c.num_heads),
-        .rate = vector(d, "rate", c.num_heads),
-        .skip = c.gated_delta ? nullptr : vector(d, "skip", c.num_heads),
-        .norm = vector(d, "norm", c.gated_delta ? c.value_dim : values)});
+    layer.recurrent = std::make_unique<Recurrent>();
+    Recurrent &r = *layer.recurrent;
+    r.conv = vector(d, "conv", c.conv_kernel * c.channel_stride());
+    r.conv_bias = optional_vector(d, "conv_bias", c.channel_stride());
+    if (c.short_conv()) return;
+    r.dt_bias = vector(d, "dt_bias", c.num_heads);
+    r.rate = vector(d, "rate", c.num_heads);
+    if (!c.gated_delta()) r.skip = vector(d, "skip", c.num_heads);
+    r.norm = vector(d, "norm", c.gated_delta() ? c.value_dim : values);
   }
 
-  // (gate, up, down). `inner`: outputs of gate; 0: any number.
+  // (gate, up, down); gate: −1 for none. `inner`: outputs of up; 0: any number.
   Mlp mlp(nb::handle ids, int inner) {
     std::tuple<int, int, int> id;
     if (!nb::try_cast(ids, id)) throw std::invalid_argument("an MLP is three integers: gate, up, down");
     const auto [gate, up, down] = id;
     const int hidden = model_.config.hidden_size;
-    if (!inner) inner = matrix(gate, "gate")->rows;
-    return {model_.make_linear({matrix(gate, "gate", inner, hidden)}),
-            model_.make_linear({matrix(up, "up", inner, hidden)}),
-            model_.make_linear({matrix(down, "down", hidden, inner)})};
+    if (!inner) inner = matrix(up, "up")->rows;
+    Mlp mlp;
+    if (gate != -1) mlp.gate = model_.make_linear({matrix(gate, "gate", inner, hidden)});
+    mlp.up = model_.make_linear({matrix(up, "up", inner, hidden)});
+    mlp.down = model_.make_linear({matrix(down, "down", hidden, inner)});
+    return mlp;
   }
   Mlp mlp(const nb::dict &d, const char *name) {
     if (!d.contains(name)) throw std::invalid_argument(std::string(name) + " is missing");
@@ -404,10 +441,15 @@ class CpuModel {
     moe->router = linear(d, "router", num_experts, hidden);
     moe->experts_per_token = integer(d, "experts_per_token", 1, num_experts);
     moe->norm_topk = integer(d, "norm_topk", 0, 1);
-    if (d.contains("shared")) {
-      moe->shared = std::make_unique<Mlp>(mlp(d, "shared"));
-      moe->shared_gate = linear(d, "shared_gate", 1, hidden);
+    moe->sigmoid = integer(d, "sigmoid", 0, 1);
+    moe->router_bias = optional_vector(d, "router_bias", num_experts);
+    double scale = 1.;
+    if (!d.contains("scale") || !nb::try_cast(d["scale"], scale)) {
+      throw std::invalid_argument("scale is missing or not a number");
     }
+    moe->scale = float(scale);
+    if (d.contains("shared")) moe->shared = std::make_unique<Mlp>(mlp(d, "shared"));
+    if (d.contains("shared_gate")) moe->shared_gate = linear(d, "shared_gate", 1, hidden);
     return moe;
   }
 

@@ -44,7 +44,8 @@ constexpr Named<Format> kFormats[] = {
 };
 constexpr Named<KVFormat> kKVFormats[] = {{"fp32", KVFormat::f32}, {"bf16", KVFormat::bf16}, {"int8", KVFormat::i8}};
 constexpr Named<Gate> kGates[] = {
-    {"silu", Gate::silu}, {"gelu_tanh", Gate::gelu_tanh}, {"gelu", Gate::gelu}, {"relu", Gate::relu}};
+    {"silu", Gate::silu}, {"gelu_tanh", Gate::gelu_tanh}, {"gelu", Gate::gelu}, {"relu", Gate::relu},
+    {"relu2", Gate::relu2}};
 
 // The entry of `table` with this name. Throws std::invalid_argument that lists the names.
 template <class T, size_t N>
@@ -124,12 +125,14 @@ inline SourceMatrix source_matrix(const Array2<uint8_t> &data, const SourceForma
 // The sizes of the recurrent layers of a model; an empty dict if it has none.
 inline RecurrentConfig recurrent_config(const nb::dict &d) {
   if (nb::len(d) == 0) return {};
-  const RecurrentConfig c{.gated_delta = bool(integer(d, "gated_delta", 0, 1)),
+  const RecurrentKind kind{integer(d, "kind", 0, int(RecurrentKind::short_conv))};
+  const RecurrentConfig c{.kind = kind,
                           .num_heads = integer(d, "num_heads", 1, kMostHeads),
                           .num_key_heads = integer(d, "num_key_heads", 1, kMostHeads),
-                          .key_dim = integer(d, "key_dim", 1, kMostSize / kMostHeads),
+                          .key_dim = integer(d, "key_dim", kind != RecurrentKind::short_conv, kMostSize / kMostHeads),
                           .value_dim = integer(d, "value_dim", 1, kMostSize / kMostHeads),
-                          .conv_kernel = integer(d, "conv_kernel", 1, kMostHeads)};
+                          .conv_kernel = integer(d, "conv_kernel", 1, kMostHeads),
+                          .tiled = bool(integer(d, "tiled", 0, 1))};
   in_range(int64_t(c.conv_kernel) * c.channel_stride(), 1, kMostSize, "conv_kernel times the channels");
   if (c.num_heads % c.num_key_heads) throw std::invalid_argument("num_heads is not a multiple of num_key_heads");
   return c;

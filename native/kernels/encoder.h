@@ -17,10 +17,6 @@
 
 namespace foreword::kernels {
 
-struct Norm {
-  Vector weight = nullptr, bias = nullptr;  // no weight: no norm
-};
-
 struct EncoderLayer {
   Norm attn_norm, mlp_norm;
   Vector q_bias = nullptr, k_bias = nullptr, v_bias = nullptr, o_bias = nullptr, up_bias = nullptr, down_bias = nullptr;

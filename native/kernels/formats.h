@@ -165,7 +165,7 @@ struct MatrixProduct {
   }
 };
 
-enum class Gate : uint8_t { silu, gelu_tanh, gelu, relu, sigmoid };
+enum class Gate : uint8_t { silu, gelu_tanh, gelu, relu, relu2, sigmoid };
 
 // ---------------------------------------------------------------------------------------------- KV cache
 

@@ -160,7 +160,7 @@ int Model::most_rotary_pairs() const {
 
 int Model::qkv_stride(bool of_recurrent) const {
   for (const Layer &layer : layers) {
-    if (bool(layer.recurrent) == of_recurrent) return layer.qkv.stride;
+    if (!layer.qkv.parts.empty() && bool(layer.recurrent) == of_recurrent) return layer.qkv.stride;
   }
   return 0;
 }

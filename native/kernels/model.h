@@ -46,8 +46,21 @@ struct Screen {
   bool saves_reads = false;
 };
 
+using Vector = const float *;  // padded with zeros to padded_row(size); null if the layer has none
+
+// RMSNorm, or LayerNorm, which alone may have a bias. Without a weight there is no norm.
+struct Norm {
+  Vector weight = nullptr, bias = nullptr;
+
+  explicit operator bool() const { return weight != nullptr; }
+};
+
+// gate: without parts if there is none.
 struct Mlp {
   Linear gate, up, down;
+  Vector up_bias = nullptr, down_bias = nullptr;
+
+  const Linear &first() const { return gate.parts.empty() ? up : gate; }
 };
 
 struct Moe {
@@ -55,21 +68,21 @@ struct Moe {
   std::vector<Mlp> experts;
   std::unique_ptr<Mlp> shared;
   int experts_per_token = 0;
-  bool norm_topk = true;
+  bool norm_topk = true, sigmoid = false;  // sigmoid: of scores, in place of softmax
+  float scale = 1.f;
+  Vector router_bias = nullptr;  // added to probabilities for the choice alone
 };
-
-using Vector = const float *;  // padded with zeros to padded_row(size); null if the layer has none
-
 
 // What a recurrent layer has in place of attention; rate = exp(a_log). conv: [conv_kernel, channel_stride].
 struct Recurrent {
-  Vector conv, conv_bias, dt_bias, rate, skip, norm;
+  Vector conv = nullptr, conv_bias = nullptr, dt_bias = nullptr, rate = nullptr, skip = nullptr, norm = nullptr;
 };
 
+// qkv without parts: the layer has neither attention nor a state; neither mlp nor moe: it has none of both.
 struct Layer {
-  Vector attn_norm = nullptr, mlp_norm = nullptr, post_attn_norm = nullptr, post_mlp_norm = nullptr;
-  Vector q_norm = nullptr, k_norm = nullptr;
-  Vector q_bias = nullptr, k_bias = nullptr, v_bias = nullptr;
+  Norm attn_norm, mlp_norm, post_attn_norm, post_mlp_norm;
+  Vector q_norm = nullptr, k_norm = nullptr;  // of a head, or of all heads together: joint_qk_norm
+  Vector q_bias = nullptr, k_bias = nullptr, v_bias = nullptr, o_bias = nullptr;
   Vector q_scales = nullptr, k_scales = nullptr;  // of all heads, after the rotary embedding
   Linear qkv, o;  // of a recurrent layer: all projections of its input, and the output projection
   bool gated = false;  // qkv has a fourth part, the gate of the attention's output
@@ -79,6 +92,8 @@ struct Layer {
   int rope = -1;  // index of its rotary embedding; −1: none
   int64_t sliding_window = 0;
   int group = 0, slot = 0;
+
+  bool has_attention() const { return !qkv.parts.empty() && !recurrent; }
 };
 
 struct Rope {
@@ -102,6 +117,8 @@ struct ModelConfig {
   float norm_eps, query_scale, embedding_scale;
   Gate activation;
   float attn_softcap, final_softcap;  // 0: none
+  float residual_scale = 1.f, logit_scale = 1.f;
+  bool joint_qk_norm = false, layer_norm = false;
 };
 
 // The input of a product in each kind that some matrix takes.
@@ -175,7 +192,7 @@ class Model {
   ThreadPool pool;
   KVCache kv;
   SourceMatrix embedding{};
-  Vector final_norm = nullptr;
+  Norm final_norm, logits_norm;  // the latter times logit_scale
   Linear lm_head;
   Screen screen;
   std::vector<Layer> layers;

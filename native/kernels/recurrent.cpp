@@ -85,7 +85,7 @@ void convolve(const Convolution &c) {
       for (int i = 0; i < c.kernel; ++i) {
         sum = fma(load(c.weights + size_t(i) * c.channel_stride + channel), load(input(t - before + i) + channel), sum);
       }
-      store(out + channel, div(sum, add(set1(1.f), exp_f32(sub(set1(0.f), sum)))));
+      store(out + channel, c.silu ? div(sum, add(set1(1.f), exp_f32(sub(set1(0.f), sum)))) : sum);
     }
   }
   for (int i = 0; i < before; ++i) {

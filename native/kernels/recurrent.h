@@ -8,15 +8,21 @@
 
 namespace foreword::kernels {
 
+enum class RecurrentKind : int { mamba2, gated_delta, short_conv };
+
 // The sizes of the recurrent layers of a model; num_heads = 0: it has none.
 //
-//   a row of projections   v k q z dt (mamba2) or q k v z dt beta (gated_delta), each from a multiple of kRowPadding
-//                          on; the first three are the channels of the convolution
+//   a row of projections   v k q z dt (mamba2), q k v z dt beta (gated_delta) or v beta z (short_conv), each from a
+//                          multiple of kRowPadding on; q, k and v are the channels of the convolution
 //   a state                S [num_heads][key_dim][padded_value_dim()], then the last conv_kernel − 1 rows of channels
 struct RecurrentConfig {
-  bool gated_delta;
+  RecurrentKind kind;
   int num_heads, num_key_heads, key_dim, value_dim, conv_kernel;
+  bool tiled;  // value head j uses key head j mod num_key_heads, not j / (num_heads / num_key_heads)
 
+  int key_head(int head) const { return tiled ? head % num_key_heads : head / (num_heads / num_key_heads); }
+  bool gated_delta() const { return kind == RecurrentKind::gated_delta; }
+  bool short_conv() const { return kind == RecurrentKind::short_conv; }
   int num_keys() const { return num_key_heads * key_dim; }
   int num_values() const { return num_heads * value_dim; }
   int channel_stride() const { return 2 * padded_row(num_keys()) + padded_row(num_values()); }
@@ -32,9 +38,10 @@ struct Convolution {
   float *past;            // [kernel − 1][channel_stride], the inputs before `in`; replaced by the last inputs
   const float *weights;   // [kernel][channel_stride]
   const float *bias;      // [channel_stride], or null
-  float *out;             // [num_tokens][channel_stride]: silu of the sums
+  float *out;             // [num_tokens][channel_stride]: silu of the sums, or the sums
   size_t in_stride, channel_stride;
   int num_tokens, kernel, begin, end;
+  bool silu;
 };
 
 // The recurrence of consecutive tokens of one request in one head.

@@ -43,6 +43,10 @@ FW_INLINE void with_gate(Gate gate, F &&f) {
     case Gate::gelu: return f([](F32 x) FW_LAMBDA { return gelu(x); });
     case Gate::sigmoid: return f([](F32 x) FW_LAMBDA { return sigmoid(x); });
     case Gate::relu: return f([](F32 x) FW_LAMBDA { return max_f32(x, set1(0.f)); });
+    case Gate::relu2: return f([](F32 x) FW_LAMBDA {
+      const F32 positive = max_f32(x, set1(0.f));
+      return mul(positive, positive);
+    });
   }
 }
 

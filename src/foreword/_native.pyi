@@ -180,6 +180,10 @@ class CpuModel:
         activation: str,
         attn_softcap: float,
         final_softcap: float,
+        residual_scale: float = 1.0,
+        logit_scale: float = 1.0,
+        joint_qk_norm: bool = False,
+        layer_norm: bool = False,
         num_groups: int,
         num_slots: int,
         num_blocks: int,
@@ -195,7 +199,7 @@ class CpuModel:
     def set_embedding(self, data: U8, source: str, cols: int) -> None: ...
     def add_rope(self, inv_freq: Sequence[float], scale: float, axes: Sequence[int] = []) -> int: ...
     def add_layer(self, layer: dict[str, object]) -> None: ...
-    def finish(self, final_norm: int, lm_head: int) -> None: ...
+    def finish(self, final_norm: int, final_norm_bias: int, lm_head: int) -> None: ...
     def step(
         self,
         inputs: ModelInputs,

@@ -35,7 +35,7 @@ def random_weights(spec: DecoderSpec, seed: int = 0) -> dict[str, Tensor]:
     rng = np.random.default_rng(seed)
     weights = {}
     for name, shape in weight_names(spec):
-        if name.endswith("norm"):
+        if name.endswith("norm"):  # not a bias of one
             values = rng.uniform(0.5, 1.5, shape)
         elif name.endswith("_bias"):
             values = rng.normal(0, 0.3, shape)
@@ -64,6 +64,8 @@ def rope(dim: int, theta: float = 10000.0, scale: float = 1.0) -> RopeSpec:
 
 
 MAMBA2 = RecurrentSpec("mamba2", 6, 2, 20, 12, conv_kernel=4, conv_bias=True)
+CONV = RecurrentSpec("short_conv", 1, 1, 0, 96, conv_kernel=3)
+TILED = RecurrentSpec("gated_delta", 6, 2, 10, 12, conv_kernel=2, tiled=True)
 DELTA = RecurrentSpec("gated_delta", 4, 2, 16, 32, conv_kernel=3)
 
 
@@ -125,6 +127,43 @@ SPECS: dict[str, DecoderSpec] = {
             LayerSpec(None, recurrent=DELTA),
         ),
     ),
+    "post_norms_alone": tiny_spec(
+        pre_norms=False,
+        post_norms=True,
+        qk_norm=True,
+        joint_qk_norm=True,
+        layers=(LayerSpec(rope(16), 24), LayerSpec(rope(16))),
+    ),
+    "multipliers": tiny_spec(
+        embedding_scale=3.0,
+        residual_scale=0.4,
+        logit_scale=0.3,
+        layers=(
+            LayerSpec(rope(16)),
+            LayerSpec(None, moe=MoeSpec(5, 2, 64, shared_intermediate_size=48, shared_gate=False)),
+        ),
+    ),
+    "layer_norm": tiny_spec(
+        layer_norm=True, gated_mlp=False, qkv_bias=True, o_bias=True, mlp_bias=True, activation="gelu_tanh"
+    ),
+    "short_conv": tiny_spec(
+        qk_norm=True,
+        layers=(
+            LayerSpec(None, recurrent=CONV, moe=MoeSpec(5, 2, 64, scoring="sigmoid", router_bias=True, scale=1.5)),
+            LayerSpec(rope(16)),
+            LayerSpec(None, recurrent=CONV),
+        ),
+    ),
+    "single_parts": tiny_spec(  # layers with a mixer alone, or an MLP alone
+        activation="relu2",
+        gated_mlp=False,
+        layers=(
+            LayerSpec(None, recurrent=TILED, has_mlp=False),
+            LayerSpec(None, has_mixer=False),
+            LayerSpec(rope(16), has_mlp=False),
+            LayerSpec(None, recurrent=TILED),
+        ),
+    ),
     "many_heads": tiny_spec(num_heads=14, num_kv_heads=2, head_dim=32, layers=(LayerSpec(rope(32)),), hidden_size=64),
     "one_kv_head": tiny_spec(num_heads=56, num_kv_heads=1, head_dim=8, layers=(LayerSpec(rope(8)),), hidden_size=64),
 }
@@ -142,18 +181,24 @@ class Reference:
         x = self._w("embed")[np.array(tokens)] * spec.embedding_scale
         for i, layer in enumerate(spec.layers):
             p = f"layers.{i}."
-            h = _norm(x, self._w(p + "attn_norm"), spec.norm_eps)
-            a = self._recurrent(p + "state.", layer.recurrent, h) if layer.recurrent else self._attention(p, layer, h)
-            if spec.post_norms:
-                a = _norm(a, self._w(p + "post_attn_norm"), spec.norm_eps)
-            x = x + a
-            h = _norm(x, self._w(p + "mlp_norm"), spec.norm_eps)
-            m = self._mlp(p, h) if layer.moe is None else self._moe(p, layer.moe, h)
-            if spec.post_norms:
-                m = _norm(m, self._w(p + "post_mlp_norm"), spec.norm_eps)
-            x = x + m
+            if layer.has_mixer:
+                h = self._residual_norm(x, p + "attn_norm") if spec.pre_norms else x
+                r = layer.recurrent
+                a = self._recurrent(p + "state.", r, h) if r else self._attention(p, layer, h)
+                x = x + spec.residual_scale * (self._residual_norm(a, p + "post_attn_norm") if spec.post_norms else a)
+            if layer.has_mlp:
+                h = self._residual_norm(x, p + "mlp_norm") if spec.pre_norms else x
+                m = self._mlp(p, h) if layer.moe is None else self._moe(p, layer.moe, h)
+                x = x + spec.residual_scale * (self._residual_norm(m, p + "post_mlp_norm") if spec.post_norms else m)
         head = self._w("embed" if spec.tie_embeddings else "lm_head")
-        return _cap(_norm(x, self._w("final_norm"), spec.norm_eps) @ head.T, spec.final_softcap)
+        return _cap(self._residual_norm(x, "final_norm") @ head.T * spec.logit_scale, spec.final_softcap)
+
+    def _residual_norm(self, x: Floats, name: str) -> Floats:
+        if not self.spec.layer_norm:
+            return _norm(x, self._w(name), self.spec.norm_eps)
+        return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + self.spec.norm_eps) * self._w(
+            name
+        ) + self._w(name + "_bias")
 
     def _w(self, name: str) -> Floats:
         return self.weights[name].dequantize().astype(np.float64)
@@ -164,7 +209,12 @@ class Reference:
             (h @ self._w(p + s).T + (self._w(p + s + "_bias") if spec.qkv_bias else 0)).reshape(n, -1, spec.head_dim)
             for s in ("q", "k", "v")
         )
-        if spec.qk_norm:
+        if spec.joint_qk_norm:
+            q, k = (
+                _norm(v.reshape(n, -1), self._w(p + s), spec.norm_eps).reshape(v.shape)
+                for v, s in ((q, "q_norm"), (k, "k_norm"))
+            )
+        elif spec.qk_norm:
             q, k = _norm(q, self._w(p + "q_norm"), spec.norm_eps), _norm(k, self._w(p + "k_norm"), spec.norm_eps)
         q, k = _rotate(q, layer.rope), _rotate(k, layer.rope)
         group = spec.num_heads // spec.num_kv_heads
@@ -177,13 +227,18 @@ class Reference:
         a = np.einsum("hij,jhd->ihd", e / e.sum(-1, keepdims=True), v).reshape(n, -1)
         if spec.attn_gate:
             a = a / (1 + np.exp(-h @ self._w(p + "attn_gate").T))
-        return a @ self._w(p + "o").T
+        return a @ self._w(p + "o").T + (self._w(p + "o_bias") if spec.o_bias else 0)
 
     def _recurrent(self, p: str, r: RecurrentSpec, h: Floats) -> Floats:
         """Head by head and token by token, as the papers write it: Mamba 2 (arXiv 2405.21060) with x, B, C, dt, A, D,
         and gated delta networks (arXiv 2412.06464) with q, k, v, alpha, beta.
         """
         n, mamba, conv = len(h), r.kind == "mamba2", self._w(p + "conv")
+        if r.kind == "short_conv":  # B, C, x of the report on LFM 2
+            gated = (h @ self._w(p + "beta").T) * (h @ self._w(p + "v").T)
+            padded = np.concatenate([np.zeros((r.conv_kernel - 1, gated.shape[1])), gated])
+            mixed = sum(conv[:, i] * padded[i : i + n] for i in range(r.conv_kernel))
+            return (mixed * (h @ self._w(p + "z").T)) @ self._w(p + "o").T
         u = np.concatenate([h @ self._w(p + name).T for name in ("vkq" if mamba else "qkv")], 1)
         mixed = np.zeros_like(u)
         for t in range(n):
@@ -201,7 +256,7 @@ class Reference:
         alpha = np.exp(-np.exp(self._w(p + "a_log")) * dt)
         y = np.zeros_like(v)
         for j in range(r.num_heads):
-            group = j * r.num_key_heads // r.num_heads
+            group = j % r.num_key_heads if r.tiled else j * r.num_key_heads // r.num_heads
             state = np.zeros((r.value_dim, r.key_dim))
             for t in range(n):
                 query, key = q[t, group], k[t, group]
@@ -223,24 +278,30 @@ class Reference:
         return y.reshape(n, -1) @ self._w(p + "o").T
 
     def _mlp(self, p: str, h: Floats) -> Floats:
-        g = h @ self._w(p + "gate").T
-        if self.spec.activation == "silu":
+        spec = self.spec
+        up = h @ self._w(p + "up").T + (self._w(p + "up_bias") if spec.mlp_bias else 0)
+        g = h @ self._w(p + "gate").T if spec.gated_mlp else up
+        if spec.activation == "silu":
             g = _silu(g)
+        elif spec.activation == "relu2":
+            g = np.where(g > 0, g * g, 0)
         else:
             g = 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)))
-        return (g * (h @ self._w(p + "up").T)) @ self._w(p + "down").T
+        inner = g * up if spec.gated_mlp else g
+        return inner @ self._w(p + "down").T + (self._w(p + "down_bias") if spec.mlp_bias else 0)
 
     def _moe(self, p: str, moe: MoeSpec, h: Floats) -> Floats:
         e = np.exp(h @ self._w(p + "router").T)
-        probabilities = e / e.sum(-1, keepdims=True)
+        probabilities = e / (1 + e) if moe.scoring == "sigmoid" else e / e.sum(-1, keepdims=True)
+        bias = self._w(p + "router_bias") if moe.router_bias else 0
         out = np.zeros_like(h)
         for t, row in enumerate(probabilities):
-            chosen = np.argsort(-row, kind="stable")[: moe.experts_per_token]
-            share = row[chosen] / row[chosen].sum() if moe.norm_topk else row[chosen]
+            chosen = np.argsort(-(row + bias), kind="stable")[: moe.experts_per_token]
+            share = moe.scale * (row[chosen] / row[chosen].sum() if moe.norm_topk else row[chosen])
             for weight, expert in zip(share, chosen, strict=True):
                 out[t] += weight * self._mlp(f"{p}experts.{expert}.", h[t : t + 1])[0]
         if moe.shared_intermediate_size:
-            gate = 1 / (1 + np.exp(-(h @ self._w(p + "shared_gate").T)))
+            gate = 1 / (1 + np.exp(-(h @ self._w(p + "shared_gate").T))) if moe.shared_gate else 1
             out += gate * self._mlp(p + "shared.", h)
         return out
 

@@ -174,7 +174,15 @@ def test_sizes_of_models_and_pools():
         assert size > 0
 
     assert 0 < calls(2000, pool) < 2000
-    recurrent = {"gated_delta": 1, "num_heads": 4, "num_key_heads": 2, "key_dim": 8, "value_dim": 8, "conv_kernel": 4}
+    recurrent = {
+        "kind": 1,
+        "num_heads": 4,
+        "num_key_heads": 2,
+        "key_dim": 8,
+        "value_dim": 8,
+        "conv_kernel": 4,
+        "tiled": 0,
+    }
 
     def hybrid(rng):
         found = _native.CpuModel(**MODEL, recurrent={k: odd_number(rng, v) for k, v in recurrent.items()})
@@ -220,7 +228,8 @@ def test_weights_and_layers():
         else:
             layer["moe"] = moe = {
                 "router": matrix(model, odd(3), 64), "experts": [mlp] * (odd(3) or 0), "experts_per_token": 2,
-                "norm_topk": True, "shared": mlp, "shared_gate": matrix(model, odd(1), 64),
+                "norm_topk": True, "sigmoid": False, "scale": 1.0, "shared": mlp,
+                "shared_gate": matrix(model, odd(1), 64),
             }  # fmt: skip
             moe |= {key: odd(value) for key, value in moe.items() if isinstance(value, int)}
         layer |= {key: odd(value) for key, value in layer.items() if isinstance(value, int)}
@@ -228,7 +237,7 @@ def test_weights_and_layers():
             del layer[rng.choice(list(layer))]
         model.set_embedding(np.zeros((odd(50), 256), np.uint8), "F32", odd(64))
         model.add_layer(layer)
-        model.finish(odd(model.vector(np.zeros(64, np.float32))), odd(matrix(model, odd(50), 64)))
+        model.finish(odd(model.vector(np.zeros(64, np.float32))), -1, odd(matrix(model, odd(50), 64)))
         slots, table = np.arange(16, 20), np.array([[1]], np.int32)
         counts = [np.array(values, np.int32) for values in ([0, 4], [4], [0])]
         ids = np.arange(4, dtype=np.int32)
@@ -252,13 +261,13 @@ def test_weights_that_do_not_fit_their_format(columns, row_bytes, source, target
 def test_a_model_is_complete_before_it_runs_and_fixed_after(driver):
     model = _native.CpuModel(**MODEL)
     with pytest.raises(ValueError, match="embedding"):
-        model.finish(0, 0)
+        model.finish(0, -1, 0)
     inputs = _native.ModelInputs(*[np.zeros(0, t) for t in ("i4", "i8", "i4", "i4", "i4", "i8")], [], [])
     with pytest.raises(ValueError, match="finish"):
         model.step(inputs, 0, 0, 0)
     core = driver.executor.core
     for add in (
-        lambda: core.add_layer({}), lambda: core.add_rope([1.0] * 8, 1.0), lambda: core.finish(0, 0),
+        lambda: core.add_layer({}), lambda: core.add_rope([1.0] * 8, 1.0), lambda: core.finish(0, -1, 0),
         lambda: core.pack(np.zeros((1, 4), np.uint8), "F32", 1, "f32", False),
     ):  # fmt: skip
         with pytest.raises(ValueError, match="nothing can be added"):

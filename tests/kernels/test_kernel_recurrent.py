@@ -13,7 +13,7 @@ from foreword.errors import ConfigError
 from foreword.executors.pool import batch_groups
 from models.running import EXECUTORS
 
-HYBRIDS = ("mamba2", "gated_delta")
+HYBRIDS = ("mamba2", "gated_delta", "short_conv", "single_parts")
 BLOCK_SIZE, NUM_BLOCKS = 16, 400
 every = pytest.mark.parametrize("kind", EXECUTORS)
 kinds = pytest.mark.parametrize("name", HYBRIDS)

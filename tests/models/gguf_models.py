@@ -11,27 +11,54 @@ from models import gguf_writer
 ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "mixtral": "llama", "smollm3": "smollm3", "phi3": "phi3", "qwen2": "qwen2",
     "qwen3": "qwen3", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gemma2": "gemma2", "gemma3_text": "gemma3",
-    "qwen3_next": "qwen3next",
+    "qwen3_next": "qwen3next", "ernie4_5": "ernie4_5", "arcee": "arcee", "seed_oss": "seed_oss", "olmo2": "olmo2",
+    "olmo3": "olmo2", "glm4": "glm4", "starcoder2": "starcoder2", "granite": "granite", "granitemoe": "granitemoe",
+    "granitemoeshared": "granitemoe", "granitemoehybrid": "granitehybrid", "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe", "lfm2": "lfm2", "lfm2_moe": "lfm2moe",
 }  # fmt: skip
-INTERLEAVED = {"llama", "smollm3"}  # architectures whose q and k rows are in interleaved rotary order
+INTERLEAVED = {
+    "llama",
+    "smollm3",
+    "arcee",
+    "granite",
+    "granitemoe",
+    "granitehybrid",
+}  # architectures whose q and k rows are in interleaved rotary order
+DELTA = {"qwen3next", "qwen35", "qwen35moe"}
 GEMMA = {"gemma2", "gemma3"}  # GGUF files hold their norm weights as 1 + w
 
 KEYS = {
-    "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size", "block_count": "num_hidden_layers",
-    "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim", "attention.value_length": "head_dim",
-    "context_length": "max_position_embeddings", "attention.sliding_window": "sliding_window",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.value_length": "head_dim",
+    "context_length": "max_position_embeddings",
+    "attention.sliding_window": "sliding_window",
     "expert_count": "num_experts",
-    "expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
     "full_attention_interval": "full_attention_interval",
-    "ssm.conv_kernel": "linear_conv_kernel_dim", "ssm.state_size": "linear_key_head_dim",
-    "ssm.group_count": "linear_num_key_heads", "ssm.time_step_rank": "linear_num_value_heads",
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+    "shortconv.l_cache": "conv_L_cache",
+    "leading_dense_block_count": "num_dense_layers",
+}
+MAMBA_KEYS = {"ssm.conv_kernel": "mamba_d_conv", "ssm.state_size": "mamba_d_state", "ssm.group_count": "mamba_n_groups",
+              "ssm.time_step_rank": "mamba_n_heads", "expert_shared_feed_forward_length": "shared_intermediate_size",
 }  # fmt: skip
 FLOATS = {"attention.layer_norm_rms_epsilon": "rms_norm_eps", "attn_logit_softcapping": "attn_logit_softcapping",
-          "final_logit_softcapping": "final_logit_softcapping"}  # fmt: skip
+          "final_logit_softcapping": "final_logit_softcapping", "attention.layer_norm_epsilon": "norm_epsilon",
+          "embedding_scale": "embedding_multiplier", "residual_scale": "residual_multiplier",
+          "logit_scale": "logits_scaling", "attention.scale": "attention_multiplier"}  # fmt: skip
 
-WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+         "model.embedding_norm": "token_embd_norm"}  # fmt: skip
 BLOCK = {
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
@@ -43,13 +70,26 @@ BLOCK = {
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps",  # of the experts
     "w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps",
+    "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
+    "block_sparse_moe.output_linear": "ffn_down_exps", "block_sparse_moe.router.layer": "ffn_gate_inp",
+    "mamba.in_proj": "ssm_in", "mamba.conv1d": "ssm_conv1d", "mamba.norm": "ssm_norm", "mamba.out_proj": "ssm_out",
+    "operator_norm": "attn_norm", "ffn_norm": "ffn_norm", "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm", "self_attn.k_layernorm": "attn_k_norm",
+    "feed_forward.w1": "ffn_gate", "feed_forward.w3": "ffn_up", "feed_forward.w2": "ffn_down",
+    "feed_forward.gate": "ffn_gate_inp",
+    "conv.in_proj": "shortconv.in_proj", "conv.conv": "shortconv.conv", "conv.out_proj": "shortconv.out_proj",
 }  # fmt: skip
 DELTA_BLOCK = {
     "post_attention_layernorm": "post_attention_norm", "linear_attn.in_proj_ba": "ssm_ba",
     "linear_attn.conv1d": "ssm_conv1d", "linear_attn.norm": "ssm_norm", "linear_attn.out_proj": "ssm_out",
 }  # fmt: skip
-GEMMA_BLOCK = {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
-               "post_feedforward_layernorm": "post_ffw_norm"}  # fmt: skip
+POST_NORMS = {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
+              "post_feedforward_layernorm": "post_ffw_norm"}  # fmt: skip
+OWN_BLOCK = {
+    **dict.fromkeys(("gemma2", "gemma3", "olmo2", "seed_oss"), POST_NORMS),
+    **dict.fromkeys(DELTA, DELTA_BLOCK),
+    "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
+}
 
 
 def interleave(tensor, head_dim, rotated=None):
@@ -64,18 +104,15 @@ def gguf_tensors(config, tensors):
     """{name in a GGUF file: float32 array} of a checkpoint; the experts of a layer stacked in one tensor."""
     architecture = ARCHITECTURES[config["model_type"]]
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    block = {**BLOCK, **(GEMMA_BLOCK if architecture in GEMMA else {})}
-    if architecture == "qwen3next":
-        block |= DELTA_BLOCK
+    block = {**BLOCK, **OWN_BLOCK.get(architecture, {})}
     experts, written = {}, {}
     for name, value in tensors.items():
-        if ".linear_attn." in name:
-            more = delta_net(config, name, value)
+        more = converted(config, name, value)
+        if more:
             written |= more
-            if more:
-                continue
-            value = value.squeeze()
-        elif architecture == "qwen3next" and name.endswith("norm.weight"):
+            continue
+        value = value.squeeze(1) if ".conv" in name and value.ndim == 3 else value
+        if architecture in DELTA and name.endswith("norm.weight") and ".linear_attn." not in name:
             value = value + np.float32(1)
         if architecture in GEMMA and name.endswith("norm.weight"):
             value = value + np.float32(1)
@@ -94,9 +131,78 @@ def gguf_tensors(config, tensors):
     return written | {name: np.stack([parts[e] for e in sorted(parts)]) for name, parts in experts.items()}
 
 
-def delta_net(config, name, value):
-    """The tensors of a gated delta-net that are not only renamed: for each key head, a checkpoint has q, k, v and z."""
-    layer, part = re.fullmatch(r"model\.layers\.(\d+)\.linear_attn\.(.+)", name).groups()
+def converted(config, name, value):
+    """The tensors that are not only renamed; none if the tensor is."""
+    found = re.fullmatch(r"model\.layers\.(\d+)\.(\w+)\.(.+)", name)
+    if found is None:
+        return {}
+    layer, module, part = found.groups()
+    match module:
+        case "linear_attn" if config["model_type"] == "qwen3_next":
+            return delta_net(config, layer, part, value)
+        case "linear_attn":
+            return tiled_delta_net(config, layer, part, value)
+        case "mamba":
+            return mamba(config, layer, part, value)
+        case "block_sparse_moe" if part == "input_linear.weight":
+            gate, up = np.split(value, 2, axis=1)
+            return {f"blk.{layer}.ffn_gate_exps.weight": gate, f"blk.{layer}.ffn_up_exps.weight": up}
+        case "shared_mlp":
+            end = "_shexp" if config.get("num_local_experts") else ""
+            if part == "output_linear.weight":
+                return {f"blk.{layer}.ffn_down{end}.weight": value}
+            gate, up = np.split(value, 2)
+            return {f"blk.{layer}.ffn_gate{end}.weight": gate, f"blk.{layer}.ffn_up{end}.weight": up}
+        case "feed_forward" if part == "expert_bias":
+            return {f"blk.{layer}.exp_probs_b.bias": value}
+    return {}
+
+
+def mamba(config, layer, part, value):
+    match part:
+        case "A_log":
+            return {f"blk.{layer}.ssm_a": -np.exp(value[:, None])}
+        case "D":
+            return {f"blk.{layer}.ssm_d": value[:, None]}
+        case "dt_bias":
+            return {f"blk.{layer}.ssm_dt.bias": value}
+        case "norm.weight":
+            return {f"blk.{layer}.ssm_norm.weight": value.reshape(config["mamba_n_groups"], -1)}
+    return {}
+
+
+def tiled_delta_net(config, layer, part, value):
+    """The value heads of a checkpoint are in groups, one per key head; a file has the first of every group first."""
+    keys, heads, dim = (config[f"linear_{name}"] for name in ("num_key_heads", "num_value_heads", "value_head_dim"))
+
+    def tiled(x, size, axis=0):
+        grouped = np.moveaxis(x, axis, 0).reshape(keys, heads // keys, size, -1)
+        return np.moveaxis(grouped.swapaxes(0, 1).reshape(np.moveaxis(x, axis, 0).shape), 0, axis)
+
+    split = 2 * keys * config["linear_key_head_dim"]
+    match part:
+        case "A_log":
+            return {f"blk.{layer}.ssm_a": tiled(-np.exp(value), 1)}
+        case "dt_bias":
+            return {f"blk.{layer}.ssm_dt.bias": tiled(value, 1)}
+        case "in_proj_a.weight":
+            return {f"blk.{layer}.ssm_alpha.weight": tiled(value, 1)}
+        case "in_proj_b.weight":
+            return {f"blk.{layer}.ssm_beta.weight": tiled(value, 1)}
+        case "in_proj_z.weight":
+            return {f"blk.{layer}.attn_gate.weight": tiled(value, dim)}
+        case "in_proj_qkv.weight":
+            return {f"blk.{layer}.attn_qkv.weight": np.concatenate([value[:split], tiled(value[split:], dim)])}
+        case "conv1d.weight":
+            value = value.squeeze(1)
+            return {f"blk.{layer}.ssm_conv1d.weight": np.concatenate([value[:split], tiled(value[split:], dim)])}
+        case "out_proj.weight":
+            return {f"blk.{layer}.ssm_out.weight": tiled(value, dim, axis=1)}
+    return {}
+
+
+def delta_net(config, layer, part, value):
+    """For each key head, a checkpoint has q, k, v and z."""
     keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"] * config["linear_value_head_dim"]
     match part:
         case "A_log":
@@ -126,8 +232,9 @@ def experts_everywhere(tiny, like):
 def metadata(config):
     """The metadata of the architecture, and a vocabulary of single characters with one merge."""
     architecture = ARCHITECTURES[config["model_type"]]
-    rope = config["rope_parameters"]
+    rope = config.get("rope_parameters") or {"rope_theta": 10000.0}
     rope = rope.get("full_attention", rope)
+    types = config.get("layer_types") or []
     config = {**config, "num_experts": config.get("num_experts") or config.get("num_local_experts")}
     found = {"general.architecture": ("str", architecture),
              f"{architecture}.rope.freq_base": ("f32", rope["rope_theta"])}  # fmt: skip
@@ -136,6 +243,24 @@ def metadata(config):
     if "linear_value_head_dim" in config:
         inner = config["linear_num_value_heads"] * config["linear_value_head_dim"]
         found[f"{architecture}.ssm.inner_size"] = ("u32", inner)
+    if "mamba_n_heads" in config:
+        found |= {f"{architecture}.{k}": ("u32", config[v]) for k, v in MAMBA_KEYS.items()}
+        found[f"{architecture}.ssm.inner_size"] = ("u32", config["mamba_n_heads"] * config["mamba_d_head"])
+        found[f"{architecture}.rope.scaling.finetuned"] = ("bool", config["position_embedding_type"] == "rope")
+    elif config.get("shared_intermediate_size"):
+        found[f"{architecture}.expert_shared_feed_forward_length"] = ("u32", config["shared_intermediate_size"])
+    if "mamba_n_heads" in config or "conv_L_cache" in config:
+        heads = [config["num_key_value_heads"] if kind == "full_attention" else 0 for kind in types]
+        found[f"{architecture}.attention.head_count_kv"] = ("[i32]", heads)
+    if config.get("block_auto_adjust_ff_dim"):
+        inner = int(config["block_ffn_dim_multiplier"] * int(2 * config["intermediate_size"] / 3))
+        unit = config["block_multiple_of"]
+        found[f"{architecture}.feed_forward_length"] = ("u32", -(-inner // unit) * unit)
+    if "norm_eps" in config:
+        found[f"{architecture}.attention.layer_norm_rms_epsilon"] = ("f32", config["norm_eps"])
+    if config["model_type"] == "olmo3":
+        pattern = [kind == "sliding_attention" for kind in types]
+        found["olmo2.attention.sliding_window_pattern"] = ("[bool]", pattern)
     size = config["vocab_size"]
     tokens = [chr(0x100 + i) for i in range(size - 1)]
     return found | {

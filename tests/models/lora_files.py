@@ -9,7 +9,10 @@ from models import gguf_writer
 from models.gguf_models import ARCHITECTURES, BLOCK, INTERLEAVED, interleave
 from models.tiny import write_safetensors
 
-LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj")
+LINEAR = (
+    *("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj"),
+    *("self_attn.out_proj", "feed_forward.w1", "feed_forward.w2", "feed_forward.w3", "mlp.c_fc", "mlp.c_proj"),
+)
 
 
 def linear_modules(shapes, ends=LINEAR):

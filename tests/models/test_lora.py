@@ -31,6 +31,8 @@ class Rig:
         self.tensors = random_tensors(self.tiny["shapes"])
         self.model = load_model(make(tmp_path, name))
         self.text = self.tiny["token_ids"][:18]
+        # One rounding of each weight changes the logits of recurrent layers by up to 5e-5, those of Llama by 1e-5.
+        self.tolerance = 4e-4 if self.model.spec.state_size else 1e-4
 
     def read(self, path):
         return read_lora(path, self.model.spec, self.model.family)
@@ -62,8 +64,7 @@ def test_an_adapter_of_each_family_gives_the_logits_of_merged_weights(tmp_path, 
     folder = write_peft(tmp_path / "adapter", factors, target_modules="all-linear")
     want = rig.merged_logits(factors, 8 / 4)
     assert np.abs(rig.logits(None) - want).max() > 0.1
-    # One rounding of each weight changes the logits of Bamba's recurrent layers by up to 5e-5, those of Llama by 1e-5.
-    assert_equal(rig.logits(rig.read(folder), executor), want, 3e-4 if name.startswith("bamba") else 1e-4)
+    assert_equal(rig.logits(rig.read(folder), executor), want, rig.tolerance)
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -72,7 +73,7 @@ def test_a_gguf_adapter_of_each_family_gives_the_logits_of_merged_weights(tmp_pa
     rig = Rig(tmp_path, name)
     factors = random_factors(rig.tiny["shapes"])
     path = gguf_writer.write(tmp_path / "adapter.gguf", *gguf_parts(rig.tiny["config"], factors, alpha=6.0))
-    assert_equal(rig.logits(rig.read(path), executor), rig.merged_logits(factors, 6 / 4))
+    assert_equal(rig.logits(rig.read(path), executor), rig.merged_logits(factors, 6 / 4), rig.tolerance)
 
 
 @pytest.mark.parametrize("name", ["llama-yarn", "smollm3", "qwen3", "phi3"])

@@ -23,16 +23,20 @@ from models.tiny import random_tensors, write_model
 
 REFERENCE = json.loads(RECORD.read_text())
 ALL = {**FAMILIES, **ENCODER_FAMILIES}
-PER_LAYER_TYPE = {"gemma3_text", "modernbert"}  # whose types of layers have their own rotary embeddings
+PER_LAYER_TYPE = {"gemma3_text", "modernbert", "olmo3"}  # whose types of layers have their own rotary embeddings
+WITH_ATTENTION = {
+    "bamba": {"attn_layer_indices": [1]},
+    "granitemoehybrid": {"layer_types": ["full_attention", *["linear_attention"] * 31]},
+    "lfm2_moe": {"layer_types": ["full_attention", *["conv"] * 31]},
+}
+"""What the defaults of a reference lack, which are of a model that has recurrent layers alone."""
 LOADER = {"architectures", "model_type"}  # which choose the family
 PATH = Path("config.json")
 
 
 def base(model_type):
     """The configuration that transformers writes for the defaults of a family."""
-    return REFERENCE["families"][model_type]["defaults"] | (
-        {"attn_layer_indices": [1]} if model_type == "bamba" else {}
-    )
+    return REFERENCE["families"][model_type]["defaults"] | WITH_ATTENTION.get(model_type, {})
 
 
 def undeclared(model_type, defaults):

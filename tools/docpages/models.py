@@ -8,7 +8,7 @@ from pathlib import Path
 
 from docpages.marks import with_table
 from foreword.models import registry
-from foreword.models.families import ENCODER_FAMILIES, FAMILIES, NOT_IN_GGUF
+from foreword.models.families import ENCODER_FAMILIES, FAMILIES
 from foreword.models.families.base import Family
 from foreword.models.families.encoders import EncoderFamily
 from foreword.models.keys import WITHOUT_EFFECT
@@ -47,8 +47,7 @@ def families() -> Iterator[tuple[str, ...]]:
     for title in titles:
         types = [model_type for model_type, family in ALL.items() if family.title == title]
         gguf = [family.gguf for family in FAMILIES.values() if family.title == title and family.gguf]
-        refused = any(title.startswith(name) for name in NOT_IN_GGUF.values())
-        in_gguf = code(gguf) or ("refused: use the directory" if refused else "–")
+        in_gguf = code(gguf) or "–"
         yield title, code(types), in_gguf, str(sum(map(recorded.count, types)))
 
 

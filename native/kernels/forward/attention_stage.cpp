@@ -16,7 +16,7 @@ AttentionStage::AttentionStage(PassContext &context, const EmbeddingStage &embed
       out_(context.model.config.num_heads * context.model.config.head_dim) {
   const ModelConfig &c = ctx_.model.config;
   for (const Layer &layer : ctx_.model.layers) {
-    if (layer.recurrent) continue;
+    if (!layer.has_attention()) continue;
     windows_[size_t(layer.group)] = layer.sliding_window;
     layer.o.add_kinds(kinds_);
   }
@@ -55,6 +55,10 @@ void AttentionStage::run(int thread, int layer_index) {
   ctx_.pool.barrier();
   ctx_.clock.finish(thread, Stage::qkv);
 
+  if (ctx_.model.config.joint_qk_norm) {
+    norm_jointly(thread, layer);
+    ctx_.pool.barrier();
+  }
   rotate_and_store(thread, layer);
   ctx_.pool.barrier();
   ctx_.clock.finish(thread, Stage::rope);
@@ -69,12 +73,23 @@ void AttentionStage::run(int thread, int layer_index) {
 
   const ActivationSet heads =
       ctx_.products.prepare(thread, o_input_, layer.o.cols, rows.end, [&](int t) { return out_.row(t); });
-  ctx_.add_product(thread, layer.o, heads, layer.post_attn_norm, layer.mlp ? &layer.mlp->gate : nullptr);
+  ctx_.add_product(thread, layer.o, heads, layer.o_bias, layer.post_attn_norm, layer.mlp ? &layer.mlp->first() : nullptr);
   ctx_.clock.finish(thread, Stage::o);
 }
 
 Share AttentionStage::heads_of(int thread) const {
   return team_share(ctx_.model.config.num_kv_heads, ctx_.pool, ctx_.pool.team(thread).group);
+}
+
+// The queries of this thread's tokens after the norm of all heads together, and the keys.
+void AttentionStage::norm_jointly(int thread, const Layer &layer) {
+  const ModelConfig &c = ctx_.model.config;
+  const Share share = ctx_.token_share(thread);
+  for (int t = share.begin; t < share.end; ++t) {
+    float *queries = qkv_.row(t), *keys = queries + layer.qkv.parts[1].offset;
+    ctx_.isa.norm_parts(queries, layer.q_norm, 0, 1, c.num_heads * c.head_dim, c.norm_eps, queries);
+    ctx_.isa.norm_parts(keys, layer.k_norm, 0, 1, c.num_kv_heads * c.head_dim, c.norm_eps, keys);
+  }
 }
 
 // Heads from their projections: queries, and keys and values, which are written to the cache.
@@ -90,6 +105,7 @@ void AttentionStage::rotate_and_store(int thread, const Layer &layer) {
   float *key = scratch_[size_t(thread)].key_value.data(), *value = key + padded, *scratch = value + padded;
   std::memset(key, 0, sizeof(float) * 2 * size_t(padded));
 
+  const Vector q_norm = c.joint_qk_norm ? nullptr : layer.q_norm, k_norm = c.joint_qk_norm ? nullptr : layer.k_norm;
   auto make = [&](float *out, const float *from, int offset, Vector bias, Vector norm, Vector scales, RotaryRow rotary,
                   float factor) {
     auto of_head = [&](Vector v) { return v ? v + offset : nullptr; };
@@ -102,13 +118,13 @@ void AttentionStage::rotate_and_store(int thread, const Layer &layer) {
     const RotaryRow rotary = embedding_.rotary(layer.rope, token);
     if (nth < num_heads) {
       const int head = heads.begin * per_key + nth;
-      make(queries_.row(token) + head * padded, row, head * dim, layer.q_bias, layer.q_norm, layer.q_scales, rotary,
+      make(queries_.row(token) + head * padded, row, head * dim, layer.q_bias, q_norm, layer.q_scales, rotary,
            c.query_scale * kLog2E);
       return;
     }
     if (slots[token] < 0) return;
     const int kv_head = heads.begin + nth - num_heads, offset = kv_head * dim;
-    make(key, row + k_offset, offset, layer.k_bias, layer.k_norm, layer.k_scales, rotary, 1.f);
+    make(key, row + k_offset, offset, layer.k_bias, k_norm, layer.k_scales, rotary, 1.f);
     make(value, row + v_offset, offset, layer.v_bias, nullptr, nullptr, {}, 1.f);
     ctx_.isa.store_kv(kv, slots[token], kv_head, key, value, scratch);
   };

@@ -24,6 +24,7 @@ class AttentionStage {
     Buffer<float> key_value;  // key, value, and the scratch memory of store_kv: [3, padded_dim]
   };
 
+  void norm_jointly(int thread, const Layer &layer);
   void rotate_and_store(int thread, const Layer &layer);
   Share heads_of(int thread) const;  // the KV heads of this thread's team, whose keys and values it writes and reads
   void attend(int thread, const Layer &layer, std::atomic<int> &next_task);

@@ -21,7 +21,7 @@ PassContext::PassContext(Model &m)
       norm_out_(size_t(m.pool.size())) {
   for (Buffer<float> &out : norm_out_) out.reserve(size_t(x.stride()));
   for (const Layer &layer : model.layers) {
-    has_branch_ = has_branch_ || layer.post_attn_norm || layer.post_mlp_norm || layer.moe;
+    has_branch_ = has_branch_ || has_branch(layer.post_attn_norm) || has_branch(layer.post_mlp_norm) || layer.moe;
     layer.qkv.add_kinds(kinds_);
     if (layer.mlp) add_inputs(*layer.mlp, kinds_);
     if (!layer.moe) continue;
@@ -38,23 +38,41 @@ void PassContext::reserve() {
   normed.reserve(input.num_tokens, model.config.hidden_size, with_loras(kinds_), pool.size());
 }
 
-void PassContext::multiply(int thread, const Linear &l, const ActivationSet &a, Share rows, Vector norm,
+void PassContext::multiply(int thread, const Linear &l, const ActivationSet &a, Share rows, const Norm &norm,
                            const Linear *next) {
-  FloatRows &out = norm ? branch : x;
-  products.linear(thread, l, a, {0, rows.end - rows.begin}, out.row(rows.begin), norm ? Store::assign : Store::add,
+  const bool branches = has_branch(norm);
+  FloatRows &out = branches ? branch : x;
+  products.linear(thread, l, a, {0, rows.end - rows.begin}, out.row(rows.begin), branches ? Store::assign : Store::add,
                   next, shrink(thread, {&l}, a));
 }
 
-void PassContext::finish_product(int thread, Vector norm) {
+void PassContext::finish_product(int thread, Vector bias, const Norm &norm) {
   pool.barrier();
-  if (norm) add_branch(thread, norm);
+  const bool branches = has_branch(norm);
+  if (bias) add_bias(thread, bias, branches ? branch : x);
+  if (branches) {
+    add_branch(thread, norm);
+  } else if (bias) {
+    pool.barrier();
+  }
 }
 
-void PassContext::add_branch(int thread, Vector norm) {
+void PassContext::add_bias(int thread, Vector bias, FloatRows &rows) const {
   const Share share = token_share(thread);
+  for (int t = share.begin; t < share.end; ++t) isa.add_row(bias, size_t(rows.stride()), rows.row(t));
+}
+
+void PassContext::add_branch(int thread, const Norm &norm) {
+  const Share share = token_share(thread);
+  const float scale = model.config.residual_scale;
   for (int t = share.begin; t < share.end; ++t) {
-    const float *row = norm ? norm_row(thread, branch.row(t), norm) : branch.row(t);
-    isa.add_row(row, size_t(x.stride()), x.row(t));
+    const float *row = norm_row(thread, branch.row(t), norm);
+    float *out = x.row(t);
+    if (scale == 1.f) {
+      isa.add_row(row, size_t(x.stride()), out);
+    } else {
+      for (int i = 0; i < x.stride(); ++i) out[i] += scale * row[i];
+    }
   }
   pool.barrier();
 }

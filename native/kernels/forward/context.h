@@ -38,14 +38,23 @@ class PassContext {
   void reserve();
 
   // The rows of x after the norm `weight`, as input of the products that follow.
-  ActivationSet norm_rows(int thread, Vector weight) {
+  ActivationSet norm_rows(int thread, const Norm &norm) {
     return products.prepare(thread, normed, model.config.hidden_size, input.num_tokens,
-                            [&](int t) { return norm_row(thread, x.row(t), weight); });
+                            [&](int t) { return norm_row(thread, x.row(t), norm); });
   }
-  // RMSNorm(row) in memory of this thread, valid until the next call.
-  const float *norm_row(int thread, const float *row, Vector weight) const {
-    float *out = norm_out_[size_t(thread)].data();
-    isa.rms_norm(row, weight, model.config.hidden_size, model.config.norm_eps, out);
+  // norm(row) in memory of this thread, valid until the next call; `row` itself without a norm.
+  const float *norm_row(int thread, const float *row, const Norm &norm) const {
+    return norm_row(row, norm, norm_out_[size_t(thread)].data());
+  }
+  // norm(row) in `out`, which is returned; `row` itself without a norm.
+  const float *norm_row(const float *row, const Norm &norm, float *out) const {
+    const ModelConfig &c = model.config;
+    if (!norm) return row;
+    if (c.layer_norm) {
+      isa.layer_norm(row, norm.weight, norm.bias, c.hidden_size, c.norm_eps, out);
+    } else {
+      isa.rms_norm(row, norm.weight, c.hidden_size, c.norm_eps, out);
+    }
     return out;
   }
 
@@ -62,16 +71,17 @@ class PassContext {
     return &lora_;
   }
 
-  // x += norm(a Wᵀ), or x += a Wᵀ without a norm. Ends with a barrier.
-  void add_product(int thread, const Linear &l, const ActivationSet &a, Vector norm, const Linear *next) {
+  // x += residual_scale norm(a Wᵀ + bias), with or without a norm and a bias. Ends with a barrier.
+  void add_product(int thread, const Linear &l, const ActivationSet &a, Vector bias, const Norm &norm,
+                   const Linear *next) {
     multiply(thread, l, a, {0, input.num_tokens}, norm, next);
-    finish_product(thread, norm);
+    finish_product(thread, bias, norm);
   }
   // The same in two parts: of the tokens `rows`, which are the first rows of `a`; then, once for all rows, the rest.
-  void multiply(int thread, const Linear &l, const ActivationSet &a, Share rows, Vector norm, const Linear *next);
-  void finish_product(int thread, Vector norm);
-  // x += norm(branch), or x += branch. Ends with a barrier.
-  void add_branch(int thread, Vector norm);
+  void multiply(int thread, const Linear &l, const ActivationSet &a, Share rows, const Norm &norm, const Linear *next);
+  void finish_product(int thread, Vector bias, const Norm &norm);
+  // x += residual_scale norm(branch), with or without a norm. Ends with a barrier.
+  void add_branch(int thread, const Norm &norm);
 
   Share token_share(int thread) const { return share_of(input.num_tokens, thread, pool.size()); }
 
@@ -86,6 +96,11 @@ class PassContext {
   StageClock clock;
 
  private:
+  // Whether a product is made in `branch`, and added to x from there.
+  bool has_branch(const Norm &norm) const { return norm || model.config.residual_scale != 1.f; }
+  // Adds `bias` to this thread's rows.
+  void add_bias(int thread, Vector bias, FloatRows &rows) const;
+
   LoraStep lora_;
   KindSet kinds_{};  // of `normed`
   bool has_branch_ = false;

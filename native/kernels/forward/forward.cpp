@@ -30,11 +30,10 @@ const float *ForwardPass::run(const ForwardInput &input) {
 const float *ForwardPass::hidden(const int64_t *tokens, int count) {
   for (int i = 0; i < count; ++i) require(tokens, i, 0, ctx_.input.num_tokens, "tokens");
   hidden_.reserve(count);
-  const ModelConfig &c = ctx_.model.config;
   ctx_.pool.run([&](int thread) {
     const Share share = share_of(count, thread, ctx_.pool.size());
     for (int i = share.begin; i < share.end; ++i) {
-      ctx_.isa.rms_norm(ctx_.x.row(tokens[i]), ctx_.model.final_norm, c.hidden_size, c.norm_eps, hidden_.row(i));
+      ctx_.norm_row(ctx_.x.row(tokens[i]), ctx_.model.final_norm, hidden_.row(i));
     }
   });
   return hidden_.data();
@@ -48,12 +47,12 @@ void ForwardPass::run_stages(int thread) {
     const Linear &next = i + 1 < layers.size() ? layers[i + 1].qkv : logits_.first_product();
     if (layers[i].recurrent) {
       recurrent_.run(thread, layers[i]);
-    } else {
+    } else if (layers[i].has_attention()) {
       attention_.run(thread, int(i));
     }
     if (layers[i].moe) {
       moe_.run(thread, layers[i]);
-    } else {
+    } else if (layers[i].mlp) {
       mlp_.run(thread, layers[i], next);
     }
   }

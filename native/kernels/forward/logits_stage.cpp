@@ -77,7 +77,7 @@ void LogitsStage::run(int thread) {
   const Model &model = ctx_.model;
   const int rows = ctx_.input.num_logits;
   const auto normed = [&](int r) {
-    return ctx_.norm_row(thread, ctx_.x.row(ctx_.input.logits_indices[r]), model.final_norm);
+    return ctx_.norm_row(thread, ctx_.x.row(ctx_.input.logits_indices[r]), model.logits_norm);
   };
   if (is_screened_) {
     const PackedMatrix &head = *model.lm_head.parts[0].matrix, &screened = *model.screen.linear.parts[0].matrix;

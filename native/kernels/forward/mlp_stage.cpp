@@ -14,7 +14,7 @@ MlpStage::MlpStage(PassContext &context) : ctx_(context) {
     const Mlp *mlp = layer.moe ? layer.moe->shared.get() : layer.mlp.get();
     if (!mlp) continue;
     mlp->down.add_kinds(kinds_);
-    hidden_stride_ = std::max(hidden_stride_, mlp->gate.stride);
+    hidden_stride_ = std::max(hidden_stride_, mlp->up.stride);
     hidden_cols_ = std::max(hidden_cols_, mlp->down.cols);
   }
 }
@@ -26,7 +26,7 @@ void MlpStage::reserve() {
 }
 
 ActivationSet MlpStage::gate_up(int thread, const Mlp &mlp, const ActivationSet &a, Share rows) {
-  const ptrdiff_t stride = mlp.gate.stride;
+  const ptrdiff_t stride = mlp.up.stride;
   float *first = hidden_.data() - rows.begin * stride;  // products address outputs from row 0
   ctx_.products.gated(thread, mlp, a, rows, first, ctx_.shrink(thread, {&mlp.gate, &mlp.up}, a));
   ctx_.pool.barrier();
@@ -45,10 +45,10 @@ void MlpStage::run(int thread, const Layer &layer, const Linear &next) {
     const Share rows = share_of(num_tokens, part, parts);
     const bool last = part + 1 == parts;
     const ActivationSet hidden = gate_up(thread, mlp, in, rows);
-    ctx_.multiply(thread, mlp.down, hidden, rows, layer.post_mlp_norm, last ? &next : &mlp.gate);
+    ctx_.multiply(thread, mlp.down, hidden, rows, layer.post_mlp_norm, last ? &next : &mlp.first());
     if (!last) ctx_.clock.finish(thread, Stage::down);
   }
-  ctx_.finish_product(thread, layer.post_mlp_norm);
+  ctx_.finish_product(thread, mlp.down_bias, layer.post_mlp_norm);
   ctx_.clock.finish(thread, Stage::down);
 }
 

@@ -1,4 +1,4 @@
-// The gated MLP of a layer.
+// The MLP of a layer.
 #pragma once
 
 #include "kernels/forward/context.h"
@@ -10,11 +10,11 @@ class MlpStage {
   explicit MlpStage(PassContext &context);
 
   void reserve();
-  // x += mlp(norm(x)), with mlp(h) = (act(h Wgateᵀ) * (h Wupᵀ)) Wdownᵀ. Ends with a barrier. `next`: the
-  // product that follows.
+  // x += mlp(norm(x)), with mlp(h) = (act(h Wgateᵀ) * (h Wupᵀ)) Wdownᵀ, or without a gate act(h Wupᵀ + up_bias)
+  // Wdownᵀ + down_bias. Ends with a barrier. `next`: the product that follows.
   void run(int thread, const Layer &layer, const Linear &next);
 
-  // act(a Wgateᵀ) * (a Wupᵀ) of the tokens `rows`, prepared as the first rows of the input of `down`.
+  // act(a Wgateᵀ) * (a Wupᵀ), or act(a Wupᵀ + up_bias), of the tokens `rows`, prepared as the first rows of the input of `down`.
   ActivationSet gate_up(int thread, const Mlp &mlp, const ActivationSet &a, Share rows);
 
  private:

@@ -4,6 +4,20 @@
 #include <cmath>
 
 namespace foreword::kernels {
+namespace {
+
+// The expert with the largest p + bias; those that are taken have a negative p. `bias` may be null.
+int best_expert(const float *p, int num_experts, const float *bias) {
+  if (!bias) return int(std::max_element(p, p + num_experts) - p);
+  int best = -1;
+  for (int e = 0; e < num_experts; ++e) {
+    if (p[e] >= 0.f && (best < 0 || p[e] + bias[e] > p[best] + bias[best])) best = e;
+  }
+  return std::max(best, 0);
+}
+
+}  // namespace
+
 
 MoeStage::MoeStage(PassContext &context, MlpStage &mlp)
     : ctx_(context),
@@ -20,7 +34,7 @@ MoeStage::MoeStage(PassContext &context, MlpStage &mlp)
       expert.gate.add_kinds(gathered_kinds_);
       expert.up.add_kinds(gathered_kinds_);
       expert.down.add_kinds(hidden_kinds_);
-      hidden_stride_ = std::max(hidden_stride_, expert.gate.stride);
+      hidden_stride_ = std::max(hidden_stride_, expert.up.stride);
       hidden_cols_ = std::max(hidden_cols_, expert.down.cols);
     }
   }
@@ -48,12 +62,12 @@ void MoeStage::run(int thread, const Layer &layer) {
 
   const ActivationSet in =
       ctx_.products.prepare_shared(thread, ctx_.normed.shared, moe.router.cols, tokens.end, [&](int t) {
-        ctx_.isa.rms_norm(ctx_.x.row(t), layer.mlp_norm, ctx_.model.config.hidden_size, ctx_.model.config.norm_eps,
-                          normed_.row(t));
+        const float *row = ctx_.norm_row(ctx_.x.row(t), layer.mlp_norm, normed_.row(t));
+        if (row != normed_.row(t)) std::copy_n(row, normed_.stride(), normed_.row(t));
         return normed_.row(t);
       });
   ctx_.products.linear(thread, moe.router, in, tokens, router_logits_.data(), Store::assign);
-  if (moe.shared) ctx_.products.linear(thread, moe.shared_gate, in, tokens, shared_gate_.data(), Store::assign);
+  if (!moe.shared_gate.parts.empty()) ctx_.products.linear(thread, moe.shared_gate, in, tokens, shared_gate_.data(), Store::assign);
   ctx_.pool.barrier();
   route(thread, moe);
   ctx_.pool.barrier();
@@ -70,7 +84,7 @@ void MoeStage::run(int thread, const Layer &layer) {
 
   const Mlp &first = moe.experts[0];
   const ActivationSet hidden = ctx_.products.prepare_shared(thread, down_, first.down.cols, choices, [&](int place) {
-    return hidden_.data() + size_t(place) * size_t(first.gate.stride);
+    return hidden_.data() + size_t(place) * size_t(first.up.stride);
   });
   for (int e = 0; e < num_experts; ++e) {
     ctx_.products.linear(thread, moe.experts[size_t(e)].down, hidden, places_of(e), out_.data(), Store::assign);
@@ -86,26 +100,30 @@ void MoeStage::run(int thread, const Layer &layer) {
   ctx_.clock.finish(thread, Stage::down);
 }
 
-// p = softmax(logits); the largest experts_per_token of them, ties to the lower expert.
+// p = softmax(logits), or sigmoid of each; the largest experts_per_token of p + router_bias, ties to the lower expert.
 void MoeStage::route(int thread, const Moe &moe) {
   const int num_experts = int(moe.experts.size()), k = moe.experts_per_token;
   const Share share = ctx_.token_share(thread);
   for (int t = share.begin; t < share.end; ++t) {
     float *p = router_logits_.data() + size_t(t) * size_t(moe.router.stride);
-    const float top = *std::max_element(p, p + num_experts);
     float sum = 0.f;
-    for (int e = 0; e < num_experts; ++e) sum += p[e] = std::exp(p[e] - top);
+    if (moe.sigmoid) {
+      for (int e = 0; e < num_experts; ++e) p[e] = 1.f / (1.f + std::exp(-p[e]));
+      sum = 1.f;
+    } else {
+      const float top = *std::max_element(p, p + num_experts);
+      for (int e = 0; e < num_experts; ++e) sum += p[e] = std::exp(p[e] - top);
+    }
     int *expert = expert_.data() + size_t(t) * size_t(k);
     float *weight = weight_.data() + size_t(t) * size_t(k);
     float chosen = 0.f;
     for (int j = 0; j < k; ++j) {
-      expert[j] = int(std::max_element(p, p + num_experts) - p);
+      expert[j] = best_expert(p, num_experts, moe.router_bias);
       weight[j] = p[expert[j]] / sum;
       chosen += weight[j];
       p[expert[j]] = -1.f;
     }
-    if (!moe.norm_topk) continue;
-    for (int j = 0; j < k; ++j) weight[j] /= chosen;
+    for (int j = 0; j < k; ++j) weight[j] = (moe.norm_topk ? weight[j] / chosen : weight[j]) * moe.scale;
   }
 }
 
@@ -126,13 +144,13 @@ void MoeStage::sort_by_expert(const Moe &moe) {
   begin[0] = 0;
 }
 
-// branch = Σ p_e out_e + sigmoid(shared_gate) branch, this thread's tokens.
+// branch = Σ p_e out_e + sigmoid(shared_gate) branch, this thread's tokens; without a gate, the whole branch.
 void MoeStage::sum_experts(int thread, const Moe &moe) {
   const int k = moe.experts_per_token, stride = out_.stride();
   const Share share = ctx_.token_share(thread);
   for (int t = share.begin; t < share.end; ++t) {
     float *sum = ctx_.branch.row(t);
-    const float gate = moe.shared ? 1.f / (1.f + std::exp(-shared_gate_.row(t)[0])) : 0.f;
+    const float gate = moe.shared_gate.parts.empty() ? 1.f : 1.f / (1.f + std::exp(-shared_gate_.row(t)[0]));
     for (int i = 0; i < stride; ++i) sum[i] = moe.shared ? sum[i] * gate : 0.f;
     for (int64_t choice = int64_t(t) * k; choice < int64_t(t + 1) * k; ++choice) {
       const float *out = out_.row(place_.data()[choice]);

@@ -99,22 +99,30 @@ void Products::panel(int thread, const Linear &l, const ActivationSet &a, int ro
 void Products::gated(int thread, const Mlp &mlp, const ActivationSet &a, Share rows, float *out,
                      const LoraStep *lora) const {
   const int group = pool_.team(thread).group, width = isa_.panel_width;
-  const PackedMatrix &gate = mlp.gate.parts[0].matrix[group], &up = mlp.up.parts[0].matrix[group];
+  const PackedMatrix &first = mlp.first().parts[0].matrix[group], &up = mlp.up.parts[0].matrix[group];
+  const bool has_gate = &first != &up;
   const Scratch &own = scratch_[size_t(thread)];
-  for_parts(thread, gate, rows, [&](const Part &part) {
+  for_parts(thread, first, rows, [&](const Part &part) {
     const auto [rows_now, panels, stride, ahead] = part;
     auto half = [&](const PackedMatrix &matrix, int place, float *to, const uint8_t *next) {
       const MatrixProduct product = this->product(thread, matrix, a, part, to, next);
       isa_.linear(product);
       if (lora) lora->expand(matrix, place, rows_now, panels.begin, panels.end, product.out, stride);
     };
-    half(gate, 0, own.gate.data(), up.panel(panels.begin));
+    if (has_gate) half(first, 0, own.gate.data(), up.panel(panels.begin));
     const int num_rows = rows.end - rows.begin;
-    half(up, 1, own.up.data(), ahead >= 0 ? gate.panel(ahead) : first_weights(thread, &mlp.down, num_rows));
+    half(up, has_gate, own.up.data(), ahead >= 0 ? first.panel(ahead) : first_weights(thread, &mlp.down, num_rows));
+    const size_t column = size_t(panels.begin) * size_t(width);
     for (int row = rows_now.begin; row < rows_now.end; ++row) {
       const size_t at = size_t(row - rows_now.begin) * stride;
-      isa_.gate_mul(activation_, own.gate.data() + at, own.up.data() + at, stride,
-                    out + size_t(row) * mlp.gate.stride + size_t(panels.begin) * width);
+      float *x = own.up.data() + at, *to = out + size_t(row) * size_t(mlp.up.stride) + column;
+      if (mlp.up_bias) isa_.add_row(mlp.up_bias + column, stride, x);
+      if (has_gate) {
+        isa_.gate_mul(activation_, own.gate.data() + at, x, stride, to);
+      } else {
+        isa_.activate(activation_, stride, x);
+        std::copy_n(x, stride, to);
+      }
     }
   });
 }

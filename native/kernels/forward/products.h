@@ -77,7 +77,7 @@ class Products {
   // One panel of a row, by this thread alone: out [panel_width].
   void panel(int thread, const Linear &l, const ActivationSet &a, int row, int panel, float *out) const;
 
-  // out = act(a Wgateᵀ) * (a Wupᵀ) for `rows`.
+  // out = act(a Wgateᵀ) * (a Wupᵀ + up_bias), or without a gate act(a Wupᵀ + up_bias), for `rows`.
   void gated(int thread, const Mlp &mlp, const ActivationSet &a, Share rows, float *out,
              const LoraStep *lora = nullptr) const;
 

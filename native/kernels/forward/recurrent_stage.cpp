@@ -9,6 +9,7 @@ namespace {
 
 // The parts of a row of projections after the channels.
 constexpr int kGatePart = 3, kTimePart = 4, kWritePart = 5;
+constexpr int kShortWritePart = 1, kShortGatePart = 2;  // of short_conv
 constexpr float kUnitEps = 1e-6f;
 
 float softplus(float x) { return x > 20.f ? x : std::log1p(std::exp(x)); }
@@ -20,9 +21,9 @@ RecurrentStage::RecurrentStage(PassContext &context)
     : ctx_(context),
       config_(context.model.recurrent),
       channels_(config_.channel_stride()),
-      q_(config_.gated_delta ? 0 : padded_row(config_.num_values()) + padded_row(config_.num_keys())),
-      k_(padded_row(config_.gated_delta ? config_.num_keys() : config_.num_values())),
-      v_(config_.gated_delta ? 2 * padded_row(config_.num_keys()) : 0),
+      q_(config_.gated_delta() ? 0 : padded_row(config_.num_values()) + padded_row(config_.num_keys())),
+      k_(padded_row(config_.gated_delta() ? config_.num_keys() : config_.num_values())),
+      v_(config_.gated_delta() ? 2 * padded_row(config_.num_keys()) : 0),
       projected_(context.model.qkv_stride(true)),
       mixed_(channels_),
       decay_(config_.num_heads),
@@ -53,6 +54,22 @@ void RecurrentStage::run(int thread, const Layer &layer) {
   ctx_.pool.barrier();
   ctx_.clock.finish(thread, Stage::qkv);
 
+  if (config_.short_conv()) {
+    mix_channels(thread, layer);
+  } else {
+    mix_tokens(thread, layer);
+  }
+  ctx_.pool.barrier();
+  ctx_.clock.finish(thread, Stage::attention);
+
+  const ActivationSet out =
+      ctx_.products.prepare(thread, o_input_, layer.o.cols, rows.end, [&](int t) { return out_.row(t); });
+  ctx_.add_product(thread, layer.o, out, nullptr, layer.post_attn_norm, layer.mlp ? &layer.mlp->first() : nullptr);
+  ctx_.clock.finish(thread, Stage::o);
+}
+
+// out_ of mamba2 and gated_delta.
+void RecurrentStage::mix_tokens(int thread, const Layer &layer) {
   convolve(thread, layer);
   ctx_.pool.barrier();
   prepare_tokens(thread, layer);
@@ -62,13 +79,24 @@ void RecurrentStage::run(int thread, const Layer &layer) {
   scan(thread, layer);
   ctx_.pool.barrier();
   apply_gate(thread, layer);
-  ctx_.pool.barrier();
-  ctx_.clock.finish(thread, Stage::attention);
+}
 
-  const ActivationSet out =
-      ctx_.products.prepare(thread, o_input_, layer.o.cols, rows.end, [&](int t) { return out_.row(t); });
-  ctx_.add_product(thread, layer.o, out, layer.post_attn_norm, layer.mlp ? &layer.mlp->gate : nullptr);
-  ctx_.clock.finish(thread, Stage::o);
+// out_ of short_conv: the convolution of beta v, times z.
+void RecurrentStage::mix_channels(int thread, const Layer &layer) {
+  const Share share = ctx_.token_share(thread);
+  for (int t = share.begin; t < share.end; ++t) {
+    float *v = projected_.row(t);
+    const float *write = projection(layer, kShortWritePart, t);
+    for (int i = 0; i < channels_; ++i) v[i] *= write[i];
+  }
+  ctx_.pool.barrier();
+  convolve(thread, layer);
+  ctx_.pool.barrier();
+  for (int t = share.begin; t < share.end; ++t) {
+    const float *mixed = mixed_.row(t), *gate = projection(layer, kShortGatePart, t);
+    float *out = out_.row(t);
+    for (int i = 0; i < out_.stride(); ++i) out[i] = mixed[i] * gate[i];
+  }
 }
 
 float *RecurrentStage::state_of(const Layer &layer, int req) const {
@@ -99,7 +127,8 @@ void RecurrentStage::convolve(int thread, const Layer &layer) {
                        .num_tokens = in.query_len(b),
                        .kernel = config_.conv_kernel,
                        .begin = begin,
-                       .end = end});
+                       .end = end,
+                       .silu = !config_.short_conv()});
   }
 }
 
@@ -109,13 +138,13 @@ void RecurrentStage::prepare_tokens(int thread, const Layer &layer) {
   const Share share = ctx_.token_share(thread);
   for (int t = share.begin; t < share.end; ++t) {
     const float *time = projection(layer, kTimePart, t);
-    const float *write = config_.gated_delta ? projection(layer, kWritePart, t) : nullptr;
+    const float *write = config_.gated_delta() ? projection(layer, kWritePart, t) : nullptr;
     for (int h = 0; h < config_.num_heads; ++h) {
       const float dt = softplus(time[h] + r.dt_bias[h]);
       decay_.row(t)[h] = std::exp(-r.rate[h] * dt);
       write_.row(t)[h] = write ? sigmoid(write[h]) : dt;
     }
-    if (!config_.gated_delta) continue;
+    if (!config_.gated_delta()) continue;
     const float eps = kUnitEps / float(config_.key_dim);
     for (int i = 0; i < 2; ++i) {
       float *keys = mixed_.row(t) + (i == 0 ? q_ : k_);
@@ -128,7 +157,6 @@ void RecurrentStage::prepare_tokens(int thread, const Layer &layer) {
 // of a long request are divided between the threads.
 void RecurrentStage::scan(int thread, const Layer &layer) {
   const ForwardInput &in = ctx_.input;
-  const int per_key = config_.num_heads / config_.num_key_heads;
   const Share share = share_of(config_.num_heads * in.num_reqs, thread, ctx_.pool.size());
   for (int unit = share.begin; unit < share.end; ++unit) {
     const int head = unit / in.num_reqs, b = unit % in.num_reqs, first = in.query_start_loc[b];
@@ -136,8 +164,8 @@ void RecurrentStage::scan(int thread, const Layer &layer) {
     float *state = state_of(layer, b) + config_.head_floats() * size_t(head);
     if (in.num_computed(b) == 0) std::memset(state, 0, sizeof(float) * config_.head_floats());
     const float *mixed = mixed_.row(first);
-    const int key = head / per_key * config_.key_dim;
-    ctx_.isa.scan_state({.gated_delta = config_.gated_delta,
+    const int key = config_.key_head(head) * config_.key_dim;
+    ctx_.isa.scan_state({.gated_delta = config_.gated_delta(),
                          .num_tokens = in.query_len(b),
                          .key_dim = config_.key_dim,
                          .value_dim = config_.value_dim,
@@ -164,9 +192,9 @@ void RecurrentStage::apply_gate(int thread, const Layer &layer) {
   const Share share = ctx_.token_share(thread);
   for (int t = share.begin; t < share.end; ++t) {
     float *row = out_.row(t);
-    if (config_.gated_delta) ctx_.isa.norm_parts(row, weight, 0, config_.num_heads, config_.value_dim, eps, row);
+    if (config_.gated_delta()) ctx_.isa.norm_parts(row, weight, 0, config_.num_heads, config_.value_dim, eps, row);
     ctx_.isa.gate_mul(Gate::silu, projection(layer, kGatePart, t), row, size_t(out_.stride()), row);
-    if (!config_.gated_delta) ctx_.isa.norm_parts(row, weight, size_t(size), config_.num_key_heads, size, eps, row);
+    if (!config_.gated_delta()) ctx_.isa.norm_parts(row, weight, size_t(size), config_.num_key_heads, size, eps, row);
   }
 }
 

@@ -20,6 +20,8 @@ class RecurrentStage {
   }
   float *state_of(const Layer &layer, int req) const;
 
+  void mix_tokens(int thread, const Layer &layer);
+  void mix_channels(int thread, const Layer &layer);
   void convolve(int thread, const Layer &layer);
   void prepare_tokens(int thread, const Layer &layer);
   void scan(int thread, const Layer &layer);

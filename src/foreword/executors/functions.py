@@ -81,6 +81,11 @@ def relu(x: F32) -> F32:
     return np.maximum(x, np.float32(0))
 
 
+def relu2(x: F32) -> F32:
+    """max(x, 0)²"""
+    return np.square(relu(x))
+
+
 def identity(x: F32) -> F32:
     """x"""
     return x
@@ -91,6 +96,7 @@ ACTIVATIONS: dict[str, Callable[[F32], F32]] = {
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
     "relu": relu,
+    "relu2": relu2,
     "silu": silu,
     "softmax": softmax,
     "sigmoid": sigmoid,

@@ -29,8 +29,10 @@ def key_scales(spec: DecoderSpec, layer: LayerSpec, weights: Weights, prefix: st
 
     def squares_of(name: str) -> F32:
         if spec.qk_norm:
-            return np.tile(np.square(weight(name + "_norm")), spec.num_kv_heads)
-        of_rows: F32 = np.square(weight(name)) @ np.square(weight("attn_norm"))
+            squares = np.square(weight(name + "_norm"))
+            return squares if spec.joint_qk_norm else np.tile(squares, spec.num_kv_heads)
+        of_inputs = np.square(weight("attn_norm")) if spec.pre_norms else np.ones(spec.hidden_size, np.float32)
+        of_rows: F32 = np.square(weight(name)) @ of_inputs
         return of_rows + np.square(weight(name + "_bias")) if spec.qkv_bias else of_rows
 
     squares: dict[str, F32] = {}

@@ -28,8 +28,8 @@ from foreword.machine import default_threads
 from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec
 from foreword.models.quants import Quant
-from foreword.models.recurrent import RecurrentSpec
-from foreword.models.spec import DecoderSpec, LayerSpec, RopeSpec
+from foreword.models.recurrent import RECURRENT_KINDS, RecurrentSpec
+from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec, RopeSpec
 from foreword.models.weights import Tensor, Weights
 from foreword.native import native
 from foreword.sampling import Sampled, Sampler, StepSampling
@@ -184,6 +184,10 @@ class NativeExecutor(PagedExecutor):
                 activation=spec.activation,
                 attn_softcap=spec.attn_softcap or 0.0,
                 final_softcap=spec.final_softcap or 0.0,
+                residual_scale=spec.residual_scale,
+                logit_scale=spec.logit_scale,
+                joint_qk_norm=spec.joint_qk_norm,
+                layer_norm=spec.layer_norm,
                 num_groups=self.num_groups,
                 num_slots=spec.num_slots,
                 num_blocks=num_blocks,
@@ -301,7 +305,7 @@ class _Packer:
             for slot, layer in enumerate(members.layers)
         }
         for i, layer in enumerate(spec.layers):
-            self.core.add_layer(self._layer(f"layers.{i}.", layer, *position[i]))
+            self.core.add_layer(self._layer(f"layers.{i}.", layer, position.get(i)))
         embedding = source_of(self.weights["embed"])
         head = -1
         if spec.has_logits and spec.tie_embeddings:
@@ -309,48 +313,67 @@ class _Packer:
         elif spec.has_logits:
             head = self._matrix("lm_head", keep_precise=True)
         final_norm = self._vector("final_norm")
+        bias = self._vector("final_norm_bias") if spec.layer_norm else -1
         self.core.set_embedding(*embedding, spec.hidden_size)
-        self.core.finish(final_norm, head)
+        self.core.finish(final_norm, bias, head)
 
-    def _layer(self, prefix: str, layer: LayerSpec, group: int, slot: int) -> dict[str, Any]:
+    def _layer(self, prefix: str, layer: LayerSpec, place: tuple[int, int] | None) -> dict[str, Any]:
+        """place: group and slot of what the layer keeps."""
         spec = self.spec
-        packed: dict[str, Any] = {
-            "rope": self._rope(layer.rope),
-            "sliding_window": layer.sliding_window or 0,
-            "group": group,
-            "slot": slot,
-        }
-        vectors, matrices = ["attn_norm", "mlp_norm"], ["q", "k", "v", "o"]
-        if spec.qkv_bias:
-            vectors += ["q_bias", "k_bias", "v_bias"]
-        if spec.qk_norm:
-            vectors += ["q_norm", "k_norm"]
-        if spec.attn_gate:
-            matrices.append("attn_gate")
-        if layer.recurrent is not None:
-            packed["recurrent"] = self._recurrent(prefix + "state.", layer.recurrent)
-            vectors, matrices = ["attn_norm", "mlp_norm"], []
-        elif self.scaled_keys:
+        packed: dict[str, Any] = {}
+        vectors: list[str] = []
+        if place is not None:
+            packed |= {"group": place[0], "slot": place[1], "sliding_window": layer.sliding_window or 0}
+            packed["rope"] = self._rope(layer.rope)
+            vectors += self._norms("attn_norm", "post_attn_norm")
+            if layer.recurrent is not None:
+                packed["recurrent"] = self._recurrent(prefix + "state.", layer.recurrent)
+            else:
+                vectors += self._attention(prefix, layer, packed)
+        if layer.has_mlp:
+            vectors += self._norms("mlp_norm", "post_mlp_norm")
+            if layer.moe is None:
+                packed["mlp"] = self._mlp(prefix)
+                vectors += ["up_bias", "down_bias"] if spec.mlp_bias else []
+            else:
+                packed["moe"] = self._moe(prefix, layer.moe)
+        return packed | {name: self._vector(prefix + name) for name in vectors}
+
+    def _norms(self, before: str, after: str) -> list[str]:
+        """The vectors of the norms before and after a part of a layer."""
+        spec = self.spec
+        names = [name for name, has in ((before, spec.pre_norms), (after, spec.post_norms)) if has]
+        return [*names, *(f"{name}_bias" for name in names)] if spec.layer_norm else names
+
+    def _attention(self, prefix: str, layer: LayerSpec, packed: dict[str, Any]) -> list[str]:
+        """Pack the matrices of attention into ``packed`` and return the names of its vectors."""
+        spec = self.spec
+        if self.scaled_keys:
             both = key_scales(spec, layer, self.weights, prefix)
             packed["q_scales"], packed["k_scales"] = (self.core.vector(scales.ravel()) for scales in both)
-        if spec.post_norms:
-            vectors += ["post_attn_norm", "post_mlp_norm"]
-        for name in vectors:
-            packed[name] = self._vector(prefix + name)
-        for name in matrices:
+        for name in ("q", "k", "v", "o", *(["attn_gate"] if spec.attn_gate else [])):
             packed[name] = self._matrix(prefix + name)
-        if layer.moe is None:
-            packed["mlp"] = self._mlp(prefix)
-        else:
-            packed["moe"] = moe = {
-                "router": self._matrix(prefix + "router", weight_format="fp32"),
-                "experts": [self._mlp(f"{prefix}experts.{e}.") for e in range(layer.moe.num_experts)],
-                "experts_per_token": layer.moe.experts_per_token,
-                "norm_topk": layer.moe.norm_topk,
-            }
-            if layer.moe.shared_intermediate_size:
-                moe["shared_gate"] = self._matrix(prefix + "shared_gate", weight_format="fp32")
-                moe["shared"] = self._mlp(prefix + "shared.")
+        return [
+            *(["q_bias", "k_bias", "v_bias"] if spec.qkv_bias else []),
+            *(["q_norm", "k_norm"] if spec.qk_norm else []),
+            *(["o_bias"] if spec.o_bias else []),
+        ]
+
+    def _moe(self, prefix: str, moe: MoeSpec) -> dict[str, Any]:
+        packed: dict[str, Any] = {
+            "router": self._matrix(prefix + "router", weight_format="fp32"),
+            "experts": [self._mlp(f"{prefix}experts.{e}.") for e in range(moe.num_experts)],
+            "experts_per_token": moe.experts_per_token,
+            "norm_topk": moe.norm_topk,
+            "sigmoid": moe.scoring == "sigmoid",
+            "scale": moe.scale,
+        }
+        if moe.router_bias:
+            packed["router_bias"] = self._vector(prefix + "router_bias")
+        if moe.shared_intermediate_size:
+            packed["shared"] = self._mlp(prefix + "shared.")
+            if moe.shared_gate:
+                packed["shared_gate"] = self._matrix(prefix + "shared_gate", weight_format="fp32")
         return packed
 
     def _recurrent(self, prefix: str, spec: RecurrentSpec) -> dict[str, int]:
@@ -360,17 +383,21 @@ class _Packer:
             for name, shape in spec.weight_names(self.spec.hidden_size)
             if len(shape) == 1
         }
-        packed = {name: self._matrix(prefix + name) for name in ("q", "k", "v", "z", "o")}
-        for name in ("dt", "beta") if spec.kind == "gated_delta" else ("dt",):
-            packed[name] = self._matrix(prefix + name, weight_format="fp32")
-        floats["rate"] = np.exp(floats.pop("a_log"))
+        packed: dict[str, int] = {}
+        for name, shape in spec.weight_names(self.spec.hidden_size):
+            if len(shape) == 2 and name != "conv":
+                precise = shape[0] == spec.num_heads and name in ("dt", "beta")
+                packed[name] = self._matrix(prefix + name, weight_format="fp32" if precise else None)
+        if "a_log" in floats:
+            floats["rate"] = np.exp(floats.pop("a_log"))
         floats["conv"] = _by_part(self.weights[prefix + "conv"].dequantize().T, spec)
         if spec.conv_bias:
             floats["conv_bias"] = _by_part(floats["conv_bias"][None], spec)
         return packed | {name: self.core.vector(np.ascontiguousarray(values)) for name, values in floats.items()}
 
     def _mlp(self, prefix: str) -> tuple[int, int, int]:
-        return self._matrix(prefix + "gate"), self._matrix(prefix + "up"), self._matrix(prefix + "down")
+        gate = self._matrix(prefix + "gate") if self.spec.gated_mlp else -1
+        return gate, self._matrix(prefix + "up"), self._matrix(prefix + "down")
 
     def _rope(self, rope: RopeSpec | None) -> int:
         if rope is None:
@@ -413,8 +440,8 @@ def _recurrent_sizes(spec: DecoderSpec) -> dict[str, int]:
     if len(found) > 1:
         raise ConfigError(f"the recurrent layers are of {len(found)} shapes; the native executor runs one, use NumPy")
     [recurrent] = found
-    sizes = ("num_heads", "num_key_heads", "key_dim", "value_dim", "conv_kernel")
-    return {"gated_delta": recurrent.kind == "gated_delta"} | {name: getattr(recurrent, name) for name in sizes}
+    sizes = ("num_heads", "num_key_heads", "key_dim", "value_dim", "conv_kernel", "tiled")
+    return {"kind": RECURRENT_KINDS.index(recurrent.kind)} | {name: getattr(recurrent, name) for name in sizes}
 
 
 def _by_part(channels: F32, spec: RecurrentSpec) -> F32:

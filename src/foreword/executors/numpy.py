@@ -14,7 +14,7 @@ import numpy as np
 from foreword.arrays import F32, I32, I64
 from foreword.batch import InputBatch, visible
 from foreword.executors.executor import Capability
-from foreword.executors.functions import ACTIVATIONS, FloatWeights, cap, rms_norm, sigmoid, softmax
+from foreword.executors.functions import ACTIVATIONS, FloatWeights, cap, layer_norm, rms_norm, sigmoid, softmax
 from foreword.executors.host import PagedExecutor
 from foreword.executors.inputs import StepInputs, step_adapters
 from foreword.executors.numpy_recurrent import recurrent_layer
@@ -22,7 +22,7 @@ from foreword.executors.pooling import Pooler
 from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec
 from foreword.models.recurrent import RecurrentSpec
-from foreword.models.spec import DecoderSpec, LayerSpec, RopeSpec
+from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec, RopeSpec
 from foreword.models.weights import Weights
 
 LoraFloats = Mapping[str, tuple[F32, F32]]
@@ -134,20 +134,22 @@ class NumpyExecutor(PagedExecutor):
             x[tokens] = vectors
         for i, layer in enumerate(spec.layers):
             p = f"layers.{i}."
-            h = self.norm(x, p + "attn_norm")
-            if layer.recurrent is None:
-                a = self.attention(h, p, layer, *place[i], step)
-            else:
-                a = self.recurrent(h, p, layer.recurrent, *place[i], batch)
-            x = x + (self.norm(a, p + "post_attn_norm") if spec.post_norms else a)
-            h = self.norm(x, p + "mlp_norm")
-            m = self.mlp(h, p, step.loras) if layer.moe is None else self.experts(h, p, layer)
-            x = x + (self.norm(m, p + "post_mlp_norm") if spec.post_norms else m)
+            if layer.has_mixer:
+                h = self.norm(x, p + "attn_norm") if spec.pre_norms else x
+                if layer.recurrent is None:
+                    a = self.attention(h, p, layer, *place[i], step)
+                else:
+                    a = self.recurrent(h, p, layer.recurrent, *place[i], batch)
+                x = self.sum(x, a, p + "post_attn_norm")
+            if layer.has_mlp:
+                h = self.norm(x, p + "mlp_norm") if spec.pre_norms else x
+                m = self.mlp(h, p, step.loras) if layer.moe is None else self.experts(h, p, layer.moe)
+                x = self.sum(x, m, p + "post_mlp_norm")
         self._last = x
         if not spec.has_logits:
             return np.zeros((0, spec.vocab_size), np.float32)
         h = self.hidden_states(logits_indices)  # [L, hidden]
-        logits = h @ self.weight("embed" if spec.tie_embeddings else "lm_head").T
+        logits = h @ self.weight("embed" if spec.tie_embeddings else "lm_head").T * np.float32(spec.logit_scale)
         return cap(logits, spec.final_softcap)
 
     def hidden_states(self, tokens: I64) -> F32:
@@ -155,8 +157,15 @@ class NumpyExecutor(PagedExecutor):
         return self.norm(self._last[tokens], "final_norm")
 
     def norm(self, x: F32, name: str) -> F32:
-        """x / sqrt(mean(x²) + eps) * w over the last axis."""
-        return rms_norm(x, self.spec.norm_eps) * self.weight(name)
+        """A norm of the residual stream, over the last axis."""
+        eps = self.spec.norm_eps
+        if self.spec.layer_norm:
+            return layer_norm(x, self.weight(name), self.weight(name + "_bias"), eps)
+        return rms_norm(x, eps) * self.weight(name)
+
+    def sum(self, x: F32, branch: F32, norm: str) -> F32:
+        """x + residual_scale · branch, which passes through the norm first if the model has such norms."""
+        return x + np.float32(self.spec.residual_scale) * (self.norm(branch, norm) if self.spec.post_norms else branch)
 
     def linear(self, x: F32, name: str, loras: LoraTokens) -> F32:
         """x Wᵀ, and for each adapter's tokens + scale · (x Aᵀ) Bᵀ."""
@@ -179,14 +188,20 @@ class NumpyExecutor(PagedExecutor):
         spec, loras = self.spec, step.loras
         q, k, v = (self.project(h, p + name, loras) for name in "qkv")
         if spec.qk_norm:
-            q, k = self.norm(q, p + "q_norm"), self.norm(k, p + "k_norm")
+            q, k = self.head_norm(q, p + "q_norm"), self.head_norm(k, p + "k_norm")
         if layer.rope is not None:
             at = step.rotary_positions(layer.rope)
             q, k = rotate(q, at, layer.rope), rotate(k, at, layer.rope)
         a = self.attend(q, k, v, layer, group, slot, step.batch).reshape(len(h), -1)
         if spec.attn_gate:
             a = a * sigmoid(self.linear(h, p + "attn_gate", loras))
-        return self.linear(a, p + "o", loras)
+        out = self.linear(a, p + "o", loras)
+        return out + self.weight(p + "o_bias") if spec.o_bias else out
+
+    def head_norm(self, x: F32, name: str) -> F32:
+        """The norm of queries or keys [T, heads, head_dim]: of each head, or of all heads together."""
+        flat = x.reshape(len(x), -1) if self.spec.joint_qk_norm else x
+        return (rms_norm(flat, self.spec.norm_eps) * self.weight(name)).reshape(x.shape)
 
     def recurrent(self, h: F32, p: str, spec: RecurrentSpec, group: int, slot: int, batch: InputBatch) -> F32:
         """A recurrent layer, for its normed input h. [T, hidden]"""
@@ -223,27 +238,32 @@ class NumpyExecutor(PagedExecutor):
         return out
 
     def mlp(self, h: F32, prefix: str, loras: LoraTokens = ()) -> F32:
-        """(act(h Wgate) * (h Wup)) Wdown"""
+        """(act(h Wgate) * (h Wup)) Wdown, or without a gate act(h Wup + bup) Wdown + bdown"""
         act = ACTIVATIONS[self.spec.activation]
-        gate, up = (self.linear(h, prefix + name, loras) for name in ("gate", "up"))
-        return self.linear(act(gate) * up, prefix + "down", loras)
+        up = self.linear(h, prefix + "up", loras)
+        if self.spec.mlp_bias:
+            up = up + self.weight(prefix + "up_bias")
+        inner = act(self.linear(h, prefix + "gate", loras)) * up if self.spec.gated_mlp else act(up)
+        out = self.linear(inner, prefix + "down", loras)
+        return out + self.weight(prefix + "down_bias") if self.spec.mlp_bias else out
 
-    def experts(self, h: F32, prefix: str, layer: LayerSpec) -> F32:
+    def experts(self, h: F32, prefix: str, moe: MoeSpec) -> F32:
         """Each token through its chosen experts, weighted by the router, and the shared expert if there is one."""
-        moe = layer.moe
-        assert moe is not None
-        probs = softmax(h @ self.weight(prefix + "router").T)  # [T, experts]
-        chosen = np.argsort(-probs, axis=-1, kind="stable")[:, : moe.experts_per_token]
+        scores = h @ self.weight(prefix + "router").T  # [T, experts]
+        probs = softmax(scores) if moe.scoring == "softmax" else sigmoid(scores)
+        order = probs + self.weight(prefix + "router_bias") if moe.router_bias else probs
+        chosen = np.argsort(-order, axis=-1, kind="stable")[:, : moe.experts_per_token]
         weights = np.take_along_axis(probs, chosen, -1)
         if moe.norm_topk:
             weights = weights / weights.sum(-1, keepdims=True)
+        weights = weights * np.float32(moe.scale)
         out = np.zeros_like(h)
         for e in np.unique(chosen):
             token, nth = np.nonzero(chosen == e)
             out[token] += weights[token, nth, None] * self.mlp(h[token], f"{prefix}experts.{e}.")
         if moe.shared_intermediate_size:
             shared = self.mlp(h, prefix + "shared.")
-            out += shared * sigmoid(h @ self.weight(prefix + "shared_gate").T)
+            out += shared * sigmoid(h @ self.weight(prefix + "shared_gate").T) if moe.shared_gate else shared
         return out
 
 

@@ -25,6 +25,8 @@ def recurrent_layer(
 
     states: float32 [num_blocks, ≥ state_size], a block per request: read unless nothing is computed yet, then written.
     """
+    if spec.kind == "short_conv":
+        return _short_conv(h, weight, spec, states, group, batch)
     inputs = {name: h @ weight(name).T for name in ("q", "k", "v", "z", "dt")}
     u = np.concatenate([inputs[part] for part, _ in spec.parts], axis=1)  # [T, channels]
     dt = np.logaddexp(np.float32(0), inputs["dt"] + weight("dt_bias"))  # [T, heads]
@@ -52,10 +54,34 @@ def recurrent_layer(
     return out @ weight("o").T
 
 
+def _short_conv(
+    h: F32, weight: Callable[[str], F32], spec: RecurrentSpec, states: F32, group: int, batch: InputBatch
+) -> F32:
+    """See `recurrent_layer`."""
+    u, z = (h @ weight("beta").T) * (h @ weight("v").T), h @ weight("z").T  # [T, channels]
+    y = np.empty_like(u)
+    for b in range(batch.num_reqs):
+        tokens = slice(int(batch.query_start_loc[b]), int(batch.query_start_loc[b + 1]))
+        past = states[batch.block_table[group][b, 0], : spec.state_size].reshape(-1, spec.num_channels)
+        if batch.num_computed_tokens[b] == 0:
+            past[:] = 0
+        known = np.concatenate([past, u[tokens]])
+        past[:] = known[len(known) - len(past) :]
+        y[tokens] = _weighted(known, spec, weight)
+    out: F32 = (y * z) @ weight("o").T
+    return out
+
+
+def _weighted(u: F32, spec: RecurrentSpec, weight: Callable[[str], F32]) -> F32:
+    """The causal convolution of u [conv_kernel − 1 + T, channels], per channel. [T, channels]"""
+    windows = np.lib.stride_tricks.sliding_window_view(u, spec.conv_kernel, axis=0)  # [T, channels, conv_kernel]
+    out: F32 = np.einsum("tck,ck->tc", windows, weight("conv"))
+    return out
+
+
 def convolve(u: F32, spec: RecurrentSpec, weight: Callable[[str], F32]) -> F32:
     """silu of the causal convolution over u [conv_kernel − 1 + T, channels], per channel. [T, channels]"""
-    windows = np.lib.stride_tricks.sliding_window_view(u, spec.conv_kernel, axis=0)  # [T, channels, conv_kernel]
-    out = np.einsum("tck,ck->tc", windows, weight("conv"))
+    out = _weighted(u, spec, weight)
     return silu(out + weight("conv_bias") if spec.conv_bias else out)
 
 
@@ -66,8 +92,9 @@ def scan(u: F32, decay: F32, beta: F32, states: F32, spec: RecurrentSpec, weight
     """
     ends = np.cumsum([size for _, size in spec.parts])
     parts = dict(zip((name for name, _ in spec.parts), np.split(u, ends[:-1], axis=1), strict=True))
-    per_key = spec.num_heads // spec.num_key_heads
-    q, k = (np.repeat(parts[x].reshape(len(u), -1, spec.key_dim), per_key, axis=1) for x in "qk")
+    heads = np.arange(spec.num_heads)
+    key_heads = heads % spec.num_key_heads if spec.tiled else heads // (spec.num_heads // spec.num_key_heads)
+    q, k = (parts[x].reshape(len(u), -1, spec.key_dim)[:, key_heads] for x in "qk")
     v = parts["v"].reshape(len(u), spec.num_heads, spec.value_dim)
     delta = spec.kind == "gated_delta"
     if delta:

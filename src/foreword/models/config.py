@@ -149,6 +149,9 @@ def config_from_gguf(gguf: GGUF, keys: Keys) -> Config:
             reason = f"{prefix}vocab_size = {given!r:.80}, token_embd.weight has {size} rows"
             raise ModelError(f"{gguf.path}: {reason}. Convert the model again")
     values["tie_word_embeddings"] = "output.weight" not in gguf.tensors
+    for key, tensor in _TOLD_BY_TENSORS.items():
+        if key in keys and not keys[key].values:
+            values[key] = tensor in gguf.tensors
     values["rope_scaling"] = _rope_scaling(gguf, prefix)
     return Config(gguf.path, values, keys=keys, prefix=prefix)
 
@@ -159,6 +162,8 @@ ROPE_FACTORS = {
     "long_factor": "rope_factors_long.weight",
 }
 """Tensors of a GGUF file that are parameters of the rotary embedding."""
+_TOLD_BY_TENSORS = {"attention_bias": "blk.0.attn_q.bias", "attention_out_bias": "blk.0.attn_output.bias"}
+"""Keys that GGUF files do not have: whether the model has this tensor."""
 _SCALING, _SCALE = "rope.scaling.", "rope.scale_linear"
 _SCALING_NAMES = {
     "original_context_length": "original_max_position_embeddings",

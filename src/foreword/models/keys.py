@@ -67,7 +67,7 @@ _REASONS: Mapping[str, str] = {
     "for training alone": """
         attention_dropout attention_probs_dropout_prob classifier_dropout embd_pdrop embedding_dropout
         gradient_checkpointing hidden_dropout hidden_dropout_prob initializer_cutoff_factor initializer_range
-        mlp_dropout output_router_logits resid_pdrop router_aux_loss_coef router_jitter_noise
+        mlp_dropout output_router_logits resid_pdrop residual_dropout router_aux_loss_coef router_jitter_noise
         sparse_pred_ignore_index sparse_prediction z_loss_coefficient""",
     "how another implementation computes the same numbers": """
         _attn_implementation _attn_implementation_autoset attn_implementation cache_implementation

@@ -12,7 +12,7 @@ from foreword.errors import ModelError, UnsupportedModelError
 from foreword.models import registry
 from foreword.models.config import Config, config_from_gguf, read_config
 from foreword.models.encoder_spec import EncoderSpec
-from foreword.models.families import ENCODER_FAMILIES, FAMILIES, GGUF_FAMILIES, NOT_IN_GGUF
+from foreword.models.families import ENCODER_FAMILIES, FAMILIES, GGUF_FAMILIES
 from foreword.models.families.base import Family
 from foreword.models.families.encoders import EncoderFamily
 from foreword.models.generation_files import GenerationFiles, generation_of_gguf, read_generation
@@ -101,9 +101,6 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
         raise ModelError(f"{path}: is one of {count} files of a split model. Merge them with the tool that split them")
     architecture = gguf.get("general.architecture", str)
     family = GGUF_FAMILIES.get(architecture)
-    if architecture in NOT_IN_GGUF:
-        reason = f"the recurrent layers of {NOT_IN_GGUF[architecture]} ({architecture!r}) are not read from GGUF files"
-        raise ModelError(f"{path}: {reason}. Use the model's directory of safetensors")
     if family is None:
         raise _unsupported(path, f"architecture {architecture!r}", "GGUF files", GGUF_FAMILIES)
     config = config_from_gguf(gguf, family.keys)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ _ROWS_COMPARED = 1024
 """Rows that are read at once to compare two tensors."""
 _COMPUTED = ("rotary_emb.inv_freq", "position_ids", "masked_bias")
 """Ends of the names of tensors that older files have, although they follow from the configuration."""
+_STACKED_EXPERTS = ".mlp.experts.gate_up_proj"
 _CANONICAL = re.compile(r"(?:layers\.(\d+)\.)?(?:(experts)\.(\d+)\.)?(.+)")
 
 
@@ -35,10 +37,9 @@ def weights_from_gguf(
     if extra := sorted(tensors.keys() - used - set(ROPE_FACTORS.values())):
         fix = "Use a directory of safetensors, or another model"
         raise ModelError(f"{path}: tensor {extra[0]} is not part of a {spec.architecture} model. {fix}")
-    for name, rotated in interleaved(spec, family):
-        weights[name] = split_halves(weights[name], spec.head_dim, rotated)
+    _split_interleaved(weights, spec, family.gguf_interleaved)
     for i, layer in enumerate(spec.layers):
-        if layer.recurrent is not None:  # the file has −exp(a_log)
+        if layer.recurrent is not None and layer.recurrent.kind != "short_conv":  # the file has −exp(a_log)
             rates = -weights[name := f"layers.{i}.state.a_log"].dequantize()
             if not (np.isfinite(rates) & (rates > 0)).all():
                 fix = "Use a file that was converted from the model itself"
@@ -56,6 +57,8 @@ def weights_from_safetensors(
     if "embed_tokens.weight" in tensors:  # saved without a head
         tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
     names: dict[str, str | Rows] = {**SAFETENSORS_NAMES, **family.names, **family.fused(spec)}
+    if any(name.endswith(_STACKED_EXPERTS) for name in tensors):
+        names |= _stacked_experts(spec)
     wanted = chain(weight_names(spec), pooling.weight_names() if pooling else ())
     weights, used = _collect(path, tensors, wanted, names)
     # Equal to the embedding, or of a model that computes no logits.
@@ -65,7 +68,20 @@ def weights_from_safetensors(
         for name in weights:
             if name.endswith("_norm"):
                 weights[name] = float_tensor(weights[name].dequantize() + np.float32(1))
+    _split_interleaved(weights, spec, family.interleaved)
     return weights
+
+
+def _stacked_experts(spec: DecoderSpec) -> dict[str, str | Rows]:
+    """Where a file has all experts of a layer in one tensor, gate and up of each one below the other."""
+    inner = next(layer.moe.intermediate_size for layer in spec.layers if layer.moe is not None)
+    prefix = "model.layers.{i}"
+    return {
+        "experts.gate_up": prefix + _STACKED_EXPERTS,
+        "experts.gate": Rows("experts.gate_up", 0, inner),
+        "experts.up": Rows("experts.gate_up", inner, 2 * inner),
+        "experts.down": prefix + _STACKED_EXPERTS.replace("gate_up", "down"),
+    }
 
 
 def has_own_head(tensors: Mapping[str, Tensor]) -> bool:
@@ -109,19 +125,27 @@ def _check_unused(
             raise ModelError(f"{path}: tensor {name} is not part of a {architecture} model as configured. {fix}")
 
 
-def interleaved(spec: DecoderSpec, family: Family) -> Iterator[tuple[str, int]]:
-    """The weights in interleaved rotary order in GGUF files, each with a head's number of such rows; else all."""
-    for i, layer in enumerate(spec.layers if family.gguf_interleaved else ()):
-        rotated = 2 * len(layer.rope.inv_freq) if layer.rope else spec.head_dim
-        yield from ((f"layers.{i}.{name}", rotated) for name in "qk")
+def _split_interleaved(weights: dict[str, Tensor], spec: DecoderSpec, is_interleaved: bool) -> None:
+    for name, rotated in interleaved(spec) if is_interleaved else ():
+        weights[name] = split_halves(weights[name], spec.head_dim, rotated)
+
+
+def interleaved(spec: DecoderSpec) -> Iterator[tuple[str, int]]:
+    """The weights of queries and keys, with each a head's number of rows that are rotated; without rotation all."""
+    for i, layer in enumerate(spec.layers):
+        if layer.has_attention:
+            rotated = 2 * len(layer.rope.inv_freq) if layer.rope else spec.head_dim
+            names = ("q", "k", "q_bias", "k_bias") if spec.qkv_bias else ("q", "k")
+            yield from ((f"layers.{i}.{name}", rotated) for name in names)
 
 
 def split_halves(tensor: Tensor, head_dim: int, rotated: int) -> Tensor:
     """Each head's first ``rotated`` rows from interleaved pairs (0 1 | 2 3 | …) to split halves (0 n | 1 n+1 | …)."""
-    data = tensor.data
-    order = np.arange(len(data)).reshape(-1, head_dim)
+    order = np.arange(tensor.shape[0]).reshape(-1, head_dim)
     order[:, :rotated] = order[:, :rotated].reshape(len(order), -1, 2).swapaxes(1, 2).reshape(len(order), -1)
-    return Tensor(data[order.ravel()], tensor.quant, tensor.shape)
+    if len(tensor.shape) == 1:  # stored as one row
+        return float_tensor(tensor.dequantize()[order.ravel()])
+    return Tensor(tensor.data[order.ravel()], tensor.quant, tensor.shape)
 
 
 def _collect(
@@ -139,14 +163,20 @@ def _collect(
         if tensor is None:
             raise ModelError(f"{path}: tensor {found} ({name}) is missing. Use a file that holds the whole model")
         whole = tensor.shape
+        if expert is not None and len(whole) == 3 and expert < whole[0]:  # of [experts, out, in]
+            start, stop = (rows.start, rows.stop) if rows else (0, whole[1])
+            rows = Rows(found, expert * whole[1] + start, expert * whole[1] + stop)
         if rows is not None:
             tensor = select_rows(tensor, rows)
-        elif expert is not None and len(whole) == 3 and expert < whole[0]:  # of [experts, out, in]
-            tensor = select_rows(tensor, Rows(found, expert * whole[1], (expert + 1) * whole[1]))
-        if _longer_than_one(tensor.shape) != _longer_than_one(shape):
+        is_vector = len(shape) == 1  # files may hold one as several rows
+        found_shape = (prod(tensor.shape),) if is_vector and len(whole) == 2 else tensor.shape
+        if _longer_than_one(found_shape) != _longer_than_one(shape):
             fix = "Use configuration and weights of the same model"
             raise ModelError(f"{path}: tensor {found} ({name}) has shape {whole}, expected {shape}. {fix}")
-        weights[name] = Tensor(tensor.stored, tensor.quant, shape)
+        if is_vector and tensor.shape != found_shape:
+            weights[name] = float_tensor(tensor.dequantize().ravel())
+        else:
+            weights[name] = Tensor(tensor.stored, tensor.quant, shape)
     return weights, used
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Pooling = Literal["last", "mean", "cls"]
-HeadActivation = Literal["tanh", "gelu", "gelu_tanh", "relu", "silu", "identity"]
+HeadActivation = Literal["tanh", "gelu", "gelu_tanh", "relu", "relu2", "silu", "identity"]
 ResultActivation = Literal["softmax", "sigmoid", "identity"]
 
 

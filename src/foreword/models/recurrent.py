@@ -1,6 +1,7 @@
 """Recurrent layers as data: in place of keys and values they keep a state of fixed size per request.
 
-One layer with h = norm(x, attn_norm) [T, hidden]. Value head j uses key head j // (num_heads / num_key_heads):
+One layer with h = norm(x, attn_norm) [T, hidden]. Value head j uses key head j // (num_heads / num_key_heads),
+or with ``tiled`` j mod num_key_heads:
 
     u = h Wu                    the channels v, k, q of mamba2; q, k, v of gated_delta
     u_t = silu(Σ_i conv[:, i] u_{t − conv_kernel + 1 + i} + conv_bias)       per channel; u is 0 before the first token
@@ -11,18 +12,22 @@ One layer with h = norm(x, attn_norm) [T, hidden]. Value head j uses key head j 
     gated_delta:  q, k = q / |q| / sqrt(key_dim), k / |k|;   |x| = sqrt(Σ x² + 1e-6)
                   R = decay S_{t−1};   S_t = R + k (sigmoid(h Wbeta) (v − Rᵀ k))ᵀ;   y = Sᵀ q
                   y = norm(y, norm) silu(z)          per head
+    short_conv:   u = (h Wbeta) (h Wv);   y = (Σ_i conv[:, i] u_{t − conv_kernel + 1 + i}) (h Wz)     nothing else
+
     x += y Wo
 
 The state is S [key_dim, value_dim] of each head and the last conv_kernel − 1 inputs u of the convolution, in float32.
+short_conv has no S: its key_dim is 0, and it has one head.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-RecurrentKind = Literal["mamba2", "gated_delta"]
+RecurrentKind = Literal["mamba2", "gated_delta", "short_conv"]
+RECURRENT_KINDS: tuple[RecurrentKind, ...] = get_args(RecurrentKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +43,14 @@ class RecurrentSpec:
     value_dim: int
     conv_kernel: int
     conv_bias: bool = False
+    tiled: bool = False
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:
         """The channels of the convolution in their order: (q, k or v; number of channels)."""
         keys = self.num_key_heads * self.key_dim
+        if self.kind == "short_conv":
+            return (("v", self.num_values),)
         sizes = (("q", keys), ("k", keys), ("v", self.num_values))
         return sizes if self.kind == "gated_delta" else sizes[::-1]
 
@@ -71,6 +79,11 @@ class RecurrentSpec:
         for part, size in self.parts:
             yield part, (size, hidden)
         yield "z", (self.num_values, hidden)
+        if self.kind == "short_conv":
+            yield "beta", (self.num_values, hidden)
+            yield "conv", (self.num_channels, self.conv_kernel)
+            yield "o", (hidden, self.num_values)
+            return
         yield "dt", (self.num_heads, hidden)
         if self.kind == "gated_delta":
             yield "beta", (self.num_heads, hidden)

@@ -6,18 +6,21 @@ are the factors that multiply (Gemma's ``1 + w`` is already added), fused projec
 
 One decoder layer, with ``x`` the residual stream [T, hidden]:
 
-    h = norm(x, attn_norm);  q, k, v = h Wq + bq, h Wk + bk, h Wv + bv       biases if qkv_bias
-    q, k = norm(q, q_norm), norm(k, k_norm)                                   per head, if qk_norm
+    h = norm(x, attn_norm);  q, k, v = h Wq + bq, h Wk + bk, h Wv + bv       h = x unless pre_norms; biases if qkv_bias
+    q, k = norm(q, q_norm), norm(k, k_norm)                                   if qk_norm, per head or all: joint_qk_norm
     a = softmax(cap(rope(q) · rope(k) * query_scale, attn_softcap) + mask) v  mask: causal, and the sliding window
     a = a sigmoid(h Wattn_gate)                                               if attn_gate
-    a = a Wo;   a = norm(a, post_attn_norm) if post_norms;   x += a
+    a = a Wo + bo;   a = norm(a, post_attn_norm) if post_norms;   x += residual_scale a          bo if o_bias
     h = norm(x, mlp_norm);  m = (act(h Wgate) * (h Wup)) Wdown                or the mixture of experts
-    m = norm(m, post_mlp_norm) if post_norms;   x += m
-    logits = cap(norm(x, final_norm) Whead, final_softcap)
+                            m = act(h Wup + bup) Wdown + bdown                unless gated_mlp; biases if mlp_bias
+    m = norm(m, post_mlp_norm) if post_norms;   x += residual_scale m
+    logits = cap(norm(x, final_norm) Whead * logit_scale, final_softcap)
 
-with ``norm(x, w) = x / sqrt(mean(x²) + norm_eps) * w`` and ``cap(x, c) = c * tanh(x / c)`` (identity for None).
+with ``norm(x, w) = x / sqrt(mean(x²) + norm_eps) * w`` and ``cap(x, c) = c * tanh(x / c)`` (identity for None). With
+layer_norm, norms of x are ``(x − mean(x)) / sqrt(mean((x − mean(x))²) + norm_eps) * w + b``.
 ``x`` begins as embed[input_ids] * embedding_scale, or as the prompt embedding in place of a token.
-A recurrent layer (`foreword.models.recurrent`) replaces the lines of attention.
+A recurrent layer (`foreword.models.recurrent`) replaces the lines of attention; `LayerSpec` says which lines a layer
+lacks.
 """
 
 from __future__ import annotations
@@ -28,8 +31,10 @@ from typing import Any, Literal
 
 from foreword.models.recurrent import RecurrentSpec
 
-Activation = Literal["silu", "gelu_tanh", "gelu", "relu"]
-"""The function of an MLP. gelu: with the error function; gelu_tanh: its approximation."""
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
+"""The function of an MLP. gelu: with the error function; gelu_tanh: its approximation; relu2: max(x, 0)²."""
+Scoring = Literal["softmax", "sigmoid"]
+"""How a router makes probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +57,10 @@ class RopeSpec:
 class MoeSpec:
     """A mixture of experts in place of the dense MLP.
 
-    p = softmax(h Wrouter); take the ``experts_per_token`` largest; renormalise them to sum 1 if ``norm_topk``;
-    m = Σ p_e * mlp_e(h), plus sigmoid(h Wshared_gate) * mlp_shared(h) if ``shared_intermediate_size``.
+    p = softmax(h Wrouter), or sigmoid of each: ``scoring``; take the ``experts_per_token`` largest of p, or of p + bias
+    if ``router_bias``; renormalise these p to sum 1 if ``norm_topk``, and multiply them by ``scale``;
+    m = Σ p_e * mlp_e(h), plus mlp_shared(h) if ``shared_intermediate_size``, times sigmoid(h Wshared_gate) if
+    ``shared_gate``.
     """
 
     num_experts: int
@@ -61,6 +68,10 @@ class MoeSpec:
     intermediate_size: int
     norm_topk: bool = True
     shared_intermediate_size: int = 0
+    shared_gate: bool = True
+    scoring: Scoring = "softmax"
+    router_bias: bool = False
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +79,19 @@ class LayerSpec:
     """What differs between layers. A query at position p sees keys in (p − sliding_window, p]; None: all to p.
 
     recurrent: the layer has this state in place of attention; then rope and sliding_window are None.
+    has_mixer, has_mlp: whether the layer has the lines up to the first, and those up to the second sum. One of both.
     """
 
     rope: RopeSpec | None
     sliding_window: int | None = None
     moe: MoeSpec | None = None
     recurrent: RecurrentSpec | None = None
+    has_mixer: bool = True
+    has_mlp: bool = True
+
+    @property
+    def has_attention(self) -> bool:
+        return self.has_mixer and self.recurrent is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +131,16 @@ class DecoderSpec:
     tie_embeddings: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
+    joint_qk_norm: bool = False
     attn_gate: bool = False
+    o_bias: bool = False
+    gated_mlp: bool = True
+    mlp_bias: bool = False
+    pre_norms: bool = True
     post_norms: bool = False
+    layer_norm: bool = False
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
     attn_softcap: float | None = None
     final_softcap: float | None = None
     has_logits: bool = True
@@ -154,19 +180,22 @@ class DecoderSpec:
 
     def kv_groups(self) -> tuple[KVGroupSpec, ...]:
         """The layers in groups of one kind each: see `grouped_layers`."""
-        return grouped_layers((layer.sliding_window, layer.recurrent is not None) for layer in self.layers)
+        return grouped_layers(
+            (layer.sliding_window, layer.recurrent is not None) if layer.has_mixer else None for layer in self.layers
+        )
 
 
-def grouped_layers(kinds: Iterable[tuple[int | None, bool]]) -> tuple[KVGroupSpec, ...]:
+def grouped_layers(kinds: Iterable[tuple[int | None, bool] | None]) -> tuple[KVGroupSpec, ...]:
     """Partition layers into groups of nearly equal size, each of one kind, so that they can share one pool.
 
-    kinds: of each layer the sliding window, None for full attention, and whether it is recurrent. With n = the layers
-    of the rarest kind, every group has at most n layers: 18 layers at 5 sliding : 1 full (15 and 3) make five sliding
-    groups and one full group of three layers.
+    kinds: of each layer the sliding window, None for full attention, and whether it is recurrent; None for a layer that
+    keeps nothing. With n = the layers of the rarest kind, every group has at most n layers: 18 layers at 5 sliding : 1
+    full (15 and 3) make five sliding groups and one full group of three layers.
     """
     by_kind: dict[tuple[int | None, bool], list[int]] = {}
     for i, kind in enumerate(kinds):
-        by_kind.setdefault(kind, []).append(i)
+        if kind is not None:
+            by_kind.setdefault(kind, []).append(i)
     size = min(len(layers) for layers in by_kind.values())
     return tuple(
         KVGroupSpec(tuple(layers[start : start + size]), *kind)
@@ -177,44 +206,70 @@ def grouped_layers(kinds: Iterable[tuple[int | None, bool]]) -> tuple[KVGroupSpe
 
 def weight_names(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Every canonical weight name of a model with its shape, [out, in] for matrices, in execution order."""
-    d, q, kv = spec.hidden_size, spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    d = spec.hidden_size
     yield "embed", (spec.vocab_size, d)
     for i, layer in enumerate(spec.layers):
         p = f"layers.{i}."
-        yield p + "attn_norm", (d,)
-        if layer.recurrent is not None:
-            yield from ((f"{p}state.{name}", shape) for name, shape in layer.recurrent.weight_names(d))
-        else:
-            for name, rows in (("q", q), ("k", kv), ("v", kv)):
-                yield p + name, (rows, d)
-                if spec.qkv_bias:
-                    yield p + name + "_bias", (rows,)
-            if spec.qk_norm:
-                yield p + "q_norm", (spec.head_dim,)
-                yield p + "k_norm", (spec.head_dim,)
-            if spec.attn_gate:
-                yield p + "attn_gate", (q, d)
-            yield p + "o", (d, q)
-        if spec.post_norms:
-            yield p + "post_attn_norm", (d,)
-        yield p + "mlp_norm", (d,)
-        if layer.moe is None:
-            yield from _mlp(p, spec.intermediate_size, d)
-        else:
-            yield p + "router", (layer.moe.num_experts, d)
-            for e in range(layer.moe.num_experts):
-                yield from _mlp(f"{p}experts.{e}.", layer.moe.intermediate_size, d)
-            if layer.moe.shared_intermediate_size:
-                yield p + "shared_gate", (1, d)
-                yield from _mlp(p + "shared.", layer.moe.shared_intermediate_size, d)
-        if spec.post_norms:
-            yield p + "post_mlp_norm", (d,)
-    yield "final_norm", (d,)
+        if layer.has_mixer:
+            if spec.pre_norms:
+                yield from _norm(spec, p + "attn_norm")
+            if layer.recurrent is not None:
+                yield from ((f"{p}state.{name}", shape) for name, shape in layer.recurrent.weight_names(d))
+            else:
+                yield from _attention(spec, p)
+            if spec.post_norms:
+                yield from _norm(spec, p + "post_attn_norm")
+        if layer.has_mlp:
+            if spec.pre_norms:
+                yield from _norm(spec, p + "mlp_norm")
+            yield from _mlp(spec, p, spec.intermediate_size) if layer.moe is None else _experts(spec, p, layer.moe)
+            if spec.post_norms:
+                yield from _norm(spec, p + "post_mlp_norm")
+    yield from _norm(spec, "final_norm")
     if spec.has_logits and not spec.tie_embeddings:
         yield "lm_head", (spec.vocab_size, d)
 
 
-def _mlp(prefix: str, intermediate: int, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield prefix + "gate", (intermediate, hidden)
-    yield prefix + "up", (intermediate, hidden)
-    yield prefix + "down", (hidden, intermediate)
+def _norm(spec: DecoderSpec, name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield name, (spec.hidden_size,)
+    if spec.layer_norm:
+        yield name + "_bias", (spec.hidden_size,)
+
+
+def _attention(spec: DecoderSpec, p: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    d, q, kv = spec.hidden_size, spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    for name, rows in (("q", q), ("k", kv), ("v", kv)):
+        yield p + name, (rows, d)
+        if spec.qkv_bias:
+            yield p + name + "_bias", (rows,)
+    if spec.qk_norm:
+        yield p + "q_norm", (q if spec.joint_qk_norm else spec.head_dim,)
+        yield p + "k_norm", (kv if spec.joint_qk_norm else spec.head_dim,)
+    if spec.attn_gate:
+        yield p + "attn_gate", (q, d)
+    yield p + "o", (d, q)
+    if spec.o_bias:
+        yield p + "o_bias", (d,)
+
+
+def _experts(spec: DecoderSpec, p: str, moe: MoeSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield p + "router", (moe.num_experts, spec.hidden_size)
+    if moe.router_bias:
+        yield p + "router_bias", (moe.num_experts,)
+    for e in range(moe.num_experts):
+        yield from _mlp(spec, f"{p}experts.{e}.", moe.intermediate_size)
+    if moe.shared_intermediate_size:
+        if moe.shared_gate:
+            yield p + "shared_gate", (1, spec.hidden_size)
+        yield from _mlp(spec, p + "shared.", moe.shared_intermediate_size)
+
+
+def _mlp(spec: DecoderSpec, p: str, inner: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    if spec.gated_mlp:
+        yield p + "gate", (inner, spec.hidden_size)
+    yield p + "up", (inner, spec.hidden_size)
+    if spec.mlp_bias:
+        yield p + "up_bias", (inner,)
+    yield p + "down", (spec.hidden_size, inner)
+    if spec.mlp_bias:
+        yield p + "down_bias", (spec.hidden_size,)

@@ -1,11 +1,13 @@
 """Record tiny.json: the logits transformers computes for a tiny random model of each family.
 
 Needs torch, transformers and safetensors, so it runs in an environment of its own:
-    PYTHONPATH=tests python tests/data/models/make_tiny.py
+    PYTHONPATH=tests python tests/data/models/make_tiny.py [NAME...]
+Models that are not named keep their record, unless none is named.
 Weights are not recorded: `models.tiny.random_tensors` draws them again from the names and shapes.
 """
 
 import json
+import sys
 import tempfile
 from pathlib import Path
 
@@ -32,6 +34,15 @@ LONG_HALF = {**LONG, "short_factor": [1.0, 1.7], "long_factor": [2.0, 6.0], "ori
              "partial_rotary_factor": 0.5, "attention_factor": 1.4}  # fmt: skip
 GEMMA_ROPE = {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0},
               "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}  # fmt: skip
+OLMO_ROPE = {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 500.0}}
+HALF = {**ROPE, "partial_rotary_factor": 0.5}
+MROPE = {**ROPE, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 2.5, "attention_multiplier": 0.2}
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 10, "mamba_d_conv": 3,
+         "mamba_chunk_size": 8}  # fmt: skip
+DELTA = {"head_dim": 16, "linear_key_head_dim": 10, "linear_value_head_dim": 12, "linear_num_key_heads": 2,
+         "linear_num_value_heads": 4}  # fmt: skip
+LFM_LAYERS = ["conv", "full_attention", "conv", "full_attention"]
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 12}
 
 MODELS = {
@@ -88,6 +99,43 @@ MODELS = {
         linear_key_head_dim=10, linear_value_head_dim=12, linear_num_key_heads=2, linear_num_value_heads=4,
         rope_parameters={**ROPE, "partial_rotary_factor": 0.25},
     ),
+    "ernie4_5": transformers.Ernie4_5Config(**SIZES, head_dim=10, tie_word_embeddings=True, rope_parameters=ROPE),
+    "arcee": transformers.ArceeConfig(**SIZES, rope_parameters=ROPE),
+    "seed-oss": transformers.SeedOssConfig(**SIZES, head_dim=10, attention_out_bias=True, rope_parameters=ROPE),
+    "olmo2": transformers.Olmo2Config(**SIZES, rope_parameters=ROPE),
+    "olmo3": transformers.Olmo3Config(**SIZES, sliding_window=6, rope_parameters=OLMO_ROPE),
+    "glm": transformers.GlmConfig(**SIZES, head_dim=12, attention_bias=False, rope_parameters=HALF),
+    "glm4": transformers.Glm4Config(**SIZES, head_dim=12, rope_parameters=HALF),
+    "starcoder2": transformers.Starcoder2Config(**SIZES, sliding_window=9, rope_parameters=ROPE),
+    "granite": transformers.GraniteConfig(**SIZES, **GRANITE, rope_parameters=ROPE),
+    "granite-moe": transformers.GraniteMoeConfig(
+        **SIZES, **GRANITE, num_local_experts=4, num_experts_per_tok=2, rope_parameters=ROPE
+    ),
+    "granite-moe-shared": transformers.GraniteMoeSharedConfig(
+        **SIZES, **GRANITE, num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=20,
+        rope_parameters=ROPE,
+    ),
+    "granite-hybrid-dense": transformers.GraniteMoeHybridConfig(
+        **SIZES, **GRANITE, **MAMBA, num_local_experts=0, shared_intermediate_size=28, position_embedding_type="rope",
+        layer_types=["linear_attention", "full_attention", "linear_attention", "full_attention"], rope_parameters=ROPE,
+    ),
+    "granite-hybrid": transformers.GraniteMoeHybridConfig(
+        **SIZES, **GRANITE, **MAMBA, num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=20,
+        layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    ),
+    "qwen3_5": transformers.Qwen3_5TextConfig(**SIZES, **DELTA, rope_parameters=MROPE),
+    "qwen3_5-moe": transformers.Qwen3_5MoeTextConfig(
+        **{name: size for name, size in SIZES.items() if name != "intermediate_size"}, **EXPERTS,
+        **{**DELTA, "linear_key_head_dim": 8},
+        num_experts=4, shared_expert_intermediate_size=20, rope_parameters=HALF,
+    ),
+    "lfm2": transformers.Lfm2Config(
+        **SIZES, layer_types=LFM_LAYERS, block_multiple_of=12, block_ffn_dim_multiplier=1.5, rope_parameters=ROPE
+    ),
+    "lfm2-moe": transformers.Lfm2MoeConfig(
+        **SIZES, **EXPERTS, layer_types=LFM_LAYERS, num_experts=4, num_dense_layers=1, routed_scaling_factor=1.5,
+        rope_parameters=ROPE,
+    ),
 }  # fmt: skip
 
 
@@ -108,8 +156,12 @@ def record(config, folder, num_tokens):
 
 def main():
     here = Path(__file__).parent
+    old = json.loads((here / "tiny.json").read_text())["models"]
     recorded = {}
     for name, config in MODELS.items():
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            recorded[name] = old[name]
+            continue
         with tempfile.TemporaryDirectory() as folder:
             recorded[name] = record(config, Path(folder), MORE_TOKENS.get(name, NUM_TOKENS))
         spread = np.std(recorded[name]["last_logits"])

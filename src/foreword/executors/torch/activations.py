@@ -15,4 +15,5 @@ ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": partial(gelu, approximate="tanh"),
     "gelu": gelu,
     "relu": relu,
+    "relu2": lambda x: relu(x).square(),
 }

@@ -10,8 +10,9 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear, rms_norm
+from torch.nn.functional import embedding, layer_norm, linear, rms_norm
 
+from foreword.errors import ConfigError
 from foreword.executors.torch.activations import ACTIVATIONS
 from foreword.executors.torch.attention import AttentionCall
 from foreword.executors.torch.grouped import grouped
@@ -55,7 +56,7 @@ class Decoder(Generic[StepType]):
         self.embed = load("embed")
         self.layers = [Layer(spec, i, load, mixer, compile=compile) for i in range(spec.num_layers)]
         self.products = {p.parts: (p.outputs, p.inputs) for layer in self.layers for p in layer.products}
-        self.final_norm = load("final_norm")
+        self.final_norm = Norm(spec, "final_norm", load)
         self.head: Tensor | None = None
         if spec.has_logits:
             rows = load.shards.all.part(spec.vocab_size)
@@ -76,12 +77,13 @@ class Decoder(Generic[StepType]):
 
     def hidden_states(self, x: Tensor) -> Tensor:
         """norm(x, final_norm)"""
-        return norm(x, self.final_norm, self.spec.norm_eps)
+        return self.final_norm(x)
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits [L, V] of the residual stream [L, hidden] at some tokens: the rank's part of the vocabulary."""
         assert self.head is not None
-        return cap(linear(self.hidden_states(x), self.head), self.spec.final_softcap)
+        logits = linear(self.hidden_states(x), self.head)
+        return cap(logits if self.spec.logit_scale == 1 else logits * self.spec.logit_scale, self.spec.final_softcap)
 
 
 class Layer(Generic[StepType]):
@@ -91,47 +93,79 @@ class Layer(Generic[StepType]):
         self, spec: DecoderSpec, index: int, load: Loader, mixer: MakeMixer[StepType], *, compile: bool
     ) -> None:
         layer, prefix = spec.layers[index], f"layers.{index}."
-        self.eps = spec.norm_eps
-        self.attn_norm, self.mlp_norm = load(prefix + "attn_norm"), load(prefix + "mlp_norm")
-        self.post_attn_norm = load(prefix + "post_attn_norm") if spec.post_norms else None
-        self.post_mlp_norm = load(prefix + "post_mlp_norm") if spec.post_norms else None
-        self.mixer = mixer(spec, index, load)
-        self.products = [*self.mixer.products]
-        self.mlp: Mlp | Experts
-        if layer.moe is None:
-            self.mlp = Mlp(prefix, spec.activation, load)
-            self.products += [self.mlp.gate_up, self.mlp.down]
-        else:
-            self.mlp = Experts(prefix, spec.activation, layer.moe, load)
+        self.residual_scale = spec.residual_scale
+        self.products: list[Linear] = []
+        self.mixer: Mixer[StepType] | None = None
+        if layer.has_mixer:
+            self.attn_norm, self.post_attn_norm = _norms(spec, prefix + "attn_norm", prefix + "post_attn_norm", load)
+            self.mixer = mixer(spec, index, load)
+            self.products += self.mixer.products
+        self.mlp: Mlp | Experts | None = None
+        if layer.has_mlp:
+            self.mlp_norm, self.post_mlp_norm = _norms(spec, prefix + "mlp_norm", prefix + "post_mlp_norm", load)
+            if layer.moe is None:
+                self.mlp = Mlp(prefix, spec, load)
+                self.products += [self.mlp.inputs, self.mlp.down]
+            else:
+                self.mlp = Experts(prefix, spec, layer.moe, load)
         self._rest = compiled(Layer._after_mixer) if compile and layer.moe is None else Layer._after_mixer
 
     def __call__(self, x: Tensor, step: StepType) -> Tensor:
-        a = self.mixer(norm(x, self.attn_norm, self.eps), step)
+        a = None if self.mixer is None else self.mixer(self.attn_norm(x), step)
         return self._rest(self, x, a, step.loras)
 
-    def _after_mixer(self, x: Tensor, a: Tensor, loras: ProductChanges | None) -> Tensor:
+    def _after_mixer(self, x: Tensor, a: Tensor | None, loras: ProductChanges | None) -> Tensor:
         """Return the layer's output. a: [T, hidden], the output of its mixer."""
-        x = x + (a if self.post_attn_norm is None else norm(a, self.post_attn_norm, self.eps))
-        m = self.mlp(norm(x, self.mlp_norm, self.eps), loras)
-        return x + (m if self.post_mlp_norm is None else norm(m, self.post_mlp_norm, self.eps))
+        if a is not None:
+            x = x + self._scaled(self.post_attn_norm(a))
+        if self.mlp is not None:
+            x = x + self._scaled(self.post_mlp_norm(self.mlp(self.mlp_norm(x), loras)))
+        return x
+
+    def _scaled(self, branch: Tensor) -> Tensor:
+        return branch if self.residual_scale == 1 else branch * self.residual_scale
+
+
+class Norm:
+    """A norm of the residual stream; without a name, its input itself."""
+
+    def __init__(self, spec: DecoderSpec, name: str | None, load: Loader) -> None:
+        self.eps = spec.norm_eps
+        self.weight = None if name is None else load(name)
+        self.bias = load(f"{name}_bias") if name is not None and spec.layer_norm else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.weight is None:
+            return x
+        if self.bias is not None:
+            return layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        return rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+def _norms(spec: DecoderSpec, before: str, after: str, load: Loader) -> tuple[Norm, Norm]:
+    """The norms before and after a part of a layer."""
+    return Norm(spec, before if spec.pre_norms else None, load), Norm(spec, after if spec.post_norms else None, load)
 
 
 class AttentionWeights:
     """The matrices and norms of one layer's attention.
 
-    index: of its keys and values among the layers with attention. norms: of queries and keys [head_dim], None if the
-    model has none.
+    index: of its keys and values among the layers with attention. norms: of queries and keys, [head_dim] each, or of
+    all heads together; None if the model has none. ends: of queries, keys and values in the outputs of ``inputs``.
     """
 
     def __init__(self, spec: DecoderSpec, index: int, load: Loader) -> None:
         prefix = f"layers.{index}."
         self.spec, self.layer = spec, spec.layers[index]
-        self.index = sum(layer.recurrent is None for layer in spec.layers[:index])
+        self.index = sum(layer.has_attention for layer in spec.layers[:index])
         names = ("q", "k", "v", "attn_gate") if spec.attn_gate else ("q", "k", "v")
         biases = "qkv" if spec.qkv_bias else ()
         self.inputs = load.linear(prefix, names, biases=biases, split="outputs", among=load.shards.heads)
-        self.output = load.linear(prefix, ["o"], split="inputs", among=load.shards.heads)
+        o_biases = "o" if spec.o_bias else ()
+        self.output = load.linear(prefix, ["o"], biases=o_biases, split="inputs", among=load.shards.heads)
         self.products = [self.inputs, self.output]
+        q, k, v = map(len, self.inputs.outputs[:3])
+        self.ends = q, q + k, q + k + v
         self.norms = (load(prefix + "q_norm"), load(prefix + "k_norm")) if spec.qk_norm else None
 
 
@@ -141,13 +175,11 @@ class PagedLayer(AttentionWeights):
     def __init__(self, spec: DecoderSpec, index: int, load: Loader, *, compile: bool) -> None:
         super().__init__(spec, index, load)
         self._call = AttentionCall(self.index, spec.query_scale, self.layer.sliding_window, softcap=spec.attn_softcap)
-        q, k, v = map(len, self.inputs.outputs[:3])
-        self._ends = q + k, q + k + v  # of q with k, and of v, in the outputs of ``inputs``
         self._heads = spec.num_heads, spec.num_kv_heads
         self._qk_norm: Tensor | None = None  # [heads of q and k, head_dim]
         if self.norms is not None:
             norms = zip(self.norms, self._heads, strict=True)
-            self._qk_norm = torch.cat([weight.expand(count, -1) for weight, count in norms])
+            self._qk_norm = torch.cat([weight.reshape(-1, spec.head_dim).expand(count, -1) for weight, count in norms])
         self._project = compiled(PagedLayer._projected) if compile else PagedLayer._projected
 
     def __call__(self, h: Tensor, step: PagedStep) -> Tensor:
@@ -162,10 +194,15 @@ class PagedLayer(AttentionWeights):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Queries, keys, values [T, heads, head_dim], and the gate [T, heads · head_dim], or 0 columns without one."""
         spec = self.spec
-        qk, v, gate = self.inputs(h, loras).tensor_split(self._ends, dim=1)
+        qk, v, gate = self.inputs(h, loras).tensor_split(self.ends[1:], dim=1)
         qk = qk.unflatten(1, (-1, spec.head_dim))
         if self._qk_norm is not None:
-            qk = rms_norm(qk, (spec.head_dim,), None, spec.norm_eps) * self._qk_norm
+            if spec.joint_qk_norm:
+                parts = qk.split(self._heads, dim=1)
+                qk = torch.cat([rms_norm(part, part.shape[1:], None, spec.norm_eps) for part in parts], dim=1)
+            else:
+                qk = rms_norm(qk, (spec.head_dim,), None, spec.norm_eps)
+            qk = qk * self._qk_norm
         if rotation is not None:
             qk = rotation(qk)
         q, k = qk.split(self._heads, dim=1)
@@ -181,15 +218,18 @@ def paged_mixer(spec: DecoderSpec, index: int, load: Loader, *, compile: bool = 
 
 
 class Mlp:
-    """(act(h Wgate) * (h Wup)) Wdown"""
+    """(act(h Wgate) * (h Wup)) Wdown, or without a gate act(h Wup + bup) Wdown + bdown. inputs: its first product."""
 
-    def __init__(self, prefix: str, activation: Activation, load: Loader) -> None:
-        self.activation = activation
-        self.gate_up = load.linear(prefix, ["gate", "up"], split="outputs")
-        self.down = load.linear(prefix, ["down"], split="inputs")
+    def __init__(self, prefix: str, spec: DecoderSpec, load: Loader) -> None:
+        self.activation, self.is_gated = spec.activation, spec.gated_mlp
+        names, biases = ["gate", "up"] if spec.gated_mlp else ["up"], spec.mlp_bias
+        self.inputs = load.linear(prefix, names, biases=["up"] if biases else (), split="outputs")
+        self.down = load.linear(prefix, ["down"], biases=["down"] if biases else (), split="inputs")
 
     def __call__(self, h: Tensor, loras: ProductChanges | None) -> Tensor:
-        return self.down(gated(self.gate_up(h, loras), self.activation), loras)
+        inner = self.inputs(h, loras)
+        inner = gated(inner, self.activation) if self.is_gated else ACTIVATIONS[self.activation](inner)
+        return self.down(inner, loras)
 
 
 class Experts:
@@ -198,9 +238,12 @@ class Experts:
     The router computes in float32. Of equal probabilities the expert with the lowest number comes first.
     """
 
-    def __init__(self, prefix: str, activation: Activation, moe: MoeSpec, load: Loader) -> None:
-        self.moe, self.activation = moe, activation
+    def __init__(self, prefix: str, spec: DecoderSpec, moe: MoeSpec, load: Loader) -> None:
+        self.moe, self.activation = moe, spec.activation
+        if not spec.gated_mlp or spec.mlp_bias:
+            raise ConfigError(f"{spec.architecture}: experts without gates or with biases; use executor='native'")
         self.router = load(prefix + "router", torch.float32)
+        self.router_bias = load(prefix + "router_bias", torch.float32) if moe.router_bias else None
         experts = [f"{prefix}experts.{e}." for e in range(moe.num_experts)]
         self.gate_up = load.stacked(experts, ["gate", "up"], split="outputs")
         self.down = load.stacked(experts, ["down"], split="inputs")
@@ -208,15 +251,19 @@ class Experts:
         self.numbers = torch.arange(moe.num_experts, device=load.device)
         self.shared: Mlp | None = None
         if moe.shared_intermediate_size:
-            self.shared = Mlp(prefix + "shared.", activation, load)
-            self.shared_gate = load(prefix + "shared_gate")
+            self.shared = Mlp(prefix + "shared.", spec, load)
+            self.shared_gate = load(prefix + "shared_gate") if moe.shared_gate else None
 
     def __call__(self, h: Tensor, loras: ProductChanges | None) -> Tensor:
         count = self.moe.experts_per_token
-        weights, chosen = linear(h.float(), self.router).softmax(-1).sort(dim=-1, descending=True, stable=True)
-        weights, chosen = weights[:, :count], chosen[:, :count]
+        scores = linear(h.float(), self.router)
+        probs = scores.softmax(-1) if self.moe.scoring == "softmax" else scores.sigmoid()
+        order = probs if self.router_bias is None else probs + self.router_bias
+        chosen = order.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+        weights = probs.gather(1, chosen)
         if self.moe.norm_topk:
             weights = weights / weights.sum(-1, keepdim=True)
+        weights = weights * self.moe.scale
         experts, order = chosen.flatten().sort(stable=True)  # of pairs of a token and one of its experts
         ends = torch.searchsorted(experts, self.numbers, right=True).int()
         inner = gated(grouped(h[order // count], self.gate_up, ends), self.activation)
@@ -224,7 +271,8 @@ class Experts:
         outputs[order] = grouped(inner, self.down, ends)
         out = self.shard.sum((outputs.view(-1, count, h.shape[1]) * weights[..., None].to(h.dtype)).sum(1))
         if self.shared is not None:
-            out += self.shared(h, loras) * linear(h, self.shared_gate).sigmoid()
+            shared = self.shared(h, loras)
+            out += shared if self.shared_gate is None else shared * linear(h, self.shared_gate).sigmoid()
         return out
 
 
@@ -232,11 +280,6 @@ def compiled(function: Callable[..., Result]) -> Callable[..., Result]:
     """``function`` through torch.compile, for tensors of any sizes, unless its last argument, the adapters, is one."""
     fast = torch.compile(function, dynamic=True)
     return lambda *arguments: (fast if arguments[-1] is None else function)(*arguments)
-
-
-def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps) * weight over the last axis."""
-    return rms_norm(x, weight.shape, weight, eps)
 
 
 def cap(x: Tensor, limit: float | None) -> Tensor:

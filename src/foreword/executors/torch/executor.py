@@ -134,6 +134,6 @@ def cache_layers(spec: DecoderSpec) -> tuple[list[KVLayer], list[StateLayer]]:
     place = {layer: (g, slot) for g, group in enumerate(spec.kv_groups()) for slot, layer in enumerate(group.layers)}
     heads = spec.num_kv_heads, spec.head_dim, spec.head_dim
     return (
-        [KVLayer(*place[i], *heads) for i, layer in enumerate(spec.layers) if layer.recurrent is None],
+        [KVLayer(*place[i], *heads) for i, layer in enumerate(spec.layers) if layer.has_attention],
         [StateLayer(*place[i], layer.recurrent.state_size) for i, layer in enumerate(spec.layers) if layer.recurrent],
     )

@@ -8,6 +8,7 @@ from typing import Unpack
 
 import torch
 from torch import Tensor
+from torch.nn.functional import rms_norm
 
 from foreword.arrays import I32
 from foreword.batch import PaddingBuckets
@@ -236,9 +237,14 @@ class _RowLayer(AttentionWeights):
         attention, cache = memory.layers[self.index]
         queries, out = memory.queries[:T], memory.out[:T]
         projected = self.inputs(h, step.loras)
+        norms = self.norms
+        if norms is not None and spec.joint_qk_norm:  # the kernel norms head by head
+            for part, weight in zip(projected.tensor_split(self.ends, dim=1), norms, strict=False):
+                part.copy_(rms_norm(part, weight.shape, weight, spec.norm_eps))
+            norms = None
         rope, rope_rows = (None, None) if self.layer.rope is None else step.rotations[self.layer.rope]
         attention.write(
-            projected, queries, cache, num_tokens=T, norms=self.norms, eps=spec.norm_eps, rope=rope,
+            projected, queries, cache, num_tokens=T, norms=norms, eps=spec.norm_eps, rope=rope,
             rope_rows=rope_rows,
         )  # fmt: skip
         attention.attend(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm, silu, softplus
 
-from foreword.executors.torch.step import PagedStep
+from foreword.executors.torch.step import PagedStep, RecurrentStep
 from foreword.executors.torch.weights import Loader
 from foreword.models.recurrent import RecurrentSpec
 from foreword.models.spec import DecoderSpec
@@ -27,14 +27,17 @@ class RecurrentLayer:
         self.index = sum(layer.recurrent is not None for layer in spec.layers[:index])  # in the cache
         self.group = next(g for g, group in enumerate(spec.kv_groups()) if index in group.layers)
         self.spec, self.eps, self.is_delta = own, spec.norm_eps, own.kind == "gated_delta"
-        self.inputs = load.linear(prefix, [*(name for name, _ in own.parts), "z"])
+        self.is_short = own.kind == "short_conv"
+        self.inputs = load.linear(prefix, [*(name for name, _ in own.parts), "z", *(["beta"] if self.is_short else [])])
         self.output = load.linear(prefix, ["o"])
+        self.conv = load(prefix + "conv", torch.float32)
+        self.conv_bias = load(prefix + "conv_bias", torch.float32) if own.conv_bias else None
+        if self.is_short:
+            return
         rates = ("dt", "beta") if self.is_delta else ("dt",)
         self.rates = torch.cat([load(prefix + name, torch.float32) for name in rates])
         self.dt_bias = load(prefix + "dt_bias", torch.float32)
         self.rate = load(prefix + "a_log", torch.float32).exp()
-        self.conv = load(prefix + "conv", torch.float32)
-        self.conv_bias = load(prefix + "conv_bias", torch.float32) if own.conv_bias else None
         self.norm = load(prefix + "norm", torch.float32)
         self.skip = None if self.is_delta else load(prefix + "skip", torch.float32)
 
@@ -42,7 +45,9 @@ class RecurrentLayer:
         own, step = self.spec, inputs.recurrent
         assert step is not None
         h = x[step.tokens]
-        u, z = self.inputs(h).float().split((own.num_channels, own.num_values), dim=1)
+        u, z, beta = self.inputs(h).float().tensor_split((own.num_channels, own.num_channels + own.num_values), dim=1)
+        if self.is_short:
+            return self._short(h, u * beta, z, step)
         rates = linear(h.float(), self.rates)
         dt = softplus(rates[:, : own.num_heads] + self.dt_bias)
         decay = torch.exp(-self.rate * dt)
@@ -62,12 +67,28 @@ class RecurrentLayer:
         out[step.tokens] = self.output(self._gated(y, silu(z)).to(h.dtype))
         return out
 
+    def _short(self, h: Tensor, u: Tensor, z: Tensor, step: RecurrentStep) -> Tensor:
+        """The output of short_conv [T, hidden] for its channels u and its gate z."""
+        own, blocks, states = self.spec, step.blocks[self.group], step.states[self.index]
+        past = states[blocks].masked_fill(step.is_new[:, None], 0)
+        known = torch.cat((past.reshape(-1, own.num_channels), u))
+        window, kept = step.convolution(own.conv_kernel)
+        states[blocks] = known[kept].flatten(1)
+        out = torch.empty_like(h)
+        out[step.tokens] = self.output((self._weighted(known, window) * z).to(h.dtype))
+        return out
+
     def _convolve(self, known: Tensor, window: Tensor) -> Tensor:
         """silu of the causal convolution, per channel. [T, channels]"""
+        out = self._weighted(known, window)
+        return silu(out if self.conv_bias is None else out + self.conv_bias)
+
+    def _weighted(self, known: Tensor, window: Tensor) -> Tensor:
+        """The causal convolution, per channel. [T, channels]"""
         out = known[window[:, 0]] * self.conv[:, 0]
         for i in range(1, self.spec.conv_kernel):
             out.addcmul_(known[window[:, i]], self.conv[:, i])
-        return silu(out if self.conv_bias is None else out + self.conv_bias)
+        return out
 
     def _scan(self, u: Tensor, decay: Tensor, beta: Tensor, matrices: Tensor, begins: list[int]) -> Tensor:
         """y [T, heads, value_dim]; matrices [requests, heads, key_dim, value_dim] is read and written.
@@ -80,7 +101,8 @@ class RecurrentLayer:
         if self.is_delta:
             q, k = unit(q) * own.key_dim**-0.5, unit(k)
         per_key = own.num_heads // own.num_key_heads
-        q, k = (x.repeat_interleave(per_key, dim=1).flatten(0, 1) for x in (q, k))  # [T · heads, key_dim]
+        q, k = (x.repeat(1, per_key, 1) if own.tiled else x.repeat_interleave(per_key, dim=1) for x in (q, k))
+        q, k = q.flatten(0, 1), k.flatten(0, 1)  # [T · heads, key_dim]
         v = parts["v"].reshape(-1, 1, own.value_dim)  # [T · heads, 1, value_dim]
         decay, beta = decay.reshape(-1, 1, 1), beta.reshape(-1, 1, 1)
         new = beta * v

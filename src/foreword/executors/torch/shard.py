@@ -176,12 +176,19 @@ class Shards:
         return {name: shard for name, shard in found.items() if shard.size > 1}
 
     def spec(self, spec: DecoderSpec) -> DecoderSpec:
-        """The model with the heads of this rank alone. ConfigError unless the ranks divide the heads evenly."""
+        """The model with the heads of this rank alone. ConfigError unless the ranks divide the heads evenly, and if
+        norms need those of other ranks.
+        """
         size, both = self.heads.size, (spec.num_heads, spec.num_kv_heads)
         if any(count % size for count in both):
             sizes = [n for n in range(1, spec.num_kv_heads + 1) if not any(count % n for count in both)]
             raise ConfigError(
                 f"tensor_parallel_size={size}: must divide the model's {spec.num_heads} heads and "
                 f"{spec.num_kv_heads} key heads; use one of {', '.join(map(str, sizes))}"
+            )
+        if size > 1 and spec.joint_qk_norm:
+            raise ConfigError(
+                f"tensor_parallel_size={size}: {spec.architecture} norms the queries of all heads together, but a rank "
+                "has its own alone; use 1"
             )
         return replace(spec, num_heads=spec.num_heads // size, num_kv_heads=spec.num_kv_heads // size)

@@ -103,7 +103,7 @@ class Loader:
             sizes = [len(rows) for rows in outputs]
             bias = torch.zeros(sum(sizes), dtype=self.dtype, device=self.device)
             for part, rows, own in zip(parts, outputs, bias.split(sizes), strict=True):
-                if part in with_bias:
+                if part in with_bias and (split != "inputs" or among.rank == 0):  # the outputs are added up
                     self._read(self.weights[part + "_bias"], own[None], range(1), rows)
         total = among if split == "inputs" and among.size > 1 else None
         if self.weight_format != "auto":

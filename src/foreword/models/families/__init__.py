@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from foreword.models.families import gemma, hybrid, llama, phi, qwen
+from foreword.models.families import delta, gemma, glm, granite, lfm, llama, mamba, olmo, phi, qwen, starcoder
 from foreword.models.families.base import Family
 from foreword.models.families.encoders import ENCODER_FAMILIES as ENCODER_FAMILIES
-from foreword.models.families.hybrid import NOT_IN_GGUF as NOT_IN_GGUF
 
 FAMILIES: Mapping[str, Family] = {
     **llama.FAMILIES,
     **qwen.FAMILIES,
     **gemma.FAMILIES,
     **phi.FAMILIES,
-    **hybrid.FAMILIES,
+    **olmo.FAMILIES,
+    **glm.FAMILIES,
+    **granite.FAMILIES,
+    **starcoder.FAMILIES,
+    **mamba.FAMILIES,
+    **delta.FAMILIES,
+    **lfm.FAMILIES,
 }
 """By ``model_type`` of a config.json."""
 

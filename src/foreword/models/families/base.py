@@ -18,6 +18,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu2",
 }
 """Functions of an MLP by their names in a config.json."""
 
@@ -68,7 +69,8 @@ DECODER = (
 """Keys of every decoder."""
 
 HIDDEN_ACT = Key("hidden_act", "silu", tuple(ACTIVATIONS))
-BIASES = tuple(only(name, False) for name in ("attention_bias", "mlp_bias", "use_bias"))
+MLP_BIAS = only("mlp_bias", False)
+BIASES = (only("attention_bias", False), MLP_BIAS, only("use_bias", False))
 WINDOWS = (Key("sliding_window", gguf="attention.sliding_window"), Key("layer_types"))
 EXPERTS = (
     Key("num_experts", gguf="expert_count", kind=int),
@@ -85,12 +87,15 @@ _LAYER = "model.layers.{i}."
 SAFETENSORS_NAMES: Mapping[str, str] = {
     "embed": "model.embed_tokens.weight",
     "final_norm": "model.norm.weight",
+    "final_norm_bias": "model.norm.bias",
     "lm_head": "lm_head.weight",
     "head.0": "score.weight",
     "attn_norm": _LAYER + "input_layernorm.weight",
+    "attn_norm_bias": _LAYER + "input_layernorm.bias",
     "mlp_norm": _LAYER + "post_attention_layernorm.weight",
+    "mlp_norm_bias": _LAYER + "post_attention_layernorm.bias",
     **{name: f"{_LAYER}self_attn.{name}_proj.weight" for name in "qkvo"},
-    **{f"{name}_bias": f"{_LAYER}self_attn.{name}_proj.bias" for name in "qkv"},
+    **{f"{name}_bias": f"{_LAYER}self_attn.{name}_proj.bias" for name in "qkvo"},
     **{f"{name}_norm": f"{_LAYER}self_attn.{name}_norm.weight" for name in "qk"},
     "qkv": _LAYER + "self_attn.qkv_proj.weight",
     "gate_up": _LAYER + "mlp.gate_up_proj.weight",
@@ -104,13 +109,17 @@ _BLOCK = "blk.{i}."
 GGUF_NAMES: Mapping[str, str] = {
     "embed": "token_embd.weight",
     "final_norm": "output_norm.weight",
+    "final_norm_bias": "output_norm.bias",
     "lm_head": "output.weight",
     "attn_norm": _BLOCK + "attn_norm.weight",
+    "attn_norm_bias": _BLOCK + "attn_norm.bias",
     "post_attn_norm": _BLOCK + "post_attention_norm.weight",
     "mlp_norm": _BLOCK + "ffn_norm.weight",
+    "mlp_norm_bias": _BLOCK + "ffn_norm.bias",
     "post_mlp_norm": _BLOCK + "post_ffw_norm.weight",
     **{name: f"{_BLOCK}attn_{name}.weight" for name in "qkv"},
     "o": _BLOCK + "attn_output.weight",
+    "o_bias": _BLOCK + "attn_output.bias",
     **{f"{name}_bias": f"{_BLOCK}attn_{name}.bias" for name in "qkv"},
     **{f"{name}_norm": f"{_BLOCK}attn_{name}_norm.weight" for name in "qk"},
     "qkv": _BLOCK + "attn_qkv.weight",
@@ -118,6 +127,7 @@ GGUF_NAMES: Mapping[str, str] = {
     "router": _BLOCK + "ffn_gate_inp.weight",
     "shared_gate": _BLOCK + "ffn_gate_inp_shexp.weight",
     **{name: f"{_BLOCK}ffn_{name}.weight" for name in ("gate", "up", "down")},
+    **{f"{name}_bias": f"{_BLOCK}ffn_{name}.bias" for name in ("up", "down")},
     **{f"experts.{name}": f"{_BLOCK}ffn_{name}_exps.weight" for name in ("gate", "up", "down")},
     **{f"shared.{name}": f"{_BLOCK}ffn_{name}_shexp.weight" for name in ("gate", "up", "down")},
 }
@@ -143,7 +153,8 @@ class Family:
     title: its name on pages. spec: its `DecoderSpec` from a config. keys: those of the config, all of them.
     names: where its safetensors differ from `SAFETENSORS_NAMES`. unused: beginnings of the names of tensors that are
     left out: of heads that are not run, and of what its reference leaves out.
-    norms_less_one: safetensors hold norm weights as w − 1. gguf: the architecture's name in GGUF files, if it has one.
+    norms_less_one: safetensors hold norm weights as w − 1. interleaved: they hold q and k rows in interleaved rotary
+    order. gguf: the architecture's name in GGUF files, if it has one.
     gguf_names: where its GGUF files differ from `GGUF_NAMES`. gguf_interleaved: they hold q and k rows in interleaved
     rotary order. fused: weights that are rows of another tensor. gguf_fused: these of GGUF files; None: the same.
     """
@@ -154,6 +165,7 @@ class Family:
     names: Mapping[str, str] = field(default_factory=dict)
     unused: tuple[str, ...] = ("score.",)
     norms_less_one: bool = False
+    interleaved: bool = False
     gguf: str | None = None
     gguf_names: Mapping[str, str] = field(default_factory=dict)
     gguf_interleaved: bool = False
@@ -177,9 +189,16 @@ class Family:
 
 
 def decoder(
-    config: Config, architecture: str, layers: tuple[LayerSpec, ...], act: str = "hidden_act", **differences: Any
+    config: Config,
+    architecture: str,
+    layers: tuple[LayerSpec, ...],
+    act: str | None = "hidden_act",
+    eps: str = "rms_norm_eps",
+    **differences: Any,
 ) -> DecoderSpec:
-    """Return a Llama-like spec of a config's common keys, with ``differences``. act: the activation's key."""
+    """Return a Llama-like spec of a config's common keys, with ``differences``. act: the activation's key; None: it is
+    SiLU. eps: the key of the norms.
+    """
     dim, heads = head_dim(config), config.size("num_attention_heads")
     for key in _SAME_AS_HEAD_DIM:
         if (size := config.optional(key, int)) not in (None, dim):
@@ -188,15 +207,15 @@ def decoder(
         "architecture": architecture,
         "vocab_size": config.size("vocab_size"),
         "hidden_size": config.size("hidden_size"),
-        "intermediate_size": config.size("intermediate_size"),
+        "intermediate_size": differences.get("intermediate_size") or config.size("intermediate_size"),
         "num_heads": heads,
-        "num_kv_heads": heads if config.value("num_key_value_heads") is None else config.size("num_key_value_heads"),
+        "num_kv_heads": kv_heads(config, heads),
         "head_dim": dim,
         "max_model_len": model_length(config),
         "layers": layers,
-        "norm_eps": config.positive("rms_norm_eps"),
+        "norm_eps": config.positive(eps),
         "query_scale": dim**-0.5,
-        "activation": ACTIVATIONS[config.get(act, str)],
+        "activation": ACTIVATIONS[config.get(act, str)] if act else "silu",
         "tie_embeddings": config.get("tie_word_embeddings", bool),
     }
     made = DecoderSpec(**{**spec, **differences})
@@ -204,6 +223,16 @@ def decoder(
         reason = f"{heads} heads are not a multiple of {made.num_kv_heads} key/value heads"
         raise config.error(reason, USE_ITS_CONFIG)
     return made
+
+
+def kv_heads(config: Config, heads: int) -> int:
+    """Return the key/value heads of the layers that have any: GGUF files may list the number of each layer."""
+    value = config.value("num_key_value_heads")
+    if not isinstance(value, list):
+        return heads if value is None else config.size("num_key_value_heads")
+    if not all(type(n) is int and n >= 0 for n in value) or len(found := set(value) - {0}) != 1:
+        raise config.error(f"num_key_value_heads {value!r:.80} are not one number or 0 each", USE_ITS_CONFIG)
+    return min(int(*found), 1 << 28)
 
 
 def head_dim(config: Config) -> int:
@@ -248,7 +277,9 @@ def experts(config: Config, *, shared: bool = False) -> MoeSpec:
     moe = MoeSpec(
         num_experts=config.size("num_local_experts" if is_local else "num_experts"),
         experts_per_token=config.size("num_experts_per_tok"),
-        intermediate_size=config.size("moe_intermediate_size", config.size("intermediate_size")),
+        intermediate_size=config.size(
+            "intermediate_size" if config.value("moe_intermediate_size") is None else "moe_intermediate_size"
+        ),
         norm_topk=config.get("norm_topk_prob", bool),
         shared_intermediate_size=config.size("shared_expert_intermediate_size") if shared else 0,
     )

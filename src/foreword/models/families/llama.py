@@ -1,4 +1,4 @@
-"""Llama 2 and 3, Mistral, Mixtral and SmolLM3: the base decoder, with windows, experts or layers without rotation."""
+"""Llama and those that differ in little: windows, experts, biases, layers without rotation, another order of rows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from foreword.models.families.base import (
     DECODER,
     EXPERTS,
     HIDDEN_ACT,
+    MLP_BIAS,
     WINDOWS,
     Family,
     decoder,
@@ -16,7 +17,7 @@ from foreword.models.families.base import (
     rope,
     windows,
 )
-from foreword.models.keys import Key, table
+from foreword.models.keys import Key, only, table
 from foreword.models.spec import DecoderSpec, LayerSpec
 
 
@@ -34,6 +35,21 @@ def mistral(config: Config) -> DecoderSpec:
 def mixtral(config: Config) -> DecoderSpec:
     rotary, moe = rope(config), experts(config)
     return decoder(config, "mixtral", tuple(LayerSpec(rotary, w, moe) for w in windows(config, lambda i: True)))
+
+
+def ernie4_5(config: Config) -> DecoderSpec:
+    return decoder(config, "ernie4_5", (LayerSpec(rope(config)),) * num_layers(config))
+
+
+def arcee(config: Config) -> DecoderSpec:
+    """Llama with an MLP of squared ReLU without a gate."""
+    return decoder(config, "arcee", (LayerSpec(rope(config)),) * num_layers(config), gated_mlp=False)
+
+
+def seed_oss(config: Config) -> DecoderSpec:
+    qkv_bias, o_bias = config.get("attention_bias", bool), config.get("attention_out_bias", bool)
+    layers = (LayerSpec(rope(config)),) * num_layers(config)
+    return decoder(config, "seed_oss", layers, qkv_bias=qkv_bias, o_bias=o_bias)
 
 
 def smollm3(config: Config) -> DecoderSpec:
@@ -67,6 +83,34 @@ FAMILIES = {
             "experts.down": _MIXTRAL + "experts.{e}.w2.weight",
             "experts.up": _MIXTRAL + "experts.{e}.w3.weight",
         },
+    ),
+    "ernie4_5": Family(
+        "ERNIE 4.5",
+        ernie4_5,
+        table(
+            _COMMON, num_key_value_heads=2, rms_norm_eps=1e-5, tie_word_embeddings=True, rope_theta=5e5, head_dim=128
+        ),
+        interleaved=True,
+        gguf="ernie4_5",
+        gguf_interleaved=True,
+    ),
+    "arcee": Family(
+        "Arcee (AFM)",
+        arcee,
+        table((*DECODER, *BIASES), [only("hidden_act", "relu2")], rms_norm_eps=1e-5),
+        gguf="arcee",
+        gguf_interleaved=True,
+    ),
+    "seed_oss": Family(
+        "Seed-OSS",
+        seed_oss,
+        table(
+            [*DECODER, HIDDEN_ACT, MLP_BIAS, Key("attention_bias", True), Key("attention_out_bias", False)],
+            num_key_value_heads=8,
+            head_dim=128,
+        ),
+        gguf="seed_oss",
+        gguf_names={"mlp_norm": "blk.{i}.post_attention_norm.weight"},
     ),
     "smollm3": Family(
         "SmolLM3",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from foreword.errors import ModelError
 from foreword.models.families.base import Rows
-from foreword.models.naming import select_rows, source_of
+from foreword.models.naming import interleaved, select_rows, source_of, split_halves
 from foreword.models.spec import DecoderSpec, weight_names
 from foreword.models.weights import Tensor
 
@@ -41,6 +41,16 @@ class LoraAdapter:
     path: Path
     pairs: Mapping[str, LoraPair]
     files: FileStates = ()
+
+
+def in_halves(adapter: LoraAdapter, spec: DecoderSpec) -> LoraAdapter:
+    """The adapter of a file in which rows of queries and keys are in interleaved rotary order, in a spec's order."""
+    changed = {
+        name: replace(pair, b=split_halves(pair.b, spec.head_dim, rotated))
+        for name, rotated in interleaved(spec)
+        if (pair := adapter.pairs.get(name)) is not None
+    }
+    return replace(adapter, pairs={**adapter.pairs, **changed})
 
 
 @dataclass(frozen=True, slots=True)

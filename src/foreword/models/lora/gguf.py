@@ -9,8 +9,7 @@ from foreword.errors import ModelError
 from foreword.models.families import GGUF_FAMILIES
 from foreword.models.families.base import Family
 from foreword.models.gguf import read_gguf
-from foreword.models.lora.adapter import LoraAdapter, LoraPair, factors_of, modules_of, pairs_of
-from foreword.models.naming import interleaved, split_halves
+from foreword.models.lora.adapter import LoraAdapter, LoraPair, factors_of, in_halves, modules_of, pairs_of
 from foreword.models.spec import DecoderSpec
 
 _TENSOR = re.compile(r"(.+)\.weight\.lora_([ab])")
@@ -38,7 +37,5 @@ def read_gguf_lora(path: Path, spec: DecoderSpec, family: Family) -> LoraAdapter
     pairs: dict[str, LoraPair] = {}
     for name, (a, b) in factors_of(path, gguf.tensors, _TENSOR, modules, _CONVERT_AGAIN).items():
         pairs |= pairs_of(path, name, modules[name], a, b, alpha / a.shape[0] if alpha else 1.0)
-    for name, rotated in interleaved(spec, family):
-        if (pair := pairs.get(name)) is not None:
-            pairs[name] = LoraPair(pair.a, split_halves(pair.b, spec.head_dim, rotated), pair.scale)
-    return LoraAdapter(path, pairs)
+    adapter = LoraAdapter(path, pairs)
+    return in_halves(adapter, spec) if family.gguf_interleaved else adapter

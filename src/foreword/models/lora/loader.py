@@ -8,7 +8,7 @@ from pathlib import Path
 
 from foreword.errors import ModelError, reason_of
 from foreword.models.families.base import SAFETENSORS_NAMES, Family, Rows
-from foreword.models.lora.adapter import FileStates, LoraAdapter, Module, modules_of
+from foreword.models.lora.adapter import FileStates, LoraAdapter, Module, in_halves, modules_of
 from foreword.models.lora.gguf import read_gguf_lora
 from foreword.models.lora.peft import CONFIG, WEIGHTS, read_peft
 from foreword.models.spec import DecoderSpec
@@ -24,7 +24,8 @@ def read_lora(path: str | Path, spec: DecoderSpec, family: Family) -> LoraAdapte
     def read(path: Path) -> LoraAdapter:
         if not path.is_dir():
             return read_gguf_lora(path, spec, family)
-        return read_peft(path, modules_of(spec, {**SAFETENSORS_NAMES, **family.names, **family.fused(spec)}))
+        adapter = read_peft(path, modules_of(spec, {**SAFETENSORS_NAMES, **family.names, **family.fused(spec)}))
+        return in_halves(adapter, spec) if family.interleaved else adapter
 
     return _read_unchanged(Path(path), read)
 

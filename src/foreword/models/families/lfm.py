@@ -1,0 +1,134 @@
+"""LFM2: short convolutions and attention layers with norms of queries and keys; with or without experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from foreword.models.config import USE_ITS_CONFIG, Config
+from foreword.models.families.base import BIASES, DECODER, EXPERTS, Family, Rows, decoder, experts, num_layers, rope
+from foreword.models.families.states import mixed_layers
+from foreword.models.keys import Key, only, table
+from foreword.models.recurrent import RecurrentSpec
+from foreword.models.spec import DecoderSpec, LayerSpec
+
+
+def lfm2(config: Config) -> DecoderSpec:
+    """The width of the MLP is two thirds of ``intermediate_size``, rounded up, if ``block_auto_adjust_ff_dim``."""
+    inner = config.size("intermediate_size")
+    if not config.prefix and config.get("block_auto_adjust_ff_dim", bool):
+        inner = int(config.positive("block_ffn_dim_multiplier") * int(2 * inner / 3))
+        unit = config.size("block_multiple_of")
+        inner = -(-inner // unit) * unit
+    return _decoder(config, "lfm2", _layers(config), inner)
+
+
+def lfm2_moe(config: Config) -> DecoderSpec:
+    """The first ``num_dense_layers`` have an MLP, the others experts, chosen by sigmoid scores plus a bias."""
+    if not config.prefix and config.value("layer_types") is None:
+        raise config.error("layer_types is missing", USE_ITS_CONFIG)
+    moe = replace(
+        experts(config),
+        scoring="sigmoid",
+        router_bias=config.get("use_expert_bias", bool),
+        scale=config.positive("routed_scaling_factor"),
+    )
+    dense = config.get("num_dense_layers", int)
+    layers = tuple(replace(layer, moe=moe if i >= dense else None) for i, layer in enumerate(_layers(config)))
+    return _decoder(config, "lfm2_moe", layers, config.size("intermediate_size"))
+
+
+def _decoder(config: Config, architecture: str, layers: tuple[LayerSpec, ...], inner: int) -> DecoderSpec:
+    sizes = {"intermediate_size": inner, "qk_norm": True}
+    return decoder(config, architecture, layers, act=None, eps="norm_eps", **sizes)
+
+
+def _layers(config: Config) -> tuple[LayerSpec, ...]:
+    """The layers have attention or a convolution: by ``layer_types`` or ``full_attn_idxs``, in a GGUF file by the
+    number of key/value heads of each.
+    """
+    count, types, heads = num_layers(config), config.sequence("layer_types"), config.value("num_key_value_heads")
+    listed = config.indices("full_attn_idxs", count)
+    if isinstance(heads, list):
+        attends = [one != 0 for one in heads]
+    elif types:
+        attends = [one != "conv" for one in types]
+        if not all(one in ("conv", "full_attention") for one in types):
+            reason = f"layer_types {types!r:.80} are not of conv and full_attention"
+            raise config.error(reason, USE_ITS_CONFIG)
+    else:
+        attends = [i in listed or config.value("full_attn_idxs") is None for i in range(count)]
+    kernel, size = config.size("conv_L_cache", most=1 << 8), config.size("hidden_size")
+    conv = RecurrentSpec("short_conv", 1, 1, 0, size, kernel)
+    return mixed_layers(config, attends, None if all(attends) else conv, rope(config))
+
+
+def _fused(spec: DecoderSpec) -> Mapping[str, Rows]:
+    """in_proj stacks what is written, the gate, and the values."""
+    d = spec.hidden_size
+    return {f"state.{name}": Rows("in_proj", i * d, (i + 1) * d) for i, name in enumerate(("beta", "z", "v"))}
+
+
+_LAYER, _MLP = "model.layers.{i}.", "model.layers.{i}.feed_forward."
+_NAMES = {
+    "final_norm": "model.embedding_norm.weight",
+    "attn_norm": _LAYER + "operator_norm.weight",
+    "mlp_norm": _LAYER + "ffn_norm.weight",
+    **{f"{name}_norm": f"{_LAYER}self_attn.{name}_layernorm.weight" for name in "qk"},
+    "o": _LAYER + "self_attn.out_proj.weight",
+    "in_proj": _LAYER + "conv.in_proj.weight",
+    "state.conv": _LAYER + "conv.conv.weight",
+    "state.o": _LAYER + "conv.out_proj.weight",
+    **{name: f"{_MLP}{part}.weight" for name, part in (("gate", "w1"), ("up", "w3"), ("down", "w2"))},
+}
+_NAMES_IN_GGUF = {
+    "final_norm": "token_embd_norm.weight",
+    "in_proj": "blk.{i}.shortconv.in_proj.weight",
+    "state.conv": "blk.{i}.shortconv.conv.weight",
+    "state.o": "blk.{i}.shortconv.out_proj.weight",
+}
+_DEFAULTS = {"tie_word_embeddings": True, "rope_theta": 1e6}
+_COMMON = (
+    *(*DECODER, *BIASES),
+    Key("norm_eps", 1e-5, gguf="attention.layer_norm_rms_epsilon", gguf_default=1e-5),
+    Key("num_key_value_heads", 8, gguf="attention.head_count_kv", kind=object),
+    Key("conv_L_cache", 3, gguf="shortconv.l_cache", gguf_default=3),
+    only("conv_bias", False),
+    *(Key("layer_types"), Key("full_attn_idxs")),
+)
+_LFM2 = (Key("block_auto_adjust_ff_dim", True), *(Key("block_ffn_dim_multiplier", 1.0), Key("block_multiple_of", 256)))
+_MOE = (
+    *EXPERTS,
+    Key("norm_topk_prob", True, gguf="expert_weights_norm", gguf_default=True),
+    Key("num_dense_layers", 2, gguf="leading_dense_block_count", gguf_default=0),
+    Key("use_expert_bias", True),
+    Key("routed_scaling_factor", 1.0),
+    only("*.expert_gating_func", 2, gguf="expert_gating_func"),
+)
+FAMILIES = {
+    "lfm2": Family(
+        "LFM2: short convolutions and attention layers",
+        lfm2,
+        table(_COMMON, _LFM2, **_DEFAULTS),
+        names=_NAMES,
+        fused=_fused,
+        gguf="lfm2",
+        gguf_names=_NAMES_IN_GGUF,
+    ),
+    "lfm2_moe": Family(
+        "LFM2 with experts",
+        lfm2_moe,
+        table(_COMMON, _MOE, num_experts_per_tok=4, moe_intermediate_size=1792, num_experts=32, **_DEFAULTS),
+        names={
+            **_NAMES,
+            "router": _MLP + "gate.weight",
+            "router_bias": _MLP + "expert_bias",
+            "experts.gate": _MLP + "experts.{e}.w1.weight",
+            "experts.up": _MLP + "experts.{e}.w3.weight",
+            "experts.down": _MLP + "experts.{e}.w2.weight",
+        },
+        fused=_fused,
+        gguf="lfm2moe",
+        gguf_names={**_NAMES_IN_GGUF, "router_bias": "blk.{i}.exp_probs_b.bias"},
+    ),
+}

@@ -1,0 +1,60 @@
+"""OLMo 2 and 3: norms after attention and MLP alone, and norms of the queries and of the keys of all heads together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from foreword.models.config import Config
+from foreword.models.families.base import (
+    BIASES,
+    DECODER,
+    HIDDEN_ACT,
+    WINDOWS,
+    Family,
+    decoder,
+    num_layers,
+    rope,
+    windows,
+)
+from foreword.models.keys import Key, table
+from foreword.models.spec import DecoderSpec, LayerSpec
+
+
+def olmo2(config: Config) -> DecoderSpec:
+    return _decoder(config, "olmo2", (LayerSpec(rope(config)),) * num_layers(config))
+
+
+def olmo3(config: Config) -> DecoderSpec:
+    """Three sliding layers, then a full one, whose rotary embedding alone is scaled. GGUF files list the sliding ones;
+    without a window they are those of OLMo 2.
+    """
+    pattern = config.sequence("sliding_window_pattern")
+    slides = [bool(pattern[i]) if i < len(pattern) else (i + 1) % 4 != 0 for i in range(num_layers(config))]
+    unscaled = replace(config, values={**config.values, "rope_scaling": None})
+    full, local = (rope(one, kind) for one, kind in ((config, "full_attention"), (unscaled, "sliding_attention")))
+    spans = windows(config, lambda i: slides[i])
+    return _decoder(config, "olmo3", tuple(LayerSpec(local if span else full, span) for span in spans))
+
+
+def _decoder(config: Config, architecture: str, layers: tuple[LayerSpec, ...]) -> DecoderSpec:
+    norms: dict[str, Any] = {"pre_norms": False, "post_norms": True, "qk_norm": True, "joint_qk_norm": True}
+    return decoder(config, architecture, layers, **norms)
+
+
+_NAMES = {
+    "post_attn_norm": "model.layers.{i}.post_attention_layernorm.weight",
+    "post_mlp_norm": "model.layers.{i}.post_feedforward_layernorm.weight",
+}
+_COMMON = (*DECODER, HIDDEN_ACT, *BIASES)
+_OLMO3 = (
+    *WINDOWS,
+    Key("sliding_window", 4096, gguf="attention.sliding_window", kind=int),
+    Key("sliding_window_pattern", gguf="attention.sliding_window_pattern"),
+)
+FAMILIES = {
+    "olmo2": Family("OLMo 2", olmo2, table(_COMMON, rms_norm_eps=1e-5), names=_NAMES, gguf="olmo2"),
+    "olmo3": Family(
+        "OLMo 3", olmo3, table(_COMMON, _OLMO3, rms_norm_eps=1e-5, rope_theta=5e5), names=_NAMES, gguf="olmo2"
+    ),
+}

@@ -1,0 +1,70 @@
+"""Shared by families of recurrent and attention layers: the layers of a spec, and the names of weights of states."""
+
+from __future__ import annotations
+
+from foreword.models.config import USE_ITS_CONFIG, Config
+from foreword.models.families.base import Rows, num_layers
+from foreword.models.recurrent import RecurrentSpec
+from foreword.models.spec import DecoderSpec, LayerSpec, RopeSpec
+
+
+def mixed_layers(
+    config: Config, attends: list[bool], recurrent: RecurrentSpec | None, rotary: RopeSpec | None
+) -> tuple[LayerSpec, ...]:
+    """Return layers with attention where ``attends``, the others with a state. recurrent: None if all have attention.
+    ModelError if no layer has attention, or sizes do not fit.
+    """
+    if len(attends) != (count := num_layers(config)):
+        raise config.error(f"the kinds of {len(attends)} layers are given, the model has {count}", USE_ITS_CONFIG)
+    if not any(attends):
+        raise config.error("all layers are recurrent layers", "Use a model that has attention layers, too")
+    if recurrent is not None:
+        if recurrent.num_heads % recurrent.num_key_heads:
+            reason = f"{recurrent.num_heads} recurrent heads are not a multiple of {recurrent.num_key_heads} key heads"
+            raise config.error(reason, USE_ITS_CONFIG)
+        if recurrent.state_size > 1 << 28:
+            raise config.error(f"a recurrent layer has a state of {recurrent.state_size} numbers", USE_ITS_CONFIG)
+    attention = LayerSpec(rotary)
+    return tuple(attention if attend else LayerSpec(None, recurrent=recurrent) for attend in attends)
+
+
+def recurrent_of(spec: DecoderSpec) -> RecurrentSpec:
+    """Return the state of the recurrent layers."""
+    return next(layer.recurrent for layer in spec.layers if layer.recurrent)
+
+
+def stacked(source: str, sizes: list[tuple[str, int]], *, repeats: bool = False) -> dict[str, Rows]:
+    """Weights of a recurrent layer with these numbers of rows, in this order in ``source``."""
+    ends = [sum(size for _, size in sizes[: i + 1]) for i in range(len(sizes))]
+    period = ends[-1] if repeats else None
+    return {
+        f"state.{name}": Rows(source, end - size, end, period) for (name, size), end in zip(sizes, ends, strict=True)
+    }
+
+
+def state_names(module: str) -> dict[str, str]:
+    """Return the names of the weights of a state in safetensors, where layers have it in ``module``."""
+    layer = f"model.layers.{{i}}.{module}."
+    projections = ("in_proj", "in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+    return {
+        "state.conv": layer + "conv1d.weight",
+        "state.conv_bias": layer + "conv1d.bias",
+        "state.dt_bias": layer + "dt_bias",
+        "state.a_log": layer + "A_log",
+        "state.skip": layer + "D",
+        "state.norm": layer + "norm.weight",
+        "state.o": layer + "out_proj.weight",
+        **{name: f"{layer}{name}.weight" for name in projections},
+    }
+
+
+STATE_NAMES_IN_GGUF = {
+    "in_proj": "blk.{i}.ssm_in.weight",
+    "state.conv": "blk.{i}.ssm_conv1d.weight",
+    "state.conv_bias": "blk.{i}.ssm_conv1d.bias",
+    "state.dt_bias": "blk.{i}.ssm_dt.bias",
+    "state.a_log": "blk.{i}.ssm_a",
+    "state.skip": "blk.{i}.ssm_d",
+    "state.norm": "blk.{i}.ssm_norm.weight",
+    "state.o": "blk.{i}.ssm_out.weight",
+}
