@@ -201,6 +201,37 @@ class LLM:
         """As `chat`, but as `stream` does. Outputs have ``events``, the final one its ``message``."""
         return self._stream(self._chats(messages, sampling_params, lora, options, stream=True))
 
+    def infill(
+        self,
+        prefixes: str | Sequence[str],
+        suffixes: str | Sequence[str],
+        sampling_params: Params = None,
+        *,
+        lora: Loras = None,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Complete the gap between a prefix and a suffix, or that of each pair of many, by the model's own tokens.
+
+        suffixes: one for each prefix. The completion ends where the gap does. sampling_params, lora, errors: see
+        `generate`; RequestError for a model that was not trained to fill gaps.
+        """
+        from foreword.engine.infill import make_infill
+
+        pairs = [(prefixes, suffixes)] if isinstance(prefixes, str) else [*zip(prefixes, suffixes, strict=False)]
+        if isinstance(prefixes, str) != isinstance(suffixes, str) or (
+            not isinstance(prefixes, str) and len(prefixes) != len(suffixes)
+        ):
+            reason = "are not one suffix for each prefix"
+            raise RequestError(None, "suffixes", suffixes, reason, "Give two texts, or two lists of equal length.")
+        given = one_each(*PARAMS, sampling_params, [before for before, _ in pairs])
+        limit = self.engine.states.max_model_len
+        made = [
+            make_infill(self.tokenizer, before, after, own or self.engine.default_params, limit)
+            for (before, after), own in zip(pairs, given, strict=True)
+        ]
+        prompts, params = [prompt for prompt, _ in made], [own for _, own in made]
+        return self.generate(prompts, params, lora=lora, progress=progress)
+
     def transcribe(self, audio: object, sampling_params: SamplingParams | None = None, **options: Any) -> Transcription:
         """Write down a sound of any length: the text, its language and its segments.
 

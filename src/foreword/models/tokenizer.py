@@ -13,6 +13,7 @@ from foreword import utf8
 from foreword.arrays import I32
 from foreword.errors import ContextLengthError, RequestError
 from foreword.models.detokenizer import Detokenizer, TokenBytes
+from foreword.models.infill import FORMS, Infill, find_infill
 from foreword.models.text_bounds import TextBound
 from foreword.models.tokenizer_files import read_from_directory
 from foreword.models.tokenizer_gguf import build_from_gguf
@@ -91,6 +92,26 @@ class Tokenizer:
         except Exception as error:  # tokenizers raises plain Exception
             reason, fix = f"the tokenizer fails on it ({error!s:.200})", "Change the text, such as very long runs in it"
         raise RequestError(None, "prompt", text, reason, fix)
+
+    @cached_property
+    def infill(self) -> Infill | None:
+        """The tokens of gaps in texts; None if the model has none."""
+        known = {text: self.backend.token_to_id(text) for form in FORMS for text in form[:3] if text}
+        found = {text: i for text, i in known.items() if i is not None}
+        return find_infill({**self.special_token_ids, **found})
+
+    def encode_infill(self, before: str, after: str, *, max_tokens: int | None = None) -> list[int]:
+        """Token ids of a prompt whose completion stands between two texts. RequestError as `encode`, and for a model
+        that has no tokens for it.
+        """
+        if self.infill is None:
+            reason, fix = "the model has no tokens for a gap in a text", "Use a model for code that was trained to fill"
+            raise RequestError(None, "suffix", after, reason, fix)
+        first, second = (
+            self.encode(text, add_special_tokens=False, parse_special=False, max_tokens=max_tokens)
+            for text in (before, after)
+        )
+        return self.infill.prompt(self.encode(""), first, second)
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], int | None]:
         """Token ids of two texts as one, and how many of them belong to the first; None if the tokenizer does not

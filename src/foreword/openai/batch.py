@@ -140,6 +140,7 @@ class Batch:
                 chat = make_chat(*arguments)
                 group = engine.check(f"{line.number}.0", chat.prompt, chat.params, **options)
             return _Answer(line, request, model, [CheckedRequest(group, chat.reader())])
+        request = request.filled(self._llm.tokenizer, engine.states.max_model_len)
         parts = []
         for i, prompt in enumerate(request.prompts):
             with named("prompt" if len(request.prompts) == 1 else f"prompt[{i}]"):

@@ -65,10 +65,11 @@ OF_SAMPLERS: Neutral = {
 }
 """Parameters of other samplers, turned off."""
 
-GENERATION: Neutral = {**OF_SAMPLERS, **_OF_OPENAI, "suffix": ("",)}
+GENERATION: Neutral = {**OF_SAMPLERS, **_OF_OPENAI}
 
 CHAT: Neutral = {
     **GENERATION,
+    "suffix": ("",),
     "add_special_tokens": (False,),  # the chat template writes them
     "audio": (),
     "continue_final_message": (False,),

@@ -17,6 +17,7 @@ from foreword.batch.values.parameters import Parameter
 from foreword.batch.values.sampling_params import PARAMETERS
 from foreword.engine import RequestOptions
 from foreword.engine.chat import OF_TEMPLATES, ChatOptions
+from foreword.engine.infill import make_infill
 from foreword.engine.thinking import EFFORTS
 from foreword.engine.validation import MAX_TEXTS
 from foreword.errors import RequestError
@@ -34,6 +35,7 @@ from foreword.fields import (
     list_of,
     one_of,
 )
+from foreword.models.tokenizer import Tokenizer
 from foreword.openai import neutral
 
 
@@ -59,17 +61,32 @@ class ChatRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
     """The body of /v1/completions: one or more prompts, each a text or token ids. echo: texts begin with the prompt.
-
-    The other fields are those of `ChatRequest`.
+    suffix: the text after the completions, "" for none. The other fields are those of `ChatRequest`.
     """
 
     model: str | None
     prompts: list[str | list[int]]
     params: SamplingParams
     echo: bool = False
+    suffix: str = ""
     options: RequestOptions = field(default_factory=RequestOptions)
     stream: bool = False
     include_usage: bool = False
+
+    def filled(self, tokenizer: Tokenizer, max_model_len: int) -> CompletionRequest:
+        """Return the request with prompts that have the suffix, and parameters that end an output with the gap.
+        RequestError as `make_infill`, and for a prompt of token ids.
+        """
+        if not self.suffix:
+            return self
+        prompts: list[str | list[int]] = []
+        params = self.params
+        for i, prompt in enumerate(self.prompts):
+            if not isinstance(prompt, str):
+                raise RequestError(None, f"prompt[{i}]", prompt, "is token ids, but suffix is a text", "Give a text.")
+            ids, params = make_infill(tokenizer, prompt, self.suffix, self.params, max_model_len)
+            prompts.append(ids)
+        return replace(self, prompts=prompts, params=params)
 
 
 MAX_BIASES = 1 << 14  # entries of logit_bias
@@ -187,6 +204,9 @@ def parse_completion(body: object, suggested: Suggested = NOTHING) -> Completion
     logprobs = None if logprobs is False else logprobs
     if logprobs is not None and logprobs < 0:
         raise RequestError(None, "logprobs", logprobs, "must be 0 or more", "Leave it out for none.")
+    suffix = given.take("suffix", STRING, "")
+    if suffix and echo:
+        raise RequestError(None, "echo", True, "is given with suffix", "Leave one of them out.")
     if echo and logprobs is not None:
         sampling.setdefault("prompt_logprobs", logprobs)
     request = CompletionRequest(
@@ -196,6 +216,7 @@ def parse_completion(body: object, suggested: Suggested = NOTHING) -> Completion
             **sampling, max_tokens=limit_of(given, "max_tokens", suggested.get("max_tokens", 16)), logprobs=logprobs
         ),
         echo=echo,
+        suffix=suffix,
         **_common(given),
     )
     given.end(neutral.COMPLETION)

@@ -27,9 +27,10 @@ from foreword.server.reply import PiecesReply, reply
 
 
 async def _completions(generation: Generation, wanted: CompletionRequest) -> AsyncGenerator[RequestOutput, None]:
+    generation.check_count("prompt", len(wanted.prompts))
+    generation.enter(wanted.params, len(wanted.prompts))
+    wanted = wanted.filled(generation.context.tokenizer, generation.context.engine.engine.states.max_model_len)
     prompts, params = wanted.prompts, [wanted.params] * len(wanted.prompts)
-    generation.check_count("prompt", len(prompts))
-    generation.enter(wanted.params, len(prompts))
     return generation.outputs(await generation.check("prompt", prompts, params, wanted.options, stream=wanted.stream))
 
 
@@ -75,7 +76,8 @@ OPERATIONS = (
     Operation(
         "/v1/completions", COMPLETIONS, COMPLETIONS.body,
         access="key", summary="Complete one or more prompts (OpenAI Completions).",
-        details="Prompts are texts or token ids. `echo`, `n`, `best_of` and `logprobs` are served; `suffix` is not.",
+        details="Prompts are texts or token ids. `echo`, `n`, `best_of` and `logprobs` are served, `suffix` by"
+        " models that have tokens for a gap.",
         media_types=(JSON, EVENTS),
     ),
     Operation(

@@ -8,6 +8,7 @@ from starlette.responses import Response
 from foreword.server import (
     adapter_routes,
     audio_routes,
+    infill_routes,
     inspect_routes,
     message_routes,
     openai_routes,
@@ -33,6 +34,7 @@ OPERATIONS = Operations(
     message_routes.OPERATIONS,
     pooling_routes.OPERATIONS,
     audio_routes.OPERATIONS,
+    infill_routes.OPERATIONS,
     tokens.OPERATIONS,
     status.OPERATIONS,
     requests.OPERATIONS,
