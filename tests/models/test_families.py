@@ -14,12 +14,35 @@ from foreword.models.loader import load_model
 from foreword.models.safetensors import read_directory
 from models.recorded import TINY, assert_logits, make
 from models.running import EXECUTORS
+from models.tiny import random_tensors, write_model
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("name", TINY)
 def test_logits_equal_those_of_transformers(tmp_path, name, executor):
     assert_logits(load_model(make(tmp_path, name)), name, executor)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5-moe"])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_the_text_model_of_a_model_of_images_is_run(tmp_path, name, stacked):
+    """Its tensors have another prefix, and may have the experts of a layer in one tensor."""
+    tiny = TINY[name]
+    tensors, experts = {"model.visual.patch.weight": np.ones((2, 2), "<f4")}, {}
+    for key, value in random_tensors(tiny["shapes"]).items():
+        key = key.replace("model.", "model.language_model.", 1)
+        if stacked and (found := re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+)_proj\.weight", key)):
+            experts.setdefault(found[1], {}).setdefault(found[3], []).append((int(found[2]), value))
+        else:
+            tensors[key] = value
+    for prefix, parts in experts.items():
+        gate, up, down = (
+            np.stack([v for _, v in sorted(parts[p], key=lambda e: e[0])]) for p in ("gate", "up", "down")
+        )
+        tensors |= {f"{prefix}.gate_up_proj": np.concatenate([gate, up], axis=1), f"{prefix}.down_proj": down}
+    outer = {"model_type": tiny["config"]["model_type"].removesuffix("_text"), "text_config": tiny["config"],
+             "vocab_size": tiny["config"]["vocab_size"]}  # fmt: skip
+    assert_logits(load_model(write_model(tmp_path / "model", outer, tensors)), name)
 
 
 def test_every_family_has_recorded_logits():

@@ -12,7 +12,7 @@ from foreword.errors import ModelError, UnsupportedModelError
 from foreword.models import registry
 from foreword.models.config import Config, config_from_gguf, read_config
 from foreword.models.encoder_spec import EncoderSpec
-from foreword.models.families import ENCODER_FAMILIES, FAMILIES, GGUF_FAMILIES
+from foreword.models.families import ENCODER_FAMILIES, FAMILIES, GGUF_FAMILIES, TEXT_MODELS
 from foreword.models.families.base import Family
 from foreword.models.families.encoders import EncoderFamily
 from foreword.models.generation_files import GenerationFiles, generation_of_gguf, read_generation
@@ -127,10 +127,15 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
     model_type = config.get("model_type", str)
     if (encoder := ENCODER_FAMILIES.get(model_type)) is not None:
         return _load_encoder(folder, config, encoder, name)
+    is_text_part = model_type in TEXT_MODELS
+    if is_text_part:
+        config, model_type = _text_config(config), TEXT_MODELS[model_type]
     family = FAMILIES.get(model_type)
     if family is None:
         raise _unsupported(config_path, f"model_type {model_type!r}", "directories", {**FAMILIES, **ENCODER_FAMILIES})
     tensors = _tensors(folder, config)
+    if is_text_part:
+        tensors = _text_tensors(tensors)
     spec = family.read(config)
     if not has_logits(config):
         spec = spec.changed(has_logits=False)
@@ -157,6 +162,20 @@ def _load_encoder(folder: Path, config: Config, family: EncoderFamily, name: str
     weights = encoder_weights(folder, tensors, spec, family, pooling)
     tokenizer = Tokenizer.from_directory(folder, lowercase=beside.lowercase)
     return _loaded(spec, weights, tokenizer, name, folder, pooling, GenerationFiles(), config, family.keys)
+
+
+def _text_config(config: Config) -> Config:
+    """The config of the text model in that of a model of images and texts."""
+    own = config.get("text_config", dict)
+    outer = {name: config.value(name) for name in ("tie_word_embeddings", "quantization_config", "architectures")}
+    return Config(config.path, {**{name: value for name, value in outer.items() if value is not None}, **own})
+
+
+def _text_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of the text model of a model of images and texts, under their own names."""
+    prefix = "model.language_model."
+    own = {f"model.{name.removeprefix(prefix)}": tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return own | {name: tensor for name, tensor in tensors.items() if not name.startswith("model.")}
 
 
 def _tensors(folder: Path, config: Config) -> Mapping[str, Tensor]:

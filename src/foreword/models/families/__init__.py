@@ -25,3 +25,6 @@ FAMILIES: Mapping[str, Family] = {
 
 GGUF_FAMILIES: Mapping[str, Family] = {family.gguf: family for family in FAMILIES.values() if family.gguf}
 """By ``general.architecture`` of a GGUF file."""
+
+TEXT_MODELS: Mapping[str, str] = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+"""``model_type`` of models of images and texts → the family of their text model, which alone is run."""
