@@ -56,7 +56,13 @@ def is_number(value):
     return type(value) in (int, float)
 
 
-LISTS = {"mlp_only_layers": [[]], "rope_scaling": [{}], "rope_parameters": [{}], "pruned_heads": [{}]}
+LISTS = {
+    "mlp_only_layers": [[]],
+    "full_attn_idxs": [[]],
+    "rope_scaling": [{}],
+    "rope_parameters": [{}],
+    "pruned_heads": [{}],
+}
 """Values that are no numbers and no flags, and that these keys may have."""
 
 

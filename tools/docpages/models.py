@@ -12,6 +12,7 @@ from foreword.models.families import ENCODER_FAMILIES, FAMILIES
 from foreword.models.families.base import Family
 from foreword.models.families.encoders import EncoderFamily
 from foreword.models.keys import WITHOUT_EFFECT
+from foreword.models.recommended import KV_BYTES, RECOMMENDED
 
 ROOT = Path(__file__).resolve().parents[2]
 ALL: Mapping[str, Family | EncoderFamily] = {**FAMILIES, **ENCODER_FAMILIES}
@@ -19,7 +20,14 @@ ALL: Mapping[str, Family | EncoderFamily] = {**FAMILIES, **ENCODER_FAMILIES}
 
 def with_tables(page: str) -> str:
     """Return the page with its tables."""
-    for name, rows in (("known", known()), ("families", families()), ("keys", keys()), ("ignored", ignored())):
+    of_others = ("recommended", recommended())
+    for name, rows in (
+        ("known", known()),
+        of_others,
+        ("families", families()),
+        ("keys", keys()),
+        ("ignored", ignored()),
+    ):
         page = with_table(page, name, next(rows), rows)
     return page
 
@@ -33,6 +41,13 @@ def known() -> Iterator[tuple[str, ...]]:
         size = f"{model.description}, {model.size / 1e6:,.0f} MB" + "; the default" * (model is registry.DEFAULT)
         size += f"; {model.remark}" if model.remark else ""
         yield f"`{model.name}`", size, model.license + terms, f"`{first.package}`{more} {first.version}"
+
+
+def recommended() -> Iterator[tuple[str, ...]]:
+    yield ("id for `-m`", "size", f"memory with {KV_BYTES / 2**30:.0f} GiB beside the weights", "licence", "good at")
+    for model in RECOMMENDED:
+        sizes = f"{model.size / 1e9:.1f} GB", f"{model.memory / 1e9:.1f} GB"
+        yield f"`{model.model}`", *sizes, model.license, model.good_at
 
 
 def families() -> Iterator[tuple[str, ...]]:

@@ -17,11 +17,14 @@ from foreword.cli.options import Json
 from foreword.cli.terminal import print_rows
 from foreword.engine.defaults import described, suggested_params
 from foreword.errors import ModelError
+from foreword.machine import default_threads, memory_bytes
 from foreword.models import registry
 from foreword.models.encoder_spec import EncoderSpec
 from foreword.models.hub import HubModel, from_hub, search_hub
 from foreword.models.loader import LoadedModel, load_model
 from foreword.models.quantized import conversions
+from foreword.models.recommended import fitting
+from foreword.native import available, native
 
 models = typer.Typer(
     help="List, search, download, describe or remove models.",
@@ -95,6 +98,45 @@ def search(
         print_rows(rows)
     if reason and not offline:
         print(f"foreword: {reason}", file=sys.stderr)
+
+
+@models.command(cls=Command)
+def recommend(
+    memory: Annotated[
+        float | None, typer.Option("--memory", min=0.1, help="Gigabytes of memory; by default this machine's.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Which models to take: those that fit into the memory, what they are good at, and how fast they are at most.
+
+    The bound of speed is what this machine's memory reads in a second. The project has not run these files.
+    """
+    size = memory_bytes() if memory is None else memory * 1e9
+    if size is None:
+        raise ModelError("the memory of this machine is not known. Give --memory in gigabytes")
+    speed = _memory_speed()
+    rows = [("-m", "size", "memory", "tokens/s at most", "licence", "good at")]
+    for model in (found := [*fitting(size)]):
+        rate = None if speed is None else model.most_tokens_per_second(speed)
+        shown = "?" if rate is None else f"{rate:.0f}"
+        sizes = f"{model.size / 1e9:.1f} GB", f"{model.memory / 1e9:.1f} GB"
+        rows.append((model.model, *sizes, shown, model.license, model.good_at))
+        if as_json:
+            print(json.dumps({**asdict(model), "memory": model.memory, "most_tokens_per_second": rate}))
+    if as_json:
+        return
+    default = registry.DEFAULT
+    print(f"memory {size / 1e9:.1f} GB; without -m: {default.name}, {default.remark}")
+    print_rows(rows)
+    if not found:
+        print("None fits: the models of `foreword models list` are smaller.")
+
+
+def _memory_speed() -> float | None:
+    """Bytes per second that this machine's memory reads; None without native code."""
+    if not available():
+        return None
+    return native.roofline(num_threads=default_threads(), megabytes=128)[1]["memory_bytes"]
 
 
 @models.command(cls=Command)

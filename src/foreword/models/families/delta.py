@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from foreword.models.config import Config
+from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import (
     BIASES,
     DECODER,
@@ -57,7 +57,11 @@ def _qwen3_5(config: Config, architecture: str, **differences: Any) -> DecoderSp
     the fact that they are interleaved.
     """
     recurrent = replace(_delta_net(config), tiled=bool(config.prefix))
-    if sections := [size for size in config.sequence("*.rope.dimension_sections") if size]:
+    if config.value(_SECTIONS) is not None:
+        sizes = config.sequence(_SECTIONS)
+        if not sizes or not all(type(size) is int and size >= 0 for size in sizes):
+            raise config.error(f"{_SECTIONS} {sizes!r:.80} are not numbers of pairs", USE_ITS_CONFIG)
+        sections = [size for size in sizes if size]
         rules = {**(config.value("rope_scaling") or {}), "mrope_section": sections, "mrope_interleaved": True}
         config = replace(config, values={**config.values, "rope_scaling": rules})
     layers = _layers(config, recurrent)
@@ -137,7 +141,8 @@ _COMMON = (
     Key("linear_num_values", gguf="ssm.inner_size"),
     Key("linear_conv_kernel_dim", 4, gguf="ssm.conv_kernel"),
 )
-_QWEN3_5 = (*_COMMON, Key("*.rope.dimension_sections", gguf="rope.dimension_sections", kind=list))
+_SECTIONS = "*.rope.dimension_sections"
+_QWEN3_5 = (*_COMMON, Key(_SECTIONS, gguf="rope.dimension_sections", kind=list))
 _LAYER = "model.layers.{i}.linear_attn."
 _NAMES = {**state_names("linear_attn"), "q_proj": "model.layers.{i}.self_attn.q_proj.weight"}
 _QWEN3_5_NAMES = {

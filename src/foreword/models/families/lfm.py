@@ -51,7 +51,7 @@ def _layers(config: Config) -> tuple[LayerSpec, ...]:
     listed = config.indices("full_attn_idxs", count)
     if isinstance(heads, list):
         attends = [one != 0 for one in heads]
-    elif types:
+    elif config.value("layer_types") is not None:
         attends = [one != "conv" for one in types]
         if not all(one in ("conv", "full_attention") for one in types):
             reason = f"layer_types {types!r:.80} are not of conv and full_attention"

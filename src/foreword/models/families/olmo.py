@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from foreword.models.config import Config
+from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import (
     BIASES,
     DECODER,
@@ -29,8 +29,13 @@ def olmo3(config: Config) -> DecoderSpec:
     """Three sliding layers, then a full one, whose rotary embedding alone is scaled. GGUF files list the sliding ones;
     without a window they are those of OLMo 2.
     """
-    pattern = config.sequence("sliding_window_pattern")
-    slides = [bool(pattern[i]) if i < len(pattern) else (i + 1) % 4 != 0 for i in range(num_layers(config))]
+    slides = [(i + 1) % 4 != 0 for i in range(num_layers(config))]
+    if config.value("sliding_window_pattern") is not None:
+        listed = config.sequence("sliding_window_pattern")
+        if len(listed) != len(slides) or not all(isinstance(one, bool) for one in listed):
+            reason = f"sliding_window_pattern {listed!r:.80} is not {len(slides)} of true and false"
+            raise config.error(reason, USE_ITS_CONFIG)
+        slides = [*listed]
     unscaled = replace(config, values={**config.values, "rope_scaling": None})
     full, local = (rope(one, kind) for one, kind in ((config, "full_attention"), (unscaled, "sliding_attention")))
     spans = windows(config, lambda i: slides[i])
