@@ -10,7 +10,7 @@ from pathlib import Path
 
 from foreword.errors import ModelError, UnsupportedModelError
 from foreword.models import registry
-from foreword.models.config import Config, config_from_gguf, read_config
+from foreword.models.config import USE_ITS_CONFIG, Config, config_from_gguf, read_config
 from foreword.models.encoder_spec import EncoderSpec
 from foreword.models.families import ENCODER_FAMILIES, FAMILIES, GGUF_FAMILIES, TEXT_MODELS
 from foreword.models.families.base import Family
@@ -166,7 +166,9 @@ def _load_encoder(folder: Path, config: Config, family: EncoderFamily, name: str
 
 def _text_config(config: Config) -> Config:
     """The config of the text model in that of a model of images and texts."""
-    own = config.get("text_config", dict)
+    own = config.value("text_config")
+    if not isinstance(own, Mapping):
+        raise config.error(f"text_config is {own!r:.80}, not an object", USE_ITS_CONFIG)
     outer = {name: config.value(name) for name in ("tie_word_embeddings", "quantization_config", "architectures")}
     return Config(config.path, {**{name: value for name, value in outer.items() if value is not None}, **own})
 
