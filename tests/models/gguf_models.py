@@ -14,7 +14,7 @@ ARCHITECTURES = {
     "qwen3_next": "qwen3next", "ernie4_5": "ernie4_5", "arcee": "arcee", "seed_oss": "seed_oss", "olmo2": "olmo2",
     "olmo3": "olmo2", "glm4": "glm4", "starcoder2": "starcoder2", "granite": "granite", "granitemoe": "granitemoe",
     "granitemoeshared": "granitemoe", "granitemoehybrid": "granitehybrid", "qwen3_5_text": "qwen35",
-    "qwen3_5_moe_text": "qwen35moe", "lfm2": "lfm2", "lfm2_moe": "lfm2moe",
+    "qwen3_5_moe_text": "qwen35moe", "lfm2": "lfm2", "nemotron_h": "nemotron_h", "lfm2_moe": "lfm2moe",
 }  # fmt: skip
 INTERLEAVED = {
     "llama",
@@ -58,7 +58,8 @@ FLOATS = {"attention.layer_norm_rms_epsilon": "rms_norm_eps", "attn_logit_softca
           "logit_scale": "logits_scaling", "attention.scale": "attention_multiplier"}  # fmt: skip
 
 WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-         "model.embedding_norm": "token_embd_norm"}  # fmt: skip
+         "model.embedding_norm": "token_embd_norm",
+         "model.embeddings": "token_embd", "model.norm_f": "output_norm"}  # fmt: skip
 BLOCK = {
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
@@ -73,6 +74,9 @@ BLOCK = {
     "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
     "block_sparse_moe.output_linear": "ffn_down_exps", "block_sparse_moe.router.layer": "ffn_gate_inp",
     "mamba.in_proj": "ssm_in", "mamba.conv1d": "ssm_conv1d", "mamba.norm": "ssm_norm", "mamba.out_proj": "ssm_out",
+    "mixer.in_proj": "ssm_in", "mixer.conv1d": "ssm_conv1d", "mixer.out_proj": "ssm_out", "norm": "attn_norm",
+    "mixer.q_proj": "attn_q", "mixer.k_proj": "attn_k", "mixer.v_proj": "attn_v", "mixer.o_proj": "attn_output",
+    "mixer.up_proj": "ffn_up", "mixer.down_proj": "ffn_down",
     "operator_norm": "attn_norm", "ffn_norm": "ffn_norm", "self_attn.out_proj": "attn_output",
     "self_attn.q_layernorm": "attn_q_norm", "self_attn.k_layernorm": "attn_k_norm",
     "feed_forward.w1": "ffn_gate", "feed_forward.w3": "ffn_up", "feed_forward.w2": "ffn_down",
@@ -107,6 +111,7 @@ def gguf_tensors(config, tensors):
     block = {**BLOCK, **OWN_BLOCK.get(architecture, {})}
     experts, written = {}, {}
     for name, value in tensors.items():
+        name = name.replace("backbone.", "model.", 1)
         more = converted(config, name, value)
         if more:
             written |= more
@@ -144,6 +149,8 @@ def converted(config, name, value):
             return tiled_delta_net(config, layer, part, value)
         case "mamba":
             return mamba(config, layer, part, value)
+        case "mixer":
+            return mamba({"mamba_n_groups": config["n_groups"]}, layer, part, value)
         case "block_sparse_moe" if part == "input_linear.weight":
             gate, up = np.split(value, 2, axis=1)
             return {f"blk.{layer}.ffn_gate_exps.weight": gate, f"blk.{layer}.ffn_up_exps.weight": up}
@@ -252,6 +259,22 @@ def metadata(config):
     if "mamba_n_heads" in config or "conv_L_cache" in config:
         heads = [config["num_key_value_heads"] if kind == "full_attention" else 0 for kind in types]
         found[f"{architecture}.attention.head_count_kv"] = ("[i32]", heads)
+    if config["model_type"] == "nemotron_h":
+        kinds = config["layers_block_type"]
+        heads = [config["num_key_value_heads"] if kind == "full_attention" else 0 for kind in kinds]
+        widths = [config["intermediate_size"] if kind == "mlp" else 0 for kind in kinds]
+        found |= {
+            "nemotron_h.block_count": ("u32", len(kinds)),
+            "nemotron_h.attention.head_count_kv": ("[i32]", heads),
+            "nemotron_h.feed_forward_length": ("[i32]", widths),
+            "nemotron_h.attention.layer_norm_rms_epsilon": ("f32", config["layer_norm_epsilon"]),
+            "nemotron_h.ssm.conv_kernel": ("u32", config["conv_kernel"]),
+            "nemotron_h.ssm.state_size": ("u32", config["ssm_state_size"]),
+            "nemotron_h.ssm.group_count": ("u32", config["n_groups"]),
+            "nemotron_h.ssm.time_step_rank": ("u32", config["mamba_num_heads"]),
+            "nemotron_h.ssm.inner_size": ("u32", config["mamba_num_heads"] * config["mamba_head_dim"]),
+        }
+        del found["nemotron_h.expert_feed_forward_length"]
     if config.get("block_auto_adjust_ff_dim"):
         inner = int(config["block_ffn_dim_multiplier"] * int(2 * config["intermediate_size"] / 3))
         unit = config["block_multiple_of"]

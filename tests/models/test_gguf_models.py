@@ -54,7 +54,8 @@ OLMO3 = {"olmo2.rope.scaling.type": ("str", "yarn"), "olmo2.rope.scaling.factor"
          "olmo2.rope.scaling.original_context_length": ("u32", 16)}  # fmt: skip
 WITH_TRANSFORMERS_LOGITS = {
     **{name: ({}, {}) for name in ("ernie4_5", "arcee", "seed-oss", "olmo2", "starcoder2", "granite", "granite-moe")},
-    **{name: ({}, {}) for name in ("granite-moe-shared", "granite-hybrid", "granite-hybrid-dense", "lfm2")},
+    **{name: ({}, {}) for name in ("granite-moe-shared", "granite-hybrid", "granite-hybrid-dense", "nemotron-h")},
+    "lfm2": ({}, {}),
     "olmo3": (OLMO3, {}),
     "glm4": ({"glm4.rope.dimension_count": HALF}, {}),
     "qwen3_5": (

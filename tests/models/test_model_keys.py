@@ -27,9 +27,10 @@ PER_LAYER_TYPE = {"gemma3_text", "modernbert", "olmo3"}  # whose types of layers
 WITH_ATTENTION = {
     "bamba": {"attn_layer_indices": [1]},
     "granitemoehybrid": {"layer_types": ["full_attention", *["linear_attention"] * 31]},
+    "nemotron_h": {"layers_block_type": ["linear_attention", "full_attention", "mlp"]},
     "lfm2_moe": {"layer_types": ["full_attention", *["conv"] * 31]},
 }
-"""What the defaults of a reference lack, which are of a model that has recurrent layers alone."""
+"""Where the defaults of a reference are of a model that is refused: without attention, or with experts."""
 LOADER = {"architectures", "model_type"}  # which choose the family
 PATH = Path("config.json")
 

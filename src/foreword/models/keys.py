@@ -67,16 +67,19 @@ _REASONS: Mapping[str, str] = {
     "for training alone": """
         attention_dropout attention_probs_dropout_prob classifier_dropout embd_pdrop embedding_dropout
         gradient_checkpointing hidden_dropout hidden_dropout_prob initializer_cutoff_factor initializer_range
-        mlp_dropout output_router_logits resid_pdrop residual_dropout router_aux_loss_coef router_jitter_noise
-        sparse_pred_ignore_index sparse_prediction z_loss_coefficient""",
+        mlp_dropout output_router_logits rescale_prenorm_residual resid_pdrop residual_dropout router_aux_loss_coef
+        router_jitter_noise sparse_pred_ignore_index sparse_prediction time_step_floor time_step_max time_step_min
+        z_loss_coefficient""",
     "how another implementation computes the same numbers": """
         _attn_implementation _attn_implementation_autoset attn_implementation cache_implementation
-        chunk_size_feed_forward deterministic_flash_attn dtype mamba_chunk_size num_logits_to_keep pretraining_tp
-        reference_compile repad_logits_with_grad torch_dtype use_cache use_mamba_kernels""",
+        chunk_size chunk_size_feed_forward deterministic_flash_attn dtype mamba_chunk_size mamba_ssm_cache_dtype
+        num_logits_to_keep pretraining_tp reference_compile repad_logits_with_grad residual_in_fp32 torch_dtype
+        use_cache use_mamba_kernels""",
     "what another implementation returns": "output_attentions output_hidden_states return_dict use_return_dict",
     "where the file comes from": "_name_or_path name_or_path transformers_version unsloth_fixed unsloth_version",
     "tokens, which the tokenizer's files have": """
         bos_token_id cls_token_id eos_token_id mask_token_id pad_token_id sep_token_id""",
+    "of heads that predict further tokens, which are not run": "mtp_layers_block_type",
     "of a classifier's head, or of one that is not run": """
         decoder_bias id2label label2id num_labels problem_type sbert_ce_default_activation_function
         sentence_transformers""",

@@ -129,6 +129,11 @@ MODELS = {
         **{**DELTA, "linear_key_head_dim": 8},
         num_experts=4, shared_expert_intermediate_size=20, rope_parameters=HALF,
     ),
+    "nemotron-h": transformers.NemotronHConfig(
+        **{name: size for name, size in SIZES.items() if name != "num_hidden_layers"}, head_dim=10, mamba_num_heads=4,
+        mamba_head_dim=12, n_groups=2, ssm_state_size=10, conv_kernel=3, chunk_size=8,
+        layers_block_type=["linear_attention", "mlp", "linear_attention", "full_attention", "mlp"],
+    ),
     "lfm2": transformers.Lfm2Config(
         **SIZES, layer_types=LFM_LAYERS, block_multiple_of=12, block_ffn_dim_multiplier=1.5, rope_parameters=ROPE
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from foreword.models.families import delta, gemma, glm, granite, lfm, llama, mamba, olmo, phi, qwen, starcoder
+from foreword.models.families import delta, gemma, glm, granite, lfm, llama, mamba, nemotron, olmo, phi, qwen, starcoder
 from foreword.models.families.base import Family
 from foreword.models.families.encoders import ENCODER_FAMILIES as ENCODER_FAMILIES
 
@@ -18,6 +18,7 @@ FAMILIES: Mapping[str, Family] = {
     **granite.FAMILIES,
     **starcoder.FAMILIES,
     **mamba.FAMILIES,
+    **nemotron.FAMILIES,
     **delta.FAMILIES,
     **lfm.FAMILIES,
 }

@@ -19,13 +19,18 @@ def mixed_layers(
     if not any(attends):
         raise config.error("all layers are recurrent layers", "Use a model that has attention layers, too")
     if recurrent is not None:
-        if recurrent.num_heads % recurrent.num_key_heads:
-            reason = f"{recurrent.num_heads} recurrent heads are not a multiple of {recurrent.num_key_heads} key heads"
-            raise config.error(reason, USE_ITS_CONFIG)
-        if recurrent.state_size > 1 << 28:
-            raise config.error(f"a recurrent layer has a state of {recurrent.state_size} numbers", USE_ITS_CONFIG)
+        check_state(config, recurrent)
     attention = LayerSpec(rotary)
     return tuple(attention if attend else LayerSpec(None, recurrent=recurrent) for attend in attends)
+
+
+def check_state(config: Config, recurrent: RecurrentSpec) -> None:
+    """ModelError for heads that do not fit, and for a state larger than any model's."""
+    if recurrent.num_heads % recurrent.num_key_heads:
+        reason = f"{recurrent.num_heads} recurrent heads are not a multiple of {recurrent.num_key_heads} key heads"
+        raise config.error(reason, USE_ITS_CONFIG)
+    if recurrent.state_size > 1 << 28:
+        raise config.error(f"a recurrent layer has a state of {recurrent.state_size} numbers", USE_ITS_CONFIG)
 
 
 def recurrent_of(spec: DecoderSpec) -> RecurrentSpec:
@@ -42,9 +47,9 @@ def stacked(source: str, sizes: list[tuple[str, int]], *, repeats: bool = False)
     }
 
 
-def state_names(module: str) -> dict[str, str]:
-    """Return the names of the weights of a state in safetensors, where layers have it in ``module``."""
-    layer = f"model.layers.{{i}}.{module}."
+def state_names(module: str, model: str = "model") -> dict[str, str]:
+    """Return the names of the weights of a state in safetensors, where layers of ``model`` have it in ``module``."""
+    layer = f"{model}.layers.{{i}}.{module}."
     projections = ("in_proj", "in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
     return {
         "state.conv": layer + "conv1d.weight",
