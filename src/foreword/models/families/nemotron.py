@@ -57,7 +57,10 @@ def nemotron_h(config: Config) -> DecoderSpec:
 
 
 def _kinds(config: Config) -> list[str]:
-    listed = config.sequence("layers_block_type") or config.value("hybrid_override_pattern") or ""
+    pattern = config.optional("hybrid_override_pattern", str)
+    if pattern is not None and not (pattern and set(pattern) <= {"M", "*", "-", "E"}):
+        raise config.error(f"hybrid_override_pattern {pattern!r:.80} is not of M, *, - and E", USE_ITS_CONFIG)
+    listed = config.sequence("layers_block_type") or pattern or ""
     return [_KINDS.get(str(kind), str(kind)) for kind in listed]
 
 
