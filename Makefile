@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo serve attack clients stubs lock test test-oldest smoke schemas fuzz storms shadow soak soak-server sanitize proofs recipes replicas browser ray torch transformers device gpu vllm wheel wheels check bench native pages arm emulate throughput vllm-compat clean
+.PHONY: help demo docs serve attack clients stubs lock test test-oldest smoke schemas fuzz storms shadow soak soak-server sanitize proofs recipes replicas browser ray torch transformers device gpu vllm wheel wheels check bench native pages arm emulate throughput vllm-compat clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -159,6 +159,15 @@ native:  ## build the native module in place, for work on the sources (PYTHONPAT
 
 pages: $(STAMPS)/install  ## pages of docs/ and types of options, from the tables that they show
 	PYTHONPATH=src:tools $(BIN)/python -m docpages
+
+build/docs-env: tools/site/requirements.txt $(BIN)/python  ## the site's generator, in an environment of its own
+	$(BIN)/python -m venv $@
+	$@/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r $<
+	@touch $@
+
+docs: build/docs-env  ## the documentation as a site in build/docs, its links checked
+	NO_MKDOCS_2_WARNING=1 build/docs-env/bin/mkdocs build
+	@echo "build/docs/index.html: open it, or, to search, python3 -m http.server --directory build/docs"
 
 vllm-compat: $(BIN)/python  ## what the newest release of vLLM changes of what the adapters read, from its wheel (a minute)
 	PYTHONPATH=tools $(BIN)/python -m vllm_compat check
