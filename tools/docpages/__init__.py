@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from docpages import errors, migration, models, routes, sampling_parameters, settings, tour, vllm
+from docpages import chart, errors, migration, models, routes, sampling_parameters, settings, tour, vllm
 from foreword.batch.proof.spec import TENSORS, render
 
 ROOT = Path(__file__).parents[2]
@@ -16,6 +16,7 @@ PAGES: dict[str, Callable[[str], str]] = {
     "docs/settings.md": lambda page: settings.page(),
     "docs/sampling-parameters.md": lambda page: sampling_parameters.page(),
     "docs/errors.md": lambda page: errors.page(),
+    "docs/benchmarks.svg": lambda page: chart.picture(),
     "docs/tensors.md": lambda page: render(TENSORS),
     "docs/vllm-compatibility.md": lambda page: vllm.page(),
     "docs/from-other-engines.md": migration.with_table_of_names,
