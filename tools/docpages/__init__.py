@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from docpages import chart, errors, migration, models, routes, sampling_parameters, settings, tour, vllm
+from docpages import chart, errors, life, migration, models, routes, sampling_parameters, settings, tour, vllm
 from foreword.batch.proof.spec import TENSORS, render
 
 ROOT = Path(__file__).parents[2]
@@ -17,6 +17,8 @@ PAGES: dict[str, Callable[[str], str]] = {
     "docs/sampling-parameters.md": lambda page: sampling_parameters.page(),
     "docs/errors.md": lambda page: errors.page(),
     "docs/benchmarks.svg": lambda page: chart.picture(),
+    "docs/life-of-a-token.md": life.page,
+    "docs/life-of-a-token.svg": lambda page: life.picture(),
     "docs/tensors.md": lambda page: render(TENSORS),
     "docs/vllm-compatibility.md": lambda page: vllm.page(),
     "docs/from-other-engines.md": migration.with_table_of_names,
