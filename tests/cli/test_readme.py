@@ -1,4 +1,4 @@
-"""The README shows real output of the program, and every block of its code runs."""
+"""Every block of code of the README runs, and the page that shows a step has real output of the program."""
 
 import os
 import re
@@ -23,17 +23,22 @@ def blocks(kind: str) -> list[str]:
 
 def test_every_block_is_of_a_kind_that_a_test_runs():
     assert README.count("```") == 2 * len(BLOCKS)
-    assert {language for language, _ in BLOCKS} == {"sh", "python", "text"}
+    assert {language for language, _ in BLOCKS} == {"sh", "python", "console"}
 
 
-def test_the_step_in_the_readme_is_real_output():
+def test_the_readme_has_at_most_120_lines():
+    assert len(README.splitlines()) <= 120
+
+
+def test_the_step_of_the_page_is_real_output():
+    page = (ROOT / "docs" / "one-step.md").read_text()
     steps = [str(b.explain()) for b in toy_steps([3, 2, 8], budget=10, block_size=2, max_model_len=12, steps=2)]
-    assert steps[1] in README
-    assert [block.rstrip() for block in blocks("text")] == [steps[1].rstrip()]
+    shown = re.findall(r"^```text\n(.*?)^```$", page, re.S | re.M)
+    assert [block.rstrip() for block in shown] == [steps[1].rstrip()]
 
 
 def test_the_library_example_runs():
-    code = next(block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "RequestStates(" in block)
+    code = next(block for block in blocks("python") if "RequestStates(" in block)
     scope: dict[str, object] = {}
     exec(code, scope)
     assert scope["states"].num_tokens[0] == 4
@@ -44,7 +49,7 @@ def test_the_python_blocks_run_one_after_the_other(smollm2_path, capsys):
     scope: dict[str, object] = {}
     for code in blocks("python"):
         exec(compile(code, "README.md", "exec"), scope)
-    assert "The capital of France is" in capsys.readouterr().out
+    assert capsys.readouterr().out.endswith("The capital of France is Paris.\n")
 
 
 @pytest.mark.model
