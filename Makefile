@@ -144,9 +144,11 @@ wheel: $(BIN)/python  ## the wheel for this Python on other Linux machines in di
 wheels: $(BIN)/python  ## the files of a release in dist/: archive, wheels, the layer, lists of parts, hashes (minutes)
 	$(BIN)/python tools/wheels $(WHEELS)
 
-check: $(STAMPS)/dev  ## format, lint, types
+check: $(STAMPS)/dev  ## format, lint, types, prose
 	$(BIN)/ruff format --check src tests benchmarks tools examples
 	$(BIN)/ruff check src tests benchmarks tools examples
+	$(BIN)/codespell src docs examples benchmarks tools native *.md
+	$(BIN)/python tools/prose.py
 	$(BIN)/mypy
 
 bench: $(STAMPS)/install  ## host cost of a step: Foreword's backends and Python lists

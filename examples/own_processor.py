@@ -31,7 +31,7 @@ class Avoid:
         if avoid is None:
             return None
         if not isinstance(avoid, list) or not all(token in range(self.vocab_size) for token in avoid):
-            raise RequestError(added.req_id, "extra_args", avoid, "avoid is no list of token ids", "Correct it.")
+            raise RequestError(added.req_id, "extra_args", avoid, "avoid is not a list of token ids", "Correct it.")
         return avoid
 
     def apply(self, logits, at):

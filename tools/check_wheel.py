@@ -54,7 +54,7 @@ def check_contents(wheel: Path) -> None:
     faults = [
         f"no {end}" for end in (*WANTED_OF_BOTH, *WANTED[name_of]) if not any(name.endswith(end) for name in names)
     ]
-    faults += [f"{name} is no file of the package" for name in package if Path(name).suffix not in KINDS]
+    faults += [f"{name} is not expected in the package" for name in package if Path(name).suffix not in KINDS]
     if sum(name.endswith(".so") for name in package) != 1:
         faults.append("not exactly one native module")
     if "manylinux" not in wheel.name:

@@ -12,7 +12,7 @@ _CODE = """def read_measurements(path):
             try:
                 values.append(float(text))
             except ValueError:
-                print("line", number, "is no number:", text)
+                print("line", number, "is not a number:", text)
     return values
 
 

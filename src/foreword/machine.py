@@ -33,7 +33,7 @@ def default_threads(groups: Sequence[Sequence[int]] = (), root: Path = ROOT) -> 
     processors, at most as many as a quota of processor time is enough for.
 
     groups: processors in place of all that are usable. Threads wait for each other in each layer, so that one that the
-    quota stops delays all. Raise ConfigError for a variable that is no number of threads.
+    quota stops delays all. Raise ConfigError for a variable that is not a number of threads.
     """
     if variable := os.environ.get(VARIABLE):
         if not re.fullmatch("[0-9]{1,4}", variable) or not 1 <= int(variable) <= MAX_THREADS:

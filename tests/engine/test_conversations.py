@@ -207,7 +207,9 @@ def test_a_grammar_follows_what_was_asked_of_calls(options, origin):
     [("temperature", "temperature"), ("response_format", "structured_outputs"), ("guided_json", "structured_outputs")],
 )
 def test_a_parameter_of_a_request_is_no_variable_of_a_template(name, parameter):
-    with pytest.raises(RequestError, match=rf"{name} = 1: is no option of a chat. Pass SamplingParams\({parameter}=…"):
+    with pytest.raises(
+        RequestError, match=rf"{name} = 1: is not an option of a chat. Pass SamplingParams\({parameter}=…"
+    ):
         chat({name: 1})
 
 

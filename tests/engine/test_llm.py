@@ -116,7 +116,7 @@ def test_without_parameters_the_answer_is_greedy_and_long(llm: LLM):
 
 
 def test_a_sampling_parameter_is_no_variable_of_a_template(llm: LLM):
-    with pytest.raises(RequestError, match=r"temperature = 0: is no option of a chat. Pass SamplingParams\("):
+    with pytest.raises(RequestError, match=r"temperature = 0: is not an option of a chat. Pass SamplingParams\("):
         llm.chat("abc", temperature=0)
 
 

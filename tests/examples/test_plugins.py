@@ -134,7 +134,7 @@ def test_an_argument_that_a_logits_processor_refuses_ends_its_request_alone(mode
         outputs = llm.generate(PROMPTS, [GREEDY, wrong, GREEDY], progress=False)
     plain = tokens(model)
     assert [output.error is None for output in outputs] == [True, False, True]
-    assert "avoid is no list of token ids" in str(outputs[1].error)
+    assert "avoid is not a list of token ids" in str(outputs[1].error)
     assert [list(outputs[i].outputs[0].token_ids) for i in (0, 2)] == [plain[0], plain[2]]
 
 

@@ -99,11 +99,11 @@ def test_a_sound_of_openai_is_base64_in_an_object(tmp_path):
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        (b"", "is no sound"),
-        (wav()[:30], "is no sound"),
+        (b"", "is not a sound"),
+        (wav()[:30], "is not a sound"),
         (wav()[:-2], "its end is missing"),
         (wav(np.zeros((0, 1))), "must have some"),
-        (wav().replace(struct.pack("<HH", 1, 2), struct.pack("<HH", 77, 2), 1), "is no sound"),
+        (wav().replace(struct.pack("<HH", 1, 2), struct.pack("<HH", 77, 2), 1), "is not a sound"),
         (wav(np.zeros((8001, 1))), "may have 1 seconds"),
         (wav(rate=1, values=np.zeros((2, 1))), "may have 1 seconds"),
         (wav(np.zeros((48001, 1)), rate=192000), "may have 1 seconds of up to 48000 samples"),
@@ -114,12 +114,12 @@ def test_a_sound_of_openai_is_base64_in_an_object(tmp_path):
         (encoded("FLAC", "PCM_16", np.zeros(10**7)), "10000000 samples.*may have 1 seconds"),  # 30 KB
         (encoded("FLAC", "PCM_16", TONE)[:900], "is damaged"),
         (encoded("MP3", "MPEG_LAYER_III", TONE)[:-300], "is damaged"),
-        (encoded("OGG", "VORBIS", TONE)[:2000], "is no sound"),
-        (b"RIFF" + b"\xff" * 100, "is no sound"),
-        (b"fLaC" + b"\0" * 100, "is no sound"),
-        (b"ID3" + b"\0" * 100, "is no sound"),
+        (encoded("OGG", "VORBIS", TONE)[:2000], "is not a sound"),
+        (b"RIFF" + b"\xff" * 100, "is not a sound"),
+        (b"fLaC" + b"\0" * 100, "is not a sound"),
+        (b"ID3" + b"\0" * 100, "is not a sound"),
         ("http://example.com/a.wav", "not fetched from other machines"),
-        (5, "is no file"),
+        (5, "is not a file"),
         (None, "has no audio"),
     ],
     ids=count(),  # libsndfile writes the time into some of the files

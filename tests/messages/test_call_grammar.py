@@ -161,7 +161,7 @@ def test_schemas_keep_their_own_references():
         (TOOLS, {"function": {"name": "go"}}, "there is no tool 'go'"),
         ([], "required", "there are no tools"),
         ([{"function": {}}], "required", "no function with a name"),
-        ([{"name": "f", "parameters": 3}], "required", "no JSON schema"),
+        ([{"name": "f", "parameters": 3}], "required", "not a JSON schema"),
     ],
 )
 def test_a_wrong_choice_is_refused(tools, choice, message):

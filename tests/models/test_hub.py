@@ -96,8 +96,8 @@ def test_a_revision_is_asked_for_everywhere(hub, name, revision):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("org/tiny@", "is no hub id"),
-        ("org/tiny:", "is no hub id"),
+        ("org/tiny@", "is not a hub id"),
+        ("org/tiny:", "is not a hub id"),
         ("org/tiny:q8_0@v1", "in this order"),
         (
             "org/tiny-GGUF:Q5_0",

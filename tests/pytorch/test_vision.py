@@ -148,7 +148,8 @@ def test_an_image_whose_vectors_see_each_other_must_fit_in_a_step(tmp_path):
         for at, value in ((4, 0.5), (19, 1), (3, 2)):
             wide = np.zeros((20, 33), np.float32)
             wide[at, -1] = value
-            with pytest.raises(RequestError, match=rf"prompt_embeds\[{at}, -1\].*is no number of later vectors"):
+            message = rf"prompt_embeds\[{at}, -1\].*is not a valid count of following vectors"
+            with pytest.raises(RequestError, match=message):
                 llm.generate([{"prompt_embeds": wide}], GREEDY)
 
 

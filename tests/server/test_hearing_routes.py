@@ -64,7 +64,7 @@ def test_every_format_gives_the_answer_of_the_library(server):
 @pytest.mark.parametrize(
     ("sound", "param", "reason"),
     [
-        (part(b""), "messages[0].content[1]", "is no sound"),
+        (part(b""), "messages[0].content[1]", "is not a sound"),
         (part("***"), "messages[0].content[1]", "is not base64"),
         (part(None), "messages[0].content[1]", "has no audio"),
         (part(encoded(TONE, rate=8000), "aac"), "messages[0].content[1].input_audio.format", "is not supported"),

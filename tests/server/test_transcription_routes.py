@@ -114,15 +114,15 @@ def test_requests_at_the_same_time_get_their_own_texts(server, llm):
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "is no sound"),
+        (b"", "is not a sound"),
         (encoded(SHORT)[:-100], "its end is missing"),
         (encoded(SHORT, "FLAC", "PCM_16")[:2000], "is damaged"),
         (encoded(np.array([0.0, np.nan, 1.0])), "not all finite"),
         (encoded(np.full(8000, 1e30)), "no finite spectrum"),
         (encoded(np.zeros(16000 * 5)), "may have 4 seconds"),
         (encoded(np.zeros(10**7), "FLAC", "PCM_16"), "may have 4 seconds"),
-        (b"\x89PNG\r\n\x1a\n" + b"\0" * 500, "is no sound"),
-        (b"\0\0\0\x20ftypM4A " + b"\0" * 500, "is no sound"),
+        (b"\x89PNG\r\n\x1a\n" + b"\0" * 500, "is not a sound"),
+        (b"\0\0\0\x20ftypM4A " + b"\0" * 500, "is not a sound"),
     ],
     ids=["empty", "cut WAV", "cut FLAC", "NaN", "huge", "long", "bomb", "image", "M4A"],
 )

@@ -62,7 +62,7 @@ def test_every_dialect_gives_the_answer_of_the_library(server):
     ("parts", "param", "reason"),
     [
         ([URLS[0][:202]], "messages[0].content[1]", "is damaged"),
-        (["data:image/png;base64,AAAA"], "messages[0].content[1]", "is no image"),
+        (["data:image/png;base64,AAAA"], "messages[0].content[1]", "is not an image"),
         (["http://127.0.0.1:1/a.png"], "messages[0].content[1]", "not fetched from other machines"),
         (["/etc/passwd"], "messages[0].content[1]", "files of this machine are not read"),
         (["file:///etc/passwd"], "messages[0].content[1]", "files of this machine are not read"),

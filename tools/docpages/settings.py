@@ -75,8 +75,8 @@ Each setting has one name everywhere:
 | environment | `FOREWORD_SERVE_MAX_NUM_SEQS=32`, with the name of the command in place of `SERVE` |
 | file | `max_num_seqs = 32` in a TOML file, which `--config FILE` names |
 
-An option of the command line goes before a variable, a variable before the file. In Python, None stands for the default
-where it is no value of its own. Sizes in bytes may be texts: `512`, `1.5GB` (10⁹), `2GiB` (2³⁰). A value of another
+The command line takes precedence over variables, and variables over the file. In Python, None stands for the default
+where it has no meaning of its own. Sizes in bytes may be texts: `512`, `1.5GB` (10⁹), `2GiB` (2³⁰). A value of another
 type or out of range, and an unknown name, are refused with what is expected.
 """
 

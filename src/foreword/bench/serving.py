@@ -47,7 +47,7 @@ class Served:
 
 
 def greedy(max_tokens: int) -> SamplingParams:
-    """Parameters that generate ``max_tokens`` token ids, whatever they are."""
+    """Parameters that generate ``max_tokens`` token ids of any kind."""
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
 
 

@@ -60,7 +60,7 @@ class CacheMiss:
         return replace(self, theirs=(), reason="never_computed" if self.reason == "salt" else self.reason)
 
     def among(self, special: Collection[int], ends: Collection[int]) -> CacheMiss:
-        """Return it with the reason "template" where one side goes on with a special token that is no end of a text."""
+        """Return it with the reason "template" where one side goes on with a special token that does not end a text."""
         first = {*self.ours[:1], *self.theirs[:1]}
         is_template = self.reason == "differs" and any(token in special and token not in ends for token in first)
         return replace(self, reason="template") if is_template else self

@@ -31,18 +31,20 @@ def batch(
     requests: Annotated[str, typer.Argument(metavar="IN", help="A file of requests; -: standard input.")],
     results: Annotated[str, typer.Argument(metavar="OUT", help="The file of results; -: standard output.")],
     served_model_name: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A model of requests to answer too. Repeatable.")
+        list[str] | None, typer.Option(metavar="NAME", help="A further model name that requests may use. Repeatable.")
     ] = None,
     ordered: Annotated[bool, typer.Option("--ordered", help="Write the results in the order of the requests.")] = False,
     on_ray: Annotated[
         bool, typer.Option("--ray", help="Answer with replicas on Ray, which is started here without --ray-address.")
     ] = False,
-    ray_address: Annotated[str | None, typer.Option(metavar="ADDRESS", help="A Ray that runs; auto: this one.")] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="A running Ray cluster; auto: that of this machine.")
+    ] = None,
     replicas: Annotated[int, typer.Option(min=1, max=1024, metavar="N", help="Replicas of the model on Ray.")] = 2,
     retry_errors: Annotated[
         bool, typer.Option("--retry-errors", help="Remove the errors of an earlier run from OUT; do their lines again.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar, no summary.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress bar and no summary.")] = False,
     *,
     engine: EngineOptions,
 ) -> None:

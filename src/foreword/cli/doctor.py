@@ -24,11 +24,11 @@ COLORS = {"ok": "32", "slow": "33", "missing": "31", "absent": "2"}
 
 
 def doctor(
-    quick: Annotated[bool, typer.Option("--quick", help="Measure nothing.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Skip the measurements.")] = False,
     num_threads: Threads = None,
     as_json: Json = False,
     as_report: Annotated[
-        bool, typer.Option("--report", help="Print what a report of a fault needs, as JSON; nothing private.")
+        bool, typer.Option("--report", help="Print what a bug report needs, as JSON, without private data.")
     ] = False,
 ) -> None:
     """Show what the engine finds on this machine, what slows it down, and the fix.

@@ -42,9 +42,9 @@ def fuzz(
     api_key: Annotated[str, typer.Option(help="Sent as a bearer token.")] = "",
     minutes: Annotated[float, typer.Option(min=0.01, max=1e5, help="Time of the search.")] = 10.0,
     runs: Annotated[int, typer.Option(min=0, max=10**9, help="Conversations to hold. 0: as time allows.")] = 0,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the conversations' shapes.")] = 0,
-    concurrency: Annotated[int, typer.Option(min=2, max=512, help="Most requests at a time.")] = 16,
-    route: Annotated[str, typer.Option(help=f"Tried first: {' or '.join(get_args(Route))}.")] = "completions",
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the shapes of conversations.")] = 0,
+    concurrency: Annotated[int, typer.Option(min=2, max=512, help="Largest number of requests at the same time.")] = 16,
+    route: Annotated[str, typer.Option(help=f"Route to try first: {' or '.join(get_args(Route))}.")] = "completions",
     block_sizes: Annotated[
         str, typer.Option(help="Tokens per block of the server's cache, or guesses, separated by commas.")
     ] = ",".join(map(str, BLOCK_SIZES)),
@@ -55,7 +55,8 @@ def fuzz(
         str | None, typer.Option(help=f"Some of {', '.join(SCENARIOS)}, separated by commas. Default: all.")
     ] = None,
     tolerance: Annotated[
-        float | None, typer.Option(min=1e-9, max=100, help="Nats up to which answers are equal. Default: measured.")
+        float | None,
+        typer.Option(min=1e-9, max=100, help="Largest difference of equal answers, in nats. Default: measured."),
     ] = None,
     timeout: Annotated[float, typer.Option(min=0.1, max=1e4, help="Longest time of a request, in seconds.")] = 120.0,
     output: Annotated[

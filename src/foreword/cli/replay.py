@@ -35,7 +35,7 @@ def replay(
         ),
     ] = None,
     tolerance: Annotated[
-        float, typer.Option(min=0.0, help="The largest difference of two log-probabilities that is none.")
+        float, typer.Option(min=0.0, help="Largest difference of two log-probabilities that counts as equal.")
     ] = 0.05,
     *,
     engine: EngineOptions,
@@ -73,7 +73,7 @@ def replay(
 
 
 def other_options(text: str) -> LLMOptions:
-    """Return the options of "name=value,name=value". BadParameter for a name that is none."""
+    """Return the options of "name=value,name=value". BadParameter for an unknown name."""
     found: dict[str, Any] = {}
     for part in text.split(","):
         name, equals, value = part.partition("=")

@@ -26,7 +26,8 @@ from foreword.sampling import TokenLogprobs
 def run(
     context: typer.Context,
     prompt: Annotated[
-        str | None, typer.Argument(metavar="PROMPT", help="The prompt. Standard input follows it; -: only that.")
+        str | None,
+        typer.Argument(metavar="PROMPT", help="The prompt; standard input is appended. -: standard input only."),
     ] = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system prompt.")] = None,
     images: Annotated[
@@ -37,7 +38,7 @@ def run(
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt without a chat template.")] = False,
     show_steps: Annotated[
-        bool, typer.Option("--explain", help="Show the first steps' tables, and the memory.")
+        bool, typer.Option("--explain", help="Show the tables of the first steps and the memory in use.")
     ] = False,
     steps: Annotated[
         int, typer.Option(min=1, max=2**20, metavar="N", help="Number of steps that --explain shows.")

@@ -104,9 +104,9 @@ def _collected(row: Parameter, value: Any) -> Any:
 
 
 def setting(name: str, words: Sequence[str]) -> tuple[str, Any]:
-    """A field and its value from what a user typed: its name and words; "none" is no limit, no value, an empty list.
+    """A field and its value from what a user typed: its name and words; "none" means no limit, no value, an empty list.
 
-    RequestError for a name that is no field of a conversation, and for words that are no value of it.
+    RequestError for a name that is not a field of a conversation, and for words that are not a value of it.
     """
     field = name.strip("-").replace("-", "_")
     known = [known for known in FIELDS if known not in OF_ONE_PROMPT]

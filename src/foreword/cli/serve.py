@@ -32,7 +32,7 @@ def serve(
     """Serve a model to OpenAI's clients over HTTP.
 
     Each option may also be a line of a TOML file (max_requests = 64) or an environment variable
-    (FOREWORD_SERVE_MAX_REQUESTS=64). An option of the command line goes before a variable, a variable before the file.
+    (FOREWORD_SERVE_MAX_REQUESTS=64). The command line takes precedence over variables, and variables over the file.
     SIGTERM or Ctrl-C: no new requests, those in progress are finished. SIGHUP: new processes replace the replicas.
     """
     from foreword.server.run import check_packages, run

@@ -77,14 +77,16 @@ def chat_options(tokenizer: Tokenizer, given: Mapping[str, Any]) -> ChatOptions:
         raise RequestError(None, "reasoning_effort", effort, reason, "Give one of them, or template for another.")
     variables = given.get("template", {})
     if not isinstance(variables, Mapping):
-        raise RequestError(None, "template", variables, "is no mapping", "Give the variables of the template by name.")
+        raise RequestError(
+            None, "template", variables, "is not a mapping", "Give the variables of the template by name."
+        )
     for name in OF_TEMPLATES & variables.keys():
         raise RequestError(None, f"template.{name}", variables[name], "is set by other options", "Leave it out.")
     for name, value in given.items():
         here = parameters.intersection((name, *OTHERS.get(name, ((), ""))[0]))
         if here and name not in ChatOptions.__annotations__:
             fix = f"Pass SamplingParams({min(here)}=…)."
-            raise RequestError(None, name, value, "is no option of a chat", fix)
+            raise RequestError(None, name, value, "is not an option of a chat", fix)
     known = {name: value for name, value in given.items() if name in ChatOptions.__annotations__}
     others = {name: value for name, value in given.items() if name not in known}
     if others:
@@ -92,7 +94,7 @@ def chat_options(tokenizer: Tokenizer, given: Mapping[str, Any]) -> ChatOptions:
         read = tokenizer.template_variables(tools=bool(known.get("tools")), **chosen)
         for name in others.keys() - (read - OF_TEMPLATES):
             fix = advice(name, {*ChatOptions.__annotations__, *read}, "Leave it out.")
-            reason = "is no option of a chat, and the chat template does not read it"
+            reason = "is not an option of a chat, and the chat template does not read it"
             raise RequestError(None, name, others[name], reason, fix)
     return ChatOptions(**{**known, "template": {**variables, **others}})  # type: ignore[typeddict-item]
 

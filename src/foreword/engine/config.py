@@ -38,13 +38,13 @@ class EngineConfig:
         "max_model_len could need, within kv_cache_bytes.", least=2, most=2**28, decoders_only=True,
     )
     kv_cache_bytes: int | None = setting(
-        None, "Memory for keys and values, where num_blocks is not given; None: 2GiB, at most what weights, "
-        "activations and the rest leave of the memory that the machine has, or its container may use.",
+        None, "Memory for keys and values if num_blocks is not given; None: 2GiB, or less if the weights and "
+        "activations leave less memory on the machine or in its container.",
         least=1, most=2**50, unit="bytes", decoders_only=True,
     )
     lora_bytes: int = setting(
-        1 << 30, "Memory for LoRA adapters. When it is full, the least recently used leave it and are read again from "
-        "their files when a request needs them; those of requests in progress stay, also beyond it.",
+        1 << 30, "Memory for LoRA adapters. When it is full, the least recently used ones are dropped, and read again "
+        "when a request needs them; adapters of requests in progress stay, even beyond this limit.",
         most=2**50, unit="bytes", decoders_only=True,
     )
     max_logprobs: int = setting(
@@ -52,7 +52,7 @@ class EngineConfig:
         "-1: all of the vocabulary.", least=-1, most=2**31 - 1, decoders_only=True,
     )
     grammar_cache_bytes: int = setting(
-        256 << 20, "Memory for compiled grammars of structured outputs, of which the latest used are kept.",
+        256 << 20, "Memory for compiled grammars of structured outputs; the most recently used ones are kept.",
         most=2**50, unit="bytes", decoders_only=True,
     )
     prefix_caching: bool = setting(True, "Reuse the KV blocks of equal prompt prefixes.")
@@ -63,12 +63,12 @@ class EngineConfig:
     )
     speculation: SpeculationConfig | None = None
     max_forced_tokens: int = setting(
-        8, "Largest number of tokens that a grammar leaves no choice of and that one step takes; 0: none. A model "
-        "with recurrent layers never takes any.", most=1024, decoders_only=True,
+        8, "Largest number of tokens that one step takes without sampling because a grammar allows no others; "
+        "0: none. A model with recurrent layers never takes any.", most=1024, decoders_only=True,
     )
     generation_config: Literal["model", "ignore"] = setting(
-        "model", "Where requests that leave sampling parameters open have them from. model: from its "
-        "generation_config.json or GGUF file, as far as it suggests some; ignore: from the defaults alone.",
+        "model", "Source of the sampling parameters that a request leaves open. model: its "
+        "generation_config.json or GGUF file, where it suggests a value; ignore: the defaults alone.",
         decoders_only=True,
     )
     seed: int | None = setting(
@@ -76,12 +76,12 @@ class EngineConfig:
         least=-(2**63), most=2**63 - 1,
     )
     answer_log: str | None = setting(
-        None, "File that gets prompt and answers of each request that ends, as a line of JSON. Only its owner may read "
-        "it.",
+        None, "File to which the prompt and the answers of each finished request are appended, as a line of JSON. Only "
+        "its owner may read it.",
         value_name="FILE", decoders_only=True,
     )
     answer_log_bytes: int = setting(
-        64 << 20, "Largest answer_log. One that is full becomes FILE.1, in place of an earlier one.",
+        64 << 20, "Largest size of answer_log. A full file is renamed to FILE.1, and replaces an earlier one.",
         least=1, most=2**50, unit="bytes", decoders_only=True,
     )
     check: Check = setting(
@@ -89,21 +89,22 @@ class EngineConfig:
         "write of the cache, which is slow.",
     )
     record: str | None = setting(
-        None, "Record each step in this file, a trace, compressed if its name ends with .gz. With a size, as in "
-        "steps.jsonl.gz:100MB, it holds the last steps, in two files of half of that size before compression.",
+        None, "Record each step in this file, a trace. It is compressed if its name ends with .gz. With a size, as in "
+        "steps.jsonl.gz:100MB, only the last steps are kept, in two files of half that size before compression.",
         value_name="FILE[:SIZE]", convert=checked_destination,
     )
-    record_tensors: int = setting(64, "Record the tensors of every N-th step, too; 0: of none.", value_name="N")
+    record_tensors: int = setting(64, "Also record the tensors of every N-th step; 0: of none.", value_name="N")
     record_token_ids: Literal["plain", "hashed", "omitted"] | None = setting(
         None, "Token ids of prompts and outputs in recordings: as they are, replaced at random, or left out. None: "
         "plain in record, hashed in recordings of failed steps.",
     )
     flight_steps: int = setting(
-        256, "Smallest number of last steps that are kept in memory, and written to a file if a step fails; 0: none.",
+        256, "Number of recent steps, at least, that are kept in memory, and written to a file if a step fails. "
+        "0: none.",
         most=2**20,
     )
     flight_folder: str | None = setting(
-        None, "Folder of the files of failed steps; None: that of temporary files.", value_name="FOLDER",
+        None, "Folder for the files of failed steps; None: the folder of temporary files.", value_name="FOLDER",
     )
     # fmt: on
 

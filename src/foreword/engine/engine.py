@@ -297,7 +297,7 @@ class Engine:
         """Load an adapter, or what `Loras.read` returned, under a name, also in place of another one of that name.
 
         Requests in progress end with the adapter that they began with. ModelError if it cannot be used, ConfigError for
-        a name that is no text, or if the executor runs no adapters, MemoryError if it does not fit.
+        a name that is not text, or if the executor runs no adapters, MemoryError if it does not fit.
         """
         self.loras.check_name(name)
         adapter = path if isinstance(path, LoraAdapter) else self.loras.read(path)

@@ -237,7 +237,7 @@ class LLM:
 
         audio: a WAV, FLAC, Ogg or MP3 file as its path, bytes, data URL or URL (see `MediaLimits`), or an array of
         samples in [−1, 1] at the model's rate. sampling_params: of each window; None: temperature 0. options: see
-        `TranscriptionOptions`. RequestError for what is no sound, and for a model that does not write down speech.
+        `TranscriptionOptions`. Raises RequestError if the input is not audio or the model cannot transcribe.
         """
         from foreword.engine.transcription import TranscriptionOptions, make_transcriber
 
@@ -463,7 +463,13 @@ def as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Se
     if isinstance(messages, str | Mapping):
         return [as_messages(messages)]
     if not isinstance(messages, Sequence) or not messages:
-        raise RequestError(None, "messages", messages, "is no conversation", "Give a text, or at least one message.")
+        raise RequestError(
+            None,
+            "messages",
+            messages,
+            "must be a string or a non-empty list of messages",
+            "Give a text, or at least one message.",
+        )
     if isinstance(messages[0], Mapping):
         return [messages]  # type: ignore[list-item]
     return list(map(as_messages, messages))

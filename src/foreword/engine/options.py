@@ -69,13 +69,13 @@ MODEL = Setting(
 )
 ADAPTER = Setting(
     name="adapter", type="Sequence[str]", default=(),
-    help="A LoRA adapter: the last one answers in run and chat, lines of batch name theirs. Repeatable.",
+    help="A LoRA adapter. run and chat use the last one, lines of batch name theirs. Repeatable.",
     value_name="NAME=PATH",
 )
 EXECUTOR = Setting(
     name="executor", default="auto",
-    help=f"What computes: {', '.join(KINDS)}, the name of a plug-in, or module:name. auto: native if it is built, else "
-    "numpy; transformers for a directory whose architecture Foreword does not have.",
+    help=f"The executor that runs the model: {', '.join(KINDS)}, the name of a plug-in, or module:name. auto: native "
+    "if it is built, else numpy; transformers for a directory whose architecture Foreword does not have.",
     value_name="NAME",
 )
 PLUG_INS = (

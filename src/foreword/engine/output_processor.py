@@ -125,7 +125,7 @@ class OutputProcessor:
     def rewind(self) -> list[RequestOutput]:
         """After a failure anywhere in a step, with every unfinished request waiting: continue from their tokens.
 
-        Returns the outputs of groups of which all completions have ended.
+        Return the outputs of groups whose completions have all ended.
         """
         for last in self._by_row:
             if last is not None:

@@ -45,7 +45,7 @@ class Transcript:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class CompletionOutput:
-    """One completion of a prompt: its transcript up to ``end``, of which all from ``start`` on is new.
+    """One completion of a prompt: its transcript up to ``end``. Everything from ``start`` on is new.
 
     finish_reason: "stop" (the model's end token, a stop token or a stop string), "length", "abort", "error", or None
     while it runs. stop_reason: the stop string or stop token id; None for the model's end token. cumulative_logprob: of

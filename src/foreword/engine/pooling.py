@@ -141,7 +141,7 @@ def _comparisons(firsts: list[str], seconds: list[str], spec: PoolingSpec, param
 def _paired(
     queries: str | Sequence[str], documents: str | Sequence[str], names: tuple[str, str]
 ) -> tuple[list[str], list[str]]:
-    """Equally many of both. RequestError for other numbers, or what is not text."""
+    """Pair queries with documents. Raises RequestError if the counts differ or an item is not text."""
     firsts = [queries] if isinstance(queries, str) else list(queries)
     seconds = [documents] if isinstance(documents, str) else list(documents)
     if len(firsts) == 1:

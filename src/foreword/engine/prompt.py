@@ -222,7 +222,7 @@ def _check_spans(request_id: str, reach: F32, is_token: Bools, most_new_tokens: 
     bad = (reach < 0) | ((reach > 0) & (following != reach - 1))
     if bad.any():
         at = int(bad.argmax())
-        reason, fix = "is no number of later vectors", "Give 0, or one less at each vector up to the last."
+        reason, fix = "is not a valid count of following vectors", "Give 0, or one less at each vector up to the last."
         raise RequestError(request_id, f"prompt_embeds[{at}, -1]", float(reach[at]), reason, fix)
     if len(reach) and reach.max() >= most_new_tokens:
         reason = f"an image has more positions than the {most_new_tokens} of a step"

@@ -99,7 +99,7 @@ class Completion:
         return len(self.transcript.token_ids)
 
     def output(self) -> CompletionOutput:
-        """What there is, of which all since the last call is new."""
+        """Return the current output; everything since the previous call is marked as new."""
         start, end = self.reported, self.transcript.end
         self.reported = end
         return CompletionOutput(

@@ -1,4 +1,4 @@
-"""A sound written down, one window after the other, as Whisper does. Without input or output: see `Transcriber`."""
+"""Transcribe a sound, one window after the other, as Whisper does. Without input or output: see `Transcriber`."""
 
 from __future__ import annotations
 
@@ -206,10 +206,10 @@ def make_transcriber(
     field: str = "audio",
 ) -> Transcriber:
     """source: what `read_sound` takes, or an array of samples at the model's rate. RequestError, with the field of the
-    source, for what is no sound, and for a model that does not write down speech.
+    source, for input that is not audio, and for a model that cannot transcribe.
     """
     if (speech := media.speech) is None:
-        reason, fix = "the model does not write down speech", "Use one that does, such as Whisper."
+        reason, fix = "this model cannot transcribe audio", "Use one that can, such as Whisper."
         raise RequestError(None, field, "a sound", reason, fix)
     if isinstance(source, np.ndarray):
         sound = sound_of(field, source, speech.sampling_rate)

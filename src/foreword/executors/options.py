@@ -1,4 +1,4 @@
-"""The options of each kind of executor. None, where it is no value of its own, stands for the default."""
+"""The options of each kind of executor. None stands for the default where it has no meaning of its own."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class TorchNumbers(ExecutorOptions):
     """The numbers that PyTorch computes in."""
 
     dtype: DType = setting(
-        "auto", "Numbers of weights, keys and values. auto: as the weights are stored, of quantised weights bf16.",
+        "auto", "Numbers of weights, keys and values. auto: as the weights are stored; bf16 for quantised weights.",
     )
 
 
@@ -90,8 +90,8 @@ class NativeOptions(ThreadOptions):
         "bf16", "Keys and values. int8: with a scale per token and head, and attention in 8 bit.", decoders_only=True,
     )
     numa_nodes: int | None = setting(
-        None, "NUMA nodes that share the threads: each node's threads multiply the rows of every matrix that are in "
-        "its memory. None: they run anywhere. The tokens are the same.", least=1, most=1024, decoders_only=True,
+        None, "NUMA nodes to divide the threads among: each node's threads multiply the rows of every matrix that are "
+        "in its memory. None: threads run anywhere. The tokens are the same.", least=1, most=1024, decoders_only=True,
     )
     preallocate_kv: bool = setting(
         False, "Take the memory of the whole KV pool from the system before the first request, not at the first use "
@@ -113,7 +113,7 @@ class TorchOptions(TorchMatrices, TorchPlace):
         1, "Processes that divide keys and values by position.", least=1, most=1024, decoders_only=True,
     )
     rank_timeout: float = setting(
-        60.0, "Seconds that a process waits for the others in one exchange. Then the step fails, and they end.",
+        60.0, "Seconds that a process waits for the others in one exchange. Then the step fails, and all of them end.",
         least=1, value_name="SECONDS", decoders_only=True,
     )
 
@@ -129,7 +129,7 @@ class TransformersOptions(TorchNumbers, TorchPlace):
 
     compile: bool = setting(False, "Compile the model with torch.compile, which takes minutes in the first steps.")
     media_cache_bytes: int = setting(
-        256 << 20, "Memory for vectors of images and sounds that are kept.", most=2**50, unit="bytes",
+        256 << 20, "Memory for the encoded images and sounds that are kept for reuse.", most=2**50, unit="bytes",
     )
 
 
@@ -145,8 +145,8 @@ class DeviceOptions(TorchMatrices):
         "auto", "Keys and values. auto: in the numbers of dtype; fp8: with a scale per token and head.",
     )
     num_splits: int | None = setting(
-        None, "Programs that share the keys of a request in attention. None: so many that all multiprocessors have "
-        "work, by the longest request.", least=1, most=64, value_name="N",
+        None, "Programs that share the keys of a request in attention. None: enough that all multiprocessors have "
+        "work for the longest request.", least=1, most=64, value_name="N",
     )
     max_graph_tokens: int | None = setting(
         None, "Tokens of the largest step that runs as a captured graph; graphs are captured when the engine starts. "

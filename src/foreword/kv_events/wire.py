@@ -29,7 +29,7 @@ class EventEncoder:
     groups: the engine's KV groups, of one block size, or ConfigError.
 
     Blocks are named by 64 bits of their hash. Neighbouring blocks of a sequence are one event. Content that several
-    blocks hold is stored with the first and removed with the last of them. Partial blocks are not told.
+    blocks hold is stored with the first and removed with the last of them. Partial blocks are not published.
     """
 
     def __init__(self, groups: Sequence[KVGroup], format: EventFormat = "map", rank: int = 0) -> None:

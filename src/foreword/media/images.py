@@ -47,7 +47,7 @@ class Image:
 def read_image(field: str, source: object, limits: MediaLimits) -> Image:
     """An image from what `read_file` takes, or an object of Pillow.
 
-    RequestError as `read_file`, and with the field for data that is no image, damaged, or beyond the limits.
+    RequestError as `read_file`, and with the field for data that is not an image, damaged, or beyond the limits.
     """
     try:
         from PIL import Image as pillow
@@ -63,7 +63,7 @@ def read_image(field: str, source: object, limits: MediaLimits) -> Image:
         except pillow.DecompressionBombError:
             _fail_size(field, "its file", limits)
         except Exception as error:  # of decoders, of any kind
-            reason, fix = f"is no image ({error!s:.100})", f"Give a file of the type {', '.join(FORMATS)}."
+            reason, fix = f"is not an image ({error!s:.100})", f"Give a file of the type {', '.join(FORMATS)}."
             fail(field, f"{len(data)} bytes", reason, fix)
     width, height = opened.size
     if width * height > limits.max_pixels or not width * height:

@@ -20,7 +20,7 @@ Medium = Image | Sound
 
 
 def media_parts(messages: object) -> list[tuple[str, str, Mapping[str, Any]]]:
-    """Field, kind and part of every image and sound. What is no message is left to others to refuse."""
+    """Field, kind and part of every image and sound. What is not a message is left to others to refuse."""
     return [
         (f"messages[{i}].content[{j}]", KINDS[part["type"]], part)
         for i, message in enumerate(messages if isinstance(messages, Sequence) else ())

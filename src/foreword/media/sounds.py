@@ -113,7 +113,7 @@ def _decoded(field: str, data: bytes, limits: MediaLimits) -> Sound:
         file = soundfile.SoundFile(SeekableBytes(data))
     except Exception as error:  # of decoders, of any kind
         reason = str(error).rpartition(">: ")[2]
-        fail(field, f"{len(data)} bytes", f"is no sound ({reason:.100})", fix)
+        fail(field, f"{len(data)} bytes", f"is not a sound ({reason:.100})", fix)
     with file:
         if file.format not in FORMATS:
             fail(field, file.format, "is not supported", fix)

@@ -33,7 +33,7 @@ def _bytes_of(field: str, source: object, limits: MediaLimits) -> bytes:
         return _of_file(field, source, limits)
     if not isinstance(source, str):
         fix = "Give a data: URL, the bytes of a file, or a path."
-        fail(field, source, "is no file", fix)
+        fail(field, source, "is not a file", fix)
     scheme = source[:8].partition(":")[0].lower()
     if scheme == "data":
         return _of_data_url(field, source, limits)
@@ -47,7 +47,7 @@ def _bytes_of(field: str, source: object, limits: MediaLimits) -> bytes:
 def _of_data_url(field: str, url: str, limits: MediaLimits) -> bytes:
     head, comma, body = url.partition(",")
     if not comma or not head.lower().endswith(";base64"):
-        fail(field, url[:60], "is no data: URL of base64", "Give data:TYPE;base64,….")
+        fail(field, url[:60], "is not a data: URL of base64", "Give data:TYPE;base64,….")
     if len(body) * 3 // 4 - 2 > limits.max_bytes:
         fail(field, f"{len(body)} characters", f"a file may have {limits.max_bytes} bytes", "Give a smaller file.")
     try:
@@ -61,7 +61,7 @@ def _of_file(field: str, path: Path, limits: MediaLimits) -> bytes:
         fail(field, str(path), "files of this machine are not read", "Give a data: URL.")
     try:
         if not path.is_file():
-            fail(field, str(path), "is no file", "Give the path of a file.")
+            fail(field, str(path), "file not found", "Give the path of a file.")
         with path.open("rb") as file:
             return file.read(limits.max_bytes + 1)
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What a model that writes down speech reads: windows of a sound, and the decoder's first tokens."""
+"""The input of a model that transcribes speech: windows of a sound, and the decoder's first tokens."""
 
 from __future__ import annotations
 

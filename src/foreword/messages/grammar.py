@@ -54,7 +54,7 @@ def _read_tool(at: str, tool: object) -> Tool:
         raise RequestError(None, f"{at}.name", name, "there is no function with a name", f"Give {example}.")
     schema = function.get("parameters")
     if schema is not None and not isinstance(schema, Mapping):
-        raise RequestError(None, f"{at}.parameters", schema, "is no JSON schema", "Give an object.")
+        raise RequestError(None, f"{at}.parameters", schema, "is not a JSON schema", "Give an object.")
     return Tool(at, name, schema or {"type": "object", "properties": {}}, function.get("strict") is True)
 
 
@@ -151,7 +151,7 @@ def call_schema(tool: Tool) -> dict[str, Any]:
     except MemoryError:
         raise
     except Exception as error:  # whatever a caller's objects raise
-        reason, fix = f"is no JSON: {error!s:.200}", "Use plain dictionaries, lists, texts and numbers."
+        reason, fix = f"is not JSON: {error!s:.200}", "Use plain dictionaries, lists, texts and numbers."
         raise RequestError(None, f"{tool.at}.parameters", tool.parameters, reason, fix) from None
     drop_annotations(schema)
     return schema  # type: ignore[no-any-return]

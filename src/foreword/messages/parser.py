@@ -270,7 +270,7 @@ class MessageParser:
             self._sink.events += writer.write(text, region)
 
     def _mark(self) -> None:
-        """White space beside a mark is no part of a text."""
+        """White space beside a mark is not part of a text."""
         self._content.mark()
         self._reasoning.mark()
 

@@ -99,7 +99,7 @@ def check_messages(
     messages: object, *, media: Collection[str] = (), roles: Collection[str] = ()
 ) -> list[dict[str, Any]]:
     """The messages in the form that templates expect: content as one string, arguments of calls as objects, or as
-    their text where it is no object. A field that is null counts as absent, at any depth.
+    their text where it is not an object. A field that is null counts as absent, at any depth.
 
     media: content with a part {"type": "image"} is allowed for "image", and stays a list. roles: that are known beside
     `ROLES`. The input is not modified.
@@ -155,7 +155,7 @@ def _check_message(field: str, message: object, media: Collection[str], roles: C
         _fail(field, message, "is not an object", 'Give {"role": "user", "content": "…"}')
     role = message.get("role")
     if not isinstance(role, str) or (role not in ROLES and role not in roles):
-        found = "is missing" if "role" not in message else "is no role that the chat template knows"
+        found = "is missing" if "role" not in message else "is not a role that the chat template knows"
         similar = nearest(role, ROLES) if isinstance(role, str) else None
         _fail(f"{field}.role", role, found, f"Did you mean {similar!r}?" if similar else f"Give {' or '.join(ROLES)}")
     for name, fix in _NOT_SUPPORTED.items():
@@ -234,7 +234,7 @@ def _check_call(field: str, call: object) -> dict[str, Any]:
 
 def _check_arguments(field: str, arguments: object) -> Mapping[str, Any] | str:
     """The arguments as an object, because templates serialise them themselves. None, "" and "null" are {}. Text that
-    is no object, as of a call that was cut off, stays text.
+    is not an object, as of a call that was cut off, stays text.
     """
     if isinstance(arguments, Mapping) and arguments.keys() == {INVALID_JSON}:
         arguments = arguments[INVALID_JSON]

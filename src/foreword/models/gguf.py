@@ -66,7 +66,7 @@ def read_gguf(path: str | Path) -> GGUF:
     at.field = "magic"
     if (magic := at.take(4)) != b"GGUF":
         reason = f"expected b'GGUF', found {magic!r}"
-        at.fail(reason, "It is no GGUF file; give one, or a directory of safetensors", at=0)
+        at.fail(reason, "It is not a GGUF file; give one, or a directory of safetensors", at=0)
     at.field = "version"
     version = at.u32()
     if version not in (2, 3):

@@ -35,7 +35,7 @@ class HubId(NamedTuple):
         repository, at, revision = place.partition("@")
         if (at and not revision) or (colon and not quant) or "@" in quant:
             raise _error(
-                name, "is no hub id. Give org/model, org/model@REVISION, org/model:FORMAT or both, in this order"
+                name, "is not a hub id. Give org/model, org/model@REVISION, org/model:FORMAT or both, in this order"
             )
         return cls(repository, revision or None, quant)
 

@@ -31,7 +31,7 @@ _BEGINNING = b'{"id": "batch_req_'
 
 
 class LineError(ForewordError, ValueError):
-    """A line that is no request. code: for programs. custom_id: if the line has a usable one."""
+    """A line that is not a request. code: for programs. custom_id: if the line has a usable one."""
 
     def __init__(self, code: str, message: str, custom_id: str | None = None) -> None:
         self.code, self.custom_id = code, custom_id
@@ -50,7 +50,7 @@ class BatchLine:
 
     @property
     def key(self) -> str:
-        """What an earlier run is recognised by: its custom_id, or the number of a line that is no request."""
+        """What an earlier run is recognised by: its custom_id, or the number of a line that is not a request."""
         return f"line {self.number}" if self.error is not None else f"id {self.custom_id}"
 
     def record(self, response: Record | None, error: Record | None) -> Record:
@@ -210,5 +210,5 @@ def _result(text: bytes, source: str) -> Record:
         or (record["response"] is not None and not isinstance(record["response"], dict))
         or (record["response"] is not None and "status_code" not in record["response"])
     ):
-        raise ConfigError(f"{source}: is no result of a batch. Give another output file")
+        raise ConfigError(f"{source}: is not a result of a batch. Give another output file")
     return record

@@ -55,7 +55,7 @@ class _Chunk:
 
 
 class _Replica:
-    """The actor. Its engine is made by the first call, so that what is wrong with a model is told as it is."""
+    """The actor. Its engine is made by the first call, so that a fault of the model is reported unchanged."""
 
     def __init__(self, names: Sequence[str], options: LLMOptions, version: str) -> None:
         self._arguments, self._version, self._making = (names, options), version, Lock()

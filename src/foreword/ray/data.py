@@ -56,7 +56,7 @@ class ForewordStage:
         given = text.encode() if isinstance(text, str) else text
         found = list(batch_lines([given])) if isinstance(given, bytes) else []
         if not found:
-            return BatchLine(number, None, error=LineError("invalid_json", f"row {number}: is no line of a batch"))
+            return BatchLine(number, None, error=LineError("invalid_json", f"row {number}: is not a line of a batch"))
         return replace(found[0], number=number)
 
     def _alone(self, line: BatchLine) -> Record:

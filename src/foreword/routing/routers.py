@@ -162,7 +162,7 @@ class Sticky(Router):
         return Placement(best, max(num_tokens - found.get(best, 0) * piece_size, 0) + REQUEST_TOKENS)
 
     def _cost(self, replica: int, num_new: int) -> tuple[int, int]:
-        """What the best replica has least of. num_new: tokens of the prompt that it has to compute."""
+        """The cost to minimise. num_new: tokens of the prompt that it has to compute."""
         return num_new, int(self.work[replica])
 
 

@@ -54,13 +54,14 @@ class ServerConfig:
     admin_key: str | None = setting(None, "Key for routes that show or change the whole server.", value_name="KEY")
     require_key: bool = setting(False, "Do not start without an API key.")
     cache_by_key: bool = setting(
-        False, "Reuse prompts of the same API key alone, so that no client can tell by its times what others sent.",
+        False, "Reuse cached prompts only between requests with the same API key, so that no client can learn from "
+        "response times what others sent.",
     )  # fmt: skip
     cors_origin: tuple[str, ...] = setting(
         (), "Origin of web pages that may call the server; *: any. Repeatable.", value_name="URL", convert=_origins
     )
     allowed_host: tuple[str, ...] = setting(
-        (), "Name that clients may call the server by; * for any. Default: localhost, where the server listens on a "
+        (), "Name that clients may call the server by; * for any. Default: localhost if the server listens on a "
         "loopback address and needs no key, else any. Repeatable.", value_name="NAME",
     )  # fmt: skip
     tls_certificate: str | None = setting(None, "Certificate file (PEM), for https.", value_name="FILE")
@@ -76,8 +77,8 @@ class ServerConfig:
         2**20, "Largest number of prompt tokens in progress; beyond it: status 429.", least=1
     )
     max_answer_bytes: int = setting(
-        4 << 30, "Largest memory that one answer may take, as its max_tokens, n and log-probabilities say: beyond it "
-        "status 400; and all large ones in progress: beyond it status 429.", least=1, most=2**50, unit="bytes",
+        4 << 30, "Largest memory that one answer may need by its max_tokens, n and log-probabilities; beyond it: "
+        "status 400. All large answers in progress share it; beyond it: status 429.", least=1, most=2**50, unit="bytes",
     )  # fmt: skip
     max_body_bytes: int = setting(8 << 20, "Largest body of a request.", least=1, unit="bytes")
     max_total_body_bytes: int = setting(
@@ -93,7 +94,7 @@ class ServerConfig:
     media_timeout: float = setting_of(MediaLimits, "timeout")
     receive_timeout: float = setting(30.0, "Seconds allowed for receiving a request.", least=0.01)
     send_timeout: float = setting(
-        60.0, "Seconds after which a connection is cut whose client takes nothing of its answer.", least=0.01
+        60.0, "Seconds after which a connection is closed if its client reads nothing of the answer.", least=0.01
     )
     timeout: float | None = setting(None, "Seconds allowed for answering a request; default: no limit.", least=0.001)
     keep_alive: float = setting(15.0, "Seconds between keep-alive comments on an idle stream.", least=0.01)
@@ -105,12 +106,12 @@ class ServerConfig:
         None, "Address where readers ask for past events, such as tcp://*:5558.", value_name="URL"
     )
     kv_events_topic: str = setting("kv-events", "Topic of the events.", value_name="NAME")
-    kv_events_arrays: bool = setting(False, "Publish events as arrays, the form of vLLM before it wrote maps.")
+    kv_events_arrays: bool = setting(False, "Publish events as arrays, as older versions of vLLM do, instead of maps.")
     otlp_traces_endpoint: str | None = setting(
         None, "Address that OpenTelemetry spans of requests are sent to.", value_name="URL"
     )
     access_log: bool = setting(
-        False, "Log each request as a line of JSON; one that the server failed is always logged."
+        False, "Log each request as a line of JSON; requests with a status of 500 or more are always logged."
     )
 
     @property
@@ -168,7 +169,7 @@ class ServerConfig:
         """Raise ConfigError for a directory or files that cannot be used."""
         if self.adapter_directory is not None and not Path(self.adapter_directory).is_dir():
             raise ConfigError(
-                f"adapter_directory={self.adapter_directory!r:.80}: is no directory; make it, or correct it"
+                f"adapter_directory={self.adapter_directory!r:.80}: is not a directory; make it, or correct it"
             )
         if self.tls_certificate is not None and self.tls_key is not None:
             self._check_tls(Path(self.tls_certificate), Path(self.tls_key))

@@ -121,8 +121,8 @@ def short_integers() -> Iterator[None]:
 class AppServer(uvicorn.Server):
     """uvicorn with the settings of a server. It may run in any thread; ``should_exit = True`` ends it.
 
-    on_ready: called with the server's address. on_end: called when it begins to end. logs_end: whether its end is told
-    on standard error, with what becomes of requests.
+    on_ready: called with the server's address. on_end: called when it begins to end. logs_end: log its end on
+    standard error, with what becomes of requests.
     """
 
     def __init__(

@@ -67,7 +67,7 @@ class Fleet:
 
 
 class Replica:
-    """Serves what was `submit`ted, in the order of time, as far as `advance` is told that all arrivals are known.
+    """Serves what was `submit`ted, in the order of time, as far as `advance` says that all arrivals are known.
 
     Several replicas may count into one report; a single one also adds the share of blocks with an owner. ended: the
     numbers of requests that have ended, which the caller clears.

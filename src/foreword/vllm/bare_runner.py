@@ -169,7 +169,7 @@ class BareRunner(Runner):  # type: ignore[misc]
         pass
 
     def run(self, decision: Mapping[str, Any]) -> None:
-        """Prepare a step, and take its samples as they are told."""
+        """Prepare a step, and take its samples as they are reported."""
         self.forced = decision["sampled"]
         with torch.inference_mode():
             self.execute_model(scheduler_output(decision))

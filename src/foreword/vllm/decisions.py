@@ -96,7 +96,7 @@ def _commit_of(events: Sequence[Event], at: int) -> Mapping[str, Tokens]:
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """What the runner knows of a request. num_prompt_tokens: as it was told. blocks: those it was not told yet.
+    """What the runner knows of a request. num_prompt_tokens: as it was given. blocks: those it was not given yet.
 
     is_over: it had all of its tokens computed, and no sample was recorded.
     """

@@ -82,7 +82,7 @@ class Follower:
 
     is_queued: the runner prepares a step before the samples of the one before are known, or its tensors are on a
     device. Then a step is checked when its samples and tensors are there, and what is passed must not change.
-    has_drafts: the runner has the drafts itself and the scheduler is told −1 for each, so that they are not compared.
+    has_drafts: the runner has the drafts itself and the scheduler is given −1 for each, so that they are not compared.
     """
 
     def __init__(
@@ -334,7 +334,7 @@ def _masked(tensors: Mapping[str, Any], mask: Bools) -> dict[str, Any]:
 
 
 def placeholders_of(output: Any, req_ids: Sequence[str]) -> Bools:
-    """[T] which tokens of a step are drafts of a request that was told −1 in their place."""
+    """[T] which tokens of a step are drafts of a request that was given −1 in their place."""
     drafts, counts = output.scheduled_spec_decode_tokens, output.num_scheduled_tokens
     n = np.array([counts[rid] for rid in req_ids], np.int64)
     told = [drafts.get(rid, ()) for rid in req_ids]

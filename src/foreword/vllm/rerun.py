@@ -209,7 +209,7 @@ def as_test(trace: Trace) -> str:
         raise ConfigError("--as-test: vLLM's runner prepares every step as defined, so there is no fault to test for")
     first = [one for one in found if one.step == found[0].step and one.origin == "runner" and one.tensor != "req_ids"]
     if not first:
-        raise ConfigError(f"--as-test: {found[0]}: this is no value of a tensor")
+        raise ConfigError(f"--as-test: {found[0]}: this is not a value of a tensor")
     number = found[0].step - trace.header.first_step
     told = [decision for k, decision in enumerate(decisions(trace)) if k <= number]
     expected = "".join(f"    {(one.tensor, one.group, one.index, one.expected)!r},\n" for one in first)

@@ -1,4 +1,4 @@
-"""LoRA adapters of a step: the adapter of every request, token and logit row. 0 is no adapter."""
+"""LoRA adapters of a step: the adapter of every request, token and logit row. 0 means no adapter."""
 
 from __future__ import annotations
 

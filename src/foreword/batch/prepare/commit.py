@@ -96,7 +96,7 @@ def commits(states: RequestStates, batch: BatchTensors, table: I32, advanced: bo
 
 
 def _num_samples(states: RequestStates, batch: BatchTensors, table: I32) -> I32:
-    """int32 [B] the entries that are not padding; PlanError for one that is no token id, or after padding."""
+    """int32 [B] the entries that are not padding; PlanError for one that is not a token id, or after padding."""
     present = table >= 0
     bad = (table < -1) | (table >= states.vocab_size)
     bad[:, 1:] |= present[:, 1:] > present[:, :-1]

@@ -147,7 +147,7 @@ class StructuredOutputs:
             except (MemoryError, RequestError):
                 raise
             except Exception as error:  # whatever the caller's items raise
-                refuse(value, f"is no JSON: {error!s:.200}", "Use plain dictionaries, lists, texts and numbers.", kind)
+                refuse(value, f"is not JSON: {error!s:.200}", "Use plain dictionaries, lists, texts and numbers.", kind)
 
         made = cls(kind="json" if kind == "json_object" else kind, text=as_text(), **options)
         return made.with_structures(values[kind], f"{_FIELD}.{kind}") if kind == "structural_tag" else made

@@ -30,12 +30,12 @@ class SpeculationConfig:
     max_match: int = setting(4, "Largest number of tokens that ngram and suffix match.", least=1, most=1024)
     adaptive: bool = setting(True, "Adapt the number of draft tokens to their acceptance, down to none.")
     step_overhead: float = setting(
-        18.0, "Cost of a small step apart from its tokens, in tokens: the time to read the weights over the time per "
-        "further token.", most=1e6,
+        18.0, "Cost of a small step apart from its tokens, in tokens: the time to read the weights divided by the "
+        "time per further token.", most=1e6,
     )
     saturated_cost: float = setting(
-        2.8, "Cost of a token in a step so large that arithmetic takes longer than reading the weights, in tokens of "
-        "a small step.", least=1, most=1e6,
+        2.8, "Cost of a token in a step so large that arithmetic takes longer than reading the weights, relative to a "
+        "token of a small step.", least=1, most=1e6,
     )
     model: str | None = setting(None, "The draft model, for draft_model: any model name.", value_name="MODEL")
     # fmt: on

@@ -28,7 +28,7 @@ from foreword.executors.transformers.verify import BLOCK_SIZE, PROMPTS, furthest
 TYPES = frozenset(
     {"bart", "blenderbot", "blenderbot-small", "marian", "mbart", "mt5", "pegasus", "plbart", "t5", "whisper"}
 )
-"""Types whose encoder's tokens all see each other, and whose decoder's positions are told or relative."""
+"""Types whose encoder's tokens all see each other, and whose decoder takes explicit or relative positions."""
 DEFAULT_LENGTH = 512  # of models without a longest position, whose positions are relative
 
 

@@ -39,7 +39,7 @@ def read_lora_by_names(path: str | Path, layers: Mapping[str, tuple[int, int]]) 
 
     def read(path: Path) -> LoraAdapter:
         if not path.is_dir():
-            raise ModelError(f"{path}: is no directory. Models of transformers take adapters in PEFT's format")
+            raise ModelError(f"{path}: is not a directory. Models of transformers take adapters in PEFT's format")
         return read_peft(path, modules)
 
     return _read_unchanged(Path(path), read)
