@@ -13,11 +13,11 @@ def make_infill(
     tokenizer: Tokenizer, before: object, after: object, params: SamplingParams, max_model_len: int
 ) -> tuple[list[int], SamplingParams]:
     """Return the tokens of a prompt for the gap between two texts, and parameters with which the gap's end is the end
-    of the output. RequestError for what is no text, and as `Tokenizer.encode_infill`.
+    of the output. RequestError for what is not text, and as `Tokenizer.encode_infill`.
     """
     for name, text in (("prefix", before), ("suffix", after)):
         if not isinstance(text, str):
-            raise RequestError(None, name, text, "is no text", "Give a str.")
+            raise RequestError(None, name, text, "is not text", "Give a str.")
     prompt = tokenizer.encode_infill(str(before), str(after), max_tokens=max_model_len)
     ends = () if tokenizer.infill is None else tokenizer.infill.ends
     return prompt, replace(params, stop_token_ids=sorted({*params.stop_token_ids, *ends}))
