@@ -79,6 +79,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "models": ("foreword models list", "foreword models pull smollm2"),
     "models list": ("foreword models list", "foreword models list --json"),
     "models search": ("foreword models search coder", "foreword models search qwen3 gguf --limit 5"),
+    "models recommend": ("foreword models recommend",),
     "models pull": ("foreword models pull smollm2",),
     "models rm": ("foreword models rm smollm2",),
     "models info": ("foreword models info smollm2",),
