@@ -180,6 +180,26 @@ def test_a_request_that_only_waits_has_no_state_when_events_are_missing(tmp_path
     assert data["index"]["requests"]["logs"] == [[], []]
 
 
+def test_a_page_has_what_each_request_reused_and_why_not_more(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    header = TraceHeader(
+        max_num_reqs=4, max_num_batched_tokens=8, max_model_len=16, vocab_size=9, kv_groups=(KVGroup(4),)
+    )
+    with TraceWriter(path, header.beginning_at(7)) as writer:
+        writer.add("running", [1, 2], [[1]], num_computed_tokens=1, cache_miss="differs at 0")
+        writer.step(["running"], [1])
+        writer.add("hit", [1, 2, 3, 4, 5, 6], [[2, 3]], num_computed_tokens=4, cache_miss="part_of_block at 5")
+        writer.add("all", [1, 2, 3, 4, 5], [[2, 4]], num_computed_tokens=4)
+    report, data = page_of(path, tmp_path)
+    assert report.damage is None
+    assert data["index"]["requests"]["logs"] == [
+        [[0, "added", None, "differs at 0"]],  # how much of what is computed was reused, the trace does not say
+        [[1, "added", 4, "part_of_block at 5"]],
+        [[1, "added", 4, ""]],
+    ]
+    assert {"differs", "part_of_block"} <= data["index"]["misses"].keys()
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_timeline_follows_the_trace_event_format(tmp_path, seed):
     _, path = life(tmp_path, seed)

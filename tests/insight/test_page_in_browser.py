@@ -196,6 +196,28 @@ def test_waiting_requests_have_the_reason_of_the_scheduler(page, files):
     assert state == "waiting: max_num_seqs"
 
 
+def test_requests_have_what_they_reused_and_why_not_more(page, files):
+    added = {}
+    for event in Trace.read(files[0]).events:
+        if event.kind == "add":
+            added.setdefault(event.req_id, event)
+    show(page, files[1], "#step=12")
+    rows = [row for row in table(page, "all") if row["request"] in added]
+    assert any(int(row["reused"]) for row in rows)
+    for row in rows:
+        event = added[row["request"]]
+        reason, _, position = event.cache_miss.partition(" at ")
+        assert int(row["reused"]) == event.num_computed_tokens
+        assert (row["why not more"], row["from position"]) == (reason, position)
+    reused = next(r for r, event in added.items() if event.num_computed_tokens and "differs" in event.cache_miss)
+    page.fill("#find", reused)
+    page.keyboard.press("Enter")
+    page.wait_for_function("r => document.getElementById('all-caption').textContent.startsWith(`${r}: `)", arg=reused)
+    text, event = page.text_content("#all-caption"), added[reused]
+    assert f"{event.num_computed_tokens} of {len(event.prompt_token_ids)} prompt tokens were reused." in text
+    assert "goes on with another token" in text
+
+
 def test_a_click_on_a_block_shows_its_content_and_history(page, files):
     show(page, files[1], "#step=12")
     page.click("#pool", position={"x": 8, "y": 8})

@@ -119,6 +119,24 @@ def test_new_steps_follow_the_old_ones_in_the_same_epoch(keyed):
     assert len(after["steps"]["number"]) > count
 
 
+@pytest.mark.parametrize("has_admin_key", [True, False])
+def test_the_steps_say_what_was_reused_and_why_not_more(talker, has_admin_key):
+    """Without an admin key, not that there is content under another salt."""
+    with serving(talker, api_key=("user",), **({"admin_key": "boss"} if has_admin_key else {})) as server:
+        usages = []
+        for salt in ("one", "one", "two"):
+            body = {**CHAT, "cache_salt": salt}
+            answer = server.post("/v1/chat/completions", body, headers=USER)
+            usages.append(answer.json()["usage"])
+        index = index_of(server, **(ADMIN if has_admin_key else USER))
+    found = [line[2:] for log in index["requests"]["logs"] for line in log if line[1] == "added"]
+    reused = [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages]
+    assert [tokens for tokens, _ in found] == reused
+    assert reused[1] > 0
+    assert found[2] == [0, "salt at 0" if has_admin_key else "never_computed at 0"]
+    assert index["misses"]["salt"]
+
+
 @pytest.mark.parametrize("path", ["9/s0", "1/s999", "1/x", "1/s", "1/s-1", "x/s0", "1/s" + "9" * 40, "1/s²"])
 def test_a_part_that_is_not_kept_is_not_found(keyed, path):
     index_of(keyed)

@@ -14,7 +14,7 @@ from foreword.bench.engine_host import NothingModel
 from foreword.engine import Engine, EngineConfig
 from foreword.engine.speculation import SpeculationConfig
 from foreword.errors import ConfigError, StepError
-from foreword.insight import Add, Arrive, Commit, End, Fail, Remove, Restart, Step, Trace, TraceReader, conform
+from foreword.insight import Add, Arrive, Commit, End, Fail, Remove, Replay, Restart, Step, Trace, TraceReader, conform
 from foreword.scheduler import SchedulerConfig
 from foreword.trace import background, ring
 from foreword.trace.destination import Destination
@@ -143,6 +143,26 @@ def test_a_recording_says_why_a_prompt_was_not_in_the_cache(tmp_path):
     found = [event.cache_miss for event in TraceReader(path) if isinstance(event, Add)]
     assert found == ["never_computed at 0", "differs at 9", ""]
     assert conform.run(path).ok
+
+
+def test_the_reason_of_a_miss_is_kept_where_a_trace_begins_later(tmp_path):
+    """In a new part of the file, in the ring, and in a trace that is cut to its last steps."""
+    path = tmp_path / "steps.jsonl"
+    engine = make(record=str(path), flight_steps=4)
+    engine.add_request("a", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=20, detokenize=False))
+    for _ in range(3):
+        engine.step()
+    engine.recorder._file.lost = "a test loses them"
+    for _ in range(12):
+        engine.step()
+    snapshot = engine.recorder.recent().snapshot
+    engine.close()
+    trace = Trace.read(path)
+    parts = [event.cache_miss for event in trace.events if isinstance(event, Add)]
+    cut = [event.cache_miss for event in Replay.rebase(trace, 2).events if isinstance(event, Add)]
+    assert len(parts) == len(cut) == 2
+    assert {*parts, *cut, *(request.cache_miss for request in snapshot)} == {"never_computed at 0"}
+    assert len(snapshot) == 1
 
 
 @pytest.mark.parametrize("is_async", [False, True])

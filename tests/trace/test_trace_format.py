@@ -137,6 +137,16 @@ def test_covered_traces_have_no_texts_of_requests(tmp_path):
         assert '"temperature":0.5' in text
 
 
+@pytest.mark.parametrize("token_ids", ["plain", "hashed", "omitted"])
+def test_without_token_ids_a_trace_does_not_tell_of_content_under_another_salt(tmp_path, token_ids):
+    path, misses = tmp_path / "steps.jsonl", ["salt at 4", "never_computed at 4", "differs at 2", ""]
+    with TraceWriter(path, replace(HEADER, token_ids=token_ids)) as writer:
+        for i, miss in enumerate(misses):
+            writer.add(str(i), [1], [[], []], cache_miss=miss)
+    expected = misses if token_ids != "omitted" else [misses[1], *misses[1:]]
+    assert [event.cache_miss for event in TraceReader(path)] == expected
+
+
 @pytest.mark.parametrize("name", ["steps.jsonl", "steps.jsonl.gz"])
 def test_a_file_cut_anywhere_can_be_read_up_to_the_cut(tmp_path, name):
     whole = tmp_path / name

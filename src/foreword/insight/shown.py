@@ -16,6 +16,7 @@ import numpy as np
 from foreword.arrays import I64
 from foreword.batch import InputBatch
 from foreword.batch.proof.spec import TensorSpec
+from foreword.cache.miss import MEANING
 from foreword.insight.blocks import BlockHolders
 from foreword.trace.encoding import plain
 from foreword.trace.events import (
@@ -91,7 +92,8 @@ class Shown:
         self._num_taken = self._num_entries = 0
         self._last: ShownStep | None = None
         self._requests: dict[str, int] = {}
-        self._logs: list[list[list[Any]]] = []  # of each request: [step, what happened, a number or a text]
+        self._logs: list[list[list[Any]]] = []  # of each request: [step, what happened, details]
+        self._is_beginning = header.first_step > 1  # the next requests may be in progress
         self._prompts: list[int] = []
         self._writes: dict[int, list[list[Any]]] = {}  # [step, request, group, offset, position, ids]
         self._waits: list[list[Any]] = []  # [step, the request that is first, why it waits]
@@ -112,7 +114,9 @@ class Shown:
                 self._log(at, event.req_id, "arrived")
                 self._prompts[self._requests[event.req_id]] = event.num_prompt_tokens
             case Add():
-                self._log(at, event.req_id, "added", event.num_computed_tokens)
+                computed = event.num_computed_tokens
+                reused = None if computed and self._is_beginning else computed
+                self._log(at, event.req_id, "added", reused, event.cache_miss)
                 self._prompts[self._requests[event.req_id]] = count_of(event.prompt_token_ids)
             case Remove():
                 self._log(at, event.req_id, "preempted" if event.preempted else "left")
@@ -121,6 +125,7 @@ class Shown:
             case End():
                 self._log(at, event.req_id, "ended", event.reason)
             case Restart():
+                self._is_beginning = event.first_step > 1
                 self._waits.append([at, -1, ""])
                 for req_id, i in self._requests.items():
                     if self._logs[i] and self._logs[i][-1][1] not in ("left", "ended"):
@@ -181,6 +186,7 @@ class Shown:
             ],
             "tensors": [_described(spec) for spec in self._specs],
             "requests": {"ids": list(self._requests), "prompts": self._prompts, "logs": self._logs},
+            "misses": MEANING,
             "waits": self._waits,
             "steps": self._columns,
             "blocks": {"ids": (ids := sorted(self.blocks)), "logs": [self.blocks[block] for block in ids]},
@@ -197,8 +203,8 @@ class Shown:
         self._num_taken += 1
         return text
 
-    def _log(self, at: int, req_id: str, what: str, detail: int | str = "") -> None:
-        self._logs[self._request(req_id)].append([at, what, detail])
+    def _log(self, at: int, req_id: str, what: str, *details: int | str | None) -> None:
+        self._logs[self._request(req_id)].append([at, what, *details])
 
     def _request(self, req_id: str) -> int:
         if req_id not in self._requests:
@@ -215,6 +221,7 @@ class Shown:
             ("time", event.time), ("model_ms", None), ("host_us", None), ("failed", ""),
         ):  # fmt: skip
             self._columns[name].append(one)
+        self._is_beginning = False
         for block, *write in self._written(batch, requests):
             self.blocks.setdefault(block, [])
             self._writes.setdefault(block, []).append([at, *write])

@@ -162,7 +162,7 @@ class Capture:
         self._states = states
         self._held = [np.zeros(states.max_num_reqs, np.int32) for _ in states.block_tables]
         self._kept: list[Captured] = []
-        self._identities: dict[int, tuple[Lora | None, str | None]] = {}  # of the rows that have one of these
+        self._identities: dict[int, tuple[Lora | None, str | None, str]] = {}  # of the rows that have one of these
         self.nbytes = 0
         states.observers.append(self)
 
@@ -188,8 +188,8 @@ class Capture:
         """Add to the request that was admitted to a row since the last step what the states do not know: the name and
         path of its adapter, the salt of its prefix, and why no more of its prompt was reused.
         """
-        if lora is not None or cache_salt is not None:
-            self._identities[row] = lora, cache_salt
+        if lora is not None or cache_salt is not None or cache_miss:
+            self._identities[row] = lora, cache_salt, cache_miss
         for event in reversed(self._kept):
             if isinstance(event, Filled) and event.row == row:
                 event.lora, event.cache_salt, event.cache_miss = lora, cache_salt, cache_miss
@@ -292,7 +292,7 @@ class Capture:
     def _filled(self, row: int, req_id: str) -> Filled:
         found = filled(self._states, row, req_id)
         if row in self._identities:
-            found.lora, found.cache_salt = self._identities[row]
+            found.lora, found.cache_salt, found.cache_miss = self._identities[row]
         return found
 
     def wait(self, req_id: str, reason: str) -> None:

@@ -39,6 +39,7 @@ class TokenCover:
                     prompt_token_ids=self._tokens(event.prompt_token_ids),
                     output_token_ids=self._tokens(event.output_token_ids),
                     cache_salt=self._salt(event.cache_salt),
+                    cache_miss=self._miss(event.cache_miss),
                     extras=_without_content(event.extras),
                 )
             case Correct(token_ids=(at, ids)):
@@ -58,6 +59,10 @@ class TokenCover:
         if salt is None or self._how == "omitted":
             return None
         return blake2b(salt.encode("utf-8", "surrogatepass"), key=self._key, digest_size=8).hexdigest()
+
+    def _miss(self, miss: str) -> str:
+        """Return it without that there is content under another salt, which none but the operator may know."""
+        return miss.replace("salt ", "never_computed ") if self._how == "omitted" else miss
 
     def _tokens(self, ids: Tokens) -> Tokens:
         if self._table is None or isinstance(ids, int):

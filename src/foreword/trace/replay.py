@@ -48,7 +48,7 @@ class Replay:
         self.states: RequestStates = header.new_states(reqs)
         self.batch: InputBatch | None = None
         self.num_steps, self.step = 0, header.first_step - 1
-        self._salts: dict[str, str] = {}  # by request, of those that have one
+        self._caching: dict[str, tuple[str | None, str]] = {}  # salt and miss by request, of those that have one
         self._buffers = InputBuffers.for_states(self.states, tokens)
         self._backend: Backend = backend
 
@@ -63,8 +63,11 @@ class Replay:
 
     def live_requests(self) -> list[Add]:
         """Return the requests in progress as events that admit them with what they have now."""
-        found = (added(self.states, req_id) for req_id in self.states.req_ids)
-        return [replace(one, cache_salt=self._salts.get(one.req_id)) for one in found]
+        found = []
+        for req_id in self.states.req_ids:
+            salt, miss = self._caching.get(req_id, (None, ""))
+            found.append(replace(added(self.states, req_id), cache_salt=salt, cache_miss=miss))
+        return found
 
     @staticmethod
     def rebase(trace: Trace, k: int) -> Trace:
@@ -113,9 +116,9 @@ class Replay:
         first, is_grown = outputs[: prefill - len(prompt)], prefill < known
         now, blocks = (0, [[] for _ in event.block_ids]) if is_grown else (computed, event.block_ids)
         self.states.add_request(NewRequest(event.req_id, prompt, blocks, first, now, lora_id=event.lora_id, **extras))
-        self._salts.pop(event.req_id, None)
-        if event.cache_salt is not None:
-            self._salts[event.req_id] = event.cache_salt
+        self._caching.pop(event.req_id, None)
+        if event.cache_salt is not None or event.cache_miss:
+            self._caching[event.req_id] = event.cache_salt, event.cache_miss
         if is_grown:  # its blocks belong to all of its tokens: those below a window are null
             tokens = np.concatenate([np.asarray(prompt), np.asarray(outputs)])
             self.states.rewrite(event.req_id, tokens, computed, event.block_ids)

@@ -121,6 +121,7 @@ class TraceWriter:
         prefill_len: int | None = None,
         lora_id: int = 0,
         cache_salt: str | None = None,
+        cache_miss: str = "",
         extras: Mapping[str, Any] | None = None,
     ) -> None:
         """See `Add`."""
@@ -134,6 +135,7 @@ class TraceWriter:
                 prefill_len=prefill_len,
                 lora_id=lora_id,
                 cache_salt=cache_salt,
+                cache_miss=cache_miss,
                 extras=extras or {},
             )
         )
