@@ -6,7 +6,27 @@ from foreword.batch import KVGroup, SamplingParams
 from foreword.bench.engine_host import NothingModel
 from foreword.engine import Engine, EngineConfig
 from foreword.engine.speculation import SpeculationConfig
+from foreword.insight import TraceHeader, TraceWriter
 from foreword.scheduler import SchedulerConfig
+
+
+def record_ranges(path):
+    """Steps of a prompt with two ranges in which tokens see each other, computed in two chunks, in two KV groups."""
+    header = TraceHeader(
+        max_num_reqs=2,
+        max_num_batched_tokens=16,
+        max_model_len=32,
+        vocab_size=99,
+        kv_groups=(KVGroup(4), KVGroup(4, sliding_window=3)),
+    )
+    with TraceWriter(path, header) as writer:
+        ranges = [(1, 5), (7, 12)]
+        writer.add("images", list(range(1, 15)), [[1, 2, 3, 4], [5, 6, 7, 8]], bidirectional_ranges=ranges)
+        writer.add("text", [1, 2], [[9], [10]])
+        for plan, sampled in (({"images": 6, "text": 2}, {"text": [3]}), ({"images": 8}, {"images": [3]})):
+            writer.step(list(plan), list(plan.values()))
+            writer.commit(sampled)
+    return path
 
 
 def record(path, num_steps, *, rows=5, drafts=0, waiting=2, num_blocks=None):

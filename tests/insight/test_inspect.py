@@ -7,6 +7,7 @@ import zlib
 from base64 import b64decode
 
 import pytest
+from recordings import record_ranges
 from trace_lives import Life
 
 from foreword.batch import KVGroup
@@ -198,6 +199,14 @@ def test_a_page_has_what_each_request_reused_and_why_not_more(tmp_path):
         [[1, "added", 4, ""]],
     ]
     assert {"differs", "part_of_block"} <= data["index"]["misses"].keys()
+
+
+def test_a_page_has_the_ranges_in_which_tokens_see_each_other(tmp_path):
+    report, data = page_of(record_ranges(tmp_path / "steps.jsonl"), tmp_path)
+    assert report.damage is None
+    first, second = (step["tensors"]["bidirectional_ranges"] for step in steps_of(data))
+    assert first == [[0, 0], *[[1, 5]] * 4, [0, 0], [0, 0], [0, 0]]
+    assert second == [[0, 0], *[[7, 12]] * 5, [0, 0], [0, 0]]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -1,9 +1,10 @@
 """The page of a recording in a browser: what it shows is what the trace says, and its interaction."""
 
 import pytest
-from recordings import record
+from recordings import record, record_ranges
 
 from browser import browser, tab
+from foreword.batch import attention_mask
 from foreword.insight import Replay, Step, Trace
 from foreword.insight.page import write_page
 
@@ -23,6 +24,15 @@ CONTRAST = """() => {
   });
 }"""
 """The contrast of texts with the page, as WCAG 2 defines it."""
+MASK = """([groups, n, keys]) => {
+  const canvas = document.getElementById("mask"), pen = canvas.getContext("2d"), side = 14;
+  const panel = getComputedStyle(document.documentElement).getPropertyValue("--panel").trim();
+  const same = (x, y) => "#" + [...pen.getImageData(x, y, 1, 1).data.slice(0, 3)]
+    .map(v => v.toString(16).padStart(2, "0")).join("") === panel;
+  return Array.from({length: groups}, (_, g) => Array.from({length: n}, (_, i) => Array.from({length: keys}, (_, j) =>
+    !same(j * side + side / 2, g * (n * side + 8) + i * side + side / 2))));
+}"""
+"""Whether each key of each token of the mask is drawn as read, by KV group."""
 
 
 @pytest.fixture(scope="module")
@@ -216,6 +226,21 @@ def test_requests_have_what_they_reused_and_why_not_more(page, files):
     text, event = page.text_content("#all-caption"), added[reused]
     assert f"{event.num_computed_tokens} of {len(event.prompt_token_ids)} prompt tokens were reused." in text
     assert "goes on with another token" in text
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_the_mask_has_the_keys_that_each_token_reads(started, tmp_path, step):
+    """Of a request with bidirectional ranges, in a full group and in one with a window."""
+    path = record_ranges(tmp_path / "steps.jsonl")
+    write_page(path, tmp_path / "steps.html")
+    batch = next(batch for i, batch in enumerate(batches(path), 1) if i == step)
+    with tab(started, viewport={"width": 1280, "height": 900}, bypass_csp=True) as page:
+        show(page, tmp_path / "steps.html", f"#step={step}")
+        n, keys = int(batch.num_scheduled_tokens[0]), int(batch.seq_lens[0])
+        drawn = page.evaluate(MASK, [2, n, keys])
+        assert drawn == [attention_mask(batch, group)[:n, :keys].tolist() for group in range(2)]
+        assert "bidirectional_ranges" in page.text_content("#mask-caption")
+        assert not page.errors
 
 
 def test_a_click_on_a_block_shows_its_content_and_history(page, files):

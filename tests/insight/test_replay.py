@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from recordings import record_ranges
 from talking_model import write_adapter
 from trace_lives import Life
 from typer.testing import CliRunner
@@ -206,3 +207,8 @@ def test_hashed_tokens_cannot_be_given_to_a_model(tmp_path):
     Life(tmp_path / "life.jsonl", 2, token_ids="hashed").run(3)
     with pytest.raises(ConfigError, match="hashed token ids"):
         recorded_outputs(Trace.read(tmp_path / "life.jsonl"))
+
+
+def test_requests_with_bidirectional_ranges_are_not_compared(tmp_path):
+    found = recorded_outputs(Trace.read(record_ranges(tmp_path / "steps.jsonl")))
+    assert {output.req_id: output.is_text for output in found} == {"images": False, "text": True}

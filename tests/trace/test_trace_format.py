@@ -8,9 +8,19 @@ import numpy as np
 import pytest
 from trace_lives import VOCAB, Life
 
-from foreword.batch import KVGroup, PlanError, RequestStates
+from foreword.batch import (
+    InputBuffers,
+    KVGroup,
+    NewRequest,
+    PlanError,
+    RequestStates,
+    bidirectional_ranges,
+    prepare_inputs,
+)
 from foreword.insight import Add, Commit, Event, Replay, Step, Trace, TraceHeader, TraceReader, TraceWriter, conform
 from foreword.trace.events import KINDS
+from foreword.trace.project import shortened
+from foreword.trace.recorder import TraceRecorder
 from foreword.trace.writer import older
 
 HEADER = TraceHeader(
@@ -43,6 +53,7 @@ def write_all(writer):
     writer.arrive("a", 3, time=0.25)
     writer.add(
         "a", np.array([1, 2, 3]), [[1], [2, 3]], [4], 2, prefill_len=3, lora_id=3, cache_salt="salt",
+        cache_miss="differs at 2", bidirectional_ranges=np.array([[0, 2]]),
         extras={"sampling_params": {"temperature": 0.5}, "mm_features": [{"identifier": "x", "offset": 0}]},
     )  # fmt: skip
     writer.append_blocks("a", [np.array([9]), []])
@@ -138,6 +149,40 @@ def test_covered_traces_have_no_texts_of_requests(tmp_path):
 
 
 @pytest.mark.parametrize("token_ids", ["plain", "hashed", "omitted"])
+def test_a_replay_has_the_bidirectional_ranges_of_the_recorded_requests(tmp_path, token_ids):
+    """From the beginning, from a later step on, and with the first tokens of the request left out."""
+    path, ranges = tmp_path / "steps.jsonl", [(1, 3), (5, 9)]
+    states = RequestStates(max_num_reqs=2, max_model_len=16, vocab_size=VOCAB, kv_groups=(KVGroup(4),))
+    buffers, seen = InputBuffers.for_states(states, 16), []
+    with TraceRecorder(path, states, 16, token_ids=token_ids) as trace:
+        states.add_request(NewRequest("a", list(range(10)), [[1, 2, 3]], bidirectional_ranges=ranges))
+        for plan in ({"a": 4}, {"a": 1}, {"a": 5}):
+            batch = prepare_inputs(states, plan, buffers)
+            trace.step(batch, {})
+            seen.append(None if (found := bidirectional_ranges(batch)) is None else found.tolist())
+            sampled = {"a": [7]} if len(seen) == 3 else {}
+            states.commit(batch, sampled)
+            trace.commit(batch, sampled)
+    assert seen == [[[0, 0], [1, 3], [1, 3], [0, 0]], None, [[5, 9]] * 4 + [[0, 0]]]
+    whole = Trace.read(path)
+    later = Replay.rebase(whole, 1)
+    shorter = None if token_ids == "omitted" else Trace(later.header, shortened(later.header, later.events, 0))
+    for trace, expected in ((whole, seen), (later, seen[1:]), (shorter, [None, [[1, 5]] * 4 + [[0, 0]]])):
+        if trace is not None:
+            replay = Replay(trace.header)
+            batches = (batch for event in trace.events if (batch := replay.apply(event)) is not None)
+            found = [None if (one := bidirectional_ranges(batch)) is None else one.tolist() for batch in batches]
+            assert found == expected
+
+
+def test_ranges_outside_of_the_prompt_cannot_be_replayed(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    with TraceWriter(path, HEADER) as writer:
+        writer.add("a", [1, 2, 3], [[1], [2, 3]], bidirectional_ranges=[[1, 4]])
+    assert "bidirectional_ranges" in str(conform.run(path, strict=False))
+
+
+@pytest.mark.parametrize("token_ids", ["plain", "hashed", "omitted"])
 def test_without_token_ids_a_trace_does_not_tell_of_content_under_another_salt(tmp_path, token_ids):
     path, misses = tmp_path / "steps.jsonl", ["salt at 4", "never_computed at 4", "differs at 2", ""]
     with TraceWriter(path, replace(HEADER, token_ids=token_ids)) as writer:
@@ -197,6 +242,10 @@ def test_a_damaged_line_is_named_and_the_lines_before_it_are_compared(tmp_path):
         ({"commit": [1, 2]}, "2 tokens for the 0 requests of the last step"),
         ({"add": {"req_id": "a", "block_ids": []}}, "the field 'prompt_token_ids' is missing"),
         ({"end": {"req_id": "a", "reason": 3}}, "a string"),
+        (
+            {"add": {"req_id": "a", "prompt_token_ids": [1], "block_ids": [[], []], "bidirectional_ranges": [1, 2]}},
+            "a list of pairs",
+        ),
         ({"append_blocks": {"req_id": "a", "block_ids": [[2**31], []]}}, "integers of 32 bits"),
         ({"restart": {"first_step": -1}}, "0 or more"),
         ({"arrive": {"req_id": "a", "num_prompt_tokens": 1, "time": 10**400}}, "a number below"),

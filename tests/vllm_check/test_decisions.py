@@ -147,6 +147,11 @@ def with_image(writer):
     writer.step(["a"], [1])
 
 
+def with_range(writer):
+    writer.add("a", [1, 2], [[1]], bidirectional_ranges=[(0, 2)])
+    writer.step(["a"], [2])
+
+
 def without_commit(writer):
     writer.add("a", [1, 2], [[1]])
     writer.step(["a"], [1])
@@ -177,6 +182,7 @@ def failed(writer):
     [
         (pooled, "a request with pooling_params"),
         (with_image, "a request with mm_features"),
+        (with_range, "a request with bidirectional_ranges"),
         (without_commit, "has no commit"),
         (without_a_sample, "a sample is missing"),
         (corrected, "cannot be told to vLLM's runner"),

@@ -55,10 +55,11 @@ def replay(
     if trace.damage is not None:
         note(f"{trace.damage}; what comes before it is used")
     found = recorded_outputs(trace)
-    outputs = [output for output in found if not output.has_media]
+    outputs = [output for output in found if output.is_text]
     if len(outputs) < len(found):
-        left_out = next(output.req_id for output in found if output.has_media)
-        note(f"request {left_out!r}: its images or sounds are not in the trace; such requests are left out")
+        left_out = next(output.req_id for output in found if not output.is_text)
+        why = "it has images or sounds, which are not in the trace, or bidirectional ranges"
+        note(f"request {left_out!r}: {why}; such requests are left out")
     settings: LLMOptions = {**engine.settings, "loras": loras_of(outputs, engine.settings.get("loras") or {})}
     with LLM(engine.model, **settings) as llm:
         got = measure(llm, outputs)

@@ -39,7 +39,8 @@ class RecordedOutput:
     """What a trace has of one request. logprobs: of each output token, None where the trace has none.
 
     is_greedy: whether each token was the most likely one of the model. lora_id, lora: its adapter; 0 and None without
-    one, and None where its name is not known. has_media: whether its prompt has images or sounds.
+    one, and None where its name is not known. is_text: whether its prompt has no images, sounds and bidirectional
+    ranges.
     """
 
     req_id: str
@@ -49,7 +50,7 @@ class RecordedOutput:
     is_greedy: bool = False
     lora_id: int = 0
     lora: LoraRequest | None = None
-    has_media: bool = False
+    is_text: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +235,7 @@ def _added(add: Add, prompt: tuple[int, ...], output: tuple[int, ...], logprobs:
         is_greedy,
         add.lora_id,
         None if lora is None else LoraRequest(**lora),
-        bool(add.extras.get("mm_features")),
+        not add.extras.get("mm_features") and not len(add.bidirectional_ranges),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from foreword.arrays import I64
-from foreword.batch import InputBatch
+from foreword.batch import InputBatch, bidirectional_ranges
 from foreword.batch.proof.spec import TensorSpec
 from foreword.cache.miss import MEANING
 from foreword.insight.blocks import BlockHolders
@@ -216,6 +216,8 @@ class Shown:
     def _step(self, at: int, event: Step, batch: InputBatch) -> None:
         requests = [self._request(req_id) for req_id in batch.req_ids]
         tensors = {s.name: value for s in self._specs if (value := _kept(batch, s)) is not None}
+        if (ranges := bidirectional_ranges(batch)) is not None:
+            tensors["bidirectional_ranges"] = ranges.copy()
         for name, one in (
             ("number", self.replay.step), ("tokens", batch.num_tokens), ("requests", batch.num_reqs),
             ("time", event.time), ("model_ms", None), ("host_us", None), ("failed", ""),

@@ -18,7 +18,7 @@ from foreword.batch import LoraRequest as Lora
 
 @dataclass(slots=True, eq=False)
 class Filled:
-    """A request as it is in its row. blocks: one array per KV group."""
+    """A request as it is in its row. blocks: one array per KV group. ranges: `NewRequest.bidirectional_ranges`."""
 
     row: int
     req_id: str
@@ -34,6 +34,7 @@ class Filled:
     sampling: SamplingParams | None = None
     pooling: PoolingParams | None = None
     features: Sequence[MultiModalFeature] = ()
+    ranges: I32 | None = None
 
     @property
     def nbytes(self) -> int:
@@ -340,4 +341,5 @@ def filled(states: RequestStates, row: int, req_id: str) -> Filled:
         states.sampling.params.get(row),
         states.extras.pooling_params.get(row),
         states.extras.mm_features.get(row, ()),
+        states.extras.bidirectional_ranges.get(row),
     )

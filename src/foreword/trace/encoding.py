@@ -265,9 +265,9 @@ def _pads(name: str, value: Any, _: TraceHeader) -> tuple[int | None, int | None
     return value[0], value[1]
 
 
-def _copies(name: str, value: Any, _: TraceHeader) -> list[list[int]]:
+def _pairs(name: str, value: Any, _: TraceHeader) -> list[list[int]]:
     if not isinstance(value, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
-        raise _refused(name, value, "a list of pairs [from, to]")
+        raise _refused(name, value, "a list of pairs of integers")
     return [_ints(name, pair) for pair in value]
 
 
@@ -293,6 +293,7 @@ _READERS: Mapping[type[Event], Mapping[str, Reader]] = {
         "lora_id": _int,
         "cache_salt": _text,
         "cache_miss": _text,
+        "bidirectional_ranges": _pairs,
         "sampling_params": _object,
         "lora_request": _object,
         "mm_features": _objects,
@@ -313,7 +314,7 @@ _READERS: Mapping[type[Event], Mapping[str, Reader]] = {
         "pad_to": _pads,
         "order": _text,
         "zero": _ints,
-        "copies": _copies,
+        "copies": _pairs,
         "time": _time,
     },
     Fail: {"error": _text, "time": _time},

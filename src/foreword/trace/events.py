@@ -45,6 +45,7 @@ class Add(Event):
     The blocks that hold the first num_computed_tokens positions were reused from the cache. prefill_len: the tokens
     that had to be computed before its first sample; None: all that are known. Fewer where a trace begins with it.
     cache_miss: why the cache had no more of its prompt, such as "differs at 12"; "" if it had all, or if not known.
+    bidirectional_ranges: ranges [start, stop) of positions of the prompt whose tokens see each other.
     extras: those of sampling_params, lora_request, mm_features and pooling_params that it has, as JSON.
     """
 
@@ -58,6 +59,7 @@ class Add(Event):
     lora_id: int = 0
     cache_salt: str | None = None
     cache_miss: str = ""
+    bidirectional_ranges: Sequence[Ids] | Ints = ()
     extras: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -252,6 +252,7 @@ def shortened(header: TraceHeader, events: Sequence[Event], at: int) -> list[Eve
         num_computed_tokens=add.num_computed_tokens - count,
         prefill_len=None if add.prefill_len is None else add.prefill_len - count,
         block_ids=blocks,
+        bidirectional_ranges=[(max(a - count, 0), b - count) for a, b in add.bidirectional_ranges if b > count],
     )
     return [*events[:at], shorter, *events[at + 1 :]]
 

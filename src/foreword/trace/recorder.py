@@ -146,6 +146,7 @@ def add_of(value: Filled) -> Add:
         lora_id=value.lora_id,
         cache_salt=value.cache_salt,
         cache_miss=value.cache_miss,
+        bidirectional_ranges=() if value.ranges is None else value.ranges,
         extras=extras,
     )
 

@@ -115,7 +115,8 @@ class Replay:
         extras = extras_from_json(event.extras)
         first, is_grown = outputs[: prefill - len(prompt)], prefill < known
         now, blocks = (0, [[] for _ in event.block_ids]) if is_grown else (computed, event.block_ids)
-        self.states.add_request(NewRequest(event.req_id, prompt, blocks, first, now, lora_id=event.lora_id, **extras))
+        extras |= {"lora_id": event.lora_id, "bidirectional_ranges": event.bidirectional_ranges}
+        self.states.add_request(NewRequest(event.req_id, prompt, blocks, first, now, **extras))
         self._caching.pop(event.req_id, None)
         if event.cache_salt is not None or event.cache_miss:
             self._caching[event.req_id] = event.cache_salt, event.cache_miss

@@ -122,6 +122,7 @@ class TraceWriter:
         lora_id: int = 0,
         cache_salt: str | None = None,
         cache_miss: str = "",
+        bidirectional_ranges: Sequence[Ids] | Ints = (),
         extras: Mapping[str, Any] | None = None,
     ) -> None:
         """See `Add`."""
@@ -136,6 +137,7 @@ class TraceWriter:
                 lora_id=lora_id,
                 cache_salt=cache_salt,
                 cache_miss=cache_miss,
+                bidirectional_ranges=bidirectional_ranges,
                 extras=extras or {},
             )
         )

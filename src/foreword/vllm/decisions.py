@@ -171,8 +171,9 @@ class _Told:
         return decision
 
     def _add(self, event: Add) -> None:
-        for name in ("mm_features", "pooling_params"):
-            if event.extras.get(name):
+        given = {**event.extras, "bidirectional_ranges": event.bidirectional_ranges}
+        for name in ("mm_features", "pooling_params", "bidirectional_ranges"):
+            if len(given.get(name, ())):
                 raise PlanError(
                     f"line {event.line}: a request with {name} needs its model to be prepared", request=event.req_id
                 )
