@@ -4,6 +4,8 @@ import pytest
 from server_rig import HI, beside_the_browser
 
 from browser import browser, tab
+from foreword.server.inspect_routes import OF_REPLICAS
+from foreword.server.inspector import NO_STEPS
 
 CHAT = {"messages": HI, "max_tokens": 12, "temperature": 0}
 KEYS = {"api_key": ("user",), "admin_key": "boss"}
@@ -58,3 +60,20 @@ def test_without_an_admin_key_the_page_says_that_token_ids_are_left_out(started,
         assert "admin key" in page.text_content("#link")
         assert "input_ids" not in page.text_content("#token thead")
         assert not page.errors
+
+
+def test_where_there_are_no_steps_the_page_says_what_to_do_and_asks_no_more(started, talker):
+    """In front of replicas, and of an engine that keeps none."""
+    refusal = {"error": {"message": OF_REPLICAS}}
+    for is_front, message in ((True, OF_REPLICAS), (False, NO_STEPS)):
+        with beside_the_browser(talker, engine={"flight_steps": 0}) as server, tab(started) as page:
+            asked = []
+            page.on("request", lambda request, asked=asked: asked.append(request.url.endswith("/inspect/steps")))
+            if is_front:
+                page.route("**/inspect/steps", lambda route: route.fulfill(status=400, json=refusal))
+            page.goto(f"{server.url}/inspect")
+            page.wait_for_selector("#damage:not(:empty)")
+            assert page.text_content("#damage") == message
+            page.wait_for_timeout(1300)
+            assert sum(asked) == 1
+            assert not page.errors

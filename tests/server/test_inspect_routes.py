@@ -1,6 +1,7 @@
 """`/inspect`: the live page, and the steps that it asks for."""
 
 import asyncio
+import re
 import threading
 import time
 
@@ -14,6 +15,7 @@ from foreword.insight.live import LiveSteps
 from foreword.insight.token_text import shown_text
 from foreword.server import inspect_routes, inspector
 from foreword.server.errors import HttpError
+from foreword.trace.destination import Destination
 
 ADMIN = {"Authorization": "Bearer boss"}
 USER = {"Authorization": "Bearer user"}
@@ -219,8 +221,10 @@ def test_an_answer_holds_for_all_who_ask_soon_after(keyed, monkeypatch):
 def test_replicas_refuse_the_steps_and_say_what_to_do():
     operations = [operation for operation in inspect_routes.OPERATIONS if operation.access == "admin"]
     for operation in operations:
-        with pytest.raises(HttpError, match="without --replicas, or record"):
+        with pytest.raises(HttpError, match="without --replicas") as refused:
             asyncio.run(operation.replicas.answer(None, None))
+        record = re.search(r"--record (\S+)", str(refused.value))[1]
+        assert f"`foreword inspect {Destination.of(record).numbered(0).path} " in str(refused.value)
     assert len(operations) == 2
 
 

@@ -14,6 +14,13 @@ from foreword.server.operation import JSON, Operation
 from foreword.server.page import page_response
 from foreword.server.replicas import Replicas, Spread
 
+OF_REPLICAS = (
+    "this page shows the steps of one engine, and each replica has its own, behind this address alone. To see those of "
+    "replica 0, serve with --record steps.jsonl:200MB and run `foreword inspect steps.0.jsonl -o steps.html` (likewise "
+    "for the others). To follow an engine live, serve the model without --replicas, such as at another --port"
+)
+"""Why a front end has no steps, and how to see those of a replica."""
+
 
 async def _page(context: Context | Replicas, request: Request) -> Response:
     from foreword.insight.page import live_page  # most servers never show it
@@ -33,11 +40,7 @@ async def _part(context: Context, request: Request) -> Response:
 
 
 async def _refused(replicas: Replicas, request: Request) -> Response:
-    reason = (
-        "each replica has steps of its own, and this page shows one engine's: serve without --replicas, or record "
-        "(--record FILE writes one file per replica) and show a file with `foreword inspect`"
-    )
-    raise HttpError(INVALID, reason)
+    raise HttpError(INVALID, OF_REPLICAS)
 
 
 REFUSED = Spread("refused", _refused)
