@@ -5,6 +5,7 @@ import logging
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ class Failing(NothingModel):
 GROUPS = {"one group": (KVGroup(4),), "a window": (KVGroup(4), KVGroup(4, sliding_window=6))}
 
 
-def make(num_blocks=40, groups=GROUPS["one group"], **config):
+def make(num_blocks=40, groups=GROUPS["one group"], tokenizer=None, **config):
     scheduler = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=24)
     return Engine(
         Failing(num_blocks, 64),
@@ -52,6 +53,7 @@ def make(num_blocks=40, groups=GROUPS["one group"], **config):
         kv_groups=list(groups),
         num_blocks=num_blocks,
         config=EngineConfig(scheduler=scheduler, **config),
+        tokenizer=tokenizer,
     )
 
 
@@ -132,16 +134,21 @@ def test_salts_are_recorded_also_after_a_new_part_begins(tmp_path, is_async):
     assert (settings["num_blocks"], settings["policy"], settings["max_num_seqs"]) == (40, "fcfs", 4)
 
 
-def test_a_recording_says_why_a_prompt_was_not_in_the_cache(tmp_path):
-    path = tmp_path / "steps.jsonl"
-    engine = make(record=str(path))
+@pytest.mark.parametrize(("special", "reason"), [({"<think>": 60}, "differs"), ({"<think>": 2}, "template")])
+def test_a_recording_says_why_a_prompt_was_not_in_the_cache(tmp_path, special, reason):
+    """A special token at the place is the template's, as in the engine's own answer."""
+    path, told = tmp_path / "steps.jsonl", []
+    engine = make(record=str(path), tokenizer=SimpleNamespace(special_token_ids=special))
     for req_id, prompt in (("a", [1] * 12), ("b", [1] * 9 + [2, 3, 4]), ("c", [1] * 12)):
         engine.add_request(req_id, prompt, SamplingParams(temperature=0.0, max_tokens=2, detokenize=False))
+        engine.step()
+        miss = engine.cache_miss(req_id)
+        told.append("" if miss is None else f"{miss.reason} at {miss.position}")
         while engine.has_work:
             engine.step()
     engine.close()
     found = [event.cache_miss for event in TraceReader(path) if isinstance(event, Add)]
-    assert found == ["never_computed at 0", "differs at 9", ""]
+    assert found == told == ["never_computed at 0", f"{reason} at 9", ""]
     assert conform.run(path).ok
 
 

@@ -95,8 +95,7 @@ class Engine:
         self.suggested: Mapping[str, Any] = suggested or {}
         self.default_params = replace(DEFAULT_PARAMS, **self.suggested)
         self.observers = Observers(observers)
-        self._tokenizer, self._eos = tokenizer, frozenset(eos_token_ids)
-        eos = self._eos
+        eos = frozenset(eos_token_ids)
         limits = config.scheduler
         most_forced = config.most_forced_tokens(kv_groups)
         self.states = states = RequestStates(
@@ -141,9 +140,13 @@ class Engine:
         )
         self._outputs = OutputProcessor(states, eos_token_ids=eos, clock=self._now)
         self.loras = Loras(executor, read_lora, config.lora_bytes, self._outputs.lora_ids)
+        special = () if tokenizer is None else tokenizer.special_token_ids.values()
+        self._refined = partial(CacheMiss.among, special=special, ends=eos)
         self.recorder: EngineRecorder | None = None
         if config.record is not None or config.flight_steps:
-            self.recorder = EngineRecorder(states, config, loras=self.loras, num_blocks=num_blocks, clock=clock)
+            self.recorder = EngineRecorder(
+                states, config, loras=self.loras, num_blocks=num_blocks, clock=clock, refined=self._refined
+            )
             self.observers.add(self.recorder)
         self._intake = Intake(
             states,
@@ -284,7 +287,7 @@ class Engine:
 
     def refined(self, miss: CacheMiss) -> CacheMiss:
         """Return a request's `CacheMiss` with what the special tokens of the model tell, see `CacheMiss.among`."""
-        return miss if self._tokenizer is None else miss.among(self._tokenizer.special_token_ids.values(), self._eos)
+        return self._refined(miss)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False, and nothing changes, while requests hold blocks."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from foreword.arrays import I32
 from foreword.batch import InputBatch, RequestStates
-from foreword.cache import salt_of
+from foreword.cache import CacheMiss, salt_of
 from foreword.engine.config import EngineConfig
 from foreword.engine.loras import Loras
 from foreword.engine.observer import EngineObserver
@@ -42,13 +42,20 @@ class EngineRecorder(EngineObserver):
     """
 
     def __init__(
-        self, states: RequestStates, config: EngineConfig, *, loras: Loras, num_blocks: int, clock: Callable[[], float]
+        self,
+        states: RequestStates,
+        config: EngineConfig,
+        *,
+        loras: Loras,
+        num_blocks: int,
+        clock: Callable[[], float],
+        refined: Callable[[CacheMiss], CacheMiss],
     ) -> None:
-        """loras, num_blocks, clock: the engine's. ConfigError if the file cannot be made."""
+        """loras, num_blocks, clock, refined: the engine's. ConfigError if the file cannot be made."""
         self._states, self._config, self._loras, self._num_blocks = states, config, loras, num_blocks
         self._capture = Capture(states)
         self._ring = FlightRing(config.flight_steps) if config.flight_steps else None
-        self._clock = clock
+        self._clock, self._refined = clock, refined
         self._start, self._started = clock(), time.time()
         self._num_steps = self._num_failures = 0
         self._planned_at = self._ran_at = 0.0
@@ -105,8 +112,8 @@ class EngineRecorder(EngineObserver):
         for request in plan.admitted:
             keys = request.keys.get(0, ())
             lora, salt = self._loras.request_of(request.lora_id), salt_of(keys)
-            miss = "" if request.cache_miss is None else f"{request.cache_miss.reason} at {request.cache_miss.position}"
-            self._capture.identify(request.row, lora, salt, miss)
+            miss = None if request.cache_miss is None else self._refined(request.cache_miss)
+            self._capture.identify(request.row, lora, salt, "" if miss is None else f"{miss.reason} at {miss.position}")
         if self._is_torn or (ring is not None and ring.wants_snapshot) or (file is not None and file.wants_snapshot):
             self._begin()
             self._rows = None

@@ -16,7 +16,7 @@ import numpy as np
 from foreword.arrays import I64
 from foreword.batch import InputBatch, bidirectional_ranges
 from foreword.batch.proof.spec import TensorSpec
-from foreword.cache.miss import MEANING
+from foreword.cache import MEANING
 from foreword.insight.blocks import BlockHolders
 from foreword.trace.encoding import plain
 from foreword.trace.events import (
