@@ -66,7 +66,7 @@ def function_fault(name: str, cases: Callable[[], list[tuple[tuple[object, ...],
             got = function(*arguments)
             if plain(got) != right:
                 given = ", ".join(map(repr, arguments))
-                return f"{name}({given}) returned {plain(got)!r}, and the library has {right!r}"
+                return f"{name}({given}) returned {plain(got)!r}; the right answer is {right!r}"
         return ""
 
     return fault

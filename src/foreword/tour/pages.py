@@ -25,7 +25,7 @@ def as_text(number: int, width: int | None) -> str:
                 parts.append(_wrapped(part, width))
     start = textwrap.indent(lesson.exercise.start.rstrip(), "    ")
     parts += [_wrapped(f"Exercise. {lesson.exercise.task} Begin with:", width), start]
-    check = f"Check it with: foreword tour {number} --check FILE (--hint and --solution help)"
+    check = f"Check it with: foreword tour {number} --check FILE. Or see foreword tour {number} --hint, or --solution."
     return "\n\n".join([*parts, _wrapped(check, width)]) + "\n"
 
 
@@ -92,8 +92,8 @@ def index() -> str:
             "",
             "Eight short lessons on what an engine does before the forward pass, with three requests of a few words.",
             "Every table and picture is made from a real step of the library. Each lesson ends with an exercise:",
-            "write a small file, and `foreword tour N --check FILE` says whether it is right. `foreword tour` prints",
-            "the lessons in a terminal, `foreword tour list` their titles. `make pages` writes these pages.",
+            "write a small file, and `foreword tour N --check FILE` says whether it is right. `foreword tour N` prints",
+            "lesson N in a terminal, and `foreword tour list` the titles. `make pages` writes these pages.",
             "",
             *lines,
             "",

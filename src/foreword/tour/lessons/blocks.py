@@ -22,19 +22,22 @@ LESSON = Lesson(
     title="Why blocks",
     parts=(
         "A model computes a key and a value for each token, and every later token of the same request reads them. An "
-        "engine keeps them in the KV cache. The question is where.",
-        "Three requests run through this tour. A token is a word. Their prompts have 3, 2 and 8 words; each request "
-        "may grow to 12. The simplest cache reserves 12 places per request: 36 places, of which 13 hold something "
-        "after the prompts. No engine knows how long an answer will be, so most of such a cache stays empty.",
-        "So the cache is cut into blocks of a few places, 2 in this tour and often 16. A request takes a block when "
-        "it needs one, from anywhere. Its row of the block table lists its blocks in order. This is the first step: "
-        "the prompts of requests 0 and 1 and five words of request 2.",
+        "engine keeps them in the KV cache. The question is where in the cache they are stored.",
+        "All lessons of this tour use the same three requests, and one token is one word. The prompts have 3, 2 and 8 "
+        "words, and each request may grow to 12 words, prompt and answer together. The simplest cache reserves 12 "
+        "places for each request. These are 36 places, but after the prompts are computed, only 13 of them are used. "
+        "No engine knows in advance how long an answer will be, so most of such a cache stays empty.",
+        "Therefore the cache is divided into blocks of a few places: 2 in this tour, often 16 in real engines. When a "
+        "request needs another block, it gets any free block. The block table has a row for each request, which lists "
+        "the blocks of the request in order. The table below is that of the first step, which computes the prompts of "
+        "requests 0 and 1 and the first five words of request 2.",
         Shown(
             "The block table after the plan of step 1",
             lambda width: section(step_of(1), "Block table", width),
             lambda: blocks_picture(step_of(1), text_of, NUM_BLOCKS),
         ),
-        'At most one block per request is partly empty. Block 0 is never used: it stands for "no block" in the table.',
+        "In each request, at most one block is partly empty. Block 0 is never used for tokens: in the table, 0 means "
+        '"no block".',
         Code(
             "from foreword.tour.story import story_engine\n\n"
             "engine = story_engine()\n"
@@ -44,7 +47,8 @@ LESSON = Lesson(
         ),
     ),
     exercise=Exercise(
-        task="Write `blocks_needed(num_tokens, block_size)`: how many blocks a request of so many tokens holds.",
+        task="Write `blocks_needed(num_tokens, block_size)`: return the number of blocks that a "
+        "request with `num_tokens` tokens holds.",
         start="def blocks_needed(num_tokens, block_size):\n    return num_tokens // block_size\n",
         hint="3 tokens in blocks of 2 need 2 blocks: the last one is half empty. Round up.",
         solution="def blocks_needed(num_tokens, block_size):\n    return -(-num_tokens // block_size)\n",

@@ -54,32 +54,35 @@ LESSON = Lesson(
     name="a-step-in-flight",
     title="A step in flight",
     parts=(
-        "While a device computes a step, the processor has nothing to do; while the processor prepares the next step, "
-        "the device waits. So an engine prepares step 2 while step 1 runs.",
-        "What does step 2 need of step 1? Not its samples: counts, positions, blocks and slots are known, since each "
-        'request gets one word more, whichever it is. Only the word itself is missing. Its id is 0, shown as "?".',
+        "If an engine prepares each step after the one before has ended, the GPU waits while the CPU prepares, and the "
+        "CPU waits while the GPU computes. So an engine prepares step 2 while step 1 still runs (is in flight).",
+        "Which results of step 1 does step 2 need? Each request gets exactly one more word, so the counts, positions, "
+        "blocks and slots are known before. Only the sampled word itself is missing. Its id is 0 for now, and the "
+        'table shows its text as "?".',
         Shown(
             "Step 2, prepared while step 1 runs: two words are not known",
             lambda width: section(early_step(story_engine(), resolved=False).batch, "Tokens", width),
             lambda: step_picture(early_step(story_engine(), resolved=False).batch, text_of),
         ),
-        "`advance(states, batch)` counts step 1 as done, so that step 2 can be prepared after it. When the samples are "
-        "there, they are committed, and `resolve(batch)` puts them in their places. It also removes what a request "
-        "that has ended, or a rejected draft, would have done. Step 2 is then the same as without the hurry:",
+        "`advance(states, batch)` counts the tokens of step 1 as computed, so that step 2 can be prepared. When the "
+        "samples of step 1 arrive, they are committed, and `resolve(batch)` writes them into `input_ids` of step 2. "
+        "It also removes the work for requests that have ended and for rejected drafts. Step 2 is then the same as if "
+        "it had been prepared after step 1:",
         Shown(
             "Step 2 after the samples of step 1",
             lambda width: section(early_step(story_engine(), resolved=True).batch, "Tokens", width),
             lambda: step_picture(early_step(story_engine(), resolved=True).batch, text_of),
         ),
-        "That is the tour. `foreword explain` prints any step, `foreword run … --explain` those of a real model, and "
-        "docs/tensors.md defines every tensor.",
+        "This is the end of the tour. `foreword explain` prints the tables of any step, `foreword run … --explain` "
+        "those of a real model, and docs/tensors.md defines every tensor.",
     ),
     exercise=Exercise(
-        task="Write `fill(input_ids, req_indices, positions, num_known, sampled)`: the ids of a step that was prepared "
-        "early, the request and the position of each token, and for each request how many tokens were known and the "
-        "token that it has sampled since. Return the ids with the samples in their places.",
+        task="Write `fill(input_ids, req_indices, positions, num_known, sampled)`, which completes a step that was "
+        "prepared early. The first three lists have one entry per token: its id, the index of its request, and its "
+        "position. The last two have one entry per request: the number of tokens that were known, and the token that "
+        "was sampled since. Return the list of ids with the sampled tokens in their places.",
         start="def fill(input_ids, req_indices, positions, num_known, sampled):\n    return input_ids\n",
-        hint="With n known tokens, the positions 0 to n - 1 are known. The sample stands at position n.",
+        hint="If n tokens are known, they have the positions 0 to n - 1. The sampled token has position n.",
         solution="def fill(input_ids, req_indices, positions, num_known, sampled):\n"
         "    return [\n"
         "        sampled[b] if p == num_known[b] else token\n"

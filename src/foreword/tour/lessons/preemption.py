@@ -49,13 +49,15 @@ LESSON = Lesson(
     name="preemption",
     title="Preemption",
     parts=(
-        "Requests grow, and a pool may run out of blocks while all of them run. Then the scheduler preempts: the "
-        "request that arrived last gives up its row and all of its blocks, and waits again. What it has sampled is "
-        "kept.",
-        f"This is the story with a pool of {SHORT} blocks, of which {SHORT - 1} can be held.",
+        "Running requests need more and more blocks, so the pool can run out of blocks. Then the scheduler preempts a "
+        "request: the request that arrived last loses its row and all of its blocks, and waits again. The tokens that "
+        "it has sampled are kept.",
+        f"The same three requests are shown here with a pool of {SHORT} blocks. {SHORT - 1} of them can be used, since "
+        "block 0 is reserved.",
         Shown("The first step without request 2", _table, lambda: blocks_picture(preempted_step()[0], text_of, SHORT)),
-        "When blocks are free again, the request is admitted as a prompt that is longer: its words and what it had "
-        "sampled. It computes all of them again in chunks, and goes on. The answer is the same; only time is lost.",
+        "When enough blocks are free again, the request is admitted with a longer prompt: the words of its prompt and "
+        "the words that it had sampled. It computes all of them again in chunks, and then continues. The answer is the "
+        "same; only time is lost.",
         Code(
             "from foreword.tour.story import story_engine\n\n"
             f"engine = story_engine(num_blocks={SHORT})\n"
@@ -68,8 +70,8 @@ LESSON = Lesson(
     exercise=Exercise(
         task="Set `NUM_BLOCKS` to the smallest pool, block 0 included, in which none of the requests is preempted.",
         start=f"NUM_BLOCKS = {SHORT}\n",
-        hint="18 blocks hold three requests of 12 words, but request 2 ends before the others are that long. Try the "
-        "program of the lesson with other numbers.",
+        hint="18 blocks are enough for three requests of 12 words, but request 2 ends before the others are that long. "
+        "Run the program of the lesson with other numbers.",
         solution="NUM_BLOCKS = 14\n",
         fault=fault,
     ),

@@ -49,11 +49,13 @@ LESSON = Lesson(
     name="sharing-a-prefix",
     title="Sharing a prefix",
     parts=(
-        'A fourth request arrives after step 2: "Once upon a time there lived a wolf". Its first seven words are those '
-        "of request 2, and a key and value depend on the words up to their own alone. So those of equal beginnings are "
-        "equal, and need not be computed twice.",
-        "The cache keeps a tree of the full blocks that it knows, by their words and all words before. A new request "
-        "starts with the blocks that match, and its `num_computed_tokens` is the number of words in them.",
+        'A fourth request arrives after step 2: "Once upon a time there lived a wolf". Its first seven words are the '
+        "same as those of request 2. The key and value of a word depend only on this word and the words before it. So "
+        "two prompts with the same first words (the same prefix) have the same keys and values there, which need not "
+        "be computed twice.",
+        "The cache keeps a tree of all full blocks. A block is found by its own words and all words before it. A new "
+        "request starts with the blocks that match its prompt, and its `num_computed_tokens` is the number of words "
+        "in these blocks.",
         Shown(
             "Step 3: request 3 holds blocks 4, 5 and 6 of request 2, and computes two words",
             lambda width: (
@@ -61,21 +63,22 @@ LESSON = Lesson(
             ),
             lambda: blocks_picture(shared_step(), text_of, NUM_BLOCKS),
         ),
-        "Two rules. Only whole blocks are shared, since a block is written by one request alone: the seventh word is "
-        "equal too, but its block also holds fox. (Foreword can copy the equal part of such a block; the tour leaves "
-        "it out.) And at least one token of a prompt is always computed, since its logits give the first new word.",
-        "A shared block counts its holders. It is free when the last one leaves, and what it holds can still be found "
-        "until another request needs the place.",
+        "There are two rules. First, only whole blocks are shared, because a block has a single request that writes "
+        'to it. The seventh word is the same too, but its block also contains "fox". (Foreword can copy the equal '
+        "part of such a block; this tour does not use that.) Second, at least one token of a prompt is always "
+        "computed, because its logits give the first new word.",
+        "The cache counts the requests that hold a block. When the last of them ends, the block is free. Its content "
+        "can still be reused until another request needs the block for other words.",
     ),
     exercise=Exercise(
-        task="Write `reused(first, second, block_size)`: two prompts, of which the first was computed. Return how many "
-        "tokens of the second are found in the cache.",
+        task="Write `reused(first, second, block_size)`. `first` and `second` are prompts; `first` has been computed. "
+        "Return how many tokens of `second` are found in the cache.",
         start="def reused(first, second, block_size):\n"
         "    equal = 0\n"
         "    while equal < min(len(first), len(second)) and first[equal] == second[equal]:\n"
         "        equal += 1\n"
         "    return equal\n",
-        hint="Two rules are in the lesson: whole blocks, and one token that is left to compute.",
+        hint="Apply both rules of the lesson: count whole blocks only, and leave at least one token to compute.",
         solution="def reused(first, second, block_size):\n"
         "    equal = 0\n"
         "    while equal < min(len(first), len(second) - 1) and first[equal] == second[equal]:\n"

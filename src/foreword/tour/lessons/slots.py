@@ -23,22 +23,23 @@ LESSON = Lesson(
     name="slots",
     title="Slots",
     parts=(
-        "A place in the cache for one token is a slot. With blocks of S places, block n has the slots n·S to "
-        "n·S + S - 1. A kernel that writes keys and values wants one number per token, its slot, and nothing else.",
-        "A token at position p is in entry `p // S` of its request's row of the block table, at offset `p % S`. So:",
+        "A slot is the place of one token in the cache. With blocks of S slots, block n consists of the slots n·S to "
+        "n·S + S - 1. A kernel that writes keys and values needs only one number per token: its slot.",
+        "The block of the token at position p is entry `p // S` of its request's row of the block table, and `p % S` "
+        "is the offset of the token in that block. So the slot is:",
         "`slot = block_table[request][p // S] · S + p % S`",
         Shown(
-            "Where the tokens of step 2 go; what the step writes has a border",
+            "The slots of the tokens of step 2; the slots that the step writes have a border",
             lambda width: section(step_of(2), "Tokens", width),
             lambda: blocks_picture(step_of(2), text_of, NUM_BLOCKS),
         ),
-        'The library says it in a sentence, here of token 3, the word "a" of request 2:',
+        'The library can explain one token in words. This is token 3, the word "a" of request 2:',
         Shown(
             "Token 3 of step 2",
             lambda width: textwrap.fill(str(step_of(2).explain(token=3, text_of=text_of)), width or 100),
         ),
-        "Reading goes the same way: attention reads positions 0 to p of the request through its row of the block "
-        "table, wherever the blocks are.",
+        "Attention finds the keys and values that it reads in the same way: it looks up the slots of positions 0 to p "
+        "in the request's row of the block table. The blocks may be anywhere in the cache.",
         Code(
             "from foreword.tour.story import step_of\n\n"
             "batch = step_of(2)\n"
@@ -47,8 +48,9 @@ LESSON = Lesson(
         ),
     ),
     exercise=Exercise(
-        task="Write `slot_mapping(block_table, positions, req_indices, block_size)`: the slot of each token. "
-        "`block_table` is a list of rows, and token t is at `positions[t]` of the request in row `req_indices[t]`.",
+        task="Write `slot_mapping(block_table, positions, req_indices, block_size)`. Return a list with the slot of "
+        "each token. `block_table` is a list of rows. Token t is at position `positions[t]` of the request in row "
+        "`req_indices[t]`.",
         start="def slot_mapping(block_table, positions, req_indices, block_size):\n"
         "    return [block_table[b][p] * block_size for p, b in zip(positions, req_indices)]\n",
         hint="The formula is in the lesson. Position 7 with S = 2 is entry 3 at offset 1.",

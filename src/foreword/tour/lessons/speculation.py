@@ -53,27 +53,28 @@ LESSON = Lesson(
     name="speculation",
     title="Speculation",
     parts=(
-        "A decode computes one token per request, and the machine would compute five in nearly the same time. So "
-        "something cheap guesses the next words, and one step verifies the guesses: drafts.",
-        f'Request 0 is at "The cat sat on". The guess is "{" ".join(DRAFTS)}". Step 2 computes the known word and both '
-        "drafts, at the positions where they would stand. They have slots like any token.",
+        "A decode computes one token per request, but the machine could compute five tokens in nearly the same time. "
+        "So a cheap method guesses the next words, and one step verifies all guesses. The guesses are called drafts.",
+        f'Request 0 knows the words "The cat sat on", and the drafts are "{" ".join(DRAFTS)}". Step 2 computes the '
+        'word "on" and both drafts, at the positions that follow. Drafts have slots like all other tokens.',
         Shown(
             "Step 2 with two drafts (dashed), and a logit row after each word of request 0",
             _logits,
             lambda: step_picture(drafted_step(), text_of),
         ),
-        'Logit row 0, after "on", draws the first word: "the". The first draft is right. Row 1, after "the", draws '
-        '"mat". The second draft is wrong, but the row is right all the same, since all words before it are. So the '
-        'step gives two words, "the mat". Row 2 comes after a wrong word, and is discarded.',
-        "In general: the drafts up to the first wrong one, and one draw more. The answer is word for word the one "
-        "without drafts. The keys and values of wrong drafts stay in their slots, until the next step writes the right "
-        "ones there: `num_computed_tokens` does not count them.",
+        'From logit row 0, after "on", the model draws "the", so the first draft is right. From row 1, after "the", it '
+        'draws "mat", so the second draft is wrong. But the word "mat" is valid, since all words before it are right. '
+        'So the step gives two words: "the mat". Row 2 comes after a wrong word, and is discarded.',
+        "In general, a step gives all drafts before the first wrong one, and one drawn word more. The answer is the "
+        "same, word for word, as without drafts. The keys and values of wrong drafts stay in their slots until the "
+        "next step overwrites them. `num_computed_tokens` does not count them.",
     ),
     exercise=Exercise(
-        task="Write `accepted(drafts, drawn)`: `drawn` has one token more than drafts, what the model draws before "
-        "each draft and after the last. Return the tokens that the request gets.",
+        task="Write `accepted(drafts, drawn)`. `drawn[j]` is the token that the model draws at the place of "
+        "`drafts[j]`; the last token of `drawn` comes after all drafts. Return the list of tokens that the request "
+        "gets.",
         start="def accepted(drafts, drawn):\n    return [d for d, t in zip(drafts, drawn) if d == t]\n",
-        hint="Go through drawn and keep each token. Stop after the first one that its draft does not equal.",
+        hint="Go through `drawn` and keep each token. Stop after the first token that differs from its draft.",
         solution="def accepted(drafts, drawn):\n"
         "    kept = []\n"
         "    for j, token in enumerate(drawn):\n"
