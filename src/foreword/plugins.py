@@ -26,7 +26,7 @@ def load_plugin(group: str, name: str) -> object:
             for part in path.split("."):
                 found = getattr(found, part)
         except Exception as error:
-            raise ValueError(f"cannot be imported ({_text_of(error)})") from error
+            raise ValueError(f"cannot be imported ({_text_of(error)}){_path_advice(error, module)}") from error
         return found
     announced = entry_points(group=f"foreword.{group}")
     for point in announced:
@@ -51,6 +51,12 @@ def made(option: str, make: Callable[..., T], *given: object, kind: type) -> T:
     if isinstance(part, type) or not isinstance(part, kind):
         raise ConfigError(f"{option}={shown(make)}: makes {shown(part)}, which is no {kind.__name__}")
     return part
+
+
+def _path_advice(error: Exception, module: str) -> str:
+    """Return the fix for a module that is not found itself, "" for another error."""
+    is_missing = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
+    return "; add the folder of the module to PYTHONPATH" if is_missing else ""
 
 
 def _text_of(error: Exception) -> str:

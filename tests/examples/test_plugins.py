@@ -168,7 +168,10 @@ def test_a_drafter_is_found_like_the_others(model, plugged):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"executor": "no_such:Thing"}, r"executor='no_such:Thing': .*cannot be imported"),
+        (
+            {"executor": "no_such:Thing"},
+            r"executor='no_such:Thing': .*cannot be imported .*; add the folder .* to PYTHONPATH",
+        ),
         ({"executor": "nativ"}, r"executor='nativ': must be one of 'auto', 'native'.*foreword\.executors"),
         ({"executor": 3}, "executor=3: must be one of"),
         ({"policy": "fcsf"}, r"policy='fcsf': must be one of 'fcfs', .*foreword\.policies"),

@@ -194,6 +194,7 @@ def _real_command(name: str) -> Any:
     parts = {f"{name} {word}": part for word, part in getattr(real, "commands", {}).items()}
     for words, part in {name: real, **parts}.items():
         part.epilog = epilog(words)
+        part.short_help = (part.help or "").partition("\n\n")[0]  # whole: click cuts what it takes from the help
         path = f"FOREWORD_{words}".replace(" ", "_").upper()
         for option, parameter in option_names(part).items():
             parameter.envvar = f"{path}_{option}".upper()

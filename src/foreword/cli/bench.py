@@ -42,7 +42,7 @@ def host(
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
-    """Host time per step: state changes and tensors, then recording the samples."""
+    """Measure the host time per step: state changes and tensors, then recording the samples."""
     if plot is not None:
         check_chart_path(plot)
     if engine:
@@ -96,28 +96,28 @@ def throughput(
     plot: Plot = None,
     options: EngineOptions,
 ) -> None:
-    """Many concurrent requests: output tokens per second over the whole run, prompts included."""
+    """Measure many concurrent requests: output tokens per second over the whole run, prompts included."""
     _serve(workloads.split(","), repeats, options, lambda r: r.output_tok_s, "output tok/s", plot)
 
 
 @bench.command(cls=Command)
 @serving_options
 def latency(*, repeats: Repeats = 3, plot: Plot = None, options: EngineOptions) -> None:
-    """One request, 128 tokens in and 128 out: time to the first token, then tokens per second."""
+    """Measure one request, 128 tokens in and 128 out: time to the first token, then tokens per second."""
     _serve(["W1"], repeats, options, lambda r: r.decode_tok_s, "decode tok/s", plot)
 
 
 @bench.command(cls=Command)
 @serving_options
 def prefill(*, repeats: Repeats = 2, plot: Plot = None, options: EngineOptions) -> None:
-    """One prompt of 2,048 tokens: prompt tokens per second."""
+    """Measure one prompt of 2,048 tokens: prompt tokens per second."""
     _serve(["W6"], repeats, options, lambda r: r.prompt_tok_s, "prompt tok/s", plot)
 
 
 @bench.command(cls=Command)
 @grouped(options=engine_options(without=("adapter",), has_json=True))
 def startup(*, repeats: Repeats = 3, options: EngineOptions) -> None:
-    """Time from the start of a process to its first token, with a warm file cache, and its peak memory."""
+    """Measure a start: the time from the start of a process to its first token, and its peak memory."""
     runs = [startup_bench.run(options.model, options.settings) for _ in range(repeats + 1)][1:]
     show(
         [min(runs, key=lambda r: r.first_token_s)],

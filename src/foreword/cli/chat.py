@@ -42,7 +42,10 @@ def chat(
     resume: Annotated[bool, typer.Option("--continue", help="Go on with the last conversation of a terminal.")] = False,
     history: Annotated[
         bool,
-        typer.Option(help="Keep typed lines and the last conversation for later chats of a terminal. [default: true]"),
+        typer.Option(
+            help="Keep typed lines and the last conversation for later chats of a terminal. [default: true]",
+            show_default=False,
+        ),
     ] = True,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print timing summaries.")] = False,
     *,

@@ -42,16 +42,17 @@ class _Shown:
 def explain(
     context: typer.Context,
     texts: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXT…]", help="Prompts in place of --prompts, for --model.")
+        list[str] | None, typer.Argument(metavar="TEXT", help="Prompts in place of --prompts, for --model.")
     ] = None,
     prompts: Annotated[
         str | None, typer.Option(help=f"Prompt lengths, one per request, separated by commas. [default: {PROMPTS}]")
     ] = None,
     computed: Annotated[
-        str | None, typer.Option(help="Tokens that each request has computed before the step, for --scheduled.")
+        str | None, typer.Option(help="Tokens that each request has computed before the step of --scheduled.")
     ] = None,
     scheduled: Annotated[
-        str | None, typer.Option(help="Show one step, in which each request computes so many tokens.")
+        str | None,
+        typer.Option(help="Show a single step: the tokens that each request computes in it, separated by commas."),
     ] = None,
     budget: Annotated[int | None, option("max_num_batched_tokens", "--budget", default=BUDGET)] = None,
     block_size: Annotated[int | None, option("block_size", default=BLOCK_SIZE)] = None,
@@ -75,7 +76,12 @@ def explain(
         int | None, typer.Option(min=0, max=2**20, help="Describe the origin of one token of each step.")
     ] = None,
     with_legend: Annotated[
-        bool, typer.Option("--legend/--no-legend", help="End with what each row is and who reads it.")
+        bool,
+        typer.Option(
+            "--legend/--no-legend",
+            help="Print what each row means, and which part of an engine reads it. [default: true]",
+            show_default=False,
+        ),
     ] = True,
     html: Annotated[
         Path | None, typer.Option(help="Write the page of `foreword inspect` for these steps, in place of text.")
@@ -164,7 +170,9 @@ def _planned(
     vocab_size, text_of = None, None
     if model is None:
         if texts:
-            raise typer.BadParameter("give --model too, whose tokenizer makes tokens of texts", param_hint="TEXT")
+            raise typer.BadParameter(
+                "give --model too, such as smollm2, for its tokenizer", param_hint="TEXT"
+            )
         most = max_model_len or MAX_MODEL_LEN
         lengths, ids = counts("--prompts", PROMPTS if prompts is None else prompts, most - 1), _ids(most)
     else:

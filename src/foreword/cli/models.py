@@ -38,7 +38,7 @@ Name = Annotated[str, typer.Argument(help="A name from `foreword models list`.")
 
 @models.command("list", cls=Command)
 def list_models(as_json: Json = False) -> None:
-    """The models known by name, with size, licence and whether the file is on this machine."""
+    """List the models known by name, with size, licence and whether the file is on this machine."""
     rows = [("name", "size", "licence", "here", "what it is")]
     for model in registry.KNOWN.values():
         path = registry.cached_path(model.name)
@@ -107,7 +107,7 @@ def recommend(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Which models to take: those that fit into the memory, what they are good at, and how fast they are at most.
+    """Recommend models that fit into the memory, with what they are good at and how fast they are at most.
 
     The bound of speed is what this machine's memory reads in a second. The project has not run these files.
     """
@@ -153,7 +153,7 @@ def pull(
 
 @models.command("rm", cls=Command)
 def remove(name: Name) -> None:
-    """Delete a model from the cache, and what an interrupted download left."""
+    """Delete a model and the rest of an interrupted download from the cache."""
     freed = registry.remove(name)
     print(f"{freed / 1e6:.1f} MB freed" if freed else f"{name} is not in the cache")
 
@@ -163,7 +163,7 @@ def info(
     model: Annotated[str, typer.Argument(help="A known name, a .gguf file, a directory, or a hub id.")],
     as_json: Json = False,
 ) -> None:
-    """What a model is: its file, licence, architecture, sizes, and formats of weights.
+    """Show the file, licence, architecture, sizes and weight formats of a model.
 
     A model that is not on this machine is fetched.
     """

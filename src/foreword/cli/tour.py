@@ -15,17 +15,22 @@ from foreword.tour.pages import as_text
 
 def tour(
     lesson: Annotated[
-        str, typer.Argument(metavar="[N|list]", help=f"A lesson, 1 to {len(LESSONS)}, or list.", show_default="1")
+        str,
+        typer.Argument(
+            metavar="N|list",
+            help=f"The number of a lesson, 1 to {len(LESSONS)}, or list. [default: 1]",
+            show_default=False,
+        ),
     ] = "1",
     check: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Check your answer to the lesson's exercise. It is run.")
+        Path | None, typer.Option(metavar="FILE", help="Run this file, and check your answer to the lesson's exercise.")
     ] = None,
     hint: Annotated[bool, typer.Option("--hint", help="Show a hint for the exercise.")] = False,
     solution: Annotated[bool, typer.Option("--solution", help="Show an answer that is right.")] = False,
 ) -> None:
     """Learn what happens in a step: eight short lessons on the real library, each with an exercise.
 
-    The exit status is 1 for an answer that is not right.
+    The exit status is 1 if an answer is wrong.
     """
     if lesson == "list":
         if check is not None or hint or solution:
@@ -34,7 +39,7 @@ def tour(
             print(f"{n}  {one.title}")
         return
     if not lesson.isascii() or not lesson.isdecimal() or not 1 <= int(lesson[:4]) <= len(LESSONS):
-        raise typer.BadParameter(f"{lesson!r:.40}: give 1 to {len(LESSONS)}, or list.", param_hint="[N|list]")
+        raise typer.BadParameter(f"{lesson!r:.40}: give 1 to {len(LESSONS)}, or list.", param_hint="N|list")
     number = int(lesson)
     exercise = LESSONS[number - 1].exercise
     if hint:

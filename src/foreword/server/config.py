@@ -157,7 +157,10 @@ class ServerConfig:
                 reason = "a key begins or ends with a space, or has characters that cannot be printed"
                 raise ConfigError(f"{name}: {reason}; give keys without")
         if self.require_key and not self.api_key:
-            raise ConfigError("api_key: is missing, and require_key asks for one; give a key, or --no-require-key")
+            raise ConfigError(
+                "api_key: is missing, and require_key asks for one; set FOREWORD_SERVE_API_KEY to a key, or give "
+                "--no-require-key"
+            )
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ConfigError("tls_certificate, tls_key: give both or neither")
         for name in ("kv_events_replay", "kv_events_topic", "kv_events_arrays"):

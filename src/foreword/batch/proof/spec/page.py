@@ -35,10 +35,16 @@ def render(tensors: Iterable[TensorSpec]) -> str:
         "|---|---|",
         *(f"| `{name}` | {meaning} |" for name, meaning in SYMBOLS.items()),
         "",
-        "An axis `Tp` or `Bp` has `T` or `B` live entries, and the padding value from there to its end. At system",
-        "level padding is what a row without a request holds. Ranges include both ends. After its shape each tensor",
-        "has the expression that reads it, where `batch` is what `prepare_inputs` returned, `states` are its",
-        "`RequestStates`, and `g` is a KV group.",
+        "The first line of an entry has the shape and type of the tensor, the expression that reads it, the range of",
+        "its values (both ends included), and the padding value. In expressions, `batch` is what `prepare_inputs`",
+        "returned, `states` are its `RequestStates`, and `g` is the number of a KV group. The second line says what the",
+        "tensor means, then what writes it, an arrow, and what reads it. The lines with a dash define its values.",
+        "",
+        "An axis `Tp` or `Bp` begins with `T` or `B` entries for the tokens or requests of the step; all entries after",
+        "them have the padding value. At system level, rows without a request have the padding value.",
+        "",
+        "To find a tensor in the code, start with `src/foreword/batch/prepare/backends/loops.py`, which computes each",
+        "tensor of a step in plain loops. `src/foreword/batch/step/layout.py` lists their shapes and types.",
     ]
     tensors = tuple(tensors)
     for level, (title, lead) in _HEADINGS.items():
