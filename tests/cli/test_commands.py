@@ -139,6 +139,18 @@ def test_the_page_has_every_command_of_the_chat():
     assert set(re.findall(r"`/([a-z]+)", page)) >= {*CHAT_COMMANDS, "exit"}
 
 
+@pytest.mark.parametrize("words", sorted(commands(FOREWORD)))
+def test_help_has_values_as_defaults_and_no_text_that_is_cut(words):
+    command = commands(FOREWORD)[words]
+    shown = " ".join(CliRunner().invoke(app, [*words.split(), "--help"]).output.split())
+    names = [
+        "",
+        *(one.name for one in command.params if one.secondary_opts),
+    ]  # Typer shows a flag's name as its default
+    assert [name for name in names if f"[default: {name}]" in shown] == []
+    assert "..." not in shown.partition(" Commands: ")[2]
+
+
 @pytest.mark.parametrize("words", sorted(EXAMPLES))
 def test_help_ends_with_the_examples_within_80_columns(words):
     shown = CliRunner().invoke(app, [*words.split(), "--help"], env={"COLUMNS": "80"}).output

@@ -170,9 +170,7 @@ def _planned(
     vocab_size, text_of = None, None
     if model is None:
         if texts:
-            raise typer.BadParameter(
-                "give --model too, such as smollm2, for its tokenizer", param_hint="TEXT"
-            )
+            raise typer.BadParameter("give --model too, such as smollm2, for its tokenizer", param_hint="TEXT")
         most = max_model_len or MAX_MODEL_LEN
         lengths, ids = counts("--prompts", PROMPTS if prompts is None else prompts, most - 1), _ids(most)
     else:

@@ -111,7 +111,7 @@ def summary(known: Declared, default: Any) -> str:
         text = re.sub(r"[;.] None: [^.;]*", "", known.help)
     if known.choices:
         text += f" One of {', '.join(known.choices)}."
-    if default is None or default == ():
+    if default in (None, (), ""):
         return text
     return f"{text} [default: {str(default).lower() if known.type == 'bool' else known.text_of(default)}]"
 

@@ -88,7 +88,9 @@ def simulate(
     ] = 8.0,
     token_us: Annotated[float, typer.Option(min=0, max=1e9, help="Cost per scheduled token, in µs.")] = 40.0,
     context_ns: Annotated[float, typer.Option(min=0, max=1e9, help="Cost per context token and step, in ns.")] = 15.0,
-    memory: Annotated[bool, typer.Option(help="Draw memory use over time (--json: list it).")] = True,
+    memory: Annotated[
+        bool, typer.Option(help="Draw memory use over time (--json: list it). [default: true]", show_default=False)
+    ] = True,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write charts of the results: .svg or .html.")
     ] = None,
