@@ -92,7 +92,7 @@ CYCLE["a"] = CYCLE
         ({"choices": ["a"]}, "Did you mean 'choice'"),
         ({"json": False}, r"\.json = False: expected a dictionary or JSON text"),
         ({"json": 3}, "expected a dictionary or JSON text"),
-        ({"json": {"a": {1, 2}}}, "is no JSON: Object of type set"),
+        ({"json": {"a": {1, 2}}}, "is not JSON: Object of type set"),
         ({"json": CYCLE}, "has more than 131072 characters"),
         ({"json_object": False}, "expected True"),
         ({"regex": ""}, "not empty"),

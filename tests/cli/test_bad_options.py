@@ -71,7 +71,7 @@ def numbers():
 
 def test_every_command_with_numbers_is_tried():
     benchmarks = ("host", "throughput", "latency", "prefill", "startup")
-    of_model = {"run", "chat", "batch", "embed", "serve", "calibrate", "models search"}
+    of_model = {"run", "chat", "batch", "embed", "serve", "calibrate", "models search", "models recommend"}
     others = {"explain", "simulate", "doctor", "fuzz", "replay"}
     assert {words for words, _, _ in numbers()} == {f"bench {name}" for name in benchmarks} | of_model | others
 

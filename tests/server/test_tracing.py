@@ -108,4 +108,4 @@ def test_without_the_packages_the_setting_names_them(talker, tmp_path):
     arguments = (talker, "--port", 0, "--otlp-traces-endpoint", "http://127.0.0.1:1")
     status, _, error = run("serve", *arguments, program=f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {MAIN}")
     assert status != 0
-    assert "install foreword[otel]" in error
+    assert "Install foreword[otel]" in error

@@ -40,7 +40,8 @@ def answer(folder: Path, text: str) -> str:
 @pytest.mark.parametrize("number", NUMBERS)
 def test_the_solution_is_right_and_the_beginning_is_not(number, tmp_path):
     exercise = LESSONS[number - 1].exercise
-    assert tour(str(number), "--check", answer(tmp_path, exercise.solution)) == (0, f"{tmp_path}/answer.py: right\n")
+    taken = tour(str(number), "--check", answer(tmp_path, exercise.solution), columns=500)
+    assert taken == (0, f"{tmp_path}/answer.py: right\n")
     code, text = tour(str(number), "--check", answer(tmp_path, exercise.start))
     assert code == 1
     assert "right\n" not in text

@@ -103,7 +103,7 @@ def search(
 @models.command(cls=Command)
 def recommend(
     memory: Annotated[
-        float | None, typer.Option("--memory", min=0.1, help="Gigabytes of memory; by default this machine's.")
+        float | None, typer.Option("--memory", min=0.1, max=1e6, help="Gigabytes of memory; by default this machine's.")
     ] = None,
     as_json: Json = False,
 ) -> None:

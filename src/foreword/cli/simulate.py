@@ -120,6 +120,10 @@ def simulate(
             cost = simulation.CostModel(step_ms / 1e3, token_us / 1e6, context_ns / 1e9)
     if policies is not None and "policy" in fleet:
         raise ConfigError("--policy, --policies: give one of them")
+    if policies is not None and not all(name.strip() for name in policies.split(",")):
+        raise ConfigError(
+            f"--policies {policies!r:.80}: a name is empty. Separate the names of policies by single commas"
+        )
     panels: list[Panel] = []
     if recorded is not None:
         as_it_ran = _fleet(loaded, dict(recorded.settings), cost)

@@ -42,7 +42,7 @@ def recorded():
         while engine.has_work:
             engine.step()
         engine.close()
-        timed = re.compile(rb'"(time|started|model_ms)":[-+.e0-9]+')
+        timed = re.compile(rb'"(time|started|arrival|model_ms|host_us)":[-+.e0-9]+')
         return timed.sub(rb'"\1":0.5', path.read_bytes())  # the same in every run
 
 
