@@ -1,0 +1,90 @@
+"""Families with recurrent layers on the native executor: requests get the tokens that they get alone, whatever else
+runs, from chunks, cached states and after preemption.
+"""
+
+from random import Random
+
+import pytest
+from engine_rig import run
+
+from foreword.batch import SamplingParams
+from foreword.engine import Engine, engine_config
+from foreword.executors.pool import batch_groups
+from foreword.models.loader import load_model
+from foreword.native import available
+from models.recorded import TINY, make
+
+pytestmark = pytest.mark.skipif(not available(), reason="without the native module")
+
+HYBRIDS = sorted(name for name, tiny in TINY.items() if any("conv" in tensor for tensor in tiny["shapes"]))
+M, UNIT = 64, 4
+
+
+class Work:
+    """A model, prompts that share beginnings, and parameters of each."""
+
+    def __init__(self, folder, name: str) -> None:
+        self.model, random = load_model(make(folder, name)), Random(name)
+        vocab = self.model.spec.vocab_size
+        stem = [random.randrange(3, vocab) for _ in range(30)]
+        lengths = [(0, 9), (13, 3), (13, 6), (21, 2), (28, 1), (28, 5)]
+        self.prompts = [stem[:n] + [random.randrange(3, vocab) for _ in range(m)] for n, m in lengths]
+        self.prompts.append(self.prompts[3])
+        self.params = [
+            SamplingParams(temperature=t, seed=i, max_tokens=14, logprobs=1, ignore_eos=True)
+            for i, t in enumerate((0.0, 0.8, 0.0, 1.1, 0.0, 0.8, 0.0))
+        ]
+
+    def engine(self, num_blocks: int, **config) -> Engine:
+        from foreword.executors.native import NativeExecutor
+
+        spec = self.model.spec
+        settings = {"max_num_seqs": 8, "block_size": UNIT, "watermark": 0.0, "check": "full"} | config
+        return Engine(
+            NativeExecutor(spec, self.model.weights, num_blocks=num_blocks, block_size=UNIT, num_threads=1),
+            vocab_size=spec.vocab_size,
+            max_model_len=M,
+            kv_groups=batch_groups(spec, UNIT),
+            num_blocks=num_blocks,
+            config=engine_config(settings),
+        )
+
+    def results(self, engine: Engine, requests) -> dict[int, object]:
+        for i in requests:
+            engine.add_request(str(i), self.prompts[i], self.params[i])
+        return {int(name): output for name, output in run(engine).items()}
+
+
+def tokens(output) -> list[int]:
+    return output.outputs[0].token_ids
+
+
+@pytest.fixture(params=HYBRIDS)
+def work(request, tmp_path):
+    return Work(tmp_path, request.param)
+
+
+def test_chunks_states_of_others_and_preemption_change_no_token(work):
+    everyone = range(len(work.prompts))
+    engine = work.engine(120, prefix_caching=False, max_num_batched_tokens=64)
+    alone = {i: tokens(work.results(engine, [i])[i]) for i in everyone}
+    engine.close()
+    assert len({tuple(one) for one in alone.values()}) > len(alone) // 2
+
+    engine = work.engine(160, max_num_batched_tokens=7)
+    hits = 0
+    for _ in range(2):
+        outputs = work.results(engine, everyone)
+        assert {i: tokens(output) for i, output in outputs.items()} == alone
+        hits += sum(output.metrics.num_cached_tokens > 0 for output in outputs.values())
+    assert hits >= len(everyone)
+    engine.close()
+
+    groups = batch_groups(work.model.spec, UNIT)
+    least = sum(1 if group.recurrent else -(-45 // UNIT) for group in groups)
+    for caching in (False, True):
+        engine = work.engine(2 + 2 * least, max_num_batched_tokens=40, prefix_caching=caching)
+        outputs = work.results(engine, everyone)
+        assert {i: tokens(output) for i, output in outputs.items()} == alone
+        assert any(output.metrics.num_preemptions for output in outputs.values())
+        engine.close()
