@@ -133,6 +133,9 @@ def test_an_invalid_configuration_is_explained(tmp_path, changes, message):
         ("bamba", {"mamba_d_conv": 3}, r"conv1d\.weight .* has shape \(88, 1, 4\), expected \(88, 3\)"),
         ("bamba", {"attn_layer_indices": []}, "all layers are recurrent layers"),
         ("qwen3-next", {"layer_types": ["mamba"] * 4}, "is not 4 of full_attention and linear_attention"),
+        ("granite-hybrid-dense", {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5 is not supported"),
+        ("qwen3_5-moe", {"norm_topk_prob": False}, "norm_topk_prob = False is not supported"),
+        ("nemotron-h", {"tie_word_embeddings": True}, "tie_word_embeddings = True, while the head"),
         ("qwen3-next", {"linear_value_head_dim": 13}, r"in_proj_qkvz\.weight .* has shape \(136, 32\)"),
     ],
 )  # fmt: skip

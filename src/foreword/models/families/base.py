@@ -79,6 +79,8 @@ EXPERTS = (
     Key("moe_intermediate_size", gguf="expert_feed_forward_length", kind=int),
     Key("norm_topk_prob", True, gguf="expert_weights_norm", gguf_default=True),
 )
+NORMED_EXPERTS = (*EXPERTS, Key("norm_topk_prob", True, (True,), gguf="expert_weights_norm", gguf_default=True))
+"""Of families that always divide the probabilities of the chosen experts by their sum."""
 SPARSE_LAYERS = (Key("decoder_sparse_step", 1), Key("mlp_only_layers"))
 SHARED_EXPERT = Key("shared_expert_intermediate_size", gguf="expert_shared_feed_forward_length")
 

@@ -11,6 +11,7 @@ from foreword.models.families.base import (
     BIASES,
     DECODER,
     EXPERTS,
+    NORMED_EXPERTS,
     SHARED_EXPERT,
     SPARSE_LAYERS,
     Family,
@@ -196,7 +197,7 @@ FAMILIES = {
         "Qwen3.5 with experts",
         qwen3_5_moe,
         table(
-            *(_QWEN3_5, EXPERTS, [SHARED_EXPERT]),
+            *(_QWEN3_5, NORMED_EXPERTS, [SHARED_EXPERT]),
             num_key_value_heads=2,
             num_experts=256,
             num_experts_per_tok=8,

@@ -23,7 +23,7 @@ from foreword.models.families.base import (
 from foreword.models.families.mamba import MAMBA, fused_mamba, mamba2
 from foreword.models.families.states import STATE_NAMES_IN_GGUF, mixed_layers, state_names
 from foreword.models.keys import Key, only, table
-from foreword.models.rope import PARTIAL_ROTARY, rope_parameters
+from foreword.models.rope import rope_parameters
 from foreword.models.spec import DecoderSpec, LayerSpec
 
 
@@ -131,7 +131,7 @@ _EXPERTS = (
 )
 _SHARED_IN_GGUF = "expert_shared_feed_forward_length"
 _HYBRID = (
-    *(*MAMBA, PARTIAL_ROTARY, Key("layer_types"), only("hidden_act", "silu", "swish")),
+    *(*MAMBA, Key("layer_types"), only("hidden_act", "silu", "swish")),
     Key("num_key_value_heads", gguf="attention.head_count_kv", kind=object),
     Key(_SHARED, 1024, gguf=_SHARED_IN_GGUF),
     Key("position_embedding_type", None, ("rope", "nope")),

@@ -6,9 +6,9 @@ from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import (
     BIASES,
     DECODER,
-    EXPERTS,
     HIDDEN_ACT,
     MLP_BIAS,
+    NORMED_EXPERTS,
     WINDOWS,
     Family,
     decoder,
@@ -69,14 +69,13 @@ def smollm3(config: Config) -> DecoderSpec:
 
 _MIXTRAL = "model.layers.{i}.block_sparse_moe."
 _COMMON = (*DECODER, HIDDEN_ACT, *BIASES)
-_EXPERTS = (*EXPERTS, Key("norm_topk_prob", True, (True,), gguf="expert_weights_norm", gguf_default=True))
 FAMILIES = {
-    "llama": Family("Llama 2 and 3", llama, table(_COMMON, _EXPERTS), gguf="llama", gguf_interleaved=True),
+    "llama": Family("Llama 2 and 3", llama, table(_COMMON, NORMED_EXPERTS), gguf="llama", gguf_interleaved=True),
     "mistral": Family("Mistral", mistral, table(_COMMON, WINDOWS, num_key_value_heads=8, sliding_window=4096)),
     "mixtral": Family(
         "Mixtral",
         mixtral,
-        table(_COMMON, WINDOWS, _EXPERTS, num_key_value_heads=8, rms_norm_eps=1e-5, rope_theta=1e6),
+        table(_COMMON, WINDOWS, NORMED_EXPERTS, num_key_value_heads=8, rms_norm_eps=1e-5, rope_theta=1e6),
         names={
             "router": _MIXTRAL + "gate.weight",
             "experts.gate": _MIXTRAL + "experts.{e}.w1.weight",

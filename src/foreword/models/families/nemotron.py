@@ -25,6 +25,9 @@ def nemotron_h(config: Config) -> DecoderSpec:
         raise config.error(f"num_hidden_layers = {count}, but {len(kinds)} kinds are given", USE_ITS_CONFIG)
     if "attention" not in kinds or "mamba" not in kinds:
         raise config.error("the model has not both mamba and attention layers", "Use a model that has both")
+    if not config.prefix and config.get("tie_word_embeddings", bool):
+        reason = "tie_word_embeddings = True, while the head of this family is a tensor of its own"
+        raise config.error(reason, "Use a model with tie_word_embeddings = False")
     heads = config.size("mamba_num_heads")
     inner = config.size("mamba_inner", heads * config.size("mamba_head_dim"))  # of a GGUF file
     recurrent = RecurrentSpec(
