@@ -1,5 +1,7 @@
 """Why a prompt was not reused further: each reason, planted."""
 
+from random import Random
+
 import numpy as np
 import pytest
 from test_manager import Rig
@@ -75,6 +77,73 @@ def test_evicted_content_is_told_also_after_all_of_it_left(kept):
     found = why(rig, PROMPT)
     assert found.reason == "evicted"
     assert found.position == 4 * kept
+
+
+def test_content_that_was_evicted_under_another_salt_is_not_told():
+    rig = Rig(blocks=9, partial_reuse=False)
+    rig.start("a", PROMPT, prefix_keys(4, salt="a"))
+    rig.end("a")
+    rig.start("b", PROMPT[:8], prefix_keys(4, salt="b"))
+    rig.start("c", list(range(200, 224)))  # takes the blocks of a
+    assert why(rig, PROMPT, prefix_keys(4, salt="b")).reason == "never_computed"
+    assert why(rig, PROMPT, prefix_keys(4, salt="a")).reason == "evicted"
+
+
+def test_an_image_in_place_of_equal_tokens_inside_a_run_is_told():
+    rig = Rig()
+    rig.start("a", PROMPT)
+    found = why(rig, PROMPT, prefix_keys(4, images=[("cat", 4, 4)]))
+    assert (found.reason, found.position, found.num_reused) == ("image", 4, 4)
+
+
+def test_the_end_of_a_cached_part_of_a_block_is_the_end_of_what_was_computed():
+    rig = Rig()
+    rig.start("a", PROMPT[:6])
+    found = why(rig, PROMPT)
+    assert (found.reason, found.position, found.theirs) == ("never_computed", 6, ())
+
+
+def test_the_position_is_not_before_what_is_reused():
+    """Under its own salt two tokens are cached, under another one more."""
+    rig = Rig()
+    rig.start("a", [1, 2, 9, 9], prefix_keys(4, salt="a"))
+    rig.start("b", [1, 2, 3, 9], prefix_keys(4, salt="b"))
+    found = why(rig, [1, 2, 3, 4, 5], prefix_keys(4, salt="a"))
+    assert (found.reason, found.num_reused, found.position, found.ours) == ("salt", 2, 2, (3, 4, 5))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_reasons_of_random_prompts_are_true(seed):
+    """Against all prompts so far: what is told of other content is content that was computed."""
+    random, rig = Random(seed), Rig(blocks=16, partial_reuse=seed % 2 == 0)
+    computed: list[tuple[list[int], dict]] = []
+    names: list[str] = []
+    for step in range(60):
+        prompt, salt = random.choices((1, 1, 2), k=random.randint(2, 14)), random.choice((None, None, "a"))
+        if computed and random.random() < 0.7:
+            prompt = random.choice(computed)[0][: random.randint(0, 10)] + prompt[:4]
+        images = [("cat", random.randrange(len(prompt)), 3)] if random.random() < 0.2 else ()
+        keys = prefix_keys(4, salt=salt, images=images)
+        found = why(rig, prompt, keys)
+        if found is not None:
+            at, block = found.position, found.position // 4
+            assert found.num_reused <= at < len(prompt)
+            assert found.ours == tuple(prompt[at : at + 8])
+            equal = [(p, k) for p, k in computed if p[:at] == prompt[:at]]
+            own = [p for p, k in equal if all(k.get(b) == keys.get(b) for b in range(block))]
+            if found.reason == "differs":
+                assert found.theirs[0] != found.ours[0]
+                assert any(tuple(p[at : at + len(found.theirs)]) == found.theirs for p in own)
+            elif found.reason in ("salt", "image"):
+                assert any(k.get(block) != keys.get(block) and p[at] == prompt[at] for p, k in equal if len(p) > at)
+            elif found.reason == "evicted":
+                same = {tuple(p[: 4 * block + 4]) for p, k in equal if k.get(block) == keys.get(block)}
+                assert tuple(prompt[: 4 * block + 4]) in same
+        while len(names) > 1:
+            rig.end(names.pop(0))
+        rig.start(str(step), prompt, keys)
+        computed.append((prompt, keys))
+        names.append(str(step))
 
 
 def test_content_whose_window_is_gone_is_told():

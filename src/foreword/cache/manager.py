@@ -153,6 +153,7 @@ class KVCacheManager:
             reason = self._lost(hit)
         elif known >= 0:
             reason, position, theirs = parting(self.tree, hit, data, keys)
+            position = max(position, reused)  # a part of a block may be reused where other keys share more of it
         return CacheMiss(reason, total, reused, position, first_ids(data[4 * position :]), first_ids(theirs))
 
     def _lost(self, hit: PrefixHit) -> MissReason:

@@ -83,31 +83,35 @@ def parting(tree: PrefixTree, hit: PrefixHit, data: bytes, keys: BlockKeys) -> t
     size = tree.block_size
     at, node = (hit.path[-1].end, hit.path[-1]) if hit.path else (0, tree.root)
     at = min(at, hit.num_known // size)
-    rest = data[4 * at * size :]
-    extra = keys.get(at, NO_EXTRA)
-    if at < node.end and hit.path:  # inside a run
-        theirs = node.tokens[4 * size * (at - node.start) :]
-        return "differs", at * size + common_tokens(theirs, rest), theirs[4 * common_tokens(theirs, rest) :]
-    best: tuple[int, bytes, ExtraKeys] | None = None
-    siblings = node.children.get(rest[:4], {})
-    for other in islice(reversed(siblings.values()), MAX_PARTIAL_CANDIDATES):
-        shared = common_tokens(other.tokens, rest)
-        if best is None or (shared, other.extra == extra) > (best[0], best[2] == extra):
-            best = shared, other.tokens, other.extra
-    if best is None:
-        before = data[4 * size * (at - 1) : 4 * size * at] if at else b""
-        if tree.forgotten.has(at, before, rest[: 4 * size], extra):
-            return "evicted", at * size, b""
+    begin, rest, extra = at * size, data[4 * at * size :], keys.get(at, NO_EXTRA)
+    before = data[4 * (begin - size) : 4 * begin] if at else b""
+    if tree.forgotten.has(at, before, rest[: 4 * size], extra, keys.get(0, NO_EXTRA)):
+        return "evicted", begin, b""
+    found: list[tuple[bytes, ExtraKeys]]
+    if at < node.end:  # inside a run, whose blocks after the first have no keys
+        found = [(node.tokens[4 * size * (at - node.start) :], NO_EXTRA)]
+    else:
+        siblings = node.children.get(rest[:4], {})
+        found = [(other.tokens, other.extra) for other in islice(reversed(siblings.values()), MAX_PARTIAL_CANDIDATES)]
+    if not found:
         newest = next(iter(reversed(node.children.values())), None) if at else None
         if newest is None:
-            return "never_computed", at * size, b""
-        return "differs", at * size, next(reversed(newest.values())).tokens
-    shared, theirs, their_extra = best
-    if their_extra != extra:
+            return "never_computed", begin, b""
+        return "differs", begin, next(reversed(newest.values())).tokens
+
+    def nearness(one: tuple[bytes, ExtraKeys]) -> tuple[int, bool, bool]:
+        shared = common_tokens(one[0], rest)
+        return shared, one[1] == extra, len(one[0]) > 4 * shared
+
+    theirs, their_extra = max(found, key=nearness)
+    shared = common_tokens(theirs, rest)
+    if shared and their_extra != extra:
         kinds = {part[0] for part in {*their_extra} ^ {*extra} if isinstance(part, tuple)}
         reason = next((_OF_KEYS[kind] for kind in ("adapter", "salt", "image") if kind in kinds), None)
-        return reason or "input", at * size, b""
-    return "differs", at * size + shared, theirs[4 * shared :]
+        return reason or "input", begin, b""
+    if len(rest) == 4 * shared:  # all of it is known, and no block has its content
+        return "evicted", begin, b""
+    return "differs" if len(theirs) > 4 * shared else "never_computed", begin + shared, theirs[4 * shared :]
 
 
 def first_ids(data: bytes) -> tuple[int, ...]:

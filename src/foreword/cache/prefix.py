@@ -47,15 +47,17 @@ class Forgotten:
         self._size = size
         self._seen: dict[int, None] = {}
 
-    def add(self, index: int, before: bytes, tokens: bytes, extra: ExtraKeys) -> None:
-        """Block ``index`` of a sequence, after the block ``before``, is forgotten."""
-        self._seen[hash((index, before, tokens, extra))] = None
+    def add(self, index: int, before: bytes, tokens: bytes, extra: ExtraKeys, first: ExtraKeys) -> None:
+        """Block ``index`` of a sequence, after the block ``before``, is forgotten. first: the keys of block 0, since
+        equal tokens under another salt or adapter are other content.
+        """
+        self._seen[hash((index, before, tokens, extra, first))] = None
         if len(self._seen) > self._size:
             del self._seen[next(iter(self._seen))]
 
-    def has(self, index: int, before: bytes, tokens: bytes, extra: ExtraKeys) -> bool:
+    def has(self, index: int, before: bytes, tokens: bytes, extra: ExtraKeys, first: ExtraKeys) -> bool:
         """Whether such a block was forgotten."""
-        return hash((index, before, tokens, extra)) in self._seen
+        return hash((index, before, tokens, extra, first)) in self._seen
 
     def clear(self) -> None:
         self._seen.clear()
@@ -65,14 +67,15 @@ class PrefixNode:
     """Blocks start … end − 1 of some sequences that are equal up to there.
 
     tokens: int32, little or big endian as the machine. extra: the keys of its first block; a block with keys is a node
-    of its own. blocks[g][i]: the physical block of group g with the content of block start + i, 0 for none.
-    spares: (group, block index) → further physical blocks of equal content, oldest first. rows: the requests whose
-    path ends in it. A node is kept while it has a physical block, a child or a row.
+    of its own. first_extra: the keys of the first block of its sequences. blocks[g][i]: the physical block of group g
+    with the content of block start + i, 0 for none. spares: (group, block index) → further physical blocks of equal
+    content, oldest first. rows: the requests whose path ends in it. A node is kept while it has a physical block, a
+    child or a row.
     """
 
     __slots__ = (
-        "blocks", "children", "end", "extra", "hashes", "num_blocks", "parent", "rows", "serial", "spares", "start",
-        "tokens",
+        "blocks", "children", "end", "extra", "first_extra", "hashes", "num_blocks", "parent", "rows", "serial",
+        "spares", "start", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -83,6 +86,7 @@ class PrefixNode:
         self.start, self.end = start, end
         self.tokens = tokens
         self.extra = extra
+        self.first_extra: ExtraKeys = extra if parent is None or parent.parent is None else parent.first_extra
         self.blocks: list[I32] = []
         self.spares: dict[tuple[int, int], list[int]] = {}
         self.num_blocks = 0  # physical blocks, spares included
@@ -245,7 +249,7 @@ class PrefixTree:
         while node.parent is not None and not (node.num_blocks or node.children or node.rows):
             parent = node.parent
             before = parent.tokens[-self._bytes :] if node.start else b""
-            self.forgotten.add(node.start, before, node.tokens[: self._bytes], node.extra)
+            self.forgotten.add(node.start, before, node.tokens[: self._bytes], node.extra, node.first_extra)
             del self.nodes[node.serial]
             first = node.tokens[:4]
             siblings = parent.children[first]
@@ -361,7 +365,7 @@ class PrefixTree:
         if 2 * needed > node.end - node.start:
             return
         before, block = self._blocks(node.tokens, needed - 1), self._blocks(node.tokens, needed)
-        self.forgotten.add(node.start + needed, before, block, NO_EXTRA)
+        self.forgotten.add(node.start + needed, before, block, NO_EXTRA, node.first_extra)
         node.end = node.start + needed
         node.tokens = node.tokens[: needed * self._bytes]
         node.blocks = [ids[:needed].copy() for ids in node.blocks]
