@@ -188,6 +188,13 @@ def test_forms_for_causal_kernels_refuse_a_step_with_ranges_and_take_the_next_on
     form(prepare_inputs(states, {"a": 4}, buffers))
 
 
+@pytest.mark.parametrize("none", [(), [], np.zeros((0, 2), np.int64)], ids=["tuple", "list", "array"])
+def test_no_ranges_of_any_type_are_none(none):
+    states, buffers = one(none)
+    assert len(states.extras) == 0
+    assert bidirectional_ranges(prepare_inputs(states, {"a": 6}, buffers)) is None
+
+
 def test_micro_batches_are_cut_at_the_borders_of_ranges_only():
     states, buffers = one(ranges=[(2, 5), (5, 8)])
     states.add_request(NewRequest("b", [1, 2, 3], blocks(1, (KVGroup(4),)), bidirectional_ranges=[(0, 3)]))

@@ -137,7 +137,7 @@ def checked_extras(request: NewRequest, prompt_len: int) -> GivenExtras:
         limit = f"must be integers [dims, tokens] of at most the {most} known tokens"
         require(fits, "mrope_positions", positions, limit, "Give one row per dimension.")
         values["mrope_positions"] = np.ascontiguousarray(table)
-    if shape_of(request.bidirectional_ranges) != (0,):
+    if shape_of(request.bidirectional_ranges)[:1] != (0,):
         ranges = _checked_ranges(request.bidirectional_ranges, prompt_len)
         limit = f"must be ranges [start, stop) of the prompt's {prompt_len} positions, ascending and disjoint"
         fix = "Give (start, stop) per range."
