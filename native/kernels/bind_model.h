@@ -426,6 +426,14 @@ class CpuModel {
     return mlp(d[name], 0);
   }
 
+  static float number(const nb::dict &d, const char *name) {
+    double value = 0.;
+    if (!d.contains(name) || !nb::try_cast(d[name], value)) {
+      throw std::invalid_argument(std::string(name) + " is missing or not a number");
+    }
+    return float(value);
+  }
+
   std::unique_ptr<Moe> moe(const nb::dict &d) {
     const int hidden = model_.config.hidden_size;
     auto moe = std::make_unique<Moe>();
@@ -443,11 +451,8 @@ class CpuModel {
     moe->norm_topk = integer(d, "norm_topk", 0, 1);
     moe->sigmoid = integer(d, "sigmoid", 0, 1);
     moe->router_bias = optional_vector(d, "router_bias", num_experts);
-    double scale = 1.;
-    if (!d.contains("scale") || !nb::try_cast(d["scale"], scale)) {
-      throw std::invalid_argument("scale is missing or not a number");
-    }
-    moe->scale = float(scale);
+    moe->scale = number(d, "scale");
+    moe->sum_eps = number(d, "sum_eps");
     if (d.contains("shared")) moe->shared = std::make_unique<Mlp>(mlp(d, "shared"));
     if (d.contains("shared_gate")) moe->shared_gate = linear(d, "shared_gate", 1, hidden);
     return moe;

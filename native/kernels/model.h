@@ -69,7 +69,7 @@ struct Moe {
   std::unique_ptr<Mlp> shared;
   int experts_per_token = 0;
   bool norm_topk = true, sigmoid = false;  // sigmoid: of scores, in place of softmax
-  float scale = 1.f;
+  float scale = 1.f, sum_eps = 0.f;  // sum_eps: added to the sum that norm_topk divides by
   Vector router_bias = nullptr;  // added to probabilities for the choice alone
 };
 

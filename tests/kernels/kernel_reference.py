@@ -149,7 +149,9 @@ SPECS: dict[str, DecoderSpec] = {
     "short_conv": tiny_spec(
         qk_norm=True,
         layers=(
-            LayerSpec(None, recurrent=CONV, moe=MoeSpec(5, 2, 64, scoring="sigmoid", router_bias=True, scale=1.5)),
+            LayerSpec(
+                None, recurrent=CONV, moe=MoeSpec(5, 2, 64, scoring="sigmoid", router_bias=True, scale=1.5, sum_eps=0.2)
+            ),
             LayerSpec(rope(16)),
             LayerSpec(None, recurrent=CONV),
         ),
@@ -297,7 +299,7 @@ class Reference:
         out = np.zeros_like(h)
         for t, row in enumerate(probabilities):
             chosen = np.argsort(-(row + bias), kind="stable")[: moe.experts_per_token]
-            share = moe.scale * (row[chosen] / row[chosen].sum() if moe.norm_topk else row[chosen])
+            share = moe.scale * (row[chosen] / (row[chosen].sum() + moe.sum_eps) if moe.norm_topk else row[chosen])
             for weight, expert in zip(share, chosen, strict=True):
                 out[t] += weight * self._mlp(f"{p}experts.{expert}.", h[t : t + 1])[0]
         if moe.shared_intermediate_size:

@@ -64,7 +64,7 @@ def changes(config):
             if key not in OTHERS and other != value:
                 yield {**config, key: other}
     for key in MORE.keys() - known.keys():
-        yield {**config, key: MORE[key][0]}
+        yield from ({**config, key: value} for value in MORE[key])
     older = {key: value for key, value in config.items() if key != "rope_parameters"}
     for parameters in ROTARY:
         yield {**config, "rope_parameters": {"rope_theta": 500.0, **parameters}}

@@ -116,7 +116,7 @@ void MoeStage::route(int thread, const Moe &moe) {
     }
     int *expert = expert_.data() + size_t(t) * size_t(k);
     float *weight = weight_.data() + size_t(t) * size_t(k);
-    float chosen = 0.f;
+    float chosen = moe.sum_eps;
     for (int j = 0; j < k; ++j) {
       expert[j] = best_expert(p, num_experts, moe.router_bias);
       weight[j] = p[expert[j]] / sum;

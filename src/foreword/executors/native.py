@@ -367,6 +367,7 @@ class _Packer:
             "norm_topk": moe.norm_topk,
             "sigmoid": moe.scoring == "sigmoid",
             "scale": moe.scale,
+            "sum_eps": moe.sum_eps,
         }
         if moe.router_bias:
             packed["router_bias"] = self._vector(prefix + "router_bias")

@@ -255,7 +255,7 @@ class NumpyExecutor(PagedExecutor):
         chosen = np.argsort(-order, axis=-1, kind="stable")[:, : moe.experts_per_token]
         weights = np.take_along_axis(probs, chosen, -1)
         if moe.norm_topk:
-            weights = weights / weights.sum(-1, keepdims=True)
+            weights = weights / (weights.sum(-1, keepdims=True) + np.float32(moe.sum_eps))
         weights = weights * np.float32(moe.scale)
         out = np.zeros_like(h)
         for e in np.unique(chosen):

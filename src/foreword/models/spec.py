@@ -58,7 +58,7 @@ class MoeSpec:
     """A mixture of experts in place of the dense MLP.
 
     p = softmax(h Wrouter), or sigmoid of each: ``scoring``; take the ``experts_per_token`` largest of p, or of p + bias
-    if ``router_bias``; renormalise these p to sum 1 if ``norm_topk``, and multiply them by ``scale``;
+    if ``router_bias``; divide these p by their sum + ``sum_eps`` if ``norm_topk``, and multiply them by ``scale``;
     m = Σ p_e * mlp_e(h), plus mlp_shared(h) if ``shared_intermediate_size``, times sigmoid(h Wshared_gate) if
     ``shared_gate``.
     """
@@ -72,6 +72,7 @@ class MoeSpec:
     scoring: Scoring = "softmax"
     router_bias: bool = False
     scale: float = 1.0
+    sum_eps: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

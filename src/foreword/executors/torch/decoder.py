@@ -262,7 +262,7 @@ class Experts:
         chosen = order.sort(dim=-1, descending=True, stable=True).indices[:, :count]
         weights = probs.gather(1, chosen)
         if self.moe.norm_topk:
-            weights = weights / weights.sum(-1, keepdim=True)
+            weights = weights / (weights.sum(-1, keepdim=True) + self.moe.sum_eps)
         weights = weights * self.moe.scale
         experts, order = chosen.flatten().sort(stable=True)  # of pairs of a token and one of its experts
         ends = torch.searchsorted(experts, self.numbers, right=True).int()

@@ -32,6 +32,7 @@ def lfm2_moe(config: Config) -> DecoderSpec:
         scoring="sigmoid",
         router_bias=config.get("use_expert_bias", bool),
         scale=config.positive("routed_scaling_factor"),
+        sum_eps=1e-6,
     )
     dense = config.get("num_dense_layers", int)
     layers = tuple(replace(layer, moe=moe if i >= dense else None) for i, layer in enumerate(_layers(config)))
