@@ -472,13 +472,8 @@ def compare_pages(batch: InputBatch, model: Model, step: list[Scheduled]) -> Non
 def test_the_model_has_every_tensor_of_a_step():
     model = Model(max_num_reqs=1, max_model_len=4, groups=[Group(2, None, None)], max_drafts=0, ranks=(2, 0, 1))
     names = {name.partition("[")[0] for name in model.tensors([], None, None, 4)}
-    elsewhere = {
-        "num_placeholders",
-        "row_generation",
-        "num_blocks",
-        "block_offsets",
-        "bidirectional_ranges",
-    }  # tests of their own
+    # These have tests of their own.
+    elsewhere = {"num_placeholders", "row_generation", "num_blocks", "block_offsets", "bidirectional_ranges"}
     assert names | elsewhere >= {spec.name for spec in TENSORS if spec.level is not Level.SYSTEM}
 
 
