@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
 from foreword.batch import SamplingParams
 from foreword.engine import RequestOptions, RequestOutput
 from foreword.engine.infill import make_infill
-from foreword.fields import BOOLEAN, INTEGER, NUMBER, STRING, STRINGS, Fields, Neutral
+from foreword.engine.outputs import Position
+from foreword.errors import RequestError
+from foreword.fields import BOOLEAN, INTEGER, NUMBER, STRING, STRINGS, Fields, Kind, Neutral, either, list_of
 from foreword.models.tokenizer import Tokenizer
 from foreword.openai import neutral
 from foreword.openai.frames import AnswerStream, encoded, json_string
@@ -21,13 +25,17 @@ from foreword.openai.response import Body, Named, num_new_values
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfillRequest:
     """The body of /infill. before, after: the texts around the gap. fields: of the answer that are wanted, by their
-    paths such as "timings/prompt_n"; None: all.
+    paths such as "timings/prompt_n"; None: all. indent, predict_ms: see `LineEnd`. predicts: False for ``n_predict``
+    0, by which editors put a prompt into the cache.
     """
 
     model: str | None
     before: str
     after: str
     params: SamplingParams
+    indent: int = 0
+    predict_ms: float = 0
+    predicts: bool = True
     fields: Sequence[str] | None = None
     options: RequestOptions = field(default_factory=RequestOptions)
     stream: bool = False
@@ -37,10 +45,26 @@ class InfillRequest:
         return make_infill(tokenizer, self.before, self.after, self.params, max_model_len)
 
 
-_HINTS = {"n_indent": INTEGER, "t_max_prompt_ms": NUMBER, "t_max_predict_ms": NUMBER, "samplers": STRINGS}
-"""What llama.cpp's clients send beside the request, which changes nothing here: the page of the server says so."""
-
-
+_SAMPLERS: Mapping[str, tuple[str, ...]] = {
+    "penalties": ("repetition_penalty", "frequency_penalty", "presence_penalty"),
+    "dry": ("dry_multiplier",),
+    "temperature": ("temperature",),
+    "min_p": ("min_p",),
+    "top_n_sigma": ("top_n_sigma",),
+    "top_k": ("top_k",),
+    "top_p": ("top_p",),
+    "typ_p": ("typical_p",),
+    "xtc": ("xtc_probability",),
+    "infill": (),  # editors always ask for it; here the model's own tokens end a gap
+}
+"""llama.cpp's samplers in the order in which they are applied here, with the parameters that turn them on."""
+_MOST_INDENT = 1 << 16
+_INDENT = Kind(
+    f"an integer from 0 to {_MOST_INDENT}",
+    lambda value: INTEGER.accepts(value) and 0 <= value <= _MOST_INDENT,
+    {"type": "integer", "minimum": 0, "maximum": _MOST_INDENT},
+)
+_TIME = either(NUMBER, list_of(NUMBER, "a list of numbers"))
 _ONE: Neutral = {"n": (1,), "best_of": (1,)}
 
 
@@ -50,18 +74,25 @@ def parse_infill(body: object, suggested: Suggested = NOTHING) -> InfillRequest:
     The text of ``input_extra``, each after its file name, comes before ``input_prefix``, and ``prompt`` after that.
     """
     given = Fields(body)
-    for name, kind in _HINTS.items():
-        given.take(name, kind)
+    given.take("t_max_prompt_ms", NUMBER)  # which llama.cpp reads and does not follow, either
+    samplers, limit = given.take("samplers", STRINGS), limit_of(given, "n_predict", suggested.get("max_tokens"))
+    if samplers is not None:
+        suggested = {name: value for name, value in suggested.items() if name not in _left_out(samplers)}
+    params = SamplingParams(
+        **sampling_fields(given, suggested, without=frozenset(_ONE)), max_tokens=1 if limit == 0 else limit
+    )
+    if samplers is not None and limit != 0:
+        _check_samplers(samplers, params)
     extra = "".join(map(_context, given.nested_list("input_extra") or ()))
     before = extra + given.take("input_prefix", STRING, "") + given.take("prompt", STRING, "")
     request = InfillRequest(
         model=given.take("model", STRING),
         before=before,
         after=given.take("input_suffix", STRING, ""),
-        params=SamplingParams(
-            **sampling_fields(given, suggested, without=frozenset(_ONE)),
-            max_tokens=limit_of(given, "n_predict", suggested.get("max_tokens")),
-        ),
+        params=params,
+        indent=given.take("n_indent", _INDENT, 0),
+        predict_ms=given.take("t_max_predict_ms", NUMBER, 0),
+        predicts=limit != 0,
         fields=given.take("response_fields", STRINGS),
         options=request_options(given),
         stream=given.take("stream", BOOLEAN, False),
@@ -70,11 +101,75 @@ def parse_infill(body: object, suggested: Suggested = NOTHING) -> InfillRequest:
     return request
 
 
+def _left_out(samplers: Sequence[str]) -> set[str]:
+    """Return the parameters of the samplers that are not among some."""
+    return {parameter for name, parameters in _SAMPLERS.items() if name not in samplers for parameter in parameters}
+
+
+def _check_samplers(samplers: Sequence[str], params: SamplingParams) -> None:
+    """RequestError unless these are what is done with the parameters: each of them, in this order."""
+    for name in samplers:
+        if name not in _SAMPLERS:
+            fix = f"Give some of {', '.join(_SAMPLERS)}, in this order."
+            raise RequestError(None, "samplers", name, "is not supported", fix)
+    if list(samplers) != (order := [name for name in _SAMPLERS if name in samplers]):
+        reason = f"are not {json.dumps(order)}, as they are applied"
+        raise RequestError(None, "samplers", samplers, reason, "Give these, or leave the field out.")
+    plain = SamplingParams()
+    for name, parameters in _SAMPLERS.items():
+        for parameter in parameters:
+            value = getattr(params, parameter)
+            if name not in samplers and value != getattr(plain, parameter):
+                fix = f"Add {name} to samplers, or leave {parameter} out."
+                raise RequestError(None, parameter, value, f"is given, and samplers lacks {name}", fix)
+
+
 def _context(one: Fields) -> str:
     """A part of another file, or of the same one."""
     name, text = one.take("filename", STRING, ""), one.require("text", STRING)
-    one.end({"time": ()})
+    one.take("time", _TIME)  # when the editor took it, which changes nothing for the model
+    one.end()
     return f"{name}\n{text}\n" if name else f"{text}\n"
+
+
+class LineEnd:
+    """Finds where a completion ends before the model ends it, as llama.cpp does for ``n_indent`` and
+    ``t_max_predict_ms``: at a line, the first excepted, with fewer than ``indent`` spaces and tabs before its text or
+    end; and ``predict_ms`` after the first token, once there is an end of a line. 0 or less: not for this reason.
+
+    The text is given in pieces. clock: in seconds.
+    """
+
+    def __init__(self, indent: int, predict_ms: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._line = re.compile(rf"\n[ \t]{{0,{indent - 1}}}(?=[^ \t])") if indent > 0 else None
+        self._seconds, self._clock = predict_ms / 1000, clock
+        self._until: float | None = None
+        self._has_line = False
+        self._margin = ""  # the last end of a line with the blanks behind it, while no text follows
+
+    def find(self, piece: str) -> int | None:
+        """Return how much of the piece belongs to the completion; None if it goes on."""
+        now, text = self._clock(), self._margin + piece
+        if self._until is None:
+            self._until = now + self._seconds
+        if self._line is not None and (found := self._line.search(text)) is not None:
+            return found.end() - len(self._margin)
+        margin = text[text.rfind("\n") :] if "\n" in text else ""
+        self._has_line, self._margin = self._has_line or bool(margin), "" if margin.strip() else margin
+        return len(piece) if self._has_line and self._seconds > 0 and now > self._until else None
+
+
+def cut(output: RequestOutput, pieces: Sequence[str], num_tokens: int) -> RequestOutput:
+    """Return a final output with the first of its tokens and another text, as one that its limit of tokens ended.
+
+    pieces: of the text. All but the last one were in outputs before it.
+    """
+    [last] = output.outputs
+    transcript = replace(last.transcript, pieces=[*pieces], token_ids=last.token_ids[:num_tokens])
+    start = Position(max(len(pieces) - 1, 0), min(last.start.tokens, num_tokens))
+    end = Position(len(pieces), num_tokens)
+    ended = replace(last, transcript=transcript, start=start, end=end, finish_reason="length", stop_reason=None)
+    return replace(output, outputs=[ended])
 
 
 _STOPS = {"length": "limit", "stop": "eos"}
