@@ -62,3 +62,23 @@ def test_a_modelfile_gives_the_model_its_settings_and_what_belongs_to_requests()
 def test_a_modelfile_that_is_not_there_is_refused(tmp_path):
     done = CliRunner().invoke(app, ["migrate", "ollama", str(tmp_path / "none")])
     assert "cannot be read as a Modelfile" in str(done.exception)
+
+
+def test_an_open_quote_is_refused():
+    done = CliRunner().invoke(app, ["migrate", "vllm", "vllm serve 'a b"])
+    assert "Close its quotes" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("engine", "arguments"),
+    [("llama.cpp", "llama-server -m"), ("vllm", "python3 -m vllm.entrypoints.openai.api_server --model")],
+)
+def test_a_model_without_a_name_is_left_out_with_the_reason(engine, arguments):
+    status, command, rows = migrated(engine, arguments)
+    assert (status, command) == (1, ["foreword", "serve"])
+    assert "needs a value" in rows[arguments.split()[-1]]["remark"]
+
+
+def test_a_modelfile_without_the_name_of_its_model_is_not_served_as_one_without_a_name():
+    status, command, _ = migrated("ollama", "-", text="FROM\n")
+    assert (status, command) == (1, ["foreword", "serve"])

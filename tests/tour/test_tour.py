@@ -71,6 +71,7 @@ def test_an_answer_that_is_nearly_right_is_not_taken(number, tmp_path):
         ("slot_mapping = 3", "slot_mapping is not a function"),
         ("def slot_mapping(*given):\n    return 1 / 0", "it fails in line 2: ZeroDivisionError"),
         ("def slot_mapping(*given):\n    return {}[1]", "it fails in line 2: KeyError"),
+        ("import sys\nsys.exit(0)", "it fails in line 2: SystemExit"),
         ("def slot_mapping(:", "it fails in line 1: SyntaxError"),
         ("def slot_mapping(*given):\n    return [0]", "returned [0]; the right answer is [2, 3, 4, 6, 7, 8, 9"),
     ],

@@ -21,7 +21,8 @@ from foreword.errors import ConfigError, shown
 from foreword.names import OTHERS, advice
 
 ENGINES = ("vllm", "llama.cpp", "ollama")
-PROGRAMS = ("vllm", "serve", "python", "python3", "-m", "vllm.entrypoints.openai.api_server", "llama-server", "ollama")
+MODULE = "vllm.entrypoints.openai.api_server"
+PROGRAMS = ("vllm", "serve", "python", "python3", MODULE, "llama-server", "ollama")
 MODEL = ("model", "-m", "hf", "-hf", "hf_repo", "model_tag", "from")
 """Options of others that name the model."""
 SWITCH = re.compile(
@@ -56,7 +57,7 @@ def migrate(
     """
     if engine not in ENGINES:
         raise ConfigError(f"{shown(engine)}: the engine must be one of {', '.join(ENGINES)}")
-    given = _modelfile(arguments) if engine == "ollama" else _options(shlex.split(arguments))
+    given = _modelfile(arguments) if engine == "ollama" else _options(_words(arguments))
     rows = list(_migrated(given))
     command = ["foreword", "serve", *(word for row in rows for word in row.here)]
     if as_json:
@@ -68,9 +69,16 @@ def migrate(
         raise typer.Exit(1)
 
 
+def _words(line: str) -> list[str]:
+    try:
+        return shlex.split(line)
+    except ValueError as error:
+        raise ConfigError(f"ARGUMENTS {shown(line)}: is not a command line ({error}). Close its quotes") from None
+
+
 def _options(words: list[str]) -> Iterator[tuple[str, str | None]]:
     """Yield the name and value of each option; the model, which has no name, as ("model", …)."""
-    while words and words[0] in PROGRAMS:
+    while words and (words[0] in PROGRAMS or words[:2] == ["-m", MODULE]):
         words = words[1:]
     while words:
         word, *words = words
@@ -131,7 +139,7 @@ def _migrated(given: Iterator[tuple[str, str | None]]) -> Iterator[Row]:
         names, remark = OTHERS.get(name) or OTHERS.get(plain) or ((), "")
         mine = plain if plain in known else next((one for one in names if one in known), None)
         if name in MODEL or plain in MODEL:
-            yield Row(text, (value or "",))
+            yield Row(text, (value,)) if value else Row(text, (), f"{name} needs a value, the model.")
         elif plain in REMARKS:
             yield Row(text, (), REMARKS[plain])
         elif mine is not None:

@@ -22,11 +22,11 @@ def check(exercise: Exercise, path: Path) -> str:
         if traceback.extract_tb(error.__traceback__)[-1].filename == str(path):
             return _raised(error, path)
         return f"the file does not define {error.args[0]}"
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return _raised(error, path)
 
 
-def _raised(error: Exception, path: Path) -> str:
+def _raised(error: Exception | SystemExit, path: Path) -> str:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     if isinstance(error, SyntaxError):
         lines = [error.lineno]
