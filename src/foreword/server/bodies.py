@@ -38,7 +38,7 @@ class HeldBody:
         bodies = self._bodies
         others = bodies.num_bytes - self._num_bytes
         if others and others + size > bodies.most:
-            reason = f"large bodies in progress have {others} bytes, of max_total_body_bytes"
+            reason = f"large bodies in progress have {others} bytes, of max_total_body_bytes = {bodies.most}"
             raise HttpError(FULL, f"the server is full: {reason}. Try again", headers={"Retry-After": "1"})
         bodies.num_bytes, self._num_bytes = others + size, size
 
