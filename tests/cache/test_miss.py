@@ -49,6 +49,7 @@ def test_nothing_like_it_and_the_end_of_what_was_computed():
     [
         ("salt", prefix_keys(4, salt="a"), prefix_keys(4, salt="b")),
         ("salt", {}, prefix_keys(4, salt="b")),
+        ("salt", prefix_keys(4, salt="a"), with_adapter(prefix_keys(4, salt="b"), 1, "law")),
         ("adapter", with_adapter({}, 1, "law"), {}),
         (
             "adapter",
@@ -66,6 +67,37 @@ def test_equal_tokens_under_other_keys_are_told(reason, mine, others):
     assert found.position == (4 if reason == "image" else 0)
     assert found.theirs == ()
     assert found.public().reason == ("never_computed" if reason == "salt" else reason)
+
+
+MINE, THEIRS = prefix_keys(4, salt="a"), prefix_keys(4, salt="b")
+
+
+@pytest.mark.parametrize("others", [{}, THEIRS, with_adapter(THEIRS, 1, "law")])
+def test_what_is_told_of_ones_own_content_does_not_change_with_that_under_another_salt(others):
+    rig = Rig()
+    rig.start("a", [*PROMPT[:3], 999, *PROMPT[4:]], MINE)
+    alone = why(rig, PROMPT, MINE)
+    assert (alone.reason, alone.position) == ("differs", 3)
+    rig.start("b", PROMPT, others)
+    assert why(rig, PROMPT, MINE) == alone
+
+
+def test_ones_own_evicted_content_is_told_while_there_is_some_under_another_salt():
+    rig = Rig(blocks=9, partial_reuse=False)
+    rig.start("a", PROMPT, MINE)
+    rig.end("a")
+    rig.start("b", [PROMPT[0], *range(200, 231)], THEIRS)
+    assert why(rig, PROMPT, MINE).reason == "evicted"
+
+
+def test_that_content_under_another_salt_was_evicted_is_not_told():
+    rig = Rig(blocks=9, partial_reuse=False)
+    rig.start("a", PROMPT, THEIRS)
+    rig.end("a")
+    rig.start("b", PROMPT[:4], MINE)
+    rig.start("c", list(range(200, 228)))
+    assert why(rig, PROMPT, THEIRS).reason == "evicted"
+    assert (why(rig, PROMPT, MINE).reason, why(rig, PROMPT, MINE).position) == ("never_computed", 4)
 
 
 @pytest.mark.parametrize("kept", [0, 3])

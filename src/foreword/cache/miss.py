@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from foreword.cache.hits import PrefixHit
+from foreword.cache.keys import salt_of
 from foreword.cache.prefix import MAX_PARTIAL_CANDIDATES, NO_EXTRA, BlockKeys, ExtraKeys, PrefixTree, common_tokens
 
 MissReason = Literal[
@@ -99,15 +100,15 @@ def parting(tree: PrefixTree, hit: PrefixHit, data: bytes, keys: BlockKeys) -> t
             return "never_computed", begin, b""
         return "differs", begin, next(reversed(newest.values())).tokens
 
-    def nearness(one: tuple[bytes, ExtraKeys]) -> tuple[int, bool, bool]:
-        shared = common_tokens(one[0], rest)
-        return shared, one[1] == extra, len(one[0]) > 4 * shared
+    def nearness(one: tuple[bytes, ExtraKeys]) -> tuple[bool, int, bool, bool]:
+        shared = common_tokens(one[0], rest)  # content under another salt does not hide that under the own one
+        return salt_of(one[1]) == salt_of(extra), shared, one[1] == extra, len(one[0]) > 4 * shared
 
     theirs, their_extra = max(found, key=nearness)
     shared = common_tokens(theirs, rest)
     if shared and their_extra != extra:
         kinds = {part[0] for part in {*their_extra} ^ {*extra} if isinstance(part, tuple)}
-        reason = next((_OF_KEYS[kind] for kind in ("adapter", "salt", "image") if kind in kinds), None)
+        reason = next((_OF_KEYS[kind] for kind in ("salt", "adapter", "image") if kind in kinds), None)
         return reason or "input", begin, b""
     if len(rest) == 4 * shared:  # all of it is known, and no block has its content
         return "evicted", begin, b""
