@@ -12,6 +12,7 @@ import pytest
 from server_rig import HI, frames_of, serving
 
 from computing import replace_compute
+from foreword.server.client import Client
 
 
 @pytest.fixture
@@ -133,20 +134,44 @@ def test_abort_ends_a_stream_with_what_there_is(server):
     assert server.post("/abort", {"request_id": "it"}).status_code == 404
 
 
-def test_why_a_prompt_was_not_in_the_cache_is_told_and_the_text_of_others_to_admins_alone(server):
-    server.post("/v1/completions", {"prompt": "m" * 40 + "secret of another client", "max_tokens": 1})
-    body = {"prompt": "m" * 40 + "mine", "max_tokens": 3000, "temperature": 0, "ignore_eos": True, "stream": True}
-    answer = server.later("/v1/completions", body | {"stream_options": {"include_usage": True}}, headers=IT)
+ME, YOU, ADMIN = ({"Authorization": f"Bearer {key}"} for key in ("me", "you", "boss"))
+
+
+@pytest.mark.parametrize("admin_key", ["boss", "you", None])
+def test_why_a_prompt_was_not_in_the_cache_is_told_and_texts_to_those_who_may_see_them(talker, admin_key):
+    with serving(talker, api_key=("me", "you"), admin_key=admin_key) as server:
+        secret = {"prompt": "m" * 40 + "secret of another client", "max_tokens": 1}
+        assert server.post("/v1/completions", secret, headers=YOU).status_code == 200
+        body = {"prompt": "m" * 40 + "mine", "max_tokens": 3000, "temperature": 0, "ignore_eos": True, "stream": True}
+        options = {"stream_options": {"include_usage": True}}
+        answer = server.later("/v1/completions", body | options, headers=IT | ME)
+        why = lambda headers: server.get("/requests/it/why", headers=headers).json()  # noqa: E731
+        server.wait_until(lambda: server.steps > 2 and "cache" in why(ME))
+        found = why(ME)["cache"]
+        assert (found["reason"], found["position"], found["prompt"]) == ("differs", 40, "mine")
+        assert found["reused"] <= 40 < found["prompt_tokens"]
+        assert "secret" not in str(found)
+        assert why(YOU)["cache"].items() < found.items()
+        assert "mine" not in str(why(YOU))
+        listed = server.get("/requests", headers=ADMIN if admin_key == "boss" else YOU).json()["data"]
+        (cache,) = (one["cache"] for one in listed if one["id"] == "it")
+        texts = ("mine", "secret o") if admin_key == "boss" else (None, None)
+        assert (cache.get("prompt"), cache.get("cached")) == texts
+        server.post("/abort", {"request_id": "it"}, headers=ADMIN if admin_key == "boss" else YOU)
+        usage = frames_of(answer.result(60).text)[-1]["usage"]
+        assert usage["prompt_tokens_details"]["cache_miss"] == {"reason": "differs", "position": 40}
+        server.check_nothing_is_left()
+
+
+def test_without_keys_the_text_of_a_prompt_is_told_at_the_address_that_sent_it(server):
+    answer = server.later("/v1/completions", {"prompt": "mine", "max_tokens": 3000, "ignore_eos": True}, headers=IT)
     server.wait_until(lambda: server.steps > 2 and "cache" in server.get("/requests/it/why").json())
-    found = server.get("/requests/it/why").json()["cache"]
-    assert (found["reason"], found["position"], found["prompt"]) == ("differs", 40, "mine")
-    assert found["reused"] <= 40 < found["prompt_tokens"]
-    assert "secret" not in str(found)
-    (listed,) = (one for one in server.get("/requests").json()["data"] if one["id"] == "it")
-    assert listed["cache"]["cached"] == "secret o"
+    assert server.get("/requests/it/why").json()["cache"]["prompt"] == "mine"
+    here = Client("", "127.0.0.1")
+    assert here.is_same(here)
+    assert not here.is_same(Client("", "10.0.0.1"))
     server.post("/abort", {"request_id": "it"})
-    usage = frames_of(answer.result(60).text)[-1]["usage"]
-    assert usage["prompt_tokens_details"]["cache_miss"] == {"reason": "differs", "position": 40}
+    answer.result(60)
 
 
 def test_the_reason_why_a_request_waits(talker):

@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from foreword.cluster.metrics import Page, merged, responses_by_status
-from foreword.server.access import CLIENT
 from foreword.server.app import behind_gate
+from foreword.server.client import CLIENT
 from foreword.server.config import ServerConfig
 from foreword.server.operation import Operation
 from foreword.server.replicas import Replicas

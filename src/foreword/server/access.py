@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from hashlib import sha256
 from hmac import compare_digest
 from ipaddress import ip_address
-from typing import NamedTuple
 
-from starlette.types import Scope
-
+from foreword.server.client import given_key
 from foreword.server.config import ServerConfig
 from foreword.server.errors import HttpError
 from foreword.server.failures import INVALID_API_KEY, UNKNOWN_HOST
 from foreword.server.operation import Access
-
-CLIENT = b"x-foreword-client"
-NOTHING = "-"  # stands in that header for no key, or no address
 
 
 class Keys:
@@ -77,33 +71,6 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-class Client(NamedTuple):
-    """What tells the client of a request from others. key: a digest of its key. address: of its machine."""
-
-    key: str
-    address: str
-
-    @classmethod
-    def of(cls, scope: Scope, config: ServerConfig) -> Client:
-        """Return the client of a request. A front end, which has the admin key, tells whose request it passes on."""
-        headers, address = dict(scope["headers"]), (scope.get("client") or ("",))[0]
-        key, told = given_key(headers), headers.get(CLIENT)
-        if told is not None and config.admin_key is not None and compare_digest(key, config.admin_key.encode()):
-            return cls(*("" if word == NOTHING else word for word in told.decode("latin-1").split(" ")))
-        return cls(sha256(key).hexdigest() if config.api_key else "", address)
-
-    @property
-    def header(self) -> tuple[bytes, bytes]:
-        """The header in which a front end tells it."""
-        return CLIENT, f"{self.key or NOTHING} {self.address or NOTHING}".encode("latin-1", "replace")
-
-
-def given_key(headers: Mapping[bytes, bytes]) -> bytes:
-    """Return the key in OpenAI's header or in Anthropic's."""
-    scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-    return key.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
 
 
 def _is_one_of(key: bytes, keys: Iterable[bytes]) -> bool:

@@ -127,6 +127,13 @@ class ServerConfig:
             timeout=self.media_timeout,
         )
 
+    @property
+    def shows_texts(self) -> bool:
+        """Return whether routes for admins may show what clients wrote: not if these are clients, too. A replica has
+        one key for both.
+        """
+        return self.admin_key is not None and self.admin_key not in self.api_key
+
     def behind_front(self, **own: Any) -> ServerConfig:
         """Return the settings of a replica, which gets requests that a front end has checked, with more headers."""
         longest = min(self.max_header_bytes + FRONT_HEADERS, 2**31)

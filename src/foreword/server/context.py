@@ -12,12 +12,14 @@ from foreword.kv_events.source import KVEventSource
 from foreword.media.encoder import TEXT_ONLY, Media
 from foreword.models.tokenizer import Tokenizer
 from foreword.server.admission import Admission
+from foreword.server.client import Client
 from foreword.server.config import ServerConfig
 from foreword.server.errors import HttpError
 from foreword.server.failures import MODEL_NOT_FOUND
 from foreword.server.inspector import Inspector
 from foreword.server.metrics import ServerMetrics
 from foreword.server.pace import Pace
+from foreword.trace.header import TokenIds
 
 if TYPE_CHECKING:
     from foreword.server.tracing import Traces  # which needs packages of another extra
@@ -27,8 +29,11 @@ NUM_DECODING = 2  # sounds that are decoded at the same time: a long one takes s
 
 @dataclass(slots=True, eq=False)
 class Progress:
-    """An HTTP request that generates. names: of its requests in the engine, once there. is_aborted: they end then."""
+    """An HTTP request that generates. client: who sent it. names: of its requests in the engine, once there.
+    is_aborted: they end then.
+    """
 
+    client: Client
     names: tuple[str, ...] = ()
     is_aborted: bool = False
 
@@ -61,8 +66,8 @@ class Context:
         limits = self.config.max_requests, self.config.max_prompt_tokens, self.config.max_answer_bytes
         object.__setattr__(self, "admission", Admission(*limits))
         object.__setattr__(self, "metrics", ServerMetrics(self.engine.engine, self.admission, self.names[0]))
-        has_ids = self.config.admin_key is not None  # without it, whoever may ask sees what others wrote
-        token_ids = (self.engine.engine.config.record_token_ids or "plain") if has_ids else "omitted"
+        shown = self.engine.engine.config.record_token_ids or "plain"
+        token_ids: TokenIds = shown if self.config.shows_texts else "omitted"
         inspector = Inspector(self.engine, self.tokenizer, self.names[0], token_ids)
         object.__setattr__(self, "inspector", inspector)
 

@@ -20,8 +20,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foreword.errors import ForewordError
 from foreword.openai.frames import AnswerStream
-from foreword.server.access import Client, Hosts, Keys
+from foreword.server.access import Hosts, Keys
 from foreword.server.bodies import Bodies, HeldBody
+from foreword.server.client import Client
 from foreword.server.config import ServerConfig
 from foreword.server.errors import Dialect, HttpError, as_http_error, not_found
 from foreword.server.failures import (

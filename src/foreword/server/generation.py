@@ -23,8 +23,8 @@ from foreword.errors import RequestError
 from foreword.fields import NUMBER
 from foreword.openai import ChatRequest
 from foreword.openai.errors import named
-from foreword.server.access import Client
 from foreword.server.admission import Place
+from foreword.server.client import Client
 from foreword.server.context import Context, Progress
 from foreword.server.errors import HttpError
 from foreword.server.failures import INVALID
@@ -48,7 +48,7 @@ class Generation:
         self._client: Client = request.scope["requester"]
         self._share = max(context.engine.engine.states.max_num_reqs // 2, 1)
         self._place: Place | None = None
-        self._progress = Progress()
+        self._progress = Progress(self._client)
         self._params: SamplingParams | None = None
         self._untold: set[str] = {self.id}  # requests whose end has not been told to the trace
         self._begin = time.perf_counter()

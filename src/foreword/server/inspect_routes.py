@@ -55,7 +55,8 @@ OPERATIONS = (
     Operation(
         "/inspect/steps", _steps,
         access="admin", summary="List the engine's last steps, with their requests and blocks.",
-        details="Token ids and texts are left out unless the server has an `admin_key`.", replicas=REFUSED,
+        details="Token ids and texts are left out unless the server has an `admin_key` that is not an `api_key`.",
+        replicas=REFUSED,
     ),
     Operation(
         "/inspect/steps/{epoch}/{part}", _part,

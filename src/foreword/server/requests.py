@@ -37,7 +37,8 @@ RESET = Body(parse_reset, {})
 
 
 async def _requests(context: Context, request: Request) -> Response:
-    states = await _states(context, context.engine.request_ids)
+    shown = context.config.shows_texts
+    states = await _states(context, context.engine.request_ids, prompt=shown, cached=shown)
     preparing = sorted(name for name, progress in context.progress.items() if not progress.names)
     return reply({"object": "list", "data": [*map(_in_preparation, preparing), *states]})
 
@@ -47,7 +48,9 @@ async def _why(context: Context, request: Request) -> Response:
     names = _in_engine(context, name)
     if not names:
         return reply(_in_preparation(name))
-    states = await _states(context, names, others=False)
+    progress, client = context.progress.get(name), request.scope["requester"]
+    is_own = progress is not None and progress.client.is_same(client)
+    states = await _states(context, names, others=False, prompt=is_own)
     return reply(states[0] if names == [name] else {"id": name, "state": states[0]["state"], "parts": states})
 
 
@@ -83,9 +86,12 @@ def _in_engine(context: Context, name: str) -> list[str]:
     return names
 
 
-async def _states(context: Context, names: Sequence[str], *, others: bool = True) -> list[dict[str, Any]]:
+async def _states(
+    context: Context, names: Sequence[str], *, others: bool = True, prompt: bool = False, cached: bool = False
+) -> list[dict[str, Any]]:
     """Return why each request waits, and why no more of its prompt was in the cache. others: with the name of a request
-    that it waits for, and the cached text that it parts from, which may be of somebody else.
+    that it waits for. prompt: with the text of its prompt. cached: with the text that it parts from, and whether that
+    is under another salt.
     """
     engine = context.engine.engine
 
@@ -94,23 +100,26 @@ async def _states(context: Context, names: Sequence[str], *, others: bool = True
         code = "new" if found.code == "unknown" else found.code
         details = {key: value for key, value in found.details if others or key != "request"}
         miss = engine.cache_miss(name)
-        cache = {} if miss is None else {"cache": _cache(context, miss if others else miss.public())}
+        cache = {}
+        if miss is not None:
+            known = miss if cached else miss.public()
+            texts = {"prompt": known.ours if prompt else (), "cached": known.theirs if cached else ()}
+            cache = {"cache": _cache(known) | {key: decode(list(ids), False) for key, ids in texts.items() if ids}}
         return {"id": name, "state": code, "why": str(Reason(code, tuple(details.items()))), **details, **cache}
 
+    decode = context.tokenizer.decode
     return await context.engine.call(lambda: [state(name) for name in names])
 
 
-def _cache(context: Context, miss: CacheMiss) -> dict[str, Any]:
-    """Return what the cache had of a prompt, and why not more. cached: the text that the prompt parts from."""
-    found: dict[str, Any] = {
+def _cache(miss: CacheMiss) -> dict[str, Any]:
+    """Return what the cache had of a prompt, and why not more."""
+    return {
         "reused": miss.num_reused,
         "prompt_tokens": miss.num_tokens,
         "reason": miss.reason,
         "meaning": MEANING[miss.reason],
         "position": miss.position,
-        "prompt": context.tokenizer.decode(list(miss.ours), False),
     }
-    return {**found, "cached": context.tokenizer.decode(list(miss.theirs), False)} if miss.theirs else found
 
 
 def _in_preparation(name: str) -> dict[str, Any]:
@@ -121,15 +130,17 @@ def _in_preparation(name: str) -> dict[str, Any]:
 OPERATIONS = (
     Operation(
         "/requests", _requests,
-        access="admin", summary="List the requests in the engine, and why each waits.", replicas=ALL_LISTED,
+        access="admin", summary="List the requests in the engine, and why each waits.",
+        details="Texts of prompts, and of the cached content that they part from, are left out unless the server has an"
+        " `admin_key` that is not an `api_key`, and of replicas.", replicas=ALL_LISTED,
     ),
     Operation(
         "/requests/{id}/why", _why,
         access="key", summary="Explain why a request waits, and why not all of its prompt was in the cache.",
         details="The id is the header `X-Request-Id` of its response, which the client may choose. A request of several"
         " prompts also has each of them in `parts`. `cache` has the tokens that were reused, and the reason and"
-        " position where the reuse ends, with the prompt's text from there on. The cached text beside it may be of"
-        " another client: `/requests` alone has it.",
+        " position where the reuse ends; for the client that sent the request, also the prompt's text from there on."
+        " The cached text beside it may be of another client: `/requests` alone has it.",
         replicas=FIRST,
     ),
     Operation(
