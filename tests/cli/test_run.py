@@ -314,3 +314,10 @@ def test_the_line_can_be_left_out_or_asked_for(run_here, talker, option, shows):
 def test_the_default_model_answers_in_a_pipe():
     status, out, error = run("run", "What is the capital of France? Answer in one sentence.", "--max-tokens", 16)
     assert (status, out, error) == (0, "The capital of France is Paris.\n", "")
+
+
+def test_a_recording_has_the_end_of_the_request(talker, tmp_path):
+    file = tmp_path / "steps.jsonl"
+    status, _, error = run("run", "Hi", "-m", talker, "--max-tokens", "3", "--record", file)
+    assert status == 0, error
+    assert "end" in json.loads(file.read_text().splitlines()[-1])

@@ -99,6 +99,7 @@ def run(
     with Interrupt() as interrupt, Printer(strip=not is_text, is_shown=shows_text) as printer:
         for output in answer(outputs, interrupt):
             printer.show(output.outputs[0].text)
+    llm.engine.close()  # writes the end of a recording
     if output is None:  # interrupted before the first
         raise typer.Exit(130)
     if as_json:
