@@ -141,7 +141,7 @@ def test_the_position_is_not_before_what_is_reused():
     rig.start("a", [1, 2, 9, 9], prefix_keys(4, salt="a"))
     rig.start("b", [1, 2, 3, 9], prefix_keys(4, salt="b"))
     found = why(rig, [1, 2, 3, 4, 5], prefix_keys(4, salt="a"))
-    assert (found.reason, found.num_reused, found.position, found.ours) == ("salt", 2, 2, (3, 4, 5))
+    assert (found.reason, found.num_reused, found.position, found.ours) == ("differs", 2, 2, (3, 4, 5))
 
 
 @pytest.mark.parametrize("seed", range(8))
