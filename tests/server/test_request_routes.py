@@ -266,8 +266,13 @@ def test_a_failed_step_ends_its_requests_with_an_error_that_the_log_explains_and
     assert whole.status_code == 500
     assert last["error"]["message"] == whole.json()["error"]["message"]
     assert "model broke" not in text + whole.text  # whose text may name requests of others
-    log = capfd.readouterr().err
-    assert all(f"the model broke at ['{name}']" in log for name in ("mine", "other"))
+    log: list[str] = []  # is written after the answers are sent
+
+    def explains() -> bool:
+        log.append(capfd.readouterr().err)
+        return all(f"the model broke at ['{name}']" in "".join(log) for name in ("mine", "other"))
+
+    server.wait_until(explains)
     replace_compute(server.llm.engine.executor, compute)
     assert server.post("/v1/completions", body).status_code == 200
 
