@@ -226,6 +226,19 @@ def test_wrong_use_is_refused(arguments, message):
     assert message in f"{done.output} {done.exception}"
 
 
+def test_a_recording_without_a_complete_request_has_dashes_and_a_wrong_router_is_refused_at_once(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    record(path, load(count=2))
+    path.write_text("".join(line for line in path.read_text().splitlines(keepends=True) if '"end"' not in line))
+    done = invoke("--from", path)
+    assert done.exit_code == 0, done.output
+    assert "–" in done.output
+    assert "nan" not in done.output
+    wrong = invoke("--from", path, "--router", "nowhere")
+    assert wrong.exit_code != 0
+    assert wrong.output == ""
+
+
 @pytest.mark.parametrize("ending", ["svg", "html"])
 def test_charts_have_every_latency_and_the_memory(tmp_path, ending):
     record(tmp_path / "steps.jsonl", load(count=10))

@@ -124,12 +124,6 @@ def simulate(
         raise ConfigError(
             f"--policies {policies!r:.80}: a name is empty. Separate the names of policies by single commas"
         )
-    panels: list[Panel] = []
-    if recorded is not None:
-        as_it_ran = _fleet(loaded, dict(recorded.settings), cost)
-        report = simulation.simulate(loaded.requests(len(loaded.arrivals)), as_it_ran)
-        print(_comparison_json(recorded, report) if as_json else _comparison(recorded, report))
-        panels += _comparison_panels(recorded.measured, report)
     given = {**(DEFAULTS if recorded is None else recorded.settings), **fleet}
     names = [given.get("policy")] if policies is None else [name.strip() for name in policies.split(",")]
     fleets = [
@@ -137,6 +131,12 @@ def simulate(
         for name in names
         for router in routers.split(",")
     ]
+    panels: list[Panel] = []
+    if recorded is not None:
+        as_it_ran = _fleet(loaded, dict(recorded.settings), cost)
+        report = simulation.simulate(loaded.requests(len(loaded.arrivals)), as_it_ran)
+        print(_comparison_json(recorded, report) if as_json else _comparison(recorded, report))
+        panels += _comparison_panels(recorded.measured, report)
     is_what_if = bool(fleet) or any(source_of(context, name) != "DEFAULT" for name in LOAD)
     if recorded is None or is_what_if:
         load = loaded.requests(requests or copies * len(loaded.arrivals), speed=speed, copies=copies)
@@ -226,8 +226,14 @@ def _comparison(recorded: simulation.Recording, report: simulation.SimulationRep
         for level, one, other in zip(SHOWN, found, said, strict=True):
             label = f"{title} {unit} p{level:g}"
             error = 100 * (other / one - 1) if one else math.nan
-            lines.append(f"{label:<24}{one:>10.4g}{other:>11.4g}{error:>+8.0f}%")
+            cells = _cell(one, 10, ".4g"), _cell(other, 11, ".4g"), _cell(error, 8, "+.0f", "%")
+            lines.append(f"{label:<24}{''.join(cells)}")
     return "\n".join(lines) + "\n"
+
+
+def _cell(value: float, width: int, form: str, unit: str = "") -> str:
+    """Return a number on the right of a column; a dash for one that is not known, such as of no complete request."""
+    return "–".rjust(width) + " " * len(unit) if math.isnan(value) else f"{value:{form}}".rjust(width) + unit
 
 
 def _comparison_json(recorded: simulation.Recording, report: simulation.SimulationReport) -> str:
