@@ -97,6 +97,18 @@ def test_every_step_is_recorded_and_replays_also_with_preemptions_and_failures(t
     assert times == sorted(times)
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_file_of_an_engine_that_is_idle_and_was_not_closed_is_complete(tmp_path, is_async):
+    path = tmp_path / "steps.jsonl"
+    engine = make(record=str(path), async_scheduling=is_async)
+    outputs = serve(engine, 3)
+    engine.recorder._file.flush()  # as at the exit of the interpreter
+    events = Trace.read(path).events
+    assert {event.req_id for event in events if isinstance(event, End)} == outputs.keys()
+    assert sum(isinstance(event, Commit) for event in events) == sum(isinstance(event, Step) for event in events)
+    engine.close()
+
+
 def test_samples_have_the_log_probabilities_that_requests_asked_for(tmp_path):
     engine = make(record=str(tmp_path / "steps.jsonl"))
     engine.add_request("a", [1, 2], SamplingParams(max_tokens=3, logprobs=2, temperature=0.0, detokenize=False))

@@ -105,6 +105,8 @@ class EngineRecorder(EngineObserver):
         reasons = dict.fromkeys(c.finish_reason or "error" for c in output.outputs)
         arrival = output.metrics.arrival_time - self._start
         self._capture.end(output.request_id, ", ".join(reasons), self._now(), arrival)
+        if not self._num_requests and self._file is not None:  # so that the file of an idle engine is complete
+            self._push(is_step=False)
 
     def step_planned(self, plan: StepPlan, batch: InputBatch) -> None:
         self._planned_at = now = self._now()
