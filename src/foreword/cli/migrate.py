@@ -14,11 +14,11 @@ from typing import Annotated, Any
 import typer
 
 from foreword.batch import SamplingParams
-from foreword.cli.app import _real_command, option_names
+from foreword.cli.app import flag_of, option_names, real_command
 from foreword.cli.options import Json
 from foreword.cli.terminal import print_rows
 from foreword.errors import ConfigError, shown
-from foreword.names import OTHERS, advice
+from foreword.names import OTHERS, advice, plain_name
 
 ENGINES = ("vllm", "llama.cpp", "ollama")
 MODULE = "vllm.entrypoints.openai.api_server"
@@ -87,7 +87,7 @@ def _options(words: list[str]) -> Iterator[tuple[str, str | None]]:
         elif "=" in word:
             name, _, value = word.partition("=")
             yield name, value
-        elif not words or _is_option(words[0]) or SWITCH.match(_plain(word)):
+        elif not words or _is_option(words[0]) or SWITCH.match(plain_name(word)):
             yield word, None
         else:
             yield word, words[0]
@@ -131,11 +131,11 @@ REMARKS: Mapping[str, str] = {
 
 
 def _migrated(given: Iterator[tuple[str, str | None]]) -> Iterator[Row]:
-    command: Any = _real_command("serve")
+    command: Any = real_command("serve")
     known = option_names(command)
     parameters = {field.name for field in fields(SamplingParams)}
     for name, value in given:
-        plain, text = _plain(name), " ".join((name, *([value] if value is not None else [])))
+        plain, text = plain_name(name), " ".join((name, *([value] if value is not None else [])))
         names, remark = OTHERS.get(name) or OTHERS.get(plain) or ((), "")
         mine = plain if plain in known else next((one for one in names if one in known), None)
         if name in MODEL or plain in MODEL:
@@ -149,7 +149,7 @@ def _migrated(given: Iterator[tuple[str, str | None]]) -> Iterator[Row]:
         elif found := next((one for one in (plain, *names) if one in parameters), None):
             yield Row(text, (), f"A parameter of each request: {found}.")
         else:
-            yield Row(text, (), remark or advice(name, known, "Nothing here corresponds to it.", form=_flag))
+            yield Row(text, (), remark or advice(name, known, "Nothing here corresponds to it.", form=flag_of))
 
 
 def _with_value(text: str, option: Any, value: str | None, remark: str, *, is_off: bool) -> Row:
@@ -172,11 +172,3 @@ def _checked(row: Row, command: Any) -> Row:
     except (ConfigError, typer.BadParameter) as error:
         return Row(row.given, (), " ".join(str(error).split()))
     return row
-
-
-def _plain(name: str) -> str:
-    return name.lstrip("-").replace("-", "_").lower()
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
