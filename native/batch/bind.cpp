@@ -135,7 +135,8 @@ bool append(RowsCore &core, nb::handle to_rows, nb::handle block_ids, int32_t gr
          rows.size == blocks.size && core.append(rows.data, blocks.data, rows.size, group);
 }
 
-// A copy of what is read several times, as other threads may write to NumPy's arrays meanwhile. It reuses the memory of earlier ones.
+// A copy of what is read several times, as other threads may write to NumPy's arrays meanwhile. It reuses the memory of
+// earlier ones.
 const int32_t *copied(std::vector<int32_t> &to, const int32_t *from, int64_t count) {
   to.assign(from, from + count);
   return to.data();
@@ -208,8 +209,8 @@ Buffers make_buffers(const nb::dict &arrays) {
   return buffers;
 }
 
-// Steps' scalars as instances of a NamedTuple. One that only this object holds is used again: making another takes longer
-// than the step of one request spends on all of its tensors. Python 3.14 keeps the hash of a tuple, so there is none.
+// Steps' scalars as instances of a NamedTuple. One that only this object holds is used again: making another takes
+// longer than the step of one request spends on all of its tensors. Python 3.14 keeps the hash of a tuple, so there is none.
 class StepScalars {
  public:
   explicit StepScalars(nb::object type) : type_(std::move(type)) {}
@@ -363,8 +364,8 @@ nb::object prepare(PyStepCore &core, nb::handle plan_rows, nb::handle plan_count
                   core.draft_ids.data(), has_drafts ? core.draft_ids.size() : 0, pad_tokens, pad_reqs, gather, nullptr);
 }
 
-// Samples [B] or [B, width] of the step prepared last. False, with nothing changed, for arrays of other types or shapes,
-// and for samples that break a rule.
+// Samples [B] or [B, width] of the step prepared last. False, with nothing changed, for arrays of other types or
+// shapes, and for samples that break a rule.
 bool commit(PyStepCore &core, nb::handle samples, bool advanced) {
   Ints sampled;
   if (!sampled.read(samples)) return false;

@@ -45,8 +45,8 @@ inline bool is_none(const Owned &o) { return !o || o.get() == Py_None; }
 
 }  // namespace
 
-// `find` of another string object, or out of order. Only of exact strings, as those of the directory are: comparing them
-// runs no Python code, which could change what is being read.
+// `find` of another string object, or out of order. Only of exact strings, as those of the directory are: comparing
+// them runs no Python code, which could change what is being read.
 int32_t VllmFastPath::search(PyObject *req_id, size_t &cursor) {
   if (!PyUnicode_CheckExact(req_id)) return -1;
   if (cursor < order_.size() && same_text(rows->directory.req_ids[order_[cursor]], req_id)) return order_[cursor++];

@@ -68,8 +68,8 @@ void bind_model(nb::module_ &m) {
           },
           nb::kw_only(), "hidden_size"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "vocab_size"_a, "norm_eps"_a,
           "query_scale"_a, "embedding_scale"_a, "activation"_a, "attn_softcap"_a, "final_softcap"_a,
-          "residual_scale"_a = 1., "logit_scale"_a = 1., "joint_qk_norm"_a = false, "layer_norm"_a = false, "num_groups"_a,
-          "num_slots"_a, "num_blocks"_a, "block_size"_a, "kv_format"_a, "isa"_a, "num_threads"_a,
+          "residual_scale"_a = 1., "logit_scale"_a = 1., "joint_qk_norm"_a = false, "layer_norm"_a = false,
+          "num_groups"_a, "num_slots"_a, "num_blocks"_a, "block_size"_a, "kv_format"_a, "isa"_a, "num_threads"_a,
           "recurrent"_a = Integers(), "cpu_groups"_a = CpuGroups{})
       .def("pack", &CpuModel::pack, "data"_a.noconvert(), "source"_a, "cols"_a, "format"_a, "exact"_a)
       .def("vector", nb::overload_cast<const Array1<float> &>(&CpuModel::vector), "values"_a.noconvert())

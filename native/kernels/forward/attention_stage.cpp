@@ -73,7 +73,8 @@ void AttentionStage::run(int thread, int layer_index) {
 
   const ActivationSet heads =
       ctx_.products.prepare(thread, o_input_, layer.o.cols, rows.end, [&](int t) { return out_.row(t); });
-  ctx_.add_product(thread, layer.o, heads, layer.o_bias, layer.post_attn_norm, layer.mlp ? &layer.mlp->first() : nullptr);
+  ctx_.add_product(thread, layer.o, heads, layer.o_bias, layer.post_attn_norm,
+                   layer.mlp ? &layer.mlp->first() : nullptr);
   ctx_.clock.finish(thread, Stage::o);
 }
 

@@ -67,7 +67,9 @@ void MoeStage::run(int thread, const Layer &layer) {
         return normed_.row(t);
       });
   ctx_.products.linear(thread, moe.router, in, tokens, router_logits_.data(), Store::assign);
-  if (!moe.shared_gate.parts.empty()) ctx_.products.linear(thread, moe.shared_gate, in, tokens, shared_gate_.data(), Store::assign);
+  if (!moe.shared_gate.parts.empty()) {
+    ctx_.products.linear(thread, moe.shared_gate, in, tokens, shared_gate_.data(), Store::assign);
+  }
   ctx_.pool.barrier();
   route(thread, moe);
   ctx_.pool.barrier();
