@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event as Flag
-from threading import Lock, Thread
+from threading import Lock, Thread, get_native_id
 
 from foreword.errors import reason_of
 from foreword.trace.capture import Captured, Filled
@@ -18,8 +19,12 @@ from foreword.trace.header import TraceHeader
 from foreword.trace.recorder import Encoder
 from foreword.trace.writer import TraceWriter, older
 
-PAUSE = 0.05
+PAUSE = 0.2
 """Seconds in which steps are collected before the thread writes them."""
+NICENESS = 19
+"""The thread's own on Linux. It takes processor time that nobody else wants: a thread of the model that has to wait for
+its core delays the whole step, because the others wait for it in each layer.
+"""
 MAX_PENDING = 4096
 """Steps that wait to be written; of further ones the trace says that they are missing."""
 
@@ -118,6 +123,9 @@ class _Work:
         self._lock, self._pid = Lock(), os.getpid()
 
     def run(self) -> None:
+        if sys.platform == "linux":
+            with suppress(OSError):  # a sandbox may forbid it
+                os.setpriority(os.PRIO_PROCESS, get_native_id(), NICENESS)
         while not (self.is_stopping.is_set() or self.is_ended):
             self.wake.wait()
             self.wake.clear()
