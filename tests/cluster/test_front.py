@@ -1,6 +1,7 @@
 """The front end over replicas that are functions: which of them answer an operation, and how their answers are one."""
 
 import asyncio
+import json
 from dataclasses import dataclass, field
 
 import httpx
@@ -9,13 +10,14 @@ from starlette.responses import PlainTextResponse
 
 from foreword.cluster.front import Front
 from foreword.server.config import ServerConfig
+from foreword.server.inspect_routes import FOLLOW_SECONDS
 from foreword.server.operations import OPERATIONS
 
 ALL = {"/requests", "/requests/{id}/why", "/abort", "/reset_prefix_cache", "/metrics", "/kv_event_sources",
        "/v1/load_lora_adapter", "/v1/unload_lora_adapter"}  # fmt: skip
 ITSELF = {"/health", "/ready", "/inspect"}
 OF_ONE_ENGINE = {"/inspect/steps", "/inspect/steps/{epoch}/{part}"}
-"""A front end, which has several engines, refuses them."""
+"""A front end, which has several engines, wants the name of one."""
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
@@ -45,8 +47,13 @@ class Known(Front):
         self.passed.append(scope["path"])
         await PlainTextResponse("passed on")(scope, None, send)
 
+    async def fetch_of(self, name, path, *, seconds=2.0):
+        self.limits[path] = seconds
+        status, answer = self.known[int(name)]
+        return None if status == 503 else (status, json.dumps(answer).encode())
+
     async def states(self):
-        return [{"replica": i} for i in range(len(self.known))]
+        return [{"replica": i, "ready": True} for i in range(len(self.known))]
 
     async def adapters(self):
         return self.kept
@@ -77,6 +84,26 @@ def test_an_operation_is_asked_of_all_replicas_or_passed_on_to_one(operation):
     assert front.ask(operation.method, path, **body).status_code == (400 if path in OF_ONE_ENGINE else 200)
     assert len({path for _, path, _ in front.calls}) == (operation.path in ALL)
     assert front.passed == ([] if operation.path in ALL | ITSELF | OF_ONE_ENGINE else [path])
+
+
+def test_a_query_names_the_replica_whose_steps_are_wanted():
+    front = Known([(200, {"steps": "of 0"}), (404, {"error": "of 1"}), (503, {})])
+    for name, (status, answer) in enumerate(front.known[:2]):
+        response = front.ask("GET", f"/inspect/steps?replica={name}")
+        assert (response.status_code, response.json()) == (status, answer)
+    assert front.ask("GET", "/inspect/steps/1/s0?replica=0").json() == {"steps": "of 0"}
+    assert set(front.limits.values()) == {FOLLOW_SECONDS}
+    for query, status in (
+        ("", 400),
+        ("?replica=", 404),
+        ("?replica=3", 404),
+        ("?replica=-1", 404),
+        ("?replica=2", 404),
+    ):
+        response = front.ask("GET", f"/inspect/steps{query}")
+        assert (response.status_code, response.json()["error"]["param"]) == (status, "replica")
+        assert response.json()["error"]["message"].endswith("ready are 0, 1, 2")
+    assert Known([]).ask("GET", "/inspect/steps?replica=0").status_code == 503
 
 
 def test_lists_name_the_replica_of_each_item():

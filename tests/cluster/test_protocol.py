@@ -17,7 +17,7 @@ from fuzz.mutations import mutate_json
 from fuzz.targets import operation_body
 
 OF_ONE_ENGINE = {"/inspect/steps", "/inspect/steps/{epoch}/{part}"}
-"""A front end, which has several engines, refuses them."""
+"""A front end, which has several engines, wants the name of one."""
 PUBLIC = {"/", "/health", "/ready", "/inspect"}
 ADMIN = {
     "/abort",
@@ -104,6 +104,17 @@ def test_what_differs_between_servers_has_the_same_status_and_headers(servers, p
     for method in ("GET", "HEAD"):
         one, other = (server.ask(method, path) for server in servers.values())
         assert (one.lasting[:2], one.status, bool(one.body)) == (other.lasting[:2], 200, method == "GET")
+
+
+def test_the_steps_of_each_replica_are_shown(servers):
+    """Each has its own, and the one server has no replica to name."""
+    assert servers["replicas"].ask("POST", "/v1/completions", COMPLETION).status == 200
+    for number in (0, 1):
+        path = f"/inspect/steps?replica={number}"
+        index = servers["replicas"].ask("GET", path)
+        assert (index.status, index.json["token_ids"]) == (200, "omitted")
+        assert servers["replicas"].ask("GET", path, key="one").status == 401
+        assert servers["one"].ask("GET", path).status == 400
 
 
 def test_a_head_has_the_status_and_headers_of_a_get(servers):

@@ -4,7 +4,6 @@ import pytest
 from server_rig import HI, beside_the_browser
 
 from browser import browser, tab
-from foreword.server.inspect_routes import OF_REPLICAS
 from foreword.server.inspector import NO_STEPS
 
 CHAT = {"messages": HI, "max_tokens": 12, "temperature": 0}
@@ -63,17 +62,40 @@ def test_without_an_admin_key_the_page_says_that_token_ids_are_left_out(started,
 
 
 def test_where_there_are_no_steps_the_page_says_what_to_do_and_asks_no_more(started, talker):
-    """In front of replicas, and of an engine that keeps none."""
-    refusal = {"error": {"message": OF_REPLICAS}}
-    for is_front, message in ((True, OF_REPLICAS), (False, NO_STEPS)):
-        with beside_the_browser(talker, engine={"flight_steps": 0}) as server, tab(started) as page:
-            asked = []
-            page.on("request", lambda request, asked=asked: asked.append(request.url.endswith("/inspect/steps")))
-            if is_front:
-                page.route("**/inspect/steps", lambda route: route.fulfill(status=400, json=refusal))
-            page.goto(f"{server.url}/inspect")
-            page.wait_for_selector("#damage:not(:empty)")
-            assert page.text_content("#damage") == message
-            page.wait_for_timeout(1300)
-            assert sum(asked) == 1
-            assert not page.errors
+    with beside_the_browser(talker, engine={"flight_steps": 0}) as server, tab(started) as page:
+        asked = []
+        page.on("request", lambda request: asked.append(request.url.endswith("/inspect/steps")))
+        page.goto(f"{server.url}/inspect")
+        page.wait_for_selector("#damage:not(:empty)")
+        assert page.text_content("#damage") == NO_STEPS
+        page.wait_for_timeout(1300)
+        assert sum(asked) == 1
+        assert not page.errors
+
+
+def test_in_front_of_replicas_the_page_shows_the_steps_of_the_chosen_one(started, talker):
+    """The first one is shown at first. Which one it is, is in the address."""
+    with beside_the_browser(talker) as server, tab(started) as page:
+        server.post("/v1/chat/completions", CHAT)
+        states = [{"replica": 0, "ready": False}, {"replica": 1, "ready": True}, {"replica": 2, "ready": True}]
+        page.route("**/ready", lambda route: route.fulfill(json={"status": "ready", "replicas": states}))
+        asked = []
+
+        def of_replica(route):
+            path, _, query = route.request.url.partition("?")
+            asked.append(query)
+            route.continue_(url=path)
+
+        page.route("**/inspect/steps**", of_replica)
+        page.goto(f"{server.url}/inspect")
+        page.wait_for_selector("html[data-ready=yes]")
+        assert page.locator("#replica option").all_text_contents() == ["replica 1", "replica 2"]
+        assert set(asked) == {"replica=1"}
+        asked.clear()
+        page.select_option("#replica", "2")
+        page.wait_for_url("**/inspect?replica=2")
+        page.wait_for_selector("html[data-ready=yes]")
+        assert page.input_value("#replica") == "2"
+        page.wait_for_timeout(1300)
+        assert asked[-1] == "replica=2"
+        assert not page.errors

@@ -1,7 +1,5 @@
 """`/inspect`: the live page, and the steps that it asks for."""
 
-import asyncio
-import re
 import threading
 import time
 
@@ -13,9 +11,7 @@ from server_rig import HI, serving
 from foreword.insight import Replay, Step, Trace
 from foreword.insight.live import LiveSteps
 from foreword.insight.token_text import shown_text
-from foreword.server import inspect_routes, inspector
-from foreword.server.errors import HttpError
-from foreword.trace.destination import Destination
+from foreword.server import inspector
 
 ADMIN = {"Authorization": "Bearer boss"}
 USER = {"Authorization": "Bearer user"}
@@ -216,16 +212,6 @@ def test_an_answer_holds_for_all_who_ask_soon_after(keyed, monkeypatch):
     monkeypatch.setattr(inspector, "SHORTEST", 100.0)
     talk(keyed)
     assert index_of(keyed) == before
-
-
-def test_replicas_refuse_the_steps_and_say_what_to_do():
-    operations = [operation for operation in inspect_routes.OPERATIONS if operation.access == "admin"]
-    for operation in operations:
-        with pytest.raises(HttpError, match="without --replicas") as refused:
-            asyncio.run(operation.replicas.answer(None, None))
-        record = re.search(r"--record (\S+)", str(refused.value))[1]
-        assert f"`foreword inspect {Destination.of(record).numbered(0).path} " in str(refused.value)
-    assert len(operations) == 2
 
 
 def test_a_client_that_leaves_lets_no_second_replay_begin(keyed, monkeypatch):

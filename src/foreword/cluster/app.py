@@ -74,6 +74,13 @@ class ProcessFront(Front):
         found = await asyncio.gather(*(call(*known) for known in self._cluster.ready))
         return [answer for answer in found if answer is not None]
 
+    async def fetch_of(self, name: str, path: str, *, seconds: float = CALL_SECONDS) -> tuple[int, bytes] | None:
+        process = next((process for number, process in self._cluster.ready if str(number) == name), None)
+        try:
+            return None if process is None else await process.fetch("GET", path, seconds=seconds)
+        except ReplicaLostError:
+            return None
+
     async def pages(self) -> Iterable[tuple[str, str]]:
         async def page(number: int, process: ReplicaProcess) -> tuple[str, str]:
             try:

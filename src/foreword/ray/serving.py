@@ -167,6 +167,10 @@ class RayFront(Front):
             for name, status, text in await self._broadcast(method, path, data, seconds)
         ]
 
+    async def fetch_of(self, name: str, path: str, *, seconds: float = CALL_SECONDS) -> tuple[int, bytes] | None:
+        found = await self._broadcast("GET", path, b"", seconds)  # a call of one replica by name is not offered
+        return next(((status, text) for other, status, text in found if other == name), None)
+
     async def pages(self) -> Iterable[tuple[str, str]]:
         found = await self._broadcast("GET", "/metrics", b"")
         return [(name, text.decode()) for name, status, text in found if status == 200]

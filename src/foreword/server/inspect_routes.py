@@ -9,17 +9,15 @@ from starlette.responses import Response
 
 from foreword.server.context import Context
 from foreword.server.errors import HttpError
-from foreword.server.failures import INVALID
+from foreword.server.failures import INVALID, NOT_FOUND, NOT_READY
 from foreword.server.operation import JSON, Operation
 from foreword.server.page import page_response
 from foreword.server.replicas import Replicas, Spread
 
-OF_REPLICAS = (
-    "this page shows the steps of one engine, and each replica has its own, behind this address alone. To see those of "
-    "replica 0, serve with --record steps.jsonl:200MB and run `foreword inspect steps.0.jsonl -o steps.html` (likewise "
-    "for the others). To follow an engine live, serve the model without --replicas, such as at another --port"
-)
-"""Why a front end has no steps, and how to see those of a replica."""
+REPLICA = "replica"
+"""The parameter of a query that names one."""
+FOLLOW_SECONDS = 10.0
+"""That a replica has to replay its last steps for the first answer."""
 
 
 async def _page(context: Context | Replicas, request: Request) -> Response:
@@ -29,21 +27,46 @@ async def _page(context: Context | Replicas, request: Request) -> Response:
 
 
 async def _steps(context: Context, request: Request) -> Response:
+    _check_one(request)
     return Response(await context.inspector.index(), media_type=JSON)
 
 
 async def _part(context: Context, request: Request) -> Response:
+    _check_one(request)
     given = request.path_params
     epoch = given["epoch"]
     number = int(epoch) if epoch.isascii() and epoch.isdecimal() and len(epoch) < 10 else -1
     return Response(await context.inspector.part(number, given["part"]), media_type=JSON)
 
 
-async def _refused(replicas: Replicas, request: Request) -> Response:
-    raise HttpError(INVALID, OF_REPLICAS)
+def _check_one(request: Request) -> None:
+    """HttpError if a request names a replica of a server that is none of several."""
+    if (name := request.query_params.get(REPLICA)) is not None:
+        raise HttpError(INVALID, f"{REPLICA}={name!r:.80}: this server has one engine; leave it out", param=REPLICA)
 
 
-REFUSED = Spread("refused", _refused)
+async def _of_one(replicas: Replicas, request: Request) -> Response:
+    ready = [str(state["replica"]) for state in await replicas.states() if state["ready"]]
+    if not ready:
+        raise HttpError(NOT_READY, "no replica is ready", headers={"Retry-After": "1"})
+    name, names = request.query_params.get(REPLICA), ", ".join(ready)
+    if name is None:
+        raise HttpError(
+            INVALID,
+            f"{REPLICA}: name the one whose steps you want, as in ?replica={ready[0]}; ready are {names}",
+            param=REPLICA,
+        )
+    path, seconds = request.scope["path"], request.scope["operation"].replica_seconds
+    found = await replicas.fetch_of(name, path, seconds=seconds) if name in ready else None
+    if found is None:
+        raise HttpError(
+            NOT_FOUND, f"{REPLICA}={name!r:.80}: does not answer, or there is none; ready are {names}", param=REPLICA
+        )
+    status, content = found
+    return Response(content, status, media_type=JSON)
+
+
+NAMED = Spread("named", _of_one)
 
 # fmt: off
 OPERATIONS = (
@@ -55,12 +78,14 @@ OPERATIONS = (
     Operation(
         "/inspect/steps", _steps,
         access="admin", summary="List the engine's last steps, with their requests and blocks.",
-        details="Token ids and texts are left out unless the server has an `admin_key` that is not an `api_key`.",
-        replicas=REFUSED,
+        details="Token ids and texts are left out unless the server has an `admin_key` that is not an `api_key`, and of"
+        " replicas, of which the query names one: `?replica=0`.",
+        replicas=NAMED, replica_seconds=FOLLOW_SECONDS,
     ),
     Operation(
         "/inspect/steps/{epoch}/{part}", _part,
         access="admin", summary="Return the tensors of some steps, or what was written to a block.",
-        details="The page takes the names of parts from `/inspect/steps`.", replicas=REFUSED,
+        details="The page takes the names of parts from `/inspect/steps`.",
+        replicas=NAMED, replica_seconds=FOLLOW_SECONDS,
     ),
 )

@@ -27,6 +27,10 @@ class Replicas(ABC):
         """Send a request to every replica. Those that are lost, or do not answer within the time, are left out."""
 
     @abstractmethod
+    async def fetch_of(self, name: str, path: str, *, seconds: float = CALL_SECONDS) -> tuple[int, bytes] | None:
+        """Return status and content of the answer of one replica to GET. None if it is lost, or answers too late."""
+
+    @abstractmethod
     async def metrics(self) -> bytes:
         """Return the metrics of the front end and of all replicas in Prometheus' text format."""
 
