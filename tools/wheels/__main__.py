@@ -25,7 +25,9 @@ from pathlib import Path
 
 import parts
 
-ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+CHECK = HERE / "check.py"
 BUILD = ROOT / "build" / "wheels"
 DIST = ROOT / "dist"
 PYTHONS = os.environ.get("PYTHONS", "python3.12 python3.13 python3.14")
@@ -92,7 +94,9 @@ def release(here: Interpreter, folder: Path, *, used: bool = True) -> dict[str, 
             users = [one for one in (here, *others) if one.is_stable] if builder.is_stable else [builder]
             for user in users if used else ():
                 use(user, wheel)
-            arm(builder, project, wheel, folder)
+            foreign = arm(builder, project, wheel, folder)
+            if used:
+                builder.run(HERE / "emulated.py", foreign, BUILD / "emulated")
     parts.write(here.python, folder)
     hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
     (folder / "SHA256SUMS").write_text("".join(f"{digest}  {name}\n" for name, digest in hashes.items()))
@@ -137,7 +141,7 @@ def unpacked(here: Interpreter, folder: Path) -> Path:
 def layer_source(source: Path, here: Interpreter) -> Path:
     """Return the source tree of the layer, written out of another."""
     target = BUILD / "layer"
-    here.run(Path(__file__).with_name("layer.py"), source, target)
+    here.run(HERE / "layer.py", source, target)
     return target
 
 
@@ -157,15 +161,16 @@ def build(builder: Interpreter, project: Path, folder: Path) -> Path:
 
 def use(user: Interpreter, wheel: Path) -> None:
     """Install the wheel in a new environment without a compiler, and run what it has."""
-    user.run(ROOT / "tools" / "check_wheel.py", wheel)
+    user.run(CHECK, wheel)
 
 
-def arm(builder: Interpreter, project: Path, wheel: Path, folder: Path) -> None:
-    """Build the wheel for Linux on aarch64 from that of this machine: its native module is another."""
+def arm(builder: Interpreter, project: Path, wheel: Path, folder: Path) -> Path:
+    """Build the wheel for Linux on aarch64 from that of this machine: its native module is another. Return it."""
     tag = "manylinux_2_28_aarch64"
-    builder.run(Path(__file__).with_name("cross.py"), project, wheel, BUILD / "arm", tag, folder)
+    builder.run(HERE / "cross.py", project, wheel, BUILD / "arm", tag, folder)
     name = re.sub(r"-[^-]+\.whl$", f"-{tag}.whl", wheel.name)
-    builder.run(ROOT / "tools" / "check_wheel.py", "--contents", folder / name)
+    builder.run(CHECK, "--contents", folder / name)
+    return folder / name
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Installs a wheel in a new environment that has no compiler and uses it there.
 
-    python tools/check_wheel.py dist/foreword-*.whl                     make wheel and make wheels run it
-    python tools/check_wheel.py --contents dist/foreword-*.whl          its size and files alone
+    python tools/wheels/check.py dist/foreword-*.whl                     make wheel and make wheels run it
+    python tools/wheels/check.py --contents dist/foreword-*.whl          its size and files alone
 
 Fails if the wheel is too large, has files that it should not have or is not for every Linux with a recent libc.
 """
@@ -36,6 +36,8 @@ buffers = foreword.batch.InputBuffers.for_states(states, max_num_batched_tokens=
 states.add_request(foreword.batch.NewRequest("a", prompt_token_ids=[1, 2, 3], block_ids=[[1, 2]]))
 assert foreword.batch.prepare_inputs(states, {"a": 3}, buffers).slot_mapping[0].tolist() == [2, 3, 4]
 """
+QUESTION = ("What is the capital of France?", "--max-tokens", "16", "--quiet")
+ANSWER = "Paris"
 LAYER_ALONE = """
 import importlib.metadata, foreword, foreword.shadow, foreword.vllm.kernels
 assert {d.name for d in importlib.metadata.distributions()} <= {"numpy", "foreword-batch", "pip", "setuptools"}
@@ -88,7 +90,10 @@ def check_installed(wheel: Path) -> None:
             run("python", "-W", "error", "-c", LAYER_ALONE)
             return
         print(run("foreword", "--version"))
-        print(run("foreword", "run", "What is the capital of France?", "--max-tokens", "16", "--quiet"))
+        answer = run("foreword", "run", *QUESTION)
+        if ANSWER not in answer:
+            sys.exit(f"{wheel.name}: the answer is {answer!r}, without {ANSWER!r}")
+        print(answer)
 
 
 def main() -> None:
