@@ -185,11 +185,14 @@ def _each(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return convert_all
 
 
-def is_integer(value: object) -> bool:  # isinstance of an abstract class is slow
+def is_integer(value: object) -> bool:
+    """Return whether a value is an integer, of Python or NumPy, and no truth value."""
+    # isinstance of an abstract class is slow.
     return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
 def is_number(value: object) -> bool:
+    """Return whether a value is a real number, of Python or NumPy, and no truth value."""
     return type(value) is float or (isinstance(value, Real) and not isinstance(value, bool))
 
 

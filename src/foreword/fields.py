@@ -29,6 +29,7 @@ class Kind(NamedTuple):
 
 
 def list_of(kind: Kind, name: str, *, most: int | None = None) -> Kind:
+    """Return the kind of lists of a kind, with at most so many items."""
     schema = {"type": "array", "items": kind.schema} | ({} if most is None else {"maxItems": most})
     return Kind(name, lambda value: isinstance(value, list) and all(map(kind.accepts, value)), schema, most)
 
@@ -41,6 +42,7 @@ def either(one: Kind, other: Kind) -> Kind:
 
 
 def one_of(*values: str) -> Kind:
+    """Return the kind of these texts."""
     return Kind(" or ".join(map(repr, values)), lambda value: value in values, {"enum": list(values)})
 
 

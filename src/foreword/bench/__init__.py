@@ -1,0 +1,1 @@
+"""Measurements that `foreword bench`, `calibrate` and the benchmarks share."""

@@ -398,5 +398,6 @@ class AsyncEngine:
 
 
 def put_all(items: Iterable[tuple[Stream, Event]]) -> None:
+    """Give each stream its event."""
     for stream, event in items:
         stream.put(event)

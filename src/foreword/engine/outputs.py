@@ -292,7 +292,7 @@ class RequestOutput:
         )
 
     def following(self, earlier: RequestOutput | None) -> RequestOutput:
-        """This output for a consumer that did not get the one before it: what is new in either is new."""
+        """Return this output for a consumer that did not get the one before it: what is new in either is new."""
         if earlier is None:
             return self
         starts = {output.index: output.start for output in earlier.outputs}

@@ -14,7 +14,8 @@ Outcome = tuple[T | None, BaseException | None]  # what the work returned, or th
 
 
 class PlannerThread(Generic[T]):
-    """
+    """Runs one function at a time in a thread of its own.
+
     thread.start(work)             work() runs in the thread while the owner continues
     value, error = thread.wait()   when it has ended; once for each start
     thread.settle()                waits until nothing runs, after an interrupt of the owner too; drops all outcomes

@@ -12,6 +12,8 @@ WIDTH = 30  # characters of the bar
 
 
 class Advance(Protocol):
+    """A function that is told how many requests have finished, and how many tokens were generated."""
+
     def __call__(self, finished: int, generated_tokens: int) -> None: ...
 
 

@@ -10,7 +10,7 @@ LONGEST = 24  # characters
 
 
 def shown_text(data: bytes) -> str:
-    """Return the text of a token's bytes on one line: "▁" for a space, "\\n" for a line break, "<E2>" for a byte that
+    r"""Return the text of a token's bytes on one line: "▁" for a space, "\n" for a line break, "<E2>" for a byte that
     is part of a character. Long texts are cut, and end in "…".
     """
     try:

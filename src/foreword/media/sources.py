@@ -23,6 +23,7 @@ def read_file(field: str, source: object, limits: MediaLimits) -> bytes:
 
 
 def fail(field: str, value: object, reason: str, fix: str) -> NoReturn:
+    """Raise RequestError for a field of a request that has no id yet."""
     raise RequestError(None, field, value, reason, fix)
 
 

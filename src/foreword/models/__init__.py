@@ -1,0 +1,1 @@
+"""Models: files, families, weights, tokenizers and chat templates."""

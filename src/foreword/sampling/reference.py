@@ -207,7 +207,7 @@ class ReferenceRows:
         self._rules.pop(row, None)
 
     def change(self, *arguments: Any) -> None:
-        """change(*StepArrays, changed_rows, changed, model): write these rows of logits after lines 1 to 8.
+        """Write rows of logits after lines 1 to 8, of the arguments (*StepArrays, changed_rows, changed, model).
 
         changed_rows: int32 [n], ascending. changed: float32 [n, V].
         """
@@ -216,7 +216,7 @@ class ReferenceRows:
             changed[changed_rows == i] = logits
 
     def sample(self, *arguments: Any) -> None:
-        """sample(*StepArrays, changed_rows, changed, out, offsets, ids, logprobs, ranks, model): draw.
+        """Draw, of the arguments (*StepArrays, changed_rows, changed, out, offsets, ids, logprobs, ranks, model).
 
         changed_rows, changed: rows of logits that were changed already; None without. out: int32 [B, W], the tokens to
         commit as `accepted_tokens` returns them. offsets: int64 [L + 1], where the log-probabilities of each row of

@@ -33,6 +33,7 @@ class Reason:
 
 
 def reason(code: Code, **details: int | str) -> Reason:
+    """Return the reason with this code and these details."""
     return Reason(code, tuple(details.items()))
 
 

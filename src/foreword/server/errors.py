@@ -42,6 +42,7 @@ class HttpError(Exception):
 
 
 def not_found(method: str, path: str) -> HttpError:
+    """Return the error for a route that does not exist."""
     return HttpError(NOT_FOUND, f"{method} {path}: Not Found")
 
 
@@ -62,6 +63,7 @@ def as_http_error(error: Exception) -> HttpError:
 
 
 def openai_error(error: HttpError) -> dict[str, Any]:
+    """Return an error in the form of OpenAI."""
     return {"error": {"message": error.text_in("openai"), "type": error.type, "param": error.param, "code": error.code}}
 
 

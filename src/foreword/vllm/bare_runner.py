@@ -60,6 +60,8 @@ class BareMetadata(NamedTuple):
 
 
 class BareBuilder(AttentionMetadataBuilder):  # type: ignore[misc]  # vLLM's classes are Any
+    """Keeps what the runner prepared for attention as it is."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
 
@@ -94,6 +96,8 @@ class BareBackend(AttentionBackend):  # type: ignore[misc]
 
 
 class BareLayer(AttentionLayerBase):  # type: ignore[misc]
+    """A layer of one KV group, with its specification."""
+
     def __init__(self, spec: Any) -> None:
         self._spec = spec
 
@@ -105,6 +109,8 @@ class BareLayer(AttentionLayerBase):  # type: ignore[misc]
 
 
 class BareModel:
+    """A model that computes nothing: its hidden states are the logits."""
+
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return hidden_states
 

@@ -45,5 +45,6 @@ class Arrays:
 
 
 def check_range(name: str, values: I64, low: int, high: int) -> None:
+    """Raise the error of a malformed difference unless low ≤ values ≤ high."""
     if len(values) and not (low <= values.min() and values.max() <= high):
         raise malformed(name, expected=f"{low} … {high}", got=(int(values.min()), int(values.max())))

@@ -41,7 +41,7 @@ class PrefillShare:
 
 
 def share_prefill(batch: BatchTensors, size: int, rank: int) -> PrefillShare:
-    """This rank's share of the step, at own addresses. Chunks are ceil(n / 2R) long, or the request's last ones.
+    """Return this rank's share of the step, at own addresses. Chunks are ceil(n / 2R) long, or the request's last ones.
     PlanError where tokens see each other, since the keys of a rank's rows end with the row.
     """
     if size < 1 or not 0 <= rank < size:

@@ -1,0 +1,1 @@
+"""Validation of batches, and the proof that a cache is used correctly."""

@@ -46,7 +46,7 @@ class Shard:
             self._groups["cuda"].abort()
 
     def part(self, count: int) -> range:
-        """This rank's part of ``count`` rows or columns. The parts differ by at most one."""
+        """Return this rank's part of ``count`` rows or columns. The parts differ by at most one."""
         return range(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def sum(self, x: Tensor) -> Tensor:

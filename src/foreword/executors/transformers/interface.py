@@ -32,7 +32,7 @@ def unregister(name: str) -> None:
 
 
 def text_attention(config: PreTrainedConfig, name: str) -> str | dict[str, str]:
-    """This attention implementation for a decoder, as transformers takes it; encoders of images keep theirs."""
+    """Return this attention implementation for a decoder, as transformers takes it; encoders of images keep theirs."""
     return {"text_config": name} if "text_config" in config.sub_configs else name
 
 

@@ -238,11 +238,13 @@ def kv_heads(config: Config, heads: int) -> int:
 
 
 def head_dim(config: Config) -> int:
+    """Return the width of a head: the key, else the hidden size over the number of heads."""
     default = max(1, config.size("hidden_size") // config.size("num_attention_heads"))
     return config.size("head_dim", default, most=1 << 16)
 
 
 def num_layers(config: Config) -> int:
+    """Return the number of layers."""
     return config.size("num_hidden_layers", most=4096)
 
 
@@ -275,6 +277,7 @@ def windows(config: Config, sliding: Callable[[int], bool]) -> tuple[int | None,
 
 
 def experts(config: Config, *, shared: bool = False) -> MoeSpec:
+    """Return the experts of all layers. shared: with one that every token uses."""
     is_local = config.value("num_experts") is None and config.value("num_local_experts") is not None
     moe = MoeSpec(
         num_experts=config.size("num_local_experts" if is_local else "num_experts"),

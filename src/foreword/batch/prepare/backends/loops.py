@@ -81,6 +81,7 @@ def attention_state(
 
 
 def run(states: RequestStates, buffers: InputBuffers, plan: Plan, pad: Padding, gather: bool) -> Scalars:
+    """Prepare a step as the definition says, one element at a time."""
     plan = check(states, buffers, plan, pad)
     buffers.generation += 1
     out: dict[str, Any] = buffers.arrays

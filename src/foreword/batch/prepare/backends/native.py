@@ -12,6 +12,7 @@ from foreword.native import available, native
 
 
 def run(states: RequestStates, buffers: InputBuffers, plan: Plan, pad: Padding, gather: bool) -> Scalars:
+    """Prepare a step in one call of native code."""
     core = buffers.core
     if core is None:
         core = buffers.core = _bind(states, buffers)

@@ -19,6 +19,7 @@ from foreword.batch.values.plan import Plan, ragged
 
 
 def run(states: RequestStates, buffers: InputBuffers, plan: Plan, pad: Padding, gather: bool) -> Scalars:
+    """Prepare a step with array operations of NumPy."""
     plan = check(states, buffers, plan, pad)
     buffers.generation += 1
     out: dict[str, Any] = buffers.arrays
@@ -122,6 +123,7 @@ def local_seq_lens(seq_lens: Ints, cp: ContextParallel) -> Ints:
 
 
 def attention_state(c: Ints, n: Ints, prompt_len: Ints, cancelled: Bools, any_drafts: bool) -> AttentionState:
+    """Return the kind of a step, from computed and scheduled tokens c, n [B]."""
     if any_drafts:
         return AttentionState.SPEC_DECODING
     if len(c) and bool(((n == 1) & ((c > 0) | cancelled)).all()):
