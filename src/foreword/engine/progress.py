@@ -12,7 +12,7 @@ WIDTH = 30  # characters of the bar
 
 
 class Advance(Protocol):
-    """A function that is told how many requests have finished, and how many tokens were generated."""
+    """A function that gets how many requests have finished, and how many tokens were generated."""
 
     def __call__(self, finished: int, generated_tokens: int) -> None: ...
 
