@@ -78,7 +78,7 @@ class Declared:
 
     @property
     def form(self) -> str:
-        """What stands for the value in help."""
+        """Return what stands for the value in help."""
         return self.value_name or ("NAME" if self.choices else "SIZE" if self.unit == "bytes" else self.kind.form)
 
     @property
@@ -93,7 +93,7 @@ class Declared:
 
     @property
     def expected(self) -> str:
-        """Which values are valid: "an integer from 1 to 65536, or None"."""
+        """Return which values are valid: "an integer from 1 to 65536, or None"."""
         one = f"one of {', '.join(map(repr, self.choices))}" if self.choices else f"{self.kind.name} {self.limits}"
         return one.rstrip() + ', or a size such as "2GiB"' * (self.unit == "bytes") + ", or None" * self.optional
 

@@ -140,7 +140,9 @@ class Fields:
 
 
 def entries_of(request_id: str, prompt: Mapping[Any, Any], keys: Iterable[str] = ()) -> dict[Any, Any]:
-    """What a caller's mapping has, after ``keys``: None for those that it lacks. RequestError if it cannot be read."""
+    """Return what a caller's mapping has, after ``keys``: None for those that it lacks. RequestError if it cannot be
+    read.
+    """
     given: dict[Any, Any] = dict.fromkeys(keys)
     try:
         given |= prompt

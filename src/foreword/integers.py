@@ -84,7 +84,7 @@ def _indices(values: Iterable[object]) -> I32 | None:
 
 
 def is_int32(value: object, low: int = -INT32_MAX - 1) -> bool:
-    """Whether it is one integer in [low, 2³¹ − 1]."""
+    """Return whether it is one integer in [low, 2³¹ − 1]."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and low <= int(value) <= INT32_MAX
 
 

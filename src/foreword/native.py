@@ -10,5 +10,5 @@ __all__ = ["available", "native"]
 
 
 def available() -> bool:
-    """Whether the native module is built and can be loaded."""
+    """Return whether the native module is built and can be loaded."""
     return native is not None

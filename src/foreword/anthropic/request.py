@@ -122,7 +122,7 @@ def _output_config(given: Fields) -> tuple[object, str | None]:
 
 
 def _thinking(given: Fields, max_tokens: int | None) -> bool | None:
-    """Whether ``thinking`` asks for thinking; None: thinking that adapts is what the model does unasked."""
+    """Return whether ``thinking`` asks for thinking; None: thinking that adapts is what the model does unasked."""
     thinking = given.nested("thinking")
     if thinking is None:
         return None
@@ -145,7 +145,7 @@ def _take_cache_control(given: Fields) -> None:
 
 
 def _origins_of_tools(count: int) -> dict[str, str]:
-    """What the fields of tools and their choice are called in the body."""
+    """Return what the fields of tools and their choice are called in the body."""
     found = {"parallel_tool_calls": "tool_choice.disable_parallel_tool_use"}
     for i in range(count):
         found |= {f"tools[{i}].function": f"tools[{i}]", f"tools[{i}].function.parameters": f"tools[{i}].input_schema"}

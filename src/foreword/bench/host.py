@@ -109,7 +109,7 @@ class Ours:
         return self.batch
 
     def change_rows(self) -> None:
-        """What the scheduler changed: requests that left and arrived, new blocks."""
+        """Apply what the scheduler changed: requests that left and arrived, new blocks."""
         step, states = self.step, self.states
         if len(self.departed):
             states.remove_rows(self.departed)

@@ -34,7 +34,7 @@ class Noise:
 
     @property
     def texts_are_unstable(self) -> bool:
-        """Whether some texts differ where only texts can be compared."""
+        """Return whether some texts differ where only texts can be compared."""
         return math.inf in (self.alone, self.hit, self.crowd)
 
     def __str__(self) -> str:

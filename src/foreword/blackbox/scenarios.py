@@ -34,7 +34,7 @@ class Draw:
 
     @property
     def num_blocks(self) -> int:
-        """How many blocks a prompt of the longest length has, at least one."""
+        """Return how many blocks a prompt of the longest length has, at least one."""
         return max(1, int(self.server.max_words * self.server.tokens_per_word) // self.block_size)
 
     def words(self, num_tokens: float, *, is_first: bool = True) -> int:

@@ -39,7 +39,7 @@ class PrefixHit:
         return self.num_full + self.num_partial
 
     def cut(self, n: int) -> int:
-        """Of n tokens after the hit, those up to the next stop."""
+        """Return how many of n tokens after the hit are before the next stop."""
         return min([n, *(stop - self.num_tokens for stop in self.stops if stop > self.num_tokens)])
 
     def without_partial(self) -> PrefixHit:

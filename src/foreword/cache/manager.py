@@ -257,7 +257,9 @@ class KVCacheManager:
         return at, self._content_in(row, at, end) if end <= self.states.prefill_len[row] else b""
 
     def continues(self, row: int, hit: PrefixHit, keys: BlockKeys) -> bool:
-        """Whether the row begins with the whole blocks of a hit, and has the extra keys of the block after them."""
+        """Return whether the row begins with the whole blocks of a hit, and has the extra keys of the block
+        after them.
+        """
         end = hit.num_full // self._node_tokens
         if end and self.tree.node_of(row, end - 1) is not self.tree.node_at(hit.path, end):
             return False
@@ -318,7 +320,9 @@ class KVCacheManager:
     # -- recurrent states, in a model that has them: see `keeps_states` ----------------------------------------------
 
     def cut_chunks(self, rows: I32, computed: I32, n: I32) -> I32:
-        """Of n[i] tokens after computed[i], those up to the next place where the row's state should be kept."""
+        """Return how many of n[i] tokens after computed[i] are before the next place where the row's state should
+        be kept.
+        """
         return n if self._snapshots is None else self._snapshots.cut(rows, computed, n)
 
     def keep_states(self, rows: I32, computed: I32) -> I32:
@@ -405,7 +409,7 @@ class KVCacheManager:
     # -- content -----------------------------------------------------------------------------------------------------
 
     def _content_of(self, token_ids: I32) -> bytes:
-        """What blocks of these tokens are compared by."""
+        """Return what blocks of these tokens are compared by."""
         return np.ascontiguousarray(token_ids, np.int32).tobytes()
 
     def _content_in(self, row: int, start: int, end: int) -> bytes:

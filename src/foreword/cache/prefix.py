@@ -56,7 +56,7 @@ class Forgotten:
             del self._seen[next(iter(self._seen))]
 
     def has(self, index: int, before: bytes, tokens: bytes, extra: ExtraKeys, first: ExtraKeys) -> bool:
-        """Whether such a block was forgotten."""
+        """Return whether such a block was forgotten."""
         return hash((index, before, tokens, extra, first)) in self._seen
 
     def clear(self) -> None:
@@ -95,7 +95,7 @@ class PrefixNode:
         self.rows: set[int] = set()
 
     def has_block(self, index: int) -> bool:
-        """Whether any group has the content of block ``index``."""
+        """Return whether any group has the content of block ``index``."""
         return any(ids[index - self.start] for ids in self.blocks)
 
 
@@ -157,7 +157,8 @@ class PrefixTree:
         return next(node for node in path if num_blocks <= node.end) if num_blocks else self.root
 
     def best_partial(self, node: PrefixNode, at: int, tokens: bytes, extra: ExtraKeys) -> tuple[PrefixNode, int] | None:
-        """Of the blocks that follow block at − 1 of ``node``, the one with the longest common prefix with ``tokens``.
+        """Return, of the blocks that follow block at − 1 of ``node``, the one with the longest common prefix with
+        ``tokens``.
 
         Returns the node it is in (its first block, or block ``at`` of ``node`` itself) and the length of that prefix.
         """
@@ -373,7 +374,7 @@ class PrefixTree:
 
 
 def common_tokens(a: bytes, b: bytes) -> int:
-    """How many int32 tokens two sequences share from the start."""
+    """Return how many int32 tokens two sequences share from the start."""
     size = min(len(a), len(b))
     if a[:size] == b[:size]:
         return size // 4

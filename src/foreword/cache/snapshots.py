@@ -46,7 +46,7 @@ class StateSnapshots:
         return tuple(self._pending)
 
     def stops(self, num_tokens: int, num_known: int) -> tuple[int, int]:
-        """Where chunks of a prompt should end: where it leaves known content, and at its last whole unit."""
+        """Return where chunks of a prompt should end: where it leaves known content, and at its last whole unit."""
         last = (num_tokens - 1) // self._unit * self._unit
         return min(num_known // self._unit * self._unit, last), last
 
@@ -56,7 +56,7 @@ class StateSnapshots:
         self._newest[row] = num_hit
 
     def cut(self, rows: I32, computed: I32, n: I32) -> I32:
-        """Of n[i] tokens after computed[i], those up to the next stop of the row."""
+        """Return how many of n[i] tokens after computed[i] are before the next stop of the row."""
         ahead = self._stops[rows] - computed[:, None]
         room: I32 = np.where(ahead > 0, ahead, n[:, None]).min(1)
         return np.minimum(n, room)

@@ -304,7 +304,7 @@ class Chat:
         print("removed all messages but the system prompt")
 
     def why(self, command: Command) -> None:
-        """What the cache had of the last prompt, and where that differs from the turn before."""
+        """Print what the cache had of the last prompt, and where that differs from the turn before."""
         if self._last is None:
             print("nothing was computed yet")
             return

@@ -45,7 +45,7 @@ class Command:
 
 
 def read(next_line: Callable[[bool], str]) -> Message | Command | None:
-    '''What the next lines say: a command, or a message; None for an empty line.
+    '''Return what the next lines say: a command, or a message; None for an empty line.
 
     next_line: returns a line without its end, given whether it continues a message. Lines from """ to """ are one
     message, taken as it is. A backslash at the end of a line joins the next line, after a line break. A message that

@@ -36,7 +36,7 @@ class Conversation:
 
     @property
     def waits(self) -> bool:
-        """Whether the last message is the user's, not answered."""
+        """Return whether the last message is the user's, not answered."""
         return bool(self.messages) and self.messages[-1]["role"] == "user"
 
     def up_to_question(self) -> list[dict[str, Any]] | None:
@@ -61,7 +61,7 @@ class Conversation:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no message but the system prompt."""
+        """Return whether there is no message but the system prompt."""
         return len(self.messages) == self._start
 
     def save(self, path: Path) -> None:

@@ -20,7 +20,7 @@ MIN_COLUMN = 20  # characters of a last column in a narrow window
 
 
 def has_input() -> bool:
-    """Whether standard input is a file, a pipe or a socket: not a terminal, not another device, not closed."""
+    """Return whether standard input is a file, a pipe or a socket: not a terminal, not another device, not closed."""
     if sys.stdin is None:
         return False
     try:

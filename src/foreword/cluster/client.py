@@ -35,12 +35,12 @@ class Response:
 
     @property
     def is_stream(self) -> bool:
-        """Whether its body is events."""
+        """Return whether its body is events."""
         return any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in self.headers)
 
     @property
     def is_short(self) -> bool:
-        """Whether its body comes at once, or is none."""
+        """Return whether its body comes at once, or is none."""
         return not self._has_body or any(name == b"content-length" for name, _ in self.headers)
 
     async def begin(self) -> None:

@@ -96,7 +96,7 @@ class ReplicaProcess:
         return (await self.call("GET", path))[1]
 
     async def is_well(self) -> bool:
-        """Whether it answers in time."""
+        """Return whether it answers in time."""
         try:
             return (await self.call("GET", "/ready", seconds=PROBE_SECONDS))[0] == 200
         except ReplicaLostError:

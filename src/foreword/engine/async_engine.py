@@ -240,7 +240,7 @@ class AsyncEngine:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the engine takes no more requests."""
+        """Return whether the engine takes no more requests."""
         return self._closed
 
     def abort(self, request_id: str) -> None:

@@ -72,7 +72,7 @@ class AsyncLLM(AsyncEngine):
     async def score(
         self, query: str, documents: Sequence[str], params: PoolingParams | None = None
     ) -> list[PoolingRequestOutput]:
-        """How well each document fits the query, in ``outputs.score``: see `LLM.score`."""
+        """Return how well each document fits the query, in ``outputs.score``: see `LLM.score`."""
         spec = self.model.pooling
         plan = await asyncio.to_thread(plan_scores, self.tokenizer, spec, query, documents, params)
         requests = zip(plan.prompts, plan.params, strict=True)

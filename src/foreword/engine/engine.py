@@ -179,7 +179,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` would do something."""
+        """Return whether `step` would do something."""
         return bool(self._outputs.groups) or bool(self._ready)
 
     @property
@@ -187,7 +187,7 @@ class Engine:
         return len(self._outputs.groups)
 
     def __contains__(self, request_id: object) -> bool:
-        """Whether the request is in the engine."""
+        """Return whether the request is in the engine."""
         return request_id in self._outputs.groups
 
     def add_request(

@@ -35,7 +35,7 @@ class GrammarThread:
             self._masks = None
 
     def forced_tokens(self, grammars: Sequence[Grammar], limits: Sequence[int], width: int) -> I32:
-        """Of each grammar at most limits[i] ≤ width forced tokens: int32 [n, width] padded with −1."""
+        """Return of each grammar at most limits[i] ≤ width forced tokens: int32 [n, width] padded with −1."""
         found = np.full((len(grammars), width), -1, np.int32)
         self._start(partial(_fill_forced, grammars, limits, found))()
         return found

@@ -278,7 +278,7 @@ class LLM:
     def reward(
         self, prompts: Prompts, pooling_params: PoolingParams | None = None, *, progress: bool | None = None
     ) -> list[PoolingRequestOutput]:
-        """What the model's head gives for each prompt, or for each of its steps, in ``outputs.data``."""
+        """Return what the model's head gives for each prompt, or for each of its steps, in ``outputs.data``."""
         from foreword.engine.pooling import with_task
 
         return self.encode(prompts, with_task(pooling_params, "reward"), progress=progress)
@@ -291,7 +291,7 @@ class LLM:
         *,
         progress: bool | None = None,
     ) -> list[PoolingRequestOutput]:
-        """How well each document fits its query, in ``outputs.score``: query i with document i, or one with all.
+        """Return how well each document fits its query, in ``outputs.score``: query i with document i, or one with all.
 
         A model with a head of one output reads both texts together; for others it is the cosine of the embeddings.
         """

@@ -105,7 +105,8 @@ class Loras:
             raise RequestError(request_id, "lora", name, "is not the name of an adapter", fix)
 
     def read_again(self, request_id: str, name: str | None) -> LoraAdapter | None:
-        """What a new request's adapter needs to `enter`: None if the executor holds it, and for None. Changes nothing.
+        """Return what a new request's adapter needs to `enter`: None if the executor holds it, and for None. Changes
+        nothing.
 
         RequestError if the name is not known (any more), or its files are not as they were.
         """

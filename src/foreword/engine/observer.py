@@ -104,7 +104,7 @@ class Observers:
 
 
 def observes_cache(observer: EngineObserver) -> bool:
-    """Whether the observer overrides cache_event."""
+    """Return whether the observer overrides cache_event."""
     return type(observer).cache_event is not EngineObserver.cache_event
 
 

@@ -277,7 +277,7 @@ class RequestOutput:
 
     @property
     def continues(self) -> bool:
-        """Whether an earlier output had tokens of the first completion."""
+        """Return whether an earlier output had tokens of the first completion."""
         return self.outputs[0].start.tokens > 0
 
     @property

@@ -110,7 +110,7 @@ class Pipeline:
         )
 
     def forget_grammars(self) -> None:
-        """Of rows without a request."""
+        """Forget the grammars of rows without a request."""
         for row in [row for row in self.grammars if not self.states.live[row]]:
             del self.grammars[row]
 

@@ -62,7 +62,7 @@ class PoolingRequestOutput:
 
 
 def pooling_output(output: RequestOutput) -> PoolingRequestOutput:
-    """What users get of a pooling request's final output."""
+    """Return what users get of a pooling request's final output."""
     return PoolingRequestOutput(
         output.request_id, output.prompt, output.prompt_token_ids, output.pooled, output.metrics, output.error
     )
@@ -100,7 +100,7 @@ def plan_scores(
     params: PoolingParams | None,
     names: tuple[str, str] = ("queries", "documents"),
 ) -> ScorePlan:
-    """How well document i fits query i, or one query with every document. names: of both fields, in errors.
+    """Return how well document i fits query i, or one query with every document. names: of both fields, in errors.
 
     A cross-encoder reads both texts together; of another model each distinct text is embedded once. RequestError for
     texts that do not pair up, and for the classifier of several labels.
@@ -159,7 +159,7 @@ def _paired(
 
 
 def _cosine(first: PoolingRequestOutput, second: PoolingRequestOutput) -> PoolingRequestOutput:
-    """Of two vectors of unit length."""
+    """Return the cosine of the angle between two vectors of unit length."""
     error = first.error or second.error
     pooled = None if error else np.vdot(first.outputs.data, second.outputs.data).reshape(1)
     token_ids = [*first.prompt_token_ids, *second.prompt_token_ids]

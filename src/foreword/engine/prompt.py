@@ -191,7 +191,7 @@ def _embeds(request_id: str, values: object, executor: Executor, limit: PromptLi
 
 
 def _is_token(request_id: str, given: Mapping[str, Any], length: int) -> Bools:
-    """Where the prompt is a token, bool [length]."""
+    """Return where the prompt is a token, bool [length]."""
     field, values = "prompt_is_token_ids", given["prompt_is_token_ids"]
     if (values is None) != (given["prompt_token_ids"] is None):
         reason, fix = "prompt_token_ids and prompt_is_token_ids belong together", "Give both, or none of them."

@@ -232,6 +232,6 @@ class EngineRecorder(EngineObserver):
 
 
 def _only_decodes(plan: StepPlan, batch: InputBatch) -> bool:
-    """Whether each request of a step computes one token, and nothing else is done."""
+    """Return whether each request of a step computes one token, and nothing else is done."""
     is_plain = plan.draft_tokens is None and not len(plan.prefilling) and not plan.preempted
     return is_plain and plan.num_tokens == len(plan.rows) and not batch.block_ops

@@ -84,7 +84,9 @@ class Completion:
 
     @property
     def reads_every_token(self) -> bool:
-        """Whether each token is read when it is sampled: for a stream, stop strings, log-probabilities or a grammar."""
+        """Return whether each token is read when it is sampled: for a stream, stop strings, log-probabilities or a
+        grammar.
+        """
         group = self.group
         return (
             group.stream
@@ -170,7 +172,7 @@ class Completion:
 
 
 def _sampled_logprob(entry: TokenLogprobs) -> float:
-    """Of the sampled token, which is the first of the entry."""
+    """Return the log-probability of the sampled token, which is the first of the entry."""
     return entry.chosen.logprob
 
 

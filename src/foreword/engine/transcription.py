@@ -125,13 +125,13 @@ class Transcriber:
             return None
 
     def result(self) -> Transcription:
-        """What is known so far; all of it after the last part."""
+        """Return what is known so far; all of it after the last part."""
         language = None if self._language is None else self._speech.name_of(self._language)
         text = "".join(segment.text for segment in self._segments).lstrip()
         return Transcription(text, language, self._seconds, self._segments)
 
     def detokenizer(self) -> TextOfTokens:
-        """Of the tokens of one window."""
+        """Return a new detokenizer for the tokens of one window."""
         return TextOfTokens(self._tokenizer.detokenizer(continues=True), self._speech.first_timestamp)
 
     def _all_parts(self) -> Generator[Part, RequestOutput, None]:

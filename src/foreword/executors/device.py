@@ -42,7 +42,7 @@ class DeviceInputs(NamedTuple):
 
     @property
     def may_be_captured(self) -> bool:
-        """Whether all that it reads is in the rows."""
+        """Return whether all that it reads is in the rows."""
         return self.given is TEXT and self.more_logits is None
 
 
@@ -155,7 +155,7 @@ class DeviceExecutor:
         return [f"{len(self._graphs)} graphs of steps of up to {self.buckets.sizes[-1]} tokens"]
 
     def runs_ahead(self, sampling: StepSampling) -> bool:
-        """Whether the device samples: then it also commits the samples to its rows."""
+        """Return whether the device samples: then it also commits the samples to its rows."""
         sampler = self._sampler
         return (
             sampler is not None
@@ -218,7 +218,9 @@ class DeviceExecutor:
         self._graphs = {key: graph for key, graph in self._graphs.items() if not key[2]}
 
     def _inputs(self, batch: InputBatch) -> DeviceInputs:
-        """What the batch has beside text. The positions of a prompt are known in a batch that is not resolved."""
+        """Return what the batch has beside text. The positions of a prompt are known in a batch that is not
+        resolved.
+        """
         has_adapters = bool(batch.states.loras) and self._adapters.mapping(batch) is not None
         return DeviceInputs(StepInputs.of(batch, self, adds_rope_delta=True), has_adapters)
 

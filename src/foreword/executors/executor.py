@@ -67,9 +67,9 @@ class Executor(Protocol):
         """The padded (num_tokens, num_reqs) that a step of this size is prepared with; None for no padding."""
 
     def runs_ahead(self, sampling: StepSampling) -> bool:
-        """Whether a step with this sampling may be launched before the result of the step before was read, and with
-        a batch that is not resolved. It computes with the samples of the step before, which it reads where that left
-        them. Such a batch may be replaced before its result is returned.
+        """Return whether a step with this sampling may be launched before the result of the step before was read, and
+        with a batch that is not resolved. It computes with the samples of the step before, which it reads where that
+        left them. Such a batch may be replaced before its result is returned.
         """
 
     def launch(self, batch: InputBatch, sampling: StepSampling) -> PendingStep:

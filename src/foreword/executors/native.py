@@ -55,7 +55,7 @@ _FLOATS = (Quant.F32, Quant.F16, Quant.BF16)
 
 
 def packed_format(quant: Quant, weight_format: WeightFormat, *, keep_precise: bool = False) -> str:
-    """How a matrix stored as ``quant`` is packed (native/kernels/formats.h).
+    """Return how a matrix stored as ``quant`` is packed (native/kernels/formats.h).
 
     auto: as the file holds it; 5 and 6 bit are kept, exactly, in 8. q4: the same, and floats become 4 bit with a scale
     and a minimum per block of 32, or 8 bit where ``keep_precise`` (the output projection). A format that is not read

@@ -149,6 +149,6 @@ def _samples(field: str, file: Any, limits: MediaLimits) -> F32:
 
 
 def _is_cut(data: bytes) -> bool:
-    """Whether a RIFF file names more bytes than it has. Decoders read what is there."""
+    """Return whether a RIFF file names more bytes than it has. Decoders read what is there."""
     named = int.from_bytes(data[4:8], "little")
     return data[:4] == b"RIFF" and named not in UNKNOWN_SIZE and named + 8 > len(data)

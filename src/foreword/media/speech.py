@@ -53,7 +53,7 @@ class Speech:
         return None if self.no_timestamps is None else self.no_timestamps + 1
 
     def features(self, samples: F32, field: str = "audio") -> F32:
-        """What the encoder reads of a sound, [channels, frames]: a window, or more frames of a longer sound.
+        """Return what the encoder reads of a sound, [channels, frames]: a window, or more frames of a longer sound.
 
         RequestError, with the field, for samples that are too large to have features.
         """

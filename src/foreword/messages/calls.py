@@ -40,7 +40,7 @@ class CallSink:
 
     @property
     def is_open(self) -> bool:
-        """Whether a call has started and not ended."""
+        """Return whether a call has started and not ended."""
         return self._open
 
     def start(self, name: str) -> None:
@@ -128,7 +128,7 @@ class CallsReader:
 
     @property
     def is_resting(self) -> bool:
-        """Whether it is outside every call and list, so that the region may end."""
+        """Return whether it is outside every call and list, so that the region may end."""
         return not self.is_bad and not self._in_list and self._expect == self._item
 
     def read(self, text: str, at: int) -> int:
@@ -304,7 +304,7 @@ class JsonCallsReader(CallsReader):
         self._arguments = []
 
     def _may_start(self) -> bool:
-        """Whether the name, if it is known, may be that of a call."""
+        """Return whether the name, if it is known, may be that of a call."""
         allowed = self._sink.allowed
         return not self._calls.unmarked or allowed is None or self._name is None or self._name in allowed
 

@@ -62,7 +62,7 @@ class ResponseFormat:
 
     @property
     def content(self) -> Region:
-        """How content outside of the regions is written."""
+        """Return how content outside of the regions is written."""
         return self.outside if self.outside.kind == "content" else CONTENT
 
     @cached_property
@@ -73,14 +73,14 @@ class ResponseFormat:
 
     @cached_property
     def openings(self) -> tuple[tuple[Marker, Region | None], ...]:
-        """What may end the text outside: all literal texts as one mark, and each pattern with its region."""
+        """Return what may end the text outside: all literal texts as one mark, and each pattern with its region."""
         marks = [(self.outside.close, self.outside), *((region.open, region) for region in self.regions)]
         patterns = [(mark, region) for mark, region in marks if mark is not None and not isinstance(mark, Literals)]
         return (*([(Literals(tuple(self.owners)), None)] if self.owners else []), *patterns)
 
     @cached_property
     def has_patterns(self) -> bool:
-        """Whether a mark is a regular expression."""
+        """Return whether a mark is a regular expression."""
         marks = [mark for region in (self.outside, *self.regions) for mark in (region.open, region.close)]
         return any(mark is not None and not isinstance(mark, Literals) for mark in marks)
 
@@ -97,7 +97,7 @@ class ResponseFormat:
 
     @cached_property
     def reasoning_marks(self) -> tuple[str, str] | None:
-        """What opens and closes the reasoning; None if the format has none between literal texts."""
+        """Return what opens and closes the reasoning; None if the format has none between literal texts."""
         for region in self.regions:
             if region.kind == "reasoning" and isinstance(region.open, Literals) and isinstance(region.close, Literals):
                 return region.open.texts[0], region.close.texts[0]

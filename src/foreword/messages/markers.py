@@ -34,7 +34,9 @@ class Marker(Protocol):
         ...
 
     def cut(self, text: str, at: int) -> int:
-        """Where a mark begins that the end of the text cuts off, from ``at`` on; the end of the text if none does."""
+        """Return where a mark begins that the end of the text cuts off, from ``at`` on; the end of the text if none
+        does.
+        """
         ...
 
     def last_end(self, text: str) -> int | None:

@@ -300,7 +300,7 @@ def decoded(string: str) -> str:
 
 
 def is_object(text: str) -> bool:
-    """Whether the text is one JSON object."""
+    """Return whether the text is one JSON object."""
     reader = ValueReader()
     end = reader.read(text, 0)
     return reader.status is Status.DONE and not text[end:].strip() and text.lstrip().startswith("{")

@@ -62,7 +62,7 @@ class MessageParser:
 
     @property
     def in_reasoning(self) -> bool:
-        """Whether the text ends inside the reasoning."""
+        """Return whether the text ends inside the reasoning."""
         return self._region.kind == "reasoning"
 
     @property
@@ -315,7 +315,7 @@ class _Text:
         self._is_fresh = self.is_behind_mark = True
 
     def forget(self) -> None:
-        """What was written belongs to the prompt."""
+        """Forget what was written: it belongs to the prompt."""
         self._space = []
         self.has_text = self.is_behind_mark = False
 

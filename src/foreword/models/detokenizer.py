@@ -44,7 +44,7 @@ class TokenBytes:
 
     @property
     def skips_first_space(self) -> bool:
-        """Whether the vocabulary writes a space before every text that is not part of it."""
+        """Return whether the vocabulary writes a space before every text that is not part of it."""
         return self._rule.skips_first_space
 
     def added_text(self, token_id: int) -> bytes | None:

@@ -113,7 +113,9 @@ def from_hub(name: str) -> Path:
 
 
 def _cached(hub: Any, name: str, wanted: HubId, error: Exception) -> Path:
-    """What is on this machine, after the hub could not be asked; ModelError with the reason if that is nothing."""
+    """Return what is on this machine, after the hub could not be asked; ModelError with the reason if that is
+    nothing.
+    """
     try:
         folder = Path(hub.snapshot_download(wanted.repository, revision=wanted.revision, local_files_only=True))
     except Exception:

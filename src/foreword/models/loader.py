@@ -187,7 +187,7 @@ def _tensors(folder: Path, config: Config) -> Mapping[str, Tensor]:
 
 
 def _score_head(hidden_size: int, labels: int) -> tuple[HeadLayer, ...]:
-    """Of a decoder's classifier."""
+    """Return the weights of a decoder's classifier."""
     return (HeadLayer(hidden_size, labels, bias=False),)
 
 

@@ -73,7 +73,7 @@ def weights_from_safetensors(
 
 
 def _stacked_experts(spec: DecoderSpec) -> dict[str, str | Rows]:
-    """Where a file has all experts of a layer in one tensor, gate and up of each one below the other."""
+    """Return where a file has all experts of a layer in one tensor, gate and up of each one below the other."""
     inner = next(layer.moe.intermediate_size for layer in spec.layers if layer.moe is not None)
     prefix = "model.layers.{i}"
     return {

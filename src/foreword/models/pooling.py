@@ -53,7 +53,7 @@ class PoolingSpec:
 
     @property
     def is_cross_encoder(self) -> bool:
-        """Whether it scores a pair of texts itself: its head has one output."""
+        """Return whether it scores a pair of texts itself: its head has one output."""
         return bool(self.head) and self.head[-1].outputs == 1
 
     def prompt_name(self, *names: str) -> str:

@@ -14,12 +14,12 @@ _RESULTS = {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax"}
 
 
 def is_classifier(config: Config) -> bool:
-    """Whether the model has the head of a classifier in place of logits."""
+    """Return whether the model has the head of a classifier in place of logits."""
     return any(name.endswith("ForSequenceClassification") for name in _architectures(config))
 
 
 def has_logits(config: Config) -> bool:
-    """Whether the model was saved with logits: not a classifier, nor a model without any head."""
+    """Return whether the model was saved with logits: not a classifier, nor a model without any head."""
     return not any(name.endswith(("ForSequenceClassification", "Model")) for name in _architectures(config))
 
 

@@ -105,5 +105,5 @@ def _growth(state: Mapping[str, Any]) -> float:
 
 
 def _keeps(step: Mapping[str, Any]) -> bool:
-    """Whether a part of pre-tokenization keeps every character."""
+    """Return whether a part of pre-tokenization keeps every character."""
     return step["type"] in _KEEPS or (step["type"] in ("Split", "Punctuation") and step["behavior"] != "Removed")

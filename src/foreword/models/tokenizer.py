@@ -158,7 +158,7 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the model has a chat template."""
+        """Return whether the model has a chat template."""
         return bool(self._chat_sources)
 
     def chat_template(self, *, tools: bool = False, chat_template: str | None = None) -> str:

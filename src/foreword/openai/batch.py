@@ -49,12 +49,12 @@ class Batch:
 
     @property
     def is_full(self) -> bool:
-        """Whether it should `step` before it gets more lines."""
+        """Return whether it should `step` before it gets more lines."""
         return len(self._open) >= self._limit
 
     @property
     def has_work(self) -> bool:
-        """Whether lines are in the engine."""
+        """Return whether lines are in the engine."""
         return bool(self._running)
 
     def run(self, lines: Iterator[BatchLine]) -> Iterator[Record]:

@@ -50,7 +50,7 @@ class BatchLine:
 
     @property
     def key(self) -> str:
-        """What an earlier run is recognised by: its custom_id, or the number of a line that is not a request."""
+        """Return what an earlier run is recognised by: its custom_id, or the number of a line that is not a request."""
         return f"line {self.number}" if self.error is not None else f"id {self.custom_id}"
 
     def record(self, response: Record | None, error: Record | None) -> Record:

@@ -278,13 +278,15 @@ def _response_format(asked: Fields) -> object:
 
 
 def object_asked(asked: Fields) -> StructuredOutputs:
-    """What {"type": "json_object"} asks for; llama.cpp's form has a schema."""
+    """Return what {"type": "json_object"} asks for; llama.cpp's form has a schema."""
     schema = asked.take("schema", OBJECT, {"type": "object"})
     return StructuredOutputs.of_schema(schema, Origin(asked.path("schema"), schema))
 
 
 def schema_asked(described: Fields) -> StructuredOutputs:
-    """What {name, description, schema, strict} asks for. The schema is followed whether it is to be strictly or not."""
+    """Return what {name, description, schema, strict} asks for. The schema is followed whether it is to be strictly or
+    not.
+    """
     for name, label in {"name": STRING, "description": STRING, "strict": BOOLEAN}.items():
         described.take(name, label)
     schema = described.require("schema", OBJECT)

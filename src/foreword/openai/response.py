@@ -120,7 +120,7 @@ def _message(completion: CompletionOutput) -> Body:
 
 
 def finish_reason(completion: CompletionOutput) -> str | None:
-    """Of a choice of a chat."""
+    """Return the finish reason of a choice of a chat."""
     calls = completion.message is not None and completion.message.tool_calls
     return "tool_calls" if calls and completion.finish_reason == "stop" else completion.finish_reason
 
@@ -152,7 +152,7 @@ def chat_logprobs(
     tokens: Tokens,
     listed: Listing = list,
 ) -> Body | None:
-    """Of tokens of a chat. logprobs: an entry per token, or None."""
+    """Return the log-probabilities of tokens of a chat. logprobs: an entry per token, or None."""
     if logprobs is None:
         return None
 
@@ -242,7 +242,7 @@ def _places_in_prompt(output: RequestOutput, prompt: str, tokens: Tokens) -> lis
 
 
 def _by_text(found: TokenLogprobs, tokens: Tokens) -> dict[str, float]:
-    """Of tokens with the same text, such as bytes that are no characters, the largest."""
+    """Return the largest value of tokens with the same text, such as bytes that are no characters."""
     largest: dict[str, float] = {}
     for token_id, logprob in found.by_token().items():
         text = _text(tokens.token_bytes(token_id))

@@ -406,7 +406,7 @@ def _format(given: Fields) -> Body:
 
 
 def _structured_outputs(given: Fields, format: Body) -> object:
-    """What ``text.format`` asks for, or ``structured_outputs`` itself."""
+    """Return what ``text.format`` asks for, or ``structured_outputs`` itself."""
     direct: Body | None = given.take("structured_outputs", OBJECT)
     asked = Fields(format, "text.format")
     kind, found = asked.require("type", one_of("text", "json_object", "json_schema")), None

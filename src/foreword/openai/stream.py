@@ -136,7 +136,7 @@ def error_frame(body: Body) -> bytes:
 
 
 def _delta(events: Iterable[Event]) -> str:
-    """What some events add to a message, as one object."""
+    """Return what some events add to a message, as one object."""
     texts: dict[str, str] = {}
     calls: dict[int, Body] = {}
     for event in events:

@@ -183,6 +183,6 @@ class RayBatch:
 
 
 def _cause(error: RayTaskError) -> Exception:
-    """What a replica raised."""
+    """Return what a replica raised."""
     cause = error.cause
     return cause if isinstance(cause, ForewordError) else EngineError(f"a replica failed: {cause!r:.500}")

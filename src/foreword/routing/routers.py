@@ -106,7 +106,7 @@ class RoundRobin(Router):
 
 
 class TwoChoices(Router):
-    """Of two replicas drawn at random, the one with less work."""
+    """Choose, of two replicas drawn at random, the one with less work."""
 
     def __init__(self, num_replicas: int) -> None:
         super().__init__(num_replicas)

@@ -39,5 +39,5 @@ class BadLogitsError(ModelOutputError):
 
 
 def has_choice(logits: F32) -> bool:
-    """Whether a token can be drawn from a row of logits [V]: no NaN, no +∞, and one above −∞."""
+    """Return whether a token can be drawn from a row of logits [V]: no NaN, no +∞, and one above −∞."""
     return bool(np.isfinite(logits.max()))

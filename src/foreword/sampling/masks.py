@@ -19,7 +19,7 @@ class Grammar(Protocol):
 
     @property
     def is_terminated(self) -> bool:
-        """Whether the output is complete: nothing may follow the tokens accepted."""
+        """Return whether the output is complete: nothing may follow the tokens accepted."""
 
     def fill_mask(self, words: I32) -> None:
         """Write all of int32 [ceil(V / 32)]: bit t mod 32 of word t // 32 is 1 if token t may follow, else 0."""

@@ -27,7 +27,9 @@ LARGEST, SCORE, TOKEN, LOGIT = range(4)  # the columns of a part's draws
 
 
 def can_be_divided(sampling: StepSampling) -> bool:
-    """Whether a step's tokens can be drawn so: nothing looks at the order of a whole row of logits, or changes it."""
+    """Return whether a step's tokens can be drawn so: nothing looks at the order of a whole row of logits, or changes
+    it.
+    """
     is_plain = sampling.masks is None and not sampling.processors and not sampling.step.needs & _LACKS
     return is_plain and sampling.step.max_num_logprobs <= _MOST_LOGPROBS
 
@@ -41,8 +43,8 @@ class PartDraws:
         self._rows = make_rows(states, len(part), seed=self._seeds)
 
     def draw(self, batch: InputBatch, logits: F32) -> F64:
-        """Of each row of logits [L, part], float64 [L, 4]: the largest logit, the drawn token's logit / temperature +
-        noise, that token, and its logit.
+        """Return of each row of logits [L, part], float64 [L, 4]: the largest logit, the drawn token's logit /
+        temperature + noise, that token, and its logit.
         """
         rows, count = batch.expanded_idx_mapping, len(logits)
         at = batch.positions.take(batch.logits_indices)
@@ -60,9 +62,9 @@ class PartDraws:
         return np.stack([x.astype(np.float64) for x in found], axis=1)
 
     def logprobs(self, logits: F32, drawn: F64, count: int) -> F64:
-        """What log-probabilities take from rows of logits [L, part], float64 [L, 2, 1 + count]: log Σ exp, then the
-        logits of the ``count`` likeliest tokens; the number of logits that are larger than drawn[i], then these tokens.
-        The logits are −∞ past the last token of the part.
+        """Return what log-probabilities take from rows of logits [L, part], float64 [L, 2, 1 + count]: log Σ exp, then
+        the logits of the ``count`` likeliest tokens; the number of logits that are larger than drawn[i], then these
+        tokens. The logits are −∞ past the last token of the part.
 
         drawn: the logit of the token that was drawn from all parts.
         """

@@ -42,7 +42,7 @@ class Sampled:
     pooled: dict[int, F32] = field(default_factory=dict)
 
     def of_requests(self, batch_indices: I64) -> Sampled:
-        """What was drawn for these requests of the batch, in this order, as of a batch of them alone."""
+        """Return what was drawn for these requests of the batch, in this order, as of a batch of them alone."""
         kept = batch_indices.tolist()
         return Sampled(
             self.token_ids[batch_indices],

@@ -37,7 +37,7 @@ async def apart(is_long: bool, function: Callable[..., T], *args: Any) -> T:
 
 
 def is_small(request: Request) -> bool:
-    """Whether its body is below `SMALL`."""
+    """Return whether its body is below `SMALL`."""
     size: int = request.scope["body_bytes"]
     return size < SMALL
 

@@ -80,7 +80,7 @@ class TableRule:
 
 
 def on_host(value: object) -> bool:
-    """Whether reading the value copies nothing from a device."""
+    """Return whether reading the value copies nothing from a device."""
     if isinstance(value, list | tuple):
         return all(map(on_host, value))
     return value is None or isinstance(value, np.ndarray | np.generic | int | str)

@@ -71,7 +71,7 @@ def follow(scheduler: Any, **settings: Any) -> Shadow:
 
 
 def scheduled(req: Any, prompt: Any, slots: AnyArray) -> Scheduled:
-    """What a `Req` says of its step. prompt: all of it, where the request has a part."""
+    """Return what a `Req` says of its step. prompt: all of it, where the request has a part."""
     tokens = on_cpu(prompt)
     return Scheduled(str(req.uid), tokens, len(tokens), req.cached_len, req.device_len - req.cached_len, [slots])
 

@@ -61,7 +61,7 @@ def follow(runner: Any, get_context: Callable[[], Any], **settings: Any) -> Shad
 
 
 def scheduled(seq: Any) -> Scheduled:
-    """What a `Sequence` says of its step."""
+    """Return what a `Sequence` says of its step."""
     return Scheduled(
         str(seq.seq_id),
         seq.token_ids,

@@ -191,8 +191,8 @@ def title() -> str:
 
 
 def scheduled(batch: Any, req_to_token: Any, adapters: dict[str, int], seen: Collection[str]) -> list[Scheduled]:
-    """What a ``ScheduleBatch`` decided. adapters: the numbers of those seen so far; new ones are added. seen: requests
-    whose tokens are known and not copied.
+    """Return what a ``ScheduleBatch`` decided. adapters: the numbers of those seen so far; new ones are added. seen:
+    requests whose tokens are known and not copied.
     """
     lengths = on_cpu(batch.seq_lens_cpu).tolist()
     rows = req_to_token[:, : max(lengths)][[req.kv.req_pool_idx for req in batch.reqs]]

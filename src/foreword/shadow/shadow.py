@@ -293,7 +293,7 @@ class Shadow:
 
     @property
     def will_compare(self) -> bool:
-        """Whether the step that was decided last is compared; it is followed without tensors where not."""
+        """Return whether the step that was decided last is compared; it is followed without tensors where not."""
         return (self._num_steps - 1) % self._every == 0
 
     def _in_order(self, planned: Mapping[str, int], order: list[str], found: list[Finding]) -> Mapping[str, int]:
@@ -520,7 +520,7 @@ class Shadow:
         return tuple(self._kept)
 
     def report(self) -> Report:
-        """What was followed and found so far."""
+        """Return what was followed and found so far."""
         steps = max(self._num_steps, 1) * 1000
         microseconds = {phase: spent / steps for phase, spent in self._nanoseconds.items()}
         return Report(

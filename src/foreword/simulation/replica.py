@@ -250,7 +250,8 @@ class Replica:
         return ended
 
     def _admits_none(self, ended: bool, *, published: bool = False) -> bool:
-        """Whether the next step admits no waiting request: the last one tried, and the conditions have not improved.
+        """Return whether the next step admits no waiting request: the last one tried, and the conditions have not
+        improved.
 
         ended: a request ended. published: a prompt was computed, so that its blocks can be shared now.
         """

@@ -71,7 +71,7 @@ class SimulationReport:
             self.time_per_output_token.add((now - request.first_token) / rest)
 
     def add(self, other: SimulationReport) -> None:
-        """What other replicas of the same run did."""
+        """Add what other replicas of the same run did."""
         for name in ("num_steps", "num_output_tokens", "num_preemptions", "num_prompt_tokens", "num_cached_tokens",
                      "num_leaked_blocks"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))

@@ -81,7 +81,7 @@ class GrammarCompiler:
         self._num_bytes = 0
 
     def grammar(self, request_id: str, params: SamplingParams) -> Grammar | None:
-        """What the parameters ask for, None for nothing. RequestError, with the reason, if it cannot be made."""
+        """Return what the parameters ask for, None for nothing. RequestError, with the reason, if it cannot be made."""
         grammar, value = None, params.structured_outputs
         if value is not None:
             grammar = self._matcher(request_id, StructuredOutputs.of(value, request_id))

@@ -47,7 +47,7 @@ class Thinking:
 
     @property
     def _may_begin(self) -> bool:
-        """Whether the first token decides if there is thinking."""
+        """Return whether the first token decides if there is thinking."""
         return self.end.start is not None and not self.tokens and not self.is_over
 
     def fill_mask(self, words: I32) -> None:

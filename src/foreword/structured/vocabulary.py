@@ -57,7 +57,7 @@ class Vocabulary:
         return b"".join([self.tokens[token] for token in tokens])
 
     def _end_of(self, prefix: bytes, tokens: Sequence[int]) -> int:
-        """How many tokens make the first text that ends with the prefix."""
+        """Return how many tokens make the first text that ends with the prefix."""
         found, count = b"", 0
         while not found.endswith(prefix) and count < len(tokens):
             found += self.tokens[tokens[count]]

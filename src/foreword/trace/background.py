@@ -63,12 +63,12 @@ class BackgroundTrace:
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether the next step needs `begin` first."""
+        """Return whether the next step needs `begin` first."""
         return self._work.is_full or (bool(self.lost) and len(self._work.items) < MAX_PENDING // 2)
 
     @property
     def is_open(self) -> bool:
-        """Whether what is put is written."""
+        """Return whether what is put is written."""
         return not self._work.is_ended
 
     def begin(self, snapshot: list[Filled], step: int) -> None:

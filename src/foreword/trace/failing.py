@@ -29,7 +29,7 @@ def failing_of(text: str) -> Failing:
 
 
 def is_function(text: str) -> bool:
-    """Whether the text names a function rather than a command."""
+    """Return whether the text names a function rather than a command."""
     return re.fullmatch(r"[\w.]+:[\w.]+", text) is not None
 
 

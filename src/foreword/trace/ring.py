@@ -47,7 +47,7 @@ class FlightRing:
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether the next step begins a new half: call `begin` first."""
+        """Return whether the next step begins a new half: call `begin` first."""
         return self._newer.num_steps >= self._num_steps or self._newer.nbytes > MAX_BYTES
 
     def begin(self, snapshot: list[Filled], step: int, *, forgets: bool = False) -> None:

@@ -84,7 +84,7 @@ class TraceWriter:
 
     @property
     def is_full(self) -> bool:
-        """Whether the current part has half of max_bytes."""
+        """Return whether the current part has half of max_bytes."""
         return self._max_bytes is not None and self.num_bytes >= self._max_bytes // 2
 
     def rotate(self, live: Iterable[Add]) -> None:

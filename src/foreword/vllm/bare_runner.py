@@ -36,7 +36,7 @@ NUM_BLOCKS = 1 << 24
 
 
 class Sizes(NamedTuple):
-    """Of the engine. kv_groups: (block size, window or None) of each."""
+    """The sizes of the engine. kv_groups: (block size, window or None) of each."""
 
     max_num_reqs: int
     max_num_batched_tokens: int

@@ -321,7 +321,7 @@ def _with(value: Any, **changes: Any) -> Any:
 
 
 def has_parameters(states: RequestStates, req_id: str) -> bool:
-    """Whether a request was admitted with its sampling parameters, all of which are supported here."""
+    """Return whether a request was admitted with its sampling parameters, all of which are supported here."""
     return req_id in states and states.row_of(req_id) in states.sampling.params
 
 

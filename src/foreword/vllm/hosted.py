@@ -30,7 +30,7 @@ class HostCopies:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `arrays` does not wait."""
+        """Return whether `arrays` does not wait."""
         return self._event is None or bool(self._event.query())
 
     def arrays(self) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class AppliedStep(PlannedStep):
 
     @property
     def has_structured_output(self) -> bool:
-        """Whether this step has a grammar bitmask."""
+        """Return whether this step has a grammar bitmask."""
         return bool(getattr(self._output, "has_structured_output_requests", False))
 
     def in_order(self, req_ids: Sequence[str]) -> Mapping[str, int]:
@@ -139,7 +139,7 @@ class VllmAdapter:
         return AppliedStep(scheduler_output, front, num_draft_ids)
 
     def _apply_rest(self, out: Any, done: int, refused: Refused | None) -> int:
-        """What `FastPath.apply` left after ``done`` parts; the number of drafts."""
+        """Return what `FastPath.apply` left after ``done`` parts; the number of drafts."""
         states, front, new = self.states, self._front, out.scheduled_new_reqs
         if done < 1 and out.finished_req_ids:
             self._finish(out.finished_req_ids)

@@ -58,7 +58,7 @@ _SIZES = ("max_num_reqs", "max_model_len", "vocab_size", "max_num_draft_tokens",
 
 
 def geometry(states: RequestStates) -> dict[str, Any]:
-    """What both sides must have in common. The rank of a context-parallel group may differ."""
+    """Return what both sides must have in common. The rank of a context-parallel group may differ."""
     cp, groups = states.context_parallel, [table.group for table in states.block_tables]
     return {name: getattr(states, name) for name in _SIZES} | {
         "context_parallel": None if cp is None else [cp.size, cp.interleave],

@@ -172,7 +172,7 @@ class DifferenceRecorder:
         return resent
 
     def _compare_columns(self, planned: I32, resent: I32, out: dict[str, AnyArray]) -> None:
-        """What is added to the columns, in the rows that changed. Equal sets of rows are sent once."""
+        """Collect what is added to the columns, in the rows that changed. Equal sets of rows are sent once."""
         sets = {np.sort(planned).astype(np.intp).tobytes(): 0}
         for name, ours, theirs in [*self._columns, ("resent", resent, np.zeros_like(resent))]:
             if ours.tobytes() == theirs.tobytes():

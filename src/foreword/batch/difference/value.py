@@ -38,7 +38,7 @@ class StepDifference:
 
     @property
     def is_snapshot(self) -> bool:
-        """Whether it carries all live requests, for new states."""
+        """Return whether it carries all live requests, for new states."""
         return self.base is None
 
     def to_bytes(self) -> bytes:

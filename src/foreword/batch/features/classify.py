@@ -44,7 +44,7 @@ def split_decodes_and_prefills(
     require_uniform: bool = False,
     short_extends_are_decodes: bool = True,
 ) -> Split:
-    """Where the leading short queries end, for a batch that has them first (order="decode_first").
+    """Return where the leading short queries end, for a batch that has them first (order="decode_first").
 
     A request counts as a decode while it has at most decode_threshold tokens, and
         require_uniform: as many as the first request;

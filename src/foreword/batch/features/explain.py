@@ -63,7 +63,7 @@ class Explanation:
 
 
 def token_sources(batch: BatchTensors, group: int) -> TokenSources:
-    """Where each token of the step comes from and goes to in this KV group."""
+    """Return where each token of the step comes from and goes to in this KV group."""
     states = batch.states
     table = states.block_tables[group]
     positions, b = batch.positions[: batch.num_tokens], batch.req_indices

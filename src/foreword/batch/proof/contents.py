@@ -152,7 +152,7 @@ class CacheContents:
             group.proved[row] = -1
 
     def _start(self, row: int) -> np.uint64:
-        """What the content of every position of the request depends on."""
+        """Return what the content of every position of the request depends on."""
         start = int(_spread([int(self._states.lora_id[row])])[0])
         if self._salts:
             start += int(_of_text(self._salts.get(self._states.req_id_of(row), "")))

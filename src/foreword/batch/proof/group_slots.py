@@ -131,7 +131,7 @@ class GroupSlots:
 
     @property
     def is_limited(self) -> bool:
-        """Whether a token does not see all positions before it."""
+        """Return whether a token does not see all positions before it."""
         return self.use.chunk is not None or self.use.ring is not None or self.table.group.sliding_window is not None
 
     def entry_of(self, position: int) -> int:

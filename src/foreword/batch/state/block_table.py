@@ -86,7 +86,7 @@ class BlockTable:
 
     @property
     def may_hold_null(self) -> bool:
-        """Whether a step must look for nulls where it writes: a row was given one, or a window frees blocks."""
+        """Return whether a step must look for nulls where it writes: a row was given one, or a window frees blocks."""
         return bool(self.holds_null[0]) or self.group.sliding_window is not None
 
     def note_nulls(self, lowest: np.integer) -> None:

@@ -103,7 +103,9 @@ class RowExtras:
 
 
 def checked_extras(request: NewRequest, prompt_len: int) -> GivenExtras:
-    """What the request brings; RequestError for the first value that does not fit the prompt or has the wrong type."""
+    """Return what the request brings; RequestError for the first value that does not fit the prompt or has the wrong
+    type.
+    """
 
     def require(ok: object, field: str, value: object, reason: str, fix: str) -> None:
         if not ok:

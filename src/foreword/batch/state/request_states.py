@@ -282,7 +282,7 @@ class RequestStates:
         return True
 
     def _remove_native(self, rows: I32) -> bool:
-        """Whether the native core removed them; False, with nothing changed, without it, or where it refuses."""
+        """Return whether the native core removed them; False, with nothing changed, without it, or where it refuses."""
         # It does not have what few requests bring.
         return not (self._core is None or self.loras or self.extras) and self._core.remove(rows)
 

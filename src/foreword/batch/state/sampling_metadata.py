@@ -54,7 +54,7 @@ class StepNeeds:
 
     @property
     def is_plain(self) -> bool:
-        """Whether each token is the argmax of its logits, without log-probabilities."""
+        """Return whether each token is the argmax of its logits, without log-probabilities."""
         return self.needs in (0, _GREEDY)
 
     @property

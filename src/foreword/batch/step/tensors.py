@@ -173,7 +173,7 @@ class BatchTensors:
 
     @property
     def is_current(self) -> bool:
-        """Whether no other step was prepared in its buffers: its tensors can be read."""
+        """Return whether no other step was prepared in its buffers: its tensors can be read."""
         return self._generation == self.buffers.generation
 
     @property
@@ -183,12 +183,12 @@ class BatchTensors:
 
     @property
     def is_pending(self) -> bool:
-        """Whether the batch was neither advanced nor committed."""
+        """Return whether the batch was neither advanced nor committed."""
         return self._stage == PREPARED
 
     @property
     def is_committed(self) -> bool:
-        """Whether the step's samples were committed."""
+        """Return whether the step's samples were committed."""
         return self._stage == COMMITTED
 
     def _check_alive(self) -> None:

@@ -230,12 +230,14 @@ class SamplingParams:
 
     @property
     def needs_grammar(self) -> bool:
-        """Whether a grammar has to be made for the output: of its structure, of a thinking part before it, or both."""
+        """Return whether a grammar has to be made for the output: of its structure, of a thinking part before it, or
+        both.
+        """
         return self.structured_outputs is not None or self.thinking_end is not None
 
     @property
     def has_mappings(self) -> bool:
-        """Whether a field holds a mapping, the only kind of value that can change."""
+        """Return whether a field holds a mapping, the only kind of value that can change."""
         return self.logit_bias is not None or self.extra_args is not None
 
     @property

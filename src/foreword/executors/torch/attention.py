@@ -178,7 +178,7 @@ class _Step:
         self._parts: dict[tuple[int, int | None, int | None], list[_Part]] = {}
 
     def is_spread(self, group: int) -> bool:
-        """Whether ranks share the positions of a KV group."""
+        """Return whether ranks share the positions of a KV group."""
         return self._batch.states.block_tables[group].context_parallel is not None
 
     def slots_of(self, group: int) -> _Slots:

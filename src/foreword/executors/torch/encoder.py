@@ -138,7 +138,7 @@ class Texts:
     is_token: Tensor
 
     def mask(self, window: int | None) -> Tensor:
-        """Which keys a query sees: [texts, 1, longest, longest], or [texts, 1, 1, longest] without a window."""
+        """Return which keys a query sees: [texts, 1, longest, longest], or [texts, 1, 1, longest] without a window."""
         mask = self.is_token[:, None, None]
         if window is None:
             return mask

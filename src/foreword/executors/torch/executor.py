@@ -130,7 +130,7 @@ class TorchExecutor(PagedExecutor):
 
 
 def cache_layers(spec: DecoderSpec) -> tuple[list[KVLayer], list[StateLayer]]:
-    """What the layers with attention keep in the cache, and what the recurrent ones keep, in their order."""
+    """Return what the layers with attention keep in the cache, and what the recurrent ones keep, in their order."""
     place = {layer: (g, slot) for g, group in enumerate(spec.kv_groups()) for slot, layer in enumerate(group.layers)}
     heads = spec.num_kv_heads, spec.head_dim, spec.head_dim
     return (

@@ -16,8 +16,8 @@ def aligned(columns: int) -> int:
 
 
 def waits_for_host(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether `grouped` reads ``ends`` on the host, so that no graph can be captured: on a GPU, unless PyTorch has a
-    kernel for it. Its kernel is for bfloat16 alone.
+    """Return whether `grouped` reads ``ends`` on the host, so that no graph can be captured: on a GPU, unless PyTorch
+    has a kernel for it. Its kernel is for bfloat16 alone.
     """
     if device.type != "cuda":
         return False

@@ -113,7 +113,7 @@ class _StepRows:
         api.copy(self.groups.view(-1), pinned_groups)
 
     def holds(self, batch: InputBatch) -> bool:
-        """Whether the batch is of the same states."""
+        """Return whether the batch is of the same states."""
         return batch.states is self._states
 
     def begin(self, batch: InputBatch) -> None:

@@ -115,7 +115,9 @@ def too_late(timeout: float) -> TimeoutError:
 
 
 def backends_of(device: torch.device) -> dict[str, str]:
-    """What exchanges tensors between ranks whose model is on ``device``, by the kind of device that has the tensors."""
+    """Return what exchanges tensors between ranks whose model is on ``device``, by the kind of device that has the
+    tensors.
+    """
     return {"cpu": "gloo", "cuda": "nccl"} if device.type == "cuda" else {"cpu": "gloo"}
 
 

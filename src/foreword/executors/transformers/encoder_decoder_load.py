@@ -49,7 +49,9 @@ def decoder_length(config: PreTrainedConfig) -> int:
 
 
 def prompt_reader(folder: Path, model: PreTrainedModel, vocab_size: int) -> EncoderPromptReader:
-    """What reads the prompts of a model. The decoder starts with the tokens that its generation config forces."""
+    """Return what reads the prompts of a model. The decoder starts with the tokens that its generation config
+    forces.
+    """
     generation, config = model.generation_config, model.config
     start = generation.decoder_start_token_id
     start = getattr(config, "decoder_start_token_id", None) if start is None else start
@@ -67,7 +69,9 @@ def prompt_reader(folder: Path, model: PreTrainedModel, vocab_size: int) -> Enco
 
 
 def traced(model: PreTrainedModel, reader: EncoderPromptReader) -> DecoderTrace:
-    """How the decoder attends. ModelError unless chunked steps give the logits of the model's own forward pass."""
+    """Return how the decoder attends. ModelError unless chunked steps give the logits of the model's own
+    forward pass.
+    """
     found = trace_decoder(model, decoder_length(model.config))
     noise = np.random.default_rng(0)
     inputs: dict[str, AnyArray] = {}

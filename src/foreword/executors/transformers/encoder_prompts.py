@@ -81,7 +81,7 @@ class EncoderPromptReader:
         return ids
 
     def _features(self, speech: Speech, *, audio: object = None, input_features: object = None) -> F32:
-        """What the encoder reads [channels, frames], of samples or as it was given."""
+        """Return what the encoder reads [channels, frames], of samples or as it was given."""
         if audio is not None:
             sound = sound_of("audio", audio, speech.sampling_rate)
             if sound.seconds > speech.window_seconds:

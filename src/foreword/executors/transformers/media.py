@@ -75,7 +75,7 @@ class TransformersEncoder:
         self.see_all(kind, False)
 
     def see_all(self, kind: str, sees_all: bool) -> None:
-        """Whether the vectors of a medium of this kind see each other."""
+        """Set whether the vectors of a medium of this kind see each other."""
         (self._seeing_all.add if sees_all else self._seeing_all.discard)(kind)
 
     @property
@@ -106,7 +106,7 @@ class TransformersEncoder:
         return MediaPrompt(token_ids, is_token, embeds, *self._positions(token_ids, encoded))
 
     def processed(self, text: str, media: Sequence[Medium], **options: Any) -> Any:
-        """What the processor makes of a text with media of one kind."""
+        """Return what the processor makes of a text with media of one kind."""
         if any(isinstance(medium, Sound) for medium in media):
             rate = options["sampling_rate"] = self.processor.feature_extractor.sampling_rate
             media = [medium.at(rate) if isinstance(medium, Sound) else medium for medium in media]
@@ -167,7 +167,7 @@ def _joined(found: torch.Tensor | Sequence[torch.Tensor]) -> F32:
 
 
 def _following(marked: Bools) -> I64:
-    """How many positions follow each one of a run of marked ones, up to its end; 0 elsewhere."""
+    """Return how many positions follow each one of a run of marked ones, up to its end; 0 elsewhere."""
     places = np.arange(len(marked))
     ends = np.minimum.accumulate(np.where(marked, len(marked), places)[::-1])[::-1]
     return np.where(marked, ends - 1 - places, 0)

@@ -193,7 +193,7 @@ def _media(
 
 
 def _has_logits(module: PreTrainedModel, missing: Iterable[str]) -> bool:
-    """Whether the files have the weights of the logits. ModelError for other weights that they lack."""
+    """Return whether the files have the weights of the logits. ModelError for other weights that they lack."""
     head = module.get_output_embeddings()
     of_head = [] if head is None else [id(weight) for weight in head.parameters()]
     names = {name for name, weight in module.named_parameters() if id(weight) in of_head}

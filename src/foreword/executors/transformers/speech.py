@@ -39,7 +39,7 @@ def generation_rules(model: PreTrainedModel, vocab_size: int) -> GenerationRules
 
 
 def speech_of(folder: Path, model: PreTrainedModel) -> Speech:
-    """What Whisper reads and writes. ModelError for a generation config whose rules are not applied."""
+    """Return what Whisper reads and writes. ModelError for a generation config whose rules are not applied."""
     config, generation = model.config, model.generation_config
     for name in NOT_APPLIED:
         if getattr(generation, name, None) not in (None, False):

@@ -254,7 +254,9 @@ def rope(config: Config, layer_type: str = "") -> RopeSpec:
 
 
 def layers_of(config: Config, kind: str, rule: Callable[[int], bool]) -> list[bool]:
-    """Whether each layer is of a kind and not full_attention: from ``layer_types`` if present, else by a rule."""
+    """Return whether each layer is of a kind and not full_attention: from ``layer_types`` if present, else by a
+    rule.
+    """
     count = num_layers(config)
     types = config.sequence("layer_types")
     if config.value("layer_types") is None:

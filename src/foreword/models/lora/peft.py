@@ -100,7 +100,7 @@ def _layer(name: str) -> int | None:
 
 
 def _matcher(config: Config, key: str) -> Callable[[str], bool]:
-    """Whether a module is one of a list, by the end of its name, or matches a pattern."""
+    """Return whether a module is one of a list, by the end of its name, or matches a pattern."""
     given = config.values.get(key)
     if key == "target_modules" and given == "all-linear":
         return lambda name: True
@@ -129,7 +129,7 @@ def _pattern(config: Config, key: str) -> Callable[[str, float], float]:
 
 
 def _matches(config: Config, key: str, pattern: str, name: str) -> bool:
-    """Whether a pattern matches a whole name. ModelError for one that is invalid or takes too long."""
+    """Return whether a pattern matches a whole name. ModelError for one that is invalid or takes too long."""
     plain = pattern.removeprefix(r"(.*\.)?(").removesuffix(")")
     if plain != pattern and re.fullmatch(r"[\w.]+", plain):  # the name of a module; its dots are taken literally
         return f".{name}".endswith(f".{plain}")

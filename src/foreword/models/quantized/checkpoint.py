@@ -90,7 +90,7 @@ def read_weights(entries: Mapping[str, Entry], config: Config) -> dict[str, Tens
 
 
 def conversions(tensors: Iterable[Tensor]) -> list[str]:
-    """What was converted to what, a line per pair of formats."""
+    """Return what was converted to what, a line per pair of formats."""
     pairs = Counter((t.stored.matrix.source, t.quant) for t in tensors if isinstance(t.stored, ConvertedRows))
     return [
         f"matrices converted from {source} to {quant.name}: {count}. A weight changes by at most {_BOUNDS[quant]}"

@@ -28,7 +28,7 @@ def query_start_loc(num_scheduled: list[int]) -> list[int]:
 
 
 def req_indices(num_scheduled: list[int]) -> list[int]:
-    """Which request each token belongs to."""
+    """Return which request each token belongs to."""
     return [b for b, n in enumerate(num_scheduled) for _ in range(n)]
 
 
@@ -38,7 +38,9 @@ def positions(num_computed: list[int], num_scheduled: list[int]) -> list[int]:
 
 
 def slot(block_row: list[int], position: int, block_size: int, cp: ContextParallel | None) -> int:
-    """Where the key and value of a position go: block · S + offset; −1 on a rank that does not own the position."""
+    """Return where the key and value of a position go: block · S + offset; −1 on a rank that does not own the
+    position.
+    """
     if cp is None:
         return block_row[position // block_size] * block_size + position % block_size
     virtual = block_size * cp.size
@@ -60,7 +62,7 @@ def block_row(table: BlockTable, row: int, num_computed: int) -> list[int]:
 
 
 def local_seq_len(seq_len: int, cp: ContextParallel) -> int:
-    """How many of the first seq_len positions this rank owns."""
+    """Return how many of the first seq_len positions this rank owns."""
     return sum((p // cp.interleave) % cp.size == cp.rank for p in range(seq_len))
 
 

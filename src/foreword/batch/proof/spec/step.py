@@ -83,7 +83,7 @@ class Step:
         return most
 
     def _agrees(self, b: int, row: int) -> int:
-        """How many of request b's other tensors fit the row."""
+        """Return how many of request b's other tensors fit the row."""
         batch, states = self.batch, self.states
         if not 0 <= row < states.max_num_reqs or not states.live[row]:
             return -1
@@ -281,7 +281,9 @@ def local_offsets(table: BlockTable, offsets: I64) -> I64:
 
 
 def slots(table: BlockTable, rows: I64, positions: I64) -> I64:
-    """Where the keys and values of these positions go; −1 where another rank owns them, and in recurrent groups."""
+    """Return where the keys and values of these positions go; −1 where another rank owns them, and in recurrent
+    groups.
+    """
     if table.group.recurrent:
         return np.full(len(positions), -1, np.int64)
     cp, offsets = table.context_parallel, positions % table.tokens_per_block
