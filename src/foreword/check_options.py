@@ -18,7 +18,7 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 
 @dataclass(frozen=True, slots=True)
 class CheckOptions:
-    """What FOREWORD_CHECK says.
+    """The options in FOREWORD_CHECK.
 
     level: "host" compares values that are on the host already, "tensors" all of them, "full" the cache's slots too.
     every: of ``sample:N``, only each N-th step is compared. first: findings that are logged; all are counted.

@@ -1,4 +1,4 @@
-"""What users give by name, declared once: the form that settings and sampling parameters share.
+"""Declare what users give by name: the form that settings and sampling parameters share.
 
     temperature: float = declared(1.0, "Divide the logits by this value.", least=0.0, most=100.0)
 

@@ -1,4 +1,4 @@
-"""How an extra is installed, in the words of every message that names one: no package index has Foreword."""
+"""The words with which every message says how to install an extra: no package index has Foreword."""
 
 
 def install(extra: str) -> str:

@@ -1,4 +1,4 @@
-"""What this process may use of its machine: processors and memory, within the limits of its control groups."""
+"""Find what this process may use of its machine: processors and memory, within the limits of its control groups."""
 
 from __future__ import annotations
 

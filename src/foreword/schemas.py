@@ -26,7 +26,7 @@ _NESTED = (
 
 @runtime_checkable
 class _Model(Protocol):
-    """What has its own schema, such as a model class of Pydantic."""
+    """An object with its own schema, such as a model class of Pydantic."""
 
     def model_json_schema(self) -> dict[str, Any]: ...
 

@@ -1,4 +1,4 @@
-"""What is remembered between steps, and what makes it forgotten: versions of owners, and memos of what was made.
+"""Remember values between steps until their owners change: versions of owners, and memos of what was made.
 
 An owner of values that change has a ``version``, an integer that grows with every change. A `Memo` keeps what was made
 from the values of its owners, and forgets it when one of their versions has grown. docs/remembered.md lists them.
@@ -21,7 +21,7 @@ class Versioned(Protocol):
 
 
 class Memo(Generic[K, V]):
-    """What was made last for a key, until one of its owners changes.
+    """The last value made for a key, until one of its owners changes.
 
     Keys are compared by identity, so a key is a value that never changes: parameters, needs, an array that is replaced
     and not written. owners: what the value depends on besides its key. size: keys; one more replaces the oldest.

@@ -52,7 +52,9 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """What a copy of a conversation showed, by the requests' numbers: differences, and tokens hit across salts."""
+    """The observations of a copy of a conversation, by the requests' numbers: differences, and tokens hit across
+    salts.
+    """
 
     differences: dict[int, Difference]
     leaks: dict[int, int]
@@ -65,7 +67,7 @@ class _Shown:
 
 @dataclass(frozen=True, slots=True)
 class _Confirmed:
-    """How many of the copies showed a fault, and the last that did."""
+    """The number of copies that showed a fault, and the last one that did."""
 
     num_shown: int
     num_copies: int

@@ -1,4 +1,4 @@
-"""How far answers to equal prompts are apart on a server without a fault: rounding that depends on shapes."""
+"""Measure the difference of answers to equal prompts on a server without a fault: rounding that depends on shapes."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How far two answers are apart at token ``index``. distance: in nats; infinite for texts alone."""
+    """The difference of two answers at token ``index``. distance: in nats; infinite for texts alone."""
 
     distance: float = 0.0
     index: int = 0

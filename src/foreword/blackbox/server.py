@@ -1,4 +1,6 @@
-"""What a server offers: its models, routes, log-probabilities, and ways to compute a prompt without the cache."""
+"""Detect the abilities of a server: its models, routes, log-probabilities, and ways to compute a prompt without
+the cache.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which physical block holds the content of which node, in both directions."""
+"""Map nodes to the physical blocks that hold their content, in both directions."""
 
 from __future__ import annotations
 

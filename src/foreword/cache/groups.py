@@ -1,4 +1,4 @@
-"""What each kind of layer needs from the cache: which blocks a hit must find, and which ones are no longer read.
+"""The needs of each kind of layer: which blocks a hit must find, and which ones are no longer read.
 
 A model is a list of groups over one pool of blocks. A group is a few lines of arithmetic in blocks of its own size:
 

@@ -10,7 +10,7 @@ from foreword.cache.prefix import PrefixNode
 
 @dataclass(slots=True, eq=False)
 class PrefixHit:
-    """What the cache can give a request. Not to be changed; not frozen, for speed.
+    """The part of a request's prompt that the cache has. Not to be changed; not frozen, for speed.
 
     It holds no reference: it is valid until the cache's next change.
 

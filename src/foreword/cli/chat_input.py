@@ -1,4 +1,4 @@
-"""What a user types in a chat: messages of one or more lines, and commands. Nothing here needs a terminal."""
+"""Read what a user types in a chat: messages of one or more lines, and commands. Nothing here needs a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a chat keeps for later ones: what was typed, and the last conversation, in files that only their owner reads."""
+"""Keep what was typed and the last conversation for later chats, in files that only their owner reads."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ SWITCH = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What becomes of one option. here: the words for `foreword serve`; () if there are none."""
+    """The translation of one option. here: the words for `foreword serve`; () if there are none."""
 
     given: str
     here: tuple[str, ...]

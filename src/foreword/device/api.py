@@ -1,4 +1,6 @@
-"""What a step needs of a device: memory, copies, launches, events, captured graphs. One stream, in order."""
+"""The operations that a step needs of a device: memory, copies, launches, events, captured graphs. One stream, in
+order.
+"""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def num_splits_for(programs: int, num_keys: int, multiprocessors: int) -> int:
 
 
 class _Tiling(NamedTuple):
-    """How the queries of a step are divided: tokens of a request per tile, and programs per tile."""
+    """The division of a step's queries: tokens of a request per tile, and programs per tile."""
 
     queries: int
     programs: int
@@ -109,7 +109,7 @@ class LayerCache(NamedTuple):
 
 
 class AttendedRows(Protocol):
-    """What the kernels of a layer read, as `DeviceRows` has it.
+    """The inputs of a layer's kernels, as `DeviceRows` has them.
 
     tensors: slot_mapping and positions, of keys that are written. max_num_keys: of a request.
     """

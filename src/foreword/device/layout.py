@@ -1,4 +1,4 @@
-"""How the rows lie in the device's memory, and a step in its packet. All of it is int32.
+"""The layout of rows in the device's memory, and of a step in its packet. All of it is int32.
 
 Tokens [R, M], an array of its own, which may be in the host's memory and have more than 2^31 entries
 
@@ -79,7 +79,7 @@ RECORD = (*PROGRESS, *SAMPLING, "seed_high", *INPUTS)
 
 
 class GroupRecord(NamedTuple):
-    """What kernels read of a KV group. No sliding window is 0, no slots is rank −1."""
+    """The record of a KV group that kernels read. No sliding window is 0, no slots is rank −1."""
 
     table_at: int
     num_blocks_entry: int
@@ -132,7 +132,7 @@ class PlanArrays(NamedTuple):
 
 
 class RowLayout(NamedTuple):
-    """Where the arena of some states has what.
+    """The offsets of the tables in the arena of some states.
 
     size: its entries. records_at: the first one of the records. record_size: entries of a record.
     groups: int32 [G, GROUP_SIZE], the `GroupRecord` of each KV group.

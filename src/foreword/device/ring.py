@@ -11,7 +11,7 @@ from foreword.errors import ConfigError
 
 
 class SampleReader(Protocol):
-    """What reads the samples of a step, once."""
+    """A function that reads the samples of a step, once."""
 
     def read(self) -> None:
         """Wait for the samples and keep a copy of them."""

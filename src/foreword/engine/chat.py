@@ -32,7 +32,7 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 class ChatOptions(TypedDict, total=False):
-    """How a conversation is made a prompt, and how its answer is read.
+    """The options for making a prompt of a conversation, and for reading its answer.
 
     tools: descriptions of tools, for the chat template (None); parameters are a JSON schema or a type that has one.
     tool_choice: "auto" (the default), "none": text that looks like a call is content, "required", {"type": "function",

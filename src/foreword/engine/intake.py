@@ -57,7 +57,7 @@ POOLING = SamplingParams(max_tokens=1, detokenize=False, ignore_eos=True)
 
 
 class Cut(NamedTuple):
-    """How a prompt is cut to ``num_kept`` tokens. given: the value of `truncate_prompt_tokens` for messages."""
+    """The truncation of a prompt to ``num_kept`` tokens. given: the value of `truncate_prompt_tokens` for messages."""
 
     num_kept: int
     given: int

@@ -29,7 +29,7 @@ BEGINNING = Position()
 
 @dataclass(slots=True, eq=False)
 class Transcript:
-    """What a completion has so far: lists that only grow, so that outputs share them.
+    """The output of a completion so far: lists that only grow, so that outputs share them.
 
     pieces: its text, in the pieces in which it came. logprobs: one entry per token, None if not requested.
     """

@@ -1,4 +1,4 @@
-"""What a conversation asks of its chat template: variables that it reads, whether the model thinks, and how much."""
+"""Resolve the thinking options of a conversation: variables that it reads, whether the model thinks, and how much."""
 
 from __future__ import annotations
 

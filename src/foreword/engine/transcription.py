@@ -66,7 +66,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Transcription:
-    """What was heard. text: of all segments. language: its name; None for a model of one language."""
+    """The result of a transcription. text: of all segments. language: its name; None for a model of one language."""
 
     text: str
     language: str | None

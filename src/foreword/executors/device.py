@@ -29,7 +29,7 @@ from foreword.sampling.sampler import Failure
 
 
 class DeviceInputs(NamedTuple):
-    """What few steps read beside the rows.
+    """The inputs, besides the rows, that few steps have.
 
     given: its mrope is None where the rotary positions are ``rope_positions`` in every dimension. has_adapters: whether
     some request of the step has an adapter. more_logits: int64 [N], prompt tokens whose logits are wanted after those

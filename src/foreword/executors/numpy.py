@@ -78,7 +78,7 @@ class NumpyAdapters:
 
 
 class NumpyStep(NamedTuple):
-    """What the layers read of a step. mrope: see `StepInputs`."""
+    """The inputs of the layers in a step. mrope: see `StepInputs`."""
 
     batch: InputBatch
     loras: LoraTokens

@@ -54,7 +54,7 @@ class ThreadOptions(ExecutorOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class TorchPlace(ThreadOptions):
-    """Where PyTorch computes."""
+    """The device and type with which PyTorch computes."""
 
     device: str = setting(
         "cpu", "Device: cpu; cuda, PyTorch's current GPU; or cuda:N, GPU N of those in CUDA_VISIBLE_DEVICES, from 0.",

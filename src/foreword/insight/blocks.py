@@ -1,4 +1,4 @@
-"""Which request holds which block of the KV cache, from the events of a trace and the steps of its replay."""
+"""Find the requests that hold each block of the KV cache, from the events of a trace and the steps of its replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What changed in the rows between two steps, in words."""
+"""Describe the changes in the rows between two steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tables of `InputBatch.explain` show, from the specification of every tensor."""
+"""Explain the tables of `InputBatch.explain`, from the specification of every tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine finds on this machine, what slows it down, and the fix."""
+"""Report what the engine finds on this machine, what slows it down, and the fix."""
 
 from __future__ import annotations
 

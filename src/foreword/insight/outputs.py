@@ -36,7 +36,7 @@ _DECIDING = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedOutput:
-    """What a trace has of one request. logprobs: of each output token, None where the trace has none.
+    """The data of one request in a trace. logprobs: of each output token, None where the trace has none.
 
     is_greedy: whether each token was the most likely one of the model. lora_id, lora: its adapter; 0 and None without
     one, and None where its name is not known. is_text: whether its prompt has no images, sounds and bidirectional

@@ -23,7 +23,7 @@ MAX_BYTES = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """What a page shows. damage: why it ends before the end of the file."""
+    """The data of a page. damage: why it ends before the end of the file."""
 
     num_steps: int
     num_bytes: int

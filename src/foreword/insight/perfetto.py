@@ -30,7 +30,7 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What was written. damage: why it ends before the end of the file."""
+    """The size and contents of a written file. damage: why it ends before the end of the file."""
 
     num_steps: int
     num_events: int

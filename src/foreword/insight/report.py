@@ -1,4 +1,4 @@
-"""What a report of a fault needs to know of a machine: `foreword doctor --report`."""
+"""Collect what a report of a fault needs to know of a machine: `foreword doctor --report`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a page shows of a trace: its steps with the tensors of each, its requests, and the pool of blocks.
+"""Convert a trace to the data of a page: its steps with the tensors of each, its requests, and the pool of blocks.
 
 Every number is that of a replay with `foreword.batch`.
 """

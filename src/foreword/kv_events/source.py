@@ -1,4 +1,4 @@
-"""Where events are published."""
+"""The address where events are published."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EventFormat = Literal["map", "array"]
 
 @dataclass(frozen=True, slots=True)
 class KVEventSource:
-    """Where a reader connects: endpoints as ZMQ bound them, None without replay."""
+    """The addresses to which a reader connects: endpoints as ZMQ bound them, None without replay."""
 
     endpoint: str
     replay_endpoint: str | None

@@ -1,4 +1,4 @@
-"""What decoders in C print on standard error, which belongs in the error of the file."""
+"""Catch what decoders in C print on standard error, which belongs in the error of the file."""
 
 from __future__ import annotations
 

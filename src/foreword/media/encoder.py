@@ -1,4 +1,4 @@
-"""What turns a text with images and sounds into the inputs of a model."""
+"""Convert a text with images and sounds to the inputs of a model."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ class MediaEncoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """What a model takes besides text. encoder: None for text alone. refused: kind → why. speech: of transcribers."""
+    """The media that a model takes besides text. encoder: None for text alone. refused: kind → why. speech: of
+    transcribers.
+    """
 
     encoder: MediaEncoder | None = None
     refused: Mapping[str, str] = field(default_factory=dict)

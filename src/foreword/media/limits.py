@@ -1,4 +1,4 @@
-"""What is accepted as an image or a sound."""
+"""The limits of images and sounds."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from foreword.names import advice
 
 
 class Calls(Protocol):
-    """How the calls of a region are written."""
+    """The notation of a region's calls."""
 
     def reader(self, sink: CallSink, captures: Mapping[str, str]) -> CallsReader: ...
 
@@ -45,7 +45,7 @@ CONTENT = Region(kind="content")
 
 @dataclass(frozen=True, kw_only=True)
 class ResponseFormat:
-    """How a family of models writes a message.
+    """The format in which a family of models writes a message.
 
     regions: its parts. outside: text outside of them. anchor: what begins an answer in a prompt, whose text behind the
     last anchor is part of the answer. strip_ends: white space at the ends of the output is dropped. bare: how calls are

@@ -33,7 +33,9 @@ class Tool(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What an answer may call. mode: whether it has to call. names: of the tools that may be called, None: of all."""
+    """The tools that an answer may call. mode: whether it has to call. names: of the tools that may be called,
+    None: of all.
+    """
 
     mode: Literal["none", "auto", "required"]
     names: frozenset[str] | None = None

@@ -11,7 +11,7 @@ from enum import Enum, auto
 
 @dataclass(frozen=True, slots=True)
 class Quotes:
-    """How a string is written. close: what ends it. escapes: how a backslash is read; "none" if it is a character."""
+    """The notation of a string. close: what ends it. escapes: how a backslash is read; "none" if it is a character."""
 
     close: str
     escapes: str = "json"
@@ -19,7 +19,7 @@ class Quotes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notation:
-    """How values are written.
+    """The notation of values.
 
     quotes: strings, by what opens them. names_as_keys: keys are names without quotes. constants: words, and what they
     are in JSON. call_brackets: an object is also written as the arguments of a call, ``(key=value, …)``.

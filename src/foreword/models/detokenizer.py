@@ -132,7 +132,9 @@ class Detokenizer:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """What a `tokenizers` decoder does to each token. ``keeps_added_tokens``: added tokens are not decoded by it."""
+    """The effect of a `tokenizers` decoder on each token. ``keeps_added_tokens``: added tokens are not decoded by
+    it.
+    """
 
     to_bytes: Callable[[str], bytes]
     skips_first_space: bool = False

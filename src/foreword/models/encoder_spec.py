@@ -25,7 +25,8 @@ from foreword.models.spec import Activation, RopeSpec
 
 @dataclass(frozen=True, slots=True)
 class EncoderLayerSpec:
-    """What differs between layers. window: the largest distance that a token sees; None: all of its text.
+    """The part of a specification that differs between layers. window: the largest distance that a token sees; None:
+    all of its text.
 
     has_attn_norm: whether a norm comes before its attention; always true if norms come after.
     """

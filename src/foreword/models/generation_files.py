@@ -1,4 +1,4 @@
-"""What a model's files say about generation: tokens that are never written, and sampling that they suggest."""
+"""Read what a model's files say about generation: tokens that are never written, and suggested sampling parameters."""
 
 from __future__ import annotations
 

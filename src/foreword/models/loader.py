@@ -30,7 +30,9 @@ from foreword.models.weights import Tensor, Weights
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What an engine needs: the architecture, the weights under canonical names, the tokenizer, and the pooling."""
+    """The parts of a model that an engine needs: the architecture, the weights under canonical names, the
+    tokenizer, and the pooling.
+    """
 
     spec: DecoderSpec | EncoderSpec
     weights: Weights

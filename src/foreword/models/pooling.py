@@ -1,4 +1,4 @@
-"""How a model turns hidden states into results: its pooling, and the head of a classifier."""
+"""The way from hidden states to results: a model's pooling, and the head of a classifier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a directory of sentence-transformers says beside the model: modules, pooling, prompts, length of texts."""
+"""Read what a directory of sentence-transformers has besides the model: modules, pooling, prompts, length of texts."""
 
 from __future__ import annotations
 

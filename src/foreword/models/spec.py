@@ -77,7 +77,8 @@ class MoeSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """What differs between layers. A query at position p sees keys in (p − sliding_window, p]; None: all to p.
+    """The part of a specification that differs between layers. A query at position p sees keys in (p − sliding_window,
+    p]; None: all to p.
 
     recurrent: the layer has this state in place of attention; then rope and sliding_window are None.
     has_mixer, has_mlp: whether the layer has the lines up to the first, and those up to the second sum. One of both.

@@ -1,4 +1,4 @@
-"""How few tokens a text can have, and how much a tokenizer can enlarge it, known before it is tokenized.
+"""Bound the number of tokens of a text, and its growth in a tokenizer, before it is tokenized.
 
 Tokenizing megabytes takes seconds, and longer for some regular expressions, so a text that cannot fit is refused first.
 Every character of a text ends in some token unless a part of the tokenizer removes it. Where no part does,

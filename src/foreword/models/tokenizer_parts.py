@@ -1,4 +1,4 @@
-"""What a tokenizer is made of, whichever files hold it."""
+"""The parts of a tokenizer, from whichever files."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ LEAST_LOGPROB = -9999.0
 
 
 class Named(TypedDict):
-    """What each body of a response says of it. created: seconds since 1970."""
+    """The values that each body of a response has. created: seconds since 1970."""
 
     response_id: str
     created: int

@@ -1,4 +1,4 @@
-"""How many replicas there should be, from why requests wait and how full the caches are."""
+"""Decide the number of replicas, from why requests wait and how full the caches are."""
 
 from __future__ import annotations
 

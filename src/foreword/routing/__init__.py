@@ -1,4 +1,4 @@
-"""Which replica of a model gets a request. The same routers run online and in simulations."""
+"""Choose the replica of a model for a request. The same routers run online and in simulations."""
 
 from foreword.routing.prefixes import PrefixIndex, text_prefix
 from foreword.routing.routers import ROUTERS, Placement, Router, make_router

@@ -1,4 +1,4 @@
-"""Which replicas probably have the keys and values of a prompt: a bounded memory of where prompts were sent."""
+"""Estimate which replicas have the keys and values of a prompt: a bounded memory of where prompts were sent."""
 
 from __future__ import annotations
 

@@ -17,8 +17,9 @@ IGNORES_RULES = {"generation_config": False}
 
 @dataclass(frozen=True, slots=True)
 class TimestampRules:
-    """What follows what in an output with timestamps. first: the token of 0 seconds, all from which on are timestamps.
-    end: the token that ends an output, all before which are text. max_initial: the most that an output may begin with.
+    """The order of tokens in an output with timestamps. first: the token of 0 seconds, all from which on are
+    timestamps. end: the token that ends an output, all before which are text. max_initial: the most that an output may
+    begin with.
 
     An output begins with a timestamp. Timestamps come in pairs, but for the last one before the end, and never
     decrease. A timestamp is written where all of them together are likelier than any other token.

@@ -15,7 +15,7 @@ WORD_BITS = 32
 
 
 class Grammar(Protocol):
-    """What one request's output has to follow, with the state after the tokens accepted so far."""
+    """The grammar that one request's output has to follow, with the state after the tokens accepted so far."""
 
     @property
     def is_terminated(self) -> bool:

@@ -34,7 +34,7 @@ class LogitsProcessor(Protocol):
 
 @dataclass(slots=True, eq=False)
 class StepSampling:
-    """What the sampler needs for one step beside the batch and its logits. Not to be changed; not frozen, for speed.
+    """The inputs of the sampler in one step besides the batch and its logits. Not to be changed; not frozen, for speed.
 
     step: of the batch's requests [B]. rules: of its states, up to date. processors: custom ones that apply to some
     of these requests, in order. masks: applied before rules and processors.
@@ -47,7 +47,8 @@ class StepSampling:
 
 
 class Processors:
-    """What changes the logits of some states' requests: the rules of `SamplingParams`, then custom processors in order.
+    """The processors that change the logits of some states' requests: the rules of `SamplingParams`, then custom
+    processors in order.
 
     custom: processors over the rows of ``states``. eos_token_ids: the model's end tokens, for min_tokens.
     """

@@ -167,7 +167,7 @@ def _set_unless_none_left(logits: F32, ids: Ints, values: F32 | np.float32) -> N
 
 
 class StepArrays(NamedTuple):
-    """What a step is sampled from.
+    """The inputs of a step's sampling.
 
     logits: [L, V]. rows: int32 [B] state rows. starts: int32 [B], the first position that the step computes; tokens
     before it have not changed since they were computed. cu_num_logits: int32 [B + 1]. positions: int64 [L], which the

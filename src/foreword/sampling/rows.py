@@ -1,4 +1,4 @@
-"""What logits processors work on: values by state row, and the rows of logits of a step."""
+"""The inputs of logits processors: values by state row, and the rows of logits of a step."""
 
 from __future__ import annotations
 

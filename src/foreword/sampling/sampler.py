@@ -25,7 +25,7 @@ Failure = Exception | type[BadLogitsError] | type[NoTokenLeftError]  # a type is
 
 @dataclass(slots=True, eq=False)
 class Sampled:
-    """What a step drew. Not to be changed; not frozen, for speed.
+    """The result of a step's sampling. Not to be changed; not frozen, for speed.
 
     token_ids: int32 [B], or [B, D + 1] padded with −1 when the step verified drafts.
     logprobs: batch index → one entry per token, for the requests that want them.

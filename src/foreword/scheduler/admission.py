@@ -62,7 +62,7 @@ class Admissions:
 
 
 class AdmissionControl:
-    """Whether a waiting request fits into a step, and its entrance into the running set."""
+    """Decide whether a waiting request fits into a step, and move it into the running set."""
 
     def __init__(
         self,

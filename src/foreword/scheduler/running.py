@@ -13,7 +13,7 @@ from foreword.scheduler.request import NO_TOKENS, Request
 
 
 class Share(NamedTuple):
-    """What rows compute in a step: the num_scheduled[i] tokens after the first computed[i]. num_tokens: their sum."""
+    """The share of rows in a step: the num_scheduled[i] tokens after the first computed[i]. num_tokens: their sum."""
 
     rows: I32
     computed: I32

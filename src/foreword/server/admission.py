@@ -1,4 +1,6 @@
-"""How much the server takes on at the same time. What goes beyond is refused at once, with the time to come back."""
+"""Limit the work that the server takes on at the same time. What goes beyond is refused at once, with the time to
+come back.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,7 @@ class Admission:
 
 
 class Place:
-    """What one request has taken. Leaving and ending twice is harmless."""
+    """The share of the limits that one request has taken. Leaving and ending twice is harmless."""
 
     __slots__ = ("_admission", "_num_bytes", "_num_requests", "_num_tokens", "_started")
 

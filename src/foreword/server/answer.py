@@ -1,4 +1,4 @@
-"""How a request that generates or pools is answered: the one way through the server, whatever the interface."""
+"""Answer a request that generates or pools: the one way through the server, whatever the interface."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ NOTHING = "-"  # stands in that header for no key, or no address
 
 
 class Client(NamedTuple):
-    """What tells the client of a request from others. key: a digest of its key. address: of its machine."""
+    """The identity of a request's client. key: a digest of its key. address: of its machine."""
 
     key: str
     address: str

@@ -69,7 +69,9 @@ def openai_error(error: HttpError) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How an interface writes errors. body: the JSON value. event: the name of the event that ends a failed stream."""
+    """The form in which an interface writes errors. body: the JSON value. event: the name of the event that ends
+    a failed stream.
+    """
 
     body: Callable[[HttpError], dict[str, Any]] = openai_error
     event: str | None = None

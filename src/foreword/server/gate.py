@@ -1,4 +1,4 @@
-"""What surrounds every route: keys, limits, closed connections, errors, the access log, and failures in the log."""
+"""The checks around every route: keys, limits, closed connections, errors, the access log, and failures in the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server and its engine have done, for Prometheus; read when it is asked for.
+"""Count what the server and its engine have done, for Prometheus; read on request.
 
 Names are vLLM's where the meaning is equal. A step of the engine costs a few additions, whatever its size.
 """

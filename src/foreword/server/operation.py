@@ -30,10 +30,10 @@ JSON, FORM, EVENTS = "application/json", "multipart/form-data", "text/event-stre
 
 @dataclass(frozen=True, slots=True)
 class Body(Generic[T]):
-    """What an operation takes. parse: a JSON object → the request. example: one that ``parse`` accepts, with an object
-    for each optional field whose own fields are to be described. timeout: it may have that field. form: if the body is
-    a form, its fields that are numbers and truth values. samples: ``parse`` also takes the sampling parameters that the
-    model suggests.
+    """The body that an operation takes. parse: a JSON object → the request. example: one that ``parse`` accepts, with
+    an object for each optional field whose own fields are to be described. timeout: it may have that field. form: if
+    the body is a form, its fields that are numbers and truth values. samples: ``parse`` also takes the sampling
+    parameters that the model suggests.
     """
 
     parse: Callable[..., T]
@@ -113,7 +113,7 @@ class Operation:
 
 
 class Target(NamedTuple):
-    """What a request asks for. operation: None if there is none of this method and path; the other fields then follow
+    """The target of a request. operation: None if there is none of this method and path; the other fields then follow
     from operations of the same path, or from the one above it. methods: of the path. parameters: values in the path.
     """
 

@@ -1,4 +1,4 @@
-"""How much the event loop does for streams before it serves others."""
+"""Limit the work of the event loop for streams before it serves others."""
 
 from __future__ import annotations
 

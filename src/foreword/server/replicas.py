@@ -1,4 +1,4 @@
-"""How operations are answered where one front end stands before several replicas of the server."""
+"""Answer operations where one front end stands before several replicas of the server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Called = Sequence[tuple[str, int, Any]]
 
 
 class Replicas(ABC):
-    """What a front end can ask of its replicas."""
+    """The requests that a front end can send to its replicas."""
 
     @abstractmethod
     async def call_all(self, method: str, path: str, body: object = None, *, seconds: float = CALL_SECONDS) -> Called:
@@ -60,7 +60,7 @@ class Replicas(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Which replicas answer an operation. name: for the page. answer: of a front end; None: one replica's."""
+    """The replicas that answer an operation. name: for the page. answer: of a front end; None: one replica's."""
 
     name: str
     answer: Callable[[Replicas, Request], Awaitable[Response]] | None = None

@@ -69,7 +69,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class TableRule:
-    """Which entries of a block table must be as the scheduler said.
+    """The entries of a block table that must be as the scheduler said.
 
     below_window: also those below the window or chunk, which no kernel reads. past_end: entries past a request's
     blocks must be null.

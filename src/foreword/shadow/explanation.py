@@ -1,4 +1,4 @@
-"""What a wrong entry stands for, in the words of the engine that is followed: batch indices, not rows."""
+"""Explain a wrong entry in the words of the engine that is followed: batch indices, not rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a shadow finds: one wrong tensor of one request in one step, and who made it."""
+"""A finding of a shadow: one wrong tensor of one request in one step, and who made it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the followers of several engines share: a scheduled request as its engine has it, and steps in flight."""
+"""The parts that the followers of several engines share: a scheduled request as its engine has it, and steps in
+flight.
+"""
 
 from __future__ import annotations
 

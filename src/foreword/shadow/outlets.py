@@ -1,4 +1,6 @@
-"""What FOREWORD_CHECK asks for besides the comparison itself: a recording, and a report that is kept up to date."""
+"""The outputs that FOREWORD_CHECK asks for besides the comparison: a recording, and a report that is kept up to
+date.
+"""
 
 from __future__ import annotations
 

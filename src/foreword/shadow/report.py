@@ -1,4 +1,4 @@
-"""What a shadow has done so far."""
+"""The counts of a shadow so far."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def register(options: CheckOptions) -> None:
 
 
 class Hooks:
-    """What is called in place of SGLang's functions, for the one scheduler of a process.
+    """The functions that replace SGLang's, for the one scheduler of a process.
 
     Followed are extends, decodes and both in one batch, with overlap or without. With the first batch of another kind
     (drafts, diffusion, split prefills) following ends, which is logged.

@@ -55,7 +55,7 @@ def followed(**settings: Any) -> Iterator[list[Shadow]]:
 
 
 class _Follower:
-    """What is known of one engine's requests from step to step."""
+    """The state of one engine's requests from step to step."""
 
     def __init__(self, ios: Any, settings: dict[str, Any]) -> None:
         self.ios, self.last = ios, list[Any]()

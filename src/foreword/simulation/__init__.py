@@ -1,4 +1,4 @@
-"""What would happen under this load: the real scheduler and cache with a clock instead of a model."""
+"""Simulate a load: the real scheduler and cache with a clock instead of a model."""
 
 from foreword.simulation.cost import CostModel
 from foreword.simulation.recording import Measured, Recording, read_recording

@@ -1,4 +1,4 @@
-"""How long a step takes."""
+"""Predict the time of a step."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """What a simulation reads of a recording.
+    """The data that a simulation reads from a recording.
 
     trace: its arrivals. A request that was cut short, or that is not in the recording as a whole, takes part with the
     tokens that it has, and its latencies do not count. measured: those of the others.

@@ -31,7 +31,7 @@ MAX_REPLICAS = 10_000
 
 @dataclass(slots=True, eq=False)
 class _Decoding:
-    """What a decode step begins with: rows, known tokens, the sum of these, and steps until the first request ends."""
+    """The start of a decode step: rows, known tokens, the sum of these, and steps until the first request ends."""
 
     rows: I64
     known: I32

@@ -18,7 +18,7 @@ with every token, and all requests of a step wait for it.
 
 
 class Budget:
-    """What is left of them."""
+    """The budget that is left."""
 
     __slots__ = ("seconds",)
 

@@ -1,4 +1,4 @@
-"""Where in a JSON schema the part is that cannot be compiled, for errors."""
+"""Find the part of a JSON schema that cannot be compiled, for errors."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ from foreword.sampling import Grammar
 
 @dataclass(frozen=True, slots=True)
 class ThinkingEnd:
-    """What ends the thinking. text: recognised where it is complete, however it is tokenized. tokens: forced when the
-    budget of tokens (None: no limit) is used up. words: the mask of the thinking. token_bytes: of every token.
-    start: the token that begins it, without which there is none; None: every output begins inside it.
+    """The end of the thinking. text: recognised where it is complete, however it is tokenized. tokens: forced when the
+    budget of tokens (None: no limit) is used up. words: the mask of the thinking. token_bytes: of every token. start:
+    the token that begins it, without which there is none; None: every output begins inside it.
     """
 
     text: bytes

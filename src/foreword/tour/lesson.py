@@ -29,7 +29,7 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Exercise:
-    """What the reader changes. task: in words.
+    """The part of an exercise that the reader changes. task: in words.
 
     start: a file to begin with. solution: one that is right. hint: what helps. fault: of the names that the reader's
     file defines, returns what is wrong with them in words, "" if nothing is. KeyError for a name that is missing.

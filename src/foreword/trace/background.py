@@ -112,7 +112,7 @@ class BackgroundTrace:
 
 
 class _Work:
-    """What the thread does; it does not hold the `BackgroundTrace`, so that an engine without users is freed."""
+    """The work of the thread; it does not hold the `BackgroundTrace`, so that an engine without users is freed."""
 
     def __init__(self, writer: TraceWriter, num_groups: int, on_error: Callable[[str], None]) -> None:
         self.items: deque[Item] = deque()

@@ -1,4 +1,5 @@
-"""What happens to an engine's states, step by step, as small values that are cheap to keep and are encoded later.
+"""Capture what happens to an engine's states, step by step, as small values that are cheap to keep and are encoded
+later.
 
 The values are not to be changed; their classes are not frozen, for speed.
 """

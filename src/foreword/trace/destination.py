@@ -1,4 +1,4 @@
-"""Where a trace is written, as users say it: FILE, or FILE:SIZE."""
+"""The destination of a trace, as users write it: FILE, or FILE:SIZE."""
 
 from __future__ import annotations
 

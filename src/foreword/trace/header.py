@@ -22,7 +22,7 @@ by a random permutation that is not kept; or as their number."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceHeader:
-    """What a replay needs to know of the engine.
+    """The facts about an engine that a replay needs.
 
     engine: its name and version. token_ids: see `TokenIds`. first_step: the number that the engine gave the first step
     of the trace. started: the time of the first line, seconds since 1970. settings: those of the engine's scheduler and

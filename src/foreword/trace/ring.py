@@ -21,7 +21,7 @@ class Place(NamedTuple):
 
 
 class Recent(NamedTuple):
-    """What a ring kept since a place.
+    """The events that a ring kept since a place.
 
     snapshot: the requests in progress before it, where it does not follow on the place, else None. first_step: the
     number of the step after the snapshot. place: its end.

@@ -50,7 +50,7 @@ class Sizes(NamedTuple):
 
 
 class BareMetadata(NamedTuple):
-    """What layers of attention would read of a step."""
+    """The values that layers of attention would read in a step."""
 
     query_start_loc: torch.Tensor
     seq_lens: torch.Tensor

@@ -96,7 +96,7 @@ def _commit_of(events: Sequence[Event], at: int) -> Mapping[str, Tokens]:
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """What the runner knows of a request. num_prompt_tokens: as it was given. blocks: those it was not given yet.
+    """The runner's knowledge of a request. num_prompt_tokens: as it was given. blocks: those it was not given yet.
 
     is_over: it had all of its tokens computed, and no sample was recorded.
     """
@@ -113,7 +113,7 @@ class _Request:
 
 @dataclass(slots=True, eq=False)
 class _Told:
-    """What was decided since the last step, and what is known of each request."""
+    """The decisions since the last step, and the facts known about each request."""
 
     requests: dict[str, _Request] = field(default_factory=dict)  # in a row
     away: dict[str, _Request] = field(default_factory=dict)  # preempted

@@ -1,4 +1,4 @@
-"""What follows the steps of one model runner of vLLM: its scheduler's decisions, its tensors, its samples."""
+"""Follow the steps of one model runner of vLLM: its scheduler's decisions, its tensors, its samples."""
 
 from __future__ import annotations
 

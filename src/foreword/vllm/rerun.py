@@ -30,7 +30,7 @@ MOST_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """What a runner made of a trace. title: of the runner.
+    """The result of a trace in a runner. title: of the runner.
 
     findings: of the runner, with the numbers of steps that the trace has. order: the requests of the first step with
     one, as they stand in the runner. recorded: what differs in the trace's own tensors.

@@ -31,7 +31,7 @@ else:
 
 
 class FollowedRunner(Runner):  # type: ignore[misc]  # vLLM's classes are Any
-    """What both generations have in common. follower: None until the KV groups are known, and where unchecked.
+    """The base of the followers of both generations. follower: None until the KV groups are known, and where unchecked.
 
     samples_are_late: whether the samples of a step are taken from its output, once that is on the host.
     has_drafts: whether the runner has the drafts itself, see `Follower`.

@@ -13,7 +13,7 @@ from foreword.batch.values.attention import AttentionState
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Context:
-    """What nano-vllm's attention layers read.
+    """The values that nano-vllm's attention layers read.
 
     Prefill: cu_seqlens_q, cu_seqlens_k int32 [B + 1], and block_tables only where some key is in the cache already
     (otherwise the keys are the step's own). Decode: context_lens int32 [B] and block_tables.

@@ -107,7 +107,7 @@ class AppliedStep(PlannedStep):
 
 
 class VllmAdapter:
-    """What `apply` keeps per vLLM scheduler in addition to its `RequestStates`.
+    """The values that `apply` keeps per vLLM scheduler in addition to its `RequestStates`.
 
     preempted: requests without row and blocks, which a later output may resume by id.
     bidirectional: modalities whose embedded positions see each other, as ("image", "video") for Gemma 3; to be set

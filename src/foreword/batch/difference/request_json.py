@@ -1,4 +1,4 @@
-"""What a request brings beside its tokens and blocks, as JSON."""
+"""Convert what a request has besides tokens and blocks to JSON and back."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from foreword.integers import is_int32
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class StepDifference:
-    """What changes in `RequestStates` before a step, and the step. Rows are equal on both sides.
+    """The changes of `RequestStates` before a step, and the step. Rows are equal on both sides.
 
     step: its number. base: checksum of the states that the difference belongs to; None: a snapshot, for new states.
     geometry: of a snapshot, what both states must have in common. base_seed, num_admissions: as in the states.

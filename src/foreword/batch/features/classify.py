@@ -11,7 +11,7 @@ from foreword.batch.step.tensors import BatchTensors
 
 
 class Split(NamedTuple):
-    """How many leading requests are decodes, and how many tokens they have; the rest are prefills."""
+    """The number of leading requests that are decodes, and of their tokens; the rest are prefills."""
 
     num_decodes: int
     num_prefills: int

@@ -33,7 +33,7 @@ class EncoderSlice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MultiModalInputs:
-    """What a step reads of encoder outputs.
+    """The encoder outputs that a step reads.
 
     slices: the outputs it needs, in batch order, then prompt order. With E = their rows, concatenated [N, hidden]:
     inputs_embeds[token_indices] = E.

@@ -1,4 +1,4 @@
-"""What the sampling of a step needs; sampling parameters of its requests and logit rows."""
+"""Select what the sampling of a step needs: the parameters of its requests and logit rows."""
 
 from __future__ import annotations
 

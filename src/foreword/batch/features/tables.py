@@ -26,7 +26,7 @@ TextOf = Callable[[int], str]
 
 
 class TokenSources(NamedTuple):
-    """Where each token of a step comes from and goes to: the arrays of an `Explanation`."""
+    """The source and destination of each token of a step: the arrays of an `Explanation`."""
 
     token_indices: I64
     block_table_indices: I64

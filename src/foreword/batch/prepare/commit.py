@@ -1,4 +1,4 @@
-"""What a step changes in the state, once its samples are known.
+"""Apply the samples of a step to the state.
 
 For request b of the batch with c computed and n scheduled tokens, k of them drafts, v known tokens and samples s:
 

@@ -1,4 +1,4 @@
-"""What each slot of a cache holds, by content: the rule that the steps of any engine must follow.
+"""Track the content of each slot of a cache: the rule that the steps of any engine must follow.
 
 The key and value of a position depend on its token and on all tokens before it, on the request's adapter and salt, and
 on what stands behind its placeholders. A fingerprint of all of these is kept for each slot, from the step that wrote

@@ -22,7 +22,7 @@ MOST_SPARE = 1 << 16  # blocks beyond those used, where their number is not know
 
 @dataclass(frozen=True, slots=True)
 class GroupUse:
-    """How an engine uses the blocks of a KV group, where its `KVGroup` does not say so.
+    """The use of a KV group's blocks by an engine, where its `KVGroup` does not define it.
 
     slots: False where no token has a slot: states at block borders, keys of an encoder.
     chunk: C, a query at position p sees the keys of positions p // C · C … p alone; None: as the `KVGroup` says.

@@ -1,1 +1,3 @@
-"""What the batch layer keeps between two steps: one permanent row per request, its blocks and its parameters."""
+"""The state that the batch layer keeps between two steps: one permanent row per request, its blocks and its
+parameters.
+"""

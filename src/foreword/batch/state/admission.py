@@ -21,7 +21,9 @@ from foreword.integers import as_int32, as_integer, is_int32
 
 
 class Admission(NamedTuple):
-    """What a row gets: prompt, outputs, blocks per KV group int32, the adapter's number, parameters, what few have."""
+    """The contents of a new row: prompt, outputs, blocks per KV group int32, the adapter's number, parameters,
+    what few have.
+    """
 
     prompt: I32
     outputs: I32

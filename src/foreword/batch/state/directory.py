@@ -1,4 +1,4 @@
-"""Which request is in which row."""
+"""Map requests to rows."""
 
 from __future__ import annotations
 

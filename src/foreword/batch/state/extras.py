@@ -17,7 +17,9 @@ from foreword.integers import as_int32, as_integer, is_int32
 
 
 class GivenExtras(NamedTuple):
-    """What a request brings for `RowExtras`, checked. values: attribute of `RowExtras` → its value for the row."""
+    """The checked values that a request has for `RowExtras`. values: attribute of `RowExtras` → its value for the
+    row.
+    """
 
     rope_delta: int
     encoder_len: int

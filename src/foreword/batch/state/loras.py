@@ -1,4 +1,4 @@
-"""Which live requests use which LoRA adapter."""
+"""Track the LoRA adapters of live requests."""
 
 from __future__ import annotations
 

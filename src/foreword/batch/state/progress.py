@@ -1,4 +1,4 @@
-"""How far each request is: the only code that writes a row's token counts and tokens.
+"""Track the progress of each request: the only code that writes a row's token counts and tokens.
 
     0 ≤ num_computed_tokens ≤ num_tokens + num_placeholders,  prompt_len ≤ prefill_len ≤ num_tokens
 

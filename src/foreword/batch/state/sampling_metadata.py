@@ -1,4 +1,4 @@
-"""What the sampling of one step needs, and all sampling parameters of a step for other samplers than Foreword's."""
+"""The inputs of one step's sampling, and all sampling parameters of a step for other samplers than Foreword's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(slots=True, eq=False)
 class StepNeeds:
-    """What the sampling of B rows in batch order (requests, or logit rows) needs.
+    """The inputs of the sampling of B rows in batch order (requests, or logit rows).
 
     rows: int32 [B] state rows. needs: the union of their `Need` flags. num_logprobs, num_prompt_logprobs: int32 [B],
     alternatives requested with each token, −1 for none; None where no row requests any. The arrays are copies and stay
@@ -124,7 +124,7 @@ _SELDOM = _RARE | _NEED_OF["num_logprobs"] | _NEED_OF["num_prompt_logprobs"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenCounts:
-    """What penalties read, for the P rows that have one. batch_indices: int64 [P]. in_prompt: bool [P, V].
+    """The inputs of penalties, for the P rows that have one. batch_indices: int64 [P]. in_prompt: bool [P, V].
     in_output: int32 [P, V], occurrences. Outputs that a resumed request was admitted with are outputs.
     """
 
@@ -189,7 +189,9 @@ def _penalized(metadata: SamplingMetadata) -> I64:
 
 
 class StepCache(Protocol[T_co]):
-    """What was made of the last few batches: the same object as long as neither rows nor parameters changed."""
+    """A cache of the results for the last few batches: the same object as long as neither rows nor parameters
+    changed.
+    """
 
     def get(self, count: int) -> T_co:
         """Return what belongs to the first ``count`` rows of the buffer: a comparison if known, else it is made."""

@@ -110,7 +110,7 @@ GATHERED = ("block_table", "num_blocks")
 
 
 class Extent(NamedTuple):
-    """How many entries an axis has in a step: a scalar of the step, plus ``extra``."""
+    """The number of entries of an axis in a step: a scalar of the step, plus ``extra``."""
 
     scalar: str
     extra: int

@@ -1,4 +1,4 @@
-"""Where keys and values go, in NumPy: shared by the vectorised backend and by adapters."""
+"""Compute the slots of keys and values in NumPy: shared by the vectorised backend and by adapters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What attention kernels need of a batch besides its tables: the state of the step, and a dense mask."""
+"""The inputs of attention kernels besides tables: the state of the step, and a dense mask."""
 
 from __future__ import annotations
 

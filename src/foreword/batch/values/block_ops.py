@@ -14,7 +14,8 @@ from foreword.errors import PlanError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockOps:
-    """What the executor does to the cache before a step. Order: zero, then copy, then the step's reads and writes.
+    """The operations on the cache that the executor runs before a step. Order: zero, then copy, then the step's reads
+    and writes.
 
     zero: int32 [Z], blocks that must read as zeros until they are written (recurrent states, sparse layouts).
     copies: int32 [C, 2], (from, to): ``to`` is a private copy of a shared block that its request is about to write.

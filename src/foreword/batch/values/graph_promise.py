@@ -1,4 +1,4 @@
-"""What the kernels of a captured graph were promised about every step that replays it."""
+"""The limits that every step keeps that replays a captured graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a row of the table of sampling parameters has beside a declaration. The rows are the fields of `SamplingParams`.
+"""The columns that the table of sampling parameters has besides a declaration. The rows are the fields of
+`SamplingParams`.
 
 `foreword.batch.values.sampling_params.PARAMETERS` lists them. What needs a fact of a parameter loops over it: the
 conversions, checks and messages of `SamplingParams`, the columns of the states and their flags, the specification, the
@@ -19,7 +20,7 @@ from foreword.declared import Declared
 
 
 class Need(IntFlag):
-    """What the sampling of a row needs, so that a step can skip what none of its rows needs."""
+    """The operations that the sampling of a row needs, so that a step can skip what none of its rows needs."""
 
     GREEDY = 1  # temperature 0
     RANDOM = 2

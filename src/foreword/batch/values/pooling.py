@@ -15,7 +15,7 @@ PoolingType = Literal["last", "mean", "cls", "step", "all"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingParams:
-    """How to turn a request's hidden states into its result.
+    """The way from a request's hidden states to its result.
 
     task: "embed" a vector of the text, "token_embed" one of each token; through the model's head "classify" the
         probabilities of its labels, "score" one number, "reward" the head's outputs as they are.
@@ -45,7 +45,7 @@ class PoolingParams:
 
 @dataclass(slots=True, eq=False)
 class PoolingState:
-    """What a pooler keeps of a pooling request's earlier chunks.
+    """The state of a pooler after the earlier chunks of a request.
 
     chunks: arrays [n_i, hidden] in prompt order. The state begins empty at each admission.
     """

@@ -115,7 +115,7 @@ class NewRequest:
 
 
 class PromptInputs(TypedDict, total=False):
-    """What a prompt brings besides its token ids, as arguments of `NewRequest`."""
+    """The inputs of a prompt besides its token ids, as arguments of `NewRequest`."""
 
     prompt_embeds: F32
     prompt_is_token_id: Bools

@@ -23,7 +23,8 @@ F32, I32, I64 = np.float32, np.int32, np.int64
 @known_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How the tokens of a request are chosen, and when its output ends. `foreword.sampling.reference` has the order.
+    """The rules by which the tokens of a request are chosen, and by which its output ends.
+    `foreword.sampling.reference` has the order.
 
     Each field is a row of the table `PARAMETERS`: its type, default, meaning, limits, and the array that holds it.
     A value of another type or out of range raises `RequestError` where the parameters are made.

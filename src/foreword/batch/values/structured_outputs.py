@@ -1,4 +1,4 @@
-"""What an output has to look like: a JSON schema, a regular expression, a choice, a grammar, or tags in free text."""
+"""The form that an output must have: a JSON schema, a regular expression, a choice, a grammar, or tags in free text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FIELD = "structured_outputs"
 
 
 class Origin(NamedTuple):
-    """Where a constraint comes from: the field that a caller gave, and its value, which errors name."""
+    """The origin of a constraint: the field that a caller gave, and its value, which errors name."""
 
     field: str
     value: object

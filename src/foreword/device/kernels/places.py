@@ -1,4 +1,4 @@
-"""Where kernels find what `foreword.device.layout` describes: entries by name, and the parts of a packet.
+"""The places of what `foreword.device.layout` describes, for kernels: entries by name, and the parts of a packet.
 
 Triton reads constants of a kernel's own module alone, so a kernel imports each place by name: ``PACKET_NUM_REQS`` is
 the place of "num_reqs" in a packet's header, ``GROUP_WIDTH`` of "width" in the record of a KV group, ``ROW_SEED`` of

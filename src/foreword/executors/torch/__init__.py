@@ -1,1 +1,1 @@
-"""What executors in PyTorch share: a batch's arrays as tensors, a paged KV cache, and attention over it."""
+"""The parts that executors in PyTorch share: a batch's arrays as tensors, a paged KV cache, and attention over it."""

@@ -158,7 +158,7 @@ class GatheredAttention:
 
 @dataclass(frozen=True, slots=True)
 class _Slots:
-    """Where a step's tokens are written. tokens: those that are, None for all.
+    """The places where a step's tokens are written. tokens: those that are, None for all.
 
     fresh_blocks: those whose first position is computed in this step, so that nothing of their content is in use.
     """

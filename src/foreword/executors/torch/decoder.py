@@ -29,7 +29,7 @@ StepType_contra = TypeVar("StepType_contra", bound=Step, contravariant=True)
 
 
 class Mixer(Protocol[StepType_contra]):
-    """What mixes the tokens of a layer: attention, or a recurrence. products: those that adapters may change."""
+    """The part of a layer that mixes tokens: attention, or a recurrence. products: those that adapters may change."""
 
     @property
     def products(self) -> Sequence[Linear]: ...

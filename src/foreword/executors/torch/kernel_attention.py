@@ -80,7 +80,7 @@ class KernelAttention(GatheredAttention):
 
 
 class _StepRows:
-    """What the kernels read of the requests of a step, in batch order: a packet without changes, then a record of each
+    """The kernels' view of the requests of a step, in batch order: a packet without changes, then a record of each
     request with its block tables. `AttendedRows` of one memory.
     """
 

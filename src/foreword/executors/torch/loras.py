@@ -23,7 +23,7 @@ Parts = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """What the adapters change in one product. a: [adapters, rank, in]; b: [adapters, out, rank], times the scales.
+    """The change of one product by adapters. a: [adapters, rank, in]; b: [adapters, out, rank], times the scales.
 
     The parts of an adapter share its rank one after the other. Zeros fill it up to the largest of all adapters.
     """
@@ -49,7 +49,7 @@ class Factors:
 
 
 class ProductChanges(Protocol):
-    """What the adapters of a step change in its products."""
+    """The changes of a step's products by its adapters."""
 
     def add(self, out: Tensor, x: Tensor, parts: Parts) -> Tensor:
         """Add the changes of the product ``parts`` of x [T, in] to out [T, out], and return it."""

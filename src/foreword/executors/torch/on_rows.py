@@ -150,7 +150,7 @@ class _RowStep(Step):
 
 
 class _RowMemory:
-    """What all steps share: tables of rotations, memory for queries and outputs, the launches of attention.
+    """The memory that all steps share: tables of rotations, memory for queries and outputs, the launches of attention.
 
     layers: for each layer of the cache, its launches and its keys and values.
     """

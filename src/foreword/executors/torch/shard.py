@@ -135,7 +135,7 @@ def _join_nccl(store: dist.Store, rank: int, size: int, timeout: timedelta) -> d
 
 
 class Shards:
-    """What rank ``rank`` of tensor_parallel_size · context_parallel_size ranks computes of a model.
+    """The part of a model that rank ``rank`` of tensor_parallel_size · context_parallel_size ranks computes.
 
     all: its part of every MLP and expert, and of the vocabulary. heads: its part of the heads, which the ranks with the
     same positions divide. positions: its part of the positions of keys and values, which the ranks with the same heads

@@ -1,4 +1,4 @@
-"""What the layers of a decoder read of a step, as tensors on its device."""
+"""The inputs of a decoder's layers in a step, as tensors on its device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the decoder of an encoder–decoder attends, found by one forward pass over a few tokens."""
+"""Find how the decoder of an encoder–decoder attends, by one forward pass over a few tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNDERSTOOD = REPEATED | {"scaling", "dropout", "is_causal", "position_bias", "la
 
 @dataclass(frozen=True, slots=True)
 class DecoderTrace(Trace):
-    """What an executor needs to know of an encoder–decoder. encoder_dim: width of the encoder's output.
+    """The facts about an encoder–decoder that an executor needs. encoder_dim: width of the encoder's output.
 
     A call that writes nothing reads the encoder's keys and values: its layer is one of cross_layers.
     """

@@ -170,7 +170,7 @@ class _EncodedBatch:
 
 
 class _Places:
-    """Which encoder input is at which place, and the place of each row. A place is free if no live row has it."""
+    """The encoder input at each place, and the place of each row. A place is free if no live row has it."""
 
     def __init__(self, num_places: int) -> None:
         self.of_row = np.zeros(num_places, np.int32)

@@ -1,4 +1,6 @@
-"""What the configurations of an encoder–decoder say of its outputs: tokens that are suppressed, and Whisper's rules."""
+"""Read the rules for outputs from the configurations of an encoder–decoder: tokens that are suppressed, and
+Whisper's rules.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a model attends, found by one forward pass over a few tokens."""
+"""Find how a model attends, by one forward pass over a few tokens."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TracedCall:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What an executor needs to know of a model.
+    """The facts about a model that an executor needs.
 
     calls: in the order of a forward pass. layers, groups: keys and values of those that write, and their KV groups.
     linear: outputs and inputs of the linear layers that compute every token of a step in its place, by their names.

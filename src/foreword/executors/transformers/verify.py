@@ -33,7 +33,7 @@ IMAGE_SIZES = (56, 84), (112, 56)
 
 
 class Inputs(NamedTuple):
-    """What a model reads besides tokens: see `TransformersExecutor`."""
+    """The inputs of a model besides tokens: see `TransformersExecutor`."""
 
     first_position: int
     hidden_size: int

@@ -150,7 +150,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How one family of models is read.
+    """The description of one family of models: how its files are read.
 
     title: its name on pages. spec: its `DecoderSpec` from a config. keys: those of the config, all of them.
     names: where its safetensors differ from `SAFETENSORS_NAMES`. unused: beginnings of the names of tensors that are

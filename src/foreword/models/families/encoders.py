@@ -16,7 +16,7 @@ from foreword.models.rope import ROPE_KEYS, rope_parameters, rope_spec
 
 @dataclass(frozen=True, slots=True)
 class EncoderFamily:
-    """How one family of encoders is read.
+    """The description of one family of encoders: how its files are read.
 
     title: its name on pages. spec: its `EncoderSpec` from a config. keys: those of the config, all of them.
     names: canonical names in its files, without the prefix that the tensors of the encoder have in the files of a

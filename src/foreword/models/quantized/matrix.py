@@ -1,4 +1,4 @@
-"""What the quantised formats share: rows that are converted when they are read, and checks of their tensors."""
+"""The base of quantised formats: rows that are converted when they are read, and checks of their tensors."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ from foreword.errors import PlanError
 
 
 class Step:
-    """What the relations of `TENSORS` are written in. Lower-case letters are vectors over the requests of the batch:
+    """The variables in which the relations of `TENSORS` are written. Lower-case letters are vectors over the requests
+    of the batch:
 
     rows  state row        c  computed tokens    n  scheduled tokens    k  drafts    v  known tokens
     cancelled  the request was removed while its step was in flight: nothing of its row is read, c = v = 0

@@ -15,7 +15,7 @@ from foreword.batch.values.fields import Field
 
 
 class Level(StrEnum):
-    """What one entry of a tensor belongs to."""
+    """The kind of object that one entry of a tensor belongs to."""
 
     SYSTEM = "system"  # a row of the state, from admission to removal
     STEP = "step"  # the whole batch
