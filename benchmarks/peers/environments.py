@@ -65,6 +65,9 @@ ENVIRONMENTS = {
             ),
             with_foreword=True,
         ),
+        Environment("ik_llama_cpp", ("ik-llama-cpp-python==0.1.5", "numpy>=2")),
+        Environment("xllamacpp", ("xllamacpp==2026.10.11549", "numpy>=2")),
+        Environment("mistralrs", ("mistralrs==0.9.5",)),
         Environment("openvino", ("openvino-genai==2026.4.1.0",)),
         Environment("onnxruntime", ("onnxruntime-genai==0.18.0", "onnxruntime==1.31.1")),
         Environment(

@@ -46,6 +46,11 @@ ROWS = (
     Row("onnxruntime", "run_onnxruntime.py", "onnxruntime", "int4", "onnxruntime-int4"),
     Row("llama_cpp", "run_llama_cpp.py", "llama_cpp", "q4_1"),
     *(Row("llama_cpp", "run_llama_cpp.py", "llama_cpp", w, f"{w}.gguf") for w in ("q8_0", "bf16", "q4_0", "f32")),
+    *(
+        Row(peer, f"run_{peer}.py", peer, weights, form)
+        for peer in ("ik_llama_cpp", "xllamacpp", "mistralrs")
+        for weights, form in (("q4_1", ""), ("q8_0", "q8_0.gguf"))
+    ),
     Row("transformers", "run_transformers.py", "transformers", "bf16", "hf-bf16"),
     Row("transformers", "run_transformers.py", "transformers", "fp32", "hf-fp32"),
     Row("transformers_cb", "run_transformers_cb.py", "transformers", "bf16", "hf-bf16"),
