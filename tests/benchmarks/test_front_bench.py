@@ -6,7 +6,9 @@ from parts import front
 from foreword.errors import EngineError
 
 
-def test_streams_are_served_with_and_without_http(talker):
+def test_streams_are_served_with_and_without_http(talker, monkeypatch):
+    monkeypatch.setattr(front, "NUM_JOINING", 3)
+    monkeypatch.setattr(front, "NUM_BURSTS", 3)
     (result,) = front.run(streams=(3,), num_tokens=8, rounds=1, model=str(talker))
     assert result.num_streams == 3
     assert result.tok_s == pytest.approx(8 * result.requests_s)

@@ -8,11 +8,10 @@ from parts import speculation
 from foreword.native import available
 
 
-@pytest.mark.model
 @pytest.mark.skipif(not available(), reason="the native module is not built")
-def test_every_method_is_measured_on_equal_outputs(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_every_method_is_measured_on_equal_outputs(talker: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(speculation, "PROMPTS", {"echo": ("Repeat this: one two three one two three one two",)})
-    results = list(speculation.run(str(smollm2_path), at_once=(1, 2), max_tokens=10, repeats=1))
+    results = list(speculation.run(str(talker), at_once=(1, 2), max_tokens=10, repeats=1))
     assert [(r.kind, r.at_once, r.method) for r in results] == [
         ("echo", count, method) for count in (1, 2) for method in ("off", "ngram", "suffix")
     ]

@@ -1,5 +1,7 @@
 """Recurrent layers in every executor, against a plain loop over tokens in float64, and in an engine."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 from kernel_driver import Driver
@@ -116,14 +118,20 @@ def prompts_of(count: int) -> dict[str, list[int]]:
     return {str(i): stem + rng.integers(0, 301, 3 * i).tolist() for i in range(count - 1)} | {"equal": stem}
 
 
+@cache
+def tokens_alone(kind: str, name: str) -> dict[str, list[int]]:
+    """The tokens of each prompt in an engine of its own."""
+    found = {}
+    for request, prompt in prompts_of(5).items():
+        found |= tokens_of(run(engine_of(kind, name, prefix_caching=False), {request: prompt}))
+    return found
+
+
 @every
 @kinds
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_alone_in_a_crowd_in_chunks_and_after_preemption_the_tokens_are_equal(kind, name, async_scheduling):
-    prompts = prompts_of(5)
-    want = {}
-    for request, prompt in prompts.items():
-        want |= tokens_of(run(engine_of(kind, name, prefix_caching=False), {request: prompt}))
+    prompts, want = prompts_of(5), tokens_alone(kind, name)
     crowd = run(engine_of(kind, name, async_scheduling=async_scheduling), prompts)
     assert tokens_of(crowd) == want
     chunked = engine_of(kind, name, max_num_batched_tokens=9, async_scheduling=async_scheduling)

@@ -72,18 +72,24 @@ UNEVEN = [512, 1, 77, 16]
 
 
 @pytest.mark.parametrize(
-    ("executor", "sizes"),
-    [(name, UNEVEN) for name in EXECUTORS] + [(name, None) for name in EXECUTORS if name != "numpy"],
+    ("executor", "sizes", "first"),
+    [("numpy", UNEVEN, 800)]
+    + [(name, sizes, first) for name in EXECUTORS if name != "numpy" for sizes, first in ((UNEVEN, 0), (None, 800))],
 )
-def test_a_long_text_gives_the_results_of_transformers_in_any_chunks(smollm2, executor, sizes):
-    """Log-probabilities of 1,200 positions, and the best token at each of the 24 greedy steps after them."""
+def test_a_long_text_gives_the_results_of_transformers_in_any_chunks(smollm2, executor, sizes, first):
+    """Log-probabilities of 1,200 positions, and the best token at each of the 24 greedy steps after them.
+
+    first: the first position that is compared. Later ones read the keys and values of all before them.
+    """
     want = golden("smollm2_long1200")
     text, outputs = want["prompt_ids"], want["output_ids"]
     texts = [text + outputs[:-1]]
-    [logits] = all_logits(smollm2, texts, whole(texts) if sizes is None else in_chunks(texts, sizes), executor)
-    np.testing.assert_allclose(log_probs(logits[:1199], text[1:]), want["prompt_logprobs"], atol=1e-3)
+    chunks = whole(texts) if sizes is None else in_chunks(texts, sizes)
+    [logits] = all_logits(smollm2, texts, chunks, executor, first_position=first)
+    prompt, greedy = logits[: 1199 - first], logits[1199 - first :]
+    np.testing.assert_allclose(log_probs(prompt, text[first + 1 :]), want["prompt_logprobs"][first:], atol=1e-3)
     sure = np.array(want["top1_top2_logit_margin"]) > 0.05
-    np.testing.assert_array_equal(logits[1199:].argmax(-1)[sure], np.array(outputs)[sure])
+    np.testing.assert_array_equal(greedy.argmax(-1)[sure], np.array(outputs)[sure])
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)

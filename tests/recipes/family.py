@@ -7,7 +7,7 @@ from foreword import LLM, SamplingParams
 from models.recorded import TINY, make
 from recipes.recipe import Change, Edit, Recipe, after, new
 
-TEST = "tests/models/test_dummy.py"
+TEST = "tests/models/test_dummy_family.py"
 FAMILIES = "src/foreword/models/families/__init__.py"
 KEYS = "tests/models/test_model_keys.py::test_the_reference_of_every_family_is_recorded"
 LOGITS = "tests/models/test_families.py"

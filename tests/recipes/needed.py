@@ -1,4 +1,4 @@
-"""Without any one of a recipe's edits, a test that it names fails: ``make recipes``."""
+"""A recipe is enough alone, and without any one of its edits, a test that it names fails: ``make recipes``."""
 
 import pytest
 
@@ -20,3 +20,13 @@ def test_an_edit_of_a_recipe_is_needed(module, edit, tmp_path):
     copy.make_pages()
     done = copy.pytest(edit.proof)
     assert done.returncode != 0, f"{edit.proof} passes without the edit of {edit.path}"
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_a_recipe_is_enough_alone(module, tmp_path):
+    copy = Copy(tmp_path / "copy", module)
+    copy.write([HARNESS])
+    copy.follow()
+    stale = copy.pytest("tests/test_pages.py")
+    assert stale.returncode == 1, "no page changes, so that `make pages` need not be in the recipe"
+    copy.prove()

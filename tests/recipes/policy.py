@@ -1,9 +1,11 @@
 """A scheduling policy: the longest prompt first."""
 
+from pathlib import Path
+
 from foreword.scheduler import SchedulerConfig
 from recipes.recipe import Edit, Recipe, after, before
 
-TEST = "tests/scheduler/test_dummy.py"
+TEST = "tests/scheduler/test_dummy_policy.py"
 TABLE = "src/foreword/scheduler/policies.py"
 FUNCTION = '''def dummy(request: Request) -> tuple[int, ...]:
     """Return a key by prompt tokens, more first."""
@@ -30,3 +32,6 @@ def test_the_policy_is_chosen_by_name():
         rig.add(name, length)
     assert list(rig.step()) == ["b", "c"]
     assert SchedulerConfig(policy="dummy").order.name == "dummy"
+    page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text(encoding="utf-8")
+    (row,) = (line for line in page.splitlines() if line.startswith("| `policy` |"))
+    assert "dummy, fcfs" in row

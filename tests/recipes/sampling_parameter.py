@@ -15,7 +15,7 @@ from foreword.openai.request import parse_completion
 from foreword.sampling import Processors, Sampler
 from recipes.recipe import Edit, Recipe, after, before, field_of
 
-TEST = "tests/sampling/test_dummy.py"
+TEST = "tests/sampling/test_dummy_parameter.py"
 TABLE = "src/foreword/batch/values/parameters.py"
 ROW = """    dummy_bonus: float = parameter(
         0.0, "Add this to the logit of token 0.",

@@ -11,7 +11,7 @@ from foreword.errors import ConfigError
 from foreword.server.config import ServerConfig
 from recipes.recipe import Edit, Recipe, field_of
 
-TEST = "tests/server/test_dummy.py"
+TEST = "tests/server/test_dummy_setting.py"
 
 
 def edit(path: str, owner: str, name: str) -> Edit:

@@ -8,7 +8,7 @@ import pytest
 from foreword.batch import PlanError, prepare_inputs, validate
 from recipes.recipe import Edit, Recipe, after, before
 
-TEST = "tests/batch/test_dummy.py"
+TEST = "tests/batch/test_dummy_tensor.py"
 SPEC, MODEL = "tests/batch/test_spec.py", "tests/batch/test_random_traces.py"
 LIVES = tuple(f"{MODEL}::test_every_tensor_of_every_step_equals_the_model[{seed}]" for seed in range(8))
 GOLDEN = "the_shipped_traces_are_those_of_the_defining_backend", "the_golden_traces_hold_every_tensor"

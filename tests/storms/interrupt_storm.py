@@ -274,12 +274,11 @@ def chosen_line(random: Random, count: Lines) -> Lines:
     return Lines(error, after=random.randint(1, count.seen[line]), line=line)
 
 
-def storm(mode: str, scheduling: str, runs: int, seed: int, *, engine: int | None = None, trace: bool = False) -> Tally:
+def storm(
+    mode: str, scheduling: str, runs: int, catalogue: Catalogue, *, engine: int | None = None, trace: bool = False
+) -> Tally:
     """``runs`` interrupts of one mode. engine: that one alone."""
-    tally = Tally(trace)
-    catalogue = Catalogue(seed)
-    for entry in catalogue.entries:
-        entry.wanted  # noqa: B018, computed before anything is interrupted
+    tally, seed = Tally(trace), catalogue.seed
     index = 0 if engine is None else engine
     while tally.num_injected < runs and index < 3 * runs:
         random = Random(f"{seed} {mode} {scheduling} {index}")
@@ -302,12 +301,15 @@ def main() -> int:
     parser.add_argument("--trace", action="store_true", help="one line per interrupt")
     options = parser.parse_args()
     failed = False
+    catalogue = Catalogue(options.seed)
+    for entry in catalogue.entries:
+        entry.wanted  # noqa: B018, computed before anything is interrupted
     for mode in options.modes.split(","):
         for scheduling in ("sync", "async") if options.scheduling == "both" else (options.scheduling,):
             if mode == "planner" and scheduling == "sync":
                 continue
             start = time.perf_counter()
-            tally = storm(mode, scheduling, options.runs, options.seed, engine=options.engine, trace=options.trace)
+            tally = storm(mode, scheduling, options.runs, catalogue, engine=options.engine, trace=options.trace)
             failed |= bool(tally.violations)
             num_failed = sum(map(len, tally.violations.values()))
             tally.report()
