@@ -71,6 +71,7 @@ def run(texts: list[str], args: argparse.Namespace) -> None:
             "engine": name,
             "version": version(name),
             "threads": args.threads,
+            "texts": len(texts),
             "best_sentences_s": round(len(texts) / min(wall)),
             "median_sentences_s": round(len(texts) / statistics.median(wall)),
             "median_processor_s": round(statistics.median(processor), 3),

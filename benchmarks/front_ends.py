@@ -41,19 +41,26 @@ def main() -> None:
     parser.add_argument("--only", default="foreword,llama.cpp,vllm")
     parser.add_argument("--streams", default="1,64,256,1000")
     parser.add_argument("--rounds", type=int, default=4, help="measured requests of each stream")
+    parser.add_argument("--json", action="store_true", help="print JSON, one front end and number of streams per line")
     args = parser.parse_args()
     folder = args.peers / "tiny"
     if not (folder / "config.json").exists():
         python = environments.ensure(args.peers, "llama_server")
         subprocess.run([str(python), str(HERE / "tiny_model.py"), str(args.gguf), str(folder)], check=True)
-    print(f"{'front end':<12}{'streams':>8}{'requests/s':>12}{'tok/s':>10}", flush=True)
+    if not args.json:
+        print(f"{'front end':<12}{'streams':>8}{'requests/s':>12}{'tok/s':>10}", flush=True)
     for name in args.only.split(","):
         with _server(name, args.peers, folder) as port:
             for num in map(int, args.streams.split(",")):
                 one, many = (
                     asyncio.run(_seconds(port, num, count, args.rounds, name == CLOSES)) for count in (1, NUM_TOKENS)
                 )
-                print(f"{name:<12}{num:>8}{num / one:>12.0f}{num * NUM_TOKENS / many:>10.0f}", flush=True)
+                rates = num / one, num * NUM_TOKENS / many
+                if args.json:
+                    line = {"front_end": name, "streams": num, "requests_s": rates[0], "tok_s": rates[1]}
+                    print(json.dumps(line), flush=True)
+                else:
+                    print(f"{name:<12}{num:>8}{rates[0]:>12.0f}{rates[1]:>10.0f}", flush=True)
 
 
 @contextmanager

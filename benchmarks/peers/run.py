@@ -68,8 +68,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--limit", type=int, default=1800, help="maximum seconds per row")
     parser.add_argument("--table-only", action="store_true")
+    parser.add_argument(
+        "--json", action="store_true", help="print the results of this run as JSON lines, not the table"
+    )
     args = parser.parse_args()
     results = args.peers / "results.jsonl"
+    earlier = results.stat().st_size if results.exists() else 0
     if not args.table_only:
         wanted = set(filter(None, args.only.split(",")))
         rows = [r for r in ROWS if not wanted or wanted & {r.peer, f"{r.peer}:{r.weights}"}]
@@ -81,7 +85,10 @@ def main() -> None:
                 _run(row, gguf, results, args)
             except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
                 print(f"{row.peer} {row.weights}: skipped, {error}", file=sys.stderr)
-    print_table(results)
+    if args.json:
+        print(results.read_bytes()[earlier:].decode(), end="")
+    else:
+        print_table(results)
 
 
 def _pull(peers: Path) -> Path:

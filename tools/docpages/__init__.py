@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from docpages import chart, errors, life, migration, models, routes, sampling_parameters, settings, tour, vllm
+from docpages import (
+    benchmarks,
+    chart,
+    errors,
+    life,
+    migration,
+    models,
+    routes,
+    sampling_parameters,
+    settings,
+    tour,
+    vllm,
+)
 from foreword.batch.proof.spec import TENSORS, render
 
 ROOT = Path(__file__).parents[2]
@@ -16,6 +28,7 @@ PAGES: dict[str, Callable[[str], str]] = {
     "docs/settings.md": lambda page: settings.page(),
     "docs/sampling-parameters.md": lambda page: sampling_parameters.page(),
     "docs/errors.md": lambda page: errors.page(),
+    "docs/benchmarks.md": benchmarks.page,
     "docs/benchmarks.svg": lambda page: chart.picture(),
     "docs/life-of-a-token.md": life.page,
     "docs/life-of-a-token.svg": lambda page: life.picture(),

@@ -1,28 +1,23 @@
-"""The chart of docs/benchmarks.md, drawn from the table of ratios on that page."""
+"""The chart of docs/benchmarks.md, drawn from the runs in benchmarks/results."""
 
 from __future__ import annotations
 
-import re
 from html import escape
-from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
-COLOURS = ("#1f4e79", "#2e75b6", "#7fb2e5", "#b5541c", "#e08e45", "#f2c38f")
+from benchmark_results import read
+from docpages.benchmarks import FIGURES, ratios
 
-
-def ratios(text: str) -> tuple[list[str], dict[str, list[float]]]:
-    """Return the names of the workloads, and the ratio of each for every machine."""
-    table = text.partition("<!-- ratios -->\n")[2].partition("<!-- /ratios -->")[0]
-    head, _, *lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
-    return head[1:], {machine: [float(re.split(", ", value)[0]) for value in row] for machine, *row in lines}
+COLOURS = ("#1f4e79", "#2e75b6", "#7fb2e5", "#b5541c", "#e08e45", "#f2c38f", "#6b7b8c", "#a9b5c0")
+SHOWN = [name for name in FIGURES if name != "W7"]  # which compares engines that share a prefix with one that does not
 
 
 def picture() -> str:
     """Return bars as an SVG: one group per workload, one bar per machine, and a line at 1."""
-    names, machines = ratios(PAGE.read_text(encoding="utf-8"))
+    shown = [list(FIGURES).index(name) for name in SHOWN]
+    machines = {machine: [row[at] or 0.0 for at in shown] for machine, row in ratios(read(), "8-bit").items()}
     left, top, bar, scale, gap = 44, 56, 13, 46, 24
     group = bar * len(machines) + gap
-    base, width = top + round(4 * scale), left + group * len(names)
+    base, width = top + round(4 * scale), left + group * len(SHOWN)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {base + 26}" '
         'font-family="system-ui, sans-serif" font-size="12" role="img">',
@@ -37,7 +32,7 @@ def picture() -> str:
         y = base - times * scale
         parts.append(f'<path d="M{left - 6} {y}H{width}" stroke="{"#1c2733" if times == 1 else "#d5dbe3"}"/>')
         parts.append(f'<text x="{left - 10}" y="{y + 4}" text-anchor="end" fill="#1c2733">{times} ×</text>')
-    for at, name in enumerate(names):
+    for at, name in enumerate(SHOWN):
         x = left + gap // 2 + at * group
         for index, row in enumerate(machines.values()):
             height = round(row[at] * scale)
