@@ -5,11 +5,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo docs serve attack clients stubs lock test test-oldest smoke schemas fuzz storms shadow soak soak-server sanitize proofs recipes replicas browser ray torch transformers device gpu vllm wheel wheels check bench native pages arm emulate throughput vllm-compat deploy-check clean
+.PHONY: help demo docs serve attack clients stubs lock test test-oldest smoke schemas fuzz storms shadow soak soak-server sanitize proofs recipes replicas browser ray torch transformers device gpu vllm wheel wheels check bench bench-regress native pages arm emulate throughput vllm-compat deploy-check clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
 
 $(BIN)/python:  ## the virtual environment
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -164,6 +164,9 @@ deploy-check: $(BIN)/python  ## workflows, container, manifests, unit and alerts
 
 bench: $(STAMPS)/install  ## host cost of a step: Foreword's backends and Python lists
 	$(BIN)/foreword bench host
+
+bench-regress: $(STAMPS)/install  ## what the working tree makes faster or slower than the last tag or commit, or BASE=COMMIT (minutes)
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python benchmarks/regress.py $(if $(BASE),--base $(BASE))
 
 native:  ## build the native module in place, for work on the sources (PYTHONPATH=src)
 	cmake -S . -B build/dev -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$$(command -v $(PYTHON)) >/dev/null
