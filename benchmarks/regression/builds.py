@@ -27,6 +27,7 @@ def build(folder: Path) -> Path:
     env = dict(os.environ)
     if shutil.which("ccache"):
         env.setdefault("CMAKE_CXX_COMPILER_LAUNCHER", "ccache")
+        env |= {"CCACHE_BASEDIR": str(folder), "CCACHE_NOHASHDIR": "1"}  # what commits share is compiled once
     subprocess.run(["make", "native", f"PYTHON={sys.executable}"], cwd=folder, env=env, check=True, stdout=sys.stderr)
     return folder / "src"
 

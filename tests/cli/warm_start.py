@@ -86,6 +86,7 @@ class Process:
             thread.join(None if until is None else max(0.0, until - time.monotonic()))
             if thread.is_alive():
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        self._close()
         self.wait(None if until is None else max(0.0, until - time.monotonic()))
         return found.get(self.stdout, b""), found.get(self.stderr, b"")
 
@@ -100,11 +101,14 @@ class Process:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._close()
+        self.wait()
+
+    def _close(self) -> None:
         for stream in (self.stdout, self.stderr, self.stdin):
             if stream is not None:
                 with suppress(BrokenPipeError):
                     stream.close()
-        self.wait()
 
 
 class WarmStart:

@@ -22,7 +22,7 @@ from recipes.recipe import Edit, Recipe
 ROOT = Path(__file__).parents[2]
 MODULES = (setting, sampling_parameter, route, tensor, family, policy, executor)
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-PARTS = ("src", "tests", "tools", "docs", "native", "pyproject.toml", "CMakeLists.txt")
+PARTS = ("src", "tests", "tools", "docs", "native", "benchmarks/results", "pyproject.toml", "CMakeLists.txt")
 HARNESS = Edit(
     "tests/batch/batch_rig.py",
     lambda text: text.replace("BACKENDS = tuple(FUNCTIONS)", 'BACKENDS = ("loops", "numpy", "numpy")'),
