@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from regression import builds
-from regression.statistics import FEWEST, Difference, table
+from regression.differences import FEWEST, Difference, table
 
 WORKER = Path(__file__).resolve().parent / "regression" / "worker.py"
 SIZES = ("1", "8", "64", "256")

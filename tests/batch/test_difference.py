@@ -150,12 +150,15 @@ def following(mirrors: dict, start: int, call):
 @pytest.mark.parametrize("seed", range(int(test_random_traces.EXAMPLES or 20)))
 def test_a_mirror_prepares_every_step_of_random_lives(monkeypatch, seed):
     """Arrivals, chunks, prefix hits, drafts, both orders, padding, windows, ranks, moves, preemption, steps that are
-    resolved; a recorder that is attached late begins with all live requests.
+    resolved; a recorder that is attached late begins with all live requests. `test_random_traces` compares the steps of
+    the same lives with the model.
     """
     mirrors: dict[int, Mirror] = {}
     start = 1 if seed % 3 else 10
     for name, call in (("prepare_inputs", prepare_inputs), ("resolve", resolve)):
         monkeypatch.setattr(test_random_traces, name, following(mirrors, start, call))
+    for name in ("compare", "compare_pages"):
+        monkeypatch.setattr(test_random_traces, name, lambda *_: None)
     test_random_traces.test_every_tensor_of_every_step_equals_the_model(seed)
     assert len(mirrors) == len(BACKENDS)
 

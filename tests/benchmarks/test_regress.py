@@ -4,7 +4,7 @@ from itertools import product
 from random import Random
 
 import pytest
-from regression.statistics import CONFIDENCE, FEWEST, Difference, Interval, table
+from regression.differences import CONFIDENCE, FEWEST, Difference, Interval, table
 from regression.worker import Samples, short
 
 from foreword.bench.requests import make

@@ -7,12 +7,13 @@ import typer
 
 
 def options(function):
-    """(option, types of its value) of a command."""
+    """(option, types of its value, all that is declared of it) of a command."""
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         kind, info, *_ = (*get_args(parameter.annotation), None, None)
         if isinstance(info, typer.models.OptionInfo):
             given = [text for text in (info.default, *(info.param_decls or ())) if str(text).startswith("--")]
-            yield (given or [f"--{name.replace('_', '-')}"])[0], {kind, *get_args(kind)}
+            flag, kinds = (given or [f"--{name.replace('_', '-')}"])[0], {kind, *get_args(kind)}
+            yield flag, kinds, (flag, frozenset(kinds), info.help, info.min, info.max, info.metavar)
 
 
 def assert_refused(call, command, words, tried):
@@ -27,10 +28,13 @@ def assert_refused(call, command, words, tried):
 
 def numbers(commands):
     """(words, option, value) for each option of these commands that takes a number, and values that are none or out of
-    any range.
+    any range. An option that an earlier command has too, with the same type, range and help, is tried with one value.
     """
+    seen = set()
     for words, function in commands:
-        for option, kinds in options(function):
+        for option, kinds, declared in options(function):
             wrong = ["1.5", "9" * 20] if int in kinds else ["nan", "inf", "1e400"] if float in kinds else []
-            for value in wrong and ["", "x", "-1", "9" * 5000, *wrong]:
+            values = wrong and ["", "x", "-1", "9" * 5000, *wrong]
+            for value in ["x"] if declared in seen and wrong else values:
                 yield words, option, value
+            seen.add(declared)

@@ -149,7 +149,7 @@ def test_a_value_or_file_that_cannot_be_used_is_refused(run_here, tmp_path, argu
 
 @pytest.mark.parametrize("words", [words for words, _ in commands()])
 def test_an_unknown_option_is_answered_with_the_nearest(run_here, words):
-    known = next((option for option, _ in options(dict(commands())[words])), "--help")
+    known = next((option for option, *_ in options(dict(commands())[words])), "--help")
     status, _, error = run_here(*words.split(), known + "x")
     assert status == 2
     assert known in error
