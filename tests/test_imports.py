@@ -56,6 +56,7 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
 def imports_of(name: str, path: Path) -> list[tuple[str, str | None, str | None]]:
     """(module, imported name or None for `import module`, name that it binds) of every import in a file."""
     found: list[tuple[str, str | None, str | None]] = []
