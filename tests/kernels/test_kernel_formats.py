@@ -1,5 +1,7 @@
 """Packed weights and caches: what a format may lose, and that GGUF blocks lose nothing."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 from kernel_driver import Driver
@@ -15,11 +17,35 @@ LEVELS = _native.isa_levels()
 BLOCKS = [Quant.Q4_0, Quant.Q4_1, Quant.Q5_0, Quant.Q5_1, Quant.Q8_0, Quant.Q4_K, Quant.Q5_K, Quant.Q6_K]
 
 
-def run(spec, weights, **options):
-    tokens = np.random.default_rng(3).integers(0, spec.vocab_size, 70).tolist()
-    want = Reference(spec, weights).logits(tokens)
+def tokens_of(spec):
+    return np.random.default_rng(3).integers(0, spec.vocab_size, 70).tolist()
+
+
+def run(spec, weights, want=None, **options):
+    """The largest error of the logits after each chunk. want: those of `Reference`, if they are there."""
+    tokens = tokens_of(spec)
+    want = Reference(spec, weights).logits(tokens) if want is None else want
     got = Driver(spec, weights, **options).run_alone("a", tokens, [5, 32, 1, 32])
     return max(relative_error(g, want[i]) for g, i in zip(got, (4, 36, 37, 69), strict=True))
+
+
+@cache
+def floats(name):
+    """A spec, weights in floats and their logits, which no instruction set changes."""
+    spec, weights = SPECS[name], random_weights(SPECS[name])
+    return spec, weights, Reference(spec, weights).logits(tokens_of(spec))
+
+
+@cache
+def blocks(quant):
+    """The same with matrices in blocks of a GGUF file."""
+    spec = tiny_spec(hidden_size=256, intermediate_size=512, num_heads=8, num_kv_heads=4, head_dim=32)
+    rng = np.random.default_rng(9)
+    weights = random_weights(spec)
+    for name, shape in weight_names(spec):
+        if len(shape) == 2:
+            weights[name] = random_blocks(quant, shape, rng)
+    return spec, weights, Reference(spec, weights).logits(tokens_of(spec))
 
 
 @pytest.mark.parametrize("isa", LEVELS)
@@ -35,8 +61,7 @@ def run(spec, weights, **options):
 )
 @pytest.mark.parametrize("name", ["llama", "odd_sizes"])
 def test_error_of_a_format_is_bounded(name, weight_format, kv_format, bound, isa):
-    spec = SPECS[name]
-    error = run(spec, random_weights(spec), weight_format=weight_format, kv_format=kv_format, isa=isa)
+    error = run(*floats(name), weight_format=weight_format, kv_format=kv_format, isa=isa)
     assert 1e-5 < error < bound
 
 
@@ -44,15 +69,9 @@ def test_error_of_a_format_is_bounded(name, weight_format, kv_format, bound, isa
 @pytest.mark.parametrize("quant", BLOCKS)
 def test_gguf_blocks_compute_what_they_dequantise_to(quant, isa):
     """Nearly nothing is lost with 15-bit activations; with 8 bit, 32 to a scale, a little."""
-    spec = tiny_spec(hidden_size=256, intermediate_size=512, num_heads=8, num_kv_heads=4, head_dim=32)
-    rng = np.random.default_rng(9)
-    weights = random_weights(spec)
-    for name, shape in weight_names(spec):
-        if len(shape) == 2:
-            weights[name] = random_blocks(quant, shape, rng)
-    assert run(spec, weights, weight_format="auto", isa=isa) < 3e-3
-    assert run(spec, weights, weight_format="q4", isa=isa) < 0.08
-    assert run(spec, weights, weight_format="fp32", isa=isa) < 1e-5
+    assert run(*blocks(quant), weight_format="auto", isa=isa) < 3e-3
+    assert run(*blocks(quant), weight_format="q4", isa=isa) < 0.08
+    assert run(*blocks(quant), weight_format="fp32", isa=isa) < 1e-5
 
 
 @pytest.mark.parametrize("quant", [Quant.F16, Quant.BF16, Quant.Q8_0, Quant.Q6_K, Quant.Q2_K])
