@@ -1,7 +1,5 @@
 """The native executor against a plain forward pass in float64: every kind of layer, every instruction set here."""
 
-from functools import cache
-
 import numpy as np
 import pytest
 from kernel_driver import Driver, step_of
@@ -21,18 +19,13 @@ def tokens_of(spec, count, seed=3):
     return np.random.default_rng(seed).integers(0, spec.vocab_size, count).tolist()
 
 
-@cache
-def wanted_logits(name: str) -> np.ndarray:
-    """The logits of 90 tokens in float64, which no instruction set changes."""
-    spec = SPECS[name]
-    return Reference(spec, random_weights(spec)).logits(tokens_of(spec, 90))
-
-
 @pytest.mark.parametrize("isa", LEVELS)
 @pytest.mark.parametrize("name", SPECS)
 def test_chunks_and_decode_steps_give_the_logits_of_the_whole_sequence(name, isa):
-    spec, want = SPECS[name], wanted_logits(name)
-    weights, tokens = random_weights(spec), tokens_of(spec, 90)
+    spec = SPECS[name]
+    weights = random_weights(spec)
+    tokens = tokens_of(spec, 90)
+    want = Reference(spec, weights).logits(tokens)
     got = Driver(spec, weights, isa=isa).run_alone("a", tokens, [50, 1, 1, 7, 31])
     for logits, position in zip(got, (49, 50, 51, 58, 89), strict=True):
         assert relative_error(logits, want[position]) < fp32_error(spec)

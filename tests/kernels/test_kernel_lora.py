@@ -99,16 +99,6 @@ def test_a_request_without_an_adapter_has_the_bits_of_a_batch_without(weight_for
     np.testing.assert_array_equal(crowd.together()["7"], plain.run_alone("a", tokens, [60])[-1])
 
 
-@cache
-def only_adapters(rank: int) -> tuple[LoraAdapter, dict, np.ndarray]:
-    """An adapter, weights that are zeros where it changes them, and the logits after the first request's tokens."""
-    exact = random_adapter(Crowd.spec, rank, rank)
-    weights = {
-        name: float_tensor(weight.dequantize() * (name not in exact.pairs)) for name, weight in Crowd.weights.items()
-    }
-    return exact, weights, Reference(Crowd.spec, merged(weights, exact)).logits(Crowd().work["0"][0])[-1]
-
-
 @pytest.mark.parametrize("isa", LEVELS)
 @pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
 @pytest.mark.parametrize(("weight_format", "bound"), [("fp32", 1e-5), ("bf16", 0.055), ("int8", 0.06)])
@@ -119,11 +109,16 @@ def test_factors_of_any_size_keep_the_precision_of_their_format(weight_format, b
     """
     spec, tokens = Crowd.spec, Crowd(isa=isa).work["0"][0]
     for rank in (5, 16, MAX_RANK):
-        exact, weights, want = only_adapters(rank)
+        exact = random_adapter(spec, rank, rank)
+        weights = {
+            name: float_tensor(weight.dequantize() * (name not in exact.pairs))
+            for name, weight in Crowd.weights.items()
+        }
         pairs = {
             name: LoraPair(float_tensor(p.a.dequantize() * scale), float_tensor(p.b.dequantize() / scale), p.scale)
             for name, p in exact.pairs.items()
         }
+        want = Reference(spec, merged(weights, exact)).logits(tokens)[-1]
         driver = Driver(spec, weights, weight_format=weight_format, isa=isa)
         driver.executor.load_lora(1, LoraAdapter(Path("scaled"), pairs))
         assert relative_error(driver.run_alone("a", tokens, [59, 1], 1)[-1], want) < bound
