@@ -372,6 +372,41 @@ def test_what_does_not_arrive_in_time_is_refused(server):
     assert time.monotonic() - begin < 4 * RECEIVE_SECONDS + 5
 
 
+UPGRADES = {
+    "java": ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA"),
+    "websocket": ("Upgrade: websocket", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "connection: x, UPGRADE"),
+    "several": ("Connection: upgrade", "Upgrade: a", "Upgrade: b, h2c"),
+}  # fmt: skip
+CLOSING = {name: [f"{line}, close" if "onnection" in line else line for line in UPGRADES[name]] for name in UPGRADES}
+
+
+@pytest.mark.parametrize("name", UPGRADES)
+def test_a_wish_for_another_protocol_is_ignored_and_the_body_read(server, name):
+    """As RFC 9110, 7.8 allows. The body is no further request, and the requests behind it are answered."""
+    body = b'{"prompt": "GET /health HTTP/1.1\\r\\n\\r\\n"}'
+    sized = f"Content-Length: {len(body)}"
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    sent = head("POST", "/tokenize", *FIELDS, *UPGRADES[name], sized) + body
+    sent += head("POST", "/tokenize", *FIELDS, *UPGRADES[name], "Transfer-Encoding: chunked") + chunks
+    sent += head("GET", "/health", *UPGRADES[name]) + head("POST", "/tokenize", *FIELDS, *CLOSING[name], sized) + body
+    whole, bytewise = parsed(server.raw(sent)), parsed(server.raw(*(bytes([byte]) for byte in sent)))
+    for answers in (whole, bytewise):
+        assert [answer.status for answer in answers] == [200] * 4
+        assert [answers[i].json["count"] for i in (0, 1, 3)] == [len("GET /health HTTP/1.1\r\n\r\n")] * 3
+
+
+def test_heads_that_wish_for_another_protocol_have_the_limits_of_others(server):
+    for path, status in (("/v1/models", 200), ("/v1/completions", 405), ("/v1/nothing", 404)):
+        assert server.ask("GET", path, None, *UPGRADES["several"], kind=None).status == status
+    long = head("GET", "/health", *UPGRADES["java"], "X: " + "a" * MAX_HEAD)
+    assert [answer.status for answer in parsed(server.raw(long))] == [431]
+    _, sent = server.exchange([head("GET", "/health", *UPGRADES["java"]) * 100] * 9000)
+    assert sent < 9000 * len(head("GET", "/health", *UPGRADES["java"]) * 100)
+    (answer,) = parsed(server.raw(head("POST", "/tokenize", *FIELDS, *UPGRADES["java"], "Content-Length: 9") + b"{"))
+    assert answer.status == 408
+    assert parsed(server.raw(head("CONNECT", "localhost:80")))[0].status == 400
+
+
 # -- what a client that still sends can read ---------------------------------------------------------------------------
 
 

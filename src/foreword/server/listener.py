@@ -16,6 +16,7 @@ from math import ceil
 from types import FrameType
 
 import uvicorn
+from httptools import HttpParserUpgrade, HttpRequestParser
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -202,6 +203,24 @@ class Server(AppServer):
         super().__init__(make_app(context), context.config, sock, on_ready, on_end, logs_end=logs_end)
 
 
+class _Parser(HttpRequestParser):
+    """A parser for a server that ignores a client's wish for another protocol, such as that of Java's for HTTP/2.
+
+    What follows such a head, a body too, belongs to the other protocol for httptools. It is given to ``read_on``.
+    """
+
+    def __init__(self, protocol: HttpToolsProtocol, read_on: Callable[[bytes], None]) -> None:
+        super().__init__(protocol)
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        self._read_on = read_on
+
+    def feed_data(self, data: bytes) -> None:  # type: ignore[override]
+        try:
+            super().feed_data(data)
+        except HttpParserUpgrade as upgrade:
+            self._read_on(data[upgrade.args[0] :])
+
+
 def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:
     """Return uvicorn's protocol with limits: the bytes of a head and of trailers, the time for a head, the number of
     requests that are sent before the answers of earlier ones, and the time in which a client takes nothing of those.
@@ -210,6 +229,7 @@ def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:
     class Protocol(HttpToolsProtocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)  # type: ignore[arg-type]
+            self.parser = _Parser(self, self._read_without_upgrade)
             self._num_bytes = 0  # received since the last end of a head or piece of a body
             self._chunks: list[bytes] = []  # of the body that is read, which have just arrived
             self._num_small = 0  # chunks of it
@@ -251,6 +271,10 @@ def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:
                 super().on_header(name, value)
 
         def on_headers_complete(self) -> None:
+            if self.parser.should_upgrade():  # the head is parsed again
+                if self.parser.get_method() == b"CONNECT":
+                    raise ValueError("the server is no proxy")
+                return
             self._num_bytes, self._in_head = 0, False
             self._end_head()
             super().on_headers_complete()
@@ -270,11 +294,20 @@ def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:
                 self._chunks = []
 
         def on_message_complete(self) -> None:
+            if self.parser.should_upgrade():
+                return
             self._num_bytes = 0
             self._pass_chunks()
             if self._is_between_requests():  # the rest of a body whose request was refused before
                 self._end_head()
             super().on_message_complete()
+
+        def _read_without_upgrade(self, rest: bytes) -> None:
+            """Parse the head that was just read again, without the wish for another protocol, and what follows it."""
+            kept = [b"%s: %s\r\n" % field for field in self.headers if field[0] != b"upgrade"]
+            line = b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+            self.parser = _Parser(self, self._read_without_upgrade)
+            self.parser.feed_data(b"%s%s\r\n%s" % (line, b"".join(kept), rest))
 
         def send_400_response(self, msg: str) -> None:
             if self._num_field_bytes > config.max_header_bytes:
