@@ -473,13 +473,76 @@ def mutated_bodies(server: Server, count: int = 3000) -> None:
         server.attack(*mutation(dice))
 
 
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "minLength": 1, "pattern": "^[a-z]+$", "description": "where"},
+        "days": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 9}, "maxItems": 3},
+        "unit": {"enum": ["c", "f", None], "default": "c"},
+        "more": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]},
+    },
+    "required": ["city"],
+    "additionalProperties": False,
+    "$defs": {"a": {"type": "object", "properties": {"b": {"const": 1}}}},
+}
+FUNCTION = {"name": "f", "description": "weather", "parameters": PARAMETERS, "strict": True}
+CALLED = {"name": "f", "arguments": '{"city": "a", "days": [1]}'}
+WITH_TOOLS: Mapping[str, Mapping[str, object]] = {
+    "/v1/chat/completions": {
+        "messages": [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": CALLED}]},
+            {"role": "tool", "tool_call_id": "1", "content": "sunny"},
+        ],
+        "tools": [{"type": "function", "function": FUNCTION}],
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+        "parallel_tool_calls": True,
+        "max_tokens": 4,
+    },
+    "/v1/responses": {
+        "input": [
+            {"role": "user", "content": "a"},
+            {"type": "function_call", "call_id": "1", **CALLED},
+            {"type": "function_call_output", "call_id": "1", "output": "sunny"},
+        ],
+        "tools": [{"type": "function", **FUNCTION}],
+        "tool_choice": "auto",
+        "max_output_tokens": 4,
+    },
+    "/v1/messages": {
+        "model": "talker",
+        "messages": [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {"city": "a"}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "sunny"}]},
+        ],
+        "tools": [{"name": "f", "description": "weather", "input_schema": PARAMETERS}],
+        "tool_choice": {"type": "any"},
+        "max_tokens": 4,
+    },
+}
+
+
+def mutated_tools(server: Server, count: int = 500) -> None:
+    """Bodies with tools, calls and their results, damaged in one place that is often inside a schema."""
+    dice = random.Random(6)
+    for _ in range(count):
+        path = dice.choice(list(WITH_TOOLS))
+        body = dict(WITH_TOOLS[path])
+        if dice.random() < 0.6:
+            body["tools"] = mutated(body["tools"], dice)
+            server.attack(path, body)
+        else:
+            server.attack(path, mutated(body, dice))
+
+
 ATTACKS = (
     endless_head, head_behind_a_stream, endless_trailer, pipelined_requests, slow_heads, bodies_of_digits, all_logprobs,
     logprobs_nobody_reads, whole_answers_with_logprobs, bodies_in_chunks_of_one_byte, messages_of_many_pieces,
     many_pieces_that_are_taken, many_entries, many_inputs, scores_with_many, many_prompts, many_completions, many_stops,
     a_long_field, hard_numbers, large_bodies_together, many_tools, heavy_grammars, grammars_without_end,
     ambiguous_grammars, patterns, long_stops, odd_forms, foreign_protocols, invalid_bytes, template_arguments,
-    mutated_bodies,
+    mutated_bodies, mutated_tools,
 )  # fmt: skip
 
 

@@ -158,10 +158,13 @@ def read_toml(file: Path) -> dict[str, Any]:
     """Return the lines of a TOML file. ConfigError for another file."""
     try:
         return tomllib.loads(read_bytes(file, ConfigError).decode())
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{file}: not valid TOML ({error})") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}: not valid TOML (not UTF-8 at byte {error.start})") from None
+        reason = f"not UTF-8 at byte {error.start}"
+    except RecursionError:
+        reason = "the values nest too deeply"
+    except ValueError as error:  # also an integer of thousands of digits
+        reason = str(error)
+    raise ConfigError(f"{file}: not valid TOML ({reason})")
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one result per line.")]
