@@ -88,7 +88,7 @@ schemas: $(STAMPS)/test  ## 1,000 outputs of the default model under public JSON
 	$(BIN)/python tests/structured/schemas.py --outputs 1000
 
 fuzz: $(STAMPS)/test  ## damaged files and requests for every reader, for three minutes
-	PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ)
+	PYTHONPATH=tests:tests/cli $(BIN)/python -m fuzz $(FUZZ)
 
 proofs: $(STAMPS)/test  ## corrupt each name of the reference pages, run its proof (minutes)
 	$(BIN)/python tests/reference/prove.py

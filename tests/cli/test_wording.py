@@ -112,10 +112,14 @@ def test_a_value_of_a_file_is_refused_with_the_name_of_the_file(tmp_path):
     (tmp_path / "a.toml").write_text("max_num_seqs = 'a'")
     (tmp_path / "b.toml").write_text("x = = 3")
     (tmp_path / "c.toml").write_bytes(b"\x80")
+    (tmp_path / "d.toml").write_text("x = " + "[" * 10_000)
+    (tmp_path / "e.toml").write_text("x = " + "9" * 5000)
     for name, message in (
         ("a", "a.toml: max_num_seqs='a': expected an integer from 1 to 65536"),
         ("b", "b.toml: not valid TOML (Invalid value (at line 1, column 5))"),
         ("c", "c.toml: not valid TOML (not UTF-8 at byte 0)"),
+        ("d", "d.toml: not valid TOML (the values nest too deeply)"),
+        ("e", "to increase the limit)"),
     ):
         result = CliRunner().invoke(app, ["run", "hi", "--config", str(tmp_path / f"{name}.toml")])
         assert str(result.exception).endswith(message)

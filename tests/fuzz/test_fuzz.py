@@ -19,7 +19,7 @@ TESTS = Path(__file__).parents[1]
 def test_every_reader_accepts_or_refuses_what_it_is_given(tmp_path):
     command = [sys.executable, "-m", "fuzz", "--seed", "1", "--cases", "25", "--failures", str(tmp_path / "failures")]
     source = Path(foreword.__file__).parents[1]
-    environment = {**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{source}"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (TESTS, TESTS / "cli", source)))}
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(f"\n{name} " in done.stdout for name in names())

@@ -1,9 +1,11 @@
-"""Whole batch files, answered by a model: each line that is not empty gets one record, and no line fails the program."""
+"""Whole batch files, answered by a model: each line with content gets one record, and none fails the program."""
 
 import json
 import tempfile
 from functools import cache
 from pathlib import Path
+
+from talking_model import TEMPLATE, write_talking_model
 
 from foreword import LLM
 from foreword.openai.batch import Batch
@@ -11,8 +13,6 @@ from foreword.openai.batch_file import batch_lines
 from fuzz.mutations import mutate_lines
 from fuzz.target import Target
 from fuzz.targets.openai_body import CHAT, COMPLETION
-from server_rig import with_template
-from talking_model import TEMPLATE, write_talking_model
 
 LIMITS = {"max_tokens": 2, "n": 1, "stream": False, "stream_options": None, "model": None, "priority": 0}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object", "properties": {"a": {}}}}}
@@ -35,7 +35,9 @@ def valid():
 @cache
 def model():
     with tempfile.TemporaryDirectory() as folder:
-        written = with_template(write_talking_model(Path(folder) / "plain"), Path(folder) / "model", CALLER)
+        written = write_talking_model(Path(folder) / "model")
+        settings = json.loads((written / "tokenizer_config.json").read_text())
+        (written / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": CALLER}))
         return LLM(str(written), max_model_len=256, kv_cache_bytes=8 << 20, num_threads=1, max_num_seqs=8)
 
 
