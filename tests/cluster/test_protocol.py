@@ -373,7 +373,7 @@ def test_what_does_not_arrive_in_time_is_refused(server):
 
 
 UPGRADES = {
-    "java": ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA"),
+    "java": ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABk"),
     "websocket": ("Upgrade: websocket", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "connection: x, UPGRADE"),
     "several": ("Connection: upgrade", "Upgrade: a", "Upgrade: b, h2c"),
 }  # fmt: skip

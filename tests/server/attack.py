@@ -21,6 +21,7 @@ import random
 import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -396,6 +397,65 @@ def foreign_protocols(server: Server) -> None:
         server.send([content], 1.0)
 
 
+NESTED = {
+    "/v1/completions": ('"prompt":%s', '"prompt":"a","max_tokens":1,"structured_outputs":{"json":%s}'),
+    "/v1/chat/completions": tuple(
+        f'"messages":[{{"role":"user","content":"a"}}],"max_tokens":1,{field}'
+        for field in (
+            '"chat_template_kwargs":{"x":%s}', '"metadata":%s', '"tool_choice":%s', '"documents":%s', '"x":%s',
+            '"tools":[{"type":"function","function":{"name":"f","parameters":%s}}],"tool_choice":"required"',
+            '"response_format":{"type":"json_schema","json_schema":{"name":"a","schema":%s}}',
+            '"response_format":{"type":"structural_tag","format":%s}',
+        )
+    ),
+    "/v1/messages": (
+        '"model":"talker","max_tokens":1,"messages":[{"role":"user","content":%s}]',
+        '"model":"talker","max_tokens":1,"messages":[{"role":"user","content":"a"},'
+        '{"role":"assistant","content":[{"type":"tool_use","id":"1","name":"f","input":%s}]}]',
+    ),
+    "/v1/responses": ('"input":%s', '"input":"a","tools":[{"type":"function","name":"f","parameters":%s}]'),
+    "/v1/load_lora_adapter": ('"lora_name":%s,"lora_path":"x"',),
+}  # fmt: skip
+
+
+def nested_values(server: Server) -> None:
+    """Values that nest as deeply as JSON is read, or almost, in the fields that take objects."""
+    for depth in (100, 480, 950, 990):
+        for begin, inner, end in (
+            ('{"a":', "1", "}"),
+            ('{"items":', "{}", "}"),
+            ('{"anyOf":[', "{}", "]}"),
+            ("[", "", "]"),
+        ):
+            for path, forms in NESTED.items():
+                for form in forms:
+                    server.attack(path, b"{%s}" % (form % (begin * depth + inner + end * depth)).encode())
+
+
+def hang_up(server: Server, content: bytes, after: float) -> None:
+    """Send a body, and reset the connection after some seconds."""
+    with suppress(OSError), socket.create_connection((server.host, server.port), timeout=10.0) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.sendall(b"%sContent-Length: %d\r\n\r\n%s" % (POST, len(content), content))
+        time.sleep(after)
+
+
+def streams_that_are_reset(server: Server) -> None:
+    together(30, lambda i: [hang_up(server, STREAM, 0.01 * (i % 5)) for _ in range(15)])
+
+
+def grammars_nobody_waits_for(server: Server) -> None:
+    """Grammars that compile for long, whose clients leave meanwhile; then one that is compiled at once."""
+
+    def body(i: int) -> bytes:
+        heavy: dict[str, object] = {"regex": f"((a{{1,90}}){{1,90}}){{1,{9000 + i}}}"}
+        heavy = heavy if i % 2 else {"json": {"type": "integer", "multipleOf": 300007 + 2 * i}}
+        return json.dumps({"prompt": "a", "max_tokens": 1, "structured_outputs": heavy}).encode()
+
+    together(20, lambda i: [hang_up(server, body(20 * i + j), 0.1 * (j % 4)) for j in range(6)])
+    server.attack("/v1/completions", {"prompt": "a", "max_tokens": 2, "structured_outputs": {"regex": "[ab]{2}"}})
+
+
 VALUES = (
     None,
     True,
@@ -542,7 +602,7 @@ ATTACKS = (
     many_pieces_that_are_taken, many_entries, many_inputs, scores_with_many, many_prompts, many_completions, many_stops,
     a_long_field, hard_numbers, large_bodies_together, many_tools, heavy_grammars, grammars_without_end,
     ambiguous_grammars, patterns, long_stops, odd_forms, foreign_protocols, invalid_bytes, template_arguments,
-    mutated_bodies, mutated_tools,
+    nested_values, streams_that_are_reset, grammars_nobody_waits_for, mutated_bodies, mutated_tools,
 )  # fmt: skip
 
 
