@@ -1,5 +1,7 @@
 """Files of options (`--config`) of `foreword serve`, read as by the command."""
 
+from functools import cache
+
 import typer
 
 from foreword.cli.app import app
@@ -31,7 +33,22 @@ WORDS = (
 
 
 def valid():
+    parsed([])  # the command is made before workers are forked: that takes longer than reading a file
     return [FILE.encode()]
+
+
+@cache
+def command():
+    group = typer.main.get_command(app)
+    parent = group.make_context("foreword", [], resilient_parsing=True)
+    return group.get_command(parent, "serve"), parent
+
+
+def parsed(arguments):
+    """The values of all options of the command."""
+    serve, parent = command()
+    with serve.make_context("serve", ["model", *arguments], parent=parent) as context:
+        return context.params
 
 
 def hostile():
@@ -57,12 +74,8 @@ def mutate(rng, data):
 def read(data, folder):
     path = folder / "options.toml"
     path.write_bytes(data)
-    group = typer.main.get_command(app)
     try:
-        with group.make_context("foreword", [], resilient_parsing=True) as parent:
-            command = group.get_command(parent, "serve")
-            with command.make_context("serve", ["model", "--config", str(path)], parent=parent) as context:
-                given = context.params
+        given = parsed(["--config", str(path)])
     except typer.BadParameter as error:
         error.format_message()
         raise ConfigError("refused") from None
