@@ -41,7 +41,7 @@ def test_the_extras_exist_and_include_the_server():
 
 
 def test_the_image_runs_the_server_without_root():
-    assert arguments("USER") == ["foreword"]
+    assert arguments("USER") == ["1000"]
     assert "useradd --create-home --uid 1000 foreword" in TEXT
     (entry,), (command,) = arguments("ENTRYPOINT"), arguments("CMD")
     assert json.loads(entry) == list(PROJECT["scripts"])
