@@ -301,6 +301,15 @@ def test_entries_below_a_window_may_have_any_value_and_those_above_not(tmp_path)
         assert [d.index for d in conform.run(path).differences] == ([] if wrong is None else [wrong])
 
 
+def test_a_group_without_slots_has_none_in_place_of_them(tmp_path):
+    path = tmp_path / "states.jsonl"
+    for slots, wrong in (([None, [2, 3]], []), ([None, [2, 9]], [(1, 1)])):
+        with TraceWriter(path, HEADER) as writer:
+            writer.add("a", [1, 2], [[1], [1]])
+            writer.step(["a"], [2], tensors={"slot_mapping": slots})
+        assert [d.index for d in conform.run(path).differences] == wrong
+
+
 @pytest.mark.parametrize("value", [[2**63, -1], [1, 2**64], [1, None], [1, "x"], [[1], [2]], [1, 2, 3], {}, "x", 7])
 def test_a_tensor_of_any_other_form_is_a_difference(tmp_path, value):
     path = tmp_path / "steps.jsonl"

@@ -2,12 +2,13 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from foreword.batch import InputBuffers, KVGroup, prepare_inputs
+from foreword.batch import ContextParallel, InputBuffers, KVGroup, prepare_inputs
 from foreword.batch.adapters import vllm
 from foreword.errors import PlanError
 from foreword.insight import Trace, TraceHeader, TraceWriter
@@ -20,13 +21,16 @@ HEADER = TraceHeader(
 )  # fmt: skip
 
 
+SECOND = replace(HEADER, engine="vLLM 0.32.0, second model runner")
+
+
 @pytest.fixture
 def traced(tmp_path):
     """Write a trace with a function of its writer, and read it."""
 
-    def made(write):
+    def made(write, header=HEADER):
         path = tmp_path / "steps.jsonl"
-        with TraceWriter(path, HEADER) as writer:
+        with TraceWriter(path, header) as writer:
             write(writer)
         return Trace.read(path)
 
@@ -63,7 +67,8 @@ def output_of(decision):
         SimpleNamespace(
             req_id=one["req_id"], prompt_token_ids=one["prompt_token_ids"], block_ids=one["block_ids"],
             num_computed_tokens=one["num_computed_tokens"], mm_features=[], sampling_params=None, pooling_params=None,
-            lora_request=None, prompt_embeds=None, prefill_token_ids=one["prompt_token_ids"],
+            lora_request=None, prompt_embeds=None,
+            prefill_token_ids=one["prompt_token_ids"] + one["output_token_ids"],
         )
         for one in decision["new"]
     ]  # fmt: skip
@@ -89,8 +94,9 @@ def output_of(decision):
     )
 
 
-def test_steps_prepared_from_the_decisions_are_those_of_the_trace(traced):
-    trace = traced(traffic)
+@pytest.mark.parametrize("header", [HEADER, SECOND], ids=["first", "second"])
+def test_steps_prepared_from_the_decisions_are_those_of_the_trace(traced, header):
+    trace = traced(traffic, header)
     told, states = list(decisions(trace)), HEADER.new_states(4)
     buffers, replay, steps = InputBuffers.for_states(states, 32), Replay(HEADER), 0
     for event in trace.events:
@@ -122,6 +128,25 @@ def test_ends_preemptions_and_returns_are_told_where_vllm_tells_them(traced):
     assert [one["req_id"] for one in told[4]["new"]] == ["a"]
 
 
+def test_the_second_runner_is_told_a_return_as_a_new_request_with_its_outputs(traced):
+    told = list(decisions(traced(traffic, SECOND)))
+    back = next(one for one in told[4]["new"] if one["req_id"] == "b")
+    assert (back["prompt_token_ids"], back["output_token_ids"]) == ([1, 2], [11, 12, 20])
+    assert told[4]["cached"] == []
+    known = next(one for one in told[5]["cached"] if one["req_id"] == "b")
+    assert (known["num_computed_tokens"], known["num_output_tokens"]) == (5, 4)
+
+
+def test_placeholders_of_images_are_told_as_tokens(traced):
+    def write(writer):
+        features = [{"identifier": "x", "offset": 1, "length": 2}]
+        writer.add("a", [1, 7, 7], [[1]], extras={"mm_features": features}, bidirectional_ranges=[(1, 3)])
+        writer.step(["a"], [3])
+
+    [decision] = decisions(traced(write))
+    assert decision["new"][0]["prompt_token_ids"] == [1, 7, 7]
+
+
 def test_blocks_of_a_request_that_waits_are_told_with_its_next_step(traced):
     def write(writer):
         writer.add("a", [1, 2, 3, 4], [[1]])
@@ -140,16 +165,6 @@ def test_blocks_of_a_request_that_waits_are_told_with_its_next_step(traced):
 def pooled(writer):
     writer.add("a", [1], [[1]], extras={"pooling_params": {"task": "embed"}})
     writer.step(["a"], [1])
-
-
-def with_image(writer):
-    writer.add("a", [1], [[1]], extras={"mm_features": [{"identifier": "x"}]})
-    writer.step(["a"], [1])
-
-
-def with_range(writer):
-    writer.add("a", [1, 2], [[1]], bidirectional_ranges=[(0, 2)])
-    writer.step(["a"], [2])
 
 
 def without_commit(writer):
@@ -181,8 +196,6 @@ def failed(writer):
     ("write", "says"),
     [
         (pooled, "a request with pooling_params"),
-        (with_image, "a request with mm_features"),
-        (with_range, "a request with bidirectional_ranges"),
         (without_commit, "has no commit"),
         (without_a_sample, "a sample is missing"),
         (corrected, "cannot be told to vLLM's runner"),
@@ -196,16 +209,11 @@ def test_what_a_runner_without_a_model_cannot_be_told_is_refused(traced, write, 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
-    [
-        ({"engine": "vLLM 0.32.0, second model runner"}, "only the first model runner"),
-        ({"null_block": -1}, "null block"),
-        ({"kv_groups": (KVGroup(4, recurrent=True),)}, "recurrent states"),
-    ],
+    [({"null_block": -1}, "null block"), ({"context_parallel": ContextParallel(2, 0)}, "context parallelism")],
 )
 def test_engines_that_a_runner_without_a_model_cannot_stand_for_are_refused(changes, says):
-    fields = {name: getattr(HEADER, name) for name in HEADER.__dataclass_fields__}
     with pytest.raises(PlanError, match=says):
-        check_header(TraceHeader(**fields | changes))
+        check_header(replace(HEADER, **changes))
 
 
 def test_without_vllm_the_command_says_so(tmp_path):

@@ -1,7 +1,8 @@
 """Serve random traffic with a vLLM on the CPU whose steps are checked, and print what was found as JSON.
 
-python checking.py SCENARIO [--fault NAME] [--requests N] [--seed N] [--second] [--ahead] [--plain-worker]
+python checking.py SCENARIO [--fault NAME] [--requests N] [--seed N] [--second] [--ahead] [--plain-worker] [--as-is]
 --second: the second model runner, with the functions of `foreword.vllm`. --ahead: its asynchronous scheduler.
+--as-is: without `repair_parameters_of_drafts`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+LIVE = "live"
+"""The property of a test that served a scenario: (scenario, steps, tensors, findings, preemptions, seconds)."""
 
 VOCABULARY = 1000
 TINY = {
@@ -250,6 +254,19 @@ def schedule_ahead() -> None:
     CpuPlatform.check_and_update_config = classmethod(check)
 
 
+def repair_parameters_of_drafts() -> None:
+    """Let a vLLM for the CPU give each draft the temperature, top_k and top_p of its request (docs/findings.md)."""
+    from vllm.utils import cpu_triton_utils
+
+    def expand(
+        output: Any, values: Any, cu_num_tokens: Any, replaced: int, by: int, MAX_NUM_TOKENS: int | None = None
+    ) -> None:
+        counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
+        output.copy_(values.masked_fill(values == replaced, by).repeat_interleave(counts))
+
+    cpu_triton_utils._expand_kernel_impl = expand
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("scenario", choices=SCENARIOS)
@@ -259,6 +276,7 @@ def main() -> None:
     parser.add_argument("--second", action="store_true")
     parser.add_argument("--ahead", action="store_true")
     parser.add_argument("--plain-worker", action="store_true", help="vLLM's own worker, which a plugin may follow")
+    parser.add_argument("--as-is", action="store_true", help="a vLLM whose fault with drafts is not repaired")
     options = parser.parse_args()
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(options.second))
     import torch.cpu
@@ -271,6 +289,8 @@ def main() -> None:
         register()
         if "speculative_config" in more:
             more = {"speculative_config": NGRAM["speculative_config"] | {"method": "ngram_gpu"}}
+    if not options.as_is:
+        repair_parameters_of_drafts()
     if options.ahead:
         schedule_ahead()
     worker_class = {} if options.plain_worker else {"worker_cls": "foreword.vllm.CheckedWorker"}

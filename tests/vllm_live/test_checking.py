@@ -15,7 +15,7 @@ import pytest
 if find_spec("vllm") is None:
     pytest.skip("needs vLLM: `make vllm`", allow_module_level=True)
 
-from checking import SCENARIOS
+from checking import LIVE, SCENARIOS
 from faults import FAULTS
 
 HERE = Path(__file__).parent
@@ -51,20 +51,26 @@ def served(scenario, *options, requests=REQUESTS, **variables):
 
 SECOND = ("plain", "drafts", "windows", "windows-drafts")
 RUNS = [
-    *(
-        parameter(name, name, name, ()) for name in SCENARIOS if name != "grammars-drafts"
-    ),  # vLLM 0.32 has a fault there
+    *(parameter(name, name, name, ()) for name in SCENARIOS),
     *(parameter(f"{name}, second runner", name, name, ("--second",)) for name in SECOND),
     *(parameter(f"{name}, scheduled ahead", name, name, ("--second", "--ahead")) for name in ("plain", "windows")),
 ]
 
 
 @pytest.mark.parametrize(("scenario", "options"), RUNS)
-def test_healthy_steps_have_no_finding(scenario, options):
+def test_healthy_steps_have_no_finding(scenario, options, record_property):
     result, _ = served(scenario, *options)
+    counts = (result["steps"], result["tensors"], result["num_findings"], result["preemptions"])
+    record_property(LIVE, (" ".join((scenario, *options)), *counts, result["seconds"]))
     assert (result["findings"], result["failure"], result["died"]) == ([], "", ""), result["text"]
     assert result["compared"] > (100 if scenario != "pooling" else 50)
     assert result["tensors"] > 10 * result["compared"]
+
+
+def test_a_forbidden_token_of_drafts_without_their_temperature_is_named():
+    result, _ = served("grammars-drafts", "--as-is")
+    assert {(tensor, origin) for _, tensor, _, _, origin, _ in result["findings"]} == {("sampled", "runner")}
+    assert "the runner wrote 0, expected 'a token that its grammar allows'" in result["text"]
 
 
 @pytest.mark.parametrize("fault", [parameter(name, planted.scenario, name) for name, planted in FAULTS.items()])

@@ -11,7 +11,7 @@ import pytest
 if find_spec("vllm") is None:
     pytest.skip("needs vLLM: `make vllm`", allow_module_level=True)
 
-from test_checking import environment, served
+from test_checking import environment, parameter, served
 
 from foreword.insight import Add, Step, Trace
 
@@ -48,10 +48,16 @@ def faulty(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("scenario", ["adapters", "windows-drafts"])
-def test_a_healthy_recording_is_prepared_as_defined(scenario, tmp_path):
+RECORDED = [
+    *(parameter(name, name, name, ()) for name in ("adapters", "windows-drafts", "states", "images")),
+    parameter("windows-drafts, second runner", "windows-drafts", "windows-drafts", ("--second",)),
+]
+
+
+@pytest.mark.parametrize(("scenario", "options"), RECORDED)
+def test_a_healthy_recording_is_prepared_as_defined(scenario, options, tmp_path):
     path = tmp_path / "steps.jsonl"
-    served(scenario, requests=40, FOREWORD_CHECK=f"full,record:{path}")
+    served(scenario, *options, requests=40, FOREWORD_CHECK=f"full,record:{path}")
     done = run("foreword", "rerun", path, "--engine", "vllm")
     assert done.returncode == 0, done.stdout + done.stderr
     steps = sum(isinstance(event, Step) for event in Trace.read(path).events)
@@ -95,9 +101,9 @@ def test_refusals_name_the_reason(faulty, tmp_path):
     head, *lines = faulty.read_text().splitlines()
     other = tmp_path / "second.jsonl"
     other.write_text("\n".join([head.replace("first model runner", "second model runner"), *lines]) + "\n")
-    done = run("foreword", "rerun", other)
+    done = run("foreword", "rerun", other, "--as-test")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "only the first model runner" in done.stderr
+    assert "need Triton or Foreword" in done.stderr
     done = run("foreword", "rerun", faulty, "--tensor", "logits")
     assert done.returncode == 2
     assert "is not compared" in done.stderr

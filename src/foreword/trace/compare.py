@@ -47,7 +47,7 @@ def first_difference(batch: InputBatch, name: str, theirs: Any, *, line: int = 0
     """Return the first entry of a tensor of a trace that differs from the step's; None if all are equal.
 
     Padding may be absent, shorter or longer than in the step; what is present must be padding. Entries of block tables
-    below the sliding window may have any value.
+    below the sliding window may have any value. None in place of a group's tensor: the engine has none.
     """
     if name == "req_ids":
         found = _of_names(list(batch.req_ids), theirs)
@@ -74,6 +74,8 @@ def _found(batch: InputBatch, tensor: TraceTensor, theirs: Any) -> Found | None:
     if len(theirs) != len(ours):
         return Found((), f"{len(ours)} entries", f"{len(theirs)}")
     for group, (expected, got) in enumerate(zip(ours, theirs, strict=True)):
+        if got is None:
+            continue
         unread = _below_window(batch, group) if tensor.name == "block_table" else None
         found = _of_array(batch, tensor, expected, got, unread)
         if found is not None:

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from vllm import SamplingParams
@@ -21,7 +21,7 @@ from vllm.lora.request import LoRARequest
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import AttentionBackend, AttentionMetadataBuilder, MultipleOf
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec, SlidingWindowSpec
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
@@ -35,14 +35,24 @@ NUM_BLOCKS = 1 << 24
 """More than any cache has: it is never allocated."""
 
 
+class Group(NamedTuple):
+    """A KV group: its block size, and its sliding window if it has one. has_states: of recurrent layers, a state per
+    request.
+    """
+
+    block_size: int
+    window: int | None = None
+    has_states: bool = False
+
+
 class Sizes(NamedTuple):
-    """The sizes of the engine. kv_groups: (block size, window or None) of each."""
+    """The sizes of the engine."""
 
     max_num_reqs: int
     max_num_batched_tokens: int
     max_model_len: int
     vocab_size: int
-    kv_groups: tuple[tuple[int, int | None], ...]
+    kv_groups: tuple[Group, ...]
     max_num_draft_tokens: int = 0
 
 
@@ -65,7 +75,7 @@ class BareBuilder(AttentionMetadataBuilder):  # type: ignore[misc]  # vLLM's cla
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
 
-    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> BareMetadata:
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, *_: Any, **__: Any) -> BareMetadata:
         common = common_attn_metadata
         return BareMetadata(
             common.query_start_loc, common.seq_lens, common.max_query_len, common.block_table_tensor,
@@ -73,10 +83,23 @@ class BareBuilder(AttentionMetadataBuilder):  # type: ignore[misc]  # vLLM's cla
         )  # fmt: skip
 
 
+class StatesBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
+    """Of recurrent layers, which read no slots. The runner puts decodes before prompts for them."""
+
+    reorder_batch_threshold = 1
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, *_: Any, **__: Any) -> None:
+        return None
+
+
 class BareBackend(AttentionBackend):  # type: ignore[misc]
     """Attention that is never computed, for blocks of any size."""
 
     forward_includes_kv_cache_update = True
+    builder: ClassVar[type[AttentionMetadataBuilder]] = BareBuilder
 
     @staticmethod
     def get_name() -> str:
@@ -90,9 +113,13 @@ class BareBackend(AttentionBackend):  # type: ignore[misc]
     def get_impl_cls() -> Any:
         return object
 
-    @staticmethod
-    def get_builder_cls() -> type[BareBuilder]:
-        return BareBuilder
+    @classmethod
+    def get_builder_cls(cls) -> type[AttentionMetadataBuilder]:
+        return cls.builder
+
+
+class StatesBackend(BareBackend):
+    builder = StatesBuilder
 
 
 class BareLayer(AttentionLayerBase):  # type: ignore[misc]
@@ -102,7 +129,7 @@ class BareLayer(AttentionLayerBase):  # type: ignore[misc]
         self._spec = spec
 
     def get_attn_backend(self) -> type[BareBackend]:
-        return BareBackend
+        return StatesBackend if isinstance(self._spec, MambaSpec) else BareBackend
 
     def get_kv_cache_spec(self, vllm_config: VllmConfig) -> Any:
         return self._spec
@@ -136,9 +163,14 @@ class BareRunner(Runner):  # type: ignore[misc]
     """
 
     forced: Mapping[str, Sequence[int]]
-    metadata: Mapping[str, BareMetadata]
+    metadata: Mapping[str, BareMetadata | None]
     input_ids_read: torch.Tensor
     prepared: Sequence[Any]
+
+    @property
+    def req_ids(self) -> list[str]:
+        """The requests of the last step, as they stand in the batch."""
+        return list(self.input_batch.req_ids)
 
     def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: Any) -> Any:
         self.prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
@@ -183,8 +215,11 @@ class BareRunner(Runner):  # type: ignore[misc]
 
 
 @cache
-def platform_runner(sizes: Sizes) -> tuple[type, VllmConfig, torch.device]:
-    """Return the class of this platform's model runner, with plugins as in a worker, and what it is made of."""
+def platform_runner(sizes: Sizes, drafts: str) -> tuple[type, VllmConfig, torch.device]:
+    """Return the class of this platform's model runner, with plugins as in a worker, and what it is made of.
+
+    drafts: the name of the method that proposes them, or a path to a class with a dot.
+    """
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HIDDEN_SIZE,
         "intermediate_size": HIDDEN_SIZE, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
@@ -192,7 +227,7 @@ def platform_runner(sizes: Sizes) -> tuple[type, VllmConfig, torch.device]:
     }  # fmt: skip
     folder = Path(tempfile.mkdtemp(prefix="bare-runner-"))
     (folder / "config.json").write_text(json.dumps(config))
-    drafts = {"method": "custom_class", "model": f"{__name__}.NoDrafts"}
+    method = {"method": "custom_class", "model": drafts} if "." in drafts else {"method": drafts}
     vllm_config = EngineArgs(
         model=str(folder),
         load_format="dummy",
@@ -208,7 +243,7 @@ def platform_runner(sizes: Sizes) -> tuple[type, VllmConfig, torch.device]:
         gpu_memory_utilization=0.05,
         disable_log_stats=True,
         enable_lora=True,
-        speculative_config=drafts | {"num_speculative_tokens": sizes.max_num_draft_tokens}
+        speculative_config=method | {"num_speculative_tokens": sizes.max_num_draft_tokens}
         if sizes.max_num_draft_tokens
         else None,
     ).create_engine_config()
@@ -231,22 +266,29 @@ def specs_of(sizes: Sizes) -> list[Any]:
     """Return the KV cache of one layer per group, of one number per token."""
     common = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.int8}
     return [
-        FullAttentionSpec(block_size=size, **common)
-        if window is None
-        else SlidingWindowSpec(block_size=size, sliding_window=window, **common)
-        for size, window in sizes.kv_groups
+        MambaSpec(block_size=group.block_size, shapes=((1,),), dtypes=(torch.int8,))
+        if group.has_states
+        else FullAttentionSpec(block_size=group.block_size, **common)
+        if group.window is None
+        else SlidingWindowSpec(block_size=group.block_size, sliding_window=group.window, **common)
+        for group in sizes.kv_groups
     ]
+
+
+def cache_config_of(sizes: Sizes) -> KVCacheConfig:
+    """Return a cache of these groups, without memory."""
+    groups = [KVCacheGroupSpec([f"layers.{g}"], spec) for g, spec in enumerate(specs_of(sizes))]
+    return KVCacheConfig(num_blocks=NUM_BLOCKS, kv_cache_tensors=[], kv_cache_groups=groups)
 
 
 def bare_runner(sizes: Sizes, hooks: Callable[[type], type] = lambda runner_class: runner_class) -> Any:
     """Return this platform's runner without a model, its memory fresh. hooks: what makes another class of its class."""
-    runner_class, vllm_config, device = platform_runner(sizes)
+    runner_class, vllm_config, device = platform_runner(sizes, f"{__name__}.NoDrafts")
     bare = hooks(type(f"Bare{runner_class.__name__}", (BareRunner, runner_class), {}))
-    groups = [KVCacheGroupSpec([f"layers.{g}"], spec) for g, spec in enumerate(specs_of(sizes))]
     with set_current_vllm_config(vllm_config):
         runner = bare(vllm_config, device)
         runner.model = BareModel()
-        runner.initialize_kv_cache(KVCacheConfig(num_blocks=NUM_BLOCKS, kv_cache_tensors=[], kv_cache_groups=groups))
+        runner.initialize_kv_cache(cache_config_of(sizes))
     return runner
 
 
@@ -265,7 +307,7 @@ def scheduler_output(decision: Mapping[str, Any]) -> SchedulerOutput:
             block_ids=tuple(map(list, one["block_ids"])),
             num_computed_tokens=one["num_computed_tokens"],
             lora_request=LoRARequest(*one["adapter"]) if one["adapter"] else None,
-            prefill_token_ids=list(one["prompt_token_ids"]),
+            prefill_token_ids=[*one["prompt_token_ids"], *one["output_token_ids"]],
         )
         for one in decision["new"]
     ]

@@ -17,10 +17,15 @@ PARAMETERS = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "fre
 
 
 class New(TypedDict):
-    """A request that is scheduled for the first time. adapter: name, number and path of its adapter."""
+    """A request that is scheduled for the first time. adapter: name, number and path of its adapter.
+
+    output_token_ids: those that it has already, in the second model runner, which is told a resumed request as a new
+    one. In the first one they are the end of the prompt.
+    """
 
     req_id: str
     prompt_token_ids: list[int]
+    output_token_ids: list[int]
     block_ids: Blocks
     num_computed_tokens: int
     sampling: dict[str, Any]
@@ -53,28 +58,26 @@ class Decision(TypedDict):
     sampled: dict[str, list[int]]
 
 
+def is_of_second(header: TraceHeader) -> bool:
+    """Whether a trace is of vLLM's second model runner."""
+    return header.engine.startswith("vLLM") and "second" in header.engine
+
+
 def check_header(header: TraceHeader) -> None:
     """PlanError for an engine whose decisions a runner of vLLM without a model cannot follow."""
-    if header.engine.startswith("vLLM") and "second" in header.engine:
-        raise PlanError(
-            f"the trace is of {header.engine!r:.80}: only the first model runner can prepare steps without a model"
-        )
     if header.context_parallel is not None:
         raise PlanError("context parallelism: a runner without a model is one rank alone", tensor="context_parallel")
     if header.null_block != 0:
         raise PlanError("vLLM's null block is 0", tensor="null_block", expected=0, got=header.null_block)
-    for g, group in enumerate(header.kv_groups):
-        if group.recurrent:
-            raise PlanError("recurrent states need their model", tensor=f"kv_groups[{g}]")
 
 
 def decisions(trace: Trace) -> Iterator[Decision]:
     """Return the decision of each step. PlanError for an event that vLLM's runner has no decision for.
 
     A request that a trace begins with, or that is admitted with outputs, has all of its tokens as its prompt. Blocks
-    are neither zeroed nor copied: a runner without a model has none.
+    are neither zeroed nor copied: a runner without a model has none. Images are their placeholders, which are tokens.
     """
-    told = _Told()
+    told = _Told(is_of_second(trace.header))
     for i, event in enumerate(trace.events):
         if isinstance(event, Step):
             yield told.step(event, _commit_of(trace.events, i))
@@ -113,8 +116,9 @@ class _Request:
 
 @dataclass(slots=True, eq=False)
 class _Told:
-    """The decisions since the last step, and the facts known about each request."""
+    """The decisions since the last step, and the facts known about each request. is_second: of the second runner."""
 
+    is_second: bool
     requests: dict[str, _Request] = field(default_factory=dict)  # in a row
     away: dict[str, _Request] = field(default_factory=dict)  # preempted
     finished: list[str] = field(default_factory=list)
@@ -151,7 +155,7 @@ class _Told:
         if (over := next((request for request in scheduled if request.is_over), None)) is not None:
             raise PlanError(f"line {event.line}: a sample is missing before this step", request=over.add.req_id)
         decision = Decision(
-            new=[_new(request) for request in scheduled if request.is_new],
+            new=[_new(request, self.is_second) for request in scheduled if request.is_new],
             cached=[_known(request) for request in scheduled if not request.is_new],
             counts=counts,
             drafts=drafts,
@@ -171,16 +175,18 @@ class _Told:
         return decision
 
     def _add(self, event: Add) -> None:
-        given = {**event.extras, "bidirectional_ranges": event.bidirectional_ranges}
-        for name in ("mm_features", "pooling_params", "bidirectional_ranges"):
-            if len(given.get(name, ())):
-                raise PlanError(
-                    f"line {event.line}: a request with {name} needs its model to be prepared", request=event.req_id
-                )
-        known = len(ids_of(event.prompt_token_ids)) + len(ids_of(event.output_token_ids))
+        if event.extras.get("pooling_params"):
+            raise PlanError(
+                f"line {event.line}: a request with pooling_params needs its model to be prepared", request=event.req_id
+            )
+        given = len(ids_of(event.prompt_token_ids))
+        known = given + len(ids_of(event.output_token_ids))
         blocks = [list(map(int, ids)) for ids in event.block_ids]
         before = self.away.pop(event.req_id, None)
-        prompt = known if before is None else before.num_prompt_tokens
+        if self.is_second:
+            before, prompt = None, given
+        else:
+            prompt = known if before is None else before.num_prompt_tokens
         self.requests[event.req_id] = _Request(
             event, prompt, known, event.num_computed_tokens, blocks, before is None, before is not None
         )
@@ -196,12 +202,14 @@ class _Told:
             self.finished.append(req_id)
 
 
-def _new(request: _Request) -> New:
-    add = request.add
+def _new(request: _Request, is_second: bool) -> New:
+    add, tokens = request.add, _tokens(request.add)
+    num_prompt_tokens = len(ids_of(add.prompt_token_ids)) if is_second else len(tokens)
     parameters, adapter = add.extras.get("sampling_params", {}), add.extras.get("lora_request")
     return New(
         req_id=add.req_id,
-        prompt_token_ids=_tokens(add),
+        prompt_token_ids=tokens[:num_prompt_tokens],
+        output_token_ids=tokens[num_prompt_tokens:],
         block_ids=request.blocks,
         num_computed_tokens=request.num_computed_tokens,
         sampling={name: parameters[name] for name in PARAMETERS if name in parameters},

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
+from typing import Any
 
 import vllm
 
@@ -21,7 +22,7 @@ from foreword.trace.header import TraceHeader
 from foreword.trace.reader import Trace
 from foreword.trace.replay import Replay
 from foreword.vllm import bare_runner, step_tensors
-from foreword.vllm.decisions import Decision, check_header, decisions
+from foreword.vllm.decisions import Decision, check_header, decisions, is_of_second
 from foreword.vllm.runners import checked_class
 from foreword.vllm.window import check_version
 
@@ -89,7 +90,7 @@ def rerun(trace: Trace, *, tensor: str | None = None) -> Rerun:
     check_version(vllm.__version__)
     check_header(trace.header)
     numbers, recorded = _replayed(trace, tensor)
-    runner = bare_runner.bare_runner(sizes_of(trace.header), _Checked.of)
+    runner = _runner_of(trace.header)
     if runner.follower is None:
         raise ConfigError("this runner cannot be followed; the log says why")
     shadow, order, reordered = runner.follower.shadow, list[str](), None
@@ -102,8 +103,8 @@ def rerun(trace: Trace, *, tensor: str | None = None) -> Rerun:
                     f"{type(runner).__name__} cannot prepare the step ({type(error).__name__}: {error})", step=number
                 ) from error
             if shadow.findings and not order:
-                order = list(runner.input_batch.req_ids)
-            if reordered is None and list(decision["counts"]) != list(runner.input_batch.req_ids):
+                order = runner.req_ids
+            if reordered is None and list(decision["counts"]) != runner.req_ids:
                 reordered = number
         if runner.follower.failure:
             raise PlanError(f"the check failed ({runner.follower.failure})", step=numbers[shadow.num_steps - 1])
@@ -132,9 +133,20 @@ def sizes_of(header: TraceHeader) -> bare_runner.Sizes:
         max_num_batched_tokens=header.max_num_batched_tokens,
         max_model_len=header.max_model_len,
         vocab_size=header.vocab_size,
-        kv_groups=tuple((group.block_size, group.sliding_window) for group in header.kv_groups),
+        kv_groups=tuple(
+            bare_runner.Group(group.block_size, group.sliding_window, group.recurrent) for group in header.kv_groups
+        ),
         max_num_draft_tokens=header.max_num_draft_tokens,
     )
+
+
+def _runner_of(header: TraceHeader) -> Any:
+    """A checked runner of the generation that the trace is of, without a model."""
+    if not is_of_second(header):
+        return bare_runner.bare_runner(sizes_of(header), _Checked.of)
+    from foreword.vllm.bare_second_runner import bare_second_runner  # it imports vLLM's second runner
+
+    return bare_second_runner(sizes_of(header), _Checked.of)
 
 
 class _Checked:
@@ -190,7 +202,7 @@ def test_the_last_step_is_prepared_as_the_scheduler_decided():
     for line in DECISIONS.split():
         runner.run(json.loads(line))
     assert list(runner.input_batch.req_ids) == {order}
-    sizes = [size for size, _ in SIZES.kv_groups]
+    sizes = [group.block_size for group in SIZES.kv_groups]
     logits_indices, drafts = runner.prepared[:2]
     tensors = step_tensors(runner, runner.metadata, runner.input_ids_read, logits_indices, drafts, sizes)
     for name, group, index, value in EXPECTED:
@@ -201,8 +213,10 @@ def test_the_last_step_is_prepared_as_the_scheduler_decided():
 
 def as_test(trace: Trace) -> str:
     """Return a file for pytest that needs vLLM alone: the decisions of a trace up to the first step that is prepared
-    wrongly, and the values that are wrong there. ConfigError if no step is.
+    wrongly, and the values that are wrong there. ConfigError if no step is, and for the second model runner.
     """
+    if is_of_second(trace.header):
+        raise ConfigError("--as-test: the kernels of vLLM's second model runner need Triton or Foreword; leave it out")
     report = rerun(trace)
     found = report.findings
     if not found:
