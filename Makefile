@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo docs serve attack clients stubs lock test test-oldest smoke schemas fuzz storms shadow soak soak-server sanitize proofs recipes replicas browser ray torch transformers device gpu vllm wheel wheels check bench bench-regress native pages arm emulate throughput vllm-compat deploy-check clean
+.PHONY: help demo docs serve attack clients stubs lock test test-oldest smoke schemas fuzz storms shadow soak soak-server sanitize proofs recipes replicas browser ray torch transformers device gpu vllm sglang wheel wheels check bench bench-regress native pages arm emulate throughput vllm-compat deploy-check clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -123,6 +123,13 @@ gpu: $(STAMPS)/test  ## the tests of GPUs on the GPU of this machine (minutes)
 
 vllm: $(STAMPS)/test  ## a live vLLM checked, and its second model runner without Triton, in an environment that it makes, or in VLLM=DIRECTORY; TESTS="-k plain" (minutes)
 	PYTHONPATH=benchmarks VLLM_ENVIRONMENT="$(VLLM)" $(BIN)/python tests/vllm_live $(TESTS)
+
+build/sglang:  ## the wheel of SGLang, which is read and not installed
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.11 \
+	  -d $@ sglang==0.5.23
+
+sglang: $(STAMPS)/test build/sglang  ## the plugin for SGLang against the names and signatures of its sources (a minute)
+	SGLANG_WHEELS=build/sglang $(BIN)/python -m pytest tests/shadow/test_sglang_sources.py
 
 transformers: $(STAMPS)/test  ## models of transformers: their tests, and every causal type of the library (minutes)
 	$(PIP) --no-build-isolation '.[vision,speech]'

@@ -59,10 +59,10 @@ class SGLangEngine(SlotEngine):
         self.reqs: dict[str, Req] = {}
         self.model_runner = SimpleNamespace(
             req_to_token_pool=SimpleNamespace(req_to_token=self.table), is_draft_worker=False,
-            max_total_num_tokens=self.pages * self.page,
+            max_total_num_tokens=self.pages * self.page, page_size=self.page,
             server_args=SimpleNamespace(
                 chunked_prefill_size=self.budget, max_prefill_tokens=64, enable_hierarchical_cache=False,
-                disaggregation_mode="null", page_size=self.page,
+                disaggregation_mode="null",
             ),
         )  # fmt: skip
         self.spec_algorithm = SimpleNamespace(is_none=lambda: True)

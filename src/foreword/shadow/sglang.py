@@ -2,7 +2,8 @@
 
 FOREWORD_CHECK=full python -m sglang.launch_server --model-path …   (`foreword.sglang` is the plugin)
 
-Written from the source of SGLang 0.5.23 and tested with stubs of its objects, not with SGLang itself.
+Written from the source of SGLang 0.5.23 and tested with stubs of its objects, not with SGLang itself; `make sglang` finds
+each name that is read here in that source. A ServerArgs has what a user gave, None where he gave nothing.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ def new_shadow(model_runner: Any, options: CheckOptions) -> Shadow:
         options,
         log=_LOGGER.error,
         max_num_batched_tokens=max_num_batched_tokens(model_runner),
-        num_blocks=model_runner.max_total_num_tokens + server.page_size + 1,
+        num_blocks=model_runner.max_total_num_tokens + model_runner.page_size + 1,
         attached=elsewhere,
     )
 
