@@ -835,6 +835,62 @@ def ngram_finalize(rng: Rng) -> Launch:
     }
 
 
+def update_committed_marker_cache(rng: Rng) -> Launch:
+    state = State(rng)
+    length = i32(rng.integers(0, WIDTH + 1, state.rows))
+    start, end, _ = markers(rng)
+    is_first = rng.random(state.rows) < 0.5
+
+    def cached() -> np.ndarray:
+        return i32(np.where(is_first, -1, rng.integers(-1, WIDTH, state.rows)))
+
+    return (state.requests,), {
+        "req_ids_ptr": state.idx,
+        "thinking_token_budget_ptr": i32(rng.integers(-1, 9, state.rows)),
+        "all_token_ids_ptr": i32(rng.integers(0, 4, (state.rows, WIDTH))),
+        "all_token_ids_stride": WIDTH,
+        "total_len_ptr": length,
+        "cached_last_start_ptr": cached(),
+        "cached_last_end_ptr": cached(),
+        "cached_scan_pos_ptr": i32(np.where(is_first, 0, rng.integers(0, WIDTH + 2, state.rows))),
+        "reasoning_start_token_ids_ptr": start,
+        "natural_reasoning_end_token_ids_ptr": end,
+        "START_LEN": len(start),
+        "NATURAL_END_LEN": len(end),
+        "MAX_LEN": max(len(start), len(end)),
+        "BLOCK": 4,
+    }
+
+
+def thinking_budget(rng: Rng) -> Launch:
+    state = State(rng)
+    start, natural_end, end = markers(rng)
+    return (state.count,), {
+        "logits_ptr": state.logits_of(state.count),
+        "logits_stride": VOCABULARY,
+        "expanded_idx_mapping_ptr": state.expanded,
+        "thinking_token_budget_ptr": i32(rng.integers(-1, 5, state.rows)),
+        "all_token_ids_ptr": i32(rng.integers(0, 3, (state.rows, WIDTH))),
+        "all_token_ids_stride": WIDTH,
+        "total_len_ptr": i32(rng.integers(1, WIDTH + 1, state.rows)),
+        "input_ids_ptr": i32(rng.integers(0, 3, state.count)),
+        "expanded_local_pos_ptr": state.local,
+        "cached_last_start_ptr": i32(rng.integers(-1, WIDTH // 2, state.rows)),
+        "cached_last_end_ptr": i32(rng.integers(-1, WIDTH // 2, state.rows)),
+        "reasoning_start_token_ids_ptr": start,
+        "natural_reasoning_end_token_ids_ptr": natural_end,
+        "reasoning_end_token_ids_ptr": end,
+        "START_LEN": len(start),
+        "NATURAL_END_LEN": len(natural_end),
+        "END_LEN": len(end),
+    }
+
+
+def markers(rng: Rng) -> list[np.ndarray]:
+    """The begin, the natural end and the forced end of thinking, of tokens that often stand together."""
+    return [i32(rng.integers(0, 3, int(rng.integers(1, most)))) for most in (3, 3, 4)]
+
+
 LAUNCHES: dict[str, Callable[[Rng], Launch]] = {
     f"_{function.__name__}_kernel": function
     for function in (
@@ -874,5 +930,7 @@ LAUNCHES: dict[str, Callable[[Rng], Launch]] = {
         insert_resampled,
         ngram_scan,
         ngram_finalize,
+        update_committed_marker_cache,
+        thinking_budget,
     )
 }

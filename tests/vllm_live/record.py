@@ -15,7 +15,7 @@ from interpreted import Sources
 from launches import LAUNCHES
 from mutations import mutants, noticed
 
-from foreword.vllm import inputs, sampling, verification
+from foreword.vllm import inputs, sampling, thinking, verification
 from foreword.vllm.kernels import KERNELS
 from foreword.vllm.vectors import Vector, after, memory_of, write_line
 
@@ -61,7 +61,7 @@ def covering(vectors: list[Vector], seen: dict[int, set[int]]) -> list[int]:
 
 def main() -> None:
     sources, lines = Sources(Path(sys.argv[1])), []
-    for module in (inputs, sampling, verification):
+    for module in (inputs, sampling, thinking, verification):
         names = [name for name, function in KERNELS.items() if function.__module__ == module.__name__]
         for vector in chosen(module, {name: launches_of(sources, name) for name in names}):
             assert vector.differences(KERNELS[vector.kernel]) == []

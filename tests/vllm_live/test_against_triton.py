@@ -35,7 +35,7 @@ def test_a_function_gives_the_bits_of_vllms_kernel_on_random_launches(kernel):
         assert Vector(kernel, grid, arguments, results).differences(KERNELS[kernel]) == [], f"seed {seed}"
 
 
-@pytest.mark.parametrize("name", ["inputs", "sampling", "verification"])
+@pytest.mark.parametrize("name", ["inputs", "sampling", "thinking", "verification"])
 def test_the_golden_vectors_notice_small_changes_of_the_functions(name):
     module = import_module(f"foreword.vllm.{name}")
     vectors = [vector for vector in golden_vectors() if KERNELS[vector.kernel].__module__ == module.__name__]

@@ -2,8 +2,8 @@
 
 FOREWORD_CHECK=full python -m sglang.launch_server --model-path …   (`foreword.sglang` is the plugin)
 
-Written from the source of SGLang 0.5.23 and tested with stubs of its objects, not with SGLang itself; `make sglang` finds
-each name that is read here in that source. A ServerArgs has what a user gave, None where he gave nothing.
+Written from the source of SGLang 0.5.23 and tested with stubs of its objects, not with SGLang itself; `make sglang`
+finds each name that is read here in that source. A ServerArgs has what a user gave, None where nothing was given.
 """
 
 from __future__ import annotations

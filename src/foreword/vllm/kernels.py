@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 
 from foreword.errors import ConfigError
-from foreword.vllm import inputs, sampling, verification
+from foreword.vllm import inputs, sampling, thinking, verification
 
 PACKAGE = "vllm.v1.worker.gpu"
 
@@ -38,6 +38,7 @@ _FUNCTIONS: dict[str, tuple[Callable[..., None], ...]] = {
     "sample.min_p": (sampling.min_p_kernel,),
     "sample.penalties": (sampling.penalties_kernel, sampling.bincount_kernel),
     "sample.prompt_logprob": (sampling.prompt_logprobs_token_ids_kernel,),
+    "sample.thinking_budget": (thinking.update_committed_marker_cache_kernel, thinking.thinking_budget_kernel),
     "spec_decode.ngram.speculator": (verification.ngram_scan_kernel, verification.ngram_finalize_kernel),
     "spec_decode.rejection_sampler": (verification.flatten_sampled_kernel, verification.gather_draft_sampled_kernel),
     "spec_decode.rejection_sampler_utils": (

@@ -277,10 +277,14 @@ def gumbel_sample_kernel(
     """The largest of logits[l, v] + noise(seed, position, v) and its v, for each block of ``BLOCK_SIZE`` tokens v.
 
     Without noise at temperature 0 and for rows -1. `gumbel_noise` is Gumbel noise from a hash of the request's seed,
-    the position and v. Raises ConfigError where a draft model keeps its logits (logits_cache), which is not supported.
+    the position and v. Raises ConfigError where a draft model keeps its logits (logits_cache): with equal arguments,
+    vLLM 0.33 draws with another seed there than 0.32.
     """
     if logits_cache_ptr is not None:
-        raise ConfigError("gumbel_sample_kernel: logits_cache_ptr, of draft models, is not supported; pass None")
+        raise ConfigError(
+            "gumbel_sample_kernel: logits_cache_ptr, of draft models, is not supported: their seeds differ between 0.32 "
+            "and 0.33 of vLLM; pass None"
+        )
     rows = expanded_idx_mapping_ptr[: grid[0]]
     temperatures = np.where(rows >= 0, temp_ptr[rows], np.float32(0))
     tokens, together = np.arange(vocab_size), max(_CHUNK // vocab_size, 1)
