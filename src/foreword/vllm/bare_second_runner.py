@@ -19,7 +19,7 @@ else:
     Runner = object
 
 
-class SecondModel(torch.nn.Module):
+class SecondModel(torch.nn.Module):  # type: ignore[misc]  # torch is Any where it is not installed
     """A model without layers: the runner looks through a model's modules."""
 
     def forward(self, positions: torch.Tensor, **_: Any) -> torch.Tensor:
@@ -54,6 +54,7 @@ class BareSecondRunner(Runner):  # type: ignore[misc]  # vLLM's classes are Any
 
     forced: Mapping[str, Sequence[int]]
     req_ids: list[str]
+    speculator: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

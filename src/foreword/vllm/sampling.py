@@ -282,8 +282,8 @@ def gumbel_sample_kernel(
     """
     if logits_cache_ptr is not None:
         raise ConfigError(
-            "gumbel_sample_kernel: logits_cache_ptr, of draft models, is not supported: their seeds differ between 0.32 "
-            "and 0.33 of vLLM; pass None"
+            "gumbel_sample_kernel: logits_cache_ptr, of draft models, is not supported: their seeds differ between "
+            "0.32 and 0.33 of vLLM; pass None"
         )
     rows = expanded_idx_mapping_ptr[: grid[0]]
     temperatures = np.where(rows >= 0, temp_ptr[rows], np.float32(0))
