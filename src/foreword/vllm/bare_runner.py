@@ -119,6 +119,8 @@ class BareBackend(AttentionBackend):  # type: ignore[misc]
 
 
 class StatesBackend(BareBackend):
+    """Recurrent layers, which are never computed."""
+
     builder = StatesBuilder
 
 

@@ -19,8 +19,8 @@ PARAMETERS = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "fre
 class New(TypedDict):
     """A request that is scheduled for the first time. adapter: name, number and path of its adapter.
 
-    output_token_ids: those that it has already, in the second model runner, which is told a resumed request as a new
-    one. In the first one they are the end of the prompt.
+    output_token_ids: those that it has already, in the second model runner, to which a resumed request is given as a
+    new one. In the first one they are the end of the prompt.
     """
 
     req_id: str
