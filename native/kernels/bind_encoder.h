@@ -49,7 +49,7 @@ class CpuEncoder : public CpuModel {
   }
 
   void finish_encoder(const Integers &d) {
-    if (!embedding_.is_valid() || encoder_.layers.empty() || pass_) {
+    if (!model_.embedding.data || encoder_.layers.empty() || pass_) {
       throw std::invalid_argument("finish_encoder() needs an embedding and a layer, once");
     }
     encoder_.embed_norm = norm(d, "embed_norm");

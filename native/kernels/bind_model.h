@@ -29,6 +29,9 @@ struct ModelInputs {
 };
 
 using FloatView = nb::ndarray<nb::numpy, const float, nb::ndim<2>>;
+using VectorView = nb::ndarray<nb::numpy, const float, nb::ndim<1>>;
+using PanelView = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>;
+using KnownScreen = std::tuple<int, Array1<float>, double>;
 using LoraFactors = std::tuple<int, Array2<float>, Array2<float>, double>;
 
 // A model under construction, then in use. Adding a matrix, vector or rope returns the integer that identifies it.
@@ -53,6 +56,36 @@ class CpuModel {
     return int(matrices_.size()) - 1;
   }
 
+  // A matrix that was packed before: `panels` of another model's matrix, which stay where they are.
+  int attach(const Array1<uint8_t> &panels, int rows, int cols, const std::string &format, bool exact) {
+    check_unfinished();
+    in_range(rows, 1, kMostSize, "rows");
+    in_range(cols, 1, kMostSize, "cols");
+    const Format packed = by_name(kFormats, format, "weight format");
+    matrices_.push_back(model_.attach(panels.data(), panels.shape(0), rows, cols, packed, exact));
+    kept_.push_back(nb::cast(panels));
+    return int(matrices_.size()) - 1;
+  }
+
+  // The panels of a matrix, if one team of threads has them all.
+  PanelView panels(int matrix) {
+    if (model_.pool.num_teams() > 1) throw std::invalid_argument("panels: each team of threads has its own");
+    return panels_of(*this->matrix(matrix, "matrix"));
+  }
+
+  // The screen of the output projection of a finished model: panels in 8 bit, or none if they are the projection's own;
+  // errors; most. None of a model without logits, or with a weight that is not finite.
+  std::optional<std::tuple<std::optional<PanelView>, VectorView, double>> screen() {
+    if (!forward_ || model_.lm_head.parts.empty()) return std::nullopt;
+    if (!model_.has_screen()) alone([&] { model_.make_screen(); });
+    if (!model_.has_screen()) return std::nullopt;
+    const PackedMatrix &head = *model_.lm_head.parts[0].matrix, &own = *model_.screen.linear.parts[0].matrix;
+    const size_t count = size_t(own.num_panels) * size_t(model_.isa.panel_width);
+    std::optional<PanelView> panels;
+    if (&own != &head) panels = panels_of(own);
+    return std::tuple(panels, VectorView(model_.screen.errors, {count}, nb::find(this)), double(model_.screen.most));
+  }
+
   int vector(const Array1<float> &values) {
     const int size = in_range(int64_t(values.shape(0)), 1, kMostSize, "the size of a vector");
     vectors_.push_back({model_.copy_vector(values.data(), size), size});
@@ -63,7 +96,7 @@ class CpuModel {
     check_unfinished();
     const SourceMatrix matrix = source_matrix(data, by_name(kSources, source, "weight source"), cols);
     check_shape(matrix.rows, matrix.cols, model_.config.vocab_size, model_.config.hidden_size, "embedding");
-    embedding_ = nb::cast(data);  // keeps the rows alive: every step reads them
+    kept_.push_back(nb::cast(data));  // every step reads the rows
     model_.embedding = matrix;
   }
 
@@ -117,11 +150,12 @@ class CpuModel {
     model_.layers.push_back(std::move(layer));
   }
 
-  // lm_head: −1 for a model without logits. final_norm_bias: −1 for none.
-  void finish(int final_norm, int final_norm_bias, int lm_head) {
+  // lm_head: −1 for a model without logits. final_norm_bias: −1 for none. screen: (matrix, errors, most), of a model with
+  // the same weights; errors stay where they are.
+  void finish(int final_norm, int final_norm_bias, int lm_head, const std::optional<KnownScreen> &screen) {
     check_unfinished();
     const ModelConfig &c = model_.config;
-    if (!embedding_.is_valid() || model_.layers.empty()) {
+    if (!model_.embedding.data || model_.layers.empty()) {
       throw std::invalid_argument("finish() needs an embedding and a layer");
     }
     model_.final_norm.weight = vector(final_norm, "final_norm", c.hidden_size);
@@ -129,6 +163,15 @@ class CpuModel {
     model_.logits_norm = scaled(model_.final_norm, c.logit_scale);
     if (lm_head >= 0) {
       model_.lm_head = model_.make_linear({matrix(lm_head, "lm_head", c.vocab_size, c.hidden_size)});
+    }
+    if (lm_head >= 0 && screen) {
+      const auto &[number, errors, most] = *screen;
+      const PackedMatrix *own = matrix(number, "screen", c.vocab_size, c.hidden_size);
+      if (own->format != Format::i8) throw std::invalid_argument("screen: must be a matrix in format i8");
+      const int count = own->num_panels * model_.isa.panel_width;
+      in_range(int64_t(errors.shape(0)), count, count, "the size of the screen's errors");
+      model_.set_screen(own, errors.data(), float(most));
+      kept_.push_back(nb::cast(errors));
     }
     forward_ = std::make_unique<ForwardPass>(model_);
     is_finished_ = true;
@@ -302,6 +345,9 @@ class CpuModel {
     return kept;
   }
 
+  PanelView panels_of(const PackedMatrix &matrix) {
+    return PanelView(matrix.panels, {matrix.panel_bytes * size_t(matrix.num_panels)}, nb::find(this));
+  }
   // Rows of floats, `stride` apart, that the model owns.
   FloatView view(const float *data, int rows, int cols, int stride) {
     return FloatView(data, {size_t(rows), size_t(cols)}, nb::find(this), {stride, 1});
@@ -463,7 +509,7 @@ class CpuModel {
   std::vector<SizedVector> vectors_;
   std::vector<int64_t> windows_;  // sliding window of each KV group; −1 before its first layer
   std::vector<bool> recurrent_groups_;
-  nb::object embedding_;
+  std::vector<nb::object> kept_;  // arrays that the model reads where they are
   std::unique_ptr<ForwardPass> forward_;
   bool is_finished_ = false;
   Buffer<uint8_t> sampling_;

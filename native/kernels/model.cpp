@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
 
 namespace foreword::kernels {
 
@@ -89,10 +90,8 @@ void Model::for_panels(const PackedMatrix *views, F &&f) {
   });
 }
 
-template <class F>
-const PackedMatrix *Model::add_matrix(int rows, int cols, Format format, bool exact, F &&pack) {
-  const int teams = pool.num_teams();
-  auto views = std::make_unique<PackedMatrix[]>(size_t(teams));
+std::unique_ptr<PackedMatrix[]> Model::lay_out(int rows, int cols, Format format, bool exact) {
+  auto views = std::make_unique<PackedMatrix[]>(size_t(pool.num_teams()));
   PackedMatrix *m = views.get();
   m->format = format;
   m->activations = activation_kind(format, exact, isa);
@@ -103,9 +102,16 @@ const PackedMatrix *Model::add_matrix(int rows, int cols, Format format, bool ex
   widest_input_ = std::max(widest_input_, m->padded_cols);
   m->num_panels = (rows + isa.panel_width - 1) / isa.panel_width;
   m->panel_bytes = isa.panel_bytes(format, m->padded_cols);
-  for (int team = teams - 1; team >= 0; --team) {
+  for (int team = 1; team < pool.num_teams(); ++team) views[size_t(team)] = *m;
+  return views;
+}
+
+template <class F>
+const PackedMatrix *Model::add_matrix(int rows, int cols, Format format, bool exact, F &&pack) {
+  auto views = lay_out(rows, cols, format, exact);
+  const PackedMatrix *m = views.get();
+  for (int team = pool.num_teams() - 1; team >= 0; --team) {
     const Share own = team_share(m->num_panels, pool, team);
-    views[size_t(team)] = *m;
     uint8_t *memory = arenas_[size_t(team)].allocate(m->panel_bytes * size_t(own.end - own.begin));
     views[size_t(team)].panels = memory - m->panel_bytes * size_t(own.begin);
   }
@@ -126,6 +132,28 @@ const PackedMatrix *Model::pack(const SourceMatrix &source, Format format, bool 
                     });
 }
 
+const PackedMatrix *Model::attach(const uint8_t *panels, size_t bytes, int rows, int cols, Format format, bool exact) {
+  auto views = lay_out(rows, cols, format, exact);
+  PackedMatrix *m = views.get();
+  const size_t needed = product(m->panel_bytes, size_t(m->num_panels));
+  if (bytes != needed) {
+    throw std::invalid_argument("panels: " + std::to_string(bytes) + " bytes, the matrix has " +
+                                std::to_string(needed));
+  }
+  if (reinterpret_cast<uintptr_t>(panels) % 64) throw std::invalid_argument("panels are not aligned to 64 bytes");
+  if (pool.num_teams() > 1) throw std::invalid_argument("panels: each team of threads has those that it packs");
+  m->panels = const_cast<uint8_t *>(panels);  // nothing writes to panels after packing
+  attached_bytes_ += bytes;
+  matrices_.push_back(std::move(views));
+  packed_on_.emplace_back(size_t(m->num_panels), -1);
+  return m;
+}
+
+void Model::set_screen(const PackedMatrix *matrix, const float *errors, float most) {
+  const PackedMatrix *head = lm_head.parts.at(0).matrix;
+  screen = {make_linear({matrix}), errors, most, 3 * matrix->panel_bytes <= 2 * head->panel_bytes};
+}
+
 void Model::make_screen() {
   const PackedMatrix *head = lm_head.parts.at(0).matrix;
   float *errors = reinterpret_cast<float *>(
@@ -141,13 +169,11 @@ void Model::make_screen() {
     matrix = add_matrix(head->rows, head->cols, Format::i8, false, pack);
   }
   const float largest = *std::max_element(most.begin(), most.end());
-  if (std::isfinite(largest)) {
-    screen = {make_linear({matrix}), errors, largest, 3 * matrix->panel_bytes <= 2 * head->panel_bytes};
-  }
+  if (std::isfinite(largest)) set_screen(matrix, errors, largest);
 }
 
 size_t Model::packed_bytes() const {
-  size_t bytes = 0;
+  size_t bytes = attached_bytes_;
   for (const Arena &arena : arenas_) bytes += arena.used();
   return bytes;
 }

@@ -163,11 +163,18 @@ class Model {
   // Every team packs its share of the panels into memory of its own, which so is near its processors. The result,
   // [teams], has that share's addresses in each entry.
   const PackedMatrix *pack(const SourceMatrix &source, Format format, bool exact);
+  // Adds a matrix whose panels were packed before, by this instruction set, and stay where they are: `bytes` from
+  // `panels` on, aligned to 64. They are only read. Throws std::invalid_argument if they are not as many as it has, or
+  // with several teams of threads.
+  const PackedMatrix *attach(const uint8_t *panels, size_t bytes, int rows, int cols, Format format, bool exact);
   // The processor that each panel of a matrix was packed on; −1 where the system does not tell.
   const std::vector<int> &packed_on(const PackedMatrix &matrix) const { return packed_on_[size_t(matrix.index)]; }
   Vector copy_vector(const float *data, int size);
   // Packs the screen of lm_head, which is complete; none if a weight is not finite.
   void make_screen();
+  // Takes a screen that was packed before.
+  void set_screen(const PackedMatrix *matrix, const float *errors, float most);
+  bool has_screen() const { return !screen.linear.parts.empty(); }
   // The matrices have the same number of inputs.
   Linear make_linear(const std::vector<const PackedMatrix *> &matrices);
   void set_embedding(const SourceMatrix &source) { embedding = source; }
@@ -202,6 +209,8 @@ class Model {
   int padded_dim;  // head_dim rounded up to whole vectors of every instruction set
 
  private:
+  // A matrix for each team, without panels.
+  std::unique_ptr<PackedMatrix[]> lay_out(int rows, int cols, Format format, bool exact);
   template <class F>
   void for_panels(const PackedMatrix *views, F &&f);
   // Adds a matrix of these rows, columns and format. pack(view, group, panel, scratch) writes a panel of it.
@@ -209,6 +218,7 @@ class Model {
   const PackedMatrix *add_matrix(int rows, int cols, Format format, bool exact, F &&pack);
 
   std::vector<Arena> arenas_;  // [teams]
+  size_t attached_bytes_ = 0;
   int widest_input_ = 0;
   std::vector<std::unique_ptr<PackedMatrix[]>> matrices_;  // [teams] each
   std::vector<std::vector<int>> packed_on_;                // of each matrix, [panels]

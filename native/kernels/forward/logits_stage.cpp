@@ -27,7 +27,8 @@ LogitsStage::LogitsStage(PassContext &context)
     : ctx_(context), logits_(context.model.config.vocab_size), found_(size_t(context.pool.size())) {
   const Linear &head = context.model.lm_head;
   head.add_kinds(kinds_);
-  if (!head.parts.empty() && head.parts[0].matrix->format <= Format::bf16) make_screen();
+  const bool is_float = !head.parts.empty() && head.parts[0].matrix->format <= Format::bf16;
+  if (is_float || context.model.has_screen()) make_screen();
   for (Found &found : found_) {
     found.logits.reserve(size_t(context.isa.panel_width));
     found.rotated.reserve(size_t(context.model.widest_input()));
@@ -39,11 +40,12 @@ const Linear &LogitsStage::first_product() const {
 }
 
 // In a smaller format than that of the projection, it is made at the start: it saves reads in steps of one row too.
-// Otherwise by the first step that it makes faster. Without the memory for it, logits are computed.
+// Otherwise by the first step that it makes faster, unless the model has it. Without the memory for it, logits are
+// computed.
 void LogitsStage::make_screen() {
   has_tried_screen_ = true;
   try {
-    ctx_.model.make_screen();
+    if (!ctx_.model.has_screen()) ctx_.model.make_screen();
   } catch (const std::bad_alloc &) {
     return;
   }

@@ -82,6 +82,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "models recommend": ("foreword models recommend",),
     "models pull": ("foreword models pull smollm2",),
     "models rm": ("foreword models rm smollm2",),
+    "models prune": ("foreword models prune", "foreword models prune --bytes 10GiB"),
     "models info": ("foreword models info smollm2",),
     "doctor": ("foreword doctor", "foreword doctor --quick"),
     "bench": ("foreword bench host", "foreword bench latency --model smollm2"),

@@ -17,6 +17,7 @@ from foreword.cli.options import Json
 from foreword.cli.terminal import print_rows
 from foreword.engine.defaults import described, suggested_params
 from foreword.errors import ModelError
+from foreword.executors.packed.store import PackedStore
 from foreword.machine import default_threads, memory_bytes
 from foreword.models import registry
 from foreword.models.encoder_spec import EncoderSpec
@@ -25,6 +26,7 @@ from foreword.models.loader import LoadedModel, load_model
 from foreword.models.quantized import conversions
 from foreword.models.recommended import fitting
 from foreword.native import available, native
+from foreword.settings import Setting
 
 models = typer.Typer(
     help="List, search, download, describe or remove models.",
@@ -33,17 +35,22 @@ models = typer.Typer(
     rich_markup_mode=None,
 )
 
+_MOST_BYTES = Setting(name="--bytes", type="int", default=0, unit="bytes", most=2**60)
 Name = Annotated[str, typer.Argument(help="A name from `foreword models list`.")]
 
 
 @models.command("list", cls=Command)
 def list_models(as_json: Json = False) -> None:
-    """List the models known by name, with size, licence and whether the file is on this machine."""
-    rows = [("name", "size", "licence", "here", "what it is")]
+    """List the models known by name, with size, licence, whether the file is on this machine, and the bytes of the
+    packed forms that are kept of it.
+    """
+    rows = [("name", "size", "licence", "here", "packed", "what it is")]
+    kept = PackedStore().entries()
     for model in registry.KNOWN.values():
         path = registry.cached_path(model.name)
-        here = "yes" if path else "no"
-        rows.append((model.name, f"{model.size / 1e6:.0f} MB", model.license, here, _described(model)))
+        packed = sum(entry.size for entry in kept if model.sha256 in entry.files)
+        sizes = [f"{size / 1e6:.0f} MB" if size else "no" for size in (model.size, packed)]
+        rows.append((model.name, sizes[0], model.license, "yes" if path else "no", sizes[1], _described(model)))
         if as_json:
             row = {
                 "name": model.name,
@@ -52,6 +59,7 @@ def list_models(as_json: Json = False) -> None:
                 "bytes": model.size,
                 "license": model.license,
                 "path": str(path) if path else None,
+                "packed_bytes": packed,
             }
             print(json.dumps(row))
     if not as_json:
@@ -153,9 +161,22 @@ def pull(
 
 @models.command("rm", cls=Command)
 def remove(name: Name) -> None:
-    """Delete a model and the rest of an interrupted download from the cache."""
+    """Delete a model, its packed forms and the rest of an interrupted download from the cache."""
     freed = registry.remove(name)
+    freed += PackedStore().prune(0, lambda entry: registry.known_model(name).sha256 in entry.files)
     print(f"{freed / 1e6:.1f} MB freed" if freed else f"{name} is not in the cache")
+
+
+@models.command(cls=Command)
+def prune(
+    most: Annotated[str, typer.Option("--bytes", metavar="SIZE", help="Bytes that may stay, such as 2GiB.")] = "0",
+) -> None:
+    """Delete packed forms of weights, the least recently used first.
+
+    The next process that runs a model packs its weights again. Processes that use a packed form keep it until they end.
+    """
+    freed = PackedStore().prune(_MOST_BYTES.read(most))
+    print(f"{freed / 1e6:.1f} MB freed")
 
 
 @models.command(cls=Command)

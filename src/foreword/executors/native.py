@@ -7,12 +7,13 @@ in, on the chunks of its prompt, nor on the number of threads.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache, partial
 from math import prod
 from typing import Any, Unpack
 
 import numpy as np
 
-from foreword.arrays import F32, I64, U8, AnyArray
+from foreword.arrays import F32, I64, AnyArray
 from foreword.batch import InputBatch, InputBuffers, lora_mapping
 from foreword.errors import ConfigError, EngineError, PlanError
 from foreword.executors.executor import Capability
@@ -22,6 +23,7 @@ from foreword.executors.key_scales import key_scales
 from foreword.executors.nodes import first_nodes
 from foreword.executors.option_types import NativeKeywords
 from foreword.executors.options import KVFormat, NativeOptions, WeightFormat
+from foreword.executors.packed.parts import AS_IN_FILE, Parts, built
 from foreword.executors.pool import batch_groups
 from foreword.executors.pooling import Pooler
 from foreword.machine import default_threads
@@ -30,23 +32,10 @@ from foreword.models.pooling import PoolingSpec
 from foreword.models.quants import Quant
 from foreword.models.recurrent import RECURRENT_KINDS, RecurrentSpec
 from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec, RopeSpec
-from foreword.models.weights import Tensor, Weights
+from foreword.models.weights import Weights
 from foreword.native import native
 from foreword.sampling import Sampled, Sampler, StepSampling
 
-_AS_IN_FILE = {
-    Quant.F32: "f32",
-    Quant.F16: "bf16",
-    Quant.BF16: "bf16",
-    Quant.Q4_0: "q4",
-    Quant.Q4_1: "q4_min",
-    Quant.Q4_K: "q4_min",
-    Quant.Q5_0: "q8",
-    Quant.Q8_0: "q8",
-    Quant.Q5_1: "q8_min",
-    Quant.Q5_K: "q8_min",
-    Quant.Q6_K: "q8_half",
-}
 _BYTES = {
     "f32": 4, "bf16": 2, "i8": 1, "q4": 9 / 16, "q4_min": 5 / 8, "q8": 17 / 16, "q8_min": 9 / 8, "q8_half": 9 / 8,
 }  # of a weight, with its part of the scales (native/kernels/formats.h)  # fmt: skip
@@ -71,7 +60,7 @@ def packed_format(quant: Quant, weight_format: WeightFormat, *, keep_precise: bo
         case "q4" if quant in _FLOATS:
             return "q8" if keep_precise else "q4_min"
         case "auto" | "q4":
-            return _AS_IN_FILE.get(quant, "q8")
+            return AS_IN_FILE.get(quant, "q8")
 
 
 def packed_bytes(spec: DecoderSpec, weights: Weights, weight_format: WeightFormat) -> int:
@@ -170,9 +159,29 @@ class NativeExecutor(PagedExecutor):
         self.num_blocks, self.block_size = num_blocks, block_size
         self.weight_format, self.kv_format = own.weight_format, own.kv_format
         self.num_groups = len(spec.kv_groups())
-        nodes = first_nodes(own.numa_nodes)
+        keys = " and scaled keys" if own.kv_format == "int8" else ""
+        parts = built(lambda: self._new_core(isa, own), self._fill, weights, own, f"decoder{keys} as")
+        self.core = parts.core
+        self.isa, self.num_threads = self.core.isa, self.core.num_threads
+        super().__init__(
+            self.core,
+            NativeAdapters(self.core, parts.matrices),
+            Sampler(threads=self.core),  # the model's threads are idle while tokens are sampled
+            pooler=Pooler(pooling or PoolingSpec(), weights),
+            hidden_size=spec.hidden_size,
+            mrope_dims=spec.mrope_dims,
+        )
+        if own.preallocate_kv:
+            self.core.touch_cache()
+
+    def _fill(self, parts: Parts[native.CpuModel]) -> None:
+        _Packer(self.spec, parts, self.weight_format, scaled_keys=self.kv_format == "int8").pack_all()
+
+    def _new_core(self, isa: str | None, options: NativeOptions) -> native.CpuModel:
+        """Return a native model without layers. Errors are those of the executor."""
+        spec, nodes = self.spec, first_nodes(options.numa_nodes)
         try:
-            self.core = native.CpuModel(
+            return native.CpuModel(
                 hidden_size=spec.hidden_size,
                 num_heads=spec.num_heads,
                 num_kv_heads=spec.num_kv_heads,
@@ -190,31 +199,18 @@ class NativeExecutor(PagedExecutor):
                 layer_norm=spec.layer_norm,
                 num_groups=self.num_groups,
                 num_slots=spec.num_slots,
-                num_blocks=num_blocks,
-                block_size=block_size,
-                kv_format=own.kv_format,
+                num_blocks=self.num_blocks,
+                block_size=self.block_size,
+                kv_format=options.kv_format,
                 isa=isa or "",
-                num_threads=own.num_threads or default_threads(nodes),
+                num_threads=options.num_threads or default_threads(nodes),
                 recurrent=_recurrent_sizes(spec),
                 cpu_groups=nodes,
             )
         except ValueError as error:
             raise ConfigError(str(error)) from None
         except MemoryError:
-            raise MemoryError(f"the KV pool of {num_blocks} blocks does not fit: use fewer") from None
-        self.isa, self.num_threads = self.core.isa, self.core.num_threads
-        packer = _Packer(spec, weights, self.core, own.weight_format, scaled_keys=own.kv_format == "int8")
-        super().__init__(
-            self.core,
-            NativeAdapters(self.core, packer.matrices),
-            Sampler(threads=self.core),  # the model's threads are idle while tokens are sampled
-            pooler=Pooler(pooling or PoolingSpec(), weights),
-            hidden_size=spec.hidden_size,
-            mrope_dims=spec.mrope_dims,
-        )
-        packer.pack_all()
-        if own.preallocate_kv:
-            self.core.touch_cache()
+            raise MemoryError(f"the KV pool of {self.num_blocks} blocks does not fit: use fewer") from None
 
     def memory_report(self) -> str:
         """Weights and KV pool in one line."""
@@ -281,21 +277,14 @@ def _model_inputs(buffers: InputBuffers) -> native.ModelInputs:
 
 
 class _Packer:
-    """Packs a model's weights into the native model, in execution order."""
+    """Makes a native model of a model's weights, in execution order."""
 
     def __init__(
-        self,
-        spec: DecoderSpec,
-        weights: Weights,
-        core: native.CpuModel,
-        weight_format: WeightFormat,
-        *,
-        scaled_keys: bool,
+        self, spec: DecoderSpec, parts: Parts[native.CpuModel], weight_format: WeightFormat, *, scaled_keys: bool
     ) -> None:
-        self.spec, self.weights, self.core, self.weight_format = spec, weights, core, weight_format
-        self.scaled_keys = scaled_keys
+        self.spec, self.parts, self.core, self.weight_format = spec, parts, parts.core, weight_format
+        self.weights, self.scaled_keys = parts.weights, scaled_keys
         self.ropes: dict[RopeSpec, int] = {}
-        self.matrices: dict[str, int] = {}  # name → its number in the native model
 
     def pack_all(self) -> None:
         spec = self.spec
@@ -306,16 +295,13 @@ class _Packer:
         }
         for i, layer in enumerate(spec.layers):
             self.core.add_layer(self._layer(f"layers.{i}.", layer, position.get(i)))
-        embedding = source_of(self.weights["embed"])
+        self.parts.embedding("embed", spec.hidden_size)
         head = -1
-        if spec.has_logits and spec.tie_embeddings:
-            head = self._matrix("embed", source=embedding, keep_precise=True)
-        elif spec.has_logits:
-            head = self._matrix("lm_head", keep_precise=True)
-        final_norm = self._vector("final_norm")
-        bias = self._vector("final_norm_bias") if spec.layer_norm else -1
-        self.core.set_embedding(*embedding, spec.hidden_size)
-        self.core.finish(final_norm, bias, head)
+        if spec.has_logits:
+            head = self._matrix("embed" if spec.tie_embeddings else "lm_head", keep_precise=True)
+        final_norm = self.parts.weight("final_norm")
+        bias = self.parts.weight("final_norm_bias") if spec.layer_norm else -1
+        self.core.finish(final_norm, bias, head, self.parts.screen(head) if spec.has_logits else None)
 
     def _layer(self, prefix: str, layer: LayerSpec, place: tuple[int, int] | None) -> dict[str, Any]:
         """place: group and slot of what the layer keeps."""
@@ -337,7 +323,7 @@ class _Packer:
                 vectors += ["up_bias", "down_bias"] if spec.mlp_bias else []
             else:
                 packed["moe"] = self._moe(prefix, layer.moe)
-        return packed | {name: self._vector(prefix + name) for name in vectors}
+        return packed | {name: self.parts.weight(prefix + name) for name in vectors}
 
     def _norms(self, before: str, after: str) -> list[str]:
         """The vectors of the norms before and after a part of a layer."""
@@ -349,8 +335,9 @@ class _Packer:
         """Pack the matrices of attention into ``packed`` and return the names of its vectors."""
         spec = self.spec
         if self.scaled_keys:
-            both = key_scales(spec, layer, self.weights, prefix)
-            packed["q_scales"], packed["k_scales"] = (self.core.vector(scales.ravel()) for scales in both)
+            both = cache(lambda: key_scales(spec, layer, self.weights, prefix))
+            packed["q_scales"] = self.parts.vector(prefix + "q_scales", lambda: both()[0])
+            packed["k_scales"] = self.parts.vector(prefix + "k_scales", lambda: both()[1])
         for name in ("q", "k", "v", "o", *(["attn_gate"] if spec.attn_gate else [])):
             packed[name] = self._matrix(prefix + name)
         return [
@@ -370,7 +357,7 @@ class _Packer:
             "sum_eps": moe.sum_eps,
         }
         if moe.router_bias:
-            packed["router_bias"] = self._vector(prefix + "router_bias")
+            packed["router_bias"] = self.parts.weight(prefix + "router_bias")
         if moe.shared_intermediate_size:
             packed["shared"] = self._mlp(prefix + "shared.")
             if moe.shared_gate:
@@ -379,22 +366,26 @@ class _Packer:
 
     def _recurrent(self, prefix: str, spec: RecurrentSpec) -> dict[str, int]:
         """Rates and factors of the state are computed from matrices in float32."""
-        floats = {
-            name: self.weights[prefix + name].dequantize()
-            for name, shape in spec.weight_names(self.spec.hidden_size)
-            if len(shape) == 1
-        }
         packed: dict[str, int] = {}
         for name, shape in spec.weight_names(self.spec.hidden_size):
             if len(shape) == 2 and name != "conv":
                 precise = shape[0] == spec.num_heads and name in ("dt", "beta")
                 packed[name] = self._matrix(prefix + name, weight_format="fp32" if precise else None)
-        if "a_log" in floats:
-            floats["rate"] = np.exp(floats.pop("a_log"))
-        floats["conv"] = _by_part(self.weights[prefix + "conv"].dequantize().T, spec)
-        if spec.conv_bias:
-            floats["conv_bias"] = _by_part(floats["conv_bias"][None], spec)
-        return packed | {name: self.core.vector(np.ascontiguousarray(values)) for name, values in floats.items()}
+            else:
+                own = "rate" if name == "a_log" else name
+                packed[own] = self.parts.vector(prefix + own, partial(self._of_state, prefix, name, spec))
+        return packed
+
+    def _of_state(self, prefix: str, name: str, spec: RecurrentSpec) -> F32:
+        values = self.weights[prefix + name].dequantize()
+        match name:
+            case "a_log":
+                return np.asarray(np.exp(values))
+            case "conv":
+                return _by_part(values.T, spec)
+            case "conv_bias":
+                return _by_part(values[None], spec)
+        return values
 
     def _mlp(self, prefix: str) -> tuple[int, int, int]:
         gate = self._matrix(prefix + "gate") if self.spec.gated_mlp else -1
@@ -407,30 +398,9 @@ class _Packer:
             self.ropes[rope] = self.core.add_rope(list(rope.inv_freq), rope.scale, list(rope.axes))
         return self.ropes[rope]
 
-    def _vector(self, name: str) -> int:
-        return self.core.vector(np.ascontiguousarray(self.weights[name].dequantize(), np.float32))
-
-    def _matrix(
-        self,
-        name: str,
-        *,
-        source: tuple[U8, str] | None = None,
-        keep_precise: bool = False,
-        weight_format: WeightFormat | None = None,
-    ) -> int:
-        """Pack a weight. source: `source_of` it, if that was read before."""
-        tensor = self.weights[name]
-        target = packed_format(tensor.quant, weight_format or self.weight_format, keep_precise=keep_precise)
-        packed = self.core.pack(*(source or source_of(tensor)), tensor.shape[-1], target, self.weight_format == "auto")
-        self.matrices[name] = packed
-        return packed
-
-
-def source_of(tensor: Tensor) -> tuple[U8, str]:
-    """The weights in a format that the native model reads, and its name."""
-    if tensor.quant in _AS_IN_FILE:
-        return np.ascontiguousarray(tensor.data), tensor.quant.name
-    return tensor.dequantize().view(np.uint8), "F32"
+    def _matrix(self, name: str, *, keep_precise: bool = False, weight_format: WeightFormat | None = None) -> int:
+        quant, wanted = self.weights[name].quant, weight_format or self.weight_format
+        return self.parts.matrix(name, packed_format(quant, wanted, keep_precise=keep_precise))
 
 
 def _recurrent_sizes(spec: DecoderSpec) -> dict[str, int]:

@@ -5,6 +5,7 @@ The arithmetic is in `native/kernels/encoder.h`. The results of a text depend on
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -13,9 +14,10 @@ from foreword.arrays import F32
 from foreword.batch import InputBatch
 from foreword.errors import ConfigError, EngineError, PlanError
 from foreword.executors.encoder import EncoderExecutor
-from foreword.executors.native import packed_format, source_of
+from foreword.executors.native import packed_format
 from foreword.executors.option_types import NativeKeywords
 from foreword.executors.options import NativeOptions, WeightFormat
+from foreword.executors.packed.parts import Parts, built
 from foreword.machine import default_threads
 from foreword.models.encoder_spec import EncoderSpec, encoder_weight_names
 from foreword.models.pooling import PoolingSpec
@@ -39,8 +41,14 @@ class NativeEncoderExecutor(EncoderExecutor):
     ) -> None:
         own = NativeOptions(**options).of_encoder()
         super().__init__(spec, weights, pooling)
+        parts = built(lambda: self._new_core(isa, own), partial(self._fill, own.weight_format), weights, own, "encoder")
+        self.core = parts.core
+
+    def _new_core(self, isa: str | None, options: NativeOptions) -> native.CpuEncoder:
+        """Return a native encoder without layers. ConfigError for an instruction set that the machine lacks."""
+        spec = self.spec
         try:
-            self.core = native.CpuEncoder(
+            return native.CpuEncoder(
                 hidden_size=spec.hidden_size,
                 num_heads=spec.num_heads,
                 head_dim=spec.head_dim,
@@ -50,29 +58,26 @@ class NativeEncoderExecutor(EncoderExecutor):
                 activation=spec.activation,
                 norms_before=spec.norms_before,
                 isa=isa or "",
-                num_threads=own.num_threads or default_threads(),
+                num_threads=options.num_threads or default_threads(),
             )
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        self._pack(weights, own.weight_format)
 
-    def _pack(self, weights: Weights, weight_format: WeightFormat) -> None:
-        spec, core = self.spec, self.core
+    def _fill(self, weight_format: WeightFormat, parts: Parts[native.CpuEncoder]) -> None:
+        spec, core = self.spec, parts.core
         tables = {name: np.zeros((0, spec.hidden_size), np.float32) for name in ("positions", "token_types")}
         ids: dict[str, dict[str, Any]] = {"": {}, **{f"layers.{i}.": {} for i in range(spec.num_layers)}}
         for name, _ in encoder_weight_names(spec):
             prefix, _, last = name.rpartition(".")
-            tensor = weights[name]
+            tensor = parts.weights[name]
             if name in tables:
-                tables[name] = tensor.dequantize()
+                tables[name] = parts.table(name, tensor.dequantize)
             elif name == "embed":
-                core.set_embedding(*source_of(tensor), spec.hidden_size)
+                parts.embedding(name, spec.hidden_size)
             elif last in MATRICES:
-                to, exact = packed_format(tensor.quant, weight_format), weight_format == "auto"
-                ids[f"{prefix}."][last] = core.pack(*source_of(tensor), tensor.shape[-1], to, exact)
+                ids[f"{prefix}."][last] = parts.matrix(name, packed_format(tensor.quant, weight_format))
             else:
-                vector = np.ascontiguousarray(tensor.dequantize(), np.float32)
-                ids[f"{prefix}." if prefix else ""][last] = core.vector(vector)
+                ids[f"{prefix}." if prefix else ""][last] = parts.weight(name)
         core.set_tables(tables["positions"], tables["token_types"])
         ropes: dict[object, int] = {}
         for i, layer in enumerate(spec.layers):

@@ -93,6 +93,11 @@ class NativeOptions(ThreadOptions):
         None, "NUMA nodes to divide the threads among: each node's threads multiply the rows of every matrix that are "
         "in its memory. None: threads run anywhere. The tokens are the same.", least=1, most=1024, decoders_only=True,
     )
+    weight_cache_bytes: int = setting(
+        20 << 30, "Disk space for the packed form of weights, in the folder of FOREWORD_HOME: the first process that "
+        "runs a model writes it, later ones map it, and share its memory. The least recently used goes first. 0: "
+        "weights are packed in the memory of each process.", most=2**50, unit="bytes",
+    )
     preallocate_kv: bool = setting(
         False, "Take the memory of the whole KV pool from the system before the first request, not at the first use "
         "of each block.", decoders_only=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import weakref
@@ -13,19 +14,22 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from foreword.arrays import U8
+from foreword.arrays import I64, U8
 from foreword.errors import ModelError, reason_of
 
 T = TypeVar("T", int, float, bool, str)
 
 FETCH_AGAIN = "The file is damaged or incomplete: fetch it again"
 """The fix of errors about damaged files."""
+_PIECE = 1 << 22  # bytes
 
 
 class ModelFile:
     """A file that is open for reading while this object exists.
 
     What is read is copied: a file that is truncated or changed meanwhile is a ModelError, never a fault of memory.
+
+    identity: of the file as it was opened; see `identity_of`.
     """
 
     def __init__(self, path: Path, at_least: int) -> None:
@@ -35,6 +39,7 @@ class ModelFile:
             self._descriptor = os.open(path, os.O_RDONLY)
             weakref.finalize(self, os.close, self._descriptor)
             self._opened = self._state()
+            self.identity = identity_of(os.fstat(self._descriptor))
         except (OSError, ValueError) as error:  # ValueError: a null byte in the name
             raise self._unreadable(error) from None
         self.size = self._opened[0]
@@ -56,6 +61,13 @@ class ModelFile:
             raise ModelError(f"{self.path}: was changed while it was in use. Load the model again")
         return data
 
+    def sha256(self) -> str:
+        """The digest of all bytes, in hexadecimal. ModelError as `read`."""
+        digest = hashlib.sha256()
+        for offset in range(0, self.size, _PIECE):
+            digest.update(self.read(offset, min(_PIECE, self.size - offset)))
+        return digest.hexdigest()
+
     def __reduce__(self) -> tuple[Callable[..., ModelFile], tuple[Path, tuple[int, int]]]:
         """For another process: the file is opened again there, and is an error if it changed."""
         return _opened_again, (self.path, self._opened)
@@ -66,6 +78,16 @@ class ModelFile:
 
     def _unreadable(self, error: OSError | ValueError) -> ModelError:
         return ModelError(f"{self.path}: cannot be read ({reason_of(error)}). Check the path and its permissions")
+
+
+def identity_of(status: os.stat_result) -> str:
+    """A text that no other file of this machine has, nor this one after a change of its bytes.
+
+    The system sets the time of the last change of a file's state itself, in its own steps, of some milliseconds: a file
+    that changed just now may change again and keep it.
+    """
+    numbers = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return " ".join(map(str, numbers))
 
 
 class StoredRows(Protocol):
@@ -111,6 +133,27 @@ class FileRows:
     def read(self) -> U8:
         """uint8 [num_rows, row_bytes]. ModelError as `ModelFile.read`."""
         return self.file.read(self.offset, self.nbytes).reshape(self.num_rows, self.row_bytes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OrderedRows:
+    """Stored rows in another order: row i is ``rows[order[i]]``."""
+
+    rows: StoredRows
+    order: I64
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.order) * self.rows.nbytes // len(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, rows: slice) -> OrderedRows:
+        return OrderedRows(self.rows, self.order[rows])
+
+    def read(self) -> U8:
+        return self.rows.read()[self.order]
 
 
 def typed_value(values: Mapping[str, object], key: str, kind: type[T], default: T | None = None) -> T:

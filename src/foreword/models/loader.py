@@ -15,6 +15,7 @@ from foreword.models.encoder_spec import EncoderSpec
 from foreword.models.families import ENCODER_FAMILIES, FAMILIES, GGUF_FAMILIES, TEXT_MODELS
 from foreword.models.families.base import Family
 from foreword.models.families.encoders import EncoderFamily
+from foreword.models.files import FileRows, ModelFile
 from foreword.models.generation_files import GenerationFiles, generation_of_gguf, read_generation
 from foreword.models.gguf import read_gguf
 from foreword.models.keys import Keys
@@ -25,7 +26,7 @@ from foreword.models.safetensors import read_directory
 from foreword.models.sentence_transformers import read_sentence_transformer
 from foreword.models.spec import DecoderSpec
 from foreword.models.tokenizer import Tokenizer
-from foreword.models.weights import Tensor, Weights
+from foreword.models.weights import FileWeights, Tensor, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,8 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
         raise _unsupported(path, f"architecture {architecture!r}", "GGUF files", GGUF_FAMILIES)
     config = config_from_gguf(gguf, family.keys)
     spec = family.read(config)
-    weights = weights_from_gguf(path, gguf.tensors, spec, family)
+    files = dict.fromkeys(t.stored.file for t in gguf.tensors.values() if isinstance(t.stored, FileRows))
+    weights = FileWeights(weights_from_gguf(path, gguf.tensors, spec, family), files)
     try:
         tokenizer = Tokenizer.from_gguf(gguf.metadata)
     except ModelError as error:
@@ -135,7 +137,7 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
     family = FAMILIES.get(model_type)
     if family is None:
         raise _unsupported(config_path, f"model_type {model_type!r}", "directories", {**FAMILIES, **ENCODER_FAMILIES})
-    tensors = _tensors(folder, config)
+    tensors, files = _tensors(folder, config)
     if is_text_part:
         tensors = _text_tensors(tensors)
     spec = family.read(config)
@@ -147,7 +149,7 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
     if beside.max_text_len is not None and beside.max_text_len <= spec.max_model_len:
         spec = replace(spec, max_model_len=beside.max_text_len, longer=None)
     pooling = read_pooling(config, beside, "last", partial(_score_head, spec.hidden_size), "last")
-    weights = weights_from_safetensors(folder, tensors, spec, family, pooling)
+    weights = FileWeights(weights_from_safetensors(folder, tensors, spec, family, pooling), files, config.values)
     tokenizer = Tokenizer.from_directory(folder, lowercase=beside.lowercase)
     generation = read_generation(folder)
     return _loaded(spec, weights, tokenizer, name, folder, pooling, generation, config, family.keys, family)
@@ -160,8 +162,8 @@ def _load_encoder(folder: Path, config: Config, family: EncoderFamily, name: str
     spec = replace(spec, max_model_len=min(spec.max_model_len, beside.max_text_len or spec.max_model_len))
     pooling = read_pooling(config, beside, "mean", partial(family.head, own), family.head_pooling(own))
     pooling = replace(pooling, num_token_types=spec.num_token_types)
-    tensors = _tensors(folder, config)
-    weights = encoder_weights(folder, tensors, spec, family, pooling)
+    tensors, files = _tensors(folder, config)
+    weights = FileWeights(encoder_weights(folder, tensors, spec, family, pooling), files, config.values)
     tokenizer = Tokenizer.from_directory(folder, lowercase=beside.lowercase)
     return _loaded(spec, weights, tokenizer, name, folder, pooling, GenerationFiles(), config, family.keys)
 
@@ -182,10 +184,12 @@ def _text_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return own | {name: tensor for name, tensor in tensors.items() if not name.startswith("model.")}
 
 
-def _tensors(folder: Path, config: Config) -> Mapping[str, Tensor]:
+def _tensors(folder: Path, config: Config) -> tuple[Mapping[str, Tensor], list[ModelFile]]:
+    """The tensors, and the files that hold them."""
     from foreword.models.quantized import read_weights  # here: GGUF files do not need it
 
-    return read_weights(read_directory(folder), config)
+    entries = read_directory(folder)
+    return read_weights(entries, config), list(dict.fromkeys(entry.rows.file for entry in entries.values()))
 
 
 def _score_head(hidden_size: int, labels: int) -> tuple[HeadLayer, ...]:

@@ -15,6 +15,7 @@ from foreword.models.config import ROPE_FACTORS
 from foreword.models.encoder_spec import EncoderSpec, encoder_weight_names
 from foreword.models.families.base import SAFETENSORS_NAMES, Family, Rows
 from foreword.models.families.encoders import EncoderFamily
+from foreword.models.files import OrderedRows
 from foreword.models.pooling import PoolingSpec
 from foreword.models.spec import DecoderSpec, weight_names
 from foreword.models.weights import Tensor, float_tensor
@@ -145,7 +146,9 @@ def split_halves(tensor: Tensor, head_dim: int, rotated: int) -> Tensor:
     order[:, :rotated] = order[:, :rotated].reshape(len(order), -1, 2).swapaxes(1, 2).reshape(len(order), -1)
     if len(tensor.shape) == 1:  # stored as one row
         return float_tensor(tensor.dequantize()[order.ravel()])
-    return Tensor(tensor.data[order.ravel()], tensor.quant, tensor.shape)
+    if isinstance(tensor.stored, np.ndarray):
+        return Tensor(tensor.stored[order.ravel()], tensor.quant, tensor.shape)
+    return Tensor(OrderedRows(tensor.stored, order.ravel()), tensor.quant, tensor.shape)
 
 
 def _collect(

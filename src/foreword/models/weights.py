@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
 from foreword.arrays import F32, U8
-from foreword.models.files import StoredRows
+from foreword.models.files import ModelFile, StoredRows
 from foreword.models.quants import Quant, dequantize
 
 
@@ -40,3 +41,16 @@ def float_tensor(values: F32) -> Tensor:
 
 # Canonical name (`foreword.models.spec.weight_names`) → tensor.
 Weights = Mapping[str, Tensor]
+
+
+class FileWeights(dict[str, Tensor]):
+    """Weights that follow from the bytes of files and a configuration, and from nothing else.
+
+    config: values of JSON; none if the files hold it.
+    """
+
+    def __init__(
+        self, weights: Weights, files: Iterable[ModelFile], config: Mapping[str, object] = MappingProxyType({})
+    ) -> None:
+        super().__init__(weights)
+        self.files, self.config = tuple(files), config

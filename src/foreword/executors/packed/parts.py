@@ -1,0 +1,200 @@
+"""The parts of a native model: packed from weights, or taken from a packed file as they are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from foreword import __version__
+from foreword.arrays import F32, U8
+from foreword.executors.options import NativeOptions
+from foreword.executors.packed.file import PackedFile, PackedFileError, Part
+from foreword.executors.packed.store import NotKeptError, PackedStore
+from foreword.models.files import ModelFile
+from foreword.models.quants import Quant
+from foreword.models.weights import FileWeights, Tensor, Weights
+from foreword.native import native
+
+PACKING = 1
+"""To be raised when other bytes are packed of equal files, or laid out otherwise, and the native module is the same."""
+LEAST_BYTES = 16 << 20
+"""Of the weights of a file that is kept packed. Smaller ones are packed in milliseconds."""
+
+AS_IN_FILE = {
+    Quant.F32: "f32",
+    Quant.F16: "bf16",
+    Quant.BF16: "bf16",
+    Quant.Q4_0: "q4",
+    Quant.Q4_1: "q4_min",
+    Quant.Q4_K: "q4_min",
+    Quant.Q5_0: "q8",
+    Quant.Q8_0: "q8",
+    Quant.Q5_1: "q8_min",
+    Quant.Q5_K: "q8_min",
+    Quant.Q6_K: "q8_half",
+}
+"""Number formats of files that native code reads, and what it packs them as (native/kernels/formats.h)."""
+
+C = TypeVar("C", bound="native.CpuModel")
+Screen = tuple[int, F32, float]
+"""A matrix, errors and most: see `CpuModel.finish`."""
+
+_ROWS = ".rows"  # of an embedding, after its name
+_SCREEN, _ERRORS, _MOST = "screen", "screen.errors", "screen.most"
+
+
+class Parts(Generic[C]):
+    """Adds matrices and vectors to ``core``, by names. Each is packed from ``weights``, or has them from ``file``.
+
+    matrices: name → the number of a matrix in the core. exact: integer weights take 15-bit activations.
+    PackedFileError for a part that the file does not have, of this shape and format.
+    """
+
+    def __init__(self, core: C, weights: Weights, *, exact: bool, file: PackedFile | None = None) -> None:
+        self.core, self.matrices = core, dict[str, int]()
+        self.weights, self._exact, self._file = weights, exact, file
+        self._formats: dict[str, str] = {}
+        self._arrays: dict[str, Part] = {}  # what was packed and is not in the core
+        self._sources: dict[str, tuple[U8, str]] = {}
+
+    def matrix(self, name: str, target: str) -> int:
+        """Add a weight as a matrix in the format ``target``."""
+        tensor = self.weights[name]
+        rows, cols = prod(tensor.shape[:-1]), tensor.shape[-1]
+        form = self._formats[name] = f"{rows} x {cols} {target}"
+        if self._file is None:
+            number = self.core.pack(*(self._sources.pop(name, None) or source_of(tensor)), cols, target, self._exact)
+        else:
+            panels = self._file.array(name, form)
+            number = self.core.attach(panels, rows, cols, target, self._exact)
+        self.matrices[name] = number
+        return number
+
+    def vector(self, name: str, make: Callable[[], F32]) -> int:
+        """Add the vector that ``make`` computes, in float32."""
+        return self.core.vector(self.table(name, make).ravel())
+
+    def weight(self, name: str) -> int:
+        """Add a weight as a vector."""
+        return self.vector(name, self.weights[name].dequantize)
+
+    def table(self, name: str, make: Callable[[], F32]) -> F32:
+        """Return the array that ``make`` computes, in float32."""
+        if self._file is not None:
+            return self._file.array(name, "float32")
+        values = np.ascontiguousarray(make(), np.float32)
+        self._arrays[name] = Part("float32", values)
+        return values
+
+    def embedding(self, name: str, hidden_size: int) -> None:
+        """Give the core the rows of the embedding, which it reads where they are."""
+        tensor = self.weights[name]
+        form = f"rows of {hidden_size} {tensor.quant.name}"
+        if self._file is None:
+            data, quant = self._sources[name] = source_of(tensor)
+            self._arrays[name + _ROWS] = Part(form, data)
+        else:
+            data = self._file.array(name + _ROWS, form)
+            quant = tensor.quant.name if tensor.quant in AS_IN_FILE else "F32"
+        self.core.set_embedding(data, quant, hidden_size)
+
+    def screen(self, head: int) -> Screen | None:
+        """Return the screen of the output projection ``head`` (docs/decisions/0021); None if there is none yet."""
+        if self._file is None or _ERRORS not in self._file:
+            return None
+        rows, cols = self._head_shape()
+        own = head
+        if _SCREEN in self._file:
+            own = self.core.attach(self._file.array(_SCREEN, f"{rows} x {cols} i8"), rows, cols, "i8", False)
+        return own, self._file.array(_ERRORS, "float32"), float(self._file.array(_MOST, "float32")[0])
+
+    def packed(self) -> dict[str, Part]:
+        """Return all parts of the core, complete, that was packed from weights."""
+        own = {name: Part(self._formats[name], self.core.panels(i)) for name, i in self.matrices.items()}
+        if (screen := self.core.screen()) is not None:
+            panels, errors, most = screen
+            rows, cols = self._head_shape()
+            if panels is not None:
+                own[_SCREEN] = Part(f"{rows} x {cols} i8", panels)
+            own |= {_ERRORS: Part("float32", errors), _MOST: Part("float32", np.array([most], np.float32))}
+        return own | self._arrays
+
+    def _head_shape(self) -> tuple[int, int]:
+        rows, cols = self.weights["embed"].shape
+        return rows, cols
+
+
+def built(
+    make: Callable[[], C], fill: Callable[[Parts[C]], None], weights: Weights, options: NativeOptions, what: str
+) -> Parts[C]:
+    """Return the parts of a core that ``make`` makes and ``fill`` completes.
+
+    Weights of files are packed by the first process, which keeps them in a file. Later processes, and the first one
+    itself, map that file. Where this cannot be, they are packed in the memory of the process, with a warning.
+
+    what: what is packed of the weights, besides their format.
+    """
+
+    def filled(core: C, file: PackedFile | None = None) -> Parts[C]:
+        parts = Parts(core, weights, exact=options.weight_format == "auto", file=file)
+        fill(parts)
+        return parts
+
+    core = make()
+    size = sum(tensor.stored.nbytes for tensor in weights.values())
+    has_one_team = options.numa_nodes in (None, 1)  # each of several teams has the memory of its node
+    if not isinstance(weights, FileWeights) or not has_one_team or min(options.weight_cache_bytes, size) < LEAST_BYTES:
+        return filled(core)
+    store = PackedStore(options.weight_cache_bytes)
+    packed: Parts[C] | None = None
+    try:
+        recipe = _recipe(store, weights, core.isa, f"{what} {options.weight_format}")
+        file = store.find(recipe)
+        if file is None:
+            with store.writing(recipe, size) as out:
+                if out is not None:
+                    packed = filled(core)
+                    store.keep(out, recipe, packed.packed())
+            packed = None
+            del core  # with its memory, before another one takes as much
+            core, file = make(), store.find(recipe)
+        if file is not None:
+            return filled(core, file)
+        reason = "another process deleted them"
+    except (NotKeptError, PackedFileError) as error:
+        reason = str(error)
+    warnings.warn(
+        f"packed weights are not kept: {reason}. They are packed in the memory of this process, which makes its start "
+        "slower and shares nothing; weight_cache_bytes=0 does the same without this warning",
+        stacklevel=2,
+    )
+    return packed or filled(make())
+
+
+def source_of(tensor: Tensor) -> tuple[U8, str]:
+    """Return the weights in a format that the native model reads, and its name."""
+    if tensor.quant in AS_IN_FILE:
+        return np.ascontiguousarray(tensor.data), tensor.quant.name
+    return tensor.dequantize().view(np.uint8), "F32"
+
+
+def _recipe(store: PackedStore, weights: FileWeights, isa: str, what: str) -> dict[str, Any]:
+    """Return all that packed weights follow from."""
+    code = ModelFile(Path(native.__file__), 0)
+    config = json.dumps(weights.config, sort_keys=True, default=repr)
+    return {
+        "packing": PACKING,
+        "foreword": __version__,
+        "native": store.digest(code),
+        "isa": isa,
+        "what": what,
+        "files": [store.digest(file) for file in weights.files],
+        "config": hashlib.sha256(config.encode()).hexdigest(),
+    }

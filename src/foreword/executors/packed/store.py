@@ -1,0 +1,308 @@
+"""The folder of packed weights: found by what they follow from, written whole or not at all, within a quota.
+
+    KEY.weights   a packed file (`foreword.executors.packed.file`)
+    KEY.checked   the identity that the packed file had when all its bytes were compared with its digest; the time of
+                  its last change is that of the last use
+    KEY.tmp       a packed file that is being written, by the process that has it locked
+    files/ID      the digest of a file with that identity, such as a model's
+
+A process that finds no packed file writes it while it holds the lock; others wait for it, at most `_PATIENCE` seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import stat
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from foreword.errors import reason_of
+from foreword.executors.packed.file import PackedFile, PackedFileError, Part, read_recipe, write_parts
+from foreword.models.files import ModelFile, identity_of
+from foreword.models.registry import cache_dir
+
+if sys.platform != "win32":
+    import fcntl
+
+_PATIENCE = 300.0
+_POLL = 0.05
+_YOUNG = 2 * 10**9  # nanoseconds: see `identity_of`
+_FREE_BYTES = 1 << 29  # left on the disk
+_DAYS_KEPT = 90  # of digests that are not used
+
+
+class NotKeptError(Exception):
+    """Packed weights that cannot be kept or used here, with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A packed file. files: digests of the files that it follows from. last_used: seconds since 1970."""
+
+    path: Path
+    size: int
+    last_used: float
+    files: tuple[str, ...]
+
+
+class PackedStore:
+    """Packed files of ``quota`` bytes in total, in the folder "packed" of `cache_dir`, which is made if it is missing.
+
+    The folder and its files belong to this user alone, because what is in them is computed with.
+    """
+
+    def __init__(self, quota: int = 0) -> None:
+        self.folder, self.quota = cache_dir() / "packed", quota
+
+    def digest(self, file: ModelFile) -> str:
+        """Return the sha256 of a file, computed once for each of its identities. ModelError if it changes meanwhile."""
+        record = self.folder / "files" / hashlib.sha256(file.identity.encode()).hexdigest()[:32]
+        with contextlib.suppress(OSError):
+            known = record.read_text()
+            if len(known) == 64 and self._is_own(record.stat()):
+                os.utime(record)
+                return known
+        digest = file.sha256()
+        if not _is_young(file.identity):
+            with contextlib.suppress(OSError, NotKeptError):
+                self._make_folder()
+                record.parent.mkdir(mode=0o700, exist_ok=True)
+                _replace(record, digest)
+        return digest
+
+    def find(self, recipe: Mapping[str, Any]) -> PackedFile | None:
+        """Return the packed file of a recipe, its bytes compared with their digest unless they were before.
+
+        None if there is none. A damaged one is deleted, with a warning. NotKeptError if it may not be used.
+        """
+        path = self._path(recipe)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise NotKeptError(f"{path} cannot be read ({reason_of(error)})") from None
+        try:
+            status = os.fstat(descriptor)
+            if not self._is_own(status) or not self._is_own(self.folder.stat()):
+                raise NotKeptError(f"{path} or its folder belongs to another user, or others may write to it")
+            file = PackedFile(descriptor)
+            if file.recipe != recipe:
+                raise PackedFileError("it follows from something else")
+            self._check_once(path, file, identity_of(status))
+        except PackedFileError as error:
+            warnings.warn(f"{path} is damaged ({error}): the weights are packed again", stacklevel=2)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return None
+        except OSError as error:
+            raise NotKeptError(f"{path} cannot be mapped ({reason_of(error)})") from None
+        finally:
+            os.close(descriptor)
+        return file
+
+    @contextlib.contextmanager
+    def writing(self, recipe: Mapping[str, Any], size: int) -> Iterator[IO[bytes] | None]:
+        """Hold the lock of a recipe's packed file, and yield a file to write it to; `keep` gives it its name.
+
+        Yield None if another process wrote it meanwhile. size: bytes that will be needed, about.
+        NotKeptError if it cannot be written.
+        """
+        temporary = self._path(recipe).with_suffix(".tmp")
+        try:
+            self._make_folder()
+            self._check_quota(size)
+            self._check_space(size)
+            with _locked(temporary) as file:
+                if self._path(recipe).exists():
+                    temporary.unlink(missing_ok=True)
+                    yield None
+                    return
+                try:
+                    yield file
+                finally:  # after `keep` it has another name
+                    temporary.unlink(missing_ok=True)
+        except OSError as error:
+            raise NotKeptError(f"{self.folder} cannot be written ({reason_of(error)})") from None
+
+    def keep(self, file: IO[bytes], recipe: Mapping[str, Any], parts: Mapping[str, Part]) -> None:
+        """Write a packed file within `writing`, compare its bytes with their digest, and give it its name.
+
+        OSError where the system cannot, NotKeptError if it does not hold what was written.
+        """
+        size = sum(part.array.nbytes for part in parts.values())
+        self._check_quota(size)
+        self.prune(self.quota - size)
+        self._check_space(size)
+        write_parts(file, recipe, parts)
+        file.flush()
+        os.fsync(file.fileno())
+        try:
+            PackedFile(file.fileno()).check_bytes()
+        except PackedFileError as error:
+            raise NotKeptError(f"{self.folder} does not hold what was written: {error}") from None
+        path = self._path(recipe)
+        path.with_suffix(".tmp").replace(path)
+        _sync_folder(self.folder)
+        _replace(path.with_suffix(".checked"), identity_of(os.fstat(file.fileno())))
+
+    def entries(self) -> list[Entry]:
+        """Return the packed files, the least recently used first."""
+        found = []
+        for path in self.folder.glob("*.weights"):
+            with contextlib.suppress(OSError):
+                used = path.with_suffix(".checked")
+                last_used = (used if used.exists() else path).stat().st_mtime
+                found.append(Entry(path, path.stat().st_size, last_used, _files_of(path)))
+        return sorted(found, key=lambda entry: entry.last_used)
+
+    def prune(self, limit: int, wanted: Callable[[Entry], bool] = lambda entry: True) -> int:
+        """Delete packed files, the least recently used first, until at most ``limit`` bytes are left of those wanted,
+        and what interrupted processes left. Return the bytes that are free again. OSError where the system cannot.
+
+        Processes that have mapped a file keep it until they end.
+        """
+        entries = [entry for entry in self.entries() if wanted(entry)]
+        left, freed = sum(entry.size for entry in entries), 0
+        for entry in entries:
+            if left <= limit:
+                break
+            entry.path.unlink(missing_ok=True)
+            entry.path.with_suffix(".checked").unlink(missing_ok=True)
+            left, freed = left - entry.size, freed + entry.size
+        return freed + self._clear()
+
+    def _clear(self) -> int:
+        """Delete what nobody writes any more, and digests that have not been used for long."""
+        freed = 0
+        for path in self.folder.glob("*.tmp"):
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                freed += os.fstat(file.fileno()).st_size
+                path.unlink()
+        oldest = time.time() - _DAYS_KEPT * 86400
+        for record in (self.folder / "files").glob("*"):
+            with contextlib.suppress(OSError):
+                if record.stat().st_mtime < oldest:
+                    record.unlink()
+        return freed
+
+    def _check_once(self, path: Path, file: PackedFile, identity: str) -> None:
+        """Compare the bytes with their digest, unless that was done of a file with this identity; note its use."""
+        record = path.with_suffix(".checked")
+        try:
+            is_checked = record.read_text() == identity and self._is_own(record.stat())
+        except OSError:
+            is_checked = False
+        with contextlib.suppress(OSError):
+            if is_checked:
+                os.utime(record)
+            else:
+                file.check_bytes()
+                if not _is_young(identity):
+                    _replace(record, identity)
+
+    def _path(self, recipe: Mapping[str, Any]) -> Path:
+        text = json.dumps(recipe, sort_keys=True)
+        return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.weights"
+
+    def _make_folder(self) -> None:
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        if not self._is_own(self.folder.stat()):
+            raise NotKeptError(f"{self.folder} belongs to another user, or others may write to it")
+
+    @staticmethod
+    def _is_own(status: os.stat_result) -> bool:
+        """Nobody but this user and the system's can have written it."""
+        return status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+    def _check_quota(self, size: int) -> None:
+        if size > self.quota:
+            raise NotKeptError(f"they have {_megabytes(size)}, more than weight_cache_bytes = {self.quota}")
+
+    def _check_space(self, size: int) -> None:
+        status = os.statvfs(self.folder)
+        free = status.f_bavail * status.f_frsize
+        if free < size + _FREE_BYTES:
+            needed = f"{_megabytes(size)}, and {_megabytes(_FREE_BYTES)} to spare, are needed"
+            raise NotKeptError(f"{needed}; {_megabytes(free)} are free in {self.folder}")
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[IO[bytes]]:
+    """Hold the lock of a new file of this name, which only this user may read. NotKeptError after `_PATIENCE`."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "r+b") as file:
+            if _try_lock(file) and _is_named(file, path):
+                file.truncate(0)  # what a process left that ended while it wrote
+                yield file
+                return
+        if time.monotonic() > deadline:
+            raise NotKeptError(f"another process has been writing {path} for {_PATIENCE:.0f} s")
+        time.sleep(_POLL)
+
+
+def _try_lock(file: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        return False
+    return True
+
+
+def _is_named(file: IO[bytes], path: Path) -> bool:
+    """Return whether the name is still that of the open file, not of a later one."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a small file, whole or not at all."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    temporary.replace(path)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _files_of(path: Path) -> tuple[str, ...]:
+    """Return the digests that a packed file names; none of a damaged one."""
+    with path.open("rb") as file:
+        try:
+            return tuple(map(str, read_recipe(file.fileno()).get("files", ())))
+        except PackedFileError:
+            return ()
+
+
+def _is_young(identity: str) -> bool:
+    """Return whether the file changed so recently that a further change might keep its identity."""
+    changed = max(map(int, identity.split()[-2:]))
+    return time.time_ns() - changed < _YOUNG
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.0f} MB"
