@@ -129,8 +129,9 @@ class PackedStore:
                     return
                 try:
                     yield file
-                finally:  # after `keep` it has another name
-                    temporary.unlink(missing_ok=True)
+                finally:
+                    if _is_named(file, temporary):  # after `keep` it has another name
+                        temporary.unlink()
         except OSError as error:
             raise NotKeptError(f"{self.folder} cannot be written ({reason_of(error)})") from None
 
