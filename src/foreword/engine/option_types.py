@@ -46,6 +46,7 @@ class EngineOptions(TypedDict, total=False):
     weight_format: Literal["auto", "fp32", "bf16", "int8", "q4"]
     kv_format: Literal["fp32", "bf16", "int8", "auto", "fp8"]
     numa_nodes: int | None
+    weight_cache_bytes: int | str
     preallocate_kv: bool
     device: str
     dtype: Literal["auto", "fp32", "bf16", "fp16"]

@@ -133,7 +133,8 @@ class NativeExecutor(PagedExecutor):
     Steps whose requests are all greedy compute few logits (docs/decisions/0021): for that the output projection is kept
     in 8 bit too, of float weights from the start, of others from the first step with three such requests on.
 
-    Weights are read and packed matrix by matrix from ``weights``; afterwards no file is read. ModelError if it changed.
+    Weights are packed matrix by matrix from ``weights``, or mapped where that was done before (`weight_cache_bytes`,
+    docs/decisions/0026); afterwards no file of the model is read. ModelError if it changed meanwhile.
     ConfigError for an instruction set or nodes that the machine lacks, an unknown format, or threads that cannot start.
     MemoryError if the KV pool or the weights do not fit.
 

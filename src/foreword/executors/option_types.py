@@ -12,6 +12,7 @@ class NativeKeywords(TypedDict, total=False):
     weight_format: Literal["auto", "fp32", "bf16", "int8", "q4"]
     kv_format: Literal["fp32", "bf16", "int8"]
     numa_nodes: int | None
+    weight_cache_bytes: int
     preallocate_kv: bool
 
 

@@ -147,6 +147,9 @@ class PackedStore:
         write_parts(file, recipe, parts)
         file.flush()
         os.fsync(file.fileno())
+        if hasattr(os, "posix_fadvise"):
+            # Its pages are read from the disk again, which checks the disk, and in huge pages where the system has them.
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         try:
             PackedFile(file.fileno()).check_bytes()
         except PackedFileError as error:
