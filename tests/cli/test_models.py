@@ -8,9 +8,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from urllib.parse import parse_qs, urlsplit
 
+import numpy as np
 import pytest
 from processes import run
 
+from foreword.executors.packed.file import Part
+from foreword.executors.packed.store import PackedStore
 from foreword.models import registry
 from foreword.models.loader import load_model
 
@@ -49,6 +52,32 @@ def test_a_removed_model_is_gone(run_here, cached):
     assert run_here("models", "rm", "qwen2.5-coder-1.5b", env=environment) == (0, "1117.3 MB freed\n", "")
     assert not path.exists()
     assert run_here("models", "rm", "qwen2.5-coder-1.5b", env=environment)[1].endswith("is not in the cache\n")
+
+
+def test_packed_forms_are_listed_pruned_and_removed_with_their_model(run_here, cached, monkeypatch):
+    environment, _ = cached
+    monkeypatch.setenv("FOREWORD_HOME", environment["FOREWORD_HOME"])
+    store, model = PackedStore(1 << 30), registry.KNOWN["qwen2.5-coder-1.5b"]
+
+    def keep(digest, version):
+        recipe = {"files": [digest], "version": version}
+        with store.writing(recipe, 1) as out:
+            store.keep(out, recipe, {"a": Part("x", np.zeros(3_000_000, np.uint8))})
+
+    for digest, version in ((model.sha256, 1), (model.sha256, 2), ("0" * 64, 1)):
+        keep(digest, version)
+    sizes = [entry.size for entry in store.entries()]
+    found = [json.loads(line) for line in run_here("models", "list", "--json", env=environment)[1].splitlines()]
+    assert {row["name"]: row["packed_bytes"] for row in found if row["packed_bytes"]} == {model.name: 2 * sizes[0]}
+    assert "Packed forms: 9 MB" in run_here("models", "list", env=environment)[1]
+    assert run_here("models", "prune", "--bytes", "7MB", env=environment) == (0, "3.0 MB freed\n", "")
+    assert len(store.entries()) == 2
+    status, _, error = run_here("models", "prune", "--bytes", "many", env=environment)
+    assert (status, "--bytes='many'" in error) == (2, True)
+    assert run_here("models", "rm", model.name, env=environment)[0] == 0
+    assert [entry.files for entry in store.entries()] == [("0" * 64,)]
+    assert run_here("models", "prune", env=environment)[1] == "3.0 MB freed\n"
+    assert not store.entries()
 
 
 def test_a_description_tells_what_the_file_holds(run_here, talker):

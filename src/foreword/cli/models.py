@@ -41,16 +41,16 @@ Name = Annotated[str, typer.Argument(help="A name from `foreword models list`.")
 
 @models.command("list", cls=Command)
 def list_models(as_json: Json = False) -> None:
-    """List the models known by name, with size, licence, whether the file is on this machine, and the bytes of the
-    packed forms that are kept of it.
+    """List the models known by name, with size, licence and whether the file is on this machine.
+
+    Below it stands the size of the packed forms that are kept of these and other models.
     """
-    rows = [("name", "size", "licence", "here", "packed", "what it is")]
+    rows = [("name", "size", "licence", "here", "what it is")]
     kept = PackedStore().entries()
     for model in registry.KNOWN.values():
         path = registry.cached_path(model.name)
-        packed = sum(entry.size for entry in kept if model.sha256 in entry.files)
-        sizes = [f"{size / 1e6:.0f} MB" if size else "no" for size in (model.size, packed)]
-        rows.append((model.name, sizes[0], model.license, "yes" if path else "no", sizes[1], _described(model)))
+        here = "yes" if path else "no"
+        rows.append((model.name, f"{model.size / 1e6:.0f} MB", model.license, here, _described(model)))
         if as_json:
             row = {
                 "name": model.name,
@@ -59,11 +59,14 @@ def list_models(as_json: Json = False) -> None:
                 "bytes": model.size,
                 "license": model.license,
                 "path": str(path) if path else None,
-                "packed_bytes": packed,
+                "packed_bytes": sum(entry.size for entry in kept if model.sha256 in entry.files),
             }
             print(json.dumps(row))
-    if not as_json:
-        print_rows(rows)
+    if as_json:
+        return
+    print_rows(rows)
+    if size := sum(entry.size for entry in kept):
+        print(f"Packed forms: {size / 1e6:.0f} MB, which `foreword models prune` deletes.")
 
 
 @models.command(cls=Command)
