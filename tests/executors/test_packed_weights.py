@@ -463,9 +463,7 @@ def test_processes_share_the_memory_of_weights(tmp_path, home):
     tensors = {name: (rng.random(shape, np.float32) * 0.05 - 0.025).astype("<f2") for name, shape in shapes.items()}
     model = write_model(tmp_path / "model", config, tensors)
     command = [sys.executable, "-c", SHARING, str(model)]
-    processes = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)
-    ]
+    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     try:
         for stage in ("imported", "measured", "made"):
             assert [process.stdout.readline() for process in processes] == [f"{stage}\n"] * 3

@@ -65,7 +65,7 @@ class ModelFile:
         """The digest of all bytes, in hexadecimal. ModelError as `read`."""
         digest = hashlib.sha256()
         for offset in range(0, self.size, _PIECE):
-            digest.update(self.read(offset, min(_PIECE, self.size - offset)))
+            digest.update(self.read(offset, min(_PIECE, self.size - offset)).data)
         return digest.hexdigest()
 
     def __reduce__(self) -> tuple[Callable[..., ModelFile], tuple[Path, tuple[int, int]]]:

@@ -47,10 +47,11 @@ class Part:
 
 def write_parts(out: IO[bytes], recipe: Mapping[str, Any], parts: Mapping[str, Part]) -> None:
     """Write a file. OSError where the system cannot."""
-    table, offset = {}, 0
+    table: dict[str, tuple[str, str, list[int], int]] = {}
+    offset = 0
     for name, part in parts.items():
         offset = _aligned(offset)
-        table[name] = [part.form, part.array.dtype.str, list(part.array.shape), offset]
+        table[name] = part.form, part.array.dtype.str, list(part.array.shape), offset
         offset += part.array.nbytes
     header = json.dumps({"recipe": recipe, "parts": table}).encode()
     digest, done = hashlib.sha256(), 0
@@ -68,7 +69,7 @@ def write_parts(out: IO[bytes], recipe: Mapping[str, Any], parts: Mapping[str, P
     start = _start(len(header))
     for (_, _, _, offset), part in zip(table.values(), parts.values(), strict=True):
         write(bytes(start + offset - done))
-        write(memoryview(np.ascontiguousarray(part.array).reshape(-1).view(np.uint8)))
+        write(np.ascontiguousarray(part.array).reshape(-1).view(np.uint8).data)
     out.write(digest.digest())
 
 
@@ -97,7 +98,7 @@ class PackedFile:
         """Raise PackedFileError unless all bytes are those that were written."""
         digest, end = hashlib.sha256(), self.size - _DIGEST_BYTES
         for first in range(0, end, _PIECE):
-            digest.update(self._bytes[first : min(first + _PIECE, end)])
+            digest.update(self._bytes[first : min(first + _PIECE, end)].data)
         if digest.digest() != self._bytes[end:].tobytes():
             raise PackedFileError("its bytes have another digest than those that were written")
 

@@ -12,11 +12,11 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from foreword import __version__
 from foreword.arrays import F32, U8
 from foreword.executors.options import NativeOptions
 from foreword.executors.packed.file import PackedFile, PackedFileError, Part
 from foreword.executors.packed.store import NotKeptError, PackedStore
+from foreword.installation import VERSION
 from foreword.models.files import ModelFile
 from foreword.models.quants import Quant
 from foreword.models.weights import FileWeights, Tensor, Weights
@@ -191,7 +191,7 @@ def _recipe(store: PackedStore, weights: FileWeights, isa: str, what: str) -> di
     config = json.dumps(weights.config, sort_keys=True, default=repr)
     return {
         "packing": PACKING,
-        "foreword": __version__,
+        "foreword": VERSION,
         "native": store.digest(code),
         "isa": isa,
         "what": what,
