@@ -11,7 +11,6 @@ import sys
 import time
 import warnings
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -330,7 +329,7 @@ def test_a_size_limit_of_files_leaves_nothing_behind(home):
 
 @pytest.mark.parametrize("calls", [1, 2, 3, 4])
 def test_a_writer_that_is_killed_leaves_a_whole_file_or_none(monkeypatch, calls):
-    """Killed within one of the system calls that end the writing: two of the file, one of its name, one of its check."""
+    """Before it writes, before the file is on the disk, before its name is, and before its check is noted."""
     own, left = PackedStore(1 << 20), [calls]
 
     def killed_at(call):
@@ -436,7 +435,8 @@ told("imported")
 before = pss()
 told("measured")
 llm = LLM(sys.argv[1], num_blocks=64, num_threads=1, max_num_seqs=4, max_num_batched_tokens=64)
-tokens = llm.generate([[1, 2, 3]], SamplingParams(temperature=0.0, max_tokens=4), progress=False)[0].outputs[0].token_ids
+[output] = llm.generate([[1, 2, 3]], SamplingParams(temperature=0.0, max_tokens=4), progress=False)
+tokens = output.outputs[0].token_ids
 told("made")
 print(1024 * (pss() - before), tokens, flush=True)
 told("done")

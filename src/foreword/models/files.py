@@ -62,7 +62,7 @@ class ModelFile:
         return data
 
     def sha256(self) -> str:
-        """The digest of all bytes, in hexadecimal. ModelError as `read`."""
+        """Return the digest of all bytes, in hexadecimal. ModelError as `read`."""
         digest = hashlib.sha256()
         for offset in range(0, self.size, _PIECE):
             digest.update(self.read(offset, min(_PIECE, self.size - offset)).data)
@@ -81,7 +81,7 @@ class ModelFile:
 
 
 def identity_of(status: os.stat_result) -> str:
-    """A text that no other file of this machine has, nor this one after a change of its bytes.
+    """Return a text that no other file of this machine has, nor this one after a change of its bytes.
 
     The system sets the time of the last change of a file's state itself, in its own steps, of some milliseconds: a file
     that changed just now may change again and keep it.

@@ -148,7 +148,7 @@ class PackedStore:
         file.flush()
         os.fsync(file.fileno())
         if hasattr(os, "posix_fadvise"):
-            # Its pages are read from the disk again, which checks the disk, and in huge pages where the system has them.
+            # Its pages are then read from the disk again, which checks the disk, and gives huge pages where they are.
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         try:
             PackedFile(file.fileno()).check_bytes()
@@ -227,7 +227,7 @@ class PackedStore:
 
     @staticmethod
     def _is_own(status: os.stat_result) -> bool:
-        """Nobody but this user and the system's can have written it."""
+        """Return whether nobody but this user and the system's can have written the file."""
         return status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
     def _check_quota(self, size: int) -> None:
