@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from foreword.installation import VERSION as __version__
-
 if TYPE_CHECKING:
     from foreword.batch import PoolingParams, SamplingParams
     from foreword.engine.async_llm import AsyncLLM
@@ -28,6 +26,8 @@ if TYPE_CHECKING:
         StepError,
         UnsupportedModelError,
     )
+
+__version__ = "0.1.0"
 
 __all__ = [
     "LLM",

@@ -1,6 +1,4 @@
-"""The version, and the words of every message that names an extra: no package index has Foreword."""
-
-VERSION = "0.1.0"
+"""The words with which every message says how to install an extra: no package index has Foreword."""
 
 
 def install(extra: str) -> str:

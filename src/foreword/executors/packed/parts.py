@@ -6,6 +6,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from math import prod
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -16,7 +17,6 @@ from foreword.arrays import F32, U8
 from foreword.executors.options import NativeOptions
 from foreword.executors.packed.file import PackedFile, PackedFileError, Part
 from foreword.executors.packed.store import NotKeptError, PackedStore
-from foreword.installation import VERSION
 from foreword.models.files import ModelFile
 from foreword.models.quants import Quant
 from foreword.models.weights import FileWeights, Tensor, Weights
@@ -186,12 +186,15 @@ def source_of(tensor: Tensor) -> tuple[U8, str]:
 
 
 def _recipe(store: PackedStore, weights: FileWeights, isa: str, what: str) -> dict[str, Any]:
-    """Return all that packed weights follow from."""
+    """Return all that packed weights follow from.
+
+    The version is looked up here: the module that has it imports, at last, this one.
+    """
     code = ModelFile(Path(native.__file__), 0)
     config = json.dumps(weights.config, sort_keys=True, default=repr)
     return {
         "packing": PACKING,
-        "foreword": VERSION,
+        "foreword": import_module("foreword").__version__,
         "native": store.digest(code),
         "isa": isa,
         "what": what,
