@@ -41,8 +41,9 @@ class NativeEncoderExecutor(EncoderExecutor):
     ) -> None:
         own = NativeOptions(**options).of_encoder()
         super().__init__(spec, weights, pooling)
-        parts = built(lambda: self._new_core(isa, own), partial(self._fill, own.weight_format), weights, own, "encoder")
-        self.core = parts.core
+        self.core: native.CpuEncoder = built(
+            lambda: self._new_core(isa, own), partial(self._fill, own.weight_format), weights, own, "encoder"
+        ).core
 
     def _new_core(self, isa: str | None, options: NativeOptions) -> native.CpuEncoder:
         """Return a native encoder without layers. ConfigError for an instruction set that the machine lacks."""

@@ -137,7 +137,7 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
     family = FAMILIES.get(model_type)
     if family is None:
         raise _unsupported(config_path, f"model_type {model_type!r}", "directories", {**FAMILIES, **ENCODER_FAMILIES})
-    tensors, files = _tensors(folder, config)
+    tensors, sources = _tensors(folder, config)
     if is_text_part:
         tensors = _text_tensors(tensors)
     spec = family.read(config)
@@ -149,7 +149,7 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
     if beside.max_text_len is not None and beside.max_text_len <= spec.max_model_len:
         spec = replace(spec, max_model_len=beside.max_text_len, longer=None)
     pooling = read_pooling(config, beside, "last", partial(_score_head, spec.hidden_size), "last")
-    weights = FileWeights(weights_from_safetensors(folder, tensors, spec, family, pooling), files, config.values)
+    weights = FileWeights(weights_from_safetensors(folder, tensors, spec, family, pooling), sources, config.values)
     tokenizer = Tokenizer.from_directory(folder, lowercase=beside.lowercase)
     generation = read_generation(folder)
     return _loaded(spec, weights, tokenizer, name, folder, pooling, generation, config, family.keys, family)
@@ -162,8 +162,8 @@ def _load_encoder(folder: Path, config: Config, family: EncoderFamily, name: str
     spec = replace(spec, max_model_len=min(spec.max_model_len, beside.max_text_len or spec.max_model_len))
     pooling = read_pooling(config, beside, "mean", partial(family.head, own), family.head_pooling(own))
     pooling = replace(pooling, num_token_types=spec.num_token_types)
-    tensors, files = _tensors(folder, config)
-    weights = FileWeights(encoder_weights(folder, tensors, spec, family, pooling), files, config.values)
+    tensors, sources = _tensors(folder, config)
+    weights = FileWeights(encoder_weights(folder, tensors, spec, family, pooling), sources, config.values)
     tokenizer = Tokenizer.from_directory(folder, lowercase=beside.lowercase)
     return _loaded(spec, weights, tokenizer, name, folder, pooling, GenerationFiles(), config, family.keys)
 
