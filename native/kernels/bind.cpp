@@ -88,6 +88,9 @@ void bind_model(nb::module_ &m) {
       .def("add_lora", &CpuModel::add_lora, "id"_a, "factors"_a)
       .def("drop_lora", &CpuModel::drop_lora, "id"_a)
       .def("copy_blocks", &CpuModel::copy_blocks, "sources"_a.noconvert(), "destinations"_a.noconvert())
+      .def_prop_ro("block_bytes", &CpuModel::block_bytes)
+      .def("read_blocks", &CpuModel::read_blocks, "blocks"_a.noconvert(), "data"_a.noconvert())
+      .def("write_blocks", &CpuModel::write_blocks, "blocks"_a.noconvert(), "data"_a.noconvert())
       .def("touch_cache", &CpuModel::touch_cache)
       .def("zero_blocks", &CpuModel::zero_blocks, "blocks"_a.noconvert())
       .def("stage_seconds", &CpuModel::stage_seconds,

@@ -272,6 +272,21 @@ class CpuModel {
     alone([&] { model_.kv.copy_blocks(from.data(), to.data(), int(from.size())); });
   }
 
+  size_t block_bytes() const { return model_.kv.block_bytes(); }
+
+  // Whole blocks as bytes [N, block_bytes], which `data` receives.
+  void read_blocks(const Array1<int32_t> &blocks, const Bytes2 &data) {
+    const std::vector<int32_t> kept = checked_blocks(blocks);
+    check_bytes(data.shape(0), data.shape(1), kept.size());
+    alone([&] { model_.kv.read_blocks(kept.data(), int(kept.size()), data.data()); });
+  }
+
+  void write_blocks(const Array1<int32_t> &blocks, const Array2<uint8_t> &data) {
+    const std::vector<int32_t> kept = checked_blocks(blocks);
+    check_bytes(data.shape(0), data.shape(1), kept.size());
+    alone([&] { model_.kv.write_blocks(kept.data(), int(kept.size()), data.data()); });
+  }
+
   void touch_cache() {
     alone([&] { model_.touch_cache(); });
   }
@@ -348,6 +363,11 @@ class CpuModel {
   PanelView panels_of(const PackedMatrix &matrix) {
     return PanelView(matrix.panels, {matrix.panel_bytes * size_t(matrix.num_panels)}, nb::find(this));
   }
+
+  void check_bytes(size_t rows, size_t columns, size_t count) const {
+    if (rows != count || columns != block_bytes()) throw std::invalid_argument("data is not [blocks, block_bytes]");
+  }
+
   // Rows of floats, `stride` apart, that the model owns.
   FloatView view(const float *data, int rows, int cols, int stride) {
     return FloatView(data, {size_t(rows), size_t(cols)}, nb::find(this), {stride, 1});

@@ -63,6 +63,16 @@ void KVCache::touch(int begin, int end, int head_begin, int head_end) {
   }
 }
 
+void KVCache::read_blocks(const int32_t *blocks, int count, uint8_t *data) const {
+  const size_t size = block_bytes();
+  for (int i = 0; i < count; ++i) std::memcpy(data + size * size_t(i), block(blocks[i]), size);
+}
+
+void KVCache::write_blocks(const int32_t *blocks, int count, const uint8_t *data) {
+  const size_t size = block_bytes();
+  for (int i = 0; i < count; ++i) std::memcpy(block(blocks[i]), data + size * size_t(i), size);
+}
+
 void KVCache::zero_blocks(const int32_t *blocks, int count) {
   for (int i = 0; i < count; ++i) std::memset(block(blocks[i]), 0, shape(config_).block_stride);
 }

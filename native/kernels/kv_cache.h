@@ -33,6 +33,11 @@ class KVCache {
   // Writes to every page of the key heads [head_begin, head_end) of blocks [begin, end), in all layers, and changes
   // nothing: the system provides the memory at the first write.
   void touch(int begin, int end, int head_begin, int head_end);
+  // Bytes of a block, all its layers.
+  size_t block_bytes() const { return shape(config_).block_stride; }
+  // Copies whole blocks to or from `data`, block_bytes() for each.
+  void read_blocks(const int32_t *blocks, int count, uint8_t *data) const;
+  void write_blocks(const int32_t *blocks, int count, const uint8_t *data);
   // Sets blocks in all layers to zero.
   void zero_blocks(const int32_t *blocks, int count);
 

@@ -20,6 +20,7 @@ def make_engine(
     drafter=None,
     observers=(),
     logits_processors=(),
+    tiers=(),
     **config,
 ) -> Engine:
     settings = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "block_size": 4, "watermark": 0.0}
@@ -37,6 +38,7 @@ def make_engine(
         drafter=drafter,
         observers=observers,
         logits_processors=logits_processors,
+        tiers=tiers,
     )
 
 

@@ -40,7 +40,8 @@ def logits_after(table: np.ndarray, prefixes: np.ndarray) -> np.ndarray:
 
 
 class HashExecutor(HostExecutor):
-    capabilities = frozenset({Capability.RECURRENT_STATE, Capability.GRAMMAR})
+    capabilities = frozenset({Capability.RECURRENT_STATE, Capability.GRAMMAR, Capability.BLOCK_TRANSFER})
+    block_layout = "hashes"
     empty_prefix, following = START, staticmethod(following)
 
     def __init__(self, vocab_size: int, kv_groups: Sequence[KVGroup], num_blocks: int) -> None:
@@ -57,6 +58,20 @@ class HashExecutor(HostExecutor):
     def copy_blocks(self, sources: np.ndarray, destinations: np.ndarray) -> None:
         for memory in (*self.prefixes, *self.tokens):
             memory[destinations] = memory[sources]
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(12 * group.block_size for group in self.groups)
+
+    def read_blocks(self, blocks: np.ndarray) -> np.ndarray:
+        return np.concatenate([memory[blocks].view(np.uint8) for memory in (*self.prefixes, *self.tokens)], axis=1)
+
+    def write_blocks(self, blocks: np.ndarray, data: np.ndarray) -> None:
+        start = 0
+        for memory in (*self.prefixes, *self.tokens):
+            size = memory[0].nbytes
+            memory[blocks] = np.ascontiguousarray(data[:, start : start + size]).view(memory.dtype)
+            start += size
 
     def compute(self, batch: InputBatch, logits_indices: np.ndarray) -> np.ndarray:
         self.num_steps += 1

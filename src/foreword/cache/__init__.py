@@ -16,18 +16,22 @@ from foreword.cache.miss import MEANING, CacheMiss
 from foreword.cache.pool import BlockPool, PoolObserver
 from foreword.cache.prefix import PrefixNode, PrefixTree, hash_block
 from foreword.cache.snapshots import StateSnapshots
+from foreword.cache.tiers import BlockFormat, BlockTier, HostTier, TierFactory, block_name
 
 __all__ = [
     "MEANING",
     "Allocation",
+    "BlockFormat",
     "BlockPool",
     "BlockRemoved",
     "BlockStored",
+    "BlockTier",
     "CacheCleared",
     "CacheEvent",
     "CacheGroup",
     "CacheMiss",
     "FullAttention",
+    "HostTier",
     "KVCacheManager",
     "PoolObserver",
     "PrefixHit",
@@ -36,7 +40,9 @@ __all__ = [
     "RecurrentState",
     "SlidingWindow",
     "StateSnapshots",
+    "TierFactory",
     "adapter_of",
+    "block_name",
     "cache_group",
     "hash_block",
     "longest_common_hit",

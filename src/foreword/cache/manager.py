@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from foreword.arrays import I32, I64, Ints
+from foreword.arrays import I32, I64, Bools, Ints
 from foreword.batch import BlockTable, RequestStates
 from foreword.cache.content import CachedContent
 from foreword.cache.events import CacheEvent
@@ -16,10 +16,21 @@ from foreword.cache.groups import cache_group, longest_common_hit
 from foreword.cache.hits import PrefixHit
 from foreword.cache.miss import CacheMiss, MissReason, first_ids, parting
 from foreword.cache.pool import BlockPool
-from foreword.cache.prefix import NO_EXTRA, BlockKeys, ExtraKeys, HashFunction, PrefixNode, PrefixTree, hash_block
+from foreword.cache.prefix import (
+    NO_EXTRA,
+    ROOT_HASH,
+    BlockKeys,
+    ExtraKeys,
+    HashFunction,
+    PrefixNode,
+    PrefixTree,
+    hash_block,
+)
 from foreword.cache.snapshots import NO_BLOCKS, NO_COPIES, StateSnapshots
+from foreword.cache.tiers import block_name
 
 NO_KEYS: BlockKeys = {}
+_NO_ROW = -1  # the path of content that no request has
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +43,21 @@ class Allocation:
 
     block_ids: tuple[I32, ...]
     copies: I32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutsideBlocks:
+    """Blocks that are not in the pool, with which more of a prompt could be reused.
+
+    names: of each, see `block_name`. groups, indices: int32, its KV group, and its index in the prompt, in blocks of
+    that group. They are in the order of the prompt. num_tokens: the prompt's tokens that can be reused without them,
+    and with them.
+    """
+
+    names: tuple[bytes, ...]
+    groups: I32
+    indices: I32
+    num_tokens: tuple[int, int]
 
 
 class KVCacheManager:
@@ -75,6 +101,7 @@ class KVCacheManager:
         self._content = CachedContent(
             self._node_tokens, self._node_blocks, self.pool.is_cached, hash_function=hash_function, on_event=on_event
         )
+        self._hash_function = hash_function
         self.prefix_caching = prefix_caching
         self.partial_reuse = partial_reuse and len(set(sizes)) == 1 and all(g.allows_partial_hit for g in self.groups)
         self._keys: list[BlockKeys] = [NO_KEYS] * states.max_num_reqs
@@ -174,6 +201,79 @@ class KVCacheManager:
         """An empty hit for a request of ``num_tokens``. num_known: see `PrefixHit`; −1 without a lookup."""
         stops, no_blocks = self._stops(num_tokens, max(num_known, 0)), (NO_BLOCKS,) * len(self.groups)
         return PrefixHit(num_tokens, 0, 0, no_blocks, NO_BLOCKS, (), num_known, stops, next_block)
+
+    # -- blocks that are kept outside the pool ------------------------------------------------------------------------
+
+    def outside(
+        self, token_ids: I32, keys: BlockKeys, find: Callable[[Sequence[bytes]], Bools]
+    ) -> OutsideBlocks | None:
+        """Return the blocks that a longer hit of a request needs and the pool lacks, of those that ``find`` finds; None
+        if there is no longer hit. Changes nothing. The cache must have ``on_event``, so that its blocks have names.
+        """
+        size, limit = self._node_tokens, len(token_ids) - 1
+        if not self.prefix_caching or limit < self._hit_unit:
+            return None
+        data = self._content_of(token_ids)
+        path, known = self.tree.walk(data, keys)
+        hashes = self._hashes(path, known, data, limit // size, keys)
+        held: list[Bools] = []
+        missing: list[tuple[int, I64]] = []
+        for g, ratio in enumerate(self._node_blocks):
+            present = np.zeros(limit // (size * ratio), np.bool_)
+            own = np.concatenate([NO_BLOCKS, *(node.blocks[g] for node in path)])[ratio - 1 : known : ratio]
+            present[: len(own)] = own[: len(present)] != 0
+            held.append(present)
+            missing.append((g, np.flatnonzero(~present)))
+
+        def name(g: int, index: int) -> bytes:
+            return block_name(hashes[(index + 1) * self._node_blocks[g] - 1], g)
+
+        names = [name(g, index) for g, indices in missing for index in indices.tolist()]
+        found = find(names)
+        if not found.any():
+            return None
+        there, start = [present.copy() for present in held], 0
+        for g, indices in missing:
+            there[g][indices] = found[start : start + len(indices)]
+            start += len(indices)
+        before = longest_common_hit(self.groups, held, limit, self._hit_unit)
+        after = longest_common_hit(self.groups, there, limit, self._hit_unit)
+        if after <= before:
+            return None
+        wanted: list[tuple[int, int, int]] = []  # where it ends, group, index
+        for g, group in enumerate(self.groups):
+            end = after // group.block_size
+            first = int(group.first_needed(np.array([after]))[0]) if g in self._paged else end - 1
+            wanted += [((i + 1) * group.block_size, g, i) for i in range(first, end) if not held[g][i]]
+        wanted.sort()
+        groups, indices = (np.array([one[k] for one in wanted], np.int32) for k in (1, 2))
+        return OutsideBlocks(tuple(name(g, i) for _, g, i in wanted), groups, indices, (before, after))
+
+    def bring(self, token_ids: I32, keys: BlockKeys, groups: I32, indices: I32, blocks: I32) -> None:
+        """Make blocks hittable that `pool.allocate` gave and that hold blocks ``indices`` of the KV groups ``groups``
+        of a request's tokens, and free them.
+        """
+        data, ratios = self._content_of(token_ids), np.array(self._node_blocks)
+        last = (indices.astype(np.int64) + 1) * ratios[groups] - 1  # the tree's block that each is kept at
+        with self._content.changes:
+            self.tree.attach(_NO_ROW, (), 0)
+            for node, first, end in self.tree.extend(_NO_ROW, data[: self.tree.bytes_of(int(last.max()) + 1)], keys):
+                for g in range(len(self.groups)):
+                    here = np.flatnonzero((groups == g) & (last >= first) & (last < end))
+                    if here.size:
+                        self._content.hold(node, g, blocks[here].astype(np.intp), last[here])
+            self.tree.detach(_NO_ROW)
+        self.pool.free(blocks[::-1].copy())
+
+    def _hashes(self, path: list[PrefixNode], known: int, data: bytes, count: int, keys: BlockKeys) -> list[bytes]:
+        """Return the hashes of the first ``count`` blocks of the tree of a prompt whose path has ``known`` blocks."""
+        hashes = [one for node in path for one in node.hashes][: min(known, count)]
+        before = hashes[-1] if hashes else ROOT_HASH
+        for i in range(len(hashes), count):
+            tokens = data[self.tree.bytes_of(i) : self.tree.bytes_of(i + 1)]
+            before = self._hash_function(before, tokens, keys.get(i, NO_EXTRA))
+            hashes.append(before)
+        return hashes
 
     def _block_after(self, data: bytes, at: int, limit: int) -> bytes:
         """The content of the block that begins with token ``at``; b"" if it reaches beyond the first ``limit``."""

@@ -84,7 +84,8 @@ def summary(llm: LLM, output: RequestOutput) -> list[str]:
         return "" if value is None else f", {value:.1f}/s"
 
     cached, first = measured["num_cached_tokens"], measured["time_to_first_token"]
-    reused = f" ({cached} reused)" if cached else ""
+    loaded = "".join(f", {count} from {tier}" for tier, count in output.metrics.loaded_tokens.items())
+    reused = f" ({cached} reused{loaded})" if cached else ""
     parts = [
         f"{measured['num_prompt_tokens']} prompt tokens{reused}{speed('prompt')}",
         f"{measured['num_output_tokens']} output tokens{speed('output')}",

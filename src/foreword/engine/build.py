@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from foreword.batch import RequestStates
+from foreword.cache import HostTier, TierFactory
 from foreword.engine.answer_log import AnswerLog
 from foreword.engine.config import EngineConfig
 from foreword.engine.defaults import suggested_params
@@ -25,6 +27,8 @@ from foreword.installation import install
 from foreword.models.loader import LoadedModel, find_model, load_model
 from foreword.structured import GrammarCompiler
 
+DISK_CACHE_BYTES = 16 << 30
+"""The size of the files in cache_dir by default."""
 DrafterFactory = Callable[[RequestStates], Drafter]
 """Makes a drafter over the rows of an engine."""
 
@@ -69,12 +73,14 @@ def build_engine(
     observers: Iterable[EngineObserver] = (),
     logits_processors: Sequence[ProcessorFactory] = (),
     drafter: DrafterFactory | None = None,
+    tiers: Sequence[TierFactory] = (),
 ) -> Engine:
     """Return an engine that serves a loaded model. ModelError for sampling that it suggests and that cannot be.
 
     executor: an existing one, with at least the blocks of the model's pool, made for its max_model_len. Engines may
     share one in turns, if each resets its prefix cache before the other's turn.
     drafter: makes the drafter of the method "custom", which it implies.
+    tiers: make further places that keep blocks outside the pool, asked after those of the settings.
     """
     config = with_drafter(model.configured(config or EngineConfig()), drafter)
     suggested = suggested_params(model.suggested) if config.generation_config == "model" else {}
@@ -111,9 +117,34 @@ def build_engine(
             encoder=model.encoder,
             context_parallel=size.context_parallel,
             suggested=suggested,
+            tiers=[*own_tiers(config), *tiers],
+            model_key=_model_key(model, config, size),
         )
         after_error.pop_all()
     return engine
+
+
+def own_tiers(config: EngineConfig) -> list[TierFactory]:
+    """Return what makes the tiers of the settings, the faster one first."""
+    made: list[TierFactory] = []
+    if config.host_cache_bytes:
+        made.append(partial(HostTier, capacity=config.host_cache_bytes))
+    if config.cache_dir is not None:
+        from foreword.cache.disk import DiskTier  # here: few engines save blocks
+
+        directory, capacity = Path(config.cache_dir).expanduser(), config.cache_bytes or DISK_CACHE_BYTES
+        made.append(partial(DiskTier, directory, capacity=capacity))
+    return made
+
+
+def _model_key(model: Model[Any], config: EngineConfig, size: PoolSize) -> bytes:
+    """Return what the blocks of a model depend on besides the executor; nothing if no block outlives the process."""
+    if config.cache_dir is None:
+        return b""
+    from foreword.engine.model_key import model_key  # here: few engines save blocks
+
+    spec = repr(model.spec.for_length(size.max_model_len)) if isinstance(model, DecoderModel) else ""
+    return model_key(model.path, Path(config.cache_dir).expanduser()) + sha256(spec.encode()).digest()
 
 
 def with_drafter(config: EngineConfig, drafter: DrafterFactory | None) -> EngineConfig:

@@ -55,6 +55,20 @@ class EngineConfig:
         256 << 20, "Memory for compiled grammars of structured outputs; the most recently used ones are kept.",
         most=2**50, unit="bytes", decoders_only=True,
     )
+    cache_dir: str | None = setting(
+        None, "Directory where computed KV blocks are saved, so that equal prefixes are reused after a restart too; "
+        "several processes may share it. None: they are not saved. Files are readable by their owner alone, and hold "
+        "keys and values, from which texts can be inferred.",
+        value_name="FOLDER", decoders_only=True,
+    )
+    cache_bytes: int | None = setting(
+        None, "Largest size of the files in cache_dir; the least recently used make room for new ones. None: 16GiB.",
+        least=1, most=2**60, unit="bytes", decoders_only=True,
+    )
+    host_cache_bytes: int = setting(
+        0, "Memory of the host for KV blocks that the pool evicts; they are copied back when a prompt needs them. 0: "
+        "none.", most=2**50, unit="bytes", decoders_only=True,
+    )
     prefix_caching: bool = setting(True, "Reuse the KV blocks of equal prompt prefixes.")
     partial_reuse: bool = setting(True, "Reuse a part of a KV block, too, by copying it.")
     async_scheduling: bool | None = setting(
@@ -110,6 +124,11 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if self.cache_bytes is not None and self.cache_dir is None:
+            raise ConfigError(f"cache_bytes={self.cache_bytes}: there is no cache_dir; give one, or leave it out")
+        if not self.prefix_caching and (self.cache_dir is not None or self.host_cache_bytes):
+            name = "host_cache_bytes" if self.cache_dir is None else "cache_dir"
+            raise ConfigError(f"{name}={getattr(self, name)!r}: there is no prefix cache; leave prefix_caching on")
 
     def most_forced_tokens(self, kv_groups: Sequence[KVGroup]) -> int:
         """Return max_forced_tokens, 0 with recurrent layers: their state cannot be taken back from a draft."""

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, Unpack
 import numpy as np
 
 from foreword.batch import ContextParallel, KVGroup, PoolingParams, RequestStates, SamplingParams, advance
-from foreword.cache import CacheMiss, KVCacheManager
+from foreword.cache import CacheEvent, CacheMiss, KVCacheManager, TierFactory, hash_block
 from foreword.engine.config import EngineConfig
 from foreword.engine.defaults import DEFAULT_PARAMS, described
 from foreword.engine.intake import Intake, Tokenizer
@@ -30,6 +30,7 @@ from foreword.engine.prompt import EncoderPrompts, Prompt
 from foreword.engine.recorder import EngineRecorder
 from foreword.engine.request_group import RequestGroup, RequestOptions
 from foreword.engine.speculation import Drafter, ForcedTokens, Speculation
+from foreword.engine.tiers import Tiers, block_format, hash_with_adapters
 from foreword.engine.transaction import Transaction
 from foreword.errors import ConfigError, RequestError
 from foreword.executors import Capability, Executor, StartedExecutor
@@ -37,7 +38,7 @@ from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec
 from foreword.plugins import made
 from foreword.sampling import Grammar, LogitsProcessor, Processors, Sampled
-from foreword.scheduler import Reason, Scheduler, StepPlan
+from foreword.scheduler import Reason, Request, Scheduler, StepPlan
 from foreword.scheduler.ledger import reason
 from foreword.structured import GrammarCompiler
 
@@ -72,12 +73,16 @@ class Engine:
         encoder: EncoderPrompts | None = None,
         context_parallel: ContextParallel | None = None,
         suggested: Mapping[str, Any] | None = None,
+        tiers: Sequence[TierFactory] = (),
+        model_key: bytes = b"",
     ) -> None:
         """num_blocks: the executor's pool. drafter: makes the drafter, in place of the configured method. grammars:
         compiles structured outputs. read_lora: reads an adapter of the executor's model.
         logits_processors: make the custom logits processors over the engine's state rows, in their order.
         pooling: what the executor's pooler does. generates: whether the model computes logits.
         encoder: reads the prompts of an encoder–decoder. context_parallel: the ranks that KV groups are spread over.
+        tiers: make the places that keep blocks outside the pool, the first one asked first. model_key: what tells the
+        model from others whose blocks these may keep, too.
         """
         self.config = config = config or EngineConfig()
         if any(group.recurrent for group in kv_groups) and Capability.RECURRENT_STATE not in executor.capabilities:
@@ -112,12 +117,19 @@ class Engine:
             num_blocks,
             prefix_caching=config.prefix_caching,
             partial_reuse=config.partial_reuse,
-            on_event=partial(self.observers.post, "cache_event") if self.observers.wants_cache_events else None,
+            hash_function=hash_with_adapters(lambda lora_id: self.loras.files_of(lora_id)) if tiers else hash_block,
+            on_event=self._on_cache_event if tiers or self.observers.wants_cache_events else None,
         )
+        checker = None
         if config.check == "full":
             from foreword.batch import CacheChecker  # here: few engines load the specification
 
-            self.cache.pool.observers.append(CacheChecker.of(states))
+            checker = CacheChecker.of(states)
+            self.cache.pool.observers.append(checker)
+        self.tiers: Tiers | None = None
+        if tiers:
+            blocks = block_format(executor, kv_groups, model_key)
+            self.tiers = Tiers([make(blocks) for make in tiers], self.cache, executor, checker)
         self.scheduler = Scheduler(states, self.cache, limits)
         custom = [made("logits_processors", make, states, kind=LogitsProcessor) for make in logits_processors]
         processors = Processors(states, custom, eos_token_ids=tuple(eos))
@@ -241,7 +253,7 @@ class Engine:
             group.siblings = others if self.config.prefix_caching else []
             self._outputs.add(group)
             for completion in [first] if self.config.prefix_caching else group.completions:
-                self.scheduler.add(completion.request)
+                self._schedule(completion.request)
         try:
             self.observers.notify("request_added", group.request_id, len(group.prompt))
         except BaseException:
@@ -275,6 +287,8 @@ class Engine:
         first = next(c for c in group.completions if c.finish_reason is None)
         if first in group.siblings:
             return reason("prompt_of", request=request_id)
+        if self.tiers is not None and first.request.request_id in self.tiers:
+            return reason("loading")
         return self.scheduler.why(first.request.request_id)
 
     def cache_miss(self, request_id: str) -> CacheMiss | None:
@@ -316,6 +330,8 @@ class Engine:
     def close(self) -> None:
         """End its threads. The engine can be used again; its executor, which others may share, stays."""
         self.pipeline.close()
+        if self.tiers is not None:
+            self.tiers.close()
         if self.recorder is not None:
             self.recorder.close()
 
@@ -348,20 +364,26 @@ class Engine:
 
     def _run_step(self) -> None:
         step = None if self._planned is None else self._take_planned(self._planned)
+        was_planned = step is not None
         if step is None:
+            self._load_blocks()
             step = self._plan()
         if step is None:
             return
         if self.observers.members:
             self.observers.notify("step_planned", step.plan, step.batch)
         if step.pending is None:
+            self._save_blocks()
             self.pipeline.launch(step)
+        if was_planned:
+            self._load_blocks()
         planning, planned, error = None, None, None
         if self.config.async_scheduling:
             advance(self.states, step.batch)
             if step.runs_ahead and self.speculation is None:
                 planned = self._plan(step.plan)
                 if planned is not None:
+                    self._save_blocks()
                     self.pipeline.launch_ahead(planned)
             else:
                 planning = self.pipeline.overlap(partial(self._plan, step.plan))
@@ -395,8 +417,41 @@ class Engine:
         if plan.preempted:
             self.pipeline.forget_grammars()
         for request in plan.admitted:
+            if self.tiers is not None:
+                self.tiers.admitted(request)
             self._on_admitted(request.row, self._outputs.admitted(request).grammar)
         return self.pipeline.prepare(plan) if len(plan.rows) else None
+
+    def _schedule(self, request: Request) -> None:
+        """Add a request to the scheduler, once the blocks of its prompt are read that are kept outside the pool."""
+        if self.tiers is None or not self.tiers.take(request):
+            self.scheduler.add(request)
+
+    def _unschedule(self, request_id: str) -> None:
+        """Remove a request that ends, wherever it is."""
+        self.scheduler.remove(request_id)
+        if self.tiers is not None:
+            for request in self.tiers.remove(request_id):
+                self.scheduler.add(request)
+
+    def _load_blocks(self) -> None:
+        """Copy into free blocks what was read from the tiers. Not while a step waits for its launch: its block copies
+        may write to blocks of requests that have ended since it was planned.
+        """
+        if self.tiers is not None:
+            for request in self.tiers.ready(is_idle=not self.scheduler.has_work):
+                self.scheduler.add(request)
+
+    def _save_blocks(self) -> None:
+        """Before a step writes to blocks: offer what was in them to the tiers."""
+        if self.tiers is not None:
+            self.tiers.save()
+
+    def _on_cache_event(self, event: CacheEvent) -> None:
+        if self.tiers is not None:
+            self.tiers.cache_event(event)
+        if self.observers.wants_cache_events:
+            self.observers.post("cache_event", event)
 
     def _on_admitted(self, row: int, grammar: Grammar | None) -> None:
         if grammar is not None:
@@ -428,6 +483,7 @@ class Engine:
         if readings is not NOTHING_READ:
             self._apply(readings)
         self._committing = None
+        self._save_blocks()
         if proposes:
             others = self._forced.propose_next(self.scheduler, grown[states.live[grown]])
             if self.speculation is not None:
@@ -439,7 +495,7 @@ class Engine:
         for completion in group.completions:
             if completion.finish_reason is None:
                 row = completion.request.row
-                self.scheduler.remove(completion.request.request_id)
+                self._unschedule(completion.request.request_id)
                 self.pipeline.grammars.pop(row, None)
                 self._outputs.end(completion, error or (completion.request.output.tolist(), "abort", None))
 
@@ -470,6 +526,8 @@ class Engine:
         The samples of a step that was not wholly committed are dropped: equal seeds draw them again.
         """
         self.pipeline.reset()
+        if self.tiers is not None:
+            self.tiers.clear()
         self._planned = None
         num_tokens = self.states.num_tokens.copy()
         if self._committing is not None:

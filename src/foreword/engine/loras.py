@@ -62,6 +62,10 @@ class Loras:
         lora = self._versions.get(lora_id)
         return None if lora is None else LoraRequest(lora_id, lora.name, str(lora.path))
 
+    def files_of(self, lora_id: int) -> FileStates:
+        """Return the states of the files that a version was read from."""
+        return self._versions[lora_id].files
+
     def read(self, path: str | Path) -> LoraAdapter:
         """An adapter for `load`, in any thread. ModelError for an unusable one, ConfigError if none can run."""
         if self._read is None or Capability.LORA not in self._executor.capabilities:

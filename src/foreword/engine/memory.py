@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from foreword.cache.tiers import QUEUE_BYTES
 from foreword.engine.config import EngineConfig
 from foreword.errors import ConfigError
 from foreword.machine import memory_bytes, own_memory_bytes
@@ -81,7 +82,8 @@ def host_memory(
     process        what is resident before, apart from pages of files
     rows           4 R M + 4 R M / S per group + 512 R, and for each of two steps in flight the same tables + 64 N
     logits         2 · 4 V · min(N, R (1 + d))
-    on demand      log-probabilities of prompts 4 V N, LoRA adapters lora_bytes, grammars grammar_cache_bytes
+    on demand      log-probabilities of prompts 4 V N, LoRA adapters lora_bytes, grammars grammar_cache_bytes, blocks
+                   outside the pool host_cache_bytes and, with cache_dir, those that wait to be written
     """
     usable = memory_bytes()
     if usable is None:
@@ -101,6 +103,7 @@ def host_memory(
         "log-probabilities of prompts": 4 * vocab_size * tokens if config.max_logprobs else 0,
         "LoRA adapters": config.lora_bytes,
         "grammars": config.grammar_cache_bytes,
+        "KV blocks outside the pool": config.host_cache_bytes + (QUEUE_BYTES if config.cache_dir is not None else 0),
     }
     return HostMemory(usable, needed, on_demand)
 

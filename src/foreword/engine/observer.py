@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from foreword.batch import InputBatch
 from foreword.cache import CacheEvent
@@ -116,6 +117,7 @@ class EngineMetrics(EngineObserver):
     num_sampled_tokens: output tokens of ended requests. num_preemptions: preemptions by committed steps.
     num_requests_added, num_requests_ended: requests, however many completions each has.
     num_prompt_tokens, num_cached_tokens: prompt tokens of ended requests, and how many of them the cache had.
+    loaded_tokens: how many of these were read from outside the pool, by tier.
     """
 
     num_steps: int = 0
@@ -126,6 +128,7 @@ class EngineMetrics(EngineObserver):
     num_requests_ended: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
+    loaded_tokens: Counter[str] = field(default_factory=Counter)
 
     @property
     def cache_hit_rate(self) -> float:
@@ -139,6 +142,7 @@ class EngineMetrics(EngineObserver):
         self.num_requests_ended += 1
         self.num_prompt_tokens += len(output.prompt_token_ids)
         self.num_cached_tokens += output.metrics.num_cached_tokens
+        self.loaded_tokens.update(output.metrics.loaded_tokens)
         self.num_sampled_tokens += sum(completion.num_tokens for completion in output.outputs)
 
     def step_committed(self, plan: StepPlan, batch: InputBatch, sampled: Sampled) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -168,7 +168,8 @@ class Usage:
 class RequestMetrics:
     """Times in seconds on the engine's clock, None for events that have not happened.
 
-    num_cached_tokens: prompt tokens found in the cache; cache_report: the same in words, with the position where the
+    num_cached_tokens: prompt tokens found in the cache; loaded_tokens: those of them that were read from outside the
+    pool, by the name of the tier, such as "disk"; cache_report: the same in words, with the position where the
     hit ends; cache_miss: why it ends there, None if all but the last token was found. num_preemptions: how often it
     was preempted. num_output_tokens: sampled by all of its completions.
     num_proposed_drafts, num_accepted_drafts: tokens guessed by speculation, and how many of them were right.
@@ -179,6 +180,7 @@ class RequestMetrics:
     first_token_time: float | None = None
     finished_time: float | None = None
     num_cached_tokens: int = 0
+    loaded_tokens: Mapping[str, int] = field(default_factory=dict)
     cache_report: str = ""
     cache_miss: CacheMiss | None = None
     num_preemptions: int = 0

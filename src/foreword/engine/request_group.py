@@ -250,6 +250,7 @@ class RequestGroup:
                 first_token_time=self.first_token_time,
                 finished_time=self.finished_time,
                 num_cached_tokens=first.num_cached,
+                loaded_tokens=first.loaded_tokens,
                 cache_report=first.hit_report,
                 cache_miss=first.cache_miss,
                 num_preemptions=preemptions,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
-from foreword.arrays import I32
+from foreword.arrays import I32, U8
 from foreword.batch import BlockOps, InputBatch, RequestStates
 from foreword.errors import PlanError
 from foreword.models.lora import LoraAdapter
@@ -26,6 +26,7 @@ class Capability(Enum):
     RECURRENT_STATE = "recurrent KV groups"
     GRAMMAR = "structured outputs"
     CONTEXT_PARALLEL = "KV groups spread over ranks"
+    BLOCK_TRANSFER = "blocks of the KV pool kept outside it"
 
 
 class PendingStep(Protocol):
@@ -106,6 +107,22 @@ class BlockStore(Protocol):
         """Fill whole blocks with zeros in every layer."""
 
 
+class TransferStore(BlockStore, Protocol):
+    """A `BlockStore` whose blocks can be kept outside of it, as bytes.
+
+    block_bytes: of one block, every layer of it.
+    """
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    def read_blocks(self, blocks: I32, data: U8) -> None:
+        """Copy whole blocks into ``data``, uint8 [len(blocks), block_bytes]."""
+
+    def write_blocks(self, blocks: I32, data: U8) -> None:
+        """Copy ``data`` into whole blocks."""
+
+
 class AdapterStore(Protocol):
     """The LoRA adapters that an executor holds, by their numbers."""
 
@@ -122,6 +139,26 @@ def apply_block_ops(ops: BlockOps, store: BlockStore) -> None:
         store.zero_blocks(ops.zero)
     if len(ops.copies):
         store.copy_blocks(ops.copies[:, 0].copy(), ops.copies[:, 1].copy())
+
+
+class TransferExecutor(Executor, Protocol):
+    """An executor with `Capability.BLOCK_TRANSFER`: its blocks can be kept outside the pool, between two steps.
+
+    block_layout: what the bytes of a block depend on besides the model and the size of a block, such as the format of
+    keys and values. Equal texts mean that one process may write blocks that another one has read.
+    """
+
+    @property
+    def block_layout(self) -> str: ...
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    def read_blocks(self, blocks: I32) -> U8:
+        """Return whole blocks, uint8 [len(blocks), block_bytes], in memory of their own."""
+
+    def write_blocks(self, blocks: I32, data: U8) -> None:
+        """Copy ``data``, uint8 [len(blocks), block_bytes], into whole blocks."""
 
 
 class LoraExecutor(Executor, Protocol):

@@ -7,10 +7,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from foreword.arrays import F32, I32, I64
+from foreword.arrays import F32, I32, I64, U8
 from foreword.batch import BlockOps, InputBatch, prefilling_with
 from foreword.errors import PlanError
-from foreword.executors.executor import AdapterStore, BlockStore, Capability, apply_block_ops, check_inputs
+from foreword.executors.executor import (
+    AdapterStore,
+    BlockStore,
+    Capability,
+    TransferStore,
+    apply_block_ops,
+    check_inputs,
+)
 from foreword.executors.inputs import input_capabilities
 from foreword.executors.pooling import Pooler
 from foreword.executors.prompt_logprobs import NO_TOKENS, prompt_tokens, read_prompt_logprobs
@@ -113,6 +120,30 @@ class PagedExecutor(HostExecutor):
 
     def drop_lora(self, lora_id: int) -> None:
         self.adapters.drop(lora_id)
+
+
+class TransferPagedExecutor(PagedExecutor):
+    """A `PagedExecutor` whose blocks can be kept outside the pool: see `TransferExecutor`."""
+
+    cache: TransferStore
+    capabilities = PagedExecutor.capabilities | {Capability.BLOCK_TRANSFER}
+
+    @property
+    @abstractmethod
+    def block_layout(self) -> str:
+        """See `TransferExecutor`."""
+
+    @property
+    def block_bytes(self) -> int:
+        return self.cache.block_bytes
+
+    def read_blocks(self, blocks: I32) -> U8:
+        data = np.empty((len(blocks), self.cache.block_bytes), np.uint8)
+        self.cache.read_blocks(blocks, data)
+        return data
+
+    def write_blocks(self, blocks: I32, data: U8) -> None:
+        self.cache.write_blocks(blocks, data)
 
 
 class HostStep:

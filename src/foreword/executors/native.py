@@ -17,7 +17,7 @@ from foreword.arrays import F32, I64, AnyArray
 from foreword.batch import InputBatch, InputBuffers, lora_mapping
 from foreword.errors import ConfigError, EngineError, PlanError
 from foreword.executors.executor import Capability
-from foreword.executors.host import PagedExecutor
+from foreword.executors.host import TransferPagedExecutor
 from foreword.executors.inputs import StepInputs
 from foreword.executors.key_scales import key_scales
 from foreword.executors.nodes import first_nodes
@@ -123,7 +123,7 @@ class NativeAdapters:
         self._core.drop_lora(lora_id)
 
 
-class NativeExecutor(PagedExecutor):
+class NativeExecutor(TransferPagedExecutor):
     """Runs ``spec`` with ``weights`` on this machine's CPU.
 
     num_blocks, block_size: the KV pool; block ids are shared by all KV groups and block 0 is the null block.
@@ -141,7 +141,9 @@ class NativeExecutor(PagedExecutor):
     Not thread-safe. A process forked from the one that made it cannot use it, unless it has one thread: EngineError.
     """
 
-    capabilities = PagedExecutor.capabilities | {Capability.LORA, Capability.POOLING, Capability.RECURRENT_STATE}
+    capabilities = TransferPagedExecutor.capabilities | {
+        Capability.LORA, Capability.POOLING, Capability.RECURRENT_STATE,
+    }  # fmt: skip
     reads_gathered_tables = False
 
     def __init__(
@@ -212,6 +214,10 @@ class NativeExecutor(PagedExecutor):
             raise ConfigError(str(error)) from None
         except MemoryError:
             raise MemoryError(f"the KV pool of {self.num_blocks} blocks does not fit: use fewer") from None
+
+    @property
+    def block_layout(self) -> str:
+        return f"native {self.isa} weights {self.weight_format} kv {self.kv_format}"
 
     def memory_report(self) -> str:
         """Weights and KV pool in one line."""

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foreword.arrays import F32, I32, I64
+from foreword.arrays import F32, I32, I64, U8
 from foreword.batch import InputBatch, visible
 from foreword.executors.executor import Capability
 from foreword.executors.functions import ACTIVATIONS, FloatWeights, cap, layer_norm, rms_norm, sigmoid, softmax
-from foreword.executors.host import PagedExecutor
+from foreword.executors.host import TransferPagedExecutor
 from foreword.executors.inputs import StepInputs, step_adapters
 from foreword.executors.numpy_recurrent import recurrent_layer
 from foreword.executors.pooling import Pooler
@@ -43,14 +43,32 @@ class NumpyCache:
         shape = (spec.num_slots, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
         self.keys, self.values = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         self.states = np.zeros((spec.num_slots, num_blocks, spec.state_size), np.float32)
+        self._arrays = self.keys, self.values, self.states
 
     def copy_blocks(self, sources: I32, destinations: I32) -> None:
-        for array in (self.keys, self.values, self.states):
+        for array in self._arrays:
             array[:, destinations] = array[:, sources]
 
     def zero_blocks(self, blocks: I32) -> None:
-        for array in (self.keys, self.values, self.states):
+        for array in self._arrays:
             array[:, blocks] = 0
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(array.nbytes // array.shape[1] for array in self._arrays)
+
+    def read_blocks(self, blocks: I32, data: U8) -> None:
+        parts = [array[:, blocks].swapaxes(0, 1).reshape(len(blocks), -1) for array in self._arrays]
+        data[:] = np.concatenate(parts, axis=1).view(np.uint8)
+
+    def write_blocks(self, blocks: I32, data: U8) -> None:
+        start = 0
+        for array in self._arrays:
+            slots, _, *shape = array.shape
+            size = array.nbytes // array.shape[1]
+            part = np.ascontiguousarray(data[:, start : start + size]).view(np.float32)
+            array[:, blocks] = part.reshape(len(blocks), slots, *shape).swapaxes(0, 1)
+            start += size
 
 
 class NumpyAdapters:
@@ -91,7 +109,7 @@ class NumpyStep(NamedTuple):
         return self.batch.positions[: self.batch.num_tokens, None]
 
 
-class NumpyExecutor(PagedExecutor):
+class NumpyExecutor(TransferPagedExecutor):
     """Runs ``spec`` with ``weights``. Dequantised weights are kept, so it holds the whole model in float32.
 
     pooling: of pooling requests; None: the last token, without a head.
@@ -99,7 +117,10 @@ class NumpyExecutor(PagedExecutor):
 
     cache: NumpyCache
     adapters: NumpyAdapters
-    capabilities = PagedExecutor.capabilities | {Capability.LORA, Capability.POOLING, Capability.RECURRENT_STATE}
+    capabilities = TransferPagedExecutor.capabilities | {
+        Capability.LORA, Capability.POOLING, Capability.RECURRENT_STATE,
+    }  # fmt: skip
+    block_layout = "numpy float32"
 
     def __init__(
         self,

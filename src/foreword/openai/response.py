@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypedDict, Unpack
 
@@ -128,11 +129,17 @@ def finish_reason(completion: CompletionOutput) -> str | None:
 def usage(outputs: Sequence[RequestOutput]) -> Body:
     """The number of tokens: of the prompts, those of them that the cache had, of all completions, and of reasoning.
 
+    loaded_tokens: those of the cached ones that were read from disk or from the host's memory, by the name of the tier.
     cache_miss: of one prompt, why and where its reuse ends, if that is not at its last token.
     """
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
     completion = sum(c.num_tokens for output in outputs for c in output.outputs)
     cached: Body = {"cached_tokens": sum(output.metrics.num_cached_tokens for output in outputs)}
+    loaded = Counter[str]()
+    for output in outputs:
+        loaded.update(output.metrics.loaded_tokens)
+    if loaded:
+        cached["loaded_tokens"] = dict(loaded)
     if len(outputs) == 1 and (miss := outputs[0].metrics.cache_miss) is not None:
         cached["cache_miss"] = {"reason": miss.public().reason, "position": miss.position}
     reasoning = sum(c.reasoning_tokens or 0 for output in outputs for c in output.outputs)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 Code = Literal[
-    "running", "new", "no_blocks", "token_budget", "max_num_seqs", "preemption", "behind", "prompt_of", "unknown"
-]
+    "running", "new", "loading", "no_blocks", "token_budget", "max_num_seqs", "preemption", "behind", "prompt_of",
+    "unknown",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,7 @@ class Reason:
 
     running        it was scheduled in the last step
     new            no step has considered it yet
+    loading        the beginning of its prompt is read from outside the pool: from disk, or from the host's memory
     no_blocks      it needs more blocks than are free (beyond what running prompts and the watermark reserve)
     token_budget   other requests took the step's tokens
     max_num_seqs   max_num_seqs requests are running

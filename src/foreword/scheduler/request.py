@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +15,11 @@ from foreword.cache.prefix import BlockKeys
 
 NO_TOKENS: I32 = np.zeros(0, np.int32)
 NO_SPANS: I32 = np.zeros((0, 2), np.int32)
+NONE_LOADED: Mapping[str, int] = {}
+ReadBlocks = tuple[tuple[int, int], Mapping[str, int]]
+"""What was read for a request from outside the pool: how many of its tokens could be reused before and after, and the
+blocks of each tier.
+"""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -33,7 +39,9 @@ class Request:
     num_cached      prompt tokens found in the cache at its first admission
     hit_report      the same in words: "reused 112 of 128; differs at position 112"
     cache_miss      why not more, None if it was all but the last token
+    loaded_tokens   those of num_cached that were read from outside the pool for it, by the name of the tier
     num_preemptions number of preemptions
+    read_blocks     what was read for it before its first admission; None: nothing
     has_run         whether a step computed tokens of it since its last admission
     """
 
@@ -55,6 +63,8 @@ class Request:
     num_cached: int = 0
     hit_report: str = ""
     cache_miss: CacheMiss | None = None
+    loaded_tokens: Mapping[str, int] = field(default_factory=lambda: NONE_LOADED)
+    read_blocks: ReadBlocks | None = None
     num_preemptions: int = 0
     has_run: bool = False
 

@@ -140,6 +140,7 @@ class ServerMetrics:
             family.add_metric([self._model], value)
             yield family
         for name, text, label, found in (
+            ("foreword:loaded_tokens", "Prompt tokens read from outside the pool.", "tier", counts.loaded_tokens),
             ("request_success", "Ended completions.", "finished_reason", times.finished),
             ("admission_rejections", "Requests refused because the server was full.", "reason", refused),
             ("foreword:http_responses", "Answered HTTP requests.", "status", self.responses),

@@ -131,6 +131,10 @@ class CacheChecker:
         """Declare that the keys and values of the request's first tokens were written outside the checked steps."""
         self.contents.share(req_id, num_tokens)
 
+    def bring(self, blocks: I32, group: int) -> None:
+        """Declare that these blocks of a KV group, which no request has, were written outside the checked steps."""
+        self.contents.bring(blocks, group)
+
     def blocks_freed(self, block_ids: Iterable[int], group: int = 0) -> None:
         """The pool freed these blocks: the requests that had them must not see them any more."""
         self._freed[group].add(block_ids)

@@ -136,6 +136,16 @@ class CacheContents:
         for group in self.groups:
             group.proved[row] = -1
 
+    def bring(self, blocks: I32, group: int) -> None:
+        """Declare that these blocks of a KV group were written outside the steps checked: they hold the tokens of the
+        first request that is admitted with them.
+        """
+        slots = self.groups[group]
+        if slots.has_slots:
+            if (most := 1 + int(blocks.max(initial=0))) > slots.num_blocks:
+                slots.grow(most)
+            slots.bring(blocks)
+
     def _fingerprint(self, row: int) -> None:
         """The prints of all known tokens of a row, from its beginning."""
         s = self._states

@@ -127,7 +127,11 @@ class GroupSlots:
         tables = self.table.table[batch.idx_mapping]
         most = 1 + max(int(blocks.max(initial=0)) for blocks in (tables, ops.zero, ops.copies))
         if most > self.num_blocks:
-            self._resize(max(most, min(2 * self.num_blocks, most + MOST_SPARE)))
+            self.grow(most)
+
+    def grow(self, least: int) -> None:
+        """Make room for at least so many blocks."""
+        self._resize(max(least, min(2 * self.num_blocks, least + MOST_SPARE)))
 
     @property
     def is_limited(self) -> bool:
@@ -185,6 +189,14 @@ class GroupSlots:
         self.write(at, np.full(len(at), NEVER), np.zeros(len(at), np.int32))
         source, target = self._slots_in(copies[:, 0]), self._slots_in(copies[:, 1])
         self.write(target, self.content[source], self.writer[source])
+
+    def bring(self, blocks: I32) -> None:
+        """Forget what blocks hold that were written outside the steps, also if the last step is taken back."""
+        at = self._slots_in(blocks)
+        self.content[at], self.writer[at] = NEVER, 0
+        self.versions[blocks] += 1
+        stays = [~np.isin(slots, at) for slots, _, _ in self.before]
+        self.before = [(s[kept], c[kept], w[kept]) for (s, c, w), kept in zip(self.before, stays, strict=True)]
 
     def _slots_in(self, blocks: I32) -> I64:
         return (blocks.astype(np.int64)[:, None] * self.size + self.offsets_in_block).reshape(-1)

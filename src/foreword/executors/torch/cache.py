@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from foreword.arrays import I32
+from foreword.arrays import I32, U8
 from foreword.executors.torch.tensors import as_tensor
 
 
@@ -90,6 +90,27 @@ class PagedCache:
         """See `BlockStore.zero_blocks`."""
         for slot in self._slots:
             slot.index_fill_(0, as_tensor(blocks, self.device).long(), 0)
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(slot.shape[1] * slot.dtype.itemsize for slot in self._slots)
+
+    def read_blocks(self, blocks: I32, data: U8) -> None:
+        """See `TransferStore.read_blocks`."""
+        read, start = as_tensor(blocks, self.device), 0
+        for slot in self._slots:
+            part = slot[read].view(torch.uint8).cpu().numpy()
+            data[:, start : start + part.shape[1]] = part
+            start += part.shape[1]
+
+    def write_blocks(self, blocks: I32, data: U8) -> None:
+        """See `TransferStore.write_blocks`."""
+        written, start = as_tensor(blocks, self.device).long(), 0
+        for slot in self._slots:
+            size = slot.shape[1] * slot.dtype.itemsize
+            part = torch.from_numpy(data[:, start : start + size].copy()).view(slot.dtype)
+            slot.index_copy_(0, written, part.to(self.device))
+            start += size
 
 
 def slot_sizes(

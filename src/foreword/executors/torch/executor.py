@@ -12,7 +12,7 @@ from foreword.arrays import F32, I64, AnyArray
 from foreword.batch import InputBatch
 from foreword.errors import ConfigError
 from foreword.executors.executor import Capability
-from foreword.executors.host import PagedExecutor
+from foreword.executors.host import TransferPagedExecutor
 from foreword.executors.inputs import StepInputs
 from foreword.executors.option_types import TorchKeywords
 from foreword.executors.options import TorchOptions
@@ -32,7 +32,7 @@ from foreword.models.spec import DecoderSpec
 from foreword.models.weights import Weights
 
 
-class TorchExecutor(PagedExecutor):
+class TorchExecutor(TransferPagedExecutor):
     """Runs ``spec`` with ``weights`` under `TorchOptions`. Samples on the host.
 
     num_blocks, block_size: the KV pool; block ids are shared by all KV groups and block 0 is the null block.
@@ -48,7 +48,9 @@ class TorchExecutor(PagedExecutor):
 
     cache: PagedCache
     adapters: Loras
-    capabilities = PagedExecutor.capabilities | {Capability.LORA, Capability.POOLING, Capability.RECURRENT_STATE}
+    capabilities = TransferPagedExecutor.capabilities | {
+        Capability.LORA, Capability.POOLING, Capability.RECURRENT_STATE,
+    }  # fmt: skip
 
     def __init__(
         self,
@@ -72,7 +74,7 @@ class TorchExecutor(PagedExecutor):
         dtype = dtype_of(given.dtype, weights)
         load = Loader(weights, device_of(given.device), dtype, self.shards, given.weight_format)
         own = self.shards.spec(spec)
-        self.device, self.dtype = load.device, load.dtype
+        self.device, self.dtype, self.weight_format = load.device, load.dtype, given.weight_format
         self.decoder = Decoder(own, load, partial(paged_mixer, compile=given.compile), compile=given.compile)
         attention, recurrent = cache_layers(own)
         cache = PagedCache(
@@ -93,6 +95,10 @@ class TorchExecutor(PagedExecutor):
         self.attention = paged_attention(cache, load.shards.positions)
         self._rotaries = Rotaries((layer.rope for layer in own.layers), own.head_dim, load.device)
         self._last = torch.zeros(0, spec.hidden_size, dtype=load.dtype, device=load.device)
+
+    @property
+    def block_layout(self) -> str:
+        return f"torch {self.device.type} {self.dtype} weights {self.weight_format}"
 
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
         """See `HostExecutor.compute`. PlanError for a number without an adapter; nothing was written then."""

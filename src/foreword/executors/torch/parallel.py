@@ -98,6 +98,7 @@ class ParallelExecutor(TorchExecutor):
         except BaseException:
             self._end()
             raise
+        self.capabilities -= {Capability.BLOCK_TRANSFER}  # each rank has a part of a block
         if context_parallel_size > 1:
             self.capabilities |= {Capability.CONTEXT_PARALLEL}
         self._states: weakref.ref[RequestStates] | None = None

@@ -50,7 +50,8 @@ class EncoderDecoderExecutor(TransformersExecutor):
         max_num_seqs: int,
     ) -> None:
         super().__init__(model, trace, num_blocks=num_blocks, block_size=block_size)
-        self.capabilities |= {Capability.ENCODER}
+        # What the cross-attention reads is not in the blocks.
+        self.capabilities = (self.capabilities | {Capability.ENCODER}) - {Capability.BLOCK_TRANSFER}
         self._width = cross_blocks(max_encoder_len)
         cache = PagedCache(
             trace.cross_layers,

@@ -17,7 +17,7 @@ from foreword.arrays import F32, I64
 from foreword.batch import InputBatch
 from foreword.errors import EngineError
 from foreword.executors.executor import Capability
-from foreword.executors.host import PagedExecutor
+from foreword.executors.host import TransferPagedExecutor
 from foreword.executors.inputs import StepInputs
 from foreword.executors.pooling import Pooler
 from foreword.executors.torch.cache import PagedCache
@@ -32,7 +32,7 @@ DEEPSTACK = "deepstack_visual_embeds"
 """The argument of a decoder whose first layers add features of images."""
 
 
-class TransformersExecutor(PagedExecutor):
+class TransformersExecutor(TransferPagedExecutor):
     """Runs a causal model of transformers, whose attention reads and writes paged keys and values.
 
     trace: of the model. num_blocks, block_size: the KV pool; block ids are shared by all KV groups and block 0 is the
@@ -96,6 +96,10 @@ class TransformersExecutor(PagedExecutor):
         self._run = torch.compile(model, dynamic=True) if compile else model
         self._unregister = weakref.finalize(self, unregister, name)
         self._before = set_attention(model, name)
+
+    @property
+    def block_layout(self) -> str:
+        return f"transformers {self.model.device.type} {self.model.dtype}"
 
     def close(self) -> None:
         """Give the model its attention back. Closing twice is harmless."""

@@ -1,0 +1,328 @@
+"""The blocks of an engine that are kept outside its pool: offered to tiers, found for new prompts, and read back.
+
+    add ──find──▶ some blocks are in a tier ──▶ reader thread ──pieces──▶ between two steps: into free blocks, hittable
+                  none ──▶ scheduler                                      all are there ──▶ scheduler
+
+A request whose blocks are read is not in the scheduler, so that no other one waits for it. What was read is cached
+content like any other: the scheduler finds it, and nothing else changes for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from _thread import start_new_thread
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import pairwise
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+
+import numpy as np
+
+from foreword import __version__
+from foreword.arrays import I32, U8, Bools
+from foreword.batch import KVGroup
+from foreword.cache import BlockRemoved, BlockStored, CacheEvent, KVCacheManager
+from foreword.cache.keys import adapter_of
+from foreword.cache.manager import OutsideBlocks
+from foreword.cache.prefix import ExtraKeys, HashFunction, hash_block
+from foreword.cache.tiers import BlockFormat, BlockTier, block_name
+from foreword.errors import ConfigError
+from foreword.executors import Capability, Executor, TransferExecutor
+from foreword.models.lora import FileStates
+from foreword.scheduler import Request
+
+if TYPE_CHECKING:
+    from foreword.batch import CacheChecker  # few engines load the specification
+
+CONTENT_VERSION = 1
+"""Grows whenever the same model computes other keys and values, or lays them out in another way, so that blocks which
+were saved before are not read.
+"""
+PIECE_BYTES = 8 << 20
+"""Bytes that are copied into the pool between two steps while other requests run, unless one block is larger."""
+NUM_PIECES = 3  # that are read ahead
+IDLE_SECONDS = 0.05  # that a step without anything to compute waits for the next piece
+
+_LOGGER = logging.getLogger("foreword.engine")
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    """The blocks that are read for a request. tiers: of each block, the number of its tier. followers: requests that
+    need some of them. is_over: no more of it is needed.
+    """
+
+    request: Request
+    tokens: I32
+    blocks: OutsideBlocks
+    tiers: I32
+    followers: list[Request] = field(default_factory=list)
+    is_over: bool = False
+
+
+class _Piece(NamedTuple):
+    """What was read of a load: its blocks from ``start`` on. is_last: nothing more is read."""
+
+    load: _Load
+    start: int
+    data: U8
+    is_last: bool
+
+
+class Tiers:
+    """The tiers of one engine, the first one asked first. Its methods are called in the engine's thread; `cache_event`
+    also in the planner's, while the engine's waits.
+
+    checker: told which blocks are written outside of the steps.
+    """
+
+    def __init__(
+        self, tiers: Sequence[BlockTier], cache: KVCacheManager, executor: Executor, checker: CacheChecker | None
+    ) -> None:
+        self.members = tuple(tiers)
+        self._cache, self._executor, self._checker = cache, transfers(executor), checker
+        self._takes = frozenset(tier.takes for tier in tiers)
+        self._names: dict[int, bytes] = {}  # of whole blocks with cached content
+        self._computed: dict[int, bytes] = {}  # that are not offered yet
+        self._evicted: dict[int, bytes] = {}
+        self._loads: dict[str, _Load] = {}  # by request id
+        self._reading: dict[bytes, _Load] = {}  # by the name of a block
+        self._waiting: dict[str, _Load] = {}  # followers, by request id
+        self._inbox: SimpleQueue[_Load | None] = SimpleQueue()
+        self._outbox: SimpleQueue[_Piece] = SimpleQueue()
+        self._credits: SimpleQueue[bool] = SimpleQueue()
+        self._has_thread = False
+        self._stop = weakref.finalize(self, _stop, self._inbox, self._credits)
+
+    # -- what is kept ------------------------------------------------------------------------------------------------
+
+    def cache_event(self, event: CacheEvent) -> None:
+        """Follow the content of the pool."""
+        if isinstance(event, BlockStored):
+            if len(event.token_ids) == self._cache.tree.block_size:
+                self._names[event.block] = self._computed[event.block] = block_name(event.hash, event.group)
+        elif isinstance(event, BlockRemoved):
+            if (name := self._names.pop(event.block, None)) is not None:
+                self._evicted[event.block] = name
+        else:
+            self._names.clear()
+            self._computed.clear()
+            self._evicted.clear()
+
+    def save(self) -> None:
+        """Offer what was computed and what was evicted. Call it before blocks are written that were allocated since."""
+        if self._computed:
+            computed, self._computed = self._computed, {}
+            self._offer("computed", computed)
+        if self._evicted:
+            evicted, self._evicted = self._evicted, {}
+            self._offer("evicted", evicted)
+
+    def _offer(self, kind: Literal["computed", "evicted"], named: dict[int, bytes]) -> None:
+        if kind not in self._takes:
+            return
+        blocks, names = np.fromiter(named, np.int32, len(named)), list(named.values())
+        for tier in self.members:
+            if tier.takes == kind and (wanted := np.flatnonzero(tier.wants(names))).size:
+                data = self._executor.read_blocks(blocks[wanted])
+                tier.offer([names[i] for i in wanted.tolist()], data)
+
+    # -- what is read ------------------------------------------------------------------------------------------------
+
+    def __contains__(self, request_id: object) -> bool:
+        """Whether blocks are read for the request."""
+        return request_id in self._loads or request_id in self._waiting
+
+    def take(self, request: Request) -> bool:
+        """Begin to read the blocks of a request that is not in the scheduler. False if there are none to read, or no
+        free blocks for them: then it can be scheduled.
+        """
+        if not request.reuse_prefix:
+            return False
+        where: dict[bytes, int] = {}
+
+        def find(names: Sequence[bytes]) -> Bools:
+            found = np.zeros(len(names), np.bool_)
+            for number, tier in enumerate(self.members):
+                here = tier.find(names)
+                where.update((names[i], number) for i in np.flatnonzero(here & ~found).tolist())
+                found |= here
+            return found
+
+        tokens = request.tokens()
+        blocks = self._cache.outside(tokens, request.keys, find)
+        if blocks is None or len(blocks.names) > self._cache.pool.num_free:
+            return False
+        other = next((self._reading[name] for name in blocks.names if name in self._reading), None)
+        if other is not None:
+            other.followers.append(request)
+            self._waiting[request.request_id] = other
+            return True
+        load = _Load(request, tokens, blocks, np.array([where[name] for name in blocks.names], np.int32))
+        self._loads[request.request_id] = load
+        self._reading.update(dict.fromkeys(blocks.names, load))
+        if not self._has_thread:
+            self._has_thread = True
+            step = max(1, PIECE_BYTES // self._executor.block_bytes)
+            queues = self._inbox, self._outbox, self._credits
+            start_new_thread(_read_all, (self.members, self._executor.block_bytes, step, *queues))
+            for _ in range(NUM_PIECES):
+                self._credits.put(True)
+        self._inbox.put(load)
+        return True
+
+    def ready(self, *, is_idle: bool) -> list[Request]:
+        """Copy what was read into the pool, and return the requests that can be scheduled now.
+
+        is_idle: there is nothing else to do, so it waits a moment. Else it copies one piece at most.
+        """
+        done: list[Request] = []
+        while self._loads or not self._outbox.empty():
+            with suppress(Empty):
+                piece = self._outbox.get(timeout=IDLE_SECONDS) if is_idle else self._outbox.get_nowait()
+                self._credits.put(True)
+                if not piece.load.is_over:
+                    done += self._take_piece(piece)
+                    if is_idle and not done:
+                        continue
+            return done
+        return done
+
+    def remove(self, request_id: str) -> list[Request]:
+        """Forget a request that ends. Returns the requests that waited for its blocks, and can be scheduled now."""
+        if (other := self._waiting.pop(request_id, None)) is not None:
+            other.followers = [one for one in other.followers if one.request_id != request_id]
+        load = self._loads.get(request_id)
+        return [] if load is None else self._end(load)[1:]
+
+    def clear(self) -> None:
+        """Forget every request, after a failure anywhere in a change. What was read so far stays cached."""
+        for load in self._loads.values():
+            load.is_over = True
+        self._loads, self._reading, self._waiting = {}, {}, {}
+
+    def admitted(self, request: Request) -> None:
+        """Count the tokens of a request that were read, when it is admitted first."""
+        if (read := request.read_blocks) is not None and request.num_preemptions == 0:
+            (before, after), counts = read
+            total, left = sum(counts.values()), max(0, min(request.num_cached, after) - before)
+            of_tier = {name: left * count // total for name, count in counts.items()}
+            name = next(iter(of_tier))
+            of_tier[name] += left - sum(of_tier.values())
+            request.loaded_tokens = {name: count for name, count in of_tier.items() if count}
+            if request.loaded_tokens:
+                request.hit_report += "".join(f"; {count} from {name}" for name, count in request.loaded_tokens.items())
+            request.read_blocks = None
+
+    def close(self) -> None:
+        """Keep what was offered, and end the threads. Closing twice is harmless."""
+        self.save()
+        self._stop()
+        for tier in self.members:
+            tier.close()
+
+    def _take_piece(self, piece: _Piece) -> list[Request]:
+        load, count, pool = piece.load, len(piece.data), self._cache.pool
+        fits = count <= pool.num_free
+        if fits and count:
+            here = slice(piece.start, piece.start + count)
+            groups = load.blocks.groups[here]
+            blocks = pool.allocate(count)
+            self.save()  # what the allocation evicted
+            self._executor.write_blocks(blocks, piece.data)
+            if self._checker is not None:
+                for g in np.unique(groups).tolist():
+                    self._checker.bring(blocks[groups == g], g)
+            self._cache.bring(load.tokens, load.request.keys, groups, load.blocks.indices[here], blocks)
+        return self._end(load) if piece.is_last or not fits else []
+
+    def _end(self, load: _Load) -> list[Request]:
+        """Nothing more is read. Returns the requests that can be scheduled: followers may have other blocks to read."""
+        load.is_over = True
+        del self._loads[load.request.request_id]
+        for name in load.blocks.names:
+            self._reading.pop(name, None)
+        counts = Counter(self.members[number].name for number in load.tiers.tolist())
+        load.request.read_blocks = load.blocks.num_tokens, counts
+        for request in load.followers:
+            del self._waiting[request.request_id]
+        return [load.request, *(request for request in load.followers if not self.take(request))]
+
+
+def transfers(executor: Executor) -> TransferExecutor:
+    """Return the executor, whose blocks can be kept outside its pool. ConfigError if they cannot."""
+    if Capability.BLOCK_TRANSFER not in executor.capabilities:
+        raise ConfigError(
+            f"cache_dir, host_cache_bytes: {type(executor).__name__} does not support blocks of the KV pool kept "
+            "outside it (Capability.BLOCK_TRANSFER); leave them out, or use executor='native'"
+        )
+    return cast(TransferExecutor, executor)
+
+
+def block_format(executor: Executor, kv_groups: Sequence[KVGroup], model_key: bytes) -> BlockFormat:
+    """Return what the blocks of an engine are. ConfigError for an executor whose blocks cannot leave its pool."""
+    own = transfers(executor)
+    parts = (__version__, CONTENT_VERSION, own.block_layout, own.block_bytes, tuple(kv_groups))
+    return BlockFormat(own.block_bytes, blake2b(repr(parts).encode(), key=model_key[:64], digest_size=16).digest())
+
+
+def hash_with_adapters(files_of: Callable[[int], FileStates]) -> HashFunction:
+    """Return `hash_block` with the files of an adapter in place of its number, which is another one after a restart."""
+
+    def hashed(parent: bytes, tokens: bytes, extra: ExtraKeys) -> bytes:
+        if (adapter := adapter_of(extra)) is not None:
+            extra = (("adapter", adapter[1], files_of(adapter[0])), *extra[1:])
+        return hash_block(parent, tokens, extra)
+
+    return hashed
+
+
+def _stop(inbox: SimpleQueue[_Load | None], credits: SimpleQueue[bool]) -> None:
+    inbox.put(None)
+    credits.put(False)
+
+
+def _read_all(
+    tiers: Sequence[BlockTier],
+    block_bytes: int,
+    step: int,
+    inbox: SimpleQueue[_Load | None],
+    outbox: SimpleQueue[_Piece],
+    credits: SimpleQueue[bool],
+) -> None:
+    """Read loads in pieces of ``step`` blocks, one for each credit."""
+    while (load := inbox.get()) is not None:
+        total = len(load.blocks.names)
+        for start in range(0, total, step):
+            if not credits.get():
+                return
+            end = min(start + step, total)
+            data = np.empty((0 if load.is_over else end - start, block_bytes), np.uint8)
+            try:
+                count = _read(tiers, load, start, data)
+            except Exception:
+                _LOGGER.exception("a tier of the prefix cache failed: its blocks are computed")
+                count = 0
+            is_last = end == total or count < end - start
+            outbox.put(_Piece(load, start, data[:count], is_last))
+            if is_last:
+                break
+        del load
+
+
+def _read(tiers: Sequence[BlockTier], load: _Load, start: int, data: U8) -> int:
+    """Read the blocks of a load from ``start`` on into data. Returns how many there are up to the first missing one."""
+    numbers = load.tiers[start : start + len(data)]
+    bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(data)]
+    for first, last in pairwise(bounds):
+        if first < last:
+            names = load.blocks.names[start + first : start + last]
+            there = tiers[int(numbers[first])].read(names, data[first:last])
+            if not there.all():
+                return first + int(np.argmin(there))
+    return len(data)
