@@ -22,13 +22,14 @@ ARGUMENTS = {
 OBJECTS = {"scheduler", "media"}
 """Options that are Python objects; their fields are options of their own."""
 
-ONCE = {"loras": "adapter", "observers": "observer", "logits_processors": "logits_processor"}
+ONCE = {"loras": "adapter", "observers": "observer", "logits_processors": "logits_processor", "tiers": "tier"}
 """Option of `LLM` that is a collection → the option that gives one of it."""
 
 VALUES = {
     "adapter": (["law=somewhere"], {"law": "somewhere"}),
     "observer": (["plug:in"], ["plug:in"]),
     "logits_processor": (["plug:in"], ["plug:in"]),
+    "tier": (["plug:in"], ["plug:in"]),
     "policy": ("priority", "priority"),
     "device": ("cuda:7", "cuda:7"),
     "kv_cache_bytes": ("3MiB", 3 << 20),

@@ -16,8 +16,8 @@ from foreword.server.operations import OPERATIONS
 from fuzz.mutations import mutate_json
 from fuzz.targets import operation_body
 
-OF_ONE_ENGINE = {"/inspect/steps", "/inspect/steps/{epoch}/{part}"}
-"""A front end, which has several engines, wants the name of one."""
+OF_ONE_ENGINE = {"/inspect/steps", "/inspect/steps/{epoch}/{part}", "/slots", "/slots/x"}
+"""A front end, which has several engines, wants the name of one, or refuses them."""
 PUBLIC = {"/", "/health", "/ready", "/inspect"}
 ADMIN = {
     "/abort",

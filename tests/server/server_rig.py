@@ -19,7 +19,7 @@ from foreword.engine.async_llm import AsyncLLM
 from foreword.server.config import ServerConfig
 from foreword.server.context import Context
 from foreword.server.listener import Server
-from foreword.server.run import bound_socket
+from foreword.server.run import bound_socket, with_slots
 
 PATIENCE = 60.0
 HI = [{"role": "user", "content": "Hi"}]
@@ -114,11 +114,14 @@ def serving(
     system's choice. settings: of `ServerConfig`.
     """
     config = ServerConfig(port=0, **settings)
-    llm = AsyncLLM(str(model), media=config.media, **{"executor": "numpy", "max_model_len": 4096, **(engine or {})})
+    slots, options = with_slots(config, {"executor": "numpy", "max_model_len": 4096, **(engine or {})})
+    llm = AsyncLLM(str(model), media=config.media, **options)
+    if slots is not None:
+        slots.attach(llm.engine)
     if script is not None:
         recite(llm, script)
     names = "talker", "other"
-    context = Context(engine=llm, tokenizer=llm.tokenizer, media=llm.media, names=names, config=config)
+    context = Context(engine=llm, tokenizer=llm.tokenizer, media=llm.media, names=names, config=config, slots=slots)
     sock: socket.socket = bound_socket(config.host, config.port)
     if send_buffer:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)

@@ -9,7 +9,12 @@ from server_rig import serving
 from foreword.server.failures import answered
 from foreword.server.operations import served_by
 
-WITHOUT_WHAT_IT_NAMES = {"/abort": 404, "/v1/load_lora_adapter": 403, "/v1/unload_lora_adapter": 404}
+WITHOUT_WHAT_IT_NAMES = {
+    "/abort": 404,
+    "/v1/load_lora_adapter": 403,
+    "/v1/unload_lora_adapter": 404,
+    "/slots/{id}": 403,
+}
 """Statuses of examples about a request, or an adapter, that the server of the tests does not have."""
 
 

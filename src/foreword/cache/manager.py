@@ -46,18 +46,20 @@ class Allocation:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OutsideBlocks:
-    """Blocks that are not in the pool, with which more of a prompt could be reused.
+class NamedBlocks:
+    """Blocks with which the beginning of a prompt can be reused, in the order of the prompt.
 
     names: of each, see `block_name`. groups, indices: int32, its KV group, and its index in the prompt, in blocks of
-    that group. They are in the order of the prompt. num_tokens: the prompt's tokens that can be reused without them,
-    and with them.
+    that group. blocks: int32, where it is in the pool, 0 where it is not. num_tokens: that can be reused with them;
+    num_held: with the blocks of the pool alone.
     """
 
     names: tuple[bytes, ...]
     groups: I32
     indices: I32
-    num_tokens: tuple[int, int]
+    blocks: I32
+    num_tokens: int
+    num_held: int
 
 
 class KVCacheManager:
@@ -204,50 +206,58 @@ class KVCacheManager:
 
     # -- blocks that are kept outside the pool ------------------------------------------------------------------------
 
-    def outside(
-        self, token_ids: I32, keys: BlockKeys, find: Callable[[Sequence[bytes]], Bools]
-    ) -> OutsideBlocks | None:
+    def outside(self, token_ids: I32, keys: BlockKeys, find: Callable[[Sequence[bytes]], Bools]) -> NamedBlocks | None:
         """Return the blocks that a longer hit of a request needs and the pool lacks, of those that ``find`` finds; None
-        if there is no longer hit. Changes nothing. The cache must have ``on_event``, so that its blocks have names.
+        if there is no longer hit. Changes nothing.
         """
-        size, limit = self._node_tokens, len(token_ids) - 1
-        if not self.prefix_caching or limit < self._hit_unit:
+        found = self.named(token_ids, keys, len(token_ids) - 1, find)
+        if found.num_tokens <= found.num_held:
             return None
+        lacking = np.flatnonzero(found.blocks == 0)
+        names = tuple(found.names[i] for i in lacking.tolist())
+        return NamedBlocks(names, found.groups[lacking], found.indices[lacking], found.blocks[lacking],
+                           found.num_tokens, found.num_held)  # fmt: skip
+
+    def named(
+        self, token_ids: I32, keys: BlockKeys, limit: int, find: Callable[[Sequence[bytes]], Bools]
+    ) -> NamedBlocks:
+        """Return the blocks with which most of the first ``limit`` of a request's tokens can be reused: those of the
+        pool, and others that ``find`` finds. Changes nothing. The cache must have ``on_event``, so that its blocks have
+        names.
+        """
+        size = self._node_tokens
+        if not self.prefix_caching or limit < self._hit_unit:
+            return NamedBlocks((), NO_BLOCKS, NO_BLOCKS, NO_BLOCKS, 0, 0)
         data = self._content_of(token_ids)
         path, known = self.tree.walk(data, keys)
         hashes = self._hashes(path, known, data, limit // size, keys)
-        held: list[Bools] = []
-        missing: list[tuple[int, I64]] = []
+        held: list[I32] = []
+        lacking: list[tuple[int, int]] = []
         for g, ratio in enumerate(self._node_blocks):
-            present = np.zeros(limit // (size * ratio), np.bool_)
+            blocks = np.zeros(limit // (size * ratio), np.int32)
             own = np.concatenate([NO_BLOCKS, *(node.blocks[g] for node in path)])[ratio - 1 : known : ratio]
-            present[: len(own)] = own[: len(present)] != 0
-            held.append(present)
-            missing.append((g, np.flatnonzero(~present)))
+            blocks[: len(own)] = own[: len(blocks)]
+            held.append(blocks)
+            lacking += [(g, index) for index in np.flatnonzero(blocks == 0).tolist()]
 
         def name(g: int, index: int) -> bytes:
             return block_name(hashes[(index + 1) * self._node_blocks[g] - 1], g)
 
-        names = [name(g, index) for g, indices in missing for index in indices.tolist()]
-        found = find(names)
-        if not found.any():
-            return None
-        there, start = [present.copy() for present in held], 0
-        for g, indices in missing:
-            there[g][indices] = found[start : start + len(indices)]
-            start += len(indices)
-        before = longest_common_hit(self.groups, held, limit, self._hit_unit)
+        there = [blocks != 0 for blocks in held]
+        before = longest_common_hit(self.groups, there, limit, self._hit_unit)
+        for (g, index), is_found in zip(lacking, find([name(*one) for one in lacking]).tolist(), strict=True):
+            there[g][index] = is_found or there[g][index]
         after = longest_common_hit(self.groups, there, limit, self._hit_unit)
-        if after <= before:
-            return None
         wanted: list[tuple[int, int, int]] = []  # where it ends, group, index
         for g, group in enumerate(self.groups):
             end = after // group.block_size
-            first = int(group.first_needed(np.array([after]))[0]) if g in self._paged else end - 1
-            wanted += [((i + 1) * group.block_size, g, i) for i in range(first, end) if not held[g][i]]
+            first = int(group.first_needed(np.array([after]))[0]) if g in self._paged else max(end - 1, 0)
+            wanted += [((i + 1) * group.block_size, g, i) for i in range(first, end)]
         wanted.sort()
         groups, indices = (np.array([one[k] for one in wanted], np.int32) for k in (1, 2))
-        return OutsideBlocks(tuple(name(g, i) for _, g, i in wanted), groups, indices, (before, after))
+        blocks = np.array([held[g][i] for _, g, i in wanted], np.int32)
+        names = tuple(name(g, i) for _, g, i in wanted)
+        return NamedBlocks(names, groups, indices, blocks, after, before)
 
     def bring(self, token_ids: I32, keys: BlockKeys, groups: I32, indices: I32, blocks: I32) -> None:
         """Make blocks hittable that `pool.allocate` gave and that hold blocks ``indices`` of the KV groups ``groups``

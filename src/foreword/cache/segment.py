@@ -1,7 +1,9 @@
 """A file of blocks: written once as a whole, each block with a checksum.
 
-    header    magic, key of the format, bytes of a block, number of blocks, CRC-32 of what is before and of the table
+    header    magic, key of the format, bytes of a block, number of blocks, bytes of the note; CRC-32 of all up to the
+              first block
     table     of each block: name (18 bytes), CRC-32 of its bytes
+    note      what the writer wants to know again
     blocks    their bytes, one after the other
 
 A file gets its name when all of it is written, so that it is whole or absent whenever its writer is killed. Where the
@@ -26,7 +28,8 @@ from foreword.cache.tiers import NAME_BYTES, BlockFormat
 MAGIC = b"FWBLOCK1"
 SUFFIX = ".blocks"
 MOST_BLOCKS = 1 << 20
-_HEADER = Struct("<8s16sQI")
+MOST_NOTE = 1 << 28  # bytes
+_HEADER = Struct("<8s16sQII")
 _CHECK = Struct("<I")
 _ENTRY = np.dtype([("name", f"V{NAME_BYTES}"), ("check", "<u4")])
 
@@ -42,6 +45,7 @@ class Segment(NamedTuple):
     names: tuple[bytes, ...]
     checks: tuple[int, ...]
     start: int
+    note: bytes = b""
 
 
 def segment_bytes(blocks: BlockFormat, count: int) -> int:
@@ -49,12 +53,12 @@ def segment_bytes(blocks: BlockFormat, count: int) -> int:
     return _HEADER.size + _CHECK.size + count * (_ENTRY.itemsize + blocks.block_bytes)
 
 
-def write_segment(path: Path, blocks: BlockFormat, names: Sequence[bytes], data: U8) -> Segment:
+def write_segment(path: Path, blocks: BlockFormat, names: Sequence[bytes], data: U8, note: bytes = b"") -> Segment:
     """Write a file of blocks, uint8 [len(names), block_bytes]. OSError if that fails; then there is none."""
     table = np.zeros(len(names), _ENTRY)
     table["name"] = np.frombuffer(b"".join(names), f"V{NAME_BYTES}")
     table["check"] = checks = [crc32(block.data) for block in data]
-    header = _HEADER.pack(MAGIC, blocks.key, blocks.block_bytes, len(names)) + table.tobytes()
+    header = _HEADER.pack(MAGIC, blocks.key, blocks.block_bytes, len(names), len(note)) + table.tobytes() + note
     head = header[: _HEADER.size] + _CHECK.pack(crc32(header)) + header[_HEADER.size :]
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
@@ -67,7 +71,7 @@ def write_segment(path: Path, blocks: BlockFormat, names: Sequence[bytes], data:
         with suppress(OSError):
             temporary.unlink()
         raise
-    return Segment(path, tuple(names), tuple(checks), len(head))
+    return Segment(path, tuple(names), tuple(checks), len(head), note)
 
 
 def read_segment(path: Path, blocks: BlockFormat) -> Segment:
@@ -76,17 +80,19 @@ def read_segment(path: Path, blocks: BlockFormat) -> Segment:
         head = file.read(_HEADER.size + _CHECK.size) or b""
         if len(head) < _HEADER.size + _CHECK.size:
             raise DamagedError(f"{path}: is too short")
-        magic, key, size, count = _HEADER.unpack_from(head)
-        if (magic, key, size) != (MAGIC, blocks.key, blocks.block_bytes) or not 0 < count <= MOST_BLOCKS:
+        magic, key, size, count, note_bytes = _HEADER.unpack_from(head)
+        is_known = (magic, key, size) == (MAGIC, blocks.key, blocks.block_bytes)
+        if not is_known or count > MOST_BLOCKS or note_bytes > MOST_NOTE:
             raise DamagedError(f"{path}: is not a file of blocks of this model and version")
-        table = file.read(count * _ENTRY.itemsize) or b""
+        if os.fstat(file.fileno()).st_size < segment_bytes(blocks, count) + note_bytes:
+            raise DamagedError(f"{path}: is not complete")
+        table = file.read(count * _ENTRY.itemsize + note_bytes) or b""
         if crc32(table, crc32(head[: _HEADER.size])) != _CHECK.unpack_from(head, _HEADER.size)[0]:
             raise DamagedError(f"{path}: its table is damaged")
-        if os.fstat(file.fileno()).st_size < segment_bytes(blocks, count):
-            raise DamagedError(f"{path}: is not complete")
-    entries = np.frombuffer(table, _ENTRY)
+    entries = np.frombuffer(table, _ENTRY, count)
     names = tuple(entry.tobytes() for entry in entries["name"])
-    return Segment(path, names, tuple(entries["check"].tolist()), len(head) + len(table))
+    note = table[len(table) - note_bytes :]
+    return Segment(path, names, tuple(entries["check"].tolist()), len(head) + len(table), note)
 
 
 def read_blocks(segment: Segment, indices: Sequence[int], blocks: BlockFormat, data: U8, rows: Sequence[int]) -> None:

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -41,6 +41,7 @@ class BlockFormat:
     key: bytes
 
 
+@runtime_checkable
 class BlockTier(Protocol):
     """A place that keeps the content of blocks.
 

@@ -239,7 +239,7 @@ CONFIG: tuple[Any, object] = (
     None,
 )
 JSON: tuple[Any, object] = (Json, False)
-LISTS = {"logits_processor": "logits_processors", "observer": "observers"}
+LISTS = {"logits_processor": "logits_processors", "observer": "observers", "tier": "tiers"}
 """Options that are given several times → what `LLM` calls their list."""
 
 

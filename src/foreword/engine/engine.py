@@ -17,7 +17,7 @@ from typing import Any, NoReturn, Unpack
 import numpy as np
 
 from foreword.batch import ContextParallel, KVGroup, PoolingParams, RequestStates, SamplingParams, advance
-from foreword.cache import CacheEvent, CacheMiss, KVCacheManager, TierFactory, hash_block
+from foreword.cache import BlockTier, CacheEvent, CacheMiss, KVCacheManager, TierFactory, hash_block
 from foreword.engine.config import EngineConfig
 from foreword.engine.defaults import DEFAULT_PARAMS, described
 from foreword.engine.intake import Intake, Tokenizer
@@ -129,7 +129,9 @@ class Engine:
         self.tiers: Tiers | None = None
         if tiers:
             blocks = block_format(executor, kv_groups, model_key)
-            self.tiers = Tiers([make(blocks) for make in tiers], self.cache, executor, checker)
+            self.tiers = Tiers(
+                [made("tiers", make, blocks, kind=BlockTier) for make in tiers], self.cache, executor, checker
+            )
         self.scheduler = Scheduler(states, self.cache, limits)
         custom = [made("logits_processors", make, states, kind=LogitsProcessor) for make in logits_processors]
         processors = Processors(states, custom, eos_token_ids=tuple(eos))

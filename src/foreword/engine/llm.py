@@ -74,6 +74,7 @@ class LLM:
             observers=given.observers,
             logits_processors=given.logits_processors,
             drafter=given.drafter,
+            tiers=given.tiers,
         )
         try:
             for name, path in given.loras.items():

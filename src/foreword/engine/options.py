@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from foreword.cache import TierFactory
 from foreword.engine.build import DrafterFactory, with_drafter
 from foreword.engine.config import GROUPS, EngineConfig, engine_config
 from foreword.engine.model import ProcessorFactory
@@ -34,6 +35,7 @@ class LLMOptions(EngineOptions, total=False):
     policy: "fcfs", "priority", "shortest-first", the name of a plug-in, "module:name", or a function of a request.
     observers, logits_processors, drafter: objects, functions that make them, names of plug-ins or "module:name". An
         observer is made without arguments, the others with the `RequestStates` of the engine.
+    tiers: functions of a `BlockFormat` that make places for blocks outside the pool, or their names.
     loras: name → path of adapters that are loaded at once. media: limits of the images and sounds of conversations.
     """
 
@@ -44,6 +46,7 @@ class LLMOptions(EngineOptions, total=False):
     observers: Sequence[EngineObserver | str]
     logits_processors: Sequence[ProcessorFactory | str]
     drafter: DrafterFactory | str | None
+    tiers: Sequence[TierFactory | str]
     loras: Mapping[str, str | Path] | None
     media: MediaLimits | None
 
@@ -58,6 +61,7 @@ class GivenOptions:
     observers: Sequence[EngineObserver]
     logits_processors: Sequence[ProcessorFactory]
     drafter: DrafterFactory | None
+    tiers: Sequence[TierFactory]
     loras: Mapping[str, str | Path]
     media: MediaLimits
 
@@ -87,6 +91,11 @@ PLUG_INS = (
     Setting(
         name="observer", type="Sequence[str]", default=(),
         help="A class or function that makes an observer of the engine, named likewise. Repeatable.", value_name="NAME",
+    ),
+    Setting(
+        name="tier", type="Sequence[str]", default=(),
+        help="A function that makes a place for KV blocks outside the pool, named likewise. Repeatable.",
+        value_name="NAME",
     ),
     Setting(
         name="drafter", optional=True, help="A function that makes the drafter of speculation, named likewise.",
@@ -164,12 +173,13 @@ def split_options(options: LLMOptions) -> GivenOptions:
             for one in _listed("logits_processors", parts["logits_processors"])
         ],
         drafter=drafter,
+        tiers=[_factory("tiers", "tiers", one) for one in _listed("tiers", parts["tiers"])],
         loras=_loras(parts["loras"]),
         media=media,
     )
 
 
-PARTS = ("executor", "observers", "logits_processors", "drafter", "loras", "media")
+PARTS = ("executor", "observers", "logits_processors", "drafter", "tiers", "loras", "media")
 """Options that are no settings."""
 
 

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from itertools import pairwise
 from queue import Empty, SimpleQueue
@@ -28,10 +29,10 @@ from foreword.arrays import I32, U8, Bools
 from foreword.batch import KVGroup
 from foreword.cache import BlockRemoved, BlockStored, CacheEvent, KVCacheManager
 from foreword.cache.keys import adapter_of
-from foreword.cache.manager import OutsideBlocks
-from foreword.cache.prefix import ExtraKeys, HashFunction, hash_block
+from foreword.cache.manager import NamedBlocks
+from foreword.cache.prefix import BlockKeys, ExtraKeys, HashFunction, hash_block
 from foreword.cache.tiers import BlockFormat, BlockTier, block_name
-from foreword.errors import ConfigError
+from foreword.errors import ConfigError, EngineError
 from foreword.executors import Capability, Executor, TransferExecutor
 from foreword.models.lora import FileStates
 from foreword.scheduler import Request
@@ -59,7 +60,7 @@ class _Load:
 
     request: Request
     tokens: I32
-    blocks: OutsideBlocks
+    blocks: NamedBlocks
     tiers: I32
     followers: list[Request] = field(default_factory=list)
     is_over: bool = False
@@ -145,17 +146,8 @@ class Tiers:
         if not request.reuse_prefix:
             return False
         where: dict[bytes, int] = {}
-
-        def find(names: Sequence[bytes]) -> Bools:
-            found = np.zeros(len(names), np.bool_)
-            for number, tier in enumerate(self.members):
-                here = tier.find(names)
-                where.update((names[i], number) for i in np.flatnonzero(here & ~found).tolist())
-                found |= here
-            return found
-
         tokens = request.tokens()
-        blocks = self._cache.outside(tokens, request.keys, find)
+        blocks = self._cache.outside(tokens, request.keys, partial(self._find, where))
         if blocks is None or len(blocks.names) > self._cache.pool.num_free:
             return False
         other = next((self._reading[name] for name in blocks.names if name in self._reading), None)
@@ -226,6 +218,30 @@ class Tiers:
         for tier in self.members:
             tier.close()
 
+    def content_of(self, tokens: I32, keys: BlockKeys) -> tuple[NamedBlocks, U8]:
+        """Return the blocks with which a later request can reuse most of these tokens, and their bytes, uint8 [N,
+        block_bytes], of the pool and of the tiers.
+        """
+        where: dict[bytes, int] = {}
+        found = self._cache.named(tokens, keys, len(tokens), partial(self._find, where))
+        data = np.empty((len(found.names), self._executor.block_bytes), np.uint8)
+        held = np.flatnonzero(found.blocks)
+        if held.size:
+            data[held] = self._executor.read_blocks(found.blocks[held])
+        for i in np.flatnonzero(found.blocks == 0).tolist():
+            if not self.members[where[found.names[i]]].read(found.names[i : i + 1], data[i : i + 1]).all():
+                raise EngineError("a block of the conversation has gone since it was found: try again")
+        return found, data
+
+    def _find(self, where: dict[bytes, int], names: Sequence[bytes]) -> Bools:
+        """Return whether each block is in a tier; ``where`` gets the number of the tier that has it."""
+        found = np.zeros(len(names), np.bool_)
+        for number, tier in enumerate(self.members):
+            here = tier.find(names)
+            where.update((names[i], number) for i in np.flatnonzero(here & ~found).tolist())
+            found |= here
+        return found
+
     def _take_piece(self, piece: _Piece) -> list[Request]:
         load, count, pool = piece.load, len(piece.data), self._cache.pool
         fits = count <= pool.num_free
@@ -248,7 +264,7 @@ class Tiers:
         for name in load.blocks.names:
             self._reading.pop(name, None)
         counts = Counter(self.members[number].name for number in load.tiers.tolist())
-        load.request.read_blocks = load.blocks.num_tokens, counts
+        load.request.read_blocks = (load.blocks.num_held, load.blocks.num_tokens), counts
         for request in load.followers:
             del self._waiting[request.request_id]
         return [load.request, *(request for request in load.followers if not self.take(request))]

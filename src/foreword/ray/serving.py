@@ -221,6 +221,8 @@ def application(
     num_cpus: of a replica, in Ray's accounts and as threads. options: of `AsyncLLM`.
     """
     config = config or ServerConfig()
+    if config.slot_save_path is not None:
+        raise ConfigError("slot_save_path: slots belong to one process, and Ray has replicas; give cache_dir instead")
     if config.kv_events is not None or config.tls_certificate is not None:
         raise ConfigError(
             "kv_events, tls_certificate: are not supported on Ray, where replicas have no fixed addresses; leave them "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,6 +48,11 @@ class ServerConfig:
     )
     adapter_directory: str | None = setting(
         None, "Directory whose adapters requests may load; without it they load none.", value_name="DIR"
+    )
+    slot_save_path: str | None = setting(
+        None,
+        "Directory where /slots saves conversations, with their keys and values; without it, it saves none.",
+        value_name="DIR",
     )
     replicas: int = setting(1, "Processes that serve the model behind one address.", least=1, most=256)
     router: str = setting("prefix", "Policy that chooses the replica of a request.", choices=tuple(ROUTERS))
@@ -180,6 +186,11 @@ class ServerConfig:
         if self.adapter_directory is not None and not Path(self.adapter_directory).is_dir():
             raise ConfigError(
                 f"adapter_directory={self.adapter_directory!r:.80}: is not a directory; make it, or correct it"
+            )
+        if self.slot_save_path is not None and not os.access(self.slot_save_path, os.R_OK | os.W_OK | os.X_OK):
+            raise ConfigError(
+                f"slot_save_path={self.slot_save_path!r:.80}: is not a directory that can be written; make it, or "
+                "correct it"
             )
         if self.tls_certificate is not None and self.tls_key is not None:
             self._check_tls(Path(self.tls_certificate), Path(self.tls_key))

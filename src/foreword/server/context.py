@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from foreword.engine.async_engine import AsyncEngine
+from foreword.engine.slots import Slots
 from foreword.kv_events.source import KVEventSource
 from foreword.media.encoder import TEXT_ONLY, Media
 from foreword.models.tokenizer import Tokenizer
@@ -43,7 +44,8 @@ class Context:
     """The engine and its tokenizer; media: what the model takes besides text; names: of the model in requests, the
     first one in responses, where adapters have names of their own; created: seconds since 1970; kv_events: where the
     cache's events are published, None if they are not; progress: of the HTTP requests that generate, by their ids;
-    trace: told the end of each request; decoding: of sounds, so many at the same time; pace: of streams.
+    trace: told the end of each request; slots: conversations that can be saved, None if they cannot; decoding: of
+    sounds, so many at the same time; pace: of streams.
     """
 
     engine: AsyncEngine
@@ -53,6 +55,7 @@ class Context:
     config: ServerConfig = field(default_factory=ServerConfig)
     kv_events: KVEventSource | None = None
     trace: Traces | None = None
+    slots: Slots | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     admission: Admission = field(init=False)
     metrics: ServerMetrics = field(init=False)

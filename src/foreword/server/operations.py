@@ -15,6 +15,7 @@ from foreword.server import (
     page,
     pooling_routes,
     requests,
+    slot_routes,
     status,
     tokens,
 )
@@ -38,6 +39,7 @@ OPERATIONS = Operations(
     tokens.OPERATIONS,
     status.OPERATIONS,
     requests.OPERATIONS,
+    slot_routes.OPERATIONS,
     inspect_routes.OPERATIONS,
     adapter_routes.OPERATIONS,
     page.OPERATIONS,

@@ -27,6 +27,7 @@ from foreword.models.quantized import conversions
 from foreword.server.config import ENGINE_DEFAULTS, ServerConfig
 
 if TYPE_CHECKING:
+    from foreword.engine.slots import Slots
     from foreword.server.tracing import Traces
 
 PACKAGES = ("httptools", "msgspec", "prometheus_client", "python_multipart", "starlette", "uvicorn")
@@ -59,11 +60,14 @@ def run(
         given: LLMOptions = {**ENGINE_DEFAULTS, **options, "loras": loras, "media": config.media}
         if log is not None:
             given["observers"] = [*(given.get("observers") or ()), log]
+        slots, given = with_slots(config, given)
         with ThreadPoolExecutor(1) as thread:
             loading = thread.submit(AsyncLLM, model, **given)
             from foreword.server.context import Context
             from foreword.server.listener import Server, limited_end, serve
         llm = loading.result()
+        if slots is not None:
+            slots.attach(llm.engine)
         begin_end = stack.enter_context(limited_end(config))
         stack.callback(lambda: asyncio.run(llm.close()))
         for line in (*conversions(llm.model.weights.values()), *llm.engine.notes):
@@ -78,6 +82,7 @@ def run(
             config=config,
             kv_events=source,
             trace=trace,
+            slots=slots,
         )
         told = on_ready or (lambda url: announce(f"{names[0]} at {url}", config))
         serve(Server(context, sock, told, begin_end, logs_end=on_ready is None), sock)
@@ -88,6 +93,17 @@ def _cache_log() -> CacheLog:
     if find_spec("zmq") is None:
         raise ConfigError(f"kv_events: pyzmq is not installed. {install('events')}")
     return CacheLog()
+
+
+def with_slots(config: ServerConfig, options: LLMOptions) -> tuple[Slots | None, LLMOptions]:
+    """Return the slots that a server saves, and the options of their engine; `Slots.attach` is left to the caller."""
+    if config.slot_save_path is None:
+        return None, options
+    from foreword.engine.slots import Slots  # here: few servers save conversations
+
+    slots = Slots()
+    observers, tiers = [*(options.get("observers") or ()), slots], [slots.tier, *(options.get("tiers") or ())]
+    return slots, {**options, "observers": observers, "tiers": tiers}
 
 
 def _publish(log: CacheLog, llm: AsyncLLM, config: ServerConfig, rank: int, stack: ExitStack) -> KVEventSource:

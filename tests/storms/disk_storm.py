@@ -1,0 +1,115 @@
+"""Processes that save blocks on a disk and are killed at random moments: what they left gives equal tokens, or nothing.
+
+    PYTHONPATH=src python tests/storms/disk_storm.py --runs 30
+    PYTHONPATH=src python tests/storms/disk_storm.py --runs 1 --seed 17
+
+In each run two processes share a directory that is too small for all they compute. One of them is killed, the other one
+a moment later; then an engine answers prompts of both from the directory. Ends with 1 at the first wrong answer.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from random import Random
+
+from hash_model import HashExecutor
+
+from foreword.batch import KVGroup, SamplingParams
+from foreword.cache.disk import DiskTier
+from foreword.cache.segment import DamagedError, read_segment
+from foreword.engine import Engine, engine_config
+
+V, M = 40, 128
+GROUPS = (KVGroup(4), KVGroup(4, sliding_window=10))
+CAPACITY = 60_000
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, detokenize=False)
+
+
+def make_engine(folder: Path | None) -> Engine:
+    config = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "block_size": 4, "max_model_len": M, "flight_steps": 0}
+    tiers = [] if folder is None else [partial(DiskTier, folder, capacity=CAPACITY)]
+    return Engine(
+        HashExecutor(V, GROUPS, 150), vocab_size=V, max_model_len=M, kv_groups=list(GROUPS), num_blocks=150,
+        config=engine_config(config), tiers=tiers,
+    )  # fmt: skip
+
+
+def prompt_of(random: Random) -> list[int]:
+    """One of a few beginnings with one of a few ends."""
+    begin, end = Random(random.randrange(6)), Random(random.randrange(20))
+    return begin.choices(range(1, V), k=60) + end.choices(range(1, V), k=30)
+
+
+def answers(engine: Engine, prompts: list[list[int]]) -> tuple[list[list[int]], int]:
+    """The tokens of each prompt, and how many prompt tokens came from the disk."""
+    for i, prompt in enumerate(prompts):
+        engine.add_request(str(i), prompt, GREEDY)
+    outputs = {}
+    while engine.has_work:
+        outputs |= {output.request_id: output for output in engine.step()}
+    found = [outputs[str(i)] for i in range(len(prompts))]
+    return [output.outputs[0].token_ids for output in found], sum(
+        sum(output.metrics.loaded_tokens.values()) for output in found
+    )
+
+
+def write_until_killed(folder: Path, seed: int) -> None:
+    random = Random(seed)
+    while True:
+        engine = make_engine(folder)
+        for _ in range(5):
+            answers(engine, [prompt_of(random) for _ in range(3)])
+
+
+def storm(folder: Path, seed: int) -> int:
+    """Return the prompt tokens that came from the disk. AssertionError for a wrong answer."""
+    random = Random(seed)
+    children = []
+    for number in range(2):
+        child = os.fork()
+        if not child:
+            write_until_killed(folder, 2 * seed + number)
+        children.append(child)
+    deadline = time.monotonic() + 20
+    while not list(folder.glob("blocks-*/*.blocks")) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    for child in children:
+        time.sleep(random.random() * 0.2)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    engine, alone = make_engine(folder), make_engine(None)
+    prompts = [prompt_of(random) for _ in range(8)]
+    found, num_loaded = answers(engine, prompts)
+    expected, _ = answers(alone, prompts)
+    assert found == expected, f"seed {seed}: {found} is not {expected}"
+    [tier] = engine.tiers.members
+    for path in folder.glob("blocks-*/*.blocks"):
+        try:
+            read_segment(path, tier._blocks)
+        except DamagedError as error:
+            raise AssertionError(f"seed {seed}: {error}") from None
+    engine.close()
+    assert sum(path.stat().st_size for path in folder.glob("blocks-*/*")) < CAPACITY * 1.5
+    return num_loaded
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    total = 0
+    for seed in range(given.seed, given.seed + given.runs):
+        with tempfile.TemporaryDirectory() as folder:
+            total += storm(Path(folder), seed)
+    print(f"{given.runs} storms: every answer is right; {total} prompt tokens came from the disk")
+    sys.exit(0 if total else 1)
+
+
+if __name__ == "__main__":
+    main()
