@@ -70,6 +70,7 @@ storms: $(STAMPS)/test  ## interrupts and failures at random moments of the engi
 	$(BIN)/python tests/storms/interrupt_storm.py --runs 2000
 	$(BIN)/python tests/storms/fault_storm.py --runs 100
 	$(BIN)/python tests/storms/async_storm.py --runs 50
+	$(BIN)/python tests/storms/disk_storm.py --runs 100
 
 shadow: $(STAMPS)/test  ## another engine's random traffic under a shadow, healthy and with changed tensors (minutes)
 	PYTHONPATH=tests/shadow $(BIN)/python tests/shadow/traffic.py --steps $(or $(STEPS),10000)

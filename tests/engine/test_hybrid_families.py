@@ -2,12 +2,14 @@
 runs, from chunks, cached states and after preemption.
 """
 
+from functools import partial
 from random import Random
 
 import pytest
 from engine_rig import run
 
 from foreword.batch import SamplingParams
+from foreword.cache.disk import DiskTier
 from foreword.engine import Engine, engine_config
 from foreword.executors.pool import batch_groups
 from foreword.models.loader import load_model
@@ -35,7 +37,7 @@ class Work:
             for i, t in enumerate((0.0, 0.8, 0.0, 1.1, 0.0, 0.8, 0.0))
         ]
 
-    def engine(self, num_blocks: int, **config) -> Engine:
+    def engine(self, num_blocks: int, tiers=(), **config) -> Engine:
         from foreword.executors.native import NativeExecutor
 
         spec = self.model.spec
@@ -47,6 +49,7 @@ class Work:
             kv_groups=batch_groups(spec, UNIT),
             num_blocks=num_blocks,
             config=engine_config(settings),
+            tiers=tiers,
         )
 
     def results(self, engine: Engine, requests) -> dict[int, object]:
@@ -87,4 +90,18 @@ def test_chunks_states_of_others_and_preemption_change_no_token(work):
         outputs = work.results(engine, everyone)
         assert {i: tokens(output) for i, output in outputs.items()} == alone
         assert any(output.metrics.num_preemptions for output in outputs.values())
+        engine.close()
+
+
+@pytest.mark.parametrize("work", ["bamba", "lfm2-moe", "qwen3_5"], indirect=True)
+def test_states_on_disk_change_no_token(work, tmp_path):
+    some = range(len(work.prompts) - 2)
+    engine = work.engine(120, prefix_caching=False, check="off")
+    alone = {i: tokens(work.results(engine, [i])[i]) for i in some}
+    engine.close()
+    for num_loaded in (0, 2):
+        engine = work.engine(120, tiers=[partial(DiskTier, tmp_path / "blocks", capacity=1 << 30)], check="off")
+        outputs = work.results(engine, some)
+        assert {i: tokens(output) for i, output in outputs.items()} == alone
+        assert sum("disk" in output.metrics.loaded_tokens for output in outputs.values()) >= num_loaded
         engine.close()

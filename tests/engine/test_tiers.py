@@ -3,6 +3,7 @@
 import threading
 import time
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -245,6 +246,8 @@ def test_settings_that_cannot_be_are_refused(talker, options, message):
 EXECUTORS = {"numpy": {}}
 if available():
     EXECUTORS |= {"native": {}, "native int8": {"kv_format": "int8"}, "native fp32": {"kv_format": "fp32"}}
+if find_spec("torch"):
+    EXECUTORS |= {"torch": {"num_threads": 1}}
 
 
 @pytest.mark.parametrize("name", sorted(EXECUTORS))

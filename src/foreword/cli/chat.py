@@ -275,6 +275,8 @@ class Chat:
     def save(self, command: Command) -> None:
         self.conversation.save(_path(command))
         self._saved = self.conversation.text
+        if (tiers := self.llm.engine.tiers) is not None:
+            tiers.flush()  # a later /load need not compute it
         print(f"saved {counted(len(self.conversation.messages), 'message')}")
 
     def load(self, command: Command) -> None:

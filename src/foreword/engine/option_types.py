@@ -15,6 +15,9 @@ class EngineOptions(TypedDict, total=False):
     lora_bytes: int | str
     max_logprobs: int
     grammar_cache_bytes: int | str
+    cache_dir: str | None
+    cache_bytes: int | str | None
+    host_cache_bytes: int | str
     prefix_caching: bool
     partial_reuse: bool
     async_scheduling: bool | None

@@ -211,6 +211,12 @@ class Tiers:
                 request.hit_report += "".join(f"; {count} from {name}" for name, count in request.loaded_tokens.items())
             request.read_blocks = None
 
+    def flush(self) -> None:
+        """Wait until what was computed and evicted so far is kept."""
+        self.save()
+        for tier in self.members:
+            tier.flush()
+
     def close(self) -> None:
         """Keep what was offered, and end the threads. Closing twice is harmless."""
         self.save()
