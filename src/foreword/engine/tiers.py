@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import numpy as np
 
-from foreword import __version__
 from foreword.arrays import I32, U8, Bools
 from foreword.batch import KVGroup
 from foreword.cache import BlockRemoved, BlockStored, CacheEvent, KVCacheManager
@@ -289,7 +288,7 @@ def transfers(executor: Executor) -> TransferExecutor:
 def block_format(executor: Executor, kv_groups: Sequence[KVGroup], model_key: bytes) -> BlockFormat:
     """Return what the blocks of an engine are. ConfigError for an executor whose blocks cannot leave its pool."""
     own = transfers(executor)
-    parts = (__version__, CONTENT_VERSION, own.block_layout, own.block_bytes, tuple(kv_groups))
+    parts = (CONTENT_VERSION, own.block_layout, own.block_bytes, tuple(kv_groups))
     return BlockFormat(own.block_bytes, blake2b(repr(parts).encode(), key=model_key[:64], digest_size=16).digest())
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache, partial
+from hashlib import file_digest
 from math import prod
+from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
@@ -217,7 +219,10 @@ class NativeExecutor(TransferPagedExecutor):
 
     @property
     def block_layout(self) -> str:
-        return f"native {self.isa} weights {self.weight_format} kv {self.kv_format}"
+        """See `TransferExecutor`. Another build of the kernels may round or lay out keys in another way."""
+        with Path(str(native.__file__)).open("rb") as module:
+            build = file_digest(module, "sha256").hexdigest()
+        return f"native {build} {self.isa} weights {self.weight_format} kv {self.kv_format}"
 
     def memory_report(self) -> str:
         """Weights and KV pool in one line."""
