@@ -143,6 +143,22 @@ def test_cache_events_name_the_adapter_of_every_block(files):
         assert len(stored) > 4
 
 
+def test_blocks_on_disk_belong_to_the_files_of_an_adapter(files, tmp_path):
+    """Not to its number, which depends on the order of loading, and not to its name alone."""
+    own = shutil.copytree(files.adapters["law"], tmp_path / "law")
+    found = []
+    for names in (("law", "code"), ("code", "law"), ("law",)):
+        if len(names) == 1:
+            shutil.copytree(files.adapters["law"], own, dirs_exist_ok=True, copy_function=shutil.copyfile)
+        with make_llm(files.base, cache_dir=str(tmp_path / "blocks")) as llm:
+            for name in names:
+                llm.load_lora(name, own if name == "law" else files.adapters[name])
+            outputs = [llm.generate(PROMPT, GREEDY, lora=name)[0] for name in ("law", None)]
+            found.append([dict(output.metrics.loaded_tokens) for output in outputs])
+            assert tokens(outputs[0]) != tokens(outputs[1])
+    assert found == [[{}, {}], [{"disk": 8}, {"disk": 8}], [{}, {"disk": 8}]]
+
+
 def test_streams_and_conversations_take_an_adapter_too(llm):
     want = {name: tokens(llm.generate(PROMPT, GREEDY, lora=name)[0]) for name in (None, "law")}
     finals = {o.prompt_index: tokens(o) for o in llm.stream([PROMPT, PROMPT], GREEDY, lora=[None, "law"]) if o.finished}

@@ -301,6 +301,11 @@ class Engine:
         found = None if group is None else group.completions[0].request.cache_miss
         return None if found is None else self.refined(found)
 
+    def loaded_tokens(self, request_id: str) -> Mapping[str, int]:
+        """Return how many of a request's prompt tokens were read from outside the pool, by the name of the tier."""
+        group = self._outputs.groups.get(request_id)
+        return {} if group is None else group.completions[0].request.loaded_tokens
+
     def refined(self, miss: CacheMiss) -> CacheMiss:
         """Return a request's `CacheMiss` with what the special tokens of the model tell, see `CacheMiss.among`."""
         return self._refined(miss)

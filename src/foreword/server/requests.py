@@ -96,15 +96,18 @@ async def _states(
     engine = context.engine.engine
 
     def state(name: str) -> dict[str, Any]:
-        found = engine.why(name)
-        code = "new" if found.code == "unknown" else found.code
-        details = {key: value for key, value in found.details if others or key != "request"}
+        reason = engine.why(name)
+        code = "new" if reason.code == "unknown" else reason.code
+        details = {key: value for key, value in reason.details if others or key != "request"}
         miss = engine.cache_miss(name)
         cache = {}
         if miss is not None:
             known = miss if cached else miss.public()
             texts = {"prompt": known.ours if prompt else (), "cached": known.theirs if cached else ()}
-            cache = {"cache": _cache(known) | {key: decode(list(ids), False) for key, ids in texts.items() if ids}}
+            loaded = {"loaded": found} if (found := dict(engine.loaded_tokens(name))) else {}
+            cache = {
+                "cache": _cache(known) | loaded | {key: decode(list(ids), False) for key, ids in texts.items() if ids}
+            }
         return {"id": name, "state": code, "why": str(Reason(code, tuple(details.items()))), **details, **cache}
 
     decode = context.tokenizer.decode
@@ -139,7 +142,8 @@ OPERATIONS = (
         access="key", summary="Explain why a request waits, and why not all of its prompt was in the cache.",
         details="The id is the header `X-Request-Id` of its response, which the client may choose. A request of several"
         " prompts also has each of them in `parts`. `cache` has the tokens that were reused, and the reason and"
-        " position where the reuse ends; for the client that sent the request, also the prompt's text from there on."
+        " position where the reuse ends, and how many of them were `loaded` from disk or memory; for the client that sent"
+        " the request, also the prompt's text from there on."
         " The cached text beside it may be of another client: `/requests` alone has it.",
         replicas=FIRST,
     ),
