@@ -141,9 +141,9 @@ OPERATIONS = (
         "/requests/{id}/why", _why,
         access="key", summary="Explain why a request waits, and why not all of its prompt was in the cache.",
         details="The id is the header `X-Request-Id` of its response, which the client may choose. A request of several"
-        " prompts also has each of them in `parts`. `cache` has the tokens that were reused, and the reason and"
-        " position where the reuse ends, and how many of them were `loaded` from disk or memory; for the client that sent"
-        " the request, also the prompt's text from there on."
+        " prompts also has each of them in `parts`. `cache` has the tokens that were reused, those of them that were"
+        " `loaded` from disk or memory, and the reason and position where the reuse ends; for the client that sent the"
+        " request, also the prompt's text from there on."
         " The cached text beside it may be of another client: `/requests` alone has it.",
         replicas=FIRST,
     ),
