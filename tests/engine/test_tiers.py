@@ -190,6 +190,17 @@ def test_a_request_can_be_aborted_while_its_blocks_are_read():
     engine.close()
 
 
+def test_an_engine_that_is_closed_computes_what_it_waited_for():
+    engine, tier = slow_engine()
+    for name in "ab":
+        engine.add_request(name, list(range(1, 28)), GREEDY)
+    tier.may_read.set()
+    engine.close()
+    outputs = run(engine)
+    assert [outputs[name].outputs[0].token_ids for name in "ab"] == [alone(list(range(1, 28)))] * 2
+    engine.close()
+
+
 def test_a_failed_step_leaves_requests_whose_blocks_are_read_to_be_computed():
     engine, tier = slow_engine()
     engine.add_request("slow", list(range(1, 28)), GREEDY)

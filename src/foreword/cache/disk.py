@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from threading import Condition, Lock, Thread
+from threading import Condition, Lock, Thread, current_thread
 from typing import Literal
 
 import numpy as np
@@ -201,7 +201,8 @@ class DiskTier:
         with self._lock:
             self._is_closed = True
             self._changed.notify_all()
-        self._thread.join(_CLOSE_SECONDS)
+        if self._thread is not current_thread():  # which may collect garbage, too
+            self._thread.join(_CLOSE_SECONDS)
 
     def _write_all(self) -> None:
         while True:

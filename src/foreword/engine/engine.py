@@ -338,7 +338,8 @@ class Engine:
         """End its threads. The engine can be used again; its executor, which others may share, stays."""
         self.pipeline.close()
         if self.tiers is not None:
-            self.tiers.close()
+            for request in self.tiers.close():
+                self.scheduler.add(request)
         if self.recorder is not None:
             self.recorder.close()
 

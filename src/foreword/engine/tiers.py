@@ -84,7 +84,7 @@ class Tiers:
     def __init__(
         self, tiers: Sequence[BlockTier], cache: KVCacheManager, executor: Executor, checker: CacheChecker | None
     ) -> None:
-        self.members = tuple(tiers)
+        self.members: tuple[BlockTier, ...] = tuple(tiers)
         self._cache, self._executor, self._checker = cache, transfers(executor), checker
         self._takes = frozenset(tier.takes for tier in tiers)
         self._names: dict[int, bytes] = {}  # of whole blocks with cached content
@@ -97,7 +97,8 @@ class Tiers:
         self._outbox: SimpleQueue[_Piece] = SimpleQueue()
         self._credits: SimpleQueue[bool] = SimpleQueue()
         self._has_thread = False
-        self._stop = weakref.finalize(self, _stop, self._inbox, self._credits)
+        # Also when the engine is garbage-collected, and when the process ends.
+        self._stop = weakref.finalize(self, _stop, self._inbox, self._credits, self.members)
 
     # -- what is kept ------------------------------------------------------------------------------------------------
 
@@ -216,12 +217,22 @@ class Tiers:
         for tier in self.members:
             tier.flush()
 
-    def close(self) -> None:
-        """Keep what was offered, and end the threads. Closing twice is harmless."""
+    def close(self) -> list[Request]:
+        """Keep what was offered, and end the threads. Closing twice is harmless.
+
+        Returns the requests that waited for blocks, and can be scheduled. From then on there are no tiers.
+        """
         self.save()
         self._stop()
-        for tier in self.members:
-            tier.close()
+        waiting = [one for load in self._loads.values() for one in (load.request, *load.followers)]
+        self.clear()
+        self.members, self._takes = (), frozenset()
+        return waiting
+
+    @property
+    def num_waiting(self) -> int:
+        """The number of requests that wait for blocks."""
+        return len(self._loads) + len(self._waiting)
 
     def content_of(self, tokens: I32, keys: BlockKeys) -> tuple[NamedBlocks, U8]:
         """Return the blocks with which a later request can reuse most of these tokens, and their bytes, uint8 [N,
@@ -303,9 +314,11 @@ def hash_with_adapters(files_of: Callable[[int], FileStates]) -> HashFunction:
     return hashed
 
 
-def _stop(inbox: SimpleQueue[_Load | None], credits: SimpleQueue[bool]) -> None:
+def _stop(inbox: SimpleQueue[_Load | None], credits: SimpleQueue[bool], tiers: Sequence[BlockTier]) -> None:
     inbox.put(None)
     credits.put(False)
+    for tier in tiers:
+        tier.close()
 
 
 def _read_all(

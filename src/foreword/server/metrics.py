@@ -121,9 +121,11 @@ class ServerMetrics:
         waiting = list(scheduler.waiting)  # one operation, which no other thread interrupts
         ledger, refused = scheduler.ledger, self._admission.num_refused
         yield self._gauge("num_requests_running", "Completions that hold a row.", len(scheduler.running))
-        yield self._gauge("num_requests_waiting", "Completions that wait.", len(waiting))
+        num_loading = 0 if self._engine.tiers is None else self._engine.tiers.num_waiting
+        yield self._gauge("num_requests_waiting", "Completions that wait.", len(waiting) + num_loading)
         yield self._gauge("kv_cache_usage_perc", "Used part of the KV blocks.", pool.num_used / (pool.num_blocks - 1))
         reasons = Counter(ledger.reason_for(request.request_id, len(request)).code for request in waiting)
+        reasons.update({"loading": num_loading} if num_loading else {})
         yield self._labelled(
             GaugeMetricFamily, "num_requests_waiting_by_reason", "Waiting completions by reason.", "reason", reasons
         )
