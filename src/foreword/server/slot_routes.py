@@ -57,7 +57,7 @@ async def _slots(context: Context, request: Request) -> Response:
 
 
 async def _act(context: Context, request: Request) -> Response:
-    slots, action = context.slots, request.query_params.get("action", "")
+    slots, action, name = context.slots, request.query_params.get("action", ""), await FILE.read(request)
     if slots is None or context.config.slot_save_path is None:
         raise HttpError(FORBIDDEN, "slots cannot be saved: start the server with --slot-save-path")
     number = request.path_params["id"]
@@ -68,7 +68,6 @@ async def _act(context: Context, request: Request) -> Response:
         return reply({"id_slot": slot, "n_erased": await context.engine.call(partial(slots.erase, slot))})
     if action not in ("save", "restore"):
         raise HttpError(INVALID, f"action = {action!r:.80}: must be save, restore or erase", param="action")
-    name = await FILE.read(request)
     path = _allowed(context.config.slot_save_path, name)
     try:
         if action == "save":
