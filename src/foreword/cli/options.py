@@ -135,13 +135,23 @@ def values_given(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value not in (None, [], ())}
 
 
-def _read_file(context: typer.Context, file: Path | None) -> Path | None:
-    """Take the values of a TOML file for options that neither the command line nor a variable has."""
+TABLES = f"{__name__}.tables"
+"""Where the context of a command has the tables of its file: a list of dictionaries."""
+
+
+def _read_file(context: typer.Context, file: Path | None, *, tables: str | None = None) -> Path | None:
+    """Take the values of a TOML file for options that neither the command line nor a variable has.
+
+    tables: the name of tables that the command reads itself, see `TABLES`; None: of none.
+    """
     if file is None or context.resilient_parsing:
         return file
     options = option_names(context.command)
     context.default_map = {}
     for name, value in read_toml(file).items():
+        if name == tables and isinstance(value, list) and all(isinstance(one, dict) for one in value):
+            context.meta[TABLES] = value
+            continue
         if name not in options or name == "config":
             fix = advice(name, options.keys() - {"config"}, f"`{context.command_path} --help` lists the names.")
             raise ConfigError(f"{file}: {name}={shown(value)}: unknown setting. {fix}")
@@ -225,19 +235,26 @@ class EngineOptions:
         return {**self.settings, "seed": seed}
 
 
-CONFIG: tuple[Any, object] = (
-    Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            metavar="FILE",
-            is_eager=True,
-            callback=_read_file,
-            help="A TOML file with values of options, such as max_num_seqs = 8.",
-        ),
-    ],
-    None,
-)
+def config_option(tables: str | None = None) -> tuple[Any, object]:
+    """Return the option of a TOML file. tables: the name of tables that the command reads itself."""
+    also = f", and a [[{tables}]] table for each {tables}" if tables else ""
+    option = typer.Option(
+        "--config",
+        metavar="FILE",
+        is_eager=True,
+        callback=_with_tables(tables),
+        help=f"A TOML file with values of options, such as max_num_seqs = 8{also}.",
+    )
+    return Annotated[Path | None, option], None
+
+
+def _with_tables(tables: str | None) -> Callable[[typer.Context, Path | None], Path | None]:
+    def read(context: typer.Context, file: Path | None) -> Path | None:  # Typer reads the signature
+        return _read_file(context, file, tables=tables)
+
+    return read
+
+
 JSON: tuple[Any, object] = (Json, False)
 LISTS = {"logits_processor": "logits_processors", "observer": "observers", "tier": "tiers"}
 """Options that are given several times → what `LLM` calls their list."""
@@ -249,10 +266,12 @@ def engine_options(
     without: Collection[str] = (),
     defaults: Mapping[str, Any] = MappingProxyType({}),
     has_json: bool = False,
+    tables: str | None = None,
 ) -> Group[EngineOptions]:
     """Return the options of a model and its engine.
 
-    only, without: names of settings. defaults: the command's, where they differ. has_json: with --json.
+    only, without: names of settings. defaults: the command's, where they differ. has_json: with --json. tables: see
+    `config_option`.
     """
     headings = {
         heading: {name: known for name, known in group.items() if name in only and name not in without}
@@ -268,7 +287,9 @@ def engine_options(
         warn_of_threads(values.get("num_threads"))
         return EngineOptions(model, cast(LLMOptions, values), as_json)
 
-    options = {"config": CONFIG} | ({"as_json": JSON} if has_json else {}) | options_of(headings, defaults)
+    options = (
+        {"config": config_option(tables)} | ({"as_json": JSON} if has_json else {}) | options_of(headings, defaults)
+    )
     return Group(options, make)
 
 

@@ -12,7 +12,7 @@ import os
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -88,15 +88,19 @@ class AsyncEngine:
 
     Event loops may come one after another, or run in several threads at the same time. The engine must not be used
     otherwise meanwhile. max_num_requests: requests of one event loop in the engine at a time; a further one waits.
+    turns: entered for each step, such as `StepTurns`.
     """
 
-    def __init__(self, engine: Engine, *, max_num_requests: int = 1024) -> None:
+    def __init__(
+        self, engine: Engine, *, max_num_requests: int = 1024, turns: AbstractContextManager[object] | None = None
+    ) -> None:
         if max_num_requests < 1:
             raise ConfigError(f"max_num_requests={max_num_requests}: must be at least 1")
         self.engine = engine
         if engine.has_work:
             raise ConfigError("the engine has requests already: finish or abort them first")
         self._max_num_requests = max_num_requests
+        self._turns = nullcontext() if turns is None else turns
         self._admission: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
         # Texts are tokenized outside the loop, grammars apart from them, those that take long apart from the others.
         self._checking = ThreadPoolExecutor(NUM_CHECKING, "foreword-check")
@@ -322,7 +326,8 @@ class AsyncEngine:
 
     def _step(self) -> None:
         try:
-            outputs = self.engine.step()
+            with self._turns:
+                outputs = self.engine.step()
         except Exception as error:
             self._fail(error)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from pathlib import Path
 from typing import Any, NoReturn, Self, Unpack
 
@@ -37,15 +37,18 @@ class AsyncLLM(AsyncEngine):
         self._serve_llm(LLM(model, **options), max_num_requests)
 
     @classmethod
-    def of(cls, llm: LLM, *, max_num_requests: int = 1024) -> Self:
-        """Return an AsyncLLM that serves with the engine of an LLM, which must not be used otherwise meanwhile."""
+    def of(cls, llm: LLM, *, max_num_requests: int = 1024, turns: AbstractContextManager[object] | None = None) -> Self:
+        """Return an AsyncLLM that serves with the engine of an LLM, which must not be used otherwise meanwhile.
+
+        max_num_requests, turns: see `AsyncEngine`.
+        """
         served = cls.__new__(cls)
-        served._serve_llm(llm, max_num_requests)
+        served._serve_llm(llm, max_num_requests, turns)
         return served
 
-    def _serve_llm(self, llm: LLM, max_num_requests: int) -> None:
+    def _serve_llm(self, llm: LLM, max_num_requests: int, turns: AbstractContextManager[object] | None = None) -> None:
         self.model, self.media, self._name = llm.model, llm.media, llm.name
-        super().__init__(llm.engine, max_num_requests=max_num_requests)
+        super().__init__(llm.engine, max_num_requests=max_num_requests, turns=turns)
 
     def __repr__(self) -> str:
         return f"<AsyncLLM {self._name!r}: {self.num_unfinished} requests>"

@@ -34,14 +34,18 @@ DrafterFactory = Callable[[RequestStates], Drafter]
 
 
 def load(
-    model: str | Path | LoadedModel, executor: ExecutorChoice = "auto", options: Mapping[str, Any] | None = None
+    model: str | Path | LoadedModel | Model[Any],
+    executor: ExecutorChoice = "auto",
+    options: Mapping[str, Any] | None = None,
 ) -> Model[Any]:
     """Load a model for a kind of executor. Errors are those of `load_model`, `installed_kind` and `read_options`.
 
-    model: also one that `load_model` returned.
+    model: also one that `load_model` returned; one that this function returned is returned again.
     executor: "auto" is transformers for a directory whose architecture Foreword does not have.
     options: of the executor.
     """
+    if isinstance(model, Model):
+        return model
     kind, given = installed_kind(executor), options or {}
     if kind is not TRANSFORMERS:
         own = None if executor == "auto" else kind.read_options(given)

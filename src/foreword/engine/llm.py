@@ -61,11 +61,12 @@ class LLM:
         for output in llm.stream("Once upon a time"):
             print(output.outputs[0].new_text, end="")
 
-    model: a name the project knows, a .gguf file, a directory of safetensors, a hub id, or a `LoadedModel`.
+    model: a name the project knows, a .gguf file, a directory of safetensors, a hub id, a `LoadedModel`, or what `load`
+    returned for the same executor.
     options: see `LLMOptions` and docs/settings.md. ConfigError for an unknown name and for a value that cannot be.
     """
 
-    def __init__(self, model: str | Path | LoadedModel, **options: Unpack[LLMOptions]) -> None:
+    def __init__(self, model: str | Path | LoadedModel | Model[Any], **options: Unpack[LLMOptions]) -> None:
         given = split_options(options)
         loaded = load(model, given.executor, given.of_executor)
         engine = build_engine(
@@ -82,7 +83,8 @@ class LLM:
         except BaseException:
             engine.executor.close()
             raise
-        self._start(model.name if isinstance(model, LoadedModel) else str(model), loaded, engine, given.media)
+        name = model.name if isinstance(model, LoadedModel | Model) else str(model)
+        self._start(name, loaded, engine, given.media)
 
     @classmethod
     def of(cls, model: Model[Any], engine: Engine, *, media: MediaLimits | None = None) -> Self:

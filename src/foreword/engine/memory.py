@@ -25,20 +25,23 @@ class HostMemory:
     """Memory beside a KV pool, in bytes.
 
     usable: what the process may use of its machine, within its control groups. needed: by what takes it in every run.
-    on_demand: by what takes it for some requests, at most.
+    on_demand: by what takes it for some requests, at most. num_engines: that share it. limit: what "usable" is, for
+    messages.
     """
 
     usable: int
     needed: Mapping[str, int]
     on_demand: Mapping[str, int]
+    num_engines: int = 1
+    limit: str = "memory that the machine has or its container may use"
 
     def pool_bytes(self, least: int, num_pools: int = 1) -> int:
-        """Return the default size of one of so many pools: KV_POOL_BYTES, at most its part of what is left by all that
-        is needed or used on demand. If that is less than half of what is left by what is needed, its part is of this
-        half. If that is less than ``least`` bytes, it is these, as far as they are left.
+        """Return the default size of one of so many pools of each engine: KV_POOL_BYTES, at most its part of what is
+        left by all that is needed or used on demand. If that is less than half of what is left by what is needed, its
+        part is of this half. If that is less than ``least`` bytes, it is these, as far as they are left.
         """
         left = self.usable - sum(self.needed.values())
-        part = max(left - sum(self.on_demand.values()), left // 2) // num_pools
+        part = max(left - sum(self.on_demand.values()), left // 2) // (num_pools * self.num_engines)
         return min(KV_POOL_BYTES, max(part, min(least, left)))
 
     def check(self, pool_bytes: int, setting: str) -> None:
@@ -62,7 +65,7 @@ class HostMemory:
         total = size_text(pool_bytes + sum(beside.values()))
         return (
             f"a KV pool of {size_text(pool_bytes)} and, beside it, {parts} are {total}, of {size_text(self.usable)} of "
-            "memory that the machine has or its container may use"
+            f"{self.limit}"
         )
 
     def _fix(self) -> str:

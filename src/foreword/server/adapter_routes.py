@@ -17,13 +17,14 @@ from foreword.server.replicas import Replicas, Spread, first_found
 from foreword.server.reply import json_body, reply
 
 
-def parse_load(body: object) -> tuple[str, str, bool]:
-    """Return the name, the path, and whether it may replace another one."""
+def parse_load(body: object) -> tuple[str, str, bool, str | None]:
+    """Return the name, the path, whether it may replace another one, and the name of its model."""
     given = Fields(body)
     found = given.require("lora_name", STRING), given.require("lora_path", STRING)
     replaces: bool = given.take("load_inplace", BOOLEAN, False)
+    model: str | None = given.take("model", STRING)
     given.end()
-    return *found, replaces
+    return *found, replaces, model
 
 
 def parse_unload(body: object) -> str:
@@ -56,7 +57,8 @@ UNLOAD_BODY = Body(parse_unload, {"lora_name": "law"})
 
 async def _load(context: Context, request: Request) -> Response:
     engine = context.engine
-    name, path, replaces = await LOAD_BODY.read(request)
+    name, path, replaces, model = await LOAD_BODY.read(request)
+    context.check_model(model)
     if not name or name in context.names:
         raise HttpError(INVALID, f"lora_name = {name!r:.80}: is not free for an adapter", param="lora_name")
     if name in engine.loras and not replaces:
@@ -105,11 +107,12 @@ async def _unload_everywhere(replicas: Replicas, request: Request) -> Response:
 LOAD = Operation(
     "/v1/load_lora_adapter", _load, LOAD_BODY,
     access="admin", summary="Load a LoRA adapter, whose name is then a model of requests (vLLM).",
-    details="Requests go on meanwhile. `load_inplace: true` replaces an adapter. All replicas load it, or none.",
+    details="Requests go on meanwhile. `load_inplace: true` replaces an adapter. All replicas load it, or none. Of"
+    " several models, `model` names that of the adapter.",
     replicas=Spread("all", _load_everywhere), replica_seconds=300.0,  # it is read from a disk
 )
 UNLOAD = Operation(
-    "/v1/unload_lora_adapter", _unload, UNLOAD_BODY,
+    "/v1/unload_lora_adapter", _unload, UNLOAD_BODY, model_field="lora_name",
     access="admin", summary="Drop a LoRA adapter (vLLM).", details="Requests in progress end with it.",
     replicas=Spread("all", _unload_everywhere),
 )

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from math import ceil
 
+from foreword.server.config import ServerConfig
 from foreword.server.errors import HttpError
 from foreword.server.failures import ANSWER_TOO_LARGE, FULL
 
@@ -29,6 +30,11 @@ class Admission:
         self.num_requests = self.num_prompt_tokens = self.num_answer_bytes = 0
         self.num_refused: Counter[str] = Counter()
         self._seconds = 1.0  # that a request takes, the latest ones counting most
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> Admission:
+        """Return one with the limits of a server."""
+        return cls(config.max_requests, config.max_prompt_tokens, config.max_answer_bytes)
 
     def enter(self, num_requests: int) -> Place:
         """A place for some completions, to be left in the end. HttpError 429 if there is none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import AsyncExitStack
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -12,21 +13,45 @@ from foreword.server.config import ServerConfig
 from foreword.server.context import Context
 from foreword.server.errors import not_found
 from foreword.server.gate import Gate
-from foreword.server.operation import Operation
+from foreword.server.models import Models
+from foreword.server.operation import OfServer, Operation
 from foreword.server.operations import OPERATIONS
 
 
-def make_app(context: Context) -> ASGIApp:
-    """All operations, behind keys and limits. The engine stays its owner's: the application does not close it."""
+def make_app(served: Context | Models) -> ASGIApp:
+    """All operations, behind keys and limits. The engines stay their owner's: the application does not close them."""
+    models = Models.of(served) if isinstance(served, Context) else served
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         operation: Operation = scope["operation"]
-        if not operation.is_served(context):
-            raise not_found(scope["method"], scope["path"])
-        response = await operation.handler(context, Request(scope, receive))
+        request, handler = Request(scope, receive), operation.handler
+        if isinstance(handler, OfServer):
+            response = await handler.answer(models, request)
+        else:
+            context = await model_of(models, request)
+            if not operation.is_served(context):
+                raise not_found(scope["method"], scope["path"])
+            response = await handler(context, request)
         await response(scope, receive, send)
 
-    return behind_gate(answer, context.config, context.metrics.responses)
+    return behind_gate(answer, models.config, models.responses)
+
+
+async def model_of(models: Models, request: Request) -> Context:
+    """Return the context of the model that a request names, in its body or its query, which is there until the request
+    ends. HttpError as `Models.using`.
+    """
+    if models.single is not None:
+        return models.single
+    operation: Operation = request.scope["operation"]
+    if operation.body is None:
+        name: object = request.query_params.get("model")
+    else:
+        fields = request.scope["fields"] = await operation.body.fields(request)
+        name = fields.get(operation.model_field)
+    stack: AsyncExitStack = request.scope["stack"]
+    using = models.using(name if isinstance(name, str) else None, request.scope["request_id"])
+    return await stack.enter_async_context(using)
 
 
 def behind_gate(app: ASGIApp, config: ServerConfig, responses: Counter[int]) -> ASGIApp:

@@ -22,9 +22,10 @@ from foreword.openai.transcription import (
 from foreword.server.answer import Api
 from foreword.server.context import Context
 from foreword.server.errors import HttpError
+from foreword.server.events import EVENTS
 from foreword.server.failures import NOT_FOUND
 from foreword.server.generation import Generation
-from foreword.server.operation import EVENTS, Body, Operation
+from foreword.server.operation import Body, Operation
 from foreword.server.reply import apart, reply
 
 FIELDS = {"encoder_input": "file", "prompt_token_ids": "prompt", "timestamps": "response_format"}

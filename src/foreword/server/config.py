@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -53,6 +54,22 @@ class ServerConfig:
         None,
         "Directory where /slots saves conversations, with their keys and values; without it, it saves none.",
         value_name="DIR",
+    )
+    models_dir: str | None = setting(
+        None, "Directory whose models are served, too: .gguf files, and directories of one model.", value_name="DIR"
+    )
+    load_on_demand: bool = setting(False, "Load each model at its first request, not at the start.")
+    ram_budget: int | None = setting(
+        None, "Largest memory of the loaded models together: weights, KV pools and the tensors of steps. Models that "
+        "were used least recently are unloaded for others. None: the memory of the machine.", least=1, most=2**50,
+        unit="bytes",
+    )  # fmt: skip
+    model_keep_alive: float | None = setting(
+        None, "Seconds for which a model without requests stays loaded. None: until its memory is needed."
+    )
+    pin: tuple[str, ...] = setting((), "Name of a model that is never unloaded. Repeatable.", value_name="NAME")
+    load_timeout: float = setting(
+        300.0, "Seconds that a request waits for its model to be loaded; beyond it: status 503.", least=0.01
     )
     replicas: int = setting(1, "Processes that serve the model behind one address.", least=1, most=256)
     router: str = setting("prefix", "Policy that chooses the replica of a request.", choices=tuple(ROUTERS))
@@ -132,6 +149,13 @@ class ServerConfig:
             remote_hosts=self.media_host,
             timeout=self.media_timeout,
         )
+
+    @property
+    def of_several(self) -> Mapping[str, object]:
+        """The settings of several models that have not their default, by name."""
+        known = settings_of(ServerConfig)
+        names = ("models_dir", "load_on_demand", "ram_budget", "model_keep_alive", "pin")
+        return {name: value for name in names if (value := getattr(self, name)) != known[name].default}
 
     @property
     def shows_texts(self) -> bool:

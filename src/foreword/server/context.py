@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,7 @@ class Context:
     first one in responses, where adapters have names of their own; created: seconds since 1970; kv_events: where the
     cache's events are published, None if they are not; progress: of the HTTP requests that generate, by their ids;
     trace: told the end of each request; slots: conversations that can be saved, None if they cannot; decoding: of
-    sounds, so many at the same time; pace: of streams.
+    sounds, so many at the same time; pace: of streams; shared: the admission of a server of several models.
     """
 
     engine: AsyncEngine
@@ -57,6 +58,7 @@ class Context:
     trace: Traces | None = None
     slots: Slots | None = None
     created: int = field(default_factory=lambda: int(time.time()))
+    shared: Admission | None = None
     admission: Admission = field(init=False)
     metrics: ServerMetrics = field(init=False)
     inspector: Inspector = field(init=False)
@@ -66,9 +68,10 @@ class Context:
     pace: Pace = field(init=False, default_factory=Pace)
 
     def __post_init__(self) -> None:
-        limits = self.config.max_requests, self.config.max_prompt_tokens, self.config.max_answer_bytes
-        object.__setattr__(self, "admission", Admission(*limits))
-        object.__setattr__(self, "metrics", ServerMetrics(self.engine.engine, self.admission, self.names[0]))
+        admission = Admission.of(self.config) if self.shared is None else self.shared
+        object.__setattr__(self, "admission", admission)
+        metrics = ServerMetrics(self.engine.engine, self.names[0], admission if self.shared is None else None)
+        object.__setattr__(self, "metrics", metrics)
         shown = self.engine.engine.config.record_token_ids or "plain"
         token_ids: TokenIds = shown if self.config.shows_texts else "omitted"
         inspector = Inspector(self.engine, self.tokenizer, self.names[0], token_ids)
@@ -83,7 +86,13 @@ class Context:
         """The name of the model in the response. HttpError if a request asks for another model."""
         if name is None:
             return self.names[0]
-        if name not in (served := self.served):
-            known = ", ".join(map(repr, served))
-            raise HttpError(MODEL_NOT_FOUND, f"model = {name!r:.80}: not served. Use {known}", param="model")
-        return name
+        for known in (name, name.removesuffix(":latest")):  # the tag that clients of Ollama add
+            if known in self.served:
+                return known
+        raise not_served(name, self.served)
+
+
+def not_served(name: str, served: Iterable[str]) -> HttpError:
+    """Return the error of a request for a model of another name than the served ones."""
+    known = ", ".join(map(repr, served))
+    return HttpError(MODEL_NOT_FOUND, f"model = {name!r:.80}: not served. Use {known}", param="model")

@@ -1,4 +1,4 @@
-"""Server-sent events as a response."""
+"""Answers that come in pieces: server-sent events, or lines of JSON."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import AsyncGenerator
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+EVENTS, LINES = "text/event-stream", "application/x-ndjson"
+"""Media types of streams: server-sent events, and lines of JSON, as Ollama's."""
+STREAMS = (EVENTS.encode(), LINES.encode())
 HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx passes each frame on at once
 ]
@@ -22,11 +24,12 @@ class EventStream(Response):
     frames ends the stream with an event that says so; see `foreword.server.gate`.
     """
 
-    media_type = "text/event-stream"
-
-    def __init__(self, frames: AsyncGenerator[bytes, None], *, silence: float, keep_alive: bytes) -> None:
-        """keep_alive: the frame after so many seconds of silence."""
-        super().__init__()
+    def __init__(
+        self, frames: AsyncGenerator[bytes, None], *, silence: float, keep_alive: bytes, media_type: str = EVENTS
+    ) -> None:
+        """keep_alive: the frame after so many seconds of silence; b"": none."""
+        super().__init__(media_type=media_type)
+        self._head = (b"content-type", f"{media_type}; charset=utf-8".encode()), *HEADERS
         self._frames, self._silence, self._keep_alive = frames, silence, keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -45,13 +48,14 @@ class EventStream(Response):
                 if not is_sending and loop.time() - sent_at >= self._silence:
                     await send_frame(self._keep_alive)
 
-        comments = loop.create_task(comment())
+        comments = loop.create_task(comment()) if self._keep_alive else None
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            await send({"type": "http.response.start", "status": 200, "headers": self._head})
             async for frame in self._frames:
                 if frame:
                     await send_frame(frame)
         finally:
-            comments.cancel()
+            if comments is not None:
+                comments.cancel()
             await self._frames.aclose()
         await send({"type": "http.response.body", "body": b""})

@@ -99,6 +99,16 @@ FAILED = Failure(
 ENGINE_CLOSED = Failure(
     503, None, "The engine is closed.", "Use another server.",
 )
+MODEL_LOADING = Failure(
+    503, "model_loading",
+    "The model is being loaded, or waits for the memory of others, and was not ready within `load_timeout`.",
+    "Send it again after as many seconds as the header `Retry-After` has.", "engine",
+)
+MODEL_FAILED = Failure(
+    503, "model_failed",
+    "The model could not be loaded, such as for a damaged file or too little memory; the message says why.",
+    "Correct what the message names. The next request tries to load it again.", "engine",
+)
 NOT_READY = Failure(
     503, "not_ready", "No replica is ready.", "Send it again a little later.",
 )
@@ -134,6 +144,8 @@ FAILURES = (
     CLOSED,
     FAILED,
     ENGINE_CLOSED,
+    MODEL_LOADING,
+    MODEL_FAILED,
     NOT_READY,
     REPLICA_LOST,
     STOPPED,

@@ -25,6 +25,7 @@ from foreword.server.bodies import Bodies, HeldBody
 from foreword.server.client import Client
 from foreword.server.config import ServerConfig
 from foreword.server.errors import Dialect, HttpError, as_http_error, not_found
+from foreword.server.events import STREAMS
 from foreword.server.failures import (
     BODY_TOO_LONG,
     CLOSED,
@@ -44,6 +45,8 @@ CONTINUE = b"100-continue"
 SINGLE = (b"host", b"authorization", b"x-api-key", b"origin", b"content-type", b"content-encoding", b"expect",
           b"x-request-id", b"x-request-timeout")  # fmt: skip
 """Headers that must not be given twice: programs before the server may read the other one."""
+WITH_BODY = ("POST", "DELETE")
+"""Methods whose bodies are read."""
 MOST_DISCARDED = 64 << 20  # bytes of a body that is refused
 NO_STREAM = AnswerStream[Any]()
 PLAIN_ID = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -149,14 +152,15 @@ class _Incoming:
     def __init__(
         self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, config: ServerConfig, held: HeldBody
     ) -> None:
-        self._is_post, self._headers, self._receive, self._config = scope["method"] == "POST", headers, receive, config
+        self._has_body, self._headers, self._receive = scope["method"] in WITH_BODY, headers, receive
+        self._config = config
         self._held = held
         self._waits = b"expect" in headers  # the client, until the body is asked for
         self.is_left = True
 
     async def read(self) -> bytes:
         """Return the whole body. HttpError if it is too long or too slow, or if others take the memory."""
-        if not self._is_post:
+        if not self._has_body:
             self.is_left = False
             return b""
         limit = self._config.max_body_bytes
@@ -214,7 +218,7 @@ class _Response:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = message.get("headers", ())
-            self.is_stream = any(value.startswith(b"text/event-stream") for name, value in headers)
+            self.is_stream = any(value.startswith(STREAMS) for name, value in headers if name == b"content-type")
             message["headers"] = [*headers, (b"x-request-id", self._request_id)]
         else:
             self.is_complete = not message.get("more_body", False)

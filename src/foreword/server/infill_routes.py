@@ -9,8 +9,9 @@ from foreword.engine import RequestOutput
 from foreword.openai.infill import InfillRequest, InfillStream, LineEnd, cut, infill_body, parse_infill
 from foreword.openai.response import num_values
 from foreword.server.answer import Api
+from foreword.server.events import EVENTS
 from foreword.server.generation import Generation
-from foreword.server.operation import EVENTS, JSON, Body, Operation
+from foreword.server.operation import JSON, Body, Operation
 from foreword.server.reply import reply
 
 

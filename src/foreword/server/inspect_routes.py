@@ -10,7 +10,8 @@ from starlette.responses import Response
 from foreword.server.context import Context
 from foreword.server.errors import HttpError
 from foreword.server.failures import INVALID, NOT_FOUND, NOT_READY
-from foreword.server.operation import JSON, Operation
+from foreword.server.models import Models
+from foreword.server.operation import JSON, OfServer, Operation
 from foreword.server.page import page_response
 from foreword.server.replicas import Replicas, Spread
 
@@ -20,7 +21,7 @@ FOLLOW_SECONDS = 10.0
 """That a replica has to replay its last steps for the first answer."""
 
 
-async def _page(context: Context | Replicas, request: Request) -> Response:
+async def _page(server: Models | Replicas, request: Request) -> Response:
     from foreword.insight.page import live_page  # most servers never show it
 
     return page_response(await asyncio.to_thread(live_page))
@@ -71,7 +72,7 @@ NAMED = Spread("named", _of_one)
 # fmt: off
 OPERATIONS = (
     Operation(
-        "/inspect", _page,
+        "/inspect", OfServer(_page),
         access="public", summary="Show a page of the engine's last steps, which asks for a key.",
         replicas=Spread("front end", _page), media_types=("text/html",),
     ),

@@ -14,7 +14,8 @@ from foreword.openai.response import num_values
 from foreword.server.answer import Api
 from foreword.server.context import Context
 from foreword.server.errors import ANTHROPIC
-from foreword.server.operation import EVENTS, JSON, Body, Operation
+from foreword.server.events import EVENTS
+from foreword.server.operation import JSON, Body, Operation
 from foreword.server.reply import apart, is_small, reply
 
 EXAMPLE = {"model": "model", "messages": [{"role": "user", "content": "Hello"}]}

@@ -9,7 +9,7 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -98,16 +98,29 @@ class ServingTimes(EngineObserver):
             self.num_generated -= int((left > 1).sum())
 
 
+class Collector(Protocol):
+    """What has metrics."""
+
+    def collect(self) -> Iterator[Metric]: ...
+
+
+def registry_of(collector: Collector) -> CollectorRegistry:
+    """Return the metrics of a collector and of the process."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    ProcessCollector(registry=registry)
+    return registry
+
+
 class ServerMetrics:
     """A collector of Prometheus. responses: answered HTTP requests by status."""
 
-    def __init__(self, engine: Engine, admission: Admission, model: str) -> None:
+    def __init__(self, engine: Engine, model: str, admission: Admission | None) -> None:
+        """admission: None if it is of a server of several models, which counts itself what it refuses."""
         self._engine, self._admission, self._model = engine, admission, model
         self._counts, self._times = EngineMetrics(), ServingTimes()
         self.responses: Counter[int] = Counter()
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
-        ProcessCollector(registry=self._registry)
+        self._registry = registry_of(self)
         engine.observers.add(self._counts)
         engine.observers.add(self._times)
 
@@ -119,7 +132,8 @@ class ServerMetrics:
         """Read in the thread of the caller, while the engine runs: each value is right, their moments may differ."""
         counts, times, scheduler, pool = self._counts, self._times, self._engine.scheduler, self._engine.cache.pool
         waiting = list(scheduler.waiting)  # one operation, which no other thread interrupts
-        ledger, refused = scheduler.ledger, self._admission.num_refused
+        ledger = scheduler.ledger
+        refused = Counter[str]() if self._admission is None else self._admission.num_refused
         yield self._gauge("num_requests_running", "Completions that hold a row.", len(scheduler.running))
         num_loading = 0 if self._engine.tiers is None else self._engine.tiers.num_waiting
         yield self._gauge("num_requests_waiting", "Completions that wait.", len(waiting) + num_loading)

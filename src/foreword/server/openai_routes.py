@@ -21,8 +21,9 @@ from foreword.openai import (
 )
 from foreword.openai.response import num_values
 from foreword.server.answer import Api
+from foreword.server.events import EVENTS
 from foreword.server.generation import Generation, in_order
-from foreword.server.operation import EVENTS, JSON, Body, Operation
+from foreword.server.operation import JSON, Body, Operation
 from foreword.server.reply import PiecesReply, reply
 
 

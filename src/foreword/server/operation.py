@@ -19,13 +19,15 @@ from foreword.errors import ConfigError
 from foreword.fields import NUMBER, Described, Schema
 from foreword.server.context import Context
 from foreword.server.errors import OPENAI, Dialect
+from foreword.server.models import Models
 from foreword.server.replicas import CALL_SECONDS, ONE, Spread
 from foreword.server.reply import form_body, json_body, parsed
 
 T = TypeVar("T")
 Access = Literal["public", "key", "admin"]
+Method = Literal["GET", "POST", "DELETE"]
 Handler = Callable[[Context, Request], Awaitable[Response]]
-JSON, FORM, EVENTS = "application/json", "multipart/form-data", "text/event-stream"
+JSON, FORM = "application/json", "multipart/form-data"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,12 @@ class Body(Generic[T]):
         return JSON if self.form is None else FORM
 
     async def fields(self, request: Request) -> dict[str, Any]:
-        """Read the fields of a request. HttpError for a body of another kind."""
+        """Return the fields of a request, or those that were read to find its model. HttpError for a body of another
+        kind.
+        """
+        known: dict[str, Any] | None = request.scope.pop("fields", None)
+        if known is not None:
+            return known
         if self.form is None:
             return await json_body(request)
         return await form_body(request, self.form)
@@ -71,20 +78,29 @@ class Body(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
+class OfServer:
+    """A handler that answers for a server with all its models, of which it chooses one itself if it needs one."""
+
+    answer: Callable[[Models, Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
 class Operation:
     """A path and what it does.
 
-    body: None for GET, else the method is POST. access: who may use it; an admin's operation concerns the whole server,
-    so it names its replicas. summary: one sentence that says what it does, in the imperative; details: more of them.
-    replicas: which of several answer it; replica_seconds: that each of all replicas has for it. errors: how.
-    media_types: of its answers. is_served: whether the model of a server can do it. ConfigError for declarations that
-    contradict this.
+    handler: a function of the context of the model that the request names, or for the whole server. body: None for GET;
+    with one, the method is POST unless it is given. access: who may use it; an admin's operation concerns the whole
+    server, so it names its replicas. summary: one sentence that says what it does, in the imperative; details: more of
+    them. replicas: which of several answer it; replica_seconds: that each of all replicas has for it. errors: how.
+    media_types: of its answers. is_served: whether the model of a server can do it. model_field: of the body, which
+    names the model. ConfigError for declarations that contradict this.
     """
 
     path: str
-    handler: Handler
+    handler: Handler | OfServer
     body: Body[Any] | None = None
     _: KW_ONLY
+    given_method: Method | None = None
     access: Access
     summary: str
     details: str = ""
@@ -93,6 +109,7 @@ class Operation:
     errors: Dialect = OPENAI
     media_types: tuple[str, ...] = (JSON,)
     is_served: Callable[[Context], bool] = lambda context: True
+    model_field: str = "model"
 
     def __post_init__(self) -> None:
         if self.access not in (known := get_args(Access)):
@@ -103,8 +120,8 @@ class Operation:
             raise ConfigError(f"{self.path}: summary={self.summary!r:.80}: must be a sentence")
 
     @property
-    def method(self) -> str:
-        return "GET" if self.body is None else "POST"
+    def method(self) -> Method:
+        return self.given_method or ("GET" if self.body is None else "POST")
 
     @property
     def shown_path(self) -> str:

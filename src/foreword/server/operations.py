@@ -21,13 +21,15 @@ from foreword.server import (
 )
 from foreword.server.access import Keys
 from foreword.server.context import Context
+from foreword.server.models import Models
 from foreword.server.openapi import description
-from foreword.server.operation import Operation, Operations
+from foreword.server.operation import OfServer, Operation, Operations
 from foreword.server.reply import reply
 
 
-async def _describe(context: Context, request: Request) -> Response:
-    return reply(description(served_by(context), Keys(context.config)))
+async def _describe(models: Models, request: Request) -> Response:
+    operations = OPERATIONS if models.single is None else served_by(models.single)
+    return reply(description(operations, Keys(models.config)))
 
 
 OPERATIONS = Operations(
@@ -45,7 +47,10 @@ OPERATIONS = Operations(
     page.OPERATIONS,
     [
         Operation(
-            "/openapi.json", _describe, access="key", summary="Describe the operations and their bodies (OpenAPI 3.1)."
+            "/openapi.json",
+            OfServer(_describe),
+            access="key",
+            summary="Describe the operations and their bodies (OpenAPI 3.1).",
         )
     ],
 )

@@ -11,8 +11,8 @@ from importlib.resources import files
 from starlette.requests import Request
 from starlette.responses import Response
 
-from foreword.server.context import Context
-from foreword.server.operation import Operation
+from foreword.server.models import Models
+from foreword.server.operation import OfServer, Operation
 
 PAGE = "chat.html"
 
@@ -22,7 +22,7 @@ def _html() -> str:
     return files(__package__).joinpath(PAGE).read_text(encoding="utf-8")
 
 
-async def _page(context: Context, request: Request) -> Response:
+async def _page(models: Models, request: Request) -> Response:
     return page_response(_html())
 
 
@@ -49,6 +49,10 @@ def policy(html: str) -> str:
 
 OPERATIONS = (
     Operation(
-        "/", _page, access="public", summary="Show a chat page, which asks for a key.", media_types=("text/html",)
+        "/",
+        OfServer(_page),
+        access="public",
+        summary="Show a chat page, which asks for a key.",
+        media_types=("text/html",),
     ),
 )

@@ -14,7 +14,8 @@ from foreword.scheduler import Reason
 from foreword.server.context import Context
 from foreword.server.errors import HttpError
 from foreword.server.failures import NOT_FOUND
-from foreword.server.operation import Body, Operation
+from foreword.server.models import ModelEntry, Models
+from foreword.server.operation import Body, OfServer, Operation
 from foreword.server.replicas import ALL_LISTED, FIRST, Called, merged
 from foreword.server.reply import reply
 
@@ -36,16 +37,22 @@ ABORT = Body(parse_abort, {"request_id": "id"})
 RESET = Body(parse_reset, {})
 
 
-async def _requests(context: Context, request: Request) -> Response:
-    shown = context.config.shows_texts
-    states = await _states(context, context.engine.request_ids, prompt=shown, cached=shown)
-    preparing = sorted(name for name, progress in context.progress.items() if not progress.names)
-    return reply({"object": "list", "data": [*map(_in_preparation, preparing), *states]})
+async def _requests(models: Models, request: Request) -> Response:
+    shown = models.config.shows_texts
+    data = [_waiting(name, entry) for name, entry in models.waiting.items()]
+    for entry, context in models.loaded:
+        states = await _states(context, context.engine.request_ids, prompt=shown, cached=shown)
+        preparing = sorted(name for name, progress in context.progress.items() if not progress.names)
+        found = [*map(_in_preparation, preparing), *states]
+        data += found if models.single is not None else [{**one, "model": entry.name} for one in found]
+    return reply({"object": "list", "data": data})
 
 
-async def _why(context: Context, request: Request) -> Response:
+async def _why(models: Models, request: Request) -> Response:
     name = request.path_params["id"]
-    names = _in_engine(context, name)
+    if (entry := models.waiting.get(name)) is not None:
+        return reply(_waiting(name, entry))
+    context, names = _in_engines(models, name)
     if not names:
         return reply(_in_preparation(name))
     progress, client = context.progress.get(name), request.scope["requester"]
@@ -54,18 +61,20 @@ async def _why(context: Context, request: Request) -> Response:
     return reply(states[0] if names == [name] else {"id": name, "state": states[0]["state"], "parts": states})
 
 
-async def _abort(context: Context, request: Request) -> Response:
+async def _abort(models: Models, request: Request) -> Response:
     name = await ABORT.read(request)
-    for part in _in_engine(context, name):
+    context, names = _in_engines(models, name)
+    for part in names:
         context.engine.abort(part)
     if name in context.progress:
         context.progress[name].is_aborted = True
     return reply({"request_id": name, "aborted": True})
 
 
-async def _reset(context: Context, request: Request) -> Response:
+async def _reset(models: Models, request: Request) -> Response:
     await RESET.read(request)
-    return reply({"reset": await context.engine.call(context.engine.engine.reset_prefix_cache)})
+    found = [await context.engine.call(context.engine.engine.reset_prefix_cache) for _, context in models.loaded]
+    return reply({"reset": all(found)})
 
 
 def _all_reset(found: Called) -> tuple[Any, int]:
@@ -74,16 +83,17 @@ def _all_reset(found: Called) -> tuple[Any, int]:
     return ({"reset": all(answer["reset"] for *_, answer in found)}, 200) if refused is None else (refused, 400)
 
 
-def _in_engine(context: Context, name: str) -> list[str]:
-    """Return the requests in the engine of an id: the one that has it, or those of the HTTP request that has it; none
-    while they are prepared. HttpError 404 if there are none.
+def _in_engines(models: Models, name: str) -> tuple[Context, list[str]]:
+    """Return the requests of an id, with the model whose engine has them: the request that has the id, or those of the
+    HTTP request that has it; none while they are prepared. HttpError 404 if there are none.
     """
-    running = context.engine.request_ids
-    progress = context.progress.get(name)
-    names = [part for part in ((name,) if progress is None else progress.names) if part in running]
-    if not names and (progress is None or progress.names):
-        raise HttpError(NOT_FOUND, f"request {name!r:.80}: is not in the engine, or has ended", param="request_id")
-    return names
+    for _, context in models.loaded:
+        running = context.engine.request_ids
+        progress = context.progress.get(name)
+        names = [part for part in ((name,) if progress is None else progress.names) if part in running]
+        if names or (progress is not None and not progress.names):
+            return context, names
+    raise HttpError(NOT_FOUND, f"request {name!r:.80}: is not in the engine, or has ended", param="request_id")
 
 
 async def _states(
@@ -129,16 +139,21 @@ def _in_preparation(name: str) -> dict[str, Any]:
     return {"id": name, "state": "preparing", "why": "preparing"}
 
 
+def _waiting(name: str, entry: ModelEntry) -> dict[str, Any]:
+    """Return why a request waits whose model is not loaded yet."""
+    return {"id": name, "state": "model", "why": f"its model is {entry.state}", "model": entry.name}
+
+
 # fmt: off
 OPERATIONS = (
     Operation(
-        "/requests", _requests,
+        "/requests", OfServer(_requests),
         access="admin", summary="List the requests in the engine, and why each waits.",
         details="Texts of prompts, and of the cached content that they part from, are left out unless the server has an"
         " `admin_key` that is not an `api_key`, and of replicas.", replicas=ALL_LISTED,
     ),
     Operation(
-        "/requests/{id}/why", _why,
+        "/requests/{id}/why", OfServer(_why),
         access="key", summary="Explain why a request waits, and why not all of its prompt was in the cache.",
         details="The id is the header `X-Request-Id` of its response, which the client may choose. A request of several"
         " prompts also has each of them in `parts`. `cache` has the tokens that were reused, those of them that were"
@@ -148,12 +163,12 @@ OPERATIONS = (
         replicas=FIRST,
     ),
     Operation(
-        "/abort", _abort, ABORT,
+        "/abort", OfServer(_abort), ABORT,
         access="admin", summary="End a request with its tokens so far.",
         details='It may be in preparation still. Its `finish_reason` is `"abort"`.', replicas=FIRST,
     ),
     Operation(
-        "/reset_prefix_cache", _reset, RESET,
+        "/reset_prefix_cache", OfServer(_reset), RESET,
         access="admin", summary="Forget all cached prefixes, if no request runs.", replicas=merged("all", _all_reset),
     ),
 )

@@ -70,10 +70,12 @@ def run(
             slots.attach(llm.engine)
         begin_end = stack.enter_context(limited_end(config))
         stack.callback(lambda: asyncio.run(llm.close()))
-        for line in (*conversions(llm.model.weights.values()), *llm.engine.notes):
+        for line in notes_of(llm):
             print(f"foreword: {line}", file=sys.stderr, flush=True)
         source = None if log is None else _publish(log, llm, config, rank, stack)
-        trace = None if config.otlp_traces_endpoint is None else _trace(config.otlp_traces_endpoint, names[0], stack)
+        trace = traces_of(config, names[0])
+        if trace is not None:
+            stack.callback(trace.close)
         context = Context(
             engine=llm,
             tokenizer=llm.tokenizer,
@@ -124,15 +126,23 @@ def _publish(log: CacheLog, llm: AsyncLLM, config: ServerConfig, rank: int, stac
     return publisher.source
 
 
-def _trace(endpoint: str, model: str, stack: ExitStack) -> Traces:
-    """Send a span of each request until the stack is closed. ConfigError without the packages that do."""
+def traces_of(config: ServerConfig, model: str) -> Traces | None:
+    """Return what sends a span of each request, which is to be closed; None if the settings name no address.
+
+    ConfigError without the packages that do.
+    """
+    if config.otlp_traces_endpoint is None:
+        return None
     try:
         from foreword.server import tracing  # of another extra
     except ModuleNotFoundError as error:
         raise ConfigError(f"otlp_traces_endpoint: {error.name} is not installed. {install('otel')}") from None
-    traces = tracing.Traces(endpoint, model)
-    stack.callback(traces.close)
-    return traces
+    return tracing.Traces(config.otlp_traces_endpoint, model)
+
+
+def notes_of(llm: AsyncLLM) -> tuple[str, ...]:
+    """Return what a log says of the start of a model."""
+    return *conversions(llm.model.weights.values()), *llm.engine.notes
 
 
 def check_packages() -> None:

@@ -1,0 +1,82 @@
+"""The models of `foreword serve` with several: arguments, [[model]] tables of its file, a directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from foreword.cli.options import LISTS, SETTINGS
+from foreword.engine.loras import named_paths
+from foreword.engine.options import LLMOptions
+from foreword.errors import ConfigError, shown
+from foreword.names import advice
+from foreword.server.config import ServerConfig
+from foreword.server.served import ServedModel, checked, models_in
+from foreword.settings import Setting, settings_of
+
+# fmt: off
+OWN = {
+    known.name: known
+    for known in (
+        Setting(name="name", type="Sequence[str]", default=(), help="Names of the model in requests."),
+        Setting(name="pin", type="bool", default=False, help="Whether it is never unloaded."),
+        Setting(name="keep_alive", type="float", optional=True,
+                help="Seconds for which it stays loaded without requests."),
+    )
+}
+"""Keys of a [[model]] table that are no options of an engine."""
+# fmt: on
+
+OF_ONE = ("served_model_name", "adapter", "kv_events", "kv_events_replay")
+"""Settings of a server of one model. A table has names and adapters of each."""
+
+
+def served_models(
+    given: Sequence[str], tables: Sequence[Mapping[str, Any]], server: ServerConfig, options: LLMOptions
+) -> list[ServedModel]:
+    """Return the models of a server. options: of the engines of all, in place of which a table has its own.
+
+    ConfigError for a setting of one model, and for what a table cannot have, with its number.
+    """
+    for name in OF_ONE:
+        if (value := getattr(server, name)) != settings_of(ServerConfig)[name].default:
+            fix = "Give name and adapter in [[model]] tables of --config" if name in OF_ONE[:2] else "Leave it out"
+            raise ConfigError(f"{name}={shown(value)}: is for a server of one model. {fix}")
+    if server.replicas > 1:
+        raise ConfigError(f"replicas={server.replicas}: are of one model. Serve one, or leave replicas out")
+    if options.get("record") is not None:
+        raise ConfigError(f"record={shown(options['record'])}: is for a server of one model. Leave it out")
+    found = [
+        ServedModel(model=model, names=(model,), options=options, keep_alive=server.model_keep_alive) for model in given
+    ]
+    found += [_of_table(i, table, server, options) for i, table in enumerate(tables)]
+    if server.models_dir is not None:
+        found += models_in(server.models_dir, options, server.model_keep_alive)
+    return checked(found, server.pin)
+
+
+def _of_table(index: int, table: Mapping[str, Any], server: ServerConfig, options: LLMOptions) -> ServedModel:
+    values = dict(_values(index, table))
+    if "model" not in values:
+        raise ConfigError(f'model[{index}]: has no model. Give model = "…", what `foreword serve` takes')
+    model, names = values.pop("model"), values.pop("name", ())
+    pin, keep_alive = values.pop("pin", False), values.pop("keep_alive", server.model_keep_alive)
+    if adapters := values.pop("adapter", ()):
+        values["loras"] = named_paths(adapters)
+    own = cast(LLMOptions, {LISTS.get(name, name): value for name, value in values.items()})
+    return ServedModel(
+        model=model, names=tuple(names) or (model,), options={**options, **own}, pin=pin, keep_alive=keep_alive
+    )
+
+
+def _values(index: int, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    known = {**SETTINGS, **OWN}
+    for name, value in table.items():
+        if name == "record" or name not in known:
+            fix = advice(name, known, "It may have options of the engine, name, pin and keep_alive.")
+            raise ConfigError(f"model[{index}].{name}={shown(value)}: unknown setting. {fix}")
+        try:
+            is_text = name == "name" and isinstance(value, str)
+            yield name, known[name].read([value] if is_text else value)
+        except ConfigError as error:
+            raise ConfigError(f"model[{index}].{error}") from None

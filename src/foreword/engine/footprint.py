@@ -1,0 +1,61 @@
+"""The memory of a model with its engine, known before the engine is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from foreword.engine.config import EngineConfig
+from foreword.engine.memory import size_text
+from foreword.engine.model import DecoderModel, Model
+from foreword.errors import ConfigError
+from foreword.models.loader import load_model
+
+
+class Footprint(NamedTuple):
+    """Bytes of a model in use: its weights as the executor holds them, its KV pool, a draft model with a pool of its
+    own, and the rows, activations and logits of its largest step.
+    """
+
+    weights: int
+    pool: int
+    draft: int
+    others: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+    def __str__(self) -> str:
+        parts = {"weights": self.weights, "KV pool": self.pool, "draft model": self.draft, "steps": self.others}
+        texts = (f"{name} {size_text(size)}" for name, size in parts.items() if size)
+        return f"{size_text(self.total)} ({', '.join(texts)})"
+
+
+def footprint(model: Model[Any], config: EngineConfig, *, budget: int | None, num_models: int = 1) -> Footprint:
+    """Return the memory of a model under settings of an engine.
+
+    budget: bytes that it may use, alone; None: no limit but that of the machine. num_models: that share the budget: a
+    pool without a configured size has its part of what the model's weights leave, as `HostMemory.pool_bytes` says.
+    ConfigError, with figures, if the model does not fit into the budget, or if no request fits into its pool.
+    """
+    config = model.configured(config)
+    memory = model.memory(config)
+    needed: Mapping[str, int] = {}
+    if memory is not None:
+        needed = {name: size for name, size in memory.needed.items() if name != "process"}
+        memory = replace(memory, needed=needed, num_engines=num_models)
+        if budget is not None:
+            memory = replace(memory, usable=budget, on_demand={}, limit="ram_budget")
+    pool = model.pool(config, memory).num_bytes
+    weights = needed.get("weights", 0) or model.weight_bytes
+    draft, others = 0, sum(size for name, size in needed.items() if name != "weights")
+    if config.speculation is not None and config.speculation.model is not None:
+        drafting = DecoderModel(load_model(config.speculation.model), *model.kind.for_drafts(model.options))
+        draft = drafting.weight_bytes + pool
+    found = Footprint(weights, pool, draft, others)
+    if budget is not None and found.total > budget:
+        fix = "Give more, or lower kv_cache_bytes, max_num_seqs or max_model_len"
+        raise ConfigError(f"ram_budget={budget}: {model.name} needs {found}, of {size_text(budget)}. {fix}")
+    return found

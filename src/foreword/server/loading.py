@@ -1,0 +1,74 @@
+"""The models of a server of several, from their files to the contexts of requests."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foreword.engine.async_llm import AsyncLLM
+from foreword.engine.build import load
+from foreword.engine.footprint import Footprint, footprint
+from foreword.engine.llm import LLM
+from foreword.engine.model import Model
+from foreword.engine.options import LLMOptions, split_options
+from foreword.engine.step_turns import StepTurns
+from foreword.server.admission import Admission
+from foreword.server.config import ENGINE_DEFAULTS, ServerConfig
+from foreword.server.context import Context
+from foreword.server.run import notes_of, traces_of
+from foreword.server.served import ServedModel
+
+
+class Loader:
+    """Reads models for a server of so many, whose engines take turns."""
+
+    def __init__(self, config: ServerConfig, admission: Admission, num_models: int) -> None:
+        self.config, self.admission, self.num_models = config, admission, num_models
+        self.turns = StepTurns()
+
+    def __call__(self, served: ServedModel, loras: Mapping[str, Path]) -> ReadFiles:
+        """Read the files of a model, which are fetched if they are not here. Errors are those of `LLM`."""
+        adapters = {**(served.options.get("loras") or {}), **loras}
+        options: LLMOptions = {
+            **ENGINE_DEFAULTS, **served.options, "loras": adapters, "media": self.config.media
+        }  # fmt: skip
+        given = split_options(options)
+        model = load(served.model, given.executor, given.of_executor)
+        size = footprint(model, given.config, budget=self.config.ram_budget, num_models=self.num_models)
+        if size.pool and options.get("kv_cache_bytes") is None and options.get("num_blocks") is None:
+            options["kv_cache_bytes"] = size.pool
+        return ReadFiles(self, served, model, options, size)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFiles:
+    """A model that is read, and the memory that it needs."""
+
+    loader: Loader
+    served: ServedModel
+    model: Model[Any]
+    options: LLMOptions
+    size: Footprint
+
+    @property
+    def num_bytes(self) -> int:
+        return self.size.total
+
+    def load(self) -> Context:
+        """Make the engine. Errors are those of `LLM`."""
+        llm = AsyncLLM.of(LLM(self.model, **self.options), turns=self.loader.turns)
+        name = self.served.names[0]
+        for line in notes_of(llm):
+            print(f"foreword: {name}: {line}", file=sys.stderr, flush=True)
+        return Context(
+            engine=llm,
+            tokenizer=llm.tokenizer,
+            media=llm.media,
+            names=self.served.names,
+            config=self.loader.config,
+            trace=traces_of(self.loader.config, name),
+            shared=self.loader.admission,
+        )

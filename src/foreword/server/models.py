@@ -1,0 +1,380 @@
+"""The models of a server: loaded when they are asked for, unloaded when others need their memory or nobody uses them.
+
+    request ─▶ using(name) ─▶ loaded ─────────────────────────────▶ its context, until the request ends
+                           └▶ unloaded ─▶ turn ─▶ room ─▶ load ─▶ ┘
+                                                  └▶ least recently used ones: no new requests ─▶ idle ─▶ unloaded
+
+All of it is in one event loop; files are read, and engines made, in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from math import ceil
+from pathlib import Path
+from traceback import print_exception
+from typing import Literal, Protocol
+
+from foreword.engine.memory import size_text
+from foreword.errors import ConfigError, ForewordError, RequestError
+from foreword.machine import memory_bytes
+from foreword.server.admission import LONGEST_WAIT, Admission
+from foreword.server.config import ServerConfig
+from foreword.server.context import Context, not_served
+from foreword.server.errors import HttpError
+from foreword.server.failures import FULL, INVALID, MODEL_FAILED, MODEL_LOADING
+from foreword.server.served import ServedModel
+
+State = Literal["loaded", "loading", "unloaded", "unloading"]
+FIRST_LOAD = 5.0  # seconds that a load probably takes, before one is measured
+
+
+class ReadModel(Protocol):
+    """A model whose files are read. num_bytes: of its memory, once it is loaded."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def load(self) -> Context:
+        """Make its engine."""
+        ...
+
+
+Reader = Callable[[ServedModel, Mapping[str, Path]], ReadModel]
+"""Reads the files of a model, which is to have these adapters beside those of its options. It runs in a thread."""
+
+
+class ModelEntry:
+    """One model of a server.
+
+    context: None unless it is loaded. num_bytes: of its memory while it is loaded, 0 before. num_requests: that use it
+    or wait until it is loaded. error: why it could not be loaded the last time, "" if it could. keep_alive: seconds.
+    used_at: the end of its last request, of `time.monotonic`. num_loads: how often it was loaded.
+    """
+
+    def __init__(self, served: ServedModel, context: Context | None = None) -> None:
+        self.served, self.context = served, context
+        self.state: State = "unloaded" if context is None else "loaded"
+        self.num_bytes = self.num_requests = self.num_loads = 0
+        self.error, self.keep_alive = "", served.keep_alive
+        self.used_at = self.began_at = time.monotonic()
+        self.load_seconds: float | None = None
+        self.loras: dict[str, Path] = {}  # when it was unloaded
+        self.loading: asyncio.Task[None] | None = None
+        self.idle, self.gone = asyncio.Event(), asyncio.Event()  # while it is "unloading"
+        self.timer: asyncio.TimerHandle | None = None
+
+    @property
+    def name(self) -> str:
+        return self.served.names[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its names, and those of its adapters."""
+        if self.context is not None:
+            return self.context.served
+        return *self.served.names, *{**(self.served.options.get("loras") or {}), **self.loras}
+
+    @property
+    def expires_in(self) -> float | None:
+        """Seconds until it is unloaded if no request comes; None: it stays."""
+        if self.keep_alive is None or self.served.pin or self.context is None:
+            return None
+        return self.keep_alive if self.num_requests else max(self.used_at + self.keep_alive - time.monotonic(), 0.0)
+
+
+class Models:
+    """All models of a server, and the memory that they share.
+
+    responses: counts the HTTP requests by the status of their response. single: the context of a server of one model,
+    which is always loaded. budget: bytes of all loaded models together; None: no limit. waiting: requests, by
+    their ids, whose model is not loaded yet. created: seconds since 1970.
+    """
+
+    def __init__(self, models: Sequence[ServedModel], config: ServerConfig, read: Reader, admission: Admission) -> None:
+        self.config, self._read, self.admission = config, read, admission
+        self.entries = [ModelEntry(served) for served in models]
+        self.single: Context | None = None
+        self.responses: Counter[int] = Counter()
+        self.budget = config.ram_budget or memory_bytes()
+        self.waiting: dict[str, ModelEntry] = {}
+        self.created = int(time.time())
+        self.is_closed = False
+        self._turn = asyncio.Lock()  # of loading: one model at a time
+
+    @classmethod
+    def of(cls, context: Context) -> Models:
+        """Return the models of a server of one, which is loaded already and belongs to its owner."""
+
+        def refuse(served: ServedModel, loras: Mapping[str, Path]) -> ReadModel:
+            raise ConfigError(f"model {served.model!r:.200}: is never loaded again")
+
+        served = ServedModel(model=context.names[0], names=context.names, pin=True)
+        found = cls([], context.config, refuse, context.admission)
+        found.entries, found.single, found.responses = [ModelEntry(served, context)], context, context.metrics.responses
+        return found
+
+    @property
+    def loaded(self) -> list[tuple[ModelEntry, Context]]:
+        """The models with an engine."""
+        return [(entry, entry.context) for entry in self.entries if entry.context is not None]
+
+    @property
+    def refused(self) -> Counter[str]:
+        """How many requests were refused, by the limit that was reached."""
+        return self.admission.num_refused
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all loaded models, and of the one that is being loaded."""
+        return sum(entry.num_bytes for entry in self.entries)
+
+    def find(self, name: str | None) -> ModelEntry:
+        """Return the model with this name, or with an adapter of this name; None: the first one. HttpError for another.
+
+        Clients of Ollama give names without a tag the tag "latest".
+        """
+        if name is None:
+            return self.entries[0]
+        for wanted in (name, name.removesuffix(":latest")):
+            for entry in self.entries:
+                if wanted in entry.names:
+                    return entry
+        raise not_served(name, (known for entry in self.entries for known in entry.names))
+
+    def add(self, served: ServedModel) -> None:
+        """Serve one more model, which is not loaded yet."""
+        self.entries.append(ModelEntry(served))
+
+    def remove(self, entry: ModelEntry) -> None:
+        """Serve a model no longer. HttpError if it is loaded or the only one."""
+        if entry.state != "unloaded" or len(self.entries) == 1:
+            reason = "is the only model" if len(self.entries) == 1 else f"is {entry.state}; unload it first"
+            raise HttpError(INVALID, f"model = {entry.name!r:.80}: {reason}", param="model")
+        self.entries.remove(entry)
+
+    @asynccontextmanager
+    async def using(self, name: str | None, request_id: str) -> AsyncGenerator[Context, None]:
+        """The context of a model, which is loaded if it is not, and stays so within the block.
+
+        HttpError: 404 for an unknown name, 503 if it cannot be loaded, or not within load_timeout, 429 if as many
+        requests as may be in progress wait for models already.
+        """
+        if self.single is not None:
+            yield self.single
+            return
+        entry = self.find(name)
+        context = await self._enter(entry, request_id)
+        try:
+            yield context
+        finally:
+            self._leave(entry)
+
+    async def start(self) -> None:
+        """Load the models that do not wait for a request. ConfigError for one that cannot be, or if they do not fit."""
+        for entry in self.entries:
+            if self.config.load_on_demand and not entry.served.pin:
+                continue
+            try:
+                await self._load_now(entry, may_unload=False)
+            except Exception as error:
+                raise error if isinstance(error, ForewordError) else ConfigError(_reason(error)) from error
+            self._leave(entry, count=0)
+
+    def set_keep_alive(self, entry: ModelEntry, seconds: float) -> None:
+        """Set for how long a model stays loaded without requests, until its next request; below 0: as long as its
+        memory is not needed.
+
+        HttpError if it is to be unloaded at once, and never is.
+        """
+        if seconds == 0 and entry.served.pin:
+            reason = "the server always keeps this model loaded. Serve several models, or one with --load-on-demand"
+            raise HttpError(INVALID, f"keep_alive = 0: {reason}", param="keep_alive")
+        entry.keep_alive = None if seconds < 0 else seconds
+        self._rest(entry)
+
+    async def close(self) -> None:
+        """Unload all models at once."""
+        self.is_closed = True
+        tasks = [entry.loading for entry in self.entries if entry.loading is not None]
+        if tasks:
+            await asyncio.wait(tasks)
+        for entry, context in self.loaded:
+            self._stop_timer(entry)
+            await _end(context)
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    async def _enter(self, entry: ModelEntry, request_id: str) -> Context:
+        entry.keep_alive = entry.served.keep_alive
+        if entry.state == "loaded" and entry.context is not None:
+            entry.num_requests += 1
+            self._stop_timer(entry)
+            return entry.context
+        if len(self.waiting) >= self.config.max_requests:
+            self.refused["models"] += 1
+            reason = f"{len(self.waiting)} requests wait for models, of max_requests"
+            raise HttpError(FULL, f"the server is full: {reason}. Try again", headers=self._retry_after())
+        if self.waiting.setdefault(request_id, entry) is not entry:
+            raise RequestError(request_id, "X-Request-Id", request_id, "is in use", "Use another id.")
+        try:
+            async with asyncio.timeout(self.config.load_timeout):
+                return await self._wait(entry)
+        except TimeoutError:
+            reason = f"is {entry.state}, and was not ready within load_timeout = {self.config.load_timeout:g} s"
+            text = f"model = {entry.name!r:.80}: {reason}. Try again"
+            raise HttpError(MODEL_LOADING, text, param="model", headers=self._retry_after()) from None
+        finally:
+            self.waiting.pop(request_id, None)
+
+    async def _wait(self, entry: ModelEntry) -> Context:
+        while entry.state == "unloading":
+            await entry.gone.wait()
+        entry.num_requests += 1  # from here on it is not unloaded before the request
+        try:
+            if entry.context is None:
+                if entry.loading is None:
+                    entry.loading = asyncio.create_task(self._load(entry))
+                await asyncio.shield(entry.loading)
+            if entry.context is None:
+                reason = f"cannot be loaded: {entry.error}"
+                raise HttpError(MODEL_FAILED, f"model = {entry.name!r:.80}: {reason}", param="model")
+        except BaseException:
+            self._leave(entry)
+            raise
+        return entry.context
+
+    def _leave(self, entry: ModelEntry, count: int = 1) -> None:
+        entry.num_requests -= count
+        entry.used_at = time.monotonic()
+        if not entry.num_requests:
+            entry.idle.set()
+            self._rest(entry)
+
+    def _rest(self, entry: ModelEntry) -> None:
+        """Unload an idle model when its time is over."""
+        self._stop_timer(entry)
+        if entry.num_requests or entry.state != "loaded" or (seconds := entry.expires_in) is None or self.is_closed:
+            return
+
+        def expire() -> None:
+            if entry.state == "loaded" and not entry.num_requests:
+                self._begin_end(entry)
+                entry.loading = asyncio.create_task(self._end_entry(entry))
+
+        entry.timer = asyncio.get_running_loop().call_later(seconds, expire)
+
+    def _stop_timer(self, entry: ModelEntry) -> None:
+        if entry.timer is not None:
+            entry.timer.cancel()
+            entry.timer = None
+
+    # -- loading and unloading ---------------------------------------------------------------------------------------
+
+    async def _load(self, entry: ModelEntry) -> None:
+        """Load a model. Its error is in the entry afterwards, if there is one."""
+        try:
+            await self._load_now(entry, may_unload=True)
+        except Exception as error:
+            if not isinstance(error, ForewordError | OSError | MemoryError):
+                print_exception(error)
+            entry.error = _reason(error)
+        finally:
+            entry.loading = None
+            if not entry.num_requests:  # its requests did not wait for it
+                self._rest(entry)
+
+    async def _load_now(self, entry: ModelEntry, *, may_unload: bool) -> None:
+        entry.state, entry.began_at = "loading", time.monotonic()
+        try:
+            async with self._turn:
+                entry.began_at = time.monotonic()
+                read = await asyncio.to_thread(self._read, entry.served, entry.loras)
+                await self._make_room(entry, read.num_bytes, may_unload=may_unload)
+                entry.num_bytes = read.num_bytes
+                entry.context = await asyncio.to_thread(read.load)
+                entry.load_seconds = time.monotonic() - entry.began_at
+        except BaseException:
+            entry.state, entry.num_bytes = "unloaded", 0
+            raise
+        entry.state, entry.error = "loaded", ""
+        entry.num_loads += 1
+
+    async def _make_room(self, entry: ModelEntry, size: int, *, may_unload: bool) -> None:
+        """Unload models until so many bytes are free: those without requests first, of these the least recently used.
+
+        ConfigError, with figures, if models that stay loaded leave too little.
+        """
+        if self.budget is None:
+            return
+        kept = [one for one in self.entries if one.num_bytes and (one.served.pin or not may_unload)]
+        if size + sum(one.num_bytes for one in kept) > self.budget:
+            held = f", and {', '.join(one.name for one in kept)}, which stay loaded, have" if kept else ""
+            figures = f" {size_text(sum(one.num_bytes for one in kept))}" if kept else ""
+            fix = "Raise ram_budget, lower kv_cache_bytes, " + ("unpin one" if may_unload else "or give load_on_demand")
+            raise ConfigError(
+                f"model {entry.name!r:.80}: needs {size_text(size)}{held}{figures}, of {size_text(self.budget)} that "
+                f"models may use. {fix}"
+            )
+        while self.num_bytes + size > self.budget:
+            going = [one for one in self.entries if one.state == "unloading"]
+            if going:
+                await going[0].gone.wait()
+                continue
+            loaded = [one for one in self.entries if one.state == "loaded" and not one.served.pin]
+            await self._unload(min(loaded, key=lambda one: (one.num_requests > 0, one.used_at)))
+
+    async def _unload(self, entry: ModelEntry) -> None:
+        """Give a loaded model no more requests, wait until those that it has end, and unload it."""
+        self._begin_end(entry)
+        await self._end_entry(entry)
+
+    def _begin_end(self, entry: ModelEntry) -> None:
+        self._stop_timer(entry)
+        entry.state = "unloading"
+        entry.gone.clear()
+        if entry.num_requests:
+            entry.idle.clear()
+        else:
+            entry.idle.set()
+
+    async def _end_entry(self, entry: ModelEntry) -> None:
+        await entry.idle.wait()
+        context = entry.context
+        assert context is not None
+        entry.loras = dict(context.engine.loras)
+        entry.context = None
+        await _end(context)
+        del context
+        await asyncio.to_thread(gc.collect)  # a server collects seldom, and an engine is a circle of references
+        entry.state, entry.num_bytes, entry.loading = "unloaded", 0, None
+        entry.gone.set()
+
+    def _retry_after(self) -> dict[str, str]:
+        """Return the header with the time in which the models that are loaded now should be."""
+        now = time.monotonic()
+        known = [entry.load_seconds for entry in self.entries if entry.load_seconds is not None]
+        usual = sum(known) / len(known) if known else FIRST_LOAD
+        loading = [entry for entry in self.entries if entry.state == "loading"]
+        left = sum((entry.load_seconds or usual) for entry in loading)
+        if loading:
+            left -= min(now - min(entry.began_at for entry in loading), left)
+        return {"Retry-After": str(min(max(ceil(left), 1), LONGEST_WAIT))}
+
+
+async def _end(context: Context) -> None:
+    await context.engine.close()
+    if context.trace is not None:
+        await asyncio.to_thread(context.trace.close)
+
+
+def _reason(error: BaseException) -> str:
+    """Return what requests are told."""
+    if isinstance(error, MemoryError):
+        return "there is too little memory"
+    return str(error) if isinstance(error, ForewordError | OSError) else f"the server failed: {type(error).__name__}"

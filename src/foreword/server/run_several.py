@@ -1,0 +1,66 @@
+"""The server of several models as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+
+from foreword.server.admission import Admission
+from foreword.server.app import make_app
+from foreword.server.config import ServerConfig
+from foreword.server.listener import AppServer, limited_end, serve
+from foreword.server.loading import Loader
+from foreword.server.models import Models
+from foreword.server.run import allow_connections, announce, bound_socket
+from foreword.server.served import ServedModel
+
+
+def run_several(
+    models: Sequence[ServedModel], config: ServerConfig, *, on_ready: Callable[[str], None] | None = None
+) -> None:
+    """Serve models until SIGTERM or SIGINT; requests in progress are finished then, within drain_timeout.
+
+    on_ready: called with the address; without, it is printed. OSError if the address cannot be used; ConfigError or
+    ModelError if a model cannot be loaded that does not wait for a request, before the server listens.
+    """
+    config.check_files()
+    allow_connections()
+    with bound_socket(config.host, config.port) as sock, limited_end(config) as begin_end:
+        serve(SeveralServer(several(models, config), sock, on_ready, begin_end), sock)
+
+
+def several(models: Sequence[ServedModel], config: ServerConfig) -> Models:
+    """Return the models of a server, none of which is loaded yet."""
+    admission = Admission.of(config)
+    return Models(models, config, Loader(config, admission, len(models)), admission)
+
+
+class SeveralServer(AppServer):
+    """Loads the models that do not wait for a request before it listens, and ends all after the last request."""
+
+    def __init__(
+        self,
+        models: Models,
+        sock: socket.socket,
+        on_ready: Callable[[str], None] | None = None,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        names = ", ".join(entry.name for entry in models.entries)
+        told = on_ready or (lambda url: announce(f"{names} at {url}", models.config))
+        super().__init__(make_app(models), models.config, sock, told, on_end, logs_end=on_ready is None)
+        self._models = models
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        starting = asyncio.create_task(self._models.start())
+        while not starting.done() and not self.should_exit:
+            await asyncio.wait((starting,), timeout=0.1)
+        if not starting.done():
+            starting.cancel()
+            return
+        starting.result()
+        await super().startup(sockets)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        await self._models.close()

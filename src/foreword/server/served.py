@@ -1,0 +1,70 @@
+"""Which models a server has: each with its names, its options and how long it stays loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from foreword.engine.options import LLMOptions
+from foreword.errors import ConfigError, reason_of
+
+_PART = re.compile(r"-\d{5}-of-\d{5}$")  # at the end of the name of one of several files of a model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A model of a server of several.
+
+    model: what `LLM` takes. names: in requests, the first one in responses. options: of its engine. pin: it is never
+    unloaded. keep_alive: seconds for which it stays loaded without requests; None: until its memory is needed.
+    """
+
+    model: str
+    names: tuple[str, ...]
+    options: LLMOptions = field(default_factory=LLMOptions)
+    pin: bool = False
+    keep_alive: float | None = None
+
+
+def models_in(directory: str, options: LLMOptions, keep_alive: float | None) -> list[ServedModel]:
+    """Return the models of a directory, by name: its .gguf files, and its directories with config.json or one .gguf
+    file. ConfigError if there are none, or if it cannot be read.
+    """
+    folder = Path(directory)
+    try:
+        found = {path.stem if path.is_file() else path.name: path for path in sorted(folder.iterdir()) if _is_one(path)}
+    except OSError as error:
+        reason = f"cannot be read ({reason_of(error)})"
+        raise ConfigError(f"models_dir={directory!r:.200}: {reason}. Give a directory of models") from None
+    if not found:
+        reason = "has no .gguf file, and no directory with config.json or one .gguf file"
+        raise ConfigError(f"models_dir={directory!r:.200}: {reason}. Give a directory of models")
+    return [
+        ServedModel(model=str(path), names=(name,), options=options, keep_alive=keep_alive)
+        for name, path in found.items()
+    ]
+
+
+def _is_one(path: Path) -> bool:
+    if path.is_dir():
+        return (path / "config.json").is_file() or len(list(path.glob("*.gguf"))) == 1
+    return path.suffix == ".gguf" and not _PART.search(path.stem) and path.is_file()
+
+
+def checked(models: Iterable[ServedModel], pinned: Sequence[str]) -> list[ServedModel]:
+    """Return the models, of which those with one of these names are pinned. ConfigError for a name that two models or
+    adapters have, and for one to be pinned that no model has.
+    """
+    found, owners = list(models), dict[str, ServedModel]()
+    for one in found:
+        for name in (*one.names, *(one.options.get("loras") or ())):
+            if owners.setdefault(name, one) is not one:
+                reason = f"{name!r:.80} is the name of {owners[name].model!r:.200}, too"
+                raise ConfigError(f"model {one.model!r:.200}: {reason}. Give names in [[model]] tables of --config")
+    known = [name for one in found for name in one.names]
+    for name in pinned:
+        if name not in known:
+            raise ConfigError(f"pin={name!r:.80}: no model has this name. Give one of {', '.join(known)}")
+    return [replace(one, pin=one.pin or not set(pinned).isdisjoint(one.names)) for one in found]

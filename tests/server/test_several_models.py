@@ -1,0 +1,362 @@
+"""Which models of a server are loaded, with models that are functions: room, turns, waiting, failures, the end."""
+
+import asyncio
+import threading
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+from foreword.errors import ConfigError, ModelError
+from foreword.server.admission import Admission
+from foreword.server.config import ServerConfig
+from foreword.server.errors import HttpError
+from foreword.server.models import Models
+from foreword.server.served import ServedModel, checked, models_in
+
+SIZE = 100
+
+
+@dataclass
+class Read:
+    """A model of SIZE bytes, unless it has a size of its own."""
+
+    files: "Files"
+    served: ServedModel
+    loras: dict
+
+    @property
+    def num_bytes(self) -> int:
+        return self.files.sizes.get(self.served.names[0], SIZE)
+
+    def load(self):
+        name = self.served.names[0]
+        self.files.gate.wait(10)
+        if name in self.files.broken:
+            raise self.files.broken[name]
+        self.files.log.append(f"+{name}")
+        return SimpleNamespace(
+            engine=Engine(self.files, name, dict(self.loras)), trace=None, names=self.served.names,
+            served=(*self.served.names, *self.loras),
+        )  # fmt: skip
+
+
+@dataclass
+class Engine:
+    files: "Files"
+    name: str
+    loras: dict
+    is_closed: bool = False
+
+    async def close(self):
+        assert self.files.running.get(self.name, 0) == 0, "it is closed while requests run"
+        self.is_closed = True
+        self.files.log.append(f"-{self.name}")
+
+
+@dataclass
+class Files:
+    """log: what was loaded and unloaded, in order. gate: nothing is loaded while it is closed."""
+
+    log: list[str] = field(default_factory=list)
+    broken: dict[str, Exception] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    gate: threading.Event = field(default_factory=threading.Event)
+    running: dict[str, int] = field(default_factory=dict)
+    num_ids: int = 0
+
+    def __post_init__(self):
+        self.gate.set()
+
+    def __call__(self, served, loras):
+        return Read(self, served, loras)
+
+    def models(self, *served, **settings) -> Models:
+        rows = [one if isinstance(one, ServedModel) else ServedModel(model=one, names=(one,)) for one in served]
+        config = ServerConfig(**{"load_on_demand": True, "ram_budget": 2 * SIZE, **settings})
+        return Models(rows, config, self, Admission.of(config))
+
+    @asynccontextmanager
+    async def using(self, models, name):
+        self.num_ids += 1
+        async with models.using(name, str(self.num_ids)) as context:
+            own = context.names[0]
+            assert not context.engine.is_closed
+            self.running[own] = self.running.get(own, 0) + 1
+            yield context
+            assert not context.engine.is_closed
+            self.running[own] -= 1
+
+    async def ask(self, models, name) -> str:
+        async with self.using(models, name) as context:
+            await asyncio.sleep(0)
+            return context.names[0]
+
+
+@pytest.fixture
+def files() -> Files:
+    return Files()
+
+
+def run(coroutine):
+    async def limited():
+        async with asyncio.timeout(20):
+            return await coroutine
+
+    return asyncio.run(limited())
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+def states(models) -> dict[str, str]:
+    return {entry.name: entry.state for entry in models.entries}
+
+
+def test_a_model_is_loaded_once_by_the_first_of_many_requests(files):
+    models = files.models("a", "b")
+
+    async def main():
+        assert states(models) == {"a": "unloaded", "b": "unloaded"}
+        assert await asyncio.gather(*(files.ask(models, "a") for _ in range(20))) == ["a"] * 20
+        assert (files.log, states(models)["a"]) == (["+a"], "loaded")
+
+    run(main())
+
+
+def test_the_model_whose_last_request_is_longest_ago_goes_for_another(files):
+    models = files.models("a", "b", "c")
+
+    async def main():
+        for name in "abac":
+            await files.ask(models, name)
+        assert files.log == ["+a", "+b", "-b", "+c"]
+        assert models.num_bytes == 2 * SIZE
+
+    run(main())
+
+
+def test_a_model_with_requests_goes_after_them_and_only_if_no_idle_one_is_enough(files):
+    models = files.models("a", "b", "c")
+
+    async def main():
+        async with files.using(models, "a"):
+            await files.ask(models, "b")
+            await files.ask(models, "c")  # the idle one goes, though it was used later
+            assert files.log == ["+a", "+b", "-b", "+c"]
+            async with files.using(models, "c"):
+                late = asyncio.create_task(files.ask(models, "b"))
+                await until(lambda: "unloading" in states(models).values())
+                assert files.log[-1] == "+c"
+                again = asyncio.create_task(files.ask(models, "a"))  # while it goes
+        assert (await late, await again) == ("b", "a")
+        assert files.log[:5] == ["+a", "+b", "-b", "+c", "-a"]
+
+    run(main())
+
+
+def test_requests_for_more_models_than_have_room_are_all_answered(files):
+    models = files.models(*"abcde")
+
+    async def main():
+        names = [*"abcdeabcdeedcba" * 4]
+        assert await asyncio.gather(*(files.ask(models, name) for name in names)) == names
+        assert models.num_bytes <= 2 * SIZE
+        assert not models.waiting
+
+    run(main())
+
+
+def test_a_pinned_model_stays_and_a_model_that_never_fits_is_refused_with_figures(files):
+    models = files.models(ServedModel(model="a", names=("a",), pin=True), "b", "c", "big")
+    files.sizes["big"] = 150
+
+    async def main():
+        await models.start()
+        assert files.log == ["+a"]
+        for name in "bcb":
+            await files.ask(models, name)
+        assert files.log == ["+a", "+b", "-b", "+c", "-c", "+b"]
+        with pytest.raises(
+            HttpError, match="'big': needs 0.0 MiB, and a, which stay loaded, have 0.0 MiB, of"
+        ) as error:
+            await files.ask(models, "big")
+        assert (error.value.status, error.value.code) == (503, "model_failed")
+        assert states(models) == {"a": "loaded", "b": "loaded", "c": "unloaded", "big": "unloaded"}
+
+    run(main())
+
+
+def test_requests_that_wait_for_a_model_get_its_error_and_a_later_one_tries_again(files):
+    models = files.models("a", "b")
+    files.broken["a"] = ModelError("a.gguf: is damaged")
+
+    async def main():
+        files.gate.clear()
+        waiting = [asyncio.create_task(files.ask(models, "a")) for _ in range(5)]
+        await until(lambda: len(models.waiting) == 5)
+        files.gate.set()
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+        assert {str(error) for error in found} == {"model = 'a': cannot be loaded: a.gguf: is damaged"}
+        assert {error.code for error in found} == {"model_failed"}
+        assert (models.entries[0].error, models.num_bytes) == ("a.gguf: is damaged", 0)
+        del files.broken["a"]
+        assert await files.ask(models, "a") == "a"
+        assert models.entries[0].error == ""
+
+    run(main())
+
+
+def test_a_request_waits_no_longer_than_load_timeout_and_is_told_when_to_come_back(files):
+    models = files.models("a", "b", load_timeout=0.05)
+
+    async def main():
+        await files.ask(models, "b")
+        models.entries[1].load_seconds = 7.5  # by which the time of the other is estimated
+        files.gate.clear()
+        with pytest.raises(HttpError, match="is loading, and was not ready within load_timeout = 0.05 s") as error:
+            await files.ask(models, "a")
+        assert (error.value.status, error.value.code) == (503, "model_loading")
+        assert error.value.headers["Retry-After"] == "8"
+        assert not models.waiting
+        files.gate.set()
+        await until(lambda: states(models)["a"] == "loaded")  # nobody waits, and it is there for the next one
+
+    run(main())
+
+
+def test_beyond_max_requests_waiting_ones_are_refused_at_once(files):
+    models = files.models("a", max_requests=2)
+
+    async def main():
+        files.gate.clear()
+        waiting = [asyncio.create_task(files.ask(models, "a")) for _ in range(2)]
+        await until(lambda: len(models.waiting) == 2)
+        with pytest.raises(HttpError, match="2 requests wait for models, of max_requests") as error:
+            await files.ask(models, "a")
+        assert (error.value.status, int(error.value.headers["Retry-After"]) >= 1) == (429, True)
+        files.gate.set()
+        assert await asyncio.gather(*waiting) == ["a", "a"]
+
+    run(main())
+
+
+def test_a_client_that_leaves_while_its_model_is_loaded_leaves_nothing(files):
+    models = files.models("a", model_keep_alive=0)
+    models.entries[0].served = ServedModel(model="a", names=("a",), keep_alive=0.0)
+
+    async def main():
+        files.gate.clear()
+        task = asyncio.create_task(files.ask(models, "a"))
+        await until(lambda: models.waiting)
+        task.cancel()
+        await asyncio.wait([task])
+        assert (models.waiting, models.entries[0].num_requests) == ({}, 0)
+        files.gate.set()
+        await until(lambda: files.log == ["+a", "-a"])
+
+    run(main())
+
+
+def test_an_idle_model_is_unloaded_after_its_time_and_not_while_it_is_used(files):
+    models = files.models(ServedModel(model="a", names=("a",), keep_alive=0.02), "b")
+
+    async def main():
+        await files.ask(models, "b")
+        async with files.using(models, "a"):
+            await asyncio.sleep(0.05)
+            assert states(models)["a"] == "loaded"
+            assert models.entries[0].expires_in == 0.02
+        await until(lambda: states(models)["a"] == "unloaded")
+        assert states(models)["b"] == "loaded"
+        assert files.log == ["+b", "+a", "-a"]
+
+    run(main())
+
+
+def test_a_request_may_say_how_long_its_model_stays(files):
+    models = files.models("a", ServedModel(model="b", names=("b",), pin=True))
+
+    async def main():
+        async with files.using(models, "a"):
+            models.set_keep_alive(models.entries[0], 0)
+        await until(lambda: states(models)["a"] == "unloaded")
+        async with files.using(models, "a"):  # the next one has the server's own time again
+            assert models.entries[0].keep_alive is None
+        with pytest.raises(HttpError, match="keep_alive = 0: the server always keeps this model loaded"):
+            models.set_keep_alive(models.entries[1], 0)
+
+    run(main())
+
+
+def test_adapters_of_an_unloaded_model_are_known_and_come_back_with_it(files):
+    models = files.models("a", "b", "c")
+
+    async def main():
+        async with files.using(models, "a") as context:
+            context.engine.loras["law"] = "law.gguf"
+        for name in "bc":
+            await files.ask(models, name)
+        assert states(models)["a"] == "unloaded"
+        assert models.entries[0].names == ("a", "law")
+        async with files.using(models, "law") as context:
+            assert context.engine.loras == {"law": "law.gguf"}
+
+    run(main())
+
+
+def test_names_and_the_tag_latest_find_a_model_and_others_are_told_which_there_are(files):
+    models = files.models(ServedModel(model="x", names=("a", "alias")), "b")
+    for name in (None, "a", "alias", "a:latest", "alias:latest"):
+        assert models.find(name).name == "a"
+    with pytest.raises(HttpError, match="model = 'c': not served. Use 'a', 'alias', 'b'") as error:
+        models.find("c")
+    assert error.value.status == 404
+
+
+def test_models_that_do_not_fit_together_are_refused_at_the_start(files):
+    models = files.models("a", "b", "c", load_on_demand=False)
+    with pytest.raises(ConfigError, match="'c': needs 0.0 MiB, and a, b, which stay loaded, have .* load_on_demand"):
+        run(models.start())
+    assert files.log == ["+a", "+b"]
+
+
+def test_the_end_waits_for_a_model_that_is_being_loaded_and_closes_all(files):
+    models = files.models("a", "b")
+
+    async def main():
+        await files.ask(models, "b")
+        files.gate.clear()
+        task = asyncio.create_task(files.ask(models, "a"))
+        await until(lambda: models.waiting)
+        task.cancel()  # as the server does with requests that do not end in time
+        await asyncio.wait([task])
+        closing = asyncio.create_task(models.close())
+        await asyncio.sleep(0)
+        files.gate.set()
+        await closing
+        assert sorted(files.log) == ["+a", "+b", "-a", "-b"]
+
+    run(main())
+
+
+def test_models_with_one_name_and_unknown_pins_are_refused():
+    a, b = (ServedModel(model=name, names=("same",)) for name in "ab")
+    with pytest.raises(ConfigError, match=r"model 'b': 'same' is the name of 'a', too"):
+        checked([a, b], ())
+    with pytest.raises(ConfigError, match=r"pin='x': no model has this name. Give one of same"):
+        checked([a], ["x"])
+    assert checked([a], ["same"])[0].pin
+
+
+def test_a_directory_has_the_models_that_can_be_loaded(tmp_path):
+    for name in ("one.gguf", "two-00001-of-00002.gguf", "notes.txt", "three/x.gguf", "four/config.json", "five/a.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    assert [one.names for one in models_in(str(tmp_path), {}, None)] == [("four",), ("one",), ("three",)]
+    for wrong in (tmp_path / "five", tmp_path / "none"):
+        with pytest.raises(ConfigError, match="Give a directory of models"):
+            models_in(str(wrong), {}, None)

@@ -1,0 +1,183 @@
+"""A server of several real models over HTTP: names, states, budgets, adapters, metrics, and unloading under load."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from several_rig import serving_several
+from talking_model import write_adapter, write_talking_model
+
+from foreword import LLM, SamplingParams
+from foreword.engine.build import load
+from foreword.engine.footprint import footprint
+from foreword.engine.options import split_options
+from foreword.machine import own_memory_bytes
+from foreword.server.served import ServedModel
+
+OPTIONS = {"max_model_len": 256, "max_num_seqs": 8, "max_num_batched_tokens": 64, "kv_cache_bytes": 1 << 20, "seed": 0}
+GREEDY = {"temperature": 0, "max_tokens": 6}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Four models; the second one's weights are others."""
+    folder = tmp_path_factory.mktemp("several")
+    return {name: write_talking_model(folder / name, 256 + i) for i, name in enumerate("abcd")}
+
+
+def rows(models, **own):
+    return [
+        ServedModel(model=str(path), names=(name, f"{name}-alias"), options=OPTIONS, **own.get(name, {}))
+        for name, path in models.items()
+    ]
+
+
+def size_of(path) -> int:
+    given = split_options(OPTIONS)
+    return footprint(load(str(path), given.executor, given.of_executor), given.config, budget=None).total
+
+
+@pytest.fixture(scope="module")
+def server(models):
+    two = 2 * size_of(models["a"]) + 1000
+    settings = {"load_on_demand": True, "ram_budget": two, "adapter_directory": str(models["a"].parent)}
+    with serving_several(rows(models, d={"pin": True}), **settings) as found:
+        yield found
+
+
+@pytest.mark.parametrize("name", ["a", "b-alias", "c", "d"])
+def test_the_model_that_a_request_names_answers_as_it_does_alone(server, models, name):
+    answer = server.post("/v1/completions", {"model": name, "prompt": "hello", **GREEDY}).json()
+    assert answer["model"] == name
+    with LLM(str(models[name[0]]), **OPTIONS) as llm:
+        (expected,) = llm.generate("hello", SamplingParams(temperature=0, max_tokens=6))
+    assert answer["choices"][0]["text"] == expected.outputs[0].text
+
+
+def test_the_list_of_models_tells_their_states_and_sizes(server, models):
+    server.post("/v1/completions", {"model": "a", "prompt": "x", **GREEDY})
+    listed = {one["id"]: one for one in server.get("/v1/models").json()["data"]}
+    assert set(listed) >= {"a", "a-alias", "b", "c", "d"}
+    assert (listed["a"]["state"], listed["a"]["bytes"], listed["a"]["pinned"]) == (
+        "loaded",
+        size_of(models["a"]),
+        False,
+    )
+    assert (listed["d"]["state"], listed["d"]["pinned"]) == ("loaded", True)
+    assert server.get("/v1/models/a-alias").json()["root"] == "a"
+    assert server.get("/ready").json()["models"]["a"] == "loaded"
+    assert sum(state == "loaded" for state in server.states.values()) <= 2
+    unknown = server.post("/v1/completions", {"model": "e", "prompt": "x"})
+    assert (unknown.status_code, "Use 'a', 'a-alias', 'b'" in unknown.json()["error"]["message"]) == (404, True)
+
+
+def test_every_kind_of_request_loads_its_model(server):
+    bodies = (
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], **GREEDY}),
+        ("/v1/responses", {"input": "Hi", "temperature": 0, "max_output_tokens": 4}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}),
+        ("/v1/embeddings", {"input": "Hi"}),
+        ("/tokenize", {"prompt": "Hi"}),
+        ("/detokenize", {"tokens": [65]}),
+    )
+    for name, (path, body) in zip("bbccbc", bodies, strict=True):
+        answer = server.post(path, {"model": name, **body})
+        assert answer.status_code == 200, answer.text
+        assert server.states[name] == "loaded"
+    assert server.get("/tokenizer_info", params={"model": "a"}).json()["vocab_size"] == 260
+    assert server.states["a"] == "loaded"
+
+
+def test_operations_about_requests_and_caches_cover_all_loaded_models(server):
+    assert server.get("/requests").json()["data"] == []
+    assert server.post("/reset_prefix_cache", {}).json() == {"reset": True}
+    assert server.get("/requests/none/why").status_code == 404
+    assert server.post("/abort", {"request_id": "none"}).status_code == 404
+    server.post("/v1/completions", {"model": "a", "prompt": "x", **GREEDY})
+    lines = server.get("/metrics").text.splitlines()
+    assert len([line for line in lines if line.startswith("# TYPE vllm:num_requests_running ")]) == 1
+    assert {'vllm:num_requests_running{model_name="a"} 0.0', 'vllm:num_requests_running{model_name="d"} 0.0'} <= {
+        *lines
+    }
+    assert 'foreword:model_state{model_name="a",state="loaded"} 1.0' in lines
+
+
+def test_a_stream_is_aborted_in_the_model_that_has_it(server):
+    body = {"model": "c", "prompt": "x", "max_tokens": 200, "temperature": 0, "stream": True}
+    with server.client.stream("POST", "/v1/completions", json=body, headers={"X-Request-Id": "mine"}) as response:
+        pieces = response.iter_lines()
+        next(pieces)
+        assert [(one["id"], one["model"]) for one in server.get("/requests").json()["data"]] == [("mine", "c")]
+        assert server.get("/requests/mine/why").json()["id"] == "mine"
+        assert server.post("/abort", {"request_id": "mine"}).status_code == 200
+        assert any('"abort"' in line for line in pieces)
+
+
+def test_an_adapter_of_a_model_that_was_unloaded_answers_as_before(server, models):
+    write_adapter(models["a"].parent / "law", models["a"])
+    load_body = {"model": "a", "lora_name": "law", "lora_path": "law"}
+    assert server.post("/v1/load_lora_adapter", load_body).status_code == 200
+    ask = {"model": "law", "prompt": "hello", **GREEDY}
+    before = server.post("/v1/completions", ask).json()
+    for name in "bc":
+        server.post("/v1/completions", {"model": name, "prompt": "x", **GREEDY})
+    assert server.states["a"] == "unloaded"
+    after = server.post("/v1/completions", ask).json()
+    assert (after["model"], after["choices"]) == ("law", before["choices"])
+    assert server.post("/v1/unload_lora_adapter", {"lora_name": "law"}).status_code == 200
+    assert server.post("/v1/completions", ask).status_code == 404
+
+
+def test_a_model_that_cannot_be_loaded_answers_with_the_reason_until_it_can(models, tmp_path):
+    broken = write_talking_model(tmp_path / "broken", 256)
+    weights = (broken / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").write_bytes(weights[:100])
+    served = [ServedModel(model=str(path), names=(path.name,), options=OPTIONS) for path in (broken, models["a"])]
+    with serving_several(served, load_on_demand=True) as server:
+        body = {"model": "broken", "prompt": "x", **GREEDY}
+        failed = server.post("/v1/completions", body)
+        assert (failed.status_code, failed.json()["error"]["code"]) == (503, "model_failed")
+        assert "model.safetensors" in failed.json()["error"]["message"]
+        assert "model.safetensors" in server.get("/v1/models/broken").json()["error"]
+        assert server.post("/v1/completions", {**body, "model": "a"}).status_code == 200
+        (broken / "model.safetensors").write_bytes(weights)
+        assert server.post("/v1/completions", body).status_code == 200
+        assert server.get("/v1/models/broken").json()["error"] is None
+
+
+def test_a_budget_that_is_too_small_for_a_model_is_refused_with_figures(models):
+    with serving_several(rows(models), load_on_demand=True, ram_budget=400_000) as server:
+        answer = server.post("/v1/completions", {"model": "a", "prompt": "x"})
+        assert answer.status_code == 503
+        message = answer.json()["error"]["message"]
+        assert "a KV pool of 0.3 MiB and, beside it" in message
+        assert "of 0.4 MiB of ram_budget" in message
+
+
+def soak(server, names, threads: int, requests: int) -> list[str]:
+    """Send requests for all models from several threads; return those that were not answered as the first was."""
+    expected = {name: server.post("/v1/completions", {"model": name, "prompt": name, **GREEDY}).text for name in names}
+    texts = {name: text.partition('"choices"')[2].partition(',"usage"')[0] for name, text in expected.items()}
+    wrong, lock = [], threading.Lock()
+
+    def client(number):
+        for i in range(requests):
+            name = names[(number + i * i) % len(names)]
+            answer = server.post("/v1/completions", {"model": name, "prompt": name, **GREEDY})
+            if texts[name] not in answer.text:
+                with lock:
+                    wrong.append(answer.text)
+
+    with ThreadPoolExecutor(threads) as pool:
+        for future in [pool.submit(client, number) for number in range(threads)]:
+            future.result()
+    return wrong
+
+
+def test_models_load_and_unload_under_load_and_no_request_is_lost_and_memory_stays(server):
+    assert soak(server, "abc", threads=4, requests=2) == []
+    before, loads = own_memory_bytes(), sum(entry.num_loads for entry in server.models.entries)
+    assert soak(server, "abc", threads=4, requests=4) == []
+    assert sum(entry.num_loads for entry in server.models.entries) >= loads + 3
+    assert own_memory_bytes() < before + (16 << 20)
+    assert server.models.num_bytes <= server.models.budget
