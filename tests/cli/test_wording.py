@@ -209,7 +209,7 @@ def test_the_facts_of_a_model_are_whole_lines_in_a_pipe(talker, tmp_path):
     [
         ("models rm ./x.gguf", "only models known by name are removed: delete a file yourself"),
         ("models rm org/model", "only models known by name are removed"),
-        ("run hi -m llama3.2:1b", "a hub id such as org/model-GGUF:Q4_K_M; names of Ollama are not known"),
+        ("run hi -m phi9:1b", "a hub id such as org/model-GGUF:Q4_K_M; of Ollama's names, only some are known"),
         ("run hi -m bytes.gguf", "bytes.gguf: at byte 0, magic: expected b'GGUF', found b'\\x00\\x01\\x02\\x03'"),
         (
             "simulate --trace one.jsonl",

@@ -181,7 +181,7 @@ def test_a_pinned_model_stays_and_a_model_that_never_fits_is_refused_with_figure
             await files.ask(models, name)
         assert files.log == ["+a", "+b", "-b", "+c", "-c", "+b"]
         with pytest.raises(
-            HttpError, match="'big': needs 0.0 MiB, and a, which stay loaded, have 0.0 MiB, of"
+            HttpError, match=r"'big': needs 0.0 MiB, and a, which stay loaded, have 0.0 MiB, of"
         ) as error:
             await files.ask(models, "big")
         assert (error.value.status, error.value.code) == (503, "model_failed")
@@ -217,7 +217,7 @@ def test_a_request_waits_no_longer_than_load_timeout_and_is_told_when_to_come_ba
         await files.ask(models, "b")
         models.entries[1].load_seconds = 7.5  # by which the time of the other is estimated
         files.gate.clear()
-        with pytest.raises(HttpError, match="is loading, and was not ready within load_timeout = 0.05 s") as error:
+        with pytest.raises(HttpError, match=r"is loading, and was not ready within load_timeout = 0.05 s") as error:
             await files.ask(models, "a")
         assert (error.value.status, error.value.code) == (503, "model_loading")
         assert error.value.headers["Retry-After"] == "8"
@@ -312,14 +312,14 @@ def test_names_and_the_tag_latest_find_a_model_and_others_are_told_which_there_a
     models = files.models(ServedModel(model="x", names=("a", "alias")), "b")
     for name in (None, "a", "alias", "a:latest", "alias:latest"):
         assert models.find(name).name == "a"
-    with pytest.raises(HttpError, match="model = 'c': not served. Use 'a', 'alias', 'b'") as error:
+    with pytest.raises(HttpError, match=r"model = 'c': not served. Use 'a', 'alias', 'b'") as error:
         models.find("c")
     assert error.value.status == 404
 
 
 def test_models_that_do_not_fit_together_are_refused_at_the_start(files):
     models = files.models("a", "b", "c", load_on_demand=False)
-    with pytest.raises(ConfigError, match="'c': needs 0.0 MiB, and a, b, which stay loaded, have .* load_on_demand"):
+    with pytest.raises(ConfigError, match=r"'c': needs 0.0 MiB, and a, b, which stay loaded, have .* load_on_demand"):
         run(models.start())
     assert files.log == ["+a", "+b"]
 

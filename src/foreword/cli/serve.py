@@ -59,7 +59,8 @@ def serve(
         has_others = server.models_dir is not None or TABLES in context.meta
         if not given and not (has_others and source_of(context, "model") == "DEFAULT"):
             given = [model]
-        run_several(served_models(given, context.meta.get(TABLES, []), server, engine.settings), server)
+        served = served_models(given, context.meta.get(TABLES, []), server, engine.settings)
+        run_several(served, server, engine.settings)
     elif server.replicas == 1:
         run(model, server, **engine.settings)
     else:

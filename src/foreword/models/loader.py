@@ -20,6 +20,7 @@ from foreword.models.generation_files import GenerationFiles, generation_of_gguf
 from foreword.models.gguf import read_gguf
 from foreword.models.keys import Keys
 from foreword.models.naming import encoder_weights, has_own_head, weights_from_gguf, weights_from_safetensors
+from foreword.models.ollama_names import from_ollama
 from foreword.models.pooling import HeadLayer, PoolingSpec
 from foreword.models.pooling_files import gguf_pooling, has_logits, read_pooling
 from foreword.models.safetensors import read_directory
@@ -58,7 +59,8 @@ def load_model(model: str | Path) -> LoadedModel:
     """Load a model. Weights stay in the file until an executor reads them.
 
     model: a .gguf file; a directory with config.json, tokenizer.json and safetensors, or with one .gguf file; a known
-    name, fetched if it is not cached; or a hub id such as "org/model" or "org/model@REVISION:Q4_K_M", see `from_hub`.
+    name, fetched if it is not cached; a hub id such as "org/model" or "org/model@REVISION:Q4_K_M", see `from_hub`; or a
+    name of Ollama's such as "llama3.2:1b", see `from_ollama`.
     ModelError if the model is missing, damaged or not supported; UnsupportedModelError for its architecture alone.
     """
     path, name = find_model(model)
@@ -82,6 +84,8 @@ def find_model(model: str | Path) -> tuple[Path, str]:
         )
     if is_file:
         return path, path.stem
+    if name.lower() not in registry.KNOWN and (known_as := from_ollama(name)) is not None:
+        return find_model(known_as)
     if (
         path.suffix in (".gguf", ".safetensors")
         or name.startswith((".", "~", os.sep))

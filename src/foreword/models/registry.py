@@ -108,7 +108,7 @@ def known_model(name: str) -> KnownModel:
     guess = "" if close is None else f"did you mean {close!r}? "
     other = "A path to a .gguf file or to a directory with config.json and safetensors works too"
     if ":" in name:
-        other += ", and a hub id such as org/model-GGUF:Q4_K_M; names of Ollama are not known"
+        other += ", and a hub id such as org/model-GGUF:Q4_K_M; of Ollama's names, only some are known"
     raise ModelError(f"unknown model {name!r:.200}: {guess}Known names are {', '.join(KNOWN)}. {other}")
 
 

@@ -1,4 +1,4 @@
-"""Server-sent events: the bytes of one, and what every stream of an answer has."""
+"""Answers in pieces: the bytes of a server-sent event, and what every stream of an answer has."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 from typing import Any, ClassVar, Generic, TypeVar
 
 T = TypeVar("T")
+EVENTS, LINES = "text/event-stream", "application/x-ndjson"
+"""Media types of streams: server-sent events, and lines of JSON, as Ollama's."""
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
@@ -30,10 +32,13 @@ def json_string(text: str) -> str:
 
 
 class AnswerStream(Generic[T]):
-    """The frames of one answer, made of its outputs as they come. keep_alive: a frame for times without any."""
+    """The frames of one answer, made of its outputs as they come. keep_alive: a frame for times without any, b"" for
+    none.
+    """
 
     __slots__ = ()
     keep_alive: ClassVar[bytes] = b": keep-alive\n\n"
+    media_type: ClassVar[str] = EVENTS
 
     def frames(self, output: T) -> bytes:
         """Return the frames of an output, b"" if it adds nothing."""

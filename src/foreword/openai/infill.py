@@ -40,8 +40,13 @@ class InfillRequest:
     options: RequestOptions = field(default_factory=RequestOptions)
     stream: bool = False
 
-    def prompt(self, tokenizer: Tokenizer, max_model_len: int) -> tuple[list[int], SamplingParams]:
-        """See `make_infill`."""
+    @property
+    def prompt_field(self) -> str:
+        """The field of the body that errors of the prompt name."""
+        return "input_prefix"
+
+    def prompt(self, tokenizer: Tokenizer, max_model_len: int) -> tuple[str | list[int], SamplingParams]:
+        """Return the prompt and the parameters for the engine: see `make_infill`."""
         return make_infill(tokenizer, self.before, self.after, self.params, max_model_len)
 
 
@@ -59,7 +64,7 @@ _SAMPLERS: Mapping[str, tuple[str, ...]] = {
 }
 """llama.cpp's samplers in the order in which they are applied here, with the parameters that turn them on."""
 _MOST_INDENT = 1 << 16
-_INDENT = Kind(
+INDENT = Kind(
     f"an integer from 0 to {_MOST_INDENT}",
     lambda value: INTEGER.accepts(value) and 0 <= value <= _MOST_INDENT,
     {"type": "integer", "minimum": 0, "maximum": _MOST_INDENT},
@@ -77,12 +82,12 @@ def parse_infill(body: object, suggested: Suggested = NOTHING) -> InfillRequest:
     given.take("t_max_prompt_ms", NUMBER)  # which llama.cpp reads and does not follow, either
     samplers, limit = given.take("samplers", STRINGS), limit_of(given, "n_predict", suggested.get("max_tokens"))
     if samplers is not None:
-        suggested = {name: value for name, value in suggested.items() if name not in _left_out(samplers)}
+        suggested = {name: value for name, value in suggested.items() if name not in left_out(samplers)}
     params = SamplingParams(
         **sampling_fields(given, suggested, without=frozenset(_ONE)), max_tokens=1 if limit == 0 else limit
     )
     if samplers is not None and limit != 0:
-        _check_samplers(samplers, params)
+        check_samplers(samplers, params)
     extra = "".join(map(_context, given.nested_list("input_extra") or ()))
     before = extra + given.take("input_prefix", STRING, "") + given.take("prompt", STRING, "")
     request = InfillRequest(
@@ -90,7 +95,7 @@ def parse_infill(body: object, suggested: Suggested = NOTHING) -> InfillRequest:
         before=before,
         after=given.take("input_suffix", STRING, ""),
         params=params,
-        indent=given.take("n_indent", _INDENT, 0),
+        indent=given.take("n_indent", INDENT, 0),
         predict_ms=given.take("t_max_predict_ms", NUMBER, 0),
         predicts=limit != 0,
         fields=given.take("response_fields", STRINGS),
@@ -101,12 +106,12 @@ def parse_infill(body: object, suggested: Suggested = NOTHING) -> InfillRequest:
     return request
 
 
-def _left_out(samplers: Sequence[str]) -> set[str]:
+def left_out(samplers: Sequence[str]) -> set[str]:
     """Return the parameters of the samplers that are not among some."""
     return {parameter for name, parameters in _SAMPLERS.items() if name not in samplers for parameter in parameters}
 
 
-def _check_samplers(samplers: Sequence[str], params: SamplingParams) -> None:
+def check_samplers(samplers: Sequence[str], params: SamplingParams) -> None:
     """RequestError unless these are what is done with the parameters: each of them, in this order."""
     for name in samplers:
         if name not in _SAMPLERS:
@@ -176,7 +181,7 @@ _STOPS = {"length": "limit", "stop": "eos"}
 
 
 def infill_body(request: InfillRequest, outputs: Sequence[RequestOutput], **named: Unpack[Named]) -> Body:
-    """The body that answers /infill."""
+    """The body that answers /infill or /completion."""
     [output] = outputs
     [completion] = output.outputs
     whole: Body = {
@@ -206,7 +211,7 @@ def _chosen(whole: Mapping[str, Any], paths: Sequence[str]) -> Body:
 
 
 class InfillStream(AnswerStream[RequestOutput]):
-    """The frames of an answer to /infill."""
+    """The frames of an answer to /infill or /completion."""
 
     def __init__(self, request: InfillRequest, **named: Unpack[Named]) -> None:
         self._request, self._named = request, named

@@ -59,7 +59,9 @@ class Api(Generic[R, T]):
         if stream is not None:
             request.scope["stream"] = stream
             frames = _frames(generation, running, stream)
-            return EventStream(frames, silence=context.config.keep_alive, keep_alive=stream.keep_alive)
+            return EventStream(
+                frames, silence=context.config.keep_alive, keep_alive=stream.keep_alive, media_type=stream.media_type
+            )
         async with aclosing(running):
             outputs = [output async for output in running]
         generation.leave()

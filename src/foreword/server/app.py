@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import AsyncExitStack
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -11,7 +10,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from foreword.server.config import ServerConfig
 from foreword.server.context import Context
-from foreword.server.errors import not_found
 from foreword.server.gate import Gate
 from foreword.server.models import Models
 from foreword.server.operation import OfServer, Operation
@@ -28,30 +26,10 @@ def make_app(served: Context | Models) -> ASGIApp:
         if isinstance(handler, OfServer):
             response = await handler.answer(models, request)
         else:
-            context = await model_of(models, request)
-            if not operation.is_served(context):
-                raise not_found(scope["method"], scope["path"])
-            response = await handler(context, request)
+            response = await handler(await operation.context(models, request), request)
         await response(scope, receive, send)
 
     return behind_gate(answer, models.config, models.responses)
-
-
-async def model_of(models: Models, request: Request) -> Context:
-    """Return the context of the model that a request names, in its body or its query, which is there until the request
-    ends. HttpError as `Models.using`.
-    """
-    if models.single is not None:
-        return models.single
-    operation: Operation = request.scope["operation"]
-    if operation.body is None:
-        name: object = request.query_params.get("model")
-    else:
-        fields = request.scope["fields"] = await operation.body.fields(request)
-        name = fields.get(operation.model_field)
-    stack: AsyncExitStack = request.scope["stack"]
-    using = models.using(name if isinstance(name, str) else None, request.scope["request_id"])
-    return await stack.enter_async_context(using)
 
 
 def behind_gate(app: ASGIApp, config: ServerConfig, responses: Counter[int]) -> ASGIApp:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from foreword.engine.transcription import Transcriber, Transcription, make_transcriber
 from foreword.errors import RequestError
 from foreword.openai import Named
+from foreword.openai.frames import EVENTS
 from foreword.openai.transcription import (
     FORMATS,
     JSON_FIELDS,
@@ -22,7 +23,6 @@ from foreword.openai.transcription import (
 from foreword.server.answer import Api
 from foreword.server.context import Context
 from foreword.server.errors import HttpError
-from foreword.server.events import EVENTS
 from foreword.server.failures import NOT_FOUND
 from foreword.server.generation import Generation
 from foreword.server.operation import Body, Operation

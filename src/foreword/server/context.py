@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foreword.engine.async_engine import AsyncEngine
@@ -43,16 +44,18 @@ class Progress:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Context:
     """The engine and its tokenizer; media: what the model takes besides text; names: of the model in requests, the
-    first one in responses, where adapters have names of their own; created: seconds since 1970; kv_events: where the
-    cache's events are published, None if they are not; progress: of the HTTP requests that generate, by their ids;
-    trace: told the end of each request; slots: conversations that can be saved, None if they cannot; decoding: of
-    sounds, so many at the same time; pace: of streams; shared: the admission of a server of several models.
+    first one in responses, where adapters have names of their own; path: of its files, if it has any; created: seconds
+    since 1970; kv_events: where the cache's events are published, None if they are not; progress: of the HTTP requests
+    that generate, by their ids; trace: told the end of each request; slots: conversations that can be saved, None if
+    they cannot; decoding: of sounds, so many at the same time; pace: of streams; shared: the admission of a server of
+    several models.
     """
 
     engine: AsyncEngine
     tokenizer: Tokenizer
     media: Media = TEXT_ONLY
     names: tuple[str, ...]
+    path: Path | None = None
     config: ServerConfig = field(default_factory=ServerConfig)
     kv_events: KVEventSource | None = None
     trace: Traces | None = None

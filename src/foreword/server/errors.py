@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from foreword import anthropic
+from foreword import anthropic, ollama
 from foreword.errors import EngineError, ForewordError, StepError
 from foreword.openai import error_body, error_frame
 from foreword.openai.errors import Interface, text_in
@@ -70,17 +70,21 @@ def openai_error(error: HttpError) -> dict[str, Any]:
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """The form in which an interface writes errors. body: the JSON value. event: the name of the event that ends
-    a failed stream.
+    a failed stream. lines: streams are lines of JSON, not events.
     """
 
     body: Callable[[HttpError], dict[str, Any]] = openai_error
     event: str | None = None
+    lines: bool = False
 
     def frame(self, error: HttpError) -> bytes:
         """Return the last frame of a stream that failed."""
+        if self.lines:
+            return ollama.line(self.body(error))
         name = b"" if self.event is None else f"event: {self.event}\n".encode()
         return name + error_frame(self.body(error))
 
 
 OPENAI = Dialect()
+OLLAMA = Dialect(lambda error: ollama.error_body(str(error)), lines=True)
 ANTHROPIC = Dialect(lambda error: anthropic.error_body(error.status, error.text_in("anthropic")), event="error")

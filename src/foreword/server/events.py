@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-EVENTS, LINES = "text/event-stream", "application/x-ndjson"
-"""Media types of streams: server-sent events, and lines of JSON, as Ollama's."""
+from foreword.openai.frames import EVENTS, LINES
+
 STREAMS = (EVENTS.encode(), LINES.encode())
 HEADERS = [
     (b"cache-control", b"no-cache"),

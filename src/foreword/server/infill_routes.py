@@ -1,18 +1,25 @@
-"""llama.cpp's operation that fills a gap in a text, as editors call it."""
+"""llama.cpp's operations: gaps in a text, as editors ask for them, completions, and the server's properties."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from starlette.requests import Request
+from starlette.responses import Response
+
+from foreword import __version__
 from foreword.engine import RequestOutput
+from foreword.openai.frames import EVENTS
 from foreword.openai.infill import InfillRequest, InfillStream, LineEnd, cut, infill_body, parse_infill
+from foreword.openai.llama import DEFAULTS, LlamaRequest, parse_llama
 from foreword.openai.response import num_values
 from foreword.server.answer import Api
-from foreword.server.events import EVENTS
+from foreword.server.context import Context
 from foreword.server.generation import Generation
 from foreword.server.operation import JSON, Body, Operation
 from foreword.server.reply import reply
+from foreword.server.tokens import token_text
 
 
 async def _infill(generation: Generation, wanted: InfillRequest) -> AsyncGenerator[RequestOutput, None]:
@@ -22,7 +29,7 @@ async def _infill(generation: Generation, wanted: InfillRequest) -> AsyncGenerat
     ends = not wanted.predicts or wanted.indent > 0 or wanted.predict_ms > 0
     stream = wanted.stream or ends  # which needs to see the text as it comes
     outputs = generation.outputs(
-        await generation.check("input_prefix", [prompt], [params], wanted.options, stream=stream)
+        await generation.check(wanted.prompt_field, [prompt], [params], wanted.options, stream=stream)
     )
     return _ended(generation, wanted, outputs) if ends else outputs
 
@@ -65,8 +72,50 @@ INFILL: Api[InfillRequest, RequestOutput] = Api(
     stream=lambda context, wanted, named: InfillStream(wanted, **named) if wanted.stream else None,
 )
 
+COMPLETION: Api[LlamaRequest, RequestOutput] = Api(
+    body=Body(parse_llama, {"prompt": "Once upon a time", "n_predict": 16}, timeout=True, samples=True),
+    run=_infill,
+    whole=lambda context, wanted, outputs, named: reply(infill_body(wanted, outputs, **named)),
+    size=num_values,
+    stream=lambda context, wanted, named: InfillStream(wanted, **named) if wanted.stream else None,
+)
+
+
+async def _props(context: Context, request: Request) -> Response:
+    engine, tokenizer = context.engine.engine, context.tokenizer
+    eos = next(iter(tokenizer.eos_ids), None)
+    return reply(
+        {
+            "default_generation_settings": {
+                "n_ctx": engine.states.max_model_len,
+                "params": {**DEFAULTS, **engine.suggested},
+            },
+            "total_slots": engine.states.max_num_reqs,
+            "model_alias": context.names[0],
+            "model_path": "" if context.path is None else str(context.path),
+            "chat_template": tokenizer.chat_template() or "",
+            "bos_token": token_text(tokenizer, tokenizer.bos_id) or "",
+            "eos_token": token_text(tokenizer, eos) or "",
+            "modalities": {"vision": context.media.encoder is not None, "audio": context.media.speech is not None},
+            "build_info": f"foreword {__version__}",
+        }
+    )
+
+
 # fmt: off
 OPERATIONS = (
+    Operation(
+        "/completion", COMPLETION, COMPLETION.body,
+        access="key", summary="Complete a prompt (llama.cpp).",
+        details="`prompt` is a text or token ids. `n_predict`, `samplers`, `n_indent`, `t_max_predict_ms` and"
+        " `response_fields` are as in `/infill`; `json_schema` is followed, and `repeat_penalty` is of all tokens.",
+        media_types=(JSON, EVENTS),
+    ),
+    Operation(
+        "/props", _props,
+        access="key", summary="Describe the model and its limits (llama.cpp).",
+        details="`total_slots` is `max_num_seqs`. Of several models, `?model=NAME` names one, which is loaded.",
+    ),
     Operation(
         "/infill", INFILL, INFILL.body,
         access="key", summary="Fill a gap in a text (llama.cpp, as editors call it).",

@@ -68,6 +68,7 @@ class ReadFiles:
             tokenizer=llm.tokenizer,
             media=llm.media,
             names=self.served.names,
+            path=llm.model.path,
             config=self.loader.config,
             trace=traces_of(self.loader.config, name),
             shared=self.loader.admission,

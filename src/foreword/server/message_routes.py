@@ -10,11 +10,11 @@ from foreword.engine import RequestOutput
 from foreword.engine.chat import make_chat
 from foreword.openai import ChatRequest
 from foreword.openai.errors import named
+from foreword.openai.frames import EVENTS
 from foreword.openai.response import num_values
 from foreword.server.answer import Api
 from foreword.server.context import Context
 from foreword.server.errors import ANTHROPIC
-from foreword.server.events import EVENTS
 from foreword.server.operation import JSON, Body, Operation
 from foreword.server.reply import apart, is_small, reply
 

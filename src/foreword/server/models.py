@@ -21,8 +21,10 @@ from traceback import print_exception
 from typing import Literal, Protocol
 
 from foreword.engine.memory import size_text
+from foreword.engine.options import LLMOptions
 from foreword.errors import ConfigError, ForewordError, RequestError
 from foreword.machine import memory_bytes
+from foreword.server.about import About, local_path
 from foreword.server.admission import LONGEST_WAIT, Admission
 from foreword.server.config import ServerConfig
 from foreword.server.context import Context, not_served
@@ -54,7 +56,8 @@ class ModelEntry:
 
     context: None unless it is loaded. num_bytes: of its memory while it is loaded, 0 before. num_requests: that use it
     or wait until it is loaded. error: why it could not be loaded the last time, "" if it could. keep_alive: seconds.
-    used_at: the end of its last request, of `time.monotonic`. num_loads: how often it was loaded.
+    used_at: the end of its last request, of `time.monotonic`. num_loads: how often it was loaded. about: what its files
+    say, once they were asked.
     """
 
     def __init__(self, served: ServedModel, context: Context | None = None) -> None:
@@ -68,6 +71,12 @@ class ModelEntry:
         self.loading: asyncio.Task[None] | None = None
         self.idle, self.gone = asyncio.Event(), asyncio.Event()  # while it is "unloading"
         self.timer: asyncio.TimerHandle | None = None
+        self.about: About | None = None
+
+    @property
+    def path(self) -> Path | None:
+        """Its file or directory; None if it is not known to be on this machine."""
+        return local_path(self.served.model) if self.context is None else self.context.path
 
     @property
     def name(self) -> str:
@@ -96,8 +105,16 @@ class Models:
     their ids, whose model is not loaded yet. created: seconds since 1970.
     """
 
-    def __init__(self, models: Sequence[ServedModel], config: ServerConfig, read: Reader, admission: Admission) -> None:
-        self.config, self._read, self.admission = config, read, admission
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        config: ServerConfig,
+        read: Reader,
+        admission: Admission,
+        options: LLMOptions | None = None,
+    ) -> None:
+        """options: of the engines of models that are added later."""
+        self.config, self._read, self.admission, self._options = config, read, admission, options or LLMOptions()
         self.entries = [ModelEntry(served) for served in models]
         self.single: Context | None = None
         self.responses: Counter[int] = Counter()
@@ -147,16 +164,30 @@ class Models:
                     return entry
         raise not_served(name, (known for entry in self.entries for known in entry.names))
 
-    def add(self, served: ServedModel) -> None:
-        """Serve one more model, which is not loaded yet."""
-        self.entries.append(ModelEntry(served))
+    def check_changes(self) -> None:
+        """HttpError if no model may be added or removed."""
+        if self.single is not None or not self.config.load_on_demand:
+            reason = "the server has the models that it was started with. Start it with --load-on-demand to change them"
+            raise HttpError(INVALID, reason, param="model")
 
-    def remove(self, entry: ModelEntry) -> None:
-        """Serve a model no longer. HttpError if it is loaded or the only one."""
-        if entry.state != "unloaded" or len(self.entries) == 1:
-            reason = "is the only model" if len(self.entries) == 1 else f"is {entry.state}; unload it first"
+    def add(self, name: str) -> None:
+        """Serve one more model, which is loaded at its first request."""
+        if all(name not in entry.names for entry in self.entries):
+            keep_alive = self.config.model_keep_alive
+            served = ServedModel(model=name, names=(name,), options=self._options, keep_alive=keep_alive)
+            self.entries.append(ModelEntry(served))
+
+    async def remove(self, entry: ModelEntry) -> None:
+        """Unload a model, and serve it no longer. HttpError if it is pinned, used or the only one."""
+        is_only = len(self.entries) == 1
+        if is_only or entry.served.pin or entry.num_requests or entry.state in ("loading", "unloading"):
+            reason = (
+                "is the only model" if is_only else "is pinned" if entry.served.pin else "is in use; try again later"
+            )
             raise HttpError(INVALID, f"model = {entry.name!r:.80}: {reason}", param="model")
         self.entries.remove(entry)
+        if entry.state == "loaded":
+            await self._unload(entry)
 
     @asynccontextmanager
     async def using(self, name: str | None, request_id: str) -> AsyncGenerator[Context, None]:

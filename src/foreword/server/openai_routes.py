@@ -19,15 +19,16 @@ from foreword.openai import (
     response_body,
     text_completion,
 )
+from foreword.openai.frames import EVENTS
 from foreword.openai.response import num_values
 from foreword.server.answer import Api
-from foreword.server.events import EVENTS
 from foreword.server.generation import Generation, in_order
 from foreword.server.operation import JSON, Body, Operation
 from foreword.server.reply import PiecesReply, reply
 
 
-async def _completions(generation: Generation, wanted: CompletionRequest) -> AsyncGenerator[RequestOutput, None]:
+async def completions(generation: Generation, wanted: CompletionRequest) -> AsyncGenerator[RequestOutput, None]:
+    """Check the prompts of a request, and return the outputs of their completions."""
     generation.check_count("prompt", len(wanted.prompts))
     generation.enter(wanted.params, len(wanted.prompts))
     wanted = wanted.filled(generation.context.tokenizer, generation.context.engine.engine.states.max_model_len)
@@ -48,7 +49,7 @@ CHAT: Api[ChatRequest, RequestOutput] = Api(
 )
 COMPLETIONS: Api[CompletionRequest, RequestOutput] = Api(
     body=Body(parse_completion, {"prompt": "Once upon a time", "max_tokens": 16}, timeout=True, samples=True),
-    run=_completions,
+    run=completions,
     whole=lambda context, wanted, outputs, named: PiecesReply(
         text_completion(wanted, in_order(outputs), context.tokenizer, listed=iter, **named)
     ),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
@@ -18,7 +19,7 @@ from starlette.routing import compile_path
 from foreword.errors import ConfigError
 from foreword.fields import NUMBER, Described, Schema
 from foreword.server.context import Context
-from foreword.server.errors import OPENAI, Dialect
+from foreword.server.errors import OPENAI, Dialect, not_found
 from foreword.server.models import Models
 from foreword.server.replicas import CALL_SECONDS, ONE, Spread
 from foreword.server.reply import form_body, json_body, parsed
@@ -122,6 +123,27 @@ class Operation:
     @property
     def method(self) -> Method:
         return self.given_method or ("GET" if self.body is None else "POST")
+
+    async def context(self, models: Models, request: Request) -> Context:
+        """Return the context of the model that a request names, in its body or its query, which is there until the
+        request ends. HttpError as `Models.using`, and 404 if the model cannot do it.
+        """
+        context = models.single
+        if context is None:
+            name = await self.model_name(request)
+            stack: AsyncExitStack = request.scope["stack"]
+            context = await stack.enter_async_context(models.using(name, request.scope["request_id"]))
+        if not self.is_served(context):
+            raise not_found(request.method, request.scope["path"])
+        return context
+
+    async def model_name(self, request: Request) -> str | None:
+        """Return the name of the model that a request gives. A value of another type is left to its parser."""
+        if self.body is None:
+            return request.query_params.get("model")
+        fields = request.scope["fields"] = await self.body.fields(request)
+        name = fields.get(self.model_field)
+        return name if isinstance(name, str) else None
 
     @property
     def shown_path(self) -> str:

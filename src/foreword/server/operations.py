@@ -11,6 +11,7 @@ from foreword.server import (
     infill_routes,
     inspect_routes,
     message_routes,
+    ollama_routes,
     openai_routes,
     page,
     pooling_routes,
@@ -35,6 +36,7 @@ async def _describe(models: Models, request: Request) -> Response:
 OPERATIONS = Operations(
     openai_routes.OPERATIONS,
     message_routes.OPERATIONS,
+    ollama_routes.OPERATIONS,
     pooling_routes.OPERATIONS,
     audio_routes.OPERATIONS,
     infill_routes.OPERATIONS,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import Protocol
 
+from foreword.batch import PoolingParams
 from foreword.engine import RequestOptions
 from foreword.engine.checked_request import CheckedRequest
 from foreword.engine.pooling import PoolingRequestOutput, ScorePlan, plan_scores, pooling_output
@@ -31,7 +33,21 @@ from foreword.server.reply import MANY, PiecesReply, apart, reply
 ID_BYTES = 8  # of a token id in an output: scores of one text with many have its ids many times
 
 
-async def _pooled(generation: Generation, wanted: ClassifyRequest) -> AsyncGenerator[PoolingRequestOutput, None]:
+class Pooled(Protocol):
+    """A request whose prompts give a result each."""
+
+    @property
+    def prompts(self) -> list[str | list[int]]: ...
+
+    @property
+    def params(self) -> PoolingParams: ...
+
+    @property
+    def options(self) -> RequestOptions: ...
+
+
+async def pooled(generation: Generation, wanted: Pooled) -> AsyncGenerator[PoolingRequestOutput, None]:
+    """Check the prompts of a request, and return the results of all, in their order."""
     generation.check_count("input", len(wanted.prompts))
     plan = ScorePlan(wanted.prompts, [wanted.params] * len(wanted.prompts))
     return await _run(generation, plan, wanted.options, "input")
@@ -70,28 +86,29 @@ def _num_numbers(outputs: Sequence[PoolingRequestOutput]) -> int:
     return sum(output.outputs.data.size for output in outputs)
 
 
-def _pools(context: Context) -> bool:
+def pools(context: Context) -> bool:
+    """Return whether the model gives vectors."""
     return Capability.POOLING in context.engine.engine.executor.capabilities
 
 
 def _scores(context: Context) -> bool:
     pooling = context.engine.engine.pooling
-    return _pools(context) and (pooling.is_cross_encoder or not pooling.head)
+    return pools(context) and (pooling.is_cross_encoder or not pooling.head)
 
 
 def _classifies(context: Context) -> bool:
-    return _pools(context) and "classify" in context.engine.engine.pooling.tasks
+    return pools(context) and "classify" in context.engine.engine.pooling.tasks
 
 
 EMBEDDINGS: Api[EmbeddingRequest, PoolingRequestOutput] = Api(
     body=Body(parse_embeddings, {"input": ["A man is eating food."], "dimensions": 16}, timeout=True),
-    run=_pooled,
+    run=pooled,
     whole=lambda context, wanted, outputs, named: PiecesReply(embeddings_body(wanted, outputs, **named)),
     size=_num_numbers,
 )
 CLASSIFY: Api[ClassifyRequest, PoolingRequestOutput] = Api(
     body=Body(parse_classify, {"input": "A man is eating food."}, timeout=True),
-    run=_pooled,
+    run=pooled,
     whole=lambda context, wanted, outputs, named: PiecesReply(
         classify_body(context.engine.engine.pooling.labels, outputs, **named)
     ),
@@ -113,7 +130,7 @@ RERANK: Api[ScoreRequest, PoolingRequestOutput] = Api(
 OPERATIONS = tuple(
     Operation(path, api, api.body, access="key", summary=summary, is_served=is_served)
     for paths, api, is_served, summary in (
-        (("/v1/embeddings",), EMBEDDINGS, _pools, "Embed one or more texts (OpenAI Embeddings)."),
+        (("/v1/embeddings",), EMBEDDINGS, pools, "Embed one or more texts (OpenAI Embeddings)."),
         (("/score", "/v1/score"), SCORE, _scores, "Score how well texts fit one another (vLLM)."),
         (
             ("/rerank", "/v1/rerank", "/v2/rerank"),

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foreword.server.errors import HttpError
-from foreword.server.failures import NOT_READY
+from foreword.server.failures import INVALID, NOT_READY
 from foreword.server.reply import json_body, reply
 
 CALL_SECONDS = 2.0  # that a replica has for a short request
@@ -86,6 +86,15 @@ def listed(found: Called) -> tuple[Any, int]:
     """Return the items of all replicas' lists, each with the name of its replica."""
     data = [{**item, "replica": name} for name, status, answer in found if status == 200 for item in answer["data"]]
     return {"object": "list", "data": data}, 200
+
+
+def refused(reason: str) -> Spread:
+    """Answer with status 400 where there are several replicas."""
+
+    async def answer(replicas: Replicas, request: Request) -> Response:
+        raise HttpError(INVALID, reason)
+
+    return Spread("refused", answer)
 
 
 ONE = Spread("one")

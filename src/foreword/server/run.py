@@ -81,6 +81,7 @@ def run(
             tokenizer=llm.tokenizer,
             media=llm.media,
             names=names,
+            path=llm.model.path,
             config=config,
             kv_events=source,
             trace=trace,

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Sequence
 
+from foreword.engine.options import LLMOptions
 from foreword.server.admission import Admission
 from foreword.server.app import make_app
 from foreword.server.config import ServerConfig
@@ -17,23 +18,28 @@ from foreword.server.served import ServedModel
 
 
 def run_several(
-    models: Sequence[ServedModel], config: ServerConfig, *, on_ready: Callable[[str], None] | None = None
+    models: Sequence[ServedModel],
+    config: ServerConfig,
+    options: LLMOptions | None = None,
+    *,
+    on_ready: Callable[[str], None] | None = None,
 ) -> None:
     """Serve models until SIGTERM or SIGINT; requests in progress are finished then, within drain_timeout.
 
-    on_ready: called with the address; without, it is printed. OSError if the address cannot be used; ConfigError or
-    ModelError if a model cannot be loaded that does not wait for a request, before the server listens.
+    options: of the engines of models that are added later. on_ready: called with the address; without, it is printed.
+    OSError if the address cannot be used; ConfigError or ModelError if a model cannot be loaded that does not wait for
+    a request, before the server listens.
     """
     config.check_files()
     allow_connections()
     with bound_socket(config.host, config.port) as sock, limited_end(config) as begin_end:
-        serve(SeveralServer(several(models, config), sock, on_ready, begin_end), sock)
+        serve(SeveralServer(several(models, config, options), sock, on_ready, begin_end), sock)
 
 
-def several(models: Sequence[ServedModel], config: ServerConfig) -> Models:
+def several(models: Sequence[ServedModel], config: ServerConfig, options: LLMOptions | None = None) -> Models:
     """Return the models of a server, none of which is loaded yet."""
     admission = Admission.of(config)
-    return Models(models, config, Loader(config, admission, len(models)), admission)
+    return Models(models, config, Loader(config, admission, len(models)), admission, options)
 
 
 class SeveralServer(AppServer):

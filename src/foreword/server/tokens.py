@@ -22,7 +22,8 @@ from foreword.server.reply import apart, built, is_small, reply
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizeRequest:
     """A body of /tokenize. text: of the prompt; None: the messages are made one. template: arguments of that;
-    variables: further ones of the template.
+    variables: further ones of the template. parses_special: special tokens in the text are read as such. of_llama: the
+    answer has llama.cpp's form.
     """
 
     model: str | None
@@ -32,21 +33,32 @@ class TokenizeRequest:
     variables: dict[str, Any]
     special: bool
     with_texts: bool
+    parses_special: bool = True
+    of_llama: bool = False
+
+    def rendered(self, tokenizer: Tokenizer) -> str:
+        """Return the text of the prompt."""
+        if self.text is not None:
+            return self.text
+        read = tokenizer.template_variables(tools=bool(self.template.get("tools")))
+        with named("messages", OF_TEMPLATE):
+            TemplateReads(read, thinks=False).check(self.variables)
+        return tokenizer.apply_chat_template(self.messages or [], **self.template, **self.variables)
 
     def encode(self, tokenizer: Tokenizer, max_tokens: int) -> list[int]:
         """Return the tokens. RequestError for a text that certainly has more than ``max_tokens``."""
-        text = self.text
-        if text is None:
-            read = tokenizer.template_variables(tools=bool(self.template.get("tools")))
-            with named("messages", OF_TEMPLATE):
-                TemplateReads(read, thinks=False).check(self.variables)
-            text = tokenizer.apply_chat_template(self.messages or [], **self.template, **self.variables)
-        return tokenizer.encode(text, add_special_tokens=self.special, max_tokens=max_tokens)
+        text, special = self.rendered(tokenizer), self.parses_special
+        return tokenizer.encode(text, add_special_tokens=self.special, parse_special=special, max_tokens=max_tokens)
 
 
 def parse_tokenize(body: object) -> TokenizeRequest:
-    """RequestError for a body of which it is not clear what is to be tokenized."""
+    """Return the request in a body of vLLM's form or, with ``content``, of llama.cpp's.
+
+    RequestError for a body of which it is not clear what is to be tokenized.
+    """
     given = Fields(body)
+    if (content := given.take("content", STRING)) is not None:
+        return _of_llama(given, content)
     messages, text = given.take("messages", MESSAGES), given.take("prompt", STRING)
     if (messages is None) == (text is None):
         raise RequestError(None, "prompt", text, "is one of prompt and messages", "Give exactly one of them.")
@@ -69,6 +81,30 @@ def parse_tokenize(body: object) -> TokenizeRequest:
     return request
 
 
+def _of_llama(given: Fields, content: str) -> TokenizeRequest:
+    request = TokenizeRequest(
+        model=given.take("model", STRING),
+        text=content,
+        messages=None,
+        template={},
+        variables={},
+        special=given.take("add_special", BOOLEAN, False),
+        with_texts=given.take("with_pieces", BOOLEAN, False),
+        parses_special=given.take("parse_special", BOOLEAN, True),
+        of_llama=True,
+    )
+    given.end()
+    return request
+
+
+def parse_apply(body: object) -> TokenizeRequest:
+    """Return the conversation in a body of /apply-template. RequestError if there is none."""
+    request = parse_tokenize(body)
+    if request.messages is None:
+        raise RequestError(None, "messages", None, "is missing", "Give a list of messages.")
+    return request
+
+
 def parse_detokenize(body: object) -> tuple[str | None, list[int]]:
     """Return the model and the token ids in a body of /detokenize."""
     given = Fields(body)
@@ -78,6 +114,7 @@ def parse_detokenize(body: object) -> tuple[str | None, list[int]]:
 
 
 TOKENIZE = Body(parse_tokenize, {"prompt": "Hello"})
+APPLY = Body(parse_apply, {"messages": [{"role": "user", "content": "Hello"}]})
 DETOKENIZE = Body(parse_detokenize, {"tokens": [0]})
 
 
@@ -85,7 +122,20 @@ async def _tokenize(context: Context, request: Request) -> Response:
     wanted = await TOKENIZE.read(request)
     context.check_model(wanted.model)
     ids = await apart(not is_small(request), wanted.encode, context.tokenizer, context.config.max_prompt_tokens)
-    return await built(len(ids), _encoded, context, ids, wanted.with_texts)
+    made = _encoded_for_llama if wanted.of_llama else _encoded
+    return await built(len(ids), made, context, ids, wanted.with_texts)
+
+
+def _encoded_for_llama(context: Context, ids: list[int], with_texts: bool) -> Response:
+    if not with_texts:
+        return reply({"tokens": ids})
+    return reply({"tokens": [{"id": i, "piece": token_text(context.tokenizer, i)} for i in ids]})
+
+
+async def _apply_template(context: Context, request: Request) -> Response:
+    wanted = await APPLY.read(request)
+    context.check_model(wanted.model)
+    return reply({"prompt": await apart(not is_small(request), wanted.rendered, context.tokenizer)})
 
 
 def _encoded(context: Context, ids: list[int], with_texts: bool) -> Response:
@@ -103,7 +153,12 @@ async def _detokenize(context: Context, request: Request) -> Response:
             reason = f"must be in [0, {vocab_size - 1}], the vocabulary has {vocab_size} tokens"
             raise RequestError(None, f"tokens[{i}]", token, reason, "Use the tokenizer of this model.")
     decode = context.tokenizer.decode
-    return await built(len(ids), lambda: reply({"prompt": decode(ids, skip_special_tokens=False)}))
+
+    def decoded() -> Response:
+        text = decode(ids, skip_special_tokens=False)
+        return reply({"prompt": text, "content": text})  # vLLM's name, llama.cpp's
+
+    return await built(len(ids), decoded)
 
 
 async def _info(context: Context, request: Request) -> Response:
@@ -112,8 +167,8 @@ async def _info(context: Context, request: Request) -> Response:
         {
             "tokenizer_class": type(tokenizer).__name__,
             "chat_template": tokenizer.chat_template() or None,
-            "bos_token": _text(context, tokenizer.bos_id),
-            "eos_token": _text(context, next(iter(tokenizer.eos_ids), None)),
+            "bos_token": token_text(tokenizer, tokenizer.bos_id),
+            "eos_token": token_text(tokenizer, next(iter(tokenizer.eos_ids), None)),
             "pad_token": None,
             "unk_token": None,
             "vocab_size": tokenizer.vocab_size,
@@ -123,16 +178,24 @@ async def _info(context: Context, request: Request) -> Response:
     )
 
 
-def _text(context: Context, token_id: int | None) -> str | None:
-    return None if token_id is None else context.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+def token_text(tokenizer: Tokenizer, token_id: int | None) -> str | None:
+    """Return the text of a token; None for None."""
+    return None if token_id is None else tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
 
 # fmt: off
 OPERATIONS = (
     Operation(
         "/tokenize", _tokenize, TOKENIZE,
-        access="key", summary="Tokenize a text or a conversation (vLLM).", details="Give `prompt` or `messages`.",
+        access="key", summary="Tokenize a text or a conversation (vLLM, llama.cpp).",
+        details="Give `prompt` or `messages`, or llama.cpp's `content`, with which the answer has its form.",
     ),
-    Operation("/detokenize", _detokenize, DETOKENIZE, access="key", summary="Decode token ids into text (vLLM)."),
+    Operation(
+        "/detokenize", _detokenize, DETOKENIZE, access="key", summary="Decode token ids into text (vLLM, llama.cpp)."
+    ),
+    Operation(
+        "/apply-template", _apply_template, APPLY,
+        access="key", summary="Return the prompt that a conversation becomes (llama.cpp).",
+    ),
     Operation("/tokenizer_info", _info, access="key", summary="Describe the tokenizer (vLLM)."),
 )
