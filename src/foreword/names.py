@@ -72,7 +72,7 @@ _BY_NAMES: dict[str, tuple[tuple[str, ...], str]] = {
     "cache_prompt": (("prefix_caching",), "a setting of the engine, on unless it is turned off"),
     "num_ctx": (("max_model_len",), "a setting of the engine"),
     "num_keep": ((), "A prompt is never cut in the middle; truncate_prompt_tokens keeps its end. Leave it out."),
-    "keep_alive": ((), "The model stays loaded as long as the process runs; leave it out."),
+    "keep_alive": (("model_keep_alive",), "of foreword serve with several models"),
     "penalize_newline": ((), "Penalties treat all tokens alike; logit_bias changes one. Leave it out."),
     # transformers
     "max_length": (("max_tokens", "max_model_len"), ""),

@@ -18,6 +18,8 @@ ALL = {"/requests", "/requests/{id}/why", "/abort", "/reset_prefix_cache", "/met
 ITSELF = {"/health", "/ready", "/inspect"}
 OF_ONE_ENGINE = {"/inspect/steps", "/inspect/steps/{epoch}/{part}", "/slots", "/slots/{id}"}
 """A front end, which has several engines, wants the name of one, or refuses them."""
+REFUSED = {"/api/pull", "/api/delete"}
+"""A front end, whose replicas serve one model, refuses them."""
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
@@ -80,10 +82,11 @@ class Known(Front):
 def test_an_operation_is_asked_of_all_replicas_or_passed_on_to_one(operation):
     front = Known()
     path = operation.path.replace("{name:path}", "name").replace("{id}", "x")
-    body = {"json": {"lora_name": "x"}} if operation.method == "POST" else {}
-    assert front.ask(operation.method, path, **body).status_code == (400 if operation.path in OF_ONE_ENGINE else 200)
+    body = {} if operation.method == "GET" else {"json": {"lora_name": "x"}}
+    refused = operation.path in OF_ONE_ENGINE | REFUSED
+    assert front.ask(operation.method, path, **body).status_code == (400 if refused else 200)
     assert len({path for _, path, _ in front.calls}) == (operation.path in ALL)
-    assert front.passed == ([] if operation.path in ALL | ITSELF | OF_ONE_ENGINE else [path])
+    assert front.passed == ([] if operation.path in ALL | ITSELF | OF_ONE_ENGINE | REFUSED else [path])
 
 
 def test_a_query_names_the_replica_whose_steps_are_wanted():

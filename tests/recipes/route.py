@@ -5,7 +5,7 @@ from pathlib import Path
 from recipes.recipe import Edit, Recipe, after, before
 
 TEST = "tests/server/test_dummy_route.py"
-MODULE = "src/foreword/server/status.py"
+MODULE = "src/foreword/server/tokens.py"
 HANDLER = """async def _dummy(context: Context, request: Request) -> Response:
     return reply({"dummy": 7})
 

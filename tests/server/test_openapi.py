@@ -11,11 +11,12 @@ from foreword.server.operations import served_by
 
 WITHOUT_WHAT_IT_NAMES = {
     "/abort": 404,
+    "/api/pull": 400,
     "/v1/load_lora_adapter": 403,
     "/v1/unload_lora_adapter": 404,
     "/slots/{id}": 403,
 }
-"""Statuses of examples about a request, or an adapter, that the server of the tests does not have."""
+"""Statuses of examples about a request, an adapter, or further models that the server of the tests does not have."""
 
 
 @pytest.fixture(scope="module")

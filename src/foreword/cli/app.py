@@ -23,7 +23,7 @@ COMMANDS = {
     "chat": "Talk with a model; it remembers the conversation.",
     "batch": "Answer a file of requests in OpenAI's batch format.",
     "embed": "Print the embedding of each text as JSON, one per line.",
-    "serve": "Serve a model to OpenAI's clients over HTTP.",
+    "serve": "Serve models to clients of OpenAI, Anthropic and Ollama over HTTP.",
     "explain": "Show what a step prepares: which tokens, at which positions, from which rows, into which slots.",
     "tour": "Learn what happens in a step: eight short lessons on the real library, each with an exercise.",
     "simulate": "Predict latencies, cache hits, preemptions and costs of a recorded load, per policy and router.",

@@ -25,6 +25,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "foreword serve",
         "foreword serve -m model.gguf --port 8080 --speculation ngram",
         "foreword serve --config serve.toml --access-log",
+        "foreword serve smollm2 qwen2.5-coder-0.5b",
+        "foreword serve --models-dir ./models --load-on-demand --ram-budget 12GiB",
     ),
     "explain": (
         "foreword explain",

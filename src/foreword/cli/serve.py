@@ -1,4 +1,4 @@
-"""`foreword serve`: an HTTP server for a model."""
+"""`foreword serve`: an HTTP server for models."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def serve(
     engine: EngineOptions,
     server: ServerConfig,
 ) -> None:
-    """Serve models to OpenAI's clients over HTTP.
+    """Serve models to clients of OpenAI, Anthropic and Ollama over HTTP.
 
     Each option may also be a line of a TOML file (max_requests = 64) or an environment variable
     (FOREWORD_SERVE_MAX_REQUESTS=64). The command line takes precedence over variables, and variables over the file.

@@ -116,8 +116,8 @@ class ProcessFront(Front):
 
 
 async def _answer(response: Response, whole: bytes | None, send: Send) -> None:
-    """Pass a response on. whole: its body; None if it comes in pieces. HttpError, after the last whole event of a
-    stream, if the replica is lost in the middle.
+    """Pass a response on. whole: its body; None if it comes in pieces. HttpError, after the last whole event or line of
+    a stream, if the replica is lost in the middle.
     """
     headers = [(name, value) for name, value in response.headers if name not in OF_FRONT]
     if whole:  # none after HEAD
@@ -125,18 +125,20 @@ async def _answer(response: Response, whole: bytes | None, send: Send) -> None:
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
     if whole is None:
         try:
-            async for part in _whole_events(response) if response.is_stream else response.parts():
+            separator = response.separator
+            async for part in response.parts() if separator is None else _whole(response, separator):
                 await send({"type": "http.response.body", "body": part, "more_body": True})
         except ReplicaLostError:
             raise HttpError(REPLICA_LOST, LOST) from None
     await send({"type": "http.response.body", "body": whole or b""})
 
 
-async def _whole_events(response: Response) -> AsyncGenerator[bytes, None]:
+async def _whole(response: Response, separator: bytes) -> AsyncGenerator[bytes, None]:
+    """Yield whole events, or lines, as they arrive."""
     rest = b""
     async for part in response.parts():
-        events, end, rest = (rest + part).rpartition(b"\n\n")
+        pieces, end, rest = (rest + part).rpartition(separator)
         if end:
-            yield events + end
+            yield pieces + end
     if rest:
         yield rest

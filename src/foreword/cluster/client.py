@@ -8,8 +8,11 @@ from contextlib import asynccontextmanager
 
 from httptools import HttpParserError, HttpResponseParser
 
+from foreword.openai.frames import EVENTS, LINES
+
 Headers = Iterable[tuple[bytes, bytes]]
 READ_BYTES = 64 << 10
+SEPARATORS = {EVENTS.encode(): b"\n\n", LINES.encode(): b"\n"}
 
 
 class ReplicaLostError(Exception):
@@ -34,9 +37,10 @@ class Response:
         return int(self._parser.get_status_code())
 
     @property
-    def is_stream(self) -> bool:
-        """Return whether its body is events."""
-        return any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in self.headers)
+    def separator(self) -> bytes | None:
+        """Return what ends each piece of a stream: an empty line of events, the end of a line of JSON; None for no stream."""
+        kind = next((value.partition(b";")[0] for name, value in self.headers if name == b"content-type"), b"")
+        return SEPARATORS.get(kind)
 
     @property
     def is_short(self) -> bool:

@@ -96,12 +96,13 @@ class GenerateRequest:
             return self
         return replace(self, chat=None, completion=self.text)
 
-    def check(self, max_model_len: int) -> None:
-        """Raise RequestError if the server's requests cannot have as many tokens as are asked for."""
-        if self.num_ctx is not None and self.num_ctx > max_model_len:
-            reason = f"requests of this server have at most {max_model_len} tokens"
-            fix = "Give at most that, or start the server with another --max-model-len."
-            raise RequestError(None, "options.num_ctx", self.num_ctx, reason, fix)
+
+def check_num_ctx(num_ctx: int | None, max_model_len: int) -> None:
+    """Raise RequestError if a server's requests cannot have as many tokens as are asked for."""
+    if num_ctx is not None and num_ctx > max_model_len:
+        reason = f"requests of this server have at most {max_model_len} tokens"
+        fix = "Give at most that, or start the server with another --max-model-len."
+        raise RequestError(None, "options.num_ctx", num_ctx, reason, fix)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +115,6 @@ class EmbedRequest:
     options: RequestOptions = field(default_factory=RequestOptions)
     num_ctx: int | None = None
     keep_alive: float | None = None
-
-    check = GenerateRequest.check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +142,7 @@ def parse_chat(body: object, suggested: Suggested = NOTHING) -> GenerateRequest:
         origins={**_OF_CHAT, **conversation.origins},
     )
     request = GenerateRequest(
-        model=given.take("model", STRING),
+        model=given.require("model", STRING),
         chat=chat if conversation.messages else None,
         num_ctx=num_ctx,
         keep_alive=_keep_alive(given),
@@ -185,7 +184,7 @@ def parse_generate(body: object, suggested: Suggested = NOTHING) -> GenerateRequ
         if not system and not images and not asked:
             text = CompletionRequest(model=None, prompts=[prompt], params=params, stream=stream)
     request = GenerateRequest(
-        model=given.take("model", STRING),
+        model=given.require("model", STRING),
         chat=chat,
         completion=completion,
         text=text,
@@ -204,7 +203,7 @@ def parse_embed(body: object) -> EmbedRequest:
     texts = given.require("input", either(STRING, STRINGS))
     cut, dimensions = given.take("truncate", BOOLEAN, True), given.take("dimensions", INTEGER)
     request = EmbedRequest(
-        model=given.take("model", STRING),
+        model=given.require("model", STRING),
         prompts=[texts] if isinstance(texts, str) else texts,
         params=_embedding(truncate=cut, dimensions=dimensions or None),
         num_ctx=_num_ctx(given),
@@ -218,7 +217,7 @@ def parse_embeddings(body: object) -> EmbedRequest:
     """The request in a body of /api/embeddings, which has one prompt."""
     given = Fields(body)
     request = EmbedRequest(
-        model=given.take("model", STRING),
+        model=given.require("model", STRING),
         prompts=[given.require("prompt", STRING)],
         params=_embedding(truncate=True, dimensions=None),
         num_ctx=_num_ctx(given),

@@ -22,6 +22,7 @@ from foreword.ollama import (
     GenerateRequest,
     LineStream,
     answer_body,
+    check_num_ctx,
     embed_body,
     embeddings_body,
     keep_alive_of,
@@ -60,7 +61,7 @@ LONG = timedelta(days=365 * 100)
 async def _generate(generation: Generation, wanted: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
     context = generation.context
     wanted = _fitted(context, wanted)
-    wanted.check(context.engine.engine.states.max_model_len)
+    check_num_ctx(wanted.num_ctx, context.engine.engine.states.max_model_len)
     if wanted.chat is not None:
         return await generation.chat(wanted.chat)
     assert wanted.completion is not None
@@ -72,7 +73,7 @@ def _fitted(context: Context, wanted: GenerateRequest) -> GenerateRequest:
 
 
 async def _embed(generation: Generation, wanted: EmbedRequest) -> AsyncGenerator[PoolingRequestOutput, None]:
-    wanted.check(generation.context.engine.engine.states.max_model_len)
+    check_num_ctx(wanted.num_ctx, generation.context.engine.engine.states.max_model_len)
     return await pooled(generation, wanted)
 
 
