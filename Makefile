@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo docs serve attack clients stubs lock test test-oldest smoke schemas fuzz storms shadow soak soak-server sanitize proofs recipes replicas browser ray torch transformers device gpu vllm sglang wheel wheels check bench bench-regress native pages arm emulate throughput vllm-compat deploy-check clean
+.PHONY: help demo docs serve attack clients stubs lock test test-oldest smoke schemas fuzz storms shadow soak soak-server sanitize proofs recipes replicas browser ray torch transformers device gpu vllm sglang wheel wheels check bench bench-regress native pages arm emulate throughput vllm-compat deploy-check soak-models clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -80,6 +80,9 @@ soak: $(STAMPS)/test  ## mixed traffic with failures, every output checked; MINU
 
 soak-server: $(STAMPS)/test  ## foreword serve under storms: 1,000 streams, closed, slow and silent connections; MINUTES=10
 	PYTHONPATH=tests:tests/cli $(BIN)/python tests/server/soak.py --minutes $(or $(MINUTES),10)
+
+soak-models: $(STAMPS)/test  ## models that load and unload under load: answers checked, flat memory; MINUTES=5
+	PYTHONPATH=tests:tests/cli $(BIN)/python tests/server/soak_models.py --minutes $(or $(MINUTES),5)
 
 attack: $(STAMPS)/test  ## hostile clients against foreword serve, alone and with replicas: answers, waits, memory (minutes)
 	PYTHONPATH=tests:tests/cli $(BIN)/python tests/server/attack.py

@@ -32,7 +32,7 @@ ENGINE = engine_options(without=("adapter",), defaults=ENGINE_DEFAULTS, tables="
 @grouped(engine=ENGINE, server=SERVER)
 def serve(
     context: typer.Context,
-    model_arguments: Annotated[
+    model_argument: Annotated[
         list[str] | None,
         typer.Argument(metavar="[MODEL]...", help="The models, in place of --model.", show_default=False),
     ] = None,
@@ -49,7 +49,7 @@ def serve(
     """
     from foreword.server.run import check_packages, run
 
-    given = model_arguments or []
+    given = model_argument or []
     model = chosen_model(context, next(iter(given), None), engine.model)
     check_packages()
     if len(given) > 1 or server.of_several or TABLES in context.meta:

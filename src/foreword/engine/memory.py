@@ -61,7 +61,8 @@ class HostMemory:
 
     def _text(self, pool_bytes: int, beside: Mapping[str, int]) -> str:
         """Return "a KV pool of 3.0 GiB, weights 1.0 GiB … are 4.2 GiB, of 4.0 GiB that …"."""
-        parts = ", ".join(f"{name} {size_text(size)}" for name, size in beside.items() if size >= 1 << 20)
+        large = [f"{name} {size_text(size)}" for name, size in beside.items() if size >= 1 << 20]
+        parts = ", ".join(large) or "what has less than 1 MiB each"
         total = size_text(pool_bytes + sum(beside.values()))
         return (
             f"a KV pool of {size_text(pool_bytes)} and, beside it, {parts} are {total}, of {size_text(self.usable)} of "
