@@ -38,7 +38,7 @@ class Response:
 
     @property
     def separator(self) -> bytes | None:
-        """Return what ends each piece of a stream: an empty line of events, the end of a line of JSON; None for no stream."""
+        """Return the end of each piece of a stream, an event or a line of JSON; None for a body that is none."""
         kind = next((value.partition(b";")[0] for name, value in self.headers if name == b"content-type"), b"")
         return SEPARATORS.get(kind)
 

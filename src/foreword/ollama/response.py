@@ -30,6 +30,7 @@ _SEPARATORS = {ord(char): f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}
 
 
 def error_body(message: str) -> Body:
+    """Return the body of an error in Ollama's form."""
     return {"error": message}
 
 
