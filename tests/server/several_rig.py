@@ -1,6 +1,7 @@
 """A server of several models in a thread."""
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -40,7 +41,10 @@ def serving_several(served: Sequence[ServedModel], **settings) -> Iterator[Sever
     server = SeveralServer(models, sock, lambda url: ready.set())
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()
-    assert ready.wait(PATIENCE)
+    until = time.monotonic() + PATIENCE
+    while not ready.wait(0.05):
+        assert thread.is_alive(), "the server did not start"
+        assert time.monotonic() < until
     found = Several(models, server.url)
     try:
         yield found

@@ -3,6 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from several_rig import serving_several
 from talking_model import write_adapter, write_talking_model
@@ -13,6 +14,7 @@ from foreword.engine.footprint import footprint
 from foreword.engine.options import split_options
 from foreword.machine import own_memory_bytes
 from foreword.server.served import ServedModel
+from models.pooling_models import POOLING, make_pooling
 
 OPTIONS = {"max_model_len": 256, "max_num_seqs": 8, "max_num_batched_tokens": 64, "kv_cache_bytes": 1 << 20, "seed": 0}
 GREEDY = {"temperature": 0, "max_tokens": 6}
@@ -152,6 +154,24 @@ def test_a_budget_that_is_too_small_for_a_model_is_refused_with_figures(models):
         message = answer.json()["error"]["message"]
         assert "a KV pool of 0.3 MiB and, beside it" in message
         assert "of 0.4 MiB of ram_budget" in message
+
+
+def test_a_model_that_embeds_is_served_beside_one_that_generates(models, tmp_path):
+    bert = make_pooling(tmp_path, "bert")
+    served = [
+        ServedModel(model=str(models["a"]), names=("a",), options=OPTIONS),
+        ServedModel(model=str(bert), names=("bert",), options={"max_model_len": 24}),
+    ]
+    texts = [text["token_ids"] for text in POOLING["bert"]["texts"]]
+    with LLM(str(bert), max_model_len=24) as llm:
+        expected = llm.embed(texts)
+    with serving_several(served) as server:
+        found = server.post("/v1/embeddings", {"model": "bert", "input": texts}).json()["data"]
+        np.testing.assert_allclose([one["embedding"] for one in found], expected, atol=1e-5)
+        assert server.post("/v1/completions", {"model": "a", "prompt": "x", **GREEDY}).status_code == 200
+        refused = server.post("/v1/completions", {"model": "bert", "prompt": "x"})
+        assert refused.status_code == 400, refused.text
+        assert server.states == {"a": "loaded", "bert": "loaded"}
 
 
 def soak(server, names, threads: int, requests: int) -> list[str]:

@@ -49,7 +49,7 @@ class EngineConfig:
     )
     max_logprobs: int = setting(
         -1, "Largest number of log-probabilities per token that a request may ask for, of its output or its prompt; "
-        "-1: all of the vocabulary.", least=-1, most=2**31 - 1, decoders_only=True,
+        "-1: all of the vocabulary.", least=-1, most=2**31 - 1,
     )
     grammar_cache_bytes: int = setting(
         256 << 20, "Memory for compiled grammars of structured outputs; the most recently used ones are kept.",
