@@ -32,9 +32,7 @@ class Loader:
     def __call__(self, served: ServedModel, loras: Mapping[str, Path]) -> ReadFiles:
         """Read the files of a model, which are fetched if they are not here. Errors are those of `LLM`."""
         adapters = {**(served.options.get("loras") or {}), **loras}
-        options: LLMOptions = {
-            **ENGINE_DEFAULTS, **served.options, "loras": adapters, "media": self.config.media
-        }  # fmt: skip
+        options: LLMOptions = {**ENGINE_DEFAULTS, **served.options, "loras": adapters, "media": self.config.media}
         given = split_options(options)
         model = load(served.model, given.executor, given.of_executor)
         size = footprint(model, given.config, budget=self.config.ram_budget, num_models=self.num_models)
