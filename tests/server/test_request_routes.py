@@ -320,7 +320,7 @@ def values(text: str) -> dict[str, float]:
 def test_texts_become_tokens_and_texts_again(server):
     body = server.post("/tokenize", {"prompt": "abc", "return_token_strs": True}).json()
     assert body == {"count": 3, "max_model_len": 4096, "tokens": [97, 98, 99], "token_strs": ["a", "b", "c"]}
-    assert server.post("/detokenize", {"tokens": [97, 98, 99]}).json() == {"prompt": "abc"}
+    assert server.post("/detokenize", {"tokens": [97, 98, 99]}).json() == {"prompt": "abc", "content": "abc"}
     chat = server.post("/tokenize", {"messages": HI}).json()
     assert server.post("/detokenize", {"tokens": chat["tokens"]}).json()["prompt"] == "<|user|>Hi<|end|><|assistant|>"
     info = server.get("/tokenizer_info").json()
