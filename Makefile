@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo docs serve attack clients stubs lock test test-oldest smoke schemas fuzz storms shadow soak soak-server sanitize proofs recipes replicas browser ray torch transformers device gpu vllm sglang wheel wheels check bench bench-regress native pages arm emulate throughput vllm-compat deploy-check soak-models clean
+.PHONY: help demo docs serve attack clients stubs lock test test-oldest smoke schemas fuzz storms shadow soak soak-server sanitize proofs recipes replicas browser ray torch transformers device gpu vllm sglang wheel wheels check bench bench-regress native pages arm emulate throughput vllm-compat deploy-check soak-models tools clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -90,6 +90,10 @@ attack: $(STAMPS)/test  ## hostile clients against foreword serve, alone and wit
 
 schemas: $(STAMPS)/test  ## 1,000 outputs of the default model under public JSON schemas, each validated (minutes)
 	$(BIN)/python tests/structured/schemas.py --outputs 1000
+
+tools: $(STAMPS)/test  ## calls of tools by the default model, on public cases that it installs: well formed, and right (minutes)
+	$(PIP) --no-deps bfcl-eval
+	PYTHONPATH=tests $(BIN)/python -m messages.tool_cases $(TOOLS)
 
 fuzz: $(STAMPS)/test  ## damaged files and requests for every reader, for three minutes
 	PYTHONPATH=tests:tests/cli $(BIN)/python -m fuzz $(FUZZ)

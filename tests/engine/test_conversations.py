@@ -127,8 +127,6 @@ def test_calls_are_content_unless_there_are_tools(options):
 
 
 def test_a_demanded_call_is_a_grammar():
-    free = chat({"tools": TOOLS})
-    assert free.params.structured_outputs is None
     for choice in ("required", {"type": "function", "function": {"name": "f"}}):
         grammar = chat({"tools": TOOLS, "tool_choice": choice}).params.structured_outputs.text
         assert "start:" in grammar
@@ -169,8 +167,9 @@ def test_of_many_tools_the_odd_one_is_named(format):
     ("options", "origin"),
     [
         ({}, None),
-        ({"tools": TOOLS}, None),
-        ({"tools": [described("f", ODD, strict=False)]}, None),
+        ({"tools": TOOLS, "message_format": "llama3"}, None),  # its calls are without marks
+        ({"tools": TOOLS}, "tools"),
+        ({"tools": [described("f", ODD, strict=False)]}, "tools"),
         ({"tools": TOOLS, "tool_choice": "none", "parallel_tool_calls": False}, None),
         ({"tools": TOOLS, "parallel_tool_calls": False, "message_format": "plain"}, None),  # it has no calls
         ({"tools": TOOLS, "parallel_tool_calls": False}, "parallel_tool_calls"),
@@ -191,12 +190,16 @@ def test_a_grammar_follows_what_was_asked_of_calls(options, origin):
     assert (structured is None) == (origin is None)
     if structured is not None:
         assert structured.origin.field == origin
-        assert asked.format.bare is None  # a call without marks would not follow it
+        # A call without marks would not follow what was asked for.
+        assert (asked.format.bare is None) == (origin != "tools")
         assert asked.params.thinking_budget is None
         template = {"start_anchor": "A:", "fields": {"tool_calls": {"open": "<c>", "close": "</c>", "content": "json",
                     "transform": {"function": {"name": "{content.a.b}", "arguments": "{content.c}"}}}}}  # fmt: skip
         own = tokenizer_with()
         own.response_template = template
+        if origin == "tools":
+            assert chat(options, tokenizer=own).params.structured_outputs is None
+            return
         with pytest.raises(RequestError, match="no grammar can be made") as caught:
             chat(options, tokenizer=own)
         assert caught.value.field == origin
@@ -282,10 +285,57 @@ def test_a_wrong_choice_is_refused(options, params, message):
         chat(options, SamplingParams(**params))
 
 
-def test_a_template_without_tools_refuses_them_unless_the_format_is_named():
+def test_a_template_without_a_place_for_tools_shows_them_in_words():
+    plain = tokenizer_with("{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}")
+    asked = chat({"tools": TOOLS}, tokenizer=plain)
+    assert asked.format.is_generic
+    assert asked.text.startswith("[system] ")
+    assert json.dumps(TOOLS[0]["function"]) in asked.text
+    for answer in (ANSWER, '{"name": "f", "arguments": {"a": 1}}', '[{"name": "f", "parameters": {}}]'):
+        message = asked.reader().read(outputs_of(asked, answer)[1]).outputs[0].message
+        assert [(call.name, call.error) for call in message.tool_calls] == [("f", None)]
+    demanded = chat({"tools": TOOLS, "tool_choice": "required"}, tokenizer=plain).params.structured_outputs
+    assert demanded.origin.field == "tool_choice"
+    assert chat({"tools": TOOLS, "tool_choice": "none"}, tokenizer=plain).params.structured_outputs is None
+
+
+def test_tools_are_in_words_where_the_notation_of_calls_is_not_known():
+    unknown = tokenizer_with("{{ tools | tojson if tools }}{% for m in messages %}{{ m.content }}{% endfor %}")
+    text = chat({"tools": TOOLS}, tokenizer=unknown).text
+    assert "<tool_call>" in text
+    assert not text.startswith("[{")
+    assert "<tool_call>" not in chat({}, tokenizer=unknown).text
+
+
+def test_calls_and_results_go_back_in_words():
+    plain = tokenizer_with("{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}")
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    messages = [
+        *ASK,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "2"},
+    ]
+    text = make_chat(plain, messages, DEFAULT_PARAMS, 1000, chat_options(plain, {})).text
+    assert text == (
+        '[user] hello\n[assistant] <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n'
+        '[user] <tool_response>\n{"name": "f", "content": "2"}\n</tool_response>\n'
+    )
+
+
+def test_a_template_that_refuses_the_system_has_the_tools_in_the_users_message():
+    template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        "[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    )
+    text = chat({"tools": TOOLS}, tokenizer=tokenizer_with(template)).text
+    assert text.startswith("[user] You can call tools.")
+    assert text.endswith("hello\n")
+
+
+def test_a_named_format_shows_tools_only_where_the_template_does():
     plain = tokenizer_with("{% for m in messages %}{{ m.content }}{% endfor %}")
-    with pytest.raises(RequestError, match=r"no place for tools.*message_format"):
-        chat({"tools": TOOLS}, tokenizer=plain)
+    assert chat({"tools": TOOLS, "message_format": "smollm2"}, tokenizer=plain).text == "hello"
+    assert "<tool_call>" in chat({"tools": TOOLS, "message_format": "generic"}, tokenizer=plain).text
     assert chat({"tools": TOOLS, "message_format": "smollm2"}, tokenizer=plain).format.name == "smollm2"
     with pytest.raises(ConfigError, match="Did you mean 'smollm2'"):
         chat({"message_format": "smolm2"})

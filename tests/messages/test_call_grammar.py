@@ -3,6 +3,7 @@
 import json
 from random import Random
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -66,9 +67,10 @@ def accepts(grammar, text):
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
-def drawn(grammar, random, longest=700):
+def drawn(grammar, random, longest=700, beginning=""):
     """A text that the grammar allows, byte by byte; None if it does not end soon."""
-    matcher, text = llguidance.LLMatcher(TOKENIZER, grammar), bytearray()
+    matcher, text = llguidance.LLMatcher(TOKENIZER, grammar), bytearray(beginning.encode())
+    assert matcher.try_consume_tokens(list(text)) == len(text)
     preferred = [ord(char) for char in "\"'}])>,:<|0"]
     while len(text) < longest:
         if matcher.is_accepting() and random.random() < 0.5:
@@ -120,6 +122,53 @@ def test_what_is_allowed_is_read_as_calls_of_the_tools(writer, choice):
                 assert isinstance(arguments.get("days", 0), int)
                 assert arguments.get("unit", "c") in ("c", "f", 3, None)
     assert num_read > 2
+
+
+def random_schema(random, depth=0):
+    """A schema of a tool's parameters, or of a part of them."""
+    if (depth and random.random() < 0.6) or depth > 2:
+        return random.choice(
+            [
+                {"type": random.choice(["string", "integer", "number", "boolean", "null"])},
+                {"enum": ["a b", 1, None, True, 'x"y']},
+                {"type": "integer", "minimum": -3, "maximum": 12},
+                {"type": "string", "maxLength": 4},
+                {"type": "array", "items": {"type": "integer"}, "maxItems": 3},
+            ]
+        )
+    names = random.sample(["a", "b c", "d-e", "f.g", "name", "arguments"], random.randint(0, 4))
+    return {
+        "type": "object",
+        "properties": {name: random_schema(random, depth + 1) for name in names},
+        "required": [name for name in names if random.random() < 0.7],
+        "additionalProperties": False,
+    }
+
+
+@pytest.mark.parametrize("name", ["hermes", "smollm2", "llama3", "generic"])
+@pytest.mark.parametrize("is_auto", [False, True])
+def test_no_random_model_writes_a_malformed_call_of_a_random_tool(name, is_auto):
+    format, num_calls = FORMATS[name], 0
+    if is_auto and not format.marks_calls:
+        return
+    for seed in range(12):
+        random = Random(seed)
+        schemas = {f"tool.{i}": random_schema(random) for i in range(random.randint(1, 3))}
+        tools = [
+            {"type": "function", "function": {"name": tool, "parameters": schema, "strict": True}}
+            for tool, schema in schemas.items()
+        ]
+        beginning = "Well. <tool_call>" if is_auto else ""
+        text = drawn(call_grammar(format, tools, "auto" if is_auto else "required"), random, beginning=beginning)
+        if text is None:
+            continue
+        message = parse_message(text, format, tool_names=schemas)
+        assert message.tool_calls, text
+        for call in message.tool_calls:
+            num_calls += 1
+            assert call.error is None, text
+            jsonschema.validate(json.loads(call.arguments), schemas[call.name])
+    assert num_calls > 5
 
 
 def test_text_around_calls_is_free_if_calls_are():

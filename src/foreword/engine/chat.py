@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, TypedDict
 
 from foreword.batch import Origin, SamplingParams, StructuredOutputs
@@ -16,6 +17,7 @@ from foreword.media.encoder import TEXT_ONLY, Media, MediaPrompt
 from foreword.media.parts import Medium, media_parts, take_media
 from foreword.messages import MessageParser, ResponseFormat, format_named, format_of_template
 from foreword.messages.calls import JsonCalls
+from foreword.messages.generic import in_words
 from foreword.messages.grammar import Tool, call_grammar, call_schema, chosen_tools, read_choice, read_tools
 from foreword.messages.response_template import read_response_template
 from foreword.models.chat import check_tools
@@ -38,9 +40,10 @@ class ChatOptions(TypedDict, total=False):
     tool_choice: "auto" (the default), "none": text that looks like a call is content, "required", {"type": "function",
     "function": {"name": …}}, or {"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools":
     […]}}. parallel_tool_calls: whether the output may have several calls (True). A grammar constrains an output that
-    has to have calls, may have only one or only those of some tools, or has tools with "strict": True.
+    has to have calls, may have only one or only those of some tools, has tools with "strict": True, or marks its calls.
     message_format: a `ResponseFormat` or the name of a built-in one (None: the model's ``response_template``, or by
-    its chat template). add_generation_prompt: the prompt ends with the beginning of an answer (True).
+    its chat template). One that has no calls gets those of "generic" with tools, which are then described in words.
+    add_generation_prompt: the prompt ends with the beginning of an answer (True).
     template: further variables of the template, which it has to read (None). reasoning_effort: one of `EFFORTS`;
     thinking: whether the model thinks before it answers (None: as it does unasked), see `TemplateReads`. chat_template:
     the name of one of the model's templates (None: "tool_use" with tools if there is one, else "default").
@@ -209,14 +212,15 @@ def make_chat(
     chosen = {} if name is None else {"chat_template": name}
     source = tokenizer.chat_template(tools=bool(tools), **chosen)
     given = options.get("message_format")
-    if tools and given is None and "tools" not in source:
-        reason = "the model's chat template has no place for tools"
-        raise RequestError(None, "tools", names, reason, "Describe them in a message, and give message_format.")
     format = given if isinstance(given, ResponseFormat) else _format(tokenizer, source, given)
+    if given is None and ((tools and not format.calls_region) or "tools" not in source):
+        format = format.with_generic_calls()
     variables = _variables(tokenizer, source, format, options)
+    shown = [_without_strict(tool) for tool in described or ()]
     text = tokenizer.apply_chat_template(
         messages,
-        tools=[_without_strict(tool) for tool in described or ()],
+        tools=[] if format.is_generic else shown,
+        in_words=partial(in_words, tools=shown) if format.is_generic else None,
         **chosen,
         add_generation_prompt=options.get("add_generation_prompt", True),
         media=media.encoder.placeholders if media.encoder is not None else (),
@@ -225,7 +229,8 @@ def make_chat(
     asked = _asks_for_grammar(format, tools, choice, options.get("parallel_tool_calls", True))
     if mode == "required" or (asked is not None and params.structured_outputs is None):
         params = _constrained(tokenizer, params, format, described or (), options, asked, text)
-        format = replace(format, bare=None)  # the grammar has calls with marks alone
+        if asked is None or asked.field != "tools":
+            format = replace(format, bare=None)  # the grammar has calls with marks alone
     elif params.structured_outputs is not None:
         params = _after_opened_reasoning(params, format, text)
     if not tools or mode == "none":
@@ -307,7 +312,10 @@ def _asks_for_grammar(
         return None
     if not parallel:
         return Origin("parallel_tool_calls", parallel)
-    return next((Origin(f"{tool.at}.strict", True) for tool in tools if tool.is_strict), None)
+    strict = next((Origin(f"{tool.at}.strict", True) for tool in tools if tool.is_strict), None)
+    if strict is None and format.marks_calls and find_spec("llguidance") is not None:
+        return Origin("tools", [tool.name for tool in tools])  # so that no call is malformed
+    return strict
 
 
 def _constrained(

@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 from foreword.errors import ConfigError
 from foreword.messages.calls import CallSink, CallsReader, JsonCalls, NamedCalls
+from foreword.messages.generic import CALL, CALL_END
 from foreword.messages.markers import Literals, Marker
 from foreword.messages.notation import PYTHON, Notation, Quotes
 from foreword.names import advice
@@ -103,6 +104,28 @@ class ResponseFormat:
                 return region.open.texts[0], region.close.texts[0]
         return None
 
+    @cached_property
+    def writes_calls(self) -> bool:
+        """Whether a grammar can write the calls: their marks and notation are known."""
+        region = self.calls_region
+        is_marked = region is not None and (isinstance(region.open, Literals) or bool(region.unmarked))
+        return region is not None and is_marked and isinstance(region.calls, JsonCalls | NamedCalls)
+
+    @property
+    def marks_calls(self) -> bool:
+        """Whether a grammar can write the calls, each behind a mark that no other text has."""
+        return self.writes_calls and self.calls_region is not None and self.calls_region.open is not None
+
+    @property
+    def is_generic(self) -> bool:
+        """Whether its calls are those of `with_generic_calls`."""
+        return self.calls_region is GENERIC_CALLS
+
+    def with_generic_calls(self) -> ResponseFormat:
+        """The same format with calls as `foreword.messages.generic` describes them to a model, in place of its own."""
+        others = tuple(region for region in self.regions if region.calls is None)
+        return replace(self, regions=(*others, GENERIC_CALLS), bare=_BARE)
+
     def without_calls(self) -> ResponseFormat:
         """The same format for answers without tools: text that looks like a call is content."""
         return replace(self, regions=tuple(region for region in self.regions if region.calls is None), bare=None)
@@ -122,6 +145,7 @@ _GEMMA_4 = Notation(names_as_keys=True, quotes={'"': Quotes('"'), '<|"|>': Quote
 _GEMMA_3 = Notation(names_as_keys=True, quotes={'"': Quotes('"'), "<escape>": Quotes("<escape>", "none")})
 _LLAMA = JsonCalls(arguments="parameters", separators=";")
 _BARE = JsonCalls(unmarked=True, closed=True)
+GENERIC_CALLS = _between("calls", CALL, CALL_END, calls=JsonCalls(), padding="\n")
 _LLAMA_UNMARKED = JsonCalls(arguments="parameters", separators=";", unmarked=True)
 _PYTHONIC = NamedCalls(notation=PYTHON, opening="(", listed=True, unmarked=True)
 
@@ -174,6 +198,7 @@ FORMATS = {
         ),
         ResponseFormat(name="think", anchor=_CHATML, regions=(_THINK,), signs=("<think>",)),
         ResponseFormat(name="plain", regions=()),
+        ResponseFormat(name="generic", regions=(_THINK, GENERIC_CALLS), bare=_BARE),
     )
 }
 """The built-in formats by name. "hermes" is also that of Qwen 2.5 and Qwen 3."""

@@ -110,8 +110,7 @@ def call_grammar(
     region = format.calls_region
     writer = _Writer(special_token_ids or {})
     calls = region.calls if region is not None else None
-    is_written = region is not None and (isinstance(region.open, Literals) or bool(region.unmarked))
-    if region is None or not is_written or not isinstance(calls, JsonCalls | NamedCalls):
+    if region is None or not format.writes_calls or not isinstance(calls, JsonCalls | NamedCalls):
         reason = f"no grammar can be made of the calls of the format {format.name!r}"
         raise RequestError(
             None, "tool_choice", tool_choice, reason, "Use tool_choice='auto', or another message_format."

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import jinja2
 from jinja2 import meta
@@ -25,10 +25,17 @@ ROLES = ("system", "user", "assistant", "tool", "developer", "function")
 """Roles that every interface has. Others are those that a template names."""
 _NAMED = re.compile(r"""(?<=['"])[A-Za-z0-9][A-Za-z0-9_.-]*(?=['"])""")
 _TAKES_TEXT = re.compile(r"arguments\W{0,3}\s+is\s+string")
+_PROBE = "Words of the system."
 LABELS = frozenset(("annotations", "cache_control", "citations", "id", "index", "logprobs"))
 """Fields of a part of a message that other systems read, and that change no prompt."""
 MAX_VALUES = 1 << 18
 """Of arguments given as JSON text: no other thread runs while they are read. Signs inside of texts count as well."""
+
+
+class InWords(Protocol):
+    """Makes messages without tools of checked ones. takes_system: whether the template shows the system's."""
+
+    def __call__(self, messages: Sequence[dict[str, Any]], *, takes_system: bool) -> list[dict[str, Any]]: ...
 
 
 class ChatTemplate:
@@ -52,6 +59,18 @@ class ChatTemplate:
             raise ModelError(f"the model's chat template is invalid{where}: {reason}. {fix}") from None
 
     @cached_property
+    def takes_system(self) -> bool:
+        """Whether it shows what messages of the system say."""
+        said = [{"role": "system", "content": _PROBE}, {"role": "user", "content": "Hello"}]
+        messages = said if self._takes_strings else [_as_parts(message) for message in said]
+        try:
+            return _PROBE in self._render(
+                {**self._special_tokens, "messages": messages, "tools": None, "add_generation_prompt": True}
+            )
+        except Exception:  # a template can raise anything
+            return False
+
+    @cached_property
     def variables(self) -> frozenset[str]:
         """The names that the template reads, whether or not it sets them too."""
         return frozenset(meta.find_undeclared_variables(Sandbox().parse(self._source)))
@@ -61,18 +80,22 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        in_words: InWords | None = None,
         add_generation_prompt: bool = True,
         media: Collection[str] = (),
         **extra: Any,
     ) -> str:
         """The prompt. ``extra``: further variables of the template. RequestError if the template refuses or fails.
 
+        in_words: makes messages without tools, calls and results of the checked ones.
         media: kinds of media that the model takes, such as "image": messages may have parts {"type": "image"}. Contents
         are then lists of parts where they have such, and everywhere unless the template tells strings from lists.
         """
         checked = check_messages(messages, media=media, roles=self._names)
         if "developer" not in self._names:
             checked = [{**one, "role": "system"} if one["role"] == "developer" else one for one in checked]
+        if in_words is not None:
+            checked = in_words(checked, takes_system=self.takes_system)
         for i, message in enumerate(checked):
             if "tool_calls" in message and not self._shows_calls:
                 reason = "the model's chat template has no place for calls of tools"

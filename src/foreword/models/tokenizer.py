@@ -20,7 +20,7 @@ from foreword.models.tokenizer_gguf import build_from_gguf
 from foreword.models.tokenizer_parts import TokenizerParts, panics_caught
 
 if TYPE_CHECKING:
-    from foreword.models.chat import ChatTemplate  # Jinja takes 0.05 s to import; only chats need it
+    from foreword.models.chat import ChatTemplate, InWords  # Jinja takes 0.05 s to import; only chats need it
 
 
 class Tokenizer:
@@ -170,6 +170,7 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        in_words: InWords | None = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         media: Collection[str] = (),
@@ -182,7 +183,9 @@ class Tokenizer:
         one.
         """
         template = self._template(self._template_name(bool(tools), chat_template))
-        return template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, media=media, **extra)
+        return template.render(
+            messages, tools=tools, in_words=in_words, add_generation_prompt=add_generation_prompt, media=media, **extra
+        )
 
     def template_variables(self, *, tools: bool = False, chat_template: str | None = None) -> frozenset[str]:
         """Return the names that a chat template reads. Errors are those of `apply_chat_template`."""

@@ -1,0 +1,97 @@
+"""Tools in words, for chat templates without a place for them: tools, calls and results as text of a conversation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Message = dict[str, Any]
+CALL, CALL_END = "<tool_call>", "</tool_call>"
+"""The marks around a call: of all marks, the ones that most models have seen."""
+_RESULT, _RESULT_END = "<tool_response>", "</tool_response>"
+
+
+def instructions(tools: Sequence[Mapping[str, Any]]) -> str:
+    """Return what a model is told of its tools, and how it calls them."""
+    described = "\n".join(_json(tool.get("function", tool)) for tool in tools)
+    form = '{"name": "the name of the tool", "arguments": {"the name of a parameter": "its value"}}'
+    return (
+        "You can call tools. Each line describes one, with a JSON schema of its parameters:\n"
+        f"{described}\n\n"
+        "If a tool helps to answer, call it: write the name and the arguments between marks, and nothing else:\n"
+        f"{CALL}\n{form}\n{CALL_END}\n"
+        f"You may write several calls, one after the other. Their results come back between {_RESULT} and"
+        f" {_RESULT_END}. Otherwise answer in words."
+    )
+
+
+def in_words(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, takes_system: bool) -> list[Message]:
+    """Return checked messages as ones without tools: the tools are in the first message, calls in the content of their
+    message, and the results of neighbouring calls in one message of the user, with the user's own words behind them.
+
+    takes_system: whether the chat template shows messages of the system; else the tools are in the user's first one.
+    """
+    found: list[Message] = []
+    names: dict[object, str] = {}
+    is_open = False  # the last message is of results, so that what the user says belongs to it
+    for message in messages:
+        role, content = message["role"], message["content"] or ""
+        if role in ("tool", "function"):
+            name = message.get("name") or names.get(message.get("tool_call_id"))
+            content = _result(name, content)
+            role = "user"
+        is_result = role != message["role"]
+        if calls := message.get("tool_calls"):
+            names |= {call.get("id"): call.get("function", call)["name"] for call in calls}
+            content = _joined(content, "\n".join(map(_call, calls)), "\n")
+        if is_open and role == "user":
+            found[-1]["content"] = _joined(found[-1]["content"], content, "\n")
+        else:
+            kept = {name: value for name, value in message.items() if name not in ("tool_calls", "tool_call_id")}
+            found.append({**kept, "role": role, "content": content})
+        is_open = is_result
+    return _described(found, instructions(tools), takes_system) if tools else found
+
+
+def _described(messages: list[Message], text: str, takes_system: bool) -> list[Message]:
+    """The messages with a text at the beginning."""
+    role = "system" if takes_system else "user"
+    at = next((i for i, message in enumerate(messages) if message["role"] == role), None)
+    if at is None or (takes_system and at > 0):
+        return [{"role": role, "content": text}, *messages]
+    first = messages[at]
+    # Behind words of the system, which say what the model is; before words of the user, which ask.
+    content = _joined(first["content"], text, "\n\n") if takes_system else _joined(text, first["content"], "\n\n")
+    return [*messages[:at], {**first, "content": content}, *messages[at + 1 :]]
+
+
+def _call(call: Mapping[str, Any]) -> str:
+    function = call.get("function", call)
+    arguments = function["arguments"]
+    written = arguments if isinstance(arguments, str) else _json(arguments)
+    return f'{CALL}\n{{"name": {_json(function["name"])}, "arguments": {written}}}\n{CALL_END}'
+
+
+def _result(name: str | None, content: str | list[Any]) -> str | list[Any]:
+    """name: of the tool, if it is known. Parts that are not text come behind the text."""
+    if isinstance(content, list):
+        text = "\n".join(part["text"] for part in content if part["type"] == "text")
+        return [{"type": "text", "text": _result(name, text)}, *(part for part in content if part["type"] != "text")]
+    named = {} if name is None else {"name": name}
+    return f"{_RESULT}\n{_json({**named, 'content': content})}\n{_RESULT_END}"
+
+
+def _joined(first: str | list[Any], second: str | list[Any], between: str) -> str | list[Any]:
+    """Two contents as one."""
+    if isinstance(first, str) and isinstance(second, str):
+        return between.join(text for text in (first, second) if text)
+    return [*_parts(first), *_parts(second)]
+
+
+def _parts(content: str | list[Any]) -> list[Any]:
+    return content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
