@@ -95,7 +95,7 @@ def test_other_requests_change_nothing(seed: int, kind: str):
         eos=(),
         max_num_seqs=random.randint(1, 6),
         max_num_batched_tokens=random.randint(1, 40),
-        policy=random.choice(["fcfs", "shortest-first", "priority"]),
+        policy=random.choice(["fcfs", "shortest-first", "priority", "fair"]),
         long_prefill_threshold=random.choice([0, 3]),
         reserve_full_prompt=random.random() < 0.5,
         prefix_caching=random.random() < 0.8,
@@ -109,8 +109,8 @@ def test_other_requests_change_nothing(seed: int, kind: str):
     while pending or engine.has_work:
         while pending and random.random() < 0.5:
             i, (prompt, params) = pending.pop(0)
-            priority = random.randint(0, 2) * engine.scheduler.policy.reads_priority
-            engine.add_request(str(i), prompt, params, stream=random.random() < 0.3, priority=priority)
+            priority = random.randint(0, 2)
+            engine.add_request(str(i), prompt, params, stream=random.random() < 0.3, priority=priority, owner=str(i % 3))
             if random.random() < 0.4:
                 engine.add_request(f"aborted {i}", prompt, params)
         if random.random() < 0.2 and (aborted := engine.abort(f"aborted {random.randrange(len(work))}")):

@@ -266,13 +266,15 @@ def test_an_executor_whose_pool_is_not_the_engines_is_refused(model, executor):
         assert llm.generate(PROMPTS[0], GREEDY, progress=False)[0].error is None
 
 
-def test_a_priority_is_refused_by_a_policy_that_does_not_read_it(model):
-    with LLM(model, executor="numpy") as llm:
-        with pytest.raises(RequestError, match=r"priority = 1: policy 'fcfs' does not read it.*policy='priority'"):
-            llm.engine.add_request("a", [1, 2], GREEDY, priority=1)
-        llm.engine.add_request("a", [1, 2], GREEDY, priority=0)
-    with LLM(model, executor="numpy", policy="priority") as llm:
-        llm.engine.add_request("a", [1, 2], GREEDY, priority=1)
+@pytest.mark.parametrize("policy", ["fcfs", "fair", lambda request: (-len(request.prompt), request.arrival)])
+def test_a_priority_is_honoured_by_every_policy(model, policy):
+    with LLM(model, executor="numpy", policy=policy, max_num_seqs=1) as llm:
+        for name, priority in (("last", 2), ("first", -1), ("second", 0)):
+            llm.engine.add_request(name, [1, 2], GREEDY, priority=priority)
+        ended = []
+        while llm.engine.has_work:
+            ended += [output.request_id for output in llm.engine.step()]
+    assert ended == ["first", "second", "last"]
 
 
 def test_the_online_interface_takes_the_same_options(model, example):

@@ -142,7 +142,6 @@ class Lane:
     def arrive(self) -> None:
         name, entry = next(self.names), self.random.choice(self.catalogue.entries)
         stream, priority = self.random.random() < 0.05, self.random.randrange(3)
-        priority *= self.engine.scheduler.policy.reads_priority
         self.engine.add_request(name, entry.prompt, entry.params, stream=stream, priority=priority)
         self.live[name] = entry
         self.counts["requests"] += 1

@@ -235,10 +235,6 @@ class Engine:
         prompt_text: the text that the token ids were made from, for the output.
         """
         group = self._intake.check(request_id, prompt, params, prompt_text, **options)
-        if group.priority and not self.scheduler.policy.reads_priority:
-            reason = f"policy {self.scheduler.policy.name!r} does not read it"
-            fix = "Leave it out, or start the engine with policy='priority'."
-            raise RequestError(request_id, "priority", group.priority, reason, fix)
         self._check_unused(request_id)
         return group
 

@@ -32,7 +32,8 @@ StopReason = int | str | None
 class RequestOptions(TypedDict, total=False):
     """Options of a request in addition to its prompt and parameters.
 
-    priority: smaller first, under the priority policy (0). lora: the name of its adapter (None).
+    priority: smaller first (0). owner, share: whose it is, and the weight of that one, under the fair policy ("", 1.0).
+    lora: the name of its adapter (None).
     cache_salt: its prefix is shared with equal salts only (None). grammar: every token has to follow it, or for further
         completions its copies (None: what the parameters ask for).
     stream: report it in every step that brings new tokens, not only at its end (False). With best_of above n it is
@@ -40,6 +41,8 @@ class RequestOptions(TypedDict, total=False):
     """
 
     priority: int
+    owner: str
+    share: float
     lora: str | None
     cache_salt: str | None
     grammar: Grammar | None
@@ -194,6 +197,8 @@ class RequestGroup:
     stream: bool
     arrival_time: float
     priority: int = 0
+    owner: str = ""
+    share: float = 1.0
     lora: str | None = None
     lora_id: int = 0
     keys: BlockKeys = field(default_factory=lambda: NO_KEYS)

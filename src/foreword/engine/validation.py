@@ -65,6 +65,11 @@ def check_options(request_id: str, options: Mapping[str, object]) -> None:
         raise RequestError(request_id, "grammar", grammar, "must be a Grammar", "See foreword.sampling.Grammar.")
     if not is_int32(priority):
         raise RequestError(request_id, "priority", priority, "must be an int32", "Smaller is first; 0 is usual.")
+    owner, share = options.get("owner", ""), options.get("share", 1.0)
+    if not isinstance(owner, str):
+        raise RequestError(request_id, "owner", owner, "must be a string", "Name whose request it is.")
+    if not isinstance(share, int | float) or not 2**-10 <= share <= 2**10:
+        raise RequestError(request_id, "share", share, "must be a number from 1/1024 to 1024", "1 is usual.")
     if cache_salt is not None and not isinstance(cache_salt, str):
         raise RequestError(request_id, "cache_salt", cache_salt, "must be a string or None", "Pass a string, or None.")
 

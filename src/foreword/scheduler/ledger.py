@@ -7,7 +7,7 @@ from typing import Literal
 
 Code = Literal[
     "running", "new", "loading", "no_blocks", "token_budget", "max_num_seqs", "preemption", "behind", "prompt_of",
-    "unknown",
+    "share", "unknown",
 ]  # fmt: skip
 
 
@@ -24,6 +24,7 @@ class Reason:
     preemption     a running request was preempted in this step, so no request was admitted
     behind         the named request is first, and waits for the named reason
     prompt_of      it shares the prompt, or its beginning, that the named request is computing
+    share          its owner had its share, so that about so many tokens of others are computed first
     unknown        the id is unknown
     """
 

@@ -1,4 +1,4 @@
-"""The order of admission and preemption. A policy is one function of a request.
+"""The order of admission and preemption. A policy is one function of a request, for requests of equal priority.
 
 A request is never preempted for one that comes after it.
 """
@@ -19,14 +19,15 @@ Key = Callable[[Request], tuple[int, ...]]
 @dataclass(frozen=True, slots=True)
 class Policy:
     """An order of requests: the waiting one with the smallest key is admitted first, the running one with the largest
-    is preempted first. A key ends in ``request.arrival``, so that the order is total.
+    is preempted first. A key ends in ``request.arrival``, so that the order is total. The priority comes before the
+    key, under every policy.
 
-    reads_priority: the key depends on ``request.priority``; under another policy a request with a priority is refused.
+    is_fair: the key is made by the scheduler's `Shares`, in place of ``key``.
     """
 
     name: str
     key: Key
-    reads_priority: bool = False
+    is_fair: bool = False
 
     def key_of(self, request: Request, name: str | None = None) -> tuple[int, ...]:
         """Return the key of a request. It is made once, so that a policy cannot fail while requests run.
@@ -44,18 +45,13 @@ class Policy:
             if not isinstance(key, tuple) or not key or not all(isinstance(one, int | np.integer) for one in key):
                 fix = "Let it return a tuple of integers that ends in request.arrival."
                 raise RequestError(name or request.request_id, "policy", self.name, reason, fix)
-            request.key = key
+            request.key = (request.priority, *key)
         return request.key
 
 
 def fcfs(request: Request) -> tuple[int, ...]:
     """By arrival. A preempted request arrived before all waiting ones, so it is first again."""
     return (request.arrival,)
-
-
-def priority(request: Request) -> tuple[int, ...]:
-    """By priority, smaller first; first come, first served inside a class."""
-    return (request.priority, request.arrival)
 
 
 def shortest_first(request: Request) -> tuple[int, ...]:
@@ -67,15 +63,16 @@ POLICIES = {
     policy.name: policy
     for policy in (
         Policy("fcfs", fcfs),
-        Policy("priority", priority, reads_priority=True),
+        Policy("priority", fcfs),  # as every policy honours priorities
         Policy("shortest-first", shortest_first),
+        Policy("fair", fcfs, is_fair=True),
     )
 }
 
 
 def policy_of(given: object) -> Policy:
     """Return the policy that is given: one of `POLICIES` by name, a `Policy`, a function from a request to its key, or
-    the name of one as `load_plugin` reads it. A function counts as one that reads priorities. ValueError for others.
+    the name of one as `load_plugin` reads it. ValueError for others.
     """
     if isinstance(given, str):
         if given in POLICIES:
@@ -88,4 +85,4 @@ def policy_of(given: object) -> Policy:
         return given
     if not callable(given):
         raise ValueError(f"must be one of {', '.join(map(repr, POLICIES))}, or a function of a request")
-    return Policy(getattr(given, "__name__", repr(given)), cast(Key, given), reads_priority=True)
+    return Policy(getattr(given, "__name__", repr(given)), cast(Key, given))

@@ -26,8 +26,8 @@ blocks of each tier.
 class Request:
     """One sequence to complete.
 
-    arrival: its number in the order of arrival, unique. priority: smaller first, under the priority policy. max_len:
-    number of known tokens at which it ends, prompt included; one more than the prompt for a pooling request, which ends
+    arrival: its number in the order of arrival, unique. priority: smaller first. owner, share: whose it is, and the
+    weight of that one, under the fair policy. max_len: number of known tokens at which it ends, prompt included; one more than the prompt for a pooling request, which ends
     with it. pooling_params: in place of params, which are not read then. keys: extra prefix keys, see `prefix_keys`.
     inputs: what its prompt has besides tokens. spans: int32 [n, 2], ascending (first, end) of prompt tokens that one
     step computes, none longer than a step. reuse_prefix: whether it may start from cached blocks.
@@ -52,6 +52,8 @@ class Request:
     params: SamplingParams | CheckedParams = field(default_factory=SamplingParams)
     pooling_params: PoolingParams | None = None
     priority: int = 0
+    owner: str = ""
+    share: float = 1.0
     lora_id: int = 0
     keys: BlockKeys = field(default_factory=lambda: NO_KEYS)
     inputs: PromptInputs = field(default_factory=PromptInputs)

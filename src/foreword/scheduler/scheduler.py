@@ -27,6 +27,7 @@ from foreword.scheduler.ledger import Ledger, Reason, reason
 from foreword.scheduler.plan import StepPlan
 from foreword.scheduler.request import NO_TOKENS, Request
 from foreword.scheduler.running import NO_SHARE, RunningSet, Share
+from foreword.scheduler.shares import Shares
 from foreword.scheduler.shared_prompts import SharedPrompts
 from foreword.scheduler.waiting import WaitingQueue
 from foreword.versions import Memo
@@ -56,7 +57,8 @@ class Scheduler:
             )
         check_pool(cache, states.max_model_len, config.max_num_batched_tokens + states.max_num_draft_tokens)
         self.states, self.cache = states, cache
-        self.policy = config.order
+        self._shares = Shares() if config.order.is_fair else None
+        self.policy = config.order if self._shares is None else replace(config.order, key=self._shares.key)
         self.waiting = WaitingQueue(self.policy)
         self.running = RunningSet(states)
         self.ledger = Ledger(0, config.max_num_batched_tokens, 0, 0, cache.pool.num_free)
@@ -83,11 +85,16 @@ class Scheduler:
                 "Use another id, or abort that request.",
             )
         self.waiting.push(request)
+        if self._shares is not None:
+            self._shares.added(request, self.policy.key_of(request)[1])
 
     def remove(self, request_id: str) -> Request | None:
         """Remove a waiting or running request, at any time between two steps. None for an unknown id."""
         if request_id not in self.states:
-            return self.waiting.remove(request_id)
+            waiting = self.waiting.remove(request_id)
+            if waiting is not None and self._shares is not None:
+                self._shares.ended(waiting)
+            return waiting
         request = self.running.request_in(self.states.row_of(request_id))
         self.finish(np.array([request.row], np.int32))
         return request
@@ -96,6 +103,8 @@ class Scheduler:
         """Free these running rows. Each request keeps its tokens in ``output``."""
         for request in self.running.leave(rows):
             self._free(request)
+            if self._shares is not None:
+                self._shares.ended(request)
 
     def resolve(self, plan: StepPlan) -> StepPlan:
         """Update a plan that was made during a step in flight, after the commit of that step.
@@ -198,11 +207,15 @@ class Scheduler:
             need = int(self.states.num_tokens[row] - self.states.num_computed_tokens[row])
             return reason("token_budget", left=0, need=need)
         request = self.waiting.get(request_id)
-        return reason("unknown") if request is None else self.ledger.reason_for(request_id, len(request))
+        return reason("unknown") if request is None else self._why_waiting(request)
 
     def reasons(self) -> dict[str, Reason]:
         """`why` for every waiting request."""
-        return {r.request_id: self.ledger.reason_for(r.request_id, len(r)) for r in self.waiting}
+        return {request.request_id: self._why_waiting(request) for request in self.waiting}
+
+    def _why_waiting(self, request: Request) -> Reason:
+        ahead = 0 if self._shares is None or request.request_id == self.ledger.head else self._shares.ahead(request)
+        return reason("share", tokens=ahead) if ahead else self.ledger.reason_for(request.request_id, len(request))
 
     # -- running -------------------------------------------------------------------------------------------------
 
@@ -327,6 +340,8 @@ class Scheduler:
                 admissions.head, admissions.blocked = request.request_id, fit
                 break
             self.waiting.pop()
+            if self._shares is not None:
+                self._shares.admitted(request)
             left -= self._admission.place(request, fit, admissions)
         return admissions
 
