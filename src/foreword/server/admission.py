@@ -11,6 +11,7 @@ from math import ceil
 from foreword.server.config import ServerConfig
 from foreword.server.errors import HttpError
 from foreword.server.failures import ANSWER_TOO_LARGE, FULL
+from foreword.server.key_limits import KeyUses
 
 LARGE_ANSWER = 64 << 20  # bytes: smaller answers are not counted
 LONGEST_WAIT = 60  # seconds that a client is told to wait, at most
@@ -22,6 +23,7 @@ class Admission:
 
     A request with more completions or tokens than a limit is refused only while there are others, else served alone.
     One whose answer may take more memory than the limit is always refused. num_refused: by the limit that was reached.
+    keys: what each API key uses, within its own limits.
     """
 
     def __init__(self, max_requests: int, max_prompt_tokens: int, max_answer_bytes: int) -> None:
@@ -29,12 +31,15 @@ class Admission:
         self._max_answer_bytes = max_answer_bytes
         self.num_requests = self.num_prompt_tokens = self.num_answer_bytes = 0
         self.num_refused: Counter[str] = Counter()
+        self.keys = KeyUses({})
         self._seconds = 1.0  # that a request takes, the latest ones counting most
 
     @classmethod
     def of(cls, config: ServerConfig) -> Admission:
         """Return one with the limits of a server."""
-        return cls(config.max_requests, config.max_prompt_tokens, config.max_answer_bytes)
+        found = cls(config.max_requests, config.max_prompt_tokens, config.max_answer_bytes)
+        found.keys = KeyUses(config.key_limits)
+        return found
 
     def enter(self, num_requests: int) -> Place:
         """A place for some completions, to be left in the end. HttpError 429 if there is none."""

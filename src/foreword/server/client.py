@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from hashlib import sha256
 from hmac import compare_digest
 from typing import NamedTuple
 
 from starlette.types import Scope
 
 from foreword.server.config import ServerConfig
+from foreword.server.key_limits import digest_of
 
 CLIENT = b"x-foreword-client"
 NOTHING = "-"  # stands in that header for no key, or no address
@@ -28,11 +28,16 @@ class Client(NamedTuple):
         key, told = given_key(headers), headers.get(CLIENT)
         if told is not None and config.admin_key is not None and compare_digest(key, config.admin_key.encode()):
             return cls(*("" if word == NOTHING else word for word in told.decode("latin-1").split(" ")))
-        return cls(sha256(key).hexdigest() if config.api_key else "", address)
+        return cls(digest_of(key) if config.api_key else "", address)
 
     def is_same(self, other: Client) -> bool:
         """Return whether both have one key, or, without keys, one address."""
         return self.key == other.key and (self.key != "" or self.address == other.address)
+
+    @property
+    def owner(self) -> str:
+        """Whose requests it sends: those of its key, or, without keys, of its address."""
+        return self.key or self.address
 
     @property
     def header(self) -> tuple[bytes, bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,6 +13,7 @@ from foreword.errors import ConfigError, reason_of, shown
 from foreword.kv_events.source import endpoint_of
 from foreword.media.limits import MediaLimits
 from foreword.routing import ROUTERS
+from foreword.server.key_limits import DIGEST, KeyLimits, read_limit
 from foreword.settings import check_settings, setting, setting_of, settings_of
 
 if TYPE_CHECKING:
@@ -32,6 +33,15 @@ def _origins(texts: object) -> tuple[str, ...]:
     """Return origins as browsers send them. ValueError for one that no origin is equal to."""
     if not isinstance(texts, list | tuple) or not all(isinstance(t, str) and _ORIGIN.fullmatch(t) for t in texts):
         raise ValueError("give a scheme and a host in lower case, without a path, such as https://example.com, or *")
+    return tuple(texts)
+
+
+def _key_limits(texts: object) -> tuple[str, ...]:
+    """Return limits as they are given. ValueError for one that cannot be read."""
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        raise ValueError("give a list of texts")
+    for text in texts:
+        read_limit(text)
     return tuple(texts)
 
 
@@ -74,6 +84,10 @@ class ServerConfig:
     replicas: int = setting(1, "Processes that serve the model behind one address.", least=1, most=256)
     router: str = setting("prefix", "Policy that chooses the replica of a request.", choices=tuple(ROUTERS))
     api_key: tuple[str, ...] = setting((), "Key that requests must have. Repeatable.", value_name="KEY")
+    key_limit: tuple[str, ...] = setting(
+        (), "API key, or sha256: and its digest, and what it may use: KEY share=2 requests=4 tokens_per_minute=60000, or "
+        "some of these. share: its weight under policy=fair (1). Repeatable.", value_name="LIMITS", convert=_key_limits,
+    )  # fmt: skip
     admin_key: str | None = setting(None, "Key for routes that show or change the whole server.", value_name="KEY")
     require_key: bool = setting(False, "Do not start without an API key.")
     cache_by_key: bool = setting(
@@ -167,7 +181,8 @@ class ServerConfig:
     def behind_front(self, **own: Any) -> ServerConfig:
         """Return the settings of a replica, which gets requests that a front end has checked, with more headers."""
         longest = min(self.max_header_bytes + FRONT_HEADERS, 2**31)
-        return replace(self, max_header_bytes=longest, cors_origin=(), access_log=False, **own)
+        limits = tuple(limits.of_replica(self.replicas).written(key) for key, limits in self.key_limits)
+        return replace(self, max_header_bytes=longest, cors_origin=(), access_log=False, key_limit=limits, **own)
 
     def of_replicas(self) -> list[ServerConfig]:
         """The settings of each replica, which publishes cache events at endpoints of its own."""
@@ -193,6 +208,9 @@ class ServerConfig:
             if any(key != key.strip() or not key.isprintable() for key in keys):  # no header can have such a key
                 reason = "a key begins or ends with a space, or has characters that cannot be printed"
                 raise ConfigError(f"{name}: {reason}; give keys without")
+        for key, _ in map(read_limit, self.key_limit):
+            if key not in self.api_key and not key.startswith(DIGEST):
+                raise ConfigError("key_limit: has a key that is not one of api_key; give it there, too")
         if self.require_key and not self.api_key:
             raise ConfigError(
                 "api_key: is missing, and require_key asks for one; set FOREWORD_SERVE_API_KEY to a key, or give "
@@ -204,6 +222,11 @@ class ServerConfig:
             value, known = getattr(self, name), settings_of(ServerConfig)[name]
             if self.kv_events is None and value != known.default:
                 raise ConfigError(f"{name}={shown(value)}: no events are published; give kv_events too")
+
+    @property
+    def key_limits(self) -> Iterator[tuple[str, KeyLimits]]:
+        """The limits of each key that has some."""
+        return map(read_limit, self.key_limit)
 
     def check_files(self) -> None:
         """Raise ConfigError for a directory or files that cannot be used."""

@@ -85,6 +85,11 @@ FULL = Failure(
     429, "full",
     "The server is full.", "Send it again after as many seconds as the header `Retry-After` has.", "body",
 )
+KEY_LIMIT = Failure(
+    429, "key_limit",
+    "The API key has reached one of its limits: `key_limit`.",
+    "Send it again after as many seconds as the header `Retry-After` has.", "engine",
+)
 HEAD_TOO_LONG = Failure(
     431, None, "The head is longer than `max_header_bytes`.", "Send fewer or shorter headers.",
 )
@@ -140,6 +145,7 @@ FAILURES = (
     EXPECTATION,
     UNKNOWN_HOST,
     FULL,
+    KEY_LIMIT,
     HEAD_TOO_LONG,
     CLOSED,
     FAILED,

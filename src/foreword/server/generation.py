@@ -120,6 +120,7 @@ class Generation:
         count = min(num_prompts * num_completions, max(self._share, num_completions))
         self._place = self.context.admission.enter(count)
         self._stack.callback(self._place.end)
+        self._stack.callback(self.context.admission.keys.enter(self._client.key, count))
         progress[self.id] = self._progress
         self._stack.callback(progress.pop, self.id)
 
@@ -187,6 +188,7 @@ class Generation:
                     yield self._read(one, output)
 
     def _read(self, request: CheckedRequest, output: RequestOutput) -> RequestOutput:
+        self._add_key_tokens(sum(len(completion.new_token_ids) for completion in output.outputs))
         if output.finished and self.context.trace is not None:
             self.context.trace.ended(output, request.group.params, self._headers)
             self._untold.discard(output.request_id)
@@ -204,6 +206,10 @@ class Generation:
         """Count tokens of a prompt. HttpError 429 if the prompts in progress have too many."""
         if self._place is not None:
             self._place.add_tokens(count)
+        self._add_key_tokens(count)
+
+    def _add_key_tokens(self, count: int) -> None:
+        self.context.admission.keys.add_tokens(self._client.key, count)
 
     def leave(self) -> None:
         """Give the place back, as soon as the engine has done its part: a slow reader holds the memory alone."""
@@ -219,7 +225,9 @@ class Generation:
         options: RequestOptions,
         stream: bool,
     ) -> RequestGroup:
-        chosen: RequestOptions = {**options, "stream": stream, "lora": self._lora}
+        client = self._client
+        chosen: RequestOptions = {**options, "stream": stream, "lora": self._lora, "owner": client.owner}
+        chosen["share"] = self.context.admission.keys.share(client.key)
         if self.context.config.cache_by_key:
             chosen["cache_salt"] = f"{self._client.key} {options.get('cache_salt') or ''}"
         is_small = self.is_small and not isinstance(prompt, Mapping)  # a small body may name large images
