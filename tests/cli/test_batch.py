@@ -118,8 +118,8 @@ REFUSED = {
     "range": ({"messages": [{"role": "user", "content": "a"}], "top_p": 7}, "top_p"),
     "stream": ({"messages": [{"role": "user", "content": "a"}], "stream": True}, "stream"),
     "tools": (
-        {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function", "function": {"name": "f"}}]},
-        "tools",  # the model's template has no place for them
+        {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function", "function": {"name": 1}}]},
+        "tools[0].function.name",
     ),
     "surrogate": ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages"),
     "vocabulary": ({"messages": [{"role": "user", "content": "a"}], "stop_token_ids": [10**6]}, "stop_token_ids"),

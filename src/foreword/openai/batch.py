@@ -3,47 +3,116 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from traceback import print_exception
 from typing import Any
 from uuid import uuid4
 
-from foreword.engine import RequestOptions, RequestOutput
-from foreword.engine.chat import make_chat
+from foreword.batch import SamplingParams
+from foreword.engine import Engine, RequestOptions, RequestOutput
+from foreword.engine.chat import ChatReader, make_chat
 from foreword.engine.checked_request import CheckedRequest
 from foreword.engine.llm import LLM
+from foreword.engine.prompt import Prompt as Given
 from foreword.errors import EngineError, ForewordError, RequestError
+from foreword.media.encoder import Media
+from foreword.models.tokenizer import Tokenizer
 from foreword.openai.batch_file import BatchLine, Record
 from foreword.openai.errors import error_body, named
 from foreword.openai.request import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from foreword.openai.response import chat_completion, text_completion
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt of a line for the engine. field: of the body, and origins, which errors name. reader: of an answer."""
+
+    name: str
+    prompt: Given
+    params: SamplingParams
+    field: str
+    index: int = 0
+    origins: Mapping[str, str] = field(default_factory=dict)
+    reader: ChatReader | None = None
+
+
 @dataclass(slots=True, eq=False)
-class _Answer:
-    """A line in the engine. parts: its prompts as requests; outputs: those that have ended, by their index."""
+class Answer:
+    """A line on its way. prompts: for the engine, with these options. outputs: of those that have ended, by index."""
 
     line: BatchLine
     request: ChatRequest | CompletionRequest
     model: str
-    parts: list[CheckedRequest]
+    prompts: list[Prompt]
+    options: RequestOptions
     outputs: dict[int, RequestOutput] = field(default_factory=dict)
+
+
+class Lines:
+    """Reads lines for an engine, and writes their results.
+
+    names: of models that are this one; the first stands for a request without. A request may name an adapter instead.
+    media: what the model takes besides text.
+    """
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, media: Media, names: Sequence[str]) -> None:
+        self._engine, self._tokenizer, self._media, self._names = engine, tokenizer, media, names
+
+    def read(self, line: BatchLine, name: str) -> Answer:
+        """Return what the engine is to do for a line that is a request. name: the beginning of the names of its
+        requests there. ForewordError if it cannot be answered.
+        """
+        parse = parse_chat if line.url.endswith("/chat/completions") else parse_completion
+        request = parse(line.body, self._engine.suggested)
+        model = request.model or self._names[0]
+        if model not in (known := [*self._names, *self._engine.loras.paths]):
+            reason = f"this batch is answered by {' or '.join(map(repr, known))}"
+            raise RequestError(None, "model", model, reason, "Use --model, or --served-model-name for another name.")
+        if request.stream:
+            raise RequestError(None, "stream", True, "a batch has no streams", "Leave it out.")
+        options = RequestOptions(**request.options, lora=None if model in self._names else model)
+        limit = self._engine.states.max_model_len
+        if isinstance(request, ChatRequest):
+            with named("messages", request.origins):
+                chat = make_chat(self._tokenizer, request.messages, request.params, limit, request.chat, self._media)
+            origins, reader = request.origins, chat.reader()
+            prompts = [Prompt(f"{name}.0", chat.prompt, chat.params, "messages", origins=origins, reader=reader)]
+            return Answer(line, request, model, prompts, options)
+        request = request.filled(self._tokenizer, limit)
+        is_alone = len(request.prompts) == 1
+        prompts = [
+            Prompt(f"{name}.{i}", prompt, request.params, "prompt" if is_alone else f"prompt[{i}]", i)
+            for i, prompt in enumerate(request.prompts)
+        ]
+        return Answer(line, request, model, prompts, options)
+
+    def result(self, answer: Answer) -> Record:
+        """Return the result of a line, all of whose prompts have an output."""
+        outputs = [answer.outputs[i] for i in range(len(answer.prompts))]
+        for output in outputs:
+            if output.error is not None:
+                return failure(answer.line, output.error)
+        named: dict[str, Any] = {"response_id": uuid4().hex, "created": int(time.time()), "model": answer.model}
+        if isinstance(answer.request, ChatRequest):
+            body = chat_completion(answer.request, outputs[0], self._tokenizer, **named)
+        else:
+            body = text_completion(answer.request, outputs, self._tokenizer, **named)
+        return answer.line.record(_response(200, body), None)
 
 
 class Batch:
     """Answers lines, with a bounded number of them read and not yet answered.
 
-    names: of models that are this one; the first stands for a request without. A request may name an adapter instead.
-    ordered: results in the input's order.
+    names: see `Lines`. ordered: results in the input's order.
     """
 
     def __init__(self, llm: LLM, names: list[str], *, ordered: bool = False) -> None:
-        self._llm, self._names, self._ordered = llm, names, ordered
-        self._media = llm.media.from_others()
+        self._llm, self._ordered = llm, ordered
+        self._lines = Lines(llm.engine, llm.tokenizer, llm.media.from_others(), names)
         self._limit = 2 * llm.engine.config.scheduler.max_num_seqs
-        self._running: dict[str, tuple[_Answer, CheckedRequest]] = {}  # by the engine's request id
+        self._running: dict[str, tuple[Answer, CheckedRequest]] = {}  # by the engine's request id
         self._open: dict[int, Record | None] = {}  # line number → its result, of lines that were read and not reported
         self.num_lines = 0
 
@@ -84,25 +153,25 @@ class Batch:
             answer, part = self._running.pop(output.request_id)
             try:
                 answer.outputs[part.index] = part.read(output)
-                if len(answer.outputs) < len(answer.parts):
+                if len(answer.outputs) < len(answer.prompts):
                     continue
-                record = self._result(answer)
+                record = self._lines.result(answer)
             except Exception as error:
-                self._drop(answer.parts)
-                record = _failure(answer.line, error)
+                self._drop(prompt.name for prompt in answer.prompts)
+                record = failure(answer.line, error)
             found += self._finish(answer.line, record)
         return found
 
     def forget(self) -> None:
         """Drop the lines in work, without results."""
-        self._drop([part for _, part in self._running.values()])
+        self._drop(list(self._running))
         self._open.clear()
 
-    def _drop(self, parts: Iterable[CheckedRequest]) -> None:
+    def _drop(self, names: Iterable[str]) -> None:
         """Take requests out of the engine, without results."""
-        for part in parts:
-            self._llm.engine.abort(part.group.request_id)
-            self._running.pop(part.group.request_id, None)
+        for name in names:
+            self._llm.engine.abort(name)
+            self._running.pop(name, None)
 
     def _start(self, line: BatchLine) -> Record | None:
         """Add the line to the engine; the result if it cannot be answered."""
@@ -111,55 +180,18 @@ class Batch:
         engine = self._llm.engine
         parts: list[CheckedRequest] = []
         try:
-            answer = self._checked(line)
-            parts = answer.parts
+            answer = self._lines.read(line, str(line.number))
+            for one in answer.prompts:
+                with named(one.field, one.origins):
+                    group = engine.check(one.name, one.prompt, one.params, **answer.options)
+                parts.append(CheckedRequest(group, one.reader, one.index))
             for part in parts:
                 engine.add(part.group)
         except Exception as error:  # whatever a line causes, the others are answered
-            self._drop(parts)
-            return _failure(line, error)
-        self._running.update((part.group.request_id, (answer, part)) for part in answer.parts)
+            self._drop(part.group.request_id for part in parts)
+            return failure(line, error)
+        self._running.update((part.group.request_id, (answer, part)) for part in parts)
         return None
-
-    def _checked(self, line: BatchLine) -> _Answer:
-        """Check the line's request, and each of its prompts as one of the engine."""
-        parse = parse_chat if line.url.endswith("/chat/completions") else parse_completion
-        request = parse(line.body, self._llm.engine.suggested)
-        model = request.model or self._names[0]
-        if model not in (known := [*self._names, *self._llm.loras]):
-            reason = f"this batch is answered by {' or '.join(map(repr, known))}"
-            raise RequestError(None, "model", model, reason, "Use --model, or --served-model-name for another name.")
-        if request.stream:
-            raise RequestError(None, "stream", True, "a batch has no streams", "Leave it out.")
-        options = RequestOptions(**request.options, lora=None if model in self._names else model)
-        engine = self._llm.engine
-        if isinstance(request, ChatRequest):
-            limit = engine.states.max_model_len
-            with named("messages", request.origins):
-                arguments = self._llm.tokenizer, request.messages, request.params, limit, request.chat, self._media
-                chat = make_chat(*arguments)
-                group = engine.check(f"{line.number}.0", chat.prompt, chat.params, **options)
-            return _Answer(line, request, model, [CheckedRequest(group, chat.reader())])
-        request = request.filled(self._llm.tokenizer, engine.states.max_model_len)
-        parts = []
-        for i, prompt in enumerate(request.prompts):
-            with named("prompt" if len(request.prompts) == 1 else f"prompt[{i}]"):
-                group = engine.check(f"{line.number}.{i}", prompt, request.params, **options)
-            parts.append(CheckedRequest(group, index=i))
-        return _Answer(line, request, model, parts)
-
-    def _result(self, answer: _Answer) -> Record:
-        outputs = [answer.outputs[i] for i in range(len(answer.parts))]
-        for output in outputs:
-            if output.error is not None:
-                return _failure(answer.line, output.error)
-        named: dict[str, Any] = {"response_id": uuid4().hex, "created": int(time.time()), "model": answer.model}
-        tokens = self._llm.tokenizer
-        if isinstance(answer.request, ChatRequest):
-            body = chat_completion(answer.request, outputs[0], tokens, **named)
-        else:
-            body = text_completion(answer.request, outputs, tokens, **named)
-        return answer.line.record(_response(200, body), None)
 
     def _finish(self, line: BatchLine, record: Record) -> list[Record]:
         """The results that can be reported, now that this one is known."""
@@ -168,7 +200,7 @@ class Batch:
         return [found for number in ready if (found := self._open.pop(number)) is not None]
 
 
-def _failure(line: BatchLine, error: Exception) -> Record:
+def failure(line: BatchLine, error: Exception) -> Record:
     """Return the result of a line that cannot be answered."""
     if not isinstance(error, ForewordError):
         print_exception(error)

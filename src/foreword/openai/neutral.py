@@ -9,11 +9,7 @@ from __future__ import annotations
 
 from foreword.fields import Neutral
 
-_OF_OPENAI: Neutral = {
-    "prompt_cache_retention": ("in-memory", "in_memory"),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-}
+_OF_OPENAI: Neutral = {"prompt_cache_retention": ("in-memory", "in_memory"), "service_tier": ("auto", "default")}
 
 OF_SAMPLERS: Neutral = {
     # vLLM
@@ -65,7 +61,7 @@ OF_SAMPLERS: Neutral = {
 }
 """Parameters of other samplers, turned off."""
 
-GENERATION: Neutral = {**OF_SAMPLERS, **_OF_OPENAI}
+GENERATION: Neutral = {**OF_SAMPLERS, **_OF_OPENAI, "store": (False,)}
 
 CHAT: Neutral = {
     **GENERATION,
@@ -101,7 +97,6 @@ RESPONSES: Neutral = {
     "max_tool_calls": (),
     "moderation": (),
     "n": (1,),
-    "previous_response_id": (),
     "prompt": (),
     "prompt_cache_options": (),
     "top_logprobs": (0,),

@@ -1,14 +1,15 @@
-"""OpenAI's Responses API without stored state: bodies to requests, outputs to response bodies and stream events.
+"""OpenAI's Responses API: bodies to requests, outputs to response bodies and stream events.
 
-Every response is as with ``store: false``; a conversation is given as a whole in ``input``. RequestError, with the
-path of the field, for a field that is unknown or not supported, and for a value of another type.
+What is stored is the caller's: a request has the items of earlier ones, and names what is to be kept of it.
+RequestError, with the path of the field, for a field that is unknown or not supported, and for a value of another type.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Unpack
+from uuid import uuid4
 
 from foreword.engine import CompletionOutput, RequestOutput
 from foreword.engine.chat import ChatOptions
@@ -42,22 +43,48 @@ OWN_NAMES = frozenset({"n", "best_of"})
 """Fields of `SamplingParams` that would need more than one answer."""
 
 _ITEMS = either(STRING, OBJECTS)
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+"""Of the ids of items."""
+
+
+def _keep_nothing(response: Body, items: list[Body]) -> None:
+    """Store nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesRequest:
-    """The body of /v1/responses. chat: the conversation. echo: the fields of the body that its response repeats."""
+    """The body of /v1/responses. chat: the conversation. echo: the fields of the body that its response repeats.
+    items: its own input, as items with ids. keep: stores a response with such items, if it is to be stored.
+    """
 
     chat: ChatRequest
     echo: Mapping[str, Any]
+    items: list[Body]
+    keep: Callable[[Body, list[Body]], None] = field(default=_keep_nothing, compare=False)
+
+    def stored(self, response: Body) -> None:
+        """Store the final response, if the request asks for it."""
+        if response["store"]:
+            self.keep(response, self.items)
 
     @property
     def model(self) -> str | None:
         return self.chat.model
 
 
-def parse_responses(body: object, suggested: Suggested = NOTHING) -> ResponsesRequest:
-    """The request in a body of /v1/responses. RequestError if it cannot be served as given."""
+def parse_responses(
+    body: object,
+    suggested: Suggested = NOTHING,
+    *,
+    earlier: Sequence[Body] = (),
+    stores: bool = False,
+    keep: Callable[[Body, list[Body]], None] = _keep_nothing,
+) -> ResponsesRequest:
+    """The request in a body of /v1/responses. RequestError if it cannot be served as given.
+
+    earlier: the items of the response before it and of all before that one. stores: responses are, if the body leaves
+    it open; keep: how.
+    """
     given = Fields(body)
     sampling = sampling_fields(given, suggested, without=OWN_NAMES)
     labels = {name: given.take(name, kind) for name, kind in LABELS.items()}
@@ -65,7 +92,11 @@ def parse_responses(body: object, suggested: Suggested = NOTHING) -> ResponsesRe
     conversation = Conversation()
     if instructions is not None:
         conversation.text("system", instructions, "instructions")
-    _add_input(conversation, given)
+    for i, item in enumerate(earlier):
+        _add_item(conversation, Fields(item, f"previous_response_id.{i}"))
+    items = _add_input(conversation, given)
+    store = given.take("store", BOOLEAN)
+    previous = given.take("previous_response_id", STRING)
     effort = None
     if reasoning := given.nested("reasoning"):
         effort = reasoning.take("effort", EFFORT)
@@ -108,9 +139,11 @@ def parse_responses(body: object, suggested: Suggested = NOTHING) -> ResponsesRe
         "max_output_tokens": params.max_tokens,
         "metadata": labels["metadata"] or {},
         "parallel_tool_calls": chat["parallel_tool_calls"],
+        "previous_response_id": previous,
         "prompt_cache_key": labels["prompt_cache_key"],
         "reasoning": {"effort": effort, "summary": None},
         "safety_identifier": labels["safety_identifier"],
+        "store": stores if store is None else store,
         "temperature": params.temperature,
         "text": {"format": format},
         "tool_choice": choice,
@@ -118,7 +151,7 @@ def parse_responses(body: object, suggested: Suggested = NOTHING) -> ResponsesRe
         "top_p": params.top_p,
         "user": labels["user"],
     }
-    return ResponsesRequest(chat=request, echo=echo)
+    return ResponsesRequest(chat=request, echo=echo, items=items, keep=keep)
 
 
 def response_body(request: ResponsesRequest, output: RequestOutput, **named: Unpack[Named]) -> Body:
@@ -160,6 +193,7 @@ class ResponseStream(AnswerStream[RequestOutput]):
         if output.finished:
             frames += self._items.close(is_cut=completion.finish_reason != "stop")
             body = self._body(output, completion)
+            self._request.stored(body)
             kind = "completed" if body["status"] == "completed" else "incomplete"
             frames.append(self._items.frame(f"response.{kind}", {"response": body}))
         return b"".join(frames)
@@ -244,8 +278,11 @@ class _Items:
         if self._item.get("type") == kind:
             return []
         closing = self.close()
-        prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[kind]
-        self._item = {"id": f"{prefix}_{self._response_id}_{len(self.output)}", "type": kind, "status": "in_progress"}
+        self._item = {
+            "id": f"{_PREFIXES[kind]}_{self._response_id}_{len(self.output)}",
+            "type": kind,
+            "status": "in_progress",
+        }
         self._item |= more
         if kind != "function_call":
             self._item["content"] = []
@@ -299,9 +336,7 @@ def _response(
         "incomplete_details": {"reason": "max_output_tokens"} if reason == "length" else None,
         "model": named["model"],
         "output": list(items),
-        "previous_response_id": None,
         "service_tier": "default",
-        "store": False,
         "top_logprobs": 0,
         "truncation": "disabled",
         "usage": None if output is None else usage(output),
@@ -321,15 +356,28 @@ def usage(output: RequestOutput) -> Body:
     }
 
 
-def _add_input(conversation: Conversation, given: Fields) -> None:
+def _add_input(conversation: Conversation, given: Fields) -> list[Body]:
+    """Add the input, and return it as items with ids."""
     items = given.require("input", _ITEMS)
     if isinstance(items, str):
         conversation.text("user", items, "input")
-        return
-    if not items:
-        raise RequestError(None, "input", items, "is empty", "Give at least one item.")
-    for i, item in enumerate(items):
-        _add_item(conversation, Fields(item, f"input[{i}]"))
+        items = [{"role": "user", "content": items}]
+    else:
+        if not items:
+            raise RequestError(None, "input", items, "is empty", "Give at least one item.")
+        for i, item in enumerate(items):
+            _add_item(conversation, Fields(item, f"input[{i}]"))
+    return [_listed(item) for item in items]
+
+
+def _listed(item: Mapping[str, Any]) -> Body:
+    """An item of the input as lists have it: with a type, an id, and the content of a message as parts."""
+    kind, content = item.get("type") or "message", item.get("content")
+    found = {**item, "type": kind, "id": item.get("id") or f"{_PREFIXES.get(kind, 'item')}_{uuid4().hex}"}
+    if kind == "message" and isinstance(content, str):
+        part = "output_text" if item["role"] == "assistant" else "input_text"
+        found["content"] = [{"type": part, "text": content}]
+    return found
 
 
 def _add_item(conversation: Conversation, item: Fields) -> None:

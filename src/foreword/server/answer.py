@@ -6,7 +6,8 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -37,7 +38,8 @@ class Api(Generic[R, T]):
 
     body: of its requests. run: takes places in the server, checks what the engine is to do, and returns the outputs of
     it as they come. whole: the response that has them all. size: about how many values that has. stream: what makes
-    frames of the outputs; None: the request wants the answer as a whole.
+    frames of the outputs; None: the request wants the answer as a whole. known: what ``parse``
+    is told besides the body.
     """
 
     body: Body[R]
@@ -45,12 +47,16 @@ class Api(Generic[R, T]):
     whole: Callable[[Context, R, Sequence[T], Named], Response]
     size: Callable[[Sequence[T]], int]
     stream: Callable[[Context, R, Named], AnswerStream[T] | None] = lambda *_: None
+    known: Callable[[Context, Request, dict[str, Any]], Awaitable[dict[str, Any]]] | None = None
 
     async def __call__(self, context: Context, request: Request) -> Response:
         """Answer a request. The place in the server is given back as soon as the engine has done its part."""
         generation, body = Generation(context, request), await self.body.fields(request)
         await generation.limit_time(body)
-        wanted = await parsed(self.body.parse_for(context), body, request)
+        parse = self.body.parse_for(context)
+        if self.known is not None:
+            parse = partial(parse, **await self.known(context, request, body))
+        wanted = await parsed(parse, body, request)
         del body  # what is not read of it is not kept while a long answer is made
         model = generation.choose_model(wanted.model)
         running = await self.run(generation, wanted)

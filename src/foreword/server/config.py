@@ -81,12 +81,24 @@ class ServerConfig:
     load_timeout: float = setting(
         300.0, "Seconds that a request waits for its model to be loaded; beyond it: status 503.", least=0.01
     )
+    data_directory: str | None = setting(
+        None, "Directory for files, batches and stored responses, which survive restarts there. Without it there are "
+        "no files and batches, and responses are stored in memory.", value_name="DIR",
+    )  # fmt: skip
+    store_responses: bool = setting(
+        True, "Store responses, so that others can follow them; with replicas that needs data_directory."
+    )
+    max_data_bytes: int = setting(
+        1 << 30, "Largest size of what is stored; responses may have a quarter of it.", least=1 << 20, most=2**50,
+        unit="bytes",
+    )  # fmt: skip
     replicas: int = setting(1, "Processes that serve the model behind one address.", least=1, most=256)
     router: str = setting("prefix", "Policy that chooses the replica of a request.", choices=tuple(ROUTERS))
     api_key: tuple[str, ...] = setting((), "Key that requests must have. Repeatable.", value_name="KEY")
     key_limit: tuple[str, ...] = setting(
-        (), "API key, or sha256: and its digest, and what it may use: KEY share=2 requests=4 tokens_per_minute=60000, or "
-        "some of these. share: its weight under policy=fair (1). Repeatable.", value_name="LIMITS", convert=_key_limits,
+        (), "API key, or sha256: and its digest, and what it may use: KEY share=2 requests=4 tokens_per_minute=60000, "
+        "or some of these. share: its weight under policy=fair (1). Repeatable.",
+        value_name="LIMITS", convert=_key_limits,
     )  # fmt: skip
     admin_key: str | None = setting(None, "Key for routes that show or change the whole server.", value_name="KEY")
     require_key: bool = setting(False, "Do not start without an API key.")
@@ -182,7 +194,8 @@ class ServerConfig:
         """Return the settings of a replica, which gets requests that a front end has checked, with more headers."""
         longest = min(self.max_header_bytes + FRONT_HEADERS, 2**31)
         limits = tuple(limits.of_replica(self.replicas).written(key) for key, limits in self.key_limits)
-        return replace(self, max_header_bytes=longest, cors_origin=(), access_log=False, key_limit=limits, **own)
+        own = {"key_limit": limits, "store_responses": self.store_responses and self.data_directory is not None, **own}
+        return replace(self, max_header_bytes=longest, cors_origin=(), access_log=False, **own)
 
     def of_replicas(self) -> list[ServerConfig]:
         """The settings of each replica, which publishes cache events at endpoints of its own."""

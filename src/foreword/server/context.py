@@ -22,6 +22,9 @@ from foreword.server.failures import MODEL_NOT_FOUND
 from foreword.server.inspector import Inspector
 from foreword.server.metrics import ServerMetrics
 from foreword.server.pace import Pace
+from foreword.server.responses import Responses
+from foreword.server.shared import Shared
+from foreword.server.store import Store
 from foreword.trace.header import TokenIds
 
 if TYPE_CHECKING:
@@ -47,8 +50,8 @@ class Context:
     first one in responses, where adapters have names of their own; path: of its files, if it has any; created: seconds
     since 1970; kv_events: where the cache's events are published, None if they are not; progress: of the HTTP requests
     that generate, by their ids; trace: told the end of each request; slots: conversations that can be saved, None if
-    they cannot; decoding: of sounds, so many at the same time; pace: of streams; shared: the admission of a server of
-    several models.
+    they cannot; decoding: of sounds, so many at the same time; pace: of streams; shared: by the models of a server of
+    several.
     """
 
     engine: AsyncEngine
@@ -61,8 +64,10 @@ class Context:
     trace: Traces | None = None
     slots: Slots | None = None
     created: int = field(default_factory=lambda: int(time.time()))
-    shared: Admission | None = None
+    shared: Shared | None = None
     admission: Admission = field(init=False)
+    store: Store = field(init=False)
+    responses: Responses = field(init=False)
     metrics: ServerMetrics = field(init=False)
     inspector: Inspector = field(init=False)
     progress: dict[str, Progress] = field(init=False, default_factory=dict)
@@ -71,9 +76,11 @@ class Context:
     pace: Pace = field(init=False, default_factory=Pace)
 
     def __post_init__(self) -> None:
-        admission = Admission.of(self.config) if self.shared is None else self.shared
-        object.__setattr__(self, "admission", admission)
-        metrics = ServerMetrics(self.engine.engine, self.names[0], admission if self.shared is None else None)
+        shared = Shared.of(self.config) if self.shared is None else self.shared
+        object.__setattr__(self, "admission", shared.admission)
+        object.__setattr__(self, "store", shared.store)
+        object.__setattr__(self, "responses", shared.responses)
+        metrics = ServerMetrics(self.engine.engine, self.names[0], shared.admission if self.shared is None else None)
         object.__setattr__(self, "metrics", metrics)
         shown = self.engine.engine.config.record_token_ids or "plain"
         token_ids: TokenIds = shown if self.config.shows_texts else "omitted"

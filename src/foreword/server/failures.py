@@ -33,6 +33,16 @@ CONTEXT_LENGTH = Failure(
     "The prompt, or the prompt with its output, has more tokens than the model takes.",
     "Send a shorter prompt, or ask for fewer tokens.", "engine",
 )
+NOT_STORED = Failure(
+    400, "not_stored",
+    "The server keeps no files and batches, or its replicas no responses: it has no `data_directory`.",
+    "Have it started with one.",
+)
+STORAGE_FULL = Failure(
+    400, "storage_full",
+    "The stored files, batches and responses would take more than `max_data_bytes`, or there are too many of them.",
+    "Delete some.", "body",
+)
 ANSWER_TOO_LARGE = Failure(
     400, "answer_too_large",
     "The answer may take more memory than `max_answer_bytes`.",
@@ -132,6 +142,8 @@ TIMEOUT = Failure(
 FAILURES = (
     INVALID,
     CONTEXT_LENGTH,
+    NOT_STORED,
+    STORAGE_FULL,
     ANSWER_TOO_LARGE,
     INVALID_API_KEY,
     FOREIGN_ORIGIN,

@@ -94,9 +94,7 @@ class _Use:
 class KeyUses:
     """Counts what the keys with limits use. limits: with the keys that have them."""
 
-    def __init__(
-        self, limits: Iterable[tuple[str, KeyLimits]], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, limits: Iterable[tuple[str, KeyLimits]], clock: Callable[[], float] = time.monotonic) -> None:
         self._limits: Mapping[str, KeyLimits] = {key_digest(key): own for key, own in limits}
         self._clock = clock
         self._uses: dict[str, _Use] = {}
@@ -111,10 +109,9 @@ class KeyUses:
         """
         limits = self._limits.get(key, NO_LIMITS)
         use = self._use(key, limits)
-        if limits.requests is not None:
-            if use.num_requests and use.num_requests + num_requests > limits.requests:
-                count = f"{use.num_requests} completions of your key are in progress"
-                self._refuse(f"{count}, of requests={limits.requests}", 1)
+        if limits.requests is not None and 0 < use.num_requests > limits.requests - num_requests:
+            count = f"{use.num_requests} completions of your key are in progress"
+            self._refuse(f"{count}, of requests={limits.requests}", 1)
         if limits.tokens_per_minute is not None and use.level < 0:
             wait = ceil(-use.level * 60 / limits.tokens_per_minute)
             self._refuse(f"your key has used its tokens_per_minute={limits.tokens_per_minute}", max(wait, 1))

@@ -22,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from foreword.names import counted
 from foreword.server.app import make_app
+from foreword.server.batches import Batches
 from foreword.server.config import ServerConfig
 from foreword.server.context import Context
 
@@ -201,6 +202,20 @@ class Server(AppServer):
         logs_end: bool = False,
     ) -> None:
         super().__init__(make_app(context), context.config, sock, on_ready, on_end, logs_end=logs_end)
+        self._context = context
+        self._batches: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._context.store.directory is not None:
+            self._batches = asyncio.create_task(Batches(self._context).run())
+        await super().startup(sockets)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._batches is not None:
+            self._batches.cancel()  # the next process goes on with them
+            await asyncio.wait((self._batches,))
+        await super().shutdown(sockets)
+        self._context.store.close()
 
 
 class _Parser(HttpRequestParser):

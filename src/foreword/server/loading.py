@@ -15,18 +15,18 @@ from foreword.engine.llm import LLM
 from foreword.engine.model import Model
 from foreword.engine.options import LLMOptions, split_options
 from foreword.engine.step_turns import StepTurns
-from foreword.server.admission import Admission
 from foreword.server.config import ENGINE_DEFAULTS, ServerConfig
 from foreword.server.context import Context
 from foreword.server.run import notes_of, traces_of
 from foreword.server.served import ServedModel
+from foreword.server.shared import Shared
 
 
 class Loader:
     """Reads models for a server of so many, whose engines take turns."""
 
-    def __init__(self, config: ServerConfig, admission: Admission, num_models: int) -> None:
-        self.config, self.admission, self.num_models = config, admission, num_models
+    def __init__(self, config: ServerConfig, shared: Shared, num_models: int) -> None:
+        self.config, self.shared, self.num_models = config, shared, num_models
         self.turns = StepTurns()
 
     def __call__(self, served: ServedModel, loras: Mapping[str, Path]) -> ReadFiles:
@@ -69,5 +69,5 @@ class ReadFiles:
             path=llm.model.path,
             config=self.loader.config,
             trace=traces_of(self.loader.config, name),
-            shared=self.loader.admission,
+            shared=self.loader.shared,
         )

@@ -1,4 +1,4 @@
-"""OpenAI's operations that generate: chat completions, completions and stateless responses."""
+"""OpenAI's operations that generate: chat completions and completions."""
 
 from __future__ import annotations
 
@@ -10,13 +10,9 @@ from foreword.openai import (
     ChatStream,
     CompletionRequest,
     CompletionStream,
-    ResponsesRequest,
-    ResponseStream,
     chat_completion,
     parse_chat,
     parse_completion,
-    parse_responses,
-    response_body,
     text_completion,
 )
 from foreword.openai.frames import EVENTS
@@ -24,7 +20,7 @@ from foreword.openai.response import num_values
 from foreword.server.answer import Api
 from foreword.server.generation import Generation, in_order
 from foreword.server.operation import JSON, Body, Operation
-from foreword.server.reply import PiecesReply, reply
+from foreword.server.reply import PiecesReply
 
 
 async def completions(generation: Generation, wanted: CompletionRequest) -> AsyncGenerator[RequestOutput, None]:
@@ -58,13 +54,6 @@ COMPLETIONS: Api[CompletionRequest, RequestOutput] = Api(
         CompletionStream(wanted, context.tokenizer, **named) if wanted.stream else None
     ),
 )
-RESPONSES: Api[ResponsesRequest, RequestOutput] = Api(
-    body=Body(parse_responses, {"input": "Hello", "max_output_tokens": 16}, timeout=True, samples=True),
-    run=lambda generation, wanted: generation.chat(wanted.chat),
-    whole=lambda context, wanted, outputs, named: reply(response_body(wanted, outputs[0], **named)),
-    size=num_values,
-    stream=lambda context, wanted, named: ResponseStream(wanted, **named) if wanted.chat.stream else None,
-)
 
 # fmt: off
 OPERATIONS = (
@@ -80,13 +69,6 @@ OPERATIONS = (
         access="key", summary="Complete one or more prompts (OpenAI Completions).",
         details="Prompts are texts or token ids. `echo`, `n`, `best_of` and `logprobs` are served, `suffix` by"
         " models that have tokens for a gap.",
-        media_types=(JSON, EVENTS),
-    ),
-    Operation(
-        "/v1/responses", RESPONSES, RESPONSES.body,
-        access="key", summary="Answer a conversation without storing it (OpenAI Responses).",
-        details="`input` is a text or items. Function tools, `text.format` and reasoning items are served,"
-        " `previous_response_id` is refused.",
         media_types=(JSON, EVENTS),
     ),
 )

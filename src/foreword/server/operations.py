@@ -8,6 +8,8 @@ from starlette.responses import Response
 from foreword.server import (
     adapter_routes,
     audio_routes,
+    batch_routes,
+    file_routes,
     infill_routes,
     inspect_routes,
     message_routes,
@@ -16,6 +18,7 @@ from foreword.server import (
     page,
     pooling_routes,
     requests,
+    response_routes,
     slot_routes,
     status,
     tokens,
@@ -35,10 +38,13 @@ async def _describe(models: Models, request: Request) -> Response:
 
 OPERATIONS = Operations(
     openai_routes.OPERATIONS,
+    response_routes.OPERATIONS,
     message_routes.OPERATIONS,
     ollama_routes.OPERATIONS,
     pooling_routes.OPERATIONS,
     audio_routes.OPERATIONS,
+    file_routes.OPERATIONS,
+    batch_routes.OPERATIONS,
     infill_routes.OPERATIONS,
     tokens.OPERATIONS,
     status.OPERATIONS,

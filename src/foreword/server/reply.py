@@ -148,13 +148,16 @@ async def form_body(request: Request, json_fields: Collection[str]) -> dict[str,
     """Read a multipart form: texts, the bytes of files, and lists of texts for names that end with ``[]``.
 
     json_fields: those that are numbers and truth values, as in JSON; a text that is none is returned, to be refused.
-    HttpError 415 for another body, 400 for one that is damaged or has a field twice.
+    The name of a file is ``request.scope["filename"]`` then. HttpError 415 for another body, 400 for one that is damaged
+    or has a field twice.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
         raise HttpError(WRONG_BODY, "send the body as a form, with the header Content-Type: multipart/form-data")
     data, found = await request.body(), dict[str, Any]()
     items = _form_items(request.headers, data)
-    for name, given in await (asyncio.to_thread(asyncio.run, items) if len(data) >= LARGE else items):
+    for name, given, filename in await (asyncio.to_thread(asyncio.run, items) if len(data) >= LARGE else items):
+        if filename is not None:
+            request.scope["filename"] = filename
         if name.endswith("[]"):
             found.setdefault(name, []).append(given)
         elif name in found:
@@ -177,8 +180,8 @@ def check_origin(headers: Headers, origins: Collection[str]) -> None:
         )
 
 
-async def _form_items(headers: Headers, data: bytes) -> list[tuple[str, str | bytes]]:
-    """The fields of a form, in order."""
+async def _form_items(headers: Headers, data: bytes) -> list[tuple[str, str | bytes, str | None]]:
+    """The fields of a form, in order, those that are files with their names."""
 
     async def whole() -> AsyncGenerator[bytes, None]:
         yield data
@@ -189,7 +192,10 @@ async def _form_items(headers: Headers, data: bytes) -> list[tuple[str, str | by
     except MultiPartException as error:
         raise HttpError(INVALID, f"body: is not a form: {error.message}", param="body") from None
     try:
-        return [(k, await v.read() if isinstance(v, UploadFile) else v) for k, v in form.multi_items()]
+        return [
+            (name, await value.read(), value.filename) if isinstance(value, UploadFile) else (name, value, None)
+            for name, value in form.multi_items()
+        ]
     finally:
         await form.close()
 

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from foreword.engine.options import LLMOptions
-from foreword.server.admission import Admission
+from foreword.errors import ConfigError
 from foreword.server.app import make_app
 from foreword.server.config import ServerConfig
 from foreword.server.listener import AppServer, limited_end, serve
@@ -15,6 +15,7 @@ from foreword.server.loading import Loader
 from foreword.server.models import Models
 from foreword.server.run import allow_connections, announce, bound_socket
 from foreword.server.served import ServedModel
+from foreword.server.shared import Shared
 
 
 def run_several(
@@ -38,8 +39,10 @@ def run_several(
 
 def several(models: Sequence[ServedModel], config: ServerConfig, options: LLMOptions | None = None) -> Models:
     """Return the models of a server, none of which is loaded yet."""
-    admission = Admission.of(config)
-    return Models(models, config, Loader(config, admission, len(models)), admission, options)
+    if config.data_directory is not None:
+        raise ConfigError("data_directory is for a server of one model: leave it out, or serve one model")
+    shared = Shared.of(config)
+    return Models(models, config, Loader(config, shared, len(models)), shared.admission, options)
 
 
 class SeveralServer(AppServer):

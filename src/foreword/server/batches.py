@@ -1,0 +1,214 @@
+"""Batches of a server: the lines of a file, answered beside the requests of clients, and after them.
+
+One process of those that share a store answers batches, one after the other. Each result is in a file before the next
+is counted, so a batch goes on where it was when its process ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from traceback import print_exception
+from typing import IO, Any
+
+from foreword.engine import RequestOptions
+from foreword.engine.checked_request import CheckedRequest
+from foreword.errors import ConfigError, EngineError
+from foreword.openai.batch import Answer, Lines, failure
+from foreword.openai.batch_file import BatchLine, Record, Results, batch_lines
+from foreword.openai.errors import named
+from foreword.server.context import Context
+from foreword.server.errors import HttpError
+from foreword.server.file_routes import BATCH_OUTPUT, add_file
+from foreword.server.store import Row, Store
+
+if sys.platform != "win32":
+    import fcntl
+
+BATCH = "batch"
+WAITING, RUNNING, CANCELLING = "validating", "in_progress", "cancelling"
+UNFINISHED = (WAITING, RUNNING, CANCELLING)
+PRIORITY = 2**31 - 1
+"""Of the requests of batches: the last one."""
+MOST_LINES = 50_000
+MOST_ERRORS = 20  # of a file that a batch tells
+PAUSE = 1.0  # seconds between looks for new batches, of other processes or cancelled there
+
+
+class Batches:
+    """Answers the batches of a store until it is cancelled. wake: set when there is a new one."""
+
+    def __init__(self, context: Context) -> None:
+        self._context, self._store = context, context.store
+        self._lines = Lines(context.engine.engine, context.tokenizer, context.media, context.names)
+        # Half of the rows are left to requests that clients wait for.
+        self._share = max(context.engine.engine.states.max_num_reqs // 2, 1)
+
+    async def run(self) -> None:
+        """Run until it is cancelled."""
+        with ExitStack() as stack:
+            while not self._is_first(stack):
+                await asyncio.sleep(PAUSE)
+            while True:
+                found = await asyncio.to_thread(self._store.first, BATCH, UNFINISHED)
+                if found is None:
+                    await asyncio.sleep(PAUSE)
+                    continue
+                owner, batch = found
+                try:
+                    await self._answer(owner, batch)
+                except Exception as error:  # of the disk, for one: the next batch may do better
+                    print_exception(error)
+                    message = error if isinstance(error, HttpError | ConfigError | OSError) else type(error).__name__
+                    self._end(batch, "failed", errors=_errors([(None, "server_error", str(message))]))
+
+    def _is_first(self, stack: ExitStack) -> bool:
+        """Become the one process that answers batches, if none is."""
+        if sys.platform == "win32":
+            return True
+        file: IO[bytes] = stack.enter_context(_lock_file(self._store).open("ab"))
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return False
+        except OSError:  # a file system without locks
+            pass
+        return True
+
+    async def _answer(self, owner: str, batch: Row) -> None:
+        """Answer the lines that are left of a batch."""
+        batch_id, source = batch["id"], self._store.path("files", batch["input_file_id"])
+        errors, total = await asyncio.to_thread(_checked, source, batch["endpoint"])
+        if errors:
+            self._end(batch, "failed", errors=_errors(errors))
+            return
+        counts = {"total": total, "completed": 0, "failed": 0}
+        begun = {"request_counts": counts, "in_progress_at": batch.get("in_progress_at") or int(time.time())}
+        self._change(batch_id, {**begun, "status": RUNNING}, RUNNING, (WAITING, RUNNING))
+        path, status = self._store.path("batches", batch_id), "completed"
+        with Results(str(path)) as results, source.open("rb") as file:
+            lines = (line for line in batch_lines(file) if line.key not in results.done)
+            counts["completed"], counts["failed"] = len(results.done) - results.num_errors, results.num_errors
+            status = await self._run_lines(owner, batch, lines, results, counts)
+        self._change(batch_id, {"status": "finalizing", "finalizing_at": int(time.time())}, RUNNING, UNFINISHED)
+        made = await asyncio.to_thread(self._outputs, owner, batch_id, path)
+        self._end(batch, status, request_counts=counts, **made)
+        path.unlink(missing_ok=True)
+
+    async def _run_lines(
+        self, owner: str, batch: Row, lines: Iterator[BatchLine], results: Results, counts: dict[str, int]
+    ) -> str:
+        """Answer lines, some at a time, until there are no more, or it is cancelled or too late; return the status."""
+        running: set[asyncio.Task[Record]] = set()
+        told, status = time.monotonic(), "completed"
+        try:
+            while True:
+                while len(running) < self._share and (line := next(lines, None)) is not None:
+                    running.add(asyncio.create_task(self._line(owner, batch["id"], line)))
+                if not running:
+                    return status
+                done, running = await asyncio.wait(running, timeout=PAUSE, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    record = task.result()
+                    results.write(record)
+                    is_error = record["response"] is None or record["response"]["status_code"] != 200
+                    counts["failed" if is_error else "completed"] += 1
+                if time.monotonic() - told > PAUSE:
+                    told = time.monotonic()
+                    state = await asyncio.to_thread(self._store.state, batch["id"])
+                    if state == CANCELLING or time.time() > batch["expires_at"]:
+                        return "cancelled" if state == CANCELLING else "expired"
+                    self._change(batch["id"], {"request_counts": counts}, RUNNING, (RUNNING,))
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _line(self, owner: str, batch_id: str, line: BatchLine) -> Record:
+        """Return the result of a line."""
+        context, engine = self._context, self._context.engine
+        try:
+            answer: Answer = await asyncio.to_thread(self._lines.read, line, f"{batch_id}.{line.number}")
+            uses = context.key_uses
+            options: RequestOptions = {**answer.options, "priority": PRIORITY, "owner": owner}
+            options["share"] = uses.share(owner)
+            if context.config.cache_by_key:
+                options["cache_salt"] = f"{owner} {options.get('cache_salt') or ''}"
+            for one in answer.prompts:
+                with named(one.field, one.origins):
+                    group = await engine.check(one.name, one.prompt, one.params, client=f"batch {owner}", **options)
+                with engine.run(group) as stream:
+                    *_, output = [output async for output in stream]
+                answer.outputs[one.index] = CheckedRequest(group, one.reader, one.index).read(output)
+                uses.add_tokens(owner, output.usage.total_tokens)
+            return await asyncio.to_thread(self._lines.result, answer)
+        except EngineError as error:
+            if engine.is_closed:
+                raise asyncio.CancelledError from None  # the line is done again by the next process
+            return failure(line, error)
+        except Exception as error:  # whatever a line causes, the others are answered
+            return failure(line, error)
+
+    def _outputs(self, owner: str, batch_id: str, path: Path) -> dict[str, str | None]:
+        """Keep the results and the errors of a batch as files, and return their ids."""
+        parts: dict[str, list[bytes]] = {"output": [], "error": []}
+        for text in path.read_bytes().splitlines(keepends=True):
+            record = json.loads(text)
+            is_error = record["response"] is None or record["response"]["status_code"] != 200
+            parts["error" if is_error else "output"].append(text)
+        made: dict[str, str | None] = {}
+        for name, texts in parts.items():
+            file = (
+                add_file(self._store, owner, f"{batch_id}_{name}.jsonl", BATCH_OUTPUT, b"".join(texts)) if texts else {}
+            )
+            made[f"{name}_file_id"] = file.get("id")
+        return made
+
+    def _change(self, batch_id: str, changes: dict[str, Any], state: str, instead_of: tuple[str, ...]) -> None:
+        self._store.change(batch_id, changes, state=state, instead_of=instead_of)
+
+    def _end(self, batch: Row, status: str, **changes: Any) -> None:
+        with suppress(OSError):
+            self._change(
+                batch["id"], {**changes, "status": status, f"{status}_at": int(time.time())}, status, UNFINISHED
+            )
+
+
+def _lock_file(store: Store) -> Path:
+    assert store.directory is not None
+    return store.directory / "batches.lock"
+
+
+def _checked(source: Path, endpoint: str) -> tuple[list[tuple[int | None, str, str]], int]:
+    """Return what is wrong with the lines of a file, as (line, code, message), and their number."""
+    errors: list[tuple[int | None, str, str]] = []
+    total = 0
+    try:
+        with source.open("rb") as file:
+            for line in batch_lines(file):
+                total += 1
+                if line.error is not None:
+                    errors.append((line.number, line.error.code, str(line.error)))
+                elif line.url != endpoint:
+                    reason = f"line {line.number}: url = {line.url!r}: the batch has endpoint {endpoint!r}"
+                    errors.append((line.number, "mismatched_endpoint", reason))
+                if len(errors) >= MOST_ERRORS:
+                    break
+    except OSError:
+        return [(None, "file_not_found", "the input file was deleted, or cannot be read")], 0
+    if not total:
+        errors.append((None, "empty_file", "the input file has no lines"))
+    if total > MOST_LINES:
+        errors.append((None, "too_many_lines", f"the input file has {total} lines, more than {MOST_LINES}"))
+    return errors, total
+
+
+def _errors(found: list[tuple[int | None, str, str]]) -> dict[str, Any]:
+    data = [{"line": line, "code": code, "message": message, "param": None} for line, code, message in found]
+    return {"object": "list", "data": data}

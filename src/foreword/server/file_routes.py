@@ -1,0 +1,139 @@
+"""OpenAI's operations on files, which are the input and the output of batches."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+
+from foreword.fields import Fields, Kind, one_of
+from foreword.server.context import Context
+from foreword.server.errors import HttpError
+from foreword.server.failures import NOT_FOUND, NOT_STORED, STORAGE_FULL
+from foreword.server.lists import check_query, listing, page_of
+from foreword.server.operation import Body, Operation
+from foreword.server.reply import reply
+from foreword.server.store import Store, new_id
+
+FILE = "file"
+MOST_FILES = 10_000  # of one owner
+BATCH, BATCH_OUTPUT = "batch", "batch_output"
+"""Purposes of files."""
+_CONTENT = Kind("a file", lambda value: isinstance(value, bytes), {"type": "string", "format": "binary"})
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A file that a client sends."""
+
+    data: bytes
+
+
+def parse_upload(body: object) -> Upload:
+    """Return the file in a form. RequestError for another purpose than batches."""
+    given = Fields(body)
+    given.require("purpose", one_of(BATCH))
+    data: bytes = given.require("file", _CONTENT)
+    given.end()
+    return Upload(data)
+
+
+UPLOAD = Body(parse_upload, {"purpose": BATCH, "file": b"{}"}, form=frozenset())
+
+
+def durable(context: Context) -> Store:
+    """Return the store of files and batches. HttpError 400 without a directory for it."""
+    if context.store.directory is None:
+        reason = "this server has no directory for files and batches. Start it with --data-directory DIR"
+        raise HttpError(NOT_STORED, reason)
+    return context.store
+
+
+def owner_of(request: Request) -> str:
+    """Return who owns what a request stores: its key, or, without keys, everybody."""
+    key: str = request.scope["requester"].key
+    return key
+
+
+def add_file(store: Store, owner: str, filename: str, purpose: str, data: bytes) -> dict[str, Any]:
+    """Keep a file, and return its description. HttpError 400 if there is no room."""
+    if store.count(FILE, owner) >= MOST_FILES:
+        raise HttpError(STORAGE_FULL, f"there are {MOST_FILES} files. Delete some")
+    file_id = new_id("file")
+    body = {
+        "id": file_id,
+        "object": "file",
+        "bytes": len(data),
+        "created_at": int(time.time()),
+        "filename": filename,
+        "purpose": purpose,
+        "status": "processed",
+        "status_details": None,
+        "expires_at": None,
+    }
+    path = store.path("files", file_id)
+    store.write(path, data)
+    try:
+        store.add(FILE, owner, file_id, body, size=len(data))
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return body
+
+
+async def _upload(context: Context, request: Request) -> Response:
+    store, upload = durable(context), await UPLOAD.read(request)
+    name = str(request.scope.get("filename") or "file")[:255]
+    return reply(await asyncio.to_thread(add_file, store, owner_of(request), name, BATCH, upload.data))
+
+
+async def _files(context: Context, request: Request) -> Response:
+    store, page = durable(context), page_of(request, limit=10_000, also=("purpose",))
+    items, has_more = await asyncio.to_thread(store.listed, FILE, owner_of(request), page)
+    purpose = request.query_params.get("purpose")
+    return reply(listing([item for item in items if purpose in (None, item["purpose"])], has_more))
+
+
+async def _file(context: Context, request: Request) -> Response:
+    check_query(request)
+    return reply(await asyncio.to_thread(durable(context).get, FILE, owner_of(request), request.path_params["id"]))
+
+
+async def _content(context: Context, request: Request) -> Response:
+    check_query(request)
+    store, file_id = durable(context), request.path_params["id"]
+    await asyncio.to_thread(store.get, FILE, owner_of(request), file_id)
+    path = store.path("files", file_id)
+    if not path.is_file():
+        raise HttpError(NOT_FOUND, f"file {file_id!r:.80}: its content is lost")
+    return FileResponse(path, media_type="application/octet-stream", filename=file_id)
+
+
+async def _delete(context: Context, request: Request) -> Response:
+    check_query(request)
+    store, file_id = durable(context), request.path_params["id"]
+    await asyncio.to_thread(store.delete, FILE, owner_of(request), file_id)
+    await asyncio.to_thread(partial(store.path("files", file_id).unlink, missing_ok=True))
+    return reply({"id": file_id, "object": "file", "deleted": True})
+
+
+# fmt: off
+OPERATIONS = (
+    Operation(
+        "/v1/files", _upload, UPLOAD,
+        access="key", summary="Keep a file for a batch (OpenAI Files).",
+        details='`purpose` is `batch`. Files need `data_directory`; only the key that sent one can use it.',
+    ),
+    Operation("/v1/files", _files, access="key", summary="List the files of the key."),
+    Operation("/v1/files/{id}", _file, access="key", summary="Describe a file."),
+    Operation(
+        "/v1/files/{id}/content", _content, access="key", summary="Return the content of a file.",
+        media_types=("application/octet-stream",),
+    ),
+    Operation("/v1/files/{id}", _delete, access="key", summary="Delete a file.", given_method="DELETE"),
+)

@@ -1,0 +1,70 @@
+"""Stored responses: what later requests and their owner may ask of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from foreword.server.errors import HttpError
+from foreword.server.failures import NOT_STORED
+from foreword.server.store import Row, Store
+
+RESPONSE = "response"
+MOST = 10_000  # responses; beyond, those that were not used for longest are dropped
+MOST_TURNS = 1_000  # of a conversation
+_EVERY = 32  # responses, after which some are dropped
+
+
+class Responses:
+    """The responses of a store. max_bytes: of all; is_open: whether they are stored at all."""
+
+    def __init__(self, store: Store, max_bytes: int, *, is_open: bool) -> None:
+        self._store, self._max_bytes, self.is_open = store, max_bytes, is_open
+        self._num_added = 0
+
+    def keep(self, owner: str, response: Row, items: list[Row]) -> None:
+        """Store a response with its input, as far as there is room; it says whether it is stored."""
+        row = {"response": response, "items": items, "created_at": response["created_at"]}
+        self._num_added += 1
+        if self._num_added % _EVERY == 0:
+            self._store.make_room(RESPONSE, MOST, self._max_bytes)
+        try:
+            self._store.add(RESPONSE, owner, response["id"], row)
+        except HttpError:
+            self._store.make_room(RESPONSE, MOST // 2, self._max_bytes // 2)
+            try:
+                self._store.add(RESPONSE, owner, response["id"], row)
+            except HttpError:  # files take the room
+                response["store"] = False
+
+    def get(self, owner: str, response_id: str) -> tuple[Row, list[Row]]:
+        """Return a response and the items of its input. HttpError 404 if its owner has none of this id."""
+        row = self._store.get(RESPONSE, owner, response_id)
+        return row["response"], row["items"]
+
+    def delete(self, owner: str, response_id: str) -> None:
+        """Remove a response. HttpError 404 if its owner has none of this id."""
+        self._store.delete(RESPONSE, owner, response_id)
+
+    def conversation(self, owner: str, response_id: str) -> list[Row]:
+        """Return the items up to the end of a response: inputs and outputs from the first one on. HttpError 404 if one
+        of them is not there any more.
+        """
+        turns: list[list[Row]] = []
+        previous: str | None = response_id
+        while previous is not None and len(turns) < MOST_TURNS:
+            response, items = self.get(owner, previous)
+            turns.append([*items, *response["output"]])
+            previous = response["previous_response_id"]
+        return [item for turn in reversed(turns) for item in turn]
+
+    def check_open(self, field: str) -> None:
+        """HttpError 400 if no responses are stored, and a field asks for it."""
+        if not self.is_open:
+            reason = f"{field}: this server stores no responses. With replicas, start it with --data-directory DIR"
+            raise HttpError(NOT_STORED, reason, param=field)
+
+
+def chosen(body: dict[str, Any]) -> tuple[bool | None, str | None]:
+    """Return what a body says of storing, before it is parsed; None for what it leaves open or says wrongly."""
+    store, previous = body.get("store"), body.get("previous_response_id")
+    return store if isinstance(store, bool) else None, previous if isinstance(previous, str) else None

@@ -1,0 +1,183 @@
+"""What a server keeps for its clients: files, batches and responses, each with its owner.
+
+It is in a directory, with SQLite beside the contents of files, so that it survives restarts and several processes share
+it; without a directory it is in memory, where there are responses alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+from foreword.errors import ConfigError, reason_of
+from foreword.server.errors import HttpError
+from foreword.server.failures import NOT_FOUND, STORAGE_FULL
+
+Row = dict[str, Any]
+_TABLES = """
+CREATE TABLE IF NOT EXISTS items (
+    id TEXT NOT NULL, kind TEXT NOT NULL, owner TEXT NOT NULL, created INTEGER NOT NULL, used REAL NOT NULL,
+    state TEXT NOT NULL, size INTEGER NOT NULL, body TEXT NOT NULL,
+    UNIQUE (owner, id)
+);
+CREATE INDEX IF NOT EXISTS of_owner ON items (kind, owner, created);
+CREATE INDEX IF NOT EXISTS of_state ON items (kind, state);
+CREATE INDEX IF NOT EXISTS of_use ON items (kind, used);
+"""
+WAIT = 5.0  # seconds for another process that writes
+
+
+class Page(NamedTuple):
+    """Some of a list: after the item of this id, if one is given."""
+
+    limit: int = 20
+    after: str | None = None
+    newest_first: bool = True
+
+
+class Store:
+    """Items by kind and id. Only their owner sees them. It may be used in any thread.
+
+    max_bytes: of all items, with the contents of files. ConfigError for a directory that cannot be used.
+    """
+
+    def __init__(self, directory: str | Path | None, max_bytes: int) -> None:
+        self.directory = None if directory is None else Path(directory)
+        self._max_bytes, self._lock = max_bytes, Lock()
+        try:
+            if self.directory is not None:
+                self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+                for name in ("files", "batches"):
+                    (self.directory / name).mkdir(exist_ok=True, mode=0o700)
+            place = ":memory:" if self.directory is None else str(self.directory / "foreword.sqlite")
+            self._db = sqlite3.connect(place, timeout=WAIT, check_same_thread=False, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            self._db.executescript(_TABLES)
+        except (OSError, sqlite3.Error) as error:
+            reason = reason_of(error) if isinstance(error, OSError) else str(error)
+            raise ConfigError(f"data_directory={str(directory)!r:.200}: cannot be used ({reason})") from None
+
+    def close(self) -> None:
+        """Closing twice is harmless."""
+        self._db.close()
+
+    def add(
+        self, kind: str, owner: str, item_id: str, body: Mapping[str, Any], *, state: str = "", size: int = 0
+    ) -> None:
+        """Add an item, or replace it. size: of what belongs to it beside the body. HttpError 400 if it has no room."""
+        text, now = json.dumps(body), time.time()
+        with self._lock, self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            (used,) = self._db.execute(
+                "SELECT COALESCE(SUM(size), 0) FROM items WHERE id != ? OR owner != ?", (item_id, owner)
+            ).fetchone()
+            if used + len(text) + size > self._max_bytes:
+                reason = f"the stored data would have more than max_data_bytes = {self._max_bytes}. Delete some"
+                raise HttpError(STORAGE_FULL, reason)
+            row = item_id, kind, owner, body.get("created_at", int(now)), now, state, len(text) + size, text
+            self._db.execute("INSERT OR REPLACE INTO items VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+    def make_room(self, kind: str, count: int, num_bytes: int) -> None:
+        """Drop items that were not used for longest, so that at most this many are left, with so many bytes."""
+        with self._lock, self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            rows = self._db.execute("SELECT id, size FROM items WHERE kind = ? ORDER BY used DESC", (kind,)).fetchall()
+            total, dropped = 0, []
+            for i, (item_id, size) in enumerate(rows):
+                total += size
+                if i >= count or total > num_bytes:
+                    dropped.append((item_id,))
+            self._db.executemany("DELETE FROM items WHERE id = ?", dropped)
+
+    def get(self, kind: str, owner: str, item_id: str) -> Row:
+        """Return an item. HttpError 404 if its owner has none of this id."""
+        with self._lock:
+            query = "SELECT body FROM items WHERE id = ? AND kind = ? AND owner = ?"
+            found = self._db.execute(query, (item_id, kind, owner)).fetchone()
+            if found is None:
+                raise HttpError(NOT_FOUND, f"{kind} {item_id!r:.80}: there is none", param="id")
+            self._db.execute("UPDATE items SET used = ? WHERE id = ?", (time.time(), item_id))
+        row: Row = json.loads(found[0])
+        return row
+
+    def delete(self, kind: str, owner: str, item_id: str) -> None:
+        """Remove an item. HttpError 404 if its owner has none of this id."""
+        with self._lock:
+            query = "DELETE FROM items WHERE id = ? AND kind = ? AND owner = ?"
+            if not self._db.execute(query, (item_id, kind, owner)).rowcount:
+                raise HttpError(NOT_FOUND, f"{kind} {item_id!r:.80}: there is none", param="id")
+
+    def listed(self, kind: str, owner: str, page: Page) -> tuple[list[Row], bool]:
+        """Return items in the order of their making, and whether there are more. HttpError 404 for an unknown id."""
+        order, beyond = ("DESC", "<") if page.newest_first else ("ASC", ">")
+        query, values = "SELECT body FROM items WHERE kind = ? AND owner = ?", [kind, owner]
+        with self._lock:
+            if page.after is not None:
+                at = self._db.execute(
+                    "SELECT rowid FROM items WHERE id = ? AND owner = ?", (page.after, owner)
+                ).fetchone()
+                if at is None:
+                    raise HttpError(NOT_FOUND, f"after = {page.after!r:.80}: there is none", param="after")
+                query, values = f"{query} AND rowid {beyond} ?", [*values, at[0]]
+            query = f"{query} ORDER BY rowid {order} LIMIT ?"
+            rows = self._db.execute(query, [*values, page.limit + 1]).fetchall()
+        return [json.loads(text) for (text,) in rows[: page.limit]], len(rows) > page.limit
+
+    def count(self, kind: str, owner: str, states: Sequence[str] = ()) -> int:
+        """Return the number of an owner's items, in one of these states if some are given."""
+        marks = f" AND state IN ({', '.join('?' * len(states))})" if states else ""
+        with self._lock:
+            query = f"SELECT COUNT(*) FROM items WHERE kind = ? AND owner = ?{marks}"
+            (found,) = self._db.execute(query, [kind, owner, *states]).fetchone()
+        return int(found)
+
+    def first(self, kind: str, states: Sequence[str]) -> tuple[str, Row] | None:
+        """Return the owner and the body of the oldest item that is in one of these states."""
+        query = f"SELECT owner, body FROM items WHERE kind = ? AND state IN ({', '.join('?' * len(states))})"
+        with self._lock:
+            found = self._db.execute(f"{query} ORDER BY rowid LIMIT 1", [kind, *states]).fetchone()
+        return None if found is None else (found[0], json.loads(found[1]))
+
+    def state(self, item_id: str) -> str | None:
+        """Return the state of an item; None if there is none of this id."""
+        with self._lock:
+            found = self._db.execute("SELECT state FROM items WHERE id = ?", (item_id,)).fetchone()
+        return None if found is None else str(found[0])
+
+    def change(self, item_id: str, changes: Mapping[str, Any], *, state: str, instead_of: Sequence[str]) -> bool:
+        """Change the body and the state of an item that is in one of these states; return whether it was."""
+        with self._lock, self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            found = self._db.execute("SELECT state, body FROM items WHERE id = ?", (item_id,)).fetchone()
+            if found is None or found[0] not in instead_of:
+                return False
+            text = json.dumps({**json.loads(found[1]), **changes})
+            self._db.execute("UPDATE items SET state = ?, body = ? WHERE id = ?", (state, text, item_id))
+        return True
+
+    def path(self, folder: str, item_id: str) -> Path:
+        """Return where the content of an item is, in a store with a directory."""
+        assert self.directory is not None
+        return self.directory / folder / item_id
+
+    def write(self, path: Path, data: bytes) -> None:
+        """Write the content of an item as a whole or not at all."""
+        part = path.with_name(f".{path.name}.part")
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+
+
+def new_id(prefix: str) -> str:
+    """Return an id that nobody can guess."""
+    return f"{prefix}-{secrets.token_hex(16)}"

@@ -1,0 +1,184 @@
+"""Files, batches and stored responses, by the unchanged `openai` client, over restarts of the server."""
+
+import json
+import time
+
+import httpx
+import pytest
+from server_rig import HI, PATIENCE, serving
+
+import openai
+from foreword.errors import ConfigError
+from foreword.server.errors import HttpError
+from foreword.server.store import Page, Store
+
+KEYS = ("one", "two")
+
+
+def client_of(server, key="one"):
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
+
+
+@pytest.fixture
+def started(talker, tmp_path):
+    return lambda **settings: serving(
+        talker, script="Yes.", api_key=KEYS, **{"data_directory": str(tmp_path / "data"), **settings}
+    )
+
+
+def line(name, **body):
+    asked = {"messages": HI, "max_tokens": 8, **body}
+    return json.dumps({"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": asked})
+
+
+def upload(client, *lines):
+    return client.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch")
+
+
+def finished(client, batch):
+    until = time.monotonic() + PATIENCE
+    while batch.status in ("validating", "in_progress", "finalizing", "cancelling"):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+        batch = client.batches.retrieve(batch.id)
+    return batch
+
+
+def test_a_batch_is_answered_after_a_restart_by_files_of_its_key(started):
+    with started() as server:
+        client = client_of(server)
+        file = upload(client, line("a"), line("b", model="other"), line("c", top_p=7))
+        assert (file.filename, file.purpose, file.status) == ("in.jsonl", "batch", "processed")
+        with server.held():
+            batch = client.batches.create(
+                input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", metadata={"x": "y"}
+            )
+            assert batch.status == "validating"
+    with started() as server:
+        client, other = client_of(server), client_of(server, "two")
+        batch = finished(client, client.batches.retrieve(batch.id))
+        assert (batch.status, batch.metadata) == ("completed", {"x": "y"})
+        assert batch.request_counts.model_dump() == {"total": 3, "completed": 2, "failed": 1}
+        records = [json.loads(text) for text in client.files.content(batch.output_file_id).text.splitlines()]
+        assert {record["custom_id"] for record in records} == {"a", "b"}
+        assert records[0]["response"]["body"]["choices"][0]["message"]["content"] == "Yes."
+        (error,) = [json.loads(text) for text in client.files.content(batch.error_file_id).text.splitlines()]
+        assert error["response"]["body"]["error"]["param"] == "top_p"
+        assert {one.id for one in client.files.list()} == {file.id, batch.output_file_id, batch.error_file_id}
+        assert [one.id for one in client.batches.list(limit=1)] == [batch.id]
+        assert list(other.files.list()) == list(other.batches.list()) == []
+        for ask in (other.files.retrieve, other.files.content, other.files.delete):
+            with pytest.raises(openai.NotFoundError):
+                ask(file.id)
+        with pytest.raises(openai.NotFoundError):
+            other.batches.cancel(batch.id)
+        assert client.files.delete(file.id).deleted
+        with pytest.raises(openai.NotFoundError):
+            client.files.retrieve(file.id)
+        server.check_nothing_is_left()
+
+
+def test_a_file_with_a_wrong_line_fails_its_batch_and_names_the_line(started):
+    with started() as server:
+        client = client_of(server)
+        file = upload(client, line("a"), "{", line("a"))
+        batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+        batch = finished(client, batch)
+        assert batch.status == "failed"
+        assert [(one.line, one.code) for one in batch.errors.data] == [(2, "invalid_json"), (3, "duplicate_custom_id")]
+
+
+def test_a_batch_is_cancelled_and_requests_of_clients_come_first(started):
+    with started(engine={"max_num_seqs": 2}) as server:
+        server.pace = 0.02
+        client = client_of(server)
+        file = upload(client, *(line(str(i)) for i in range(200)))
+        batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+        answer = client.chat.completions.create(model="talker", messages=HI, max_tokens=8)
+        assert answer.choices[0].message.content == "Yes."
+        assert client.batches.retrieve(batch.id).status in ("validating", "in_progress")
+        batch = finished(client, client.batches.cancel(batch.id))
+        assert batch.status == "cancelled"
+        assert batch.request_counts.completed < 200
+        server.check_nothing_is_left()
+
+
+def test_without_a_directory_files_and_batches_are_refused_with_the_way_out(talker):
+    with serving(talker) as server:
+        for response in (server.get("/v1/files"), server.get("/v1/batches/x")):
+            assert (response.status_code, response.json()["error"]["code"]) == (400, "not_stored")
+            assert "--data-directory" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_response_follows_the_one_before_it(started, durable):
+    with started() if durable else started(data_directory=None) as server:
+        client = client_of(server)
+        first = client.responses.create(model="talker", input="One", instructions="Be short.")
+        assert first.store
+        second = client.responses.create(model="talker", input=[{"role": "user", "content": "Two"}],
+                                         previous_response_id=first.id)  # fmt: skip
+        asked = [
+            {"role": "user", "content": "One"},
+            {"role": "assistant", "content": "Yes."},
+            {"role": "user", "content": "Two"},
+        ]
+        whole = client.responses.create(model="talker", input=asked, store=False)
+        assert second.usage.input_tokens == whole.usage.input_tokens
+        assert second.previous_response_id == first.id
+        assert client.responses.retrieve(second.id).output_text == "Yes."
+        (item,) = client.responses.input_items.list(second.id)
+        assert (item.role, item.content[0].text) == ("user", "Two")
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(whole.id)
+        with client.responses.stream(model="talker", input="Three", previous_response_id=second.id) as stream:
+            third = stream.get_final_response()
+        assert client.responses.retrieve(third.id).previous_response_id == second.id
+        other = client_of(server, "two")
+        with pytest.raises(openai.NotFoundError):
+            other.responses.create(model="talker", input="x", previous_response_id=first.id)
+        client.responses.delete(first.id)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.create(model="talker", input="x", previous_response_id=second.id)
+    if durable:
+        with started() as server:
+            assert client_of(server).responses.retrieve(third.id).output_text == "Yes."
+
+
+def test_a_server_that_stores_no_responses_refuses_what_needs_them(started):
+    with started(store_responses=False) as server:
+        for more in ({"store": True}, {"previous_response_id": "resp_x"}):
+            body = {"input": "x", **more}
+            response = server.post("/v1/responses", body, headers={"Authorization": "Bearer one"})
+            assert (response.status_code, response.json()["error"]["code"]) == (400, "not_stored")
+        assert not client_of(server).responses.create(model="talker", input="x").store
+
+
+def test_a_store_has_a_limit_and_drops_what_was_not_used_for_longest(tmp_path):
+    store = Store(tmp_path, 1000)
+    for i in range(3):
+        store.add("response", "a", f"r{i}", {"x": "y" * 200})
+    with pytest.raises(HttpError, match="max_data_bytes = 1000"):
+        store.add("file", "a", "f", {}, size=900)
+    store.get("response", "a", "r0")
+    store.make_room("response", 2, 1000)
+    assert [store.state(f"r{i}") for i in range(3)] == ["", None, ""]
+    items, has_more = store.listed("response", "a", Page(1))
+    assert (len(items), has_more) == (1, True)
+
+
+def test_a_directory_that_cannot_be_used_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"data_directory=.*cannot be used"):
+        Store(tmp_path / "file" / "x", 1000)
+
+
+def test_a_query_is_followed_or_refused(started):
+    with (
+        started() as server,
+        httpx.Client(base_url=server.url, headers={"Authorization": "Bearer one"}, trust_env=False) as client,
+    ):
+        for query in ("limit=0", "order=up", "what=1"):
+            assert client.get(f"/v1/files?{query}").status_code == 400
+        assert client.get("/v1/files?limit=5&order=asc&purpose=batch").json()["data"] == []
+        assert client.post("/v1/files", data={"purpose": "assistants"}, files={"file": b"x"}).status_code == 400
