@@ -22,6 +22,7 @@ SETTINGS = (
     *("--port", 0, "--served-model-name", "tiny", "--max-model-len", 512),
     *("--kv-cache-bytes", 16 << 20, "--api-key", "one", "--api-key", "two", "--admin-key", "root"),
     *("--cors-origin", "https://a.b", "--allowed-host", "models.example", "--drain-timeout", 5),
+    "--no-store-responses",
     *("--max-body-bytes", MAX_BODY, "--max-header-bytes", MAX_HEAD, "--receive-timeout", RECEIVE_SECONDS),
 )
 

@@ -93,8 +93,6 @@ def test_a_schema_of_the_output():
 @pytest.mark.parametrize(
     ("given", "field"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"store": True}, "store"),
         ({"background": True}, "background"),
         ({"conversation": "c"}, "conversation"),
         ({"truncation": "auto"}, "truncation"),

@@ -201,3 +201,72 @@ def test_settings_are_folded_in_a_narrow_window(talker, page):
             assert page.locator("#temperature").is_visible()
     finally:
         page.set_viewport_size(size)
+
+
+def test_conversations_are_kept_and_a_message_can_be_edited(talker, page):
+    with beside_the_browser(talker, script="Yes.") as server:
+        page.goto(server.url)
+        for text in ("One", "Two"):
+            send(page, text)
+            answered(page)
+        page.locator("#clear").click()
+        send(page, "<b>Other</b>")
+        answered(page)
+        titles = page.locator("#chats li button:first-child")
+        assert titles.all_inner_texts() == ["<b>Other</b>", "One"]
+        titles.nth(1).click()
+        assert page.locator("article.user .text").all_inner_texts() == ["One", "Two"]
+        page.locator("article.user button", has_text="Edit").last.click()
+        assert page.input_value("#prompt") == "Two"
+        assert page.locator("article").count() == 2
+        page.keyboard.type("!")
+        page.keyboard.press("Enter")
+        answered(page)
+        assert [m["content"] for m in page.evaluate("messages")] == ["One", "Yes.", "Two!", "Yes."]
+        page.locator("#chats li button[aria-label^=Delete]").first.click()
+        assert page.locator("article").count() == 0
+        page.reload()
+        assert titles.all_inner_texts() == ["<b>Other</b>"]
+        assert not page.errors
+
+
+def test_files_are_parts_of_a_message_and_come_back_with_a_refusal(talker, page):
+    with beside_the_browser(talker, script="Yes.") as server:
+        page.goto(server.url)
+        page.set_input_files("#picker", [
+            {"name": "a.txt", "mimeType": "text/plain", "buffer": b"words <i>"},
+            {"name": "b.bin", "mimeType": "application/octet-stream", "buffer": b"\xff\xfe\x00"},
+        ])  # fmt: skip
+        page.locator(".error", has_text="b.bin: is neither an image nor text").wait_for()
+        assert page.locator("#files button").all_inner_texts() == ["a.txt ×"]
+        send(page, "Read it")
+        answered(page)
+        parts = [{"type": "text", "text": "Read it"}, {"type": "text", "text": "File a.txt:\nwords <i>"}]
+        assert page.evaluate("messages[0].content") == parts
+        assert page.locator("article.user .note").inner_text() == "Attached: a.txt"
+        page.set_input_files("#picker", [{"name": "c.png", "mimeType": "image/png", "buffer": b"\x89PNG"}])
+        page.locator("#files button").wait_for()
+        send(page, "See")
+        page.locator(".error", has_text="image").last.wait_for()  # the model reads no images
+        assert page.input_value("#prompt") == "See"
+        assert page.locator("#files button").all_inner_texts() == ["c.png ×"]
+
+
+def test_a_server_of_embeddings_alone_compares_texts(talker, page):
+    with beside_the_browser(talker) as server:
+
+        def answer(route):
+            found = [{"embedding": [1.0, float(i)]} for i, _ in enumerate(route.request.post_data_json["input"])]
+            route.fulfill(json={"data": found})
+
+        page.route("**/v1/models", lambda route: route.fulfill(json={"data": [{"id": "e", "tasks": ["embed"]}]}))
+        page.route("**/v1/embeddings", answer)
+        page.goto(server.url)
+        page.locator("#send", has_text="Embed").wait_for()
+        for text in ("a", "b"):
+            send(page, text)
+            page.locator("article.user .note", has_text="2 numbers").nth(0 if text == "a" else 1).wait_for()
+        assert "0.707 a" in page.locator("article.user").last.inner_text()
+        page.unroute("**/v1/models")
+        page.unroute("**/v1/embeddings")
+        assert not page.errors

@@ -137,7 +137,7 @@ def test_errors_have_the_form_of_the_dialect(talking, clients):
         claude.messages.create(model="claude", max_tokens=9, messages=HI)
     with pytest.raises(anthropic.AuthenticationError):
         claude.with_options(api_key="wrong").messages.count_tokens(model="talker", messages=HI)
-    with pytest.raises(openai.BadRequestError) as refused:
+    with pytest.raises(openai.NotFoundError) as refused:
         client.responses.create(model="talker", input="Hi", previous_response_id="resp_1")
     assert refused.value.param == "previous_response_id"
 

@@ -15,6 +15,8 @@ WITHOUT_WHAT_IT_NAMES = {
     "/v1/load_lora_adapter": 403,
     "/v1/unload_lora_adapter": 404,
     "/slots/{id}": 403,
+    "/v1/batches": 400,
+    "/v1/batches/{id}/cancel": 400,
 }
 """Statuses of examples about a request, an adapter, or further models that the server of the tests does not have."""
 
@@ -38,7 +40,7 @@ def bodies(document) -> dict[str, dict]:
         if "post" in methods
     }
     forms = {path for path, content in found.items() if "multipart/form-data" in content}
-    assert forms == {"/v1/audio/transcriptions", "/v1/audio/translations"}
+    assert forms == {"/v1/audio/transcriptions", "/v1/audio/translations", "/v1/files"}
     return {path: found[path]["application/json"]["schema"] for path in found.keys() - forms}
 
 
@@ -55,7 +57,9 @@ def test_the_failures_of_a_route_are_those_of_the_table(document):
     described = document["components"]["responses"]
     assert (
         described["429"]["description"]
-        == "`full`: The server is full. Send it again after as many seconds as the header `Retry-After` has."
+        == "`full`: The server is full. Send it again after as many seconds as the header `Retry-After` has.\n"
+        "`key_limit`: The API key has reached one of its limits: `key_limit`. Send it again after as many seconds as "
+        "the header `Retry-After` has."
     )
     assert described.keys() == {str(one.status) for one in answered()}
 

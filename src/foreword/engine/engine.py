@@ -46,7 +46,8 @@ from foreword.structured import GrammarCompiler
 class Engine:
     """Serves requests on one executor. Not thread-safe: one thread adds, steps and aborts.
 
-    states, cache, scheduler and observers are its parts; pooling: what the model does beyond text.
+    states, cache, scheduler and observers are its parts; pooling: what the model does beyond text;
+    generates: whether it generates text.
     suggested: fields of `SamplingParams` that the model suggests to requests which leave them open. default_params: of
     requests without any. notes: lines for a log, of the start.
     """
@@ -96,7 +97,7 @@ class Engine:
                 "(Capability.CONTEXT_PARALLEL); use executor='torch' with context_parallel_size"
             )
         self.executor, self.clock = executor, clock
-        self.pooling = pooling or PoolingSpec()
+        self.pooling, self.generates = pooling or PoolingSpec(), generates
         self.suggested: Mapping[str, Any] = suggested or {}
         self.default_params = replace(DEFAULT_PARAMS, **self.suggested)
         self.observers = Observers(observers)

@@ -60,7 +60,8 @@ CANCEL = Body(parse_nothing, {})
 
 
 async def _create(context: Context, request: Request) -> Response:
-    store, owner, wanted = durable(context), owner_of(request), await CREATE.read(request)
+    wanted = await CREATE.read(request)
+    store, owner = durable(context), owner_of(request)
     await asyncio.to_thread(store.get, FILE, owner, wanted.input_file_id)
     if await asyncio.to_thread(store.count, BATCH, owner, UNFINISHED) >= MOST_UNFINISHED:
         raise HttpError(STORAGE_FULL, f"{MOST_UNFINISHED} batches are not finished. Wait for some, or cancel them")

@@ -87,7 +87,8 @@ def add_file(store: Store, owner: str, filename: str, purpose: str, data: bytes)
 
 
 async def _upload(context: Context, request: Request) -> Response:
-    store, upload = durable(context), await UPLOAD.read(request)
+    upload = await UPLOAD.read(request)
+    store = durable(context)
     name = str(request.scope.get("filename") or "file")[:255]
     return reply(await asyncio.to_thread(add_file, store, owner_of(request), name, BATCH, upload.data))
 

@@ -87,7 +87,7 @@ def _num_numbers(outputs: Sequence[PoolingRequestOutput]) -> int:
 
 
 def pools(context: Context) -> bool:
-    """Return whether the model gives vectors."""
+    """Return whether the model embeds texts."""
     return Capability.POOLING in context.engine.engine.executor.capabilities
 
 

@@ -148,8 +148,8 @@ async def form_body(request: Request, json_fields: Collection[str]) -> dict[str,
     """Read a multipart form: texts, the bytes of files, and lists of texts for names that end with ``[]``.
 
     json_fields: those that are numbers and truth values, as in JSON; a text that is none is returned, to be refused.
-    The name of a file is ``request.scope["filename"]`` then. HttpError 415 for another body, 400 for one that is damaged
-    or has a field twice.
+    The name of a file is ``request.scope["filename"]`` then. HttpError 415 for another body, 400 for one that is
+    damaged or has a field twice.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
         raise HttpError(WRONG_BODY, "send the body as a form, with the header Content-Type: multipart/form-data")

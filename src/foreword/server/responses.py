@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from foreword.server.errors import HttpError
-from foreword.server.failures import NOT_STORED
+from foreword.server.failures import NOT_FOUND, NOT_STORED
 from foreword.server.store import Row, Store
 
 RESPONSE = "response"
@@ -52,7 +52,11 @@ class Responses:
         turns: list[list[Row]] = []
         previous: str | None = response_id
         while previous is not None and len(turns) < MOST_TURNS:
-            response, items = self.get(owner, previous)
+            try:
+                response, items = self.get(owner, previous)
+            except HttpError:
+                reason = f"previous_response_id: response {previous!r:.80} was not stored, or was dropped or deleted"
+                raise HttpError(NOT_FOUND, reason, param="previous_response_id") from None
             turns.append([*items, *response["output"]])
             previous = response["previous_response_id"]
         return [item for turn in reversed(turns) for item in turn]

@@ -7,11 +7,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foreword import __version__
+from foreword.server.context import Context
 from foreword.server.errors import HttpError
 from foreword.server.failures import ENGINE_CLOSED, NOT_READY
 from foreword.server.models import ModelEntry, Models
 from foreword.server.models_metrics import ModelsMetrics
 from foreword.server.operation import OfServer, Operation
+from foreword.server.pooling_routes import pools
 from foreword.server.replicas import ALL_LISTED, Replicas, Spread
 from foreword.server.reply import reply
 
@@ -60,12 +62,18 @@ def _described(models: Models, entry: ModelEntry, name: str) -> dict[str, object
         "root": entry.name,
         "parent": None if name in entry.served.names else entry.name,
         "max_model_len": None if context is None else context.engine.engine.states.max_model_len,
+        "tasks": [] if context is None else _tasks(context),
         "default_sampling_params": {} if context is None else context.engine.engine.suggested,
     }
     if models.single is not None:
         return found
     of_memory = {"state": entry.state, "bytes": entry.num_bytes or None, "pinned": entry.served.pin}
     return {**found, **of_memory, "error": entry.error or None}
+
+
+def _tasks(context: Context) -> list[str]:
+    """Return what the model can do."""
+    return [*(["generate"] if context.engine.engine.generates else []), *(["embed"] if pools(context) else [])]
 
 
 async def _metrics(models: Models, request: Request) -> Response:
