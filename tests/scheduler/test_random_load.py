@@ -74,7 +74,11 @@ def test_every_request_finishes_and_nothing_leaks(
         for _ in range(random.randint(0, 3) if len(pending) < 20 else len(pending)):
             if pending:
                 i, (length, outputs, priority, first) = pending.pop(0)
-                options = {"max_len": min(M, length + outputs), "priority": priority * (policy != "fcfs"), "first": first}
+                options = {
+                    "max_len": min(M, length + outputs),
+                    "priority": priority * (policy != "fcfs"),
+                    "first": first,
+                }
                 if spanned:
                     options["spans"] = random_spans(random, length, budget)
                 live[str(i)] = rig.add(str(i), length, **options)

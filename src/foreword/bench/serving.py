@@ -13,6 +13,7 @@ from foreword import LLM
 from foreword.arrays import I64
 from foreword.batch import InputBatch, SamplingParams
 from foreword.bench.requests import Requests, make
+from foreword.energy import EnergyMeter
 from foreword.engine import Engine, EngineObserver, RequestOutput
 from foreword.errors import ConfigError
 from foreword.scheduler import StepPlan
@@ -76,7 +77,8 @@ class ServingResult:
     """One run of a workload. Rates in tokens per second over the whole run, times in milliseconds.
 
     decode_tok_s: output tokens except the first of each request, over the time from the last first token to the end.
-    step_ms: median time of a step that only decodes.
+    step_ms: median time of a step that only decodes. joules_per_token: of the processors, per output token; None where
+    the system does not show it.
     """
 
     workload: str
@@ -91,6 +93,7 @@ class ServingResult:
     first_token_ms_p99: float
     step_ms: float
     num_cached_tokens: int
+    joules_per_token: float | None = None
 
 
 class StepTimes(EngineObserver):
@@ -111,7 +114,9 @@ def run(llm: LLM, requests: Requests) -> ServingResult:
         raise ConfigError(f"max_num_seqs={most}: {requests.name} needs {requests.max_num_seqs}")
     times = StepTimes()
     engine.observers.add(times)
+    meter = EnergyMeter()
     served = serve(engine, requests.prompts, list(map(greedy, requests.output_lens)))
+    joules = meter.joules()
     engine.observers.remove(times)
     outputs, generated, seconds = served.outputs, served.num_tokens, served.end - served.begin
     if generated != requests.num_output_tokens:
@@ -134,6 +139,7 @@ def run(llm: LLM, requests: Requests) -> ServingResult:
         first_token_ms_p99=1e3 * float(np.percentile(first, 99)),
         step_ms=1e3 * float(np.median(decode_steps)) if decode_steps else 0.0,
         num_cached_tokens=sum(o.metrics.num_cached_tokens for o in outputs),
+        joules_per_token=None if joules is None else joules / generated,
     )
 
 

@@ -16,6 +16,8 @@ from foreword.bench import startup as startup_bench
 from foreword.charts import Bars, check_chart_path, write_chart
 from foreword.cli.app import Command
 from foreword.cli.options import EngineOptions, Json, engine_options, grouped, show
+from foreword.cli.terminal import note
+from foreword.energy import EnergyMeter
 from foreword.errors import ConfigError
 
 bench = typer.Typer(
@@ -144,15 +146,20 @@ def _serve(
         if name not in requests.NAMES:
             raise ConfigError(f"--workloads {name!r}: must be of {', '.join(requests.NAMES)}")
     llm = LLM(options.model, **options.settings)
+    energy = EnergyMeter()
+    if energy.reason and not options.as_json:
+        note(f"no joules per token: {energy.reason}")
     results = show(
         (serving.best_of(llm, name, repeats) for name in names),
         lambda r: (
             f"{r.workload:<8}{r.output_tok_s:>10.1f}{r.prompt_tok_s:>10.1f}{r.decode_tok_s:>10.1f}"
             f"{r.first_token_ms_p50:>9.1f}{r.first_token_ms_p99:>9.1f}{r.step_ms:>10.2f}{r.seconds:>9.2f}"
+            + ("" if r.joules_per_token is None else f"{r.joules_per_token:>9.3f}")
         ),
         as_json=options.as_json,
         header=[
-            f"{'':8}{'output':>10}{'prompt':>10}{'decode':>10}{'first token ms':>18}{'step ms':>10}{'wall s':>9}",
+            f"{'':8}{'output':>10}{'prompt':>10}{'decode':>10}{'first token ms':>18}{'step ms':>10}{'wall s':>9}"
+            + ("" if energy.reason else f"{'J/token':>9}"),
             f"{'':8}{'tok/s':>10}{'tok/s':>10}{'tok/s':>10}{'p50':>9}{'p99':>9}",
         ],
     )

@@ -27,8 +27,8 @@ from foreword.scheduler.ledger import Ledger, Reason, reason
 from foreword.scheduler.plan import StepPlan
 from foreword.scheduler.request import NO_TOKENS, Request
 from foreword.scheduler.running import NO_SHARE, RunningSet, Share
-from foreword.scheduler.shares import Shares
 from foreword.scheduler.shared_prompts import SharedPrompts
+from foreword.scheduler.shares import Shares
 from foreword.scheduler.waiting import WaitingQueue
 from foreword.versions import Memo
 

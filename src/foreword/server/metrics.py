@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from foreword.batch import InputBatch
+from foreword.energy import EnergyMeter
 from foreword.engine import EngineMetrics, EngineObserver, RequestOutput
 from foreword.engine.engine import Engine
 from foreword.sampling import Sampled
@@ -119,6 +120,7 @@ class ServerMetrics:
         """admission: None if it is of a server of several models, which counts itself what it refuses."""
         self._engine, self._admission, self._model = engine, admission, model
         self._counts, self._times = EngineMetrics(), ServingTimes()
+        self._energy = EnergyMeter()
         self.responses: Counter[int] = Counter()
         self._registry = registry_of(self)
         engine.observers.add(self._counts)
@@ -154,6 +156,10 @@ class ServerMetrics:
         ):
             family = CounterMetricFamily(_full(name), text, labels=["model_name"])
             family.add_metric([self._model], value)
+            yield family
+        if (joules := self._energy.joules()) is not None:
+            family = CounterMetricFamily("foreword:joules", "Energy of the processors.", labels=["model_name"])
+            family.add_metric([self._model], joules)
             yield family
         for name, text, label, found in (
             ("foreword:loaded_tokens", "Prompt tokens read from outside the pool.", "tier", counts.loaded_tokens),
