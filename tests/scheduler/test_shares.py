@@ -13,7 +13,7 @@ from scheduler.scheduler_rig import Rig
 def served(shares, *, seed=0, steps=400):
     """Tokens of each owner, of which all have requests of random lengths waiting, one of which runs at a time."""
     random, account, waiting, tokens, arrival = Random(seed), Shares(), [], Counter(), 0
-    for step in range(steps):
+    for _ in range(steps):
         for owner, share in shares.items():
             while sum(request.owner == owner for _, request in waiting) < 3:
                 length = random.randint(1, 60)

@@ -32,7 +32,8 @@ class LLMOptions(EngineOptions, total=False):
         not have. Also the name of a plug-in, "module:name", an `ExecutorKind`, a function of (spec, weights, pool size)
         that returns an executor, or an executor with at least num_blocks blocks.
     scheduler, speculation: the settings of each as one value; flat options change single ones.
-    policy: "fcfs", "priority", "shortest-first", "fair", the name of a plug-in, "module:name", or a function of a request.
+    policy: "fcfs", "priority", "shortest-first", "fair", the name of a plug-in, "module:name", or a function of a
+        request.
     observers, logits_processors, drafter: objects, functions that make them, names of plug-ins or "module:name". An
         observer is made without arguments, the others with the `RequestStates` of the engine.
     tiers: functions of a `BlockFormat` that make places for blocks outside the pool, or their names.

@@ -27,10 +27,11 @@ class Request:
     """One sequence to complete.
 
     arrival: its number in the order of arrival, unique. priority: smaller first. owner, share: whose it is, and the
-    weight of that one, under the fair policy. max_len: number of known tokens at which it ends, prompt included; one more than the prompt for a pooling request, which ends
-    with it. pooling_params: in place of params, which are not read then. keys: extra prefix keys, see `prefix_keys`.
-    inputs: what its prompt has besides tokens. spans: int32 [n, 2], ascending (first, end) of prompt tokens that one
-    step computes, none longer than a step. reuse_prefix: whether it may start from cached blocks.
+    weight of that one, under the fair policy. max_len: number of known tokens at which it ends, prompt included; one
+    more than the prompt for a pooling request, which ends with it. pooling_params: in place of params, which are not
+    read then. keys: extra prefix keys, see `prefix_keys`. inputs: what its prompt has besides tokens. spans: int32
+    [n, 2], ascending (first, end) of prompt tokens that one step computes, none longer than a step. reuse_prefix:
+    whether it may start from cached blocks.
 
     The scheduler keeps:
     row             its row while it runs, −1 while it waits
