@@ -158,7 +158,7 @@ def test_a_store_has_a_limit_and_drops_what_was_not_used_for_longest(tmp_path):
     store = Store(tmp_path, 1000)
     for i in range(3):
         store.add("response", "a", f"r{i}", {"x": "y" * 200})
-    with pytest.raises(HttpError, match="max_data_bytes = 1000"):
+    with pytest.raises(HttpError, match="more than 1000 bytes"):
         store.add("file", "a", "f", {}, size=900)
     store.get("response", "a", "r0")
     store.make_room("response", 2, 1000)

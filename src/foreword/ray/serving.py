@@ -228,6 +228,8 @@ def application(
             "kv_events, tls_certificate: are not supported on Ray, where replicas have no fixed addresses; leave them "
             "out"
         )
+    if config.data_directory is not None:
+        raise ConfigError("data_directory: is not supported on Ray, where nobody answers batches; leave it out")
     if config.key_limit:
         raise ConfigError("key_limit: is not supported on Ray, whose replicas do not count together; leave it out")
     inner = config.behind_front(api_key=(), admin_key=None, require_key=False, allowed_host=("*",))

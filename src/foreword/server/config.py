@@ -89,8 +89,8 @@ class ServerConfig:
         True, "Store responses, so that others can follow them; with replicas that needs data_directory."
     )
     max_data_bytes: int = setting(
-        1 << 30, "Largest size of what is stored; responses may have a quarter of it.", least=1 << 20, most=2**50,
-        unit="bytes",
+        1 << 30, "Largest size of what is stored, 128 MiB of it in memory; responses may have a quarter.",
+        least=1 << 20, most=2**50, unit="bytes",
     )  # fmt: skip
     replicas: int = setting(1, "Processes that serve the model behind one address.", least=1, most=256)
     router: str = setting("prefix", "Policy that chooses the replica of a request.", choices=tuple(ROUTERS))

@@ -21,7 +21,6 @@ class Shared:
     @classmethod
     def of(cls, config: ServerConfig) -> Shared:
         """Return those of a server. ConfigError for a data directory that cannot be used."""
-        most = config.max_data_bytes
-        store = Store(config.data_directory, most)
-        responses = Responses(store, most // 4, is_open=config.store_responses)
+        store = Store(config.data_directory, config.max_data_bytes)
+        responses = Responses(store, store.max_bytes // 4, is_open=config.store_responses)
         return cls(Admission.of(config), store, responses)

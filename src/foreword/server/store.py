@@ -32,6 +32,7 @@ CREATE INDEX IF NOT EXISTS of_state ON items (kind, state);
 CREATE INDEX IF NOT EXISTS of_use ON items (kind, used);
 """
 WAIT = 5.0  # seconds for another process that writes
+IN_MEMORY = 128 << 20  # bytes of a store without a directory
 
 
 class Page(NamedTuple):
@@ -45,12 +46,14 @@ class Page(NamedTuple):
 class Store:
     """Items by kind and id. Only their owner sees them. It may be used in any thread.
 
-    max_bytes: of all items, with the contents of files. ConfigError for a directory that cannot be used.
+    max_bytes: of all items, with the contents of files, and at most `IN_MEMORY` without a directory. ConfigError for a
+    directory that cannot be used.
     """
 
     def __init__(self, directory: str | Path | None, max_bytes: int) -> None:
         self.directory = None if directory is None else Path(directory)
-        self._max_bytes, self._lock = max_bytes, Lock()
+        self.max_bytes = max_bytes if directory is not None else min(max_bytes, IN_MEMORY)
+        self._lock = Lock()
         try:
             if self.directory is not None:
                 self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -79,8 +82,8 @@ class Store:
             (used,) = self._db.execute(
                 "SELECT COALESCE(SUM(size), 0) FROM items WHERE id != ? OR owner != ?", (item_id, owner)
             ).fetchone()
-            if used + len(text) + size > self._max_bytes:
-                reason = f"the stored data would have more than max_data_bytes = {self._max_bytes}. Delete some"
+            if used + len(text) + size > self.max_bytes:
+                reason = f"the stored data would have more than {self.max_bytes} bytes (max_data_bytes). Delete some"
                 raise HttpError(STORAGE_FULL, reason)
             row = item_id, kind, owner, body.get("created_at", int(now)), now, state, len(text) + size, text
             self._db.execute("INSERT OR REPLACE INTO items VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
