@@ -160,9 +160,10 @@ def recite(llm: AsyncLLM, text: str) -> None:
         logits = compute(batch, logits_indices)
         states = batch.states
         logits[:] = 0
-        for i, b in enumerate(np.searchsorted(batch.query_start_loc[1:], logits_indices, side="right").tolist()):
+        places = np.searchsorted(batch.query_start_loc[1:], logits_indices, side="right").tolist()
+        for i, b in enumerate(places):
             row = batch.idx_mapping[b]
-            at = int(states.num_tokens[row]) - int(states.prompt_len[row])
+            at = int(states.num_tokens[row]) - int(states.prompt_len[row]) + i - places.index(b)  # behind its drafts
             logits[i, tokens[min(at, len(tokens) - 1)]] = 50
         return logits
 
