@@ -110,7 +110,9 @@ def test_other_requests_change_nothing(seed: int, kind: str):
         while pending and random.random() < 0.5:
             i, (prompt, params) = pending.pop(0)
             priority = random.randint(0, 2)
-            engine.add_request(str(i), prompt, params, stream=random.random() < 0.3, priority=priority, owner=str(i % 3))
+            engine.add_request(
+                str(i), prompt, params, stream=random.random() < 0.3, priority=priority, owner=str(i % 3)
+            )
             if random.random() < 0.4:
                 engine.add_request(f"aborted {i}", prompt, params)
         if random.random() < 0.2 and (aborted := engine.abort(f"aborted {random.randrange(len(work))}")):
