@@ -406,3 +406,10 @@ def test_a_real_model_answers_with_a_message(smollm2_path):
         assert not any(isinstance(event, ReasoningDelta) for event in events)
         assert json.dumps(last.outputs[0].message.as_dict())
         assert parse_message(last.outputs[0].text, FORMATS["plain"]) == last.outputs[0].message
+
+
+def test_an_executor_without_grammars_answers_with_tools_all_the_same():
+    asked = make_chat(
+        TOKENIZER, ASK, DEFAULT_PARAMS, 1000, chat_options(TOKENIZER, {"tools": TOOLS}), follows_grammars=False
+    )
+    assert asked.params.structured_outputs is None

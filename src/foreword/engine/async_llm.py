@@ -93,7 +93,9 @@ class AsyncLLM(AsyncEngine):
         prompt = as_messages(messages)
         given = chat_options(self.tokenizer, chosen)
         params = params or self.engine.default_params
-        chat = await asyncio.to_thread(make_chat, self.tokenizer, prompt, params, limit, given, self.media)
+        chat = await asyncio.to_thread(
+            make_chat, self.tokenizer, prompt, params, limit, given, self.media, self.engine.follows_grammars
+        )
         reader = chat.reader()
         outputs = self.generate(chat.prompt, chat.params, prompt_text=chat.text, **options)
         async with aclosing(outputs):

@@ -198,8 +198,10 @@ def make_chat(
     max_tokens: int,
     options: ChatOptions,
     media: Media = TEXT_ONLY,
+    follows_grammars: bool = True,
 ) -> Chat:
     """A conversation through the chat template, its images and sounds encoded. max_tokens: more are refused.
+    follows_grammars: whether the model's executor does; without it, calls that need no grammar have none.
 
     RequestError for wrong messages or options; ModelError for an invalid template of the model.
     """
@@ -227,6 +229,8 @@ def make_chat(
         **variables,
     )
     asked = _asks_for_grammar(format, tools, choice, options.get("parallel_tool_calls", True))
+    if asked is not None and asked.field == "tools" and not follows_grammars:
+        asked = None
     if mode == "required" or (asked is not None and params.structured_outputs is None):
         params = _constrained(tokenizer, params, format, described or (), options, asked, text)
         if asked is None or asked.field != "tools":

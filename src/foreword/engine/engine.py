@@ -278,6 +278,11 @@ class Engine:
         """Outputs of `step` that belong to another caller: the next `step` returns them again."""
         self._ready[:0] = outputs
 
+    @property
+    def follows_grammars(self) -> bool:
+        """Whether outputs can be constrained."""
+        return Capability.GRAMMAR in self.executor.capabilities
+
     def why(self, request_id: str) -> Reason:
         """The reason why a request waits, or `running`."""
         group = self._outputs.groups.get(request_id)

@@ -330,7 +330,7 @@ class LLM:
         chosen = chat_options(self.tokenizer, options)
         for i, conversation in enumerate(conversations):
             own = params[i] or self.engine.default_params
-            chat = make_chat(self.tokenizer, conversation, own, limit, chosen, self.media)
+            chat = make_chat(self.tokenizer, conversation, own, limit, chosen, self.media, self.engine.follows_grammars)
             name = f"prompts[{i}]"
             group = self.engine.check(
                 name, chat.prompt, chat.params, prompt_text=chat.text, lora=loras[i], stream=stream

@@ -73,10 +73,18 @@ class Lines:
         if request.stream:
             raise RequestError(None, "stream", True, "a batch has no streams", "Leave it out.")
         options = RequestOptions(**request.options, lora=None if model in self._names else model)
-        limit = self._engine.states.max_model_len
+        engine, limit = self._engine, self._engine.states.max_model_len
         if isinstance(request, ChatRequest):
             with named("messages", request.origins):
-                chat = make_chat(self._tokenizer, request.messages, request.params, limit, request.chat, self._media)
+                chat = make_chat(
+                    self._tokenizer,
+                    request.messages,
+                    request.params,
+                    limit,
+                    request.chat,
+                    self._media,
+                    engine.follows_grammars,
+                )
             origins, reader = request.origins, chat.reader()
             prompts = [Prompt(f"{name}.0", chat.prompt, chat.params, "messages", origins=origins, reader=reader)]
             return Answer(line, request, model, prompts, options)

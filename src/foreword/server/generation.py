@@ -132,7 +132,7 @@ class Generation:
         with named("messages", wanted.origins):
             takes_time = not self.is_small or media.encoder is not None
             arguments = context.tokenizer, wanted.messages, wanted.params, limit, wanted.chat, media
-            made = await apart(takes_time, make_chat, *arguments)
+            made = await apart(takes_time, make_chat, *arguments, context.engine.engine.follows_grammars)
             group = await self._checked(self.id, made.prompt, made.params, made.text, wanted.options, wanted.stream)
         self._count_prompts([group])
         return self.outputs([CheckedRequest(group, made.reader())])

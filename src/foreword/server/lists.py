@@ -40,7 +40,7 @@ def listing(items: Sequence[dict[str, Any]], has_more: bool) -> dict[str, Any]:
 
 
 def paged(items: Sequence[dict[str, Any]], page: Page) -> dict[str, Any]:
-    """Return a page of items that are in the order of their making. HttpError 404 for an unknown id."""
+    """Return a page of items that are in the order of their making. HttpError 400 for an unknown id."""
     ordered = items[::-1] if page.newest_first else items
     if page.after is not None:
         at = next((i for i, item in enumerate(ordered) if item["id"] == page.after), None)
