@@ -27,12 +27,12 @@ from foreword.openai.response import chat_completion, text_completion
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt of a line for the engine. field: of the body, and origins, which errors name. reader: of an answer."""
+    """A prompt of a line for the engine. at: its field in the body; origins: of other fields, for errors."""
 
     name: str
     prompt: Given
     params: SamplingParams
-    field: str
+    at: str
     index: int = 0
     origins: Mapping[str, str] = field(default_factory=dict)
     reader: ChatReader | None = None
@@ -190,7 +190,7 @@ class Batch:
         try:
             answer = self._lines.read(line, str(line.number))
             for one in answer.prompts:
-                with named(one.field, one.origins):
+                with named(one.at, one.origins):
                     group = engine.check(one.name, one.prompt, one.params, **answer.options)
                 parts.append(CheckedRequest(group, one.reader, one.index))
             for part in parts:

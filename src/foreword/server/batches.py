@@ -141,7 +141,7 @@ class Batches:
             if context.config.cache_by_key:
                 options["cache_salt"] = f"{owner} {options.get('cache_salt') or ''}"
             for one in answer.prompts:
-                with named(one.field, one.origins):
+                with named(one.at, one.origins):
                     group = await engine.check(one.name, one.prompt, one.params, client=f"batch {owner}", **options)
                 with engine.run(group) as stream:
                     *_, output = [output async for output in stream]
