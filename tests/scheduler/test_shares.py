@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from foreword.scheduler import Request
-from foreword.scheduler.shares import EXPECTED, Shares
+from foreword.scheduler.shares import EXPECTED, MOST_IDLE, Shares
 from scheduler.scheduler_rig import Rig
 
 
@@ -59,6 +59,20 @@ def test_a_request_waits_for_the_share_of_its_owner_and_no_other_is_named():
     rig.step()
     assert rig.why("b") == "share tokens=6"
     assert rig.why("c") == "max_num_seqs running=1 limit=1"
+
+
+def test_many_idle_owners_are_forgotten_and_the_requests_of_others_end():
+    account, requests = Shares(), []
+    for i in range(MOST_IDLE + 10):
+        request = Request(request_id=str(i), prompt=[0], arrival=i, max_len=2, owner=str(i))
+        account.added(request, account.key(request)[0])
+        requests.append(request)
+    late = Request(request_id="late", prompt=[0], arrival=10**6, max_len=2, owner="late")
+    account.added(late, 10**9)
+    account.admitted(late)
+    for request in requests:
+        account.ended(request)
+    assert len(account._ends) <= MOST_IDLE + 1
 
 
 def test_what_was_not_computed_is_given_back():

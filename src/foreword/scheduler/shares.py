@@ -22,10 +22,10 @@ MOST_IDLE = 1 << 12
 class Shares:
     """The account of each owner. The cost of a request is O(1)."""
 
-    __slots__ = ("_ends", "_now", "_starts")
+    __slots__ = ("_ends", "_most", "_now", "_starts")
 
     def __init__(self) -> None:
-        self._now = 0
+        self._now, self._most = 0, MOST_IDLE
         self._ends: dict[str, int] = {}
         self._starts: dict[str, int] = {}  # of requests that have not ended
 
@@ -50,9 +50,11 @@ class Shares:
             return
         has_run = request.has_run or len(request.output) > 0
         num_tokens = len(request) - request.num_cached if has_run else 0
-        self._ends[request.owner] += _units(request, num_tokens - _expected(request))
-        if len(self._ends) > MOST_IDLE:
+        end = self._ends.get(request.owner, self._now)
+        self._ends[request.owner] = end + _units(request, num_tokens - _expected(request))
+        if len(self._ends) > self._most:  # after as many changes as there are owners, so that each costs O(1)
             self._ends = {owner: end for owner, end in self._ends.items() if end > self._now}
+            self._most = max(MOST_IDLE, 2 * len(self._ends))
 
     def ahead(self, request: Request) -> int:
         """Return about how many tokens of each other owner with a share of 1 come before a waiting request because its
