@@ -13,7 +13,7 @@ _RESULT, _RESULT_END = "<tool_response>", "</tool_response>"
 
 
 def instructions(tools: Sequence[Mapping[str, Any]]) -> str:
-    """Return what a model is told of its tools, and how it calls them."""
+    """Return the description of the tools for a model, and of how it calls them."""
     described = "\n".join(_json(tool.get("function", tool)) for tool in tools)
     form = '{"name": "the name of the tool", "arguments": {"the name of a parameter": "its value"}}'
     return (

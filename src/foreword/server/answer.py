@@ -38,8 +38,8 @@ class Api(Generic[R, T]):
 
     body: of its requests. run: takes places in the server, checks what the engine is to do, and returns the outputs of
     it as they come. whole: the response that has them all. size: about how many values that has. stream: what makes
-    frames of the outputs; None: the request wants the answer as a whole. known: what ``parse``
-    is told besides the body.
+    frames of the outputs; None: the request wants the answer as a whole. known: further arguments of
+    ``parse``.
     """
 
     body: Body[R]
