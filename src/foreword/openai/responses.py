@@ -54,7 +54,7 @@ def _keep_nothing(response: Body, items: list[Body]) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesRequest:
     """The body of /v1/responses. chat: the conversation. echo: the fields of the body that its response repeats.
-    items: its own input, as items with ids. keep: stores a response with such items, if it is to be stored.
+    items: its own input, as items. keep: stores a response with such items, if it is to be stored.
     """
 
     chat: ChatRequest
@@ -65,7 +65,10 @@ class ResponsesRequest:
     def stored(self, response: Body) -> None:
         """Store the final response, if the request asks for it."""
         if response["store"]:
-            self.keep(response, self.items)
+            self.keep(
+                response,
+                [{"id": f"{_PREFIXES.get(item['type'], 'item')}_{uuid4().hex}", **item} for item in self.items],
+            )
 
     @property
     def model(self) -> str | None:
@@ -357,7 +360,7 @@ def usage(output: RequestOutput) -> Body:
 
 
 def _add_input(conversation: Conversation, given: Fields) -> list[Body]:
-    """Add the input, and return it as items with ids."""
+    """Add the input, and return it as items."""
     items = given.require("input", _ITEMS)
     if isinstance(items, str):
         conversation.text("user", items, "input")
@@ -371,9 +374,9 @@ def _add_input(conversation: Conversation, given: Fields) -> list[Body]:
 
 
 def _listed(item: Mapping[str, Any]) -> Body:
-    """An item of the input as lists have it: with a type, an id, and the content of a message as parts."""
+    """An item of the input as lists have it: with a type, and the content of a message as parts."""
     kind, content = item.get("type") or "message", item.get("content")
-    found = {**item, "type": kind, "id": item.get("id") or f"{_PREFIXES.get(kind, 'item')}_{uuid4().hex}"}
+    found = {name: value for name, value in item.items() if value is not None} | {"type": kind}
     if kind == "message" and isinstance(content, str):
         part = "output_text" if item["role"] == "assistant" else "input_text"
         found["content"] = [{"type": part, "text": content}]
