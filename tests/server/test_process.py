@@ -168,18 +168,23 @@ def settings_of_serve(monkeypatch, tmp_path):
 
 def test_every_setting_of_a_server_is_an_option_a_variable_and_a_line_of_a_file(settings_of_serve):
     own = {"replicas": 1, "tls_certificate": None, "tls_key": None}  # of a cluster; only together
-    valid = {"cors_origin": ["https://a.b"], "media_host": ["a.b:80"]}
+    valid = {"cors_origin": ["https://a.b"], "media_host": ["a.b:80"], "key_limit": ["k share=2"]}
     for name, known in settings_of(ServerConfig).items():
         if name in own:
             continue
         value = valid.get(name) or (
-            not known.default if known.type == "bool" else min(300, known.most) if known.kind.is_number
+            not known.default if known.type == "bool"
+            else max(min(300, known.most), known.least) if known.kind.is_number
             else ["a=b"] if known.kind.collect else known.choices[0] if known.choices else "ab"
         )  # fmt: skip
         # They go with it.
         others = ("--kv-events", "tcp://*:5557") if name.startswith("kv_events_") else ()
-        others = ("--api-key", "k") if name == "require_key" else others
-        flag, text = f"--{name.replace('_', '-')}", value[0] if known.kind.collect else str(value).lower()
+        others = ("--api-key", "k") if name in ("require_key", "key_limit") else others
+        is_off = value is False
+        flag, text = (
+            f"--{'no-' * is_off}{name.replace('_', '-')}",
+            value[0] if known.kind.collect else str(value).lower(),
+        )
         expected = tuple(value) if known.kind.collect else value
         for given in (
             settings_of_serve(f"{name} = {json.dumps(value)}", *others),
