@@ -77,7 +77,9 @@ class BlockProduct {
     constexpr uint32_t kFlip = F == Format::q4_min ? 0 : 0x80808080u, kAdd = F == Format::q4 ? 0x78787878u : 0;
     for (int b = 0; b < count; ++b, blocks += block_bytes(F), out += 4 * kWords) {
       const uint8_t *in = blocks + block_scale_bytes(F);
-      if constexpr (is_4bit(F)) {
+      if constexpr (F == Format::fp4) {
+        widen_fp4(in, 0, out);
+      } else if constexpr (is_4bit(F)) {
         widen_nibbles(in, kAdd, kFlip, out);
       } else {
         for (int i = 0; i < 4 * kWords; ++i) out[i] = in[i] ^ 0x80;

@@ -4,7 +4,7 @@
 //       for each chunk of 64 keys:   S = Q Kᵀ;  m' = ⌈max S⌉ if max S > m + e, else m;  P = 2^(S - m')
 //                                    l = l 2^(m - m') + Σ P;  O = O 2^(m - m') + P V;  m = m'
 //       merge (m, l, O) into the row's total
-//   out = O / l
+//   out = O / (l + 2^(sink - m)), without a sink O / l
 //
 // Powers of 2 instead of e: log2 e is part of the scale of the queries. An integer m makes the scaling of l and O
 // exact, and the excess e (max_excess) makes it rare: P may be more than 1.
@@ -103,7 +103,9 @@ void write_out(const AttentionConfig &c, const AttentionTile &tile, const States
     float *out = tile.out + size_t(i) * tile.out_stride + size_t(tile.kv_head) * group * c.head_dim;
     for (int g = 0; g < group; ++g) {
       float *o = states.o(i * group + g);
-      const F32 inverse = set1(1.f / states.l(i * group + g));
+      float sum = states.l(i * group + g);
+      if (c.sinks) sum += std::exp2(c.sinks[tile.kv_head * group + g] * kLog2E - states.m(i * group + g));
+      const F32 inverse = set1(1.f / sum);
       for (int d = 0; d < c.padded_dim; d += kLanes) store(o + d, mul(load(o + d), inverse));
       std::memcpy(out + size_t(g) * c.head_dim, o, sizeof(float) * size_t(c.head_dim));
     }

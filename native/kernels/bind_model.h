@@ -49,7 +49,7 @@ class CpuModel {
     const SourceFormat &from = by_name(kSources, source, "weight source");
     const SourceMatrix matrix = source_matrix(data, from, cols);
     const Format to = by_name(kFormats, format, "weight format");
-    if (from.values > 1 && to >= Format::q4 && to != from.packed) {
+    if (to >= Format::q4 && to != from.packed && (from.values > 1 || to == Format::fp4)) {
       throw std::invalid_argument("blocks of " + source + " are not packed as " + format);
     }
     alone([&] { matrices_.push_back(model_.pack(matrix, to, exact)); });
@@ -112,7 +112,6 @@ class CpuModel {
   void add_layer(const Objects &d) {
     check_unfinished();
     const ModelConfig &c = model_.config;
-    const int hidden = c.hidden_size;
     Layer layer;
     layer.attn_norm = norm(d, "attn_norm");
     layer.mlp_norm = norm(d, "mlp_norm");
@@ -123,8 +122,6 @@ class CpuModel {
       layer.moe = moe(moe_ids);
     } else if (d.contains("mlp")) {
       layer.mlp = std::make_unique<Mlp>(mlp(d, "mlp"));
-      layer.mlp->up_bias = optional_vector(d, "up_bias", layer.mlp->down.cols);
-      layer.mlp->down_bias = optional_vector(d, "down_bias", hidden);
     }
     if (!d.contains("group")) {  // it keeps nothing of a token
       if (!layer.moe && !layer.mlp) throw std::invalid_argument("a layer has a group, mlp or moe");
@@ -429,6 +426,7 @@ class CpuModel {
     }
     layer.q_scales = optional_vector(d, "q_scales", heads);
     layer.k_scales = optional_vector(d, "k_scales", kv_heads);
+    layer.sinks = optional_vector(d, "sinks", c.num_heads);
     std::vector<const PackedMatrix *> parts{matrix(d, "q", heads, hidden), matrix(d, "k", kv_heads, hidden),
                                             matrix(d, "v", kv_heads, hidden)};
     layer.gated = d.contains("attn_gate");
@@ -474,17 +472,23 @@ class CpuModel {
     r.norm = vector(d, "norm", c.gated_delta() ? c.value_dim : values);
   }
 
-  // (gate, up, down); gate: −1 for none. `inner`: outputs of up; 0: any number.
+  // (gate, up, down, gate_bias, up_bias, down_bias); gate and biases: −1 for none. `inner`: outputs of up; 0: any
+  // number.
   Mlp mlp(nb::handle ids, int inner) {
-    std::tuple<int, int, int> id;
-    if (!nb::try_cast(ids, id)) throw std::invalid_argument("an MLP is three integers: gate, up, down");
-    const auto [gate, up, down] = id;
+    std::tuple<int, int, int, int, int, int> id;
+    if (!nb::try_cast(ids, id)) {
+      throw std::invalid_argument("an MLP is six integers: gate, up, down, and the biases of each");
+    }
+    const auto [gate, up, down, gate_bias, up_bias, down_bias] = id;
     const int hidden = model_.config.hidden_size;
     if (!inner) inner = matrix(up, "up")->rows;
     Mlp mlp;
     if (gate != -1) mlp.gate = model_.make_linear({matrix(gate, "gate", inner, hidden)});
     mlp.up = model_.make_linear({matrix(up, "up", inner, hidden)});
     mlp.down = model_.make_linear({matrix(down, "down", hidden, inner)});
+    if (gate != -1 && gate_bias != -1) mlp.gate_bias = vector(gate_bias, "gate_bias", inner);
+    if (up_bias != -1) mlp.up_bias = vector(up_bias, "up_bias", inner);
+    if (down_bias != -1) mlp.down_bias = vector(down_bias, "down_bias", hidden);
     return mlp;
   }
   Mlp mlp(const nb::dict &d, const char *name) {
@@ -516,6 +520,7 @@ class CpuModel {
     moe->experts_per_token = integer(d, "experts_per_token", 1, num_experts);
     moe->norm_topk = integer(d, "norm_topk", 0, 1);
     moe->sigmoid = integer(d, "sigmoid", 0, 1);
+    moe->scores_bias = optional_vector(d, "scores_bias", num_experts);
     moe->router_bias = optional_vector(d, "router_bias", num_experts);
     moe->scale = number(d, "scale");
     moe->sum_eps = number(d, "sum_eps");

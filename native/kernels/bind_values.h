@@ -38,11 +38,12 @@ constexpr Named<SourceFormat> kSources[] = {
     {"Q4_1", {Source::q4_1, 32, 20, Format::q4_min}},  {"Q5_0", {Source::q5_0, 32, 22, Format::q8}},
     {"Q5_1", {Source::q5_1, 32, 24, Format::q8_min}},  {"Q8_0", {Source::q8_0, 32, 34, Format::q8}},
     {"Q4_K", {Source::q4_k, 256, 144, Format::q4_min}}, {"Q5_K", {Source::q5_k, 256, 176, Format::q8_min}},
-    {"Q6_K", {Source::q6_k, 256, 210, Format::q8_half}},
+    {"Q6_K", {Source::q6_k, 256, 210, Format::q8_half}}, {"MXFP4", {Source::mxfp4, 32, 17, Format::fp4}},
 };
 constexpr Named<Format> kFormats[] = {
     {"f32", Format::f32},       {"bf16", Format::bf16}, {"i8", Format::i8},         {"q4", Format::q4},
     {"q4_min", Format::q4_min}, {"q8", Format::q8},     {"q8_min", Format::q8_min}, {"q8_half", Format::q8_half},
+    {"fp4", Format::fp4},
 };
 constexpr Named<KVFormat> kKVFormats[] = {{"fp32", KVFormat::f32}, {"bf16", KVFormat::bf16}, {"int8", KVFormat::i8}};
 constexpr Named<Gate> kGates[] = {

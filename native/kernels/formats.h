@@ -22,6 +22,7 @@ enum class Format : uint8_t {
   q8,       // 8 bit, w = d q per block
   q8_min,   // 8 bit, w = d q + m per block
   q8_half,  // 8 bit, w = d q per half block of 16
+  fp4,      // 4 bit, w = d kFp4[q] per block: E2M1 times 2, whose scale is a power of 2
 };
 
 // The number format of the activations of a product.
@@ -38,7 +39,7 @@ constexpr int kNumActivationKinds = 5;
 constexpr int kBlock = 32;  // inputs that share a scale
 
 // The formats of weights in files: floats, and the GGUF block formats that are packed without conversion to floats.
-enum class Source : uint8_t { f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k };
+enum class Source : uint8_t { f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k, mxfp4 };
 
 // A weight matrix [rows, cols] (outputs, inputs) packed in panels of `panel_width` outputs, one panel after the other,
 // so that a product reads memory once and in order. N = panel_width, K = padded_cols (a multiple of kBlock), bias =
@@ -50,7 +51,7 @@ enum class Source : uint8_t { f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k
 //   q8       K/32 times { [N] f16 d,          [8][N][4] u8 }     q + bias
 //   q8_min   K/32 times { [N] f16 d, [N] f16 m, [8][N][4] u8 }   q + bias
 //   q8_half  K/32 times { [2][N] f16 d,       [8][N][4] u8 }     q + bias
-//   q4       K/32 times { [N] f16 d,          [4][N][4] u8 }     low nibble: quad j, high nibble: quad j + 4
+//   q4, fp4  K/32 times { [N] f16 d,          [4][N][4] u8 }     low nibble: quad j, high nibble: quad j + 4
 //   q4_min   K/32 times { [N] f16 d, [N] f16 m, [4][N][4] u8 }
 struct PackedMatrix {
   Format format;
@@ -165,6 +166,9 @@ struct MatrixProduct {
   }
 };
 
+// The weights of E2M1 times 2, by their 4 bits.
+constexpr int8_t kFp4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
 enum class Gate : uint8_t { silu, gelu_tanh, gelu, relu, relu2, sigmoid };
 
 // ---------------------------------------------------------------------------------------------- KV cache
@@ -203,6 +207,7 @@ struct AttentionConfig {
   int num_heads, num_kv_heads, head_dim, padded_dim;
   float softcap;           // 0: none; of scores times log2 e, like the queries
   int64_t sliding_window;  // 0: none
+  const float *sinks = nullptr;  // [num_heads], a further score of each softmax, without a value; null: none
 };
 
 // cos and sin of `pairs` angles of one token, times the scale of the rope.

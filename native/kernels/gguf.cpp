@@ -1,5 +1,7 @@
 #include "kernels/gguf.h"
 
+#include <cmath>
+
 #include "kernels/half.h"
 
 namespace foreword::kernels::FOREWORD_ISA {
@@ -39,6 +41,13 @@ void nibbles_32(const uint8_t *p, int block, const BlockRow &out) {
 void q8_0(const uint8_t *p, int block, const BlockRow &out) {
   set_halves(out, 2 * block, 2, read_half(p), 0.f);
   std::memcpy(out.q + 32 * block, p + 2, 32);
+}
+
+// An exponent, then 32 values of 4 bits, as q4_0 has them.
+void mxfp4(const uint8_t *p, int block, const BlockRow &out) {
+  set_halves(out, 2 * block, 2, std::ldexp(1.f, int(p[0]) - 128), 0.f);
+  int8_t *q = out.q + 32 * block;
+  for (int i = 0; i < 16; ++i) q[i] = kFp4[p[1 + i] & 15], q[i + 16] = kFp4[p[1 + i] >> 4];
 }
 
 // K formats: 256 values in 8 sub-blocks of 32, whose 6-bit scales and mins are in 12 bytes.
@@ -112,6 +121,7 @@ void decode_blocks(const SourceMatrix &source, int row, const BlockRow &out) {
     case Source::q4_k: return decode_all<q4_k, 256, 144>(p, source.cols, out);
     case Source::q5_k: return decode_all<q5_k, 256, 176>(p, source.cols, out);
     case Source::q6_k: return decode_all<q6_k, 256, 210>(p, source.cols, out);
+    case Source::mxfp4: return decode_all<mxfp4, 32, 17>(p, source.cols, out);
     default: return;
   }
 }

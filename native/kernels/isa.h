@@ -52,6 +52,8 @@ struct Isa {
   // (x - mean) / sqrt(variance + eps) * weight + bias; `bias` may be null. `out` may be x.
   void (*layer_norm)(const float *x, const float *weight, const float *bias, int size, float eps, float *out);
   void (*gate_mul)(Gate gate, const float *g, const float *u, size_t size, float *out);
+  // gate sigmoid(alpha gate) (up + 1), with gate = min(g, limit) and up = u within ±limit
+  void (*clamped_gate_mul)(float alpha, float limit, const float *g, const float *u, size_t size, float *out);
   void (*activate)(Gate gate, size_t size, float *x);  // x = gate(x)
   void (*add_row)(const float *x, size_t size, float *out);
   void (*softcap)(float cap, size_t size, float *x);

@@ -29,7 +29,7 @@ constexpr int kStageRows = 2 * kRowsBlock;  // with more rows than this, unpacki
 
 constexpr Format staged_format(Format f) {
   if (f == Format::bf16 && !kBf16Dot) return Format::f32;
-  if (f == Format::q4 && kStageNibbles) return Format::q8;
+  if ((f == Format::q4 || f == Format::fp4) && kStageNibbles) return Format::q8;
   if (f == Format::q4_min && kStageNibbles) return Format::q8_min;
   return f;
 }
@@ -46,11 +46,15 @@ void stage_bf16(const uint8_t *weights, int cols, uint8_t *out) {
   }
 }
 
-// Nibbles to bytes that hold weight + kDotBias. The weight is q - 8 for q4, q for q4_min.
+// Nibbles to bytes that hold weight + kDotBias. The weight is q - 8 for q4, q for q4_min, kFp4[q] for fp4.
 void stage_q4(Format from, const uint8_t *weights, int cols, uint8_t *out) {
   const size_t scale_bytes = block_scale_bytes(from);
   for (int k = 0; k < cols; k += kBlock, weights += block_bytes(from), out += block_bytes(staged_format(from))) {
     std::memcpy(out, weights, scale_bytes);
+    if (from == Format::fp4) {
+      widen_fp4(weights + scale_bytes, uint8_t(kDotFlip), out + scale_bytes);
+      continue;
+    }
     widen_nibbles(weights + scale_bytes, (from == Format::q4 ? 120u : 128u) * 0x01010101u, 0x80808080u ^ kDotFlip,
                   out + scale_bytes);
   }
@@ -224,6 +228,7 @@ ProductFunction product_of(Format format, ActivationKind kind) {
     case Format::q8: return planes ? run_blocks<Format::q8, 2> : run_blocks<Format::q8, 1>;
     case Format::q8_min: return planes ? run_blocks<Format::q8_min, 2> : run_blocks<Format::q8_min, 1>;
     case Format::q8_half: return planes ? run_blocks<Format::q8_half, 2> : run_blocks<Format::q8_half, 1>;
+    case Format::fp4: return planes ? run_blocks<Format::fp4, 2> : run_blocks<Format::fp4, 1>;
   }
   return nullptr;
 }

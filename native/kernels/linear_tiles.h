@@ -203,7 +203,7 @@ struct I8Kernel {
 template <Format Fmt, int Planes>
 struct BlockKernel : FloatSums {
   static constexpr int kRows = kRowsBlock, kSums = Planes + 1;
-  static constexpr bool kHalves = Fmt == Format::q8_half;
+  static constexpr bool kHalves = Fmt == Format::q8_half, kNibbles = is_4bit(Fmt) && Fmt != Format::fp4;
 
   static FW_INLINE int32_t start(const ActivationBlock &b, int half) {
     if constexpr (Fmt == Format::q4) return b.neg8_sum;
@@ -226,8 +226,14 @@ struct BlockKernel : FloatSums {
           const auto first = in_lanes<N>(xr + 4 * j), second = in_lanes<N>(xr + 4 * (is_4bit(Fmt) ? j + 4 : j));
           FW_UNROLL for (int n = 0; n < N; ++n) {
             I32 &s = sum[plane][r][n];
-            s = is_4bit(Fmt) ? dot_nibbles(dot_nibbles(s, low_nibbles(wv[n]), first), high_nibbles(wv[n]), second)
-                             : dot4_biased(s, wv[n], first);
+            if constexpr (kNibbles) {
+              s = dot_nibbles(dot_nibbles(s, low_nibbles(wv[n]), first), high_nibbles(wv[n]), second);
+            } else if constexpr (Fmt == Format::fp4) {
+              s = dot4_biased(s, biased_fp4(low_nibbles(wv[n])), first);
+              s = dot4_biased(s, biased_fp4(high_nibbles(wv[n])), second);
+            } else {
+              s = dot4_biased(s, wv[n], first);
+            }
           }
         }
       }
@@ -268,11 +274,11 @@ struct BlockKernel : FloatSums {
         return set1_i32(plane == Planes - 1 ? start(blocks[r], half) : 0);
       };
       auto whole_sum = [&](int plane, int r, int n) FW_LAMBDA {
-        return is_4bit(Fmt) ? end_nibbles(offset(plane, r), sum[plane][r][n]) : sum[plane][r][n];
+        return kNibbles ? end_nibbles(offset(plane, r), sum[plane][r][n]) : sum[plane][r][n];
       };
       FW_UNROLL for (int plane = 0; plane < Planes; ++plane) {
         FW_UNROLL for (int r = 0; r < R; ++r) {
-          const I32 first = is_4bit(Fmt) ? begin_nibbles(offset(plane, r)) : offset(plane, r);
+          const I32 first = kNibbles ? begin_nibbles(offset(plane, r)) : offset(plane, r);
           FW_UNROLL for (int n = 0; n < N; ++n) sum[plane][r][n] = first;
         }
       }

@@ -58,7 +58,7 @@ struct Norm {
 // gate: without parts if there is none.
 struct Mlp {
   Linear gate, up, down;
-  Vector up_bias = nullptr, down_bias = nullptr;
+  Vector gate_bias = nullptr, up_bias = nullptr, down_bias = nullptr;
 
   const Linear &first() const { return gate.parts.empty() ? up : gate; }
 };
@@ -70,6 +70,7 @@ struct Moe {
   int experts_per_token = 0;
   bool norm_topk = true, sigmoid = false;  // sigmoid: of scores, in place of softmax
   float scale = 1.f, sum_eps = 0.f;  // sum_eps: added to the sum that norm_topk divides by
+  Vector scores_bias = nullptr;  // added to the router's scores
   Vector router_bias = nullptr;  // added to probabilities for the choice alone
 };
 
@@ -84,6 +85,7 @@ struct Layer {
   Vector q_norm = nullptr, k_norm = nullptr;  // of a head, or of all heads together: joint_qk_norm
   Vector q_bias = nullptr, k_bias = nullptr, v_bias = nullptr, o_bias = nullptr;
   Vector q_scales = nullptr, k_scales = nullptr;  // of all heads, after the rotary embedding
+  Vector sinks = nullptr;  // of all heads
   Linear qkv, o;  // of a recurrent layer: all projections of its input, and the output projection
   bool gated = false;  // qkv has a fourth part, the gate of the attention's output
   std::unique_ptr<Recurrent> recurrent;  // in place of attention
@@ -119,6 +121,7 @@ struct ModelConfig {
   float attn_softcap, final_softcap;  // 0: none
   float residual_scale = 1.f, logit_scale = 1.f;
   bool joint_qk_norm = false, layer_norm = false;
+  float gate_alpha = 0.f, gate_limit = 0.f;  // of a clamped gate in place of `activation`; limit 0: none
 };
 
 // The input of a product in each kind that some matrix takes.

@@ -1,5 +1,6 @@
 #include "kernels/packing.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 
@@ -38,9 +39,12 @@ void put_block_weights(Format f, const int8_t *q, int n, uint8_t *weights) {
     for (int j = 0; j < 8; ++j) out[j * kPanelWidth + n] = biased_quad(q + 4 * j);
     return;
   }
-  const int offset = f == Format::q4 ? 8 : 0;
+  const auto code = [f](int8_t value) {
+    if (f != Format::fp4) return value + (f == Format::q4 ? 8 : 0);
+    return int(std::find(kFp4, kFp4 + 16, value) - kFp4);
+  };
   uint8_t nibbles[16];
-  for (int i = 0; i < 16; ++i) nibbles[i] = uint8_t(((q[i] + offset) & 15) | ((q[i + 16] + offset) << 4));
+  for (int i = 0; i < 16; ++i) nibbles[i] = uint8_t((code(q[i]) & 15) | (code(q[i + 16]) << 4));
   for (int j = 0; j < 4; ++j) std::memcpy(out + j * kPanelWidth + n, nibbles + 4 * j, 4);
 }
 

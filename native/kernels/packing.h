@@ -7,7 +7,7 @@ namespace foreword::kernels::FOREWORD_ISA {
 
 constexpr bool is_block_format(Format f) { return f >= Format::q4; }
 constexpr bool has_min(Format f) { return f == Format::q4_min || f == Format::q8_min; }
-constexpr bool is_4bit(Format f) { return f == Format::q4 || f == Format::q4_min; }
+constexpr bool is_4bit(Format f) { return f == Format::q4 || f == Format::q4_min || f == Format::fp4; }
 
 // Bytes of one block of 32 inputs of a whole panel in a block format: its scales, then its weights.
 constexpr size_t block_scale_bytes(Format f) {
@@ -44,6 +44,15 @@ FW_INLINE void widen_nibbles(const uint8_t *nibbles, uint32_t add, uint32_t flip
     const uint32_t low = ((word & 0x0f0f0f0fu) + add) ^ flip, high = ((word >> 4 & 0x0f0f0f0fu) + add) ^ flip;
     std::memcpy(bytes + 4 * i, &low, 4);
     std::memcpy(bytes + 4 * (i + 4 * kPanelWidth), &high, 4);
+  }
+}
+
+// The same of Format::fp4: the signed weight, times 2, ^ flip.
+FW_INLINE void widen_fp4(const uint8_t *nibbles, uint8_t flip, uint8_t *bytes) {
+  constexpr int kBytes = 16 * kPanelWidth;
+  for (int i = 0; i < kBytes; ++i) {
+    bytes[i] = uint8_t(kFp4[nibbles[i] & 15]) ^ flip;
+    bytes[i + kBytes] = uint8_t(kFp4[nibbles[i] >> 4]) ^ flip;
   }
 }
 

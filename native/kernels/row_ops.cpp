@@ -85,6 +85,14 @@ void gate_mul(Gate gate, const float *g, const float *u, size_t size, float *out
   });
 }
 
+void clamped_gate_mul(float alpha, float limit, const float *g, const float *u, size_t size, float *out) {
+  const F32 top = set1(limit), bottom = set1(-limit);
+  over_vectors(size, [&](size_t k) FW_LAMBDA {
+    const F32 gate = min_f32(top, load(g + k)), up = max_f32(bottom, min_f32(top, load(u + k)));  // NaN remains
+    store(out + k, mul(mul(gate, sigmoid(mul(set1(alpha), gate))), add(up, set1(1.f))));
+  });
+}
+
 void activate(Gate gate, size_t size, float *x) {
   with_gate(gate, [&](auto act) FW_LAMBDA {
     over_vectors(size, [&](size_t k) FW_LAMBDA { store(x + k, act(load(x + k))); });

@@ -184,6 +184,8 @@ class CpuModel:
         logit_scale: float = 1.0,
         joint_qk_norm: bool = False,
         layer_norm: bool = False,
+        gate_alpha: float = 0.0,
+        gate_limit: float = 0.0,
         num_groups: int,
         num_slots: int,
         num_blocks: int,

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from foreword.models.quants import Quant
 from foreword.models.recurrent import RecurrentSpec
-from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec, RopeSpec, weight_names
+from foreword.models.spec import ClampedGate, DecoderSpec, LayerSpec, MoeSpec, RopeSpec, weight_names
 from foreword.models.weights import Tensor
 
 Floats = npt.NDArray[np.float64]
@@ -55,7 +55,10 @@ def random_blocks(quant: Quant, shape: tuple[int, ...], rng: np.random.Generator
     scales = (typical * rng.uniform(0.5, 1.5, (rows, blocks, halves))).astype(np.float16)
     if quant in (Quant.Q4_1, Quant.Q5_1):
         scales[..., 1] *= np.float16(-10)
-    data[..., start : start + 2 * halves] = scales.view(np.uint8)
+    if quant is Quant.MXFP4:
+        data[..., 0] = rng.integers(119, 122, (rows, blocks))
+    else:
+        data[..., start : start + 2 * halves] = scales.view(np.uint8)
     return Tensor(data.reshape(rows, -1), quant, shape)
 
 
@@ -146,6 +149,18 @@ SPECS: dict[str, DecoderSpec] = {
     "layer_norm": tiny_spec(
         layer_norm=True, gated_mlp=False, qkv_bias=True, o_bias=True, mlp_bias=True, activation="gelu_tanh"
     ),
+    "sinks": tiny_spec(
+        qkv_bias=True,
+        o_bias=True,
+        mlp_bias=True,
+        attn_sinks=True,
+        clamped_gate=ClampedGate(1.7, 0.5),
+        layers=(
+            LayerSpec(rope(16), 24, moe=MoeSpec(5, 2, 64, scores_bias=True)),
+            LayerSpec(rope(16)),
+            LayerSpec(rope(16), 24),
+        ),
+    ),
     "short_conv": tiny_spec(
         qk_norm=True,
         layers=(
@@ -225,8 +240,8 @@ class Reference:
         i, j = np.arange(n)[:, None], np.arange(n)[None, :]
         visible = (j <= i) & (j > i - (layer.sliding_window or n + 1))
         s = np.where(visible, s, -np.inf)
-        e = np.exp(s - s.max(-1, keepdims=True))
-        a = np.einsum("hij,jhd->ihd", e / e.sum(-1, keepdims=True), v).reshape(n, -1)
+        e, sinks = np.exp(s), np.exp(self._w(p + "sinks"))[:, None, None] if spec.attn_sinks else 0
+        a = np.einsum("hij,jhd->ihd", e / (e.sum(-1, keepdims=True) + sinks), v).reshape(n, -1)
         if spec.attn_gate:
             a = a / (1 + np.exp(-h @ self._w(p + "attn_gate").T))
         return a @ self._w(p + "o").T + (self._w(p + "o_bias") if spec.o_bias else 0)
@@ -282,7 +297,11 @@ class Reference:
     def _mlp(self, p: str, h: Floats) -> Floats:
         spec = self.spec
         up = h @ self._w(p + "up").T + (self._w(p + "up_bias") if spec.mlp_bias else 0)
-        g = h @ self._w(p + "gate").T if spec.gated_mlp else up
+        g = h @ self._w(p + "gate").T + (self._w(p + "gate_bias") if spec.mlp_bias else 0) if spec.gated_mlp else up
+        if spec.clamped_gate is not None:
+            alpha, limit = spec.clamped_gate.alpha, spec.clamped_gate.limit
+            g, up = np.minimum(g, limit), np.clip(up, -limit, limit) + 1
+            return (g / (1 + np.exp(-alpha * g)) * up) @ self._w(p + "down").T + self._w(p + "down_bias")
         if spec.activation == "silu":
             g = _silu(g)
         elif spec.activation == "relu2":
@@ -293,7 +312,7 @@ class Reference:
         return inner @ self._w(p + "down").T + (self._w(p + "down_bias") if spec.mlp_bias else 0)
 
     def _moe(self, p: str, moe: MoeSpec, h: Floats) -> Floats:
-        e = np.exp(h @ self._w(p + "router").T)
+        e = np.exp(h @ self._w(p + "router").T + (self._w(p + "scores_bias") if moe.scores_bias else 0))
         probabilities = e / (1 + e) if moe.scoring == "sigmoid" else e / e.sum(-1, keepdims=True)
         bias = self._w(p + "router_bias") if moe.router_bias else 0
         out = np.zeros_like(h)

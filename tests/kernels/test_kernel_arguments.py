@@ -215,6 +215,7 @@ def test_weights_and_layers():
         sizes = {"q": (64, 64), "k": (32, 64), "v": (32, 64), "o": (64, 64)}
         layer = {name: matrix(model, *map(odd, size)) for name, size in sizes.items()}
         mlp = tuple(matrix(model, odd(rows), odd(cols)) for rows, cols in ((96, 64), (96, 64), (64, 96)))
+        mlp += tuple(model.vector(odd(np.zeros(odd(size), np.float32))) for size in (96, 96, 64))
         vectors = {"attn_norm": 64, "mlp_norm": 64, "post_attn_norm": 64, "q_norm": 16, "q_bias": 64, "k_bias": 32}
         layer |= {name: model.vector(odd(np.zeros(odd(size), np.float32))) for name, size in vectors.items()}
         layer |= {
@@ -283,7 +284,7 @@ def test_layers_that_do_not_fit_each_other():
     norm = core.vector(np.ones(64, np.float32))
     layer = {
         "attn_norm": norm, "mlp_norm": norm, "q": matrix(64), "k": matrix(32), "v": matrix(32), "o": matrix(64),
-        "mlp": (matrix(64), matrix(64), matrix(64)), "rope": -1, "sliding_window": 0, "group": 0, "slot": 0,
+        "mlp": (matrix(64), matrix(64), matrix(64), -1, -1, -1), "rope": -1, "sliding_window": 0, "group": 0, "slot": 0,
     }  # fmt: skip
     core.add_layer(layer | {"attn_gate": matrix(64)})
     with pytest.raises(ValueError, match="attn_gate"):

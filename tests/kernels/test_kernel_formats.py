@@ -14,7 +14,8 @@ from foreword.models.spec import weight_names
 from foreword.models.weights import Tensor
 
 LEVELS = _native.isa_levels()
-BLOCKS = [Quant.Q4_0, Quant.Q4_1, Quant.Q5_0, Quant.Q5_1, Quant.Q8_0, Quant.Q4_K, Quant.Q5_K, Quant.Q6_K]
+BLOCKS = [Quant.Q4_0, Quant.Q4_1, Quant.Q5_0, Quant.Q5_1, Quant.Q8_0, Quant.Q4_K, Quant.Q5_K, Quant.Q6_K,
+          Quant.MXFP4]  # fmt: skip
 
 
 def tokens_of(spec):

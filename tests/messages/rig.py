@@ -83,7 +83,15 @@ def functiongemma(calls):
     )
 
 
+def harmony(calls):
+    head = "<|start|>assistant<|channel|>commentary to=functions."
+    return "".join(
+        f"{head}{name} <|constrain|>json<|message|>{json.dumps(arguments)}<|call|>" for name, arguments in calls
+    )
+
+
 WRITERS = {
+    "harmony": harmony,
     "hermes": hermes,
     "smollm2": smollm2,
     "llama3": llama3,
@@ -92,6 +100,7 @@ WRITERS = {
     "functiongemma": functiongemma,
 }
 THINKS = {
+    "harmony": ("<|channel|>analysis<|message|>", "<|end|>"),
     "hermes": ("<think>\n", "\n</think>\n\n"),
     "smollm2": ("<think>", "</think>"),
     "gemma4": ("<|channel>thought\n", "<channel|>"),

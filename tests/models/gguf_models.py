@@ -15,6 +15,7 @@ ARCHITECTURES = {
     "olmo3": "olmo2", "glm4": "glm4", "starcoder2": "starcoder2", "granite": "granite", "granitemoe": "granitemoe",
     "granitemoeshared": "granitemoe", "granitemoehybrid": "granitehybrid", "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe", "lfm2": "lfm2", "nemotron_h": "nemotron_h", "lfm2_moe": "lfm2moe",
+    "gpt_oss": "gpt-oss",
 }  # fmt: skip
 INTERLEAVED = {
     "llama",
@@ -92,6 +93,7 @@ POST_NORMS = {"post_attention_layernorm": "post_attention_norm", "pre_feedforwar
 OWN_BLOCK = {
     **dict.fromkeys(("gemma2", "gemma3", "olmo2", "seed_oss"), POST_NORMS),
     **dict.fromkeys(DELTA, DELTA_BLOCK),
+    "gpt-oss": {"post_attention_layernorm": "post_attention_norm"},
     "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
 }
 
@@ -160,9 +162,24 @@ def converted(config, name, value):
                 return {f"blk.{layer}.ffn_down{end}.weight": value}
             gate, up = np.split(value, 2)
             return {f"blk.{layer}.ffn_gate{end}.weight": gate, f"blk.{layer}.ffn_up{end}.weight": up}
+        case "mlp" if config["model_type"] == "gpt_oss":
+            return gpt_oss_experts(layer, part, value)
+        case "self_attn" if part == "sinks":
+            return {f"blk.{layer}.attn_sinks.weight": value}
         case "feed_forward" if part == "expert_bias":
             return {f"blk.{layer}.exp_probs_b.bias": value}
     return {}
+
+
+def gpt_oss_experts(layer, part, value):
+    """A checkpoint has the inputs of all experts as [in, out], gate and up in turns."""
+    if part.startswith("router."):
+        return {f"blk.{layer}.ffn_gate_inp.{part.removeprefix('router.')}": value}
+    kind = "bias" if part.endswith("_bias") else "weight"
+    value = value if kind == "bias" else value.swapaxes(1, 2)
+    if part.startswith("experts.down_proj"):
+        return {f"blk.{layer}.ffn_down_exps.{kind}": value}
+    return {f"blk.{layer}.ffn_{name}_exps.{kind}": value[:, first::2] for first, name in enumerate(("gate", "up"))}
 
 
 def mamba(config, layer, part, value):

@@ -52,6 +52,8 @@ YARN = {"llama.rope.scaling.type": ("str", "yarn"), "llama.rope.scaling.factor":
 HALF = ("u32", 6)  # of heads of 12
 OLMO3 = {"olmo2.rope.scaling.type": ("str", "yarn"), "olmo2.rope.scaling.factor": ("f32", 4),
          "olmo2.rope.scaling.original_context_length": ("u32", 16)}  # fmt: skip
+GPT_OSS = {"gpt-oss.rope.scaling.type": ("str", "yarn"), "gpt-oss.rope.scaling.factor": ("f32", 4),
+           "gpt-oss.rope.scaling.original_context_length": ("u32", 16)}  # fmt: skip
 WITH_TRANSFORMERS_LOGITS = {
     **{name: ({}, {}) for name in ("ernie4_5", "arcee", "seed-oss", "olmo2", "starcoder2", "granite", "granite-moe")},
     **{name: ({}, {}) for name in ("granite-moe-shared", "granite-hybrid", "granite-hybrid-dense", "nemotron-h")},
@@ -87,6 +89,7 @@ LOCAL = {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 
          "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}  # fmt: skip
 # Settings that GGUF cannot express are changed in the directory: (changes, more metadata).
 LIKE_A_DIRECTORY = {
+    "gpt-oss": ({"swiglu_limit": 7.0}, GPT_OSS),
     "lfm2-moe": ({"routed_scaling_factor": 1.0}, {"lfm2moe.expert_gating_func": ("u32", 2)}),
     "mistral": ({"sliding_window": None, "layer_types": None}, {}),
     "qwen2-moe": ({"decoder_sparse_step": 1}, {}),

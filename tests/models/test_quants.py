@@ -91,9 +91,16 @@ def q6_k(b: Block) -> Iterator[np.float32]:
         yield half(b, 208) * f32(scale) * f32((low | high << 4) - 32)
 
 
+def mxfp4(b: Block) -> Iterator[np.float32]:
+    for i in range(32):
+        sign, number = divmod(b[1 + i % 16] >> (4 * (i // 16)) & 15, 8)
+        yield f32((-1) ** sign * [0, 0.5, 1, 1.5, 2, 3, 4, 6][number] * 2.0 ** (b[0] - 127))
+
+
 LOOPS: dict[Quant, Callable[[Block], Iterator[np.float32]]] = {
     Quant.Q4_0: q4_0, Quant.Q4_1: q4_1, Quant.Q5_0: q5_0, Quant.Q5_1: q5_1, Quant.Q8_0: q8_0,
     Quant.Q2_K: q2_k, Quant.Q3_K: q3_k, Quant.Q4_K: q4_k, Quant.Q5_K: q5_k, Quant.Q6_K: q6_k,
+    Quant.MXFP4: mxfp4,
 }  # fmt: skip
 HALVES = {
     Quant.Q4_0: (0,), Quant.Q4_1: (0, 2), Quant.Q5_0: (0,), Quant.Q5_1: (0, 2), Quant.Q8_0: (0,),
@@ -107,6 +114,8 @@ def random_rows(quant: Quant, rows: int, blocks: int, seed: int = 0) -> np.ndarr
     data = rng.integers(0, 256, (rows, blocks, quant.block_bytes), dtype=np.uint8)
     for at in HALVES.get(quant, ()):
         data[..., at : at + 2] = rng.normal(0, 0.1, (rows, blocks, 1)).astype("<f2").view(np.uint8)
+    if quant is Quant.MXFP4:  # twice the largest float is not one
+        data[..., 0] %= 253
     return data.reshape(rows, -1)
 
 

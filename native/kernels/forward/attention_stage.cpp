@@ -134,9 +134,10 @@ void AttentionStage::rotate_and_store(int thread, const Layer &layer) {
   });
 }
 
-AttentionConfig AttentionStage::config(int64_t sliding_window) const {
+AttentionConfig AttentionStage::config(int64_t sliding_window, Vector sinks) const {
   const ModelConfig &c = ctx_.model.config;
-  return {c.num_heads, c.num_kv_heads, c.head_dim, ctx_.model.padded_dim, c.attn_softcap * kLog2E, sliding_window};
+  return {c.num_heads, c.num_kv_heads, c.head_dim, ctx_.model.padded_dim, c.attn_softcap * kLog2E, sliding_window,
+          sinks};
 }
 
 // The outputs of this thread's tokens times their gate.
@@ -169,7 +170,7 @@ AttentionTile AttentionStage::tile_of(const Layer &layer, const AttentionTask &t
 // Threads take their team's tasks from a common counter, then merge their share of the tiles that were split.
 void AttentionStage::attend(int thread, const Layer &layer, std::atomic<int> &next_task) {
   const AttentionPlan &plan = plans_[size_t(layer.group)];
-  const AttentionConfig attention = config(layer.sliding_window);
+  const AttentionConfig attention = config(layer.sliding_window, layer.sinks);
   const KVLayer kv = ctx_.model.kv.layer(layer.slot);
   const ThreadPool::Team &team = ctx_.pool.team(thread);
   const Share own = heads_of(thread);

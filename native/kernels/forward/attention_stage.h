@@ -29,7 +29,7 @@ class AttentionStage {
   Share heads_of(int thread) const;  // the KV heads of this thread's team, whose keys and values it writes and reads
   void attend(int thread, const Layer &layer, std::atomic<int> &next_task);
   void apply_gate(int thread, const Layer &layer);
-  AttentionConfig config(int64_t sliding_window) const;
+  AttentionConfig config(int64_t sliding_window, Vector sinks = nullptr) const;
   const int32_t *blocks_of(const Layer &layer, const AttentionTask &task) const {
     return ctx_.input.groups[size_t(layer.group)].blocks_of(ctx_.input.idx_mapping[task.req]);
   }

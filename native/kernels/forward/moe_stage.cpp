@@ -102,13 +102,15 @@ void MoeStage::run(int thread, const Layer &layer) {
   ctx_.clock.finish(thread, Stage::down);
 }
 
-// p = softmax(logits), or sigmoid of each; the largest experts_per_token of p + router_bias, ties to the lower expert.
+// p = softmax(logits + scores_bias), or sigmoid of each; the largest experts_per_token of p + router_bias, ties to the
+// lower expert.
 void MoeStage::route(int thread, const Moe &moe) {
   const int num_experts = int(moe.experts.size()), k = moe.experts_per_token;
   const Share share = ctx_.token_share(thread);
   for (int t = share.begin; t < share.end; ++t) {
     float *p = router_logits_.data() + size_t(t) * size_t(moe.router.stride);
     float sum = 0.f;
+    for (int e = 0; moe.scores_bias && e < num_experts; ++e) p[e] += moe.scores_bias[e];
     if (moe.sigmoid) {
       for (int e = 0; e < num_experts; ++e) p[e] = 1.f / (1.f + std::exp(-p[e]));
       sum = 1.f;
@@ -146,7 +148,8 @@ void MoeStage::sort_by_expert(const Moe &moe) {
   begin[0] = 0;
 }
 
-// branch = Σ p_e out_e + sigmoid(shared_gate) branch, this thread's tokens; without a gate, the whole branch.
+// branch = Σ p_e (out_e + down_bias_e) + sigmoid(shared_gate) branch, this thread's tokens; without a gate, the whole
+// branch.
 void MoeStage::sum_experts(int thread, const Moe &moe) {
   const int k = moe.experts_per_token, stride = out_.stride();
   const Share share = ctx_.token_share(thread);
@@ -157,7 +160,12 @@ void MoeStage::sum_experts(int thread, const Moe &moe) {
     for (int64_t choice = int64_t(t) * k; choice < int64_t(t + 1) * k; ++choice) {
       const float *out = out_.row(place_.data()[choice]);
       const float weight = weight_.data()[choice];
-      for (int i = 0; i < stride; ++i) sum[i] += weight * out[i];
+      const Vector bias = moe.experts[size_t(expert_.data()[choice])].down_bias;
+      if (bias) {
+        for (int i = 0; i < stride; ++i) sum[i] += weight * (out[i] + bias[i]);
+      } else {
+        for (int i = 0; i < stride; ++i) sum[i] += weight * out[i];
+      }
     }
   }
 }

@@ -18,7 +18,12 @@ void ProductInput::reserve(int rows, int cols, const KindSet &kinds, int num_thr
 }
 
 Products::Products(Model &model)
-    : isa_(model.isa), pool_(model.pool), activation_(model.config.activation), scratch_(size_t(model.pool.size())) {
+    : isa_(model.isa),
+      pool_(model.pool),
+      activation_(model.config.activation),
+      gate_alpha_(model.config.gate_alpha),
+      gate_limit_(model.config.gate_limit),
+      scratch_(size_t(model.pool.size())) {
   for (Scratch &scratch : scratch_) {
     scratch.linear.reserve(isa_.linear_scratch_bytes());
     scratch.rotated.reserve(size_t(model.widest_input()));
@@ -115,10 +120,14 @@ void Products::gated(int thread, const Mlp &mlp, const ActivationSet &a, Share r
     const size_t column = size_t(panels.begin) * size_t(width);
     for (int row = rows_now.begin; row < rows_now.end; ++row) {
       const size_t at = size_t(row - rows_now.begin) * stride;
-      float *x = own.up.data() + at, *to = out + size_t(row) * size_t(mlp.up.stride) + column;
+      float *gate = own.gate.data() + at, *x = own.up.data() + at;
+      float *to = out + size_t(row) * size_t(mlp.up.stride) + column;
       if (mlp.up_bias) isa_.add_row(mlp.up_bias + column, stride, x);
-      if (has_gate) {
-        isa_.gate_mul(activation_, own.gate.data() + at, x, stride, to);
+      if (has_gate && mlp.gate_bias) isa_.add_row(mlp.gate_bias + column, stride, gate);
+      if (has_gate && gate_limit_ > 0.f) {
+        isa_.clamped_gate_mul(gate_alpha_, gate_limit_, gate, x, stride, to);
+      } else if (has_gate) {
+        isa_.gate_mul(activation_, gate, x, stride, to);
       } else {
         isa_.activate(activation_, stride, x);
         std::copy_n(x, stride, to);

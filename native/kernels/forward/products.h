@@ -77,7 +77,7 @@ class Products {
   // One panel of a row, by this thread alone: out [panel_width].
   void panel(int thread, const Linear &l, const ActivationSet &a, int row, int panel, float *out) const;
 
-  // out = act(a Wgateᵀ) * (a Wupᵀ + up_bias), or without a gate act(a Wupᵀ + up_bias), for `rows`.
+  // out = act(a Wgateᵀ + gate_bias) * (a Wupᵀ + up_bias), or without a gate act(a Wupᵀ + up_bias), for `rows`.
   void gated(int thread, const Mlp &mlp, const ActivationSet &a, Share rows, float *out,
              const LoraStep *lora = nullptr) const;
 
@@ -149,6 +149,7 @@ class Products {
   const Isa &isa_;
   ThreadPool &pool_;
   const Gate activation_;
+  const float gate_alpha_, gate_limit_;
   std::vector<Scratch> scratch_;  // [num_threads]
 };
 

@@ -67,6 +67,10 @@ FW_INLINE void store_u8(uint8_t *p, I32 a, I32 b, I32 c, I32 d) {
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // per half: a b c d
   _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), _mm256_permutevar8x32_epi32(bytes, order));
 }
+FW_INLINE U8 lookup(const uint8_t *table, U8 a) {
+  const __m128i *half = reinterpret_cast<const __m128i *>(table);
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(half)), a);
+}
 FW_INLINE U8 low_nibbles(U8 a) { return _mm256_and_si256(a, _mm256_set1_epi8(0x0f)); }
 FW_INLINE U8 high_nibbles(U8 a) { return _mm256_and_si256(_mm256_srli_epi16(a, 4), _mm256_set1_epi8(0x0f)); }
 

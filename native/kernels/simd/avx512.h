@@ -55,6 +55,9 @@ FW_INLINE void store_u8(uint8_t *p, I32 a, I32 b, I32 c, I32 d) {
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);  // per lane: a b c d
   _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, bytes));
 }
+FW_INLINE U8 lookup(const uint8_t *table, U8 a) {
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i *>(table))), a);
+}
 FW_INLINE U8 low_nibbles(U8 a) { return _mm512_and_si512(a, _mm512_set1_epi8(0x0f)); }
 FW_INLINE U8 high_nibbles(U8 a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(0x0f)); }
 

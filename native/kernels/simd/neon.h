@@ -59,6 +59,7 @@ FW_INLINE void store_u8(uint8_t *p, I32 a, I32 b, I32 c, I32 d) {
   const int16x8_t ab = vcombine_s16(vmovn_s32(a), vmovn_s32(b)), cd = vcombine_s16(vmovn_s32(c), vmovn_s32(d));
   vst1q_u8(p, vreinterpretq_u8_s8(vcombine_s8(vmovn_s16(ab), vmovn_s16(cd))));
 }
+FW_INLINE U8 lookup(const uint8_t *table, U8 a) { return vqtbl1q_u8(vld1q_u8(table), a); }
 FW_INLINE U8 low_nibbles(U8 a) { return vandq_u8(a, vdupq_n_u8(0x0f)); }
 FW_INLINE U8 high_nibbles(U8 a) { return vshrq_n_u8(a, 4); }
 // Of signed bytes; w at most 127 is one.

@@ -65,6 +65,10 @@ FW_INLINE void store_u8(uint8_t *p, I32 a, I32 b, I32 c, I32 d) {
   const I32 of[4] = {a, b, c, d};
   for (int i = 0; i < 4 * kLanes; ++i) p[i] = uint8_t(of[i / kLanes][i % kLanes]);
 }
+FW_INLINE U8 lookup(const uint8_t *table, U8 a) {
+  for (int i = 0; i < 4 * kLanes; ++i) a[i] = table[a[i]];
+  return a;
+}
 FW_INLINE U8 low_nibbles(U8 a) { return a & 0x0f; }
 FW_INLINE U8 high_nibbles(U8 a) { return a >> 4; }
 FW_INLINE I32 sum_of_pairs(I16 v) {

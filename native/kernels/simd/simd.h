@@ -10,6 +10,7 @@
 //                   unsigned ones with a bias of 128, signed ones with 0
 //   times_pow2      times_pow2(a, whole_bits(n)): a 2^n, where neither is a denormal
 //   store_u8        four vectors of numbers from 0 to kMostPositive as bytes, in order
+//   lookup          entries of a table of 16 bytes, by bytes below 16
 //   begin_nibbles, dot_nibbles, end_nibbles   sum + up to eight dot4 of weights of 4 bits; kStageNibbles: with many
 //                   rows it is faster to widen them to 8 bits first
 //   dot4_positive   dot4_positive(acc, w, a) adds Σ w a for signed w and a of 0 … kMostPositive
@@ -92,6 +93,14 @@ union __attribute__((packed, may_alias)) Unaligned {
 };
 FW_INLINE F32 load(const float *p) { return reinterpret_cast<const Unaligned *>(p)->floats; }
 FW_INLINE void store(float *p, F32 v) { reinterpret_cast<Unaligned *>(p)->floats = v; }
+// The weights of Format::fp4, as dot4_biased takes them, of their 4 bits.
+FW_INLINE U8 biased_fp4(U8 nibbles) {
+  static constexpr int B = kDotBias;
+  alignas(16) static constexpr uint8_t kTable[16] = {B,     B + 1,  B + 2,  B + 3,  B + 4, B + 6, B + 8, B + 12, B,
+                                                     uint8_t(B - 1), uint8_t(B - 2), uint8_t(B - 3), uint8_t(B - 4),
+                                                     uint8_t(B - 6), uint8_t(B - 8), uint8_t(B - 12)};
+  return lookup(kTable, nibbles);
+}
 FW_INLINE U8 load_u8(const uint8_t *p) { return reinterpret_cast<const Unaligned *>(p)->bytes; }
 // A vector of bf16 pairs.
 FW_INLINE I32 load_pairs(const uint16_t *p) { return reinterpret_cast<const Unaligned *>(p)->words; }

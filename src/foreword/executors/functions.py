@@ -37,11 +37,14 @@ def layer_norm(x: F32, weight: F32, bias: F32 | None, eps: float) -> F32:
     return out if bias is None else out + bias
 
 
-def softmax(x: F32) -> F32:
-    """exp(x − max) / Σ over the last axis."""
-    e: F32 = np.exp(x - x.max(-1, keepdims=True))
+def softmax(x: F32, sinks: F32 | None = None) -> F32:
+    """exp(x − max) / Σ over the last axis. sinks [..., 1]: further elements of it, which are not returned."""
+    largest: F32 = x.max(-1, keepdims=True)
+    if sinks is not None:
+        largest = np.maximum(largest, sinks)
+    e: F32 = np.exp(x - largest)
     total: F32 = e.sum(-1, keepdims=True)
-    return e / total
+    return e / (total if sinks is None else total + np.exp(sinks - largest))
 
 
 def sigmoid(x: F32) -> F32:

@@ -40,6 +40,7 @@ from foreword.sampling import Sampled, Sampler, StepSampling
 
 _BYTES = {
     "f32": 4, "bf16": 2, "i8": 1, "q4": 9 / 16, "q4_min": 5 / 8, "q8": 17 / 16, "q8_min": 9 / 8, "q8_half": 9 / 8,
+    "fp4": 9 / 16,
 }  # of a weight, with its part of the scales (native/kernels/formats.h)  # fmt: skip
 _ROW_PADDING = 64  # kRowPadding in native/kernels/memory.h
 _FLOATS = (Quant.F32, Quant.F16, Quant.BF16)
@@ -48,9 +49,9 @@ _FLOATS = (Quant.F32, Quant.F16, Quant.BF16)
 def packed_format(quant: Quant, weight_format: WeightFormat, *, keep_precise: bool = False) -> str:
     """Return how a matrix stored as ``quant`` is packed (native/kernels/formats.h).
 
-    auto: as the file holds it; 5 and 6 bit are kept, exactly, in 8. q4: the same, and floats become 4 bit with a scale
-    and a minimum per block of 32, or 8 bit where ``keep_precise`` (the output projection). A format that is not read
-    directly (2 and 3 bit) becomes 8 bit with a scale per block.
+    auto: as the file holds it, MXFP4 too; 5 and 6 bit are kept, exactly, in 8. q4: the same, and floats become 4 bit
+    with a scale and a minimum per block of 32, or 8 bit where ``keep_precise`` (the output projection). A format that
+    is not read directly (2 and 3 bit) becomes 8 bit with a scale per block.
     """
     match weight_format:
         case "fp32":
@@ -201,6 +202,8 @@ class NativeExecutor(TransferPagedExecutor):
                 residual_scale=spec.residual_scale,
                 logit_scale=spec.logit_scale,
                 joint_qk_norm=spec.joint_qk_norm,
+                gate_alpha=spec.clamped_gate.alpha if spec.clamped_gate else 0.0,
+                gate_limit=spec.clamped_gate.limit if spec.clamped_gate else 0.0,
                 layer_norm=spec.layer_norm,
                 num_groups=self.num_groups,
                 num_slots=spec.num_slots,
@@ -317,7 +320,6 @@ class _Packer:
 
     def _layer(self, prefix: str, layer: LayerSpec, place: tuple[int, int] | None) -> dict[str, Any]:
         """place: group and slot of what the layer keeps."""
-        spec = self.spec
         packed: dict[str, Any] = {}
         vectors: list[str] = []
         if place is not None:
@@ -332,7 +334,6 @@ class _Packer:
             vectors += self._norms("mlp_norm", "post_mlp_norm")
             if layer.moe is None:
                 packed["mlp"] = self._mlp(prefix)
-                vectors += ["up_bias", "down_bias"] if spec.mlp_bias else []
             else:
                 packed["moe"] = self._moe(prefix, layer.moe)
         return packed | {name: self.parts.weight(prefix + name) for name in vectors}
@@ -356,6 +357,7 @@ class _Packer:
             *(["q_bias", "k_bias", "v_bias"] if spec.qkv_bias else []),
             *(["q_norm", "k_norm"] if spec.qk_norm else []),
             *(["o_bias"] if spec.o_bias else []),
+            *(["sinks"] if spec.attn_sinks else []),
         ]
 
     def _moe(self, prefix: str, moe: MoeSpec) -> dict[str, Any]:
@@ -368,8 +370,9 @@ class _Packer:
             "scale": moe.scale,
             "sum_eps": moe.sum_eps,
         }
-        if moe.router_bias:
-            packed["router_bias"] = self.parts.weight(prefix + "router_bias")
+        for name, has in (("scores_bias", moe.scores_bias), ("router_bias", moe.router_bias)):
+            if has:
+                packed[name] = self.parts.weight(prefix + name)
         if moe.shared_intermediate_size:
             packed["shared"] = self._mlp(prefix + "shared.")
             if moe.shared_gate:
@@ -399,9 +402,12 @@ class _Packer:
                 return _by_part(values[None], spec)
         return values
 
-    def _mlp(self, prefix: str) -> tuple[int, int, int]:
-        gate = self._matrix(prefix + "gate") if self.spec.gated_mlp else -1
-        return gate, self._matrix(prefix + "up"), self._matrix(prefix + "down")
+    def _mlp(self, prefix: str) -> tuple[int, ...]:
+        """(gate, up, down, and the biases of each); −1 for none."""
+        has = {"gate": self.spec.gated_mlp, "up": True, "down": True}
+        matrices = [self._matrix(prefix + name) if has[name] else -1 for name in has]
+        biases = [self.parts.weight(f"{prefix}{name}_bias") if has[name] and self.spec.mlp_bias else -1 for name in has]
+        return (*matrices, *biases)
 
     def _rope(self, rope: RopeSpec | None) -> int:
         if rope is None:

@@ -213,7 +213,8 @@ class NumpyExecutor(TransferPagedExecutor):
         if layer.rope is not None:
             at = step.rotary_positions(layer.rope)
             q, k = rotate(q, at, layer.rope), rotate(k, at, layer.rope)
-        a = self.attend(q, k, v, layer, group, slot, step.batch).reshape(len(h), -1)
+        sinks = self.weight(p + "sinks").reshape(spec.num_kv_heads, -1, 1, 1) if spec.attn_sinks else None
+        a = self.attend(q, k, v, layer, group, slot, step.batch, sinks).reshape(len(h), -1)
         if spec.attn_gate:
             a = a * sigmoid(self.linear(h, p + "attn_gate", loras))
         out = self.linear(a, p + "o", loras)
@@ -232,8 +233,13 @@ class NumpyExecutor(TransferPagedExecutor):
 
         return recurrent_layer(h, weight, spec, self.spec.norm_eps, self.cache.states[slot], group, batch)
 
-    def attend(self, q: F32, k: F32, v: F32, layer: LayerSpec, group: int, slot: int, batch: InputBatch) -> F32:
-        """Write k and v to their slots, then attend from each request to its own blocks. [T, heads, head_dim]"""
+    def attend(
+        self, q: F32, k: F32, v: F32, layer: LayerSpec, group: int, slot: int, batch: InputBatch, sinks: F32 | None
+    ) -> F32:
+        """Write k and v to their slots, then attend from each request to its own blocks. [T, heads, head_dim]
+
+        sinks: [key heads, heads per key head, 1, 1].
+        """
         spec = self.spec
         keys, values = self.cache.keys[slot], self.cache.values[slot]
         flat = (-1, spec.num_kv_heads, spec.head_dim)
@@ -254,23 +260,32 @@ class NumpyExecutor(TransferPagedExecutor):
             scores = np.einsum("tgqd,sgd->gqts", query, past_k, optimize=True) * np.float32(spec.query_scale)
             scores = cap(scores, spec.attn_softcap)
             mask = visible(batch.positions[start:end], length, layer.sliding_window)
-            weights = softmax(np.where(mask, scores, np.float32(-np.inf)))
+            weights = softmax(np.where(mask, scores, np.float32(-np.inf)), sinks)
             out[start:end] = np.einsum("gqts,sgd->tgqd", weights, past_v, optimize=True).reshape(-1, *q.shape[1:])
         return out
 
     def mlp(self, h: F32, prefix: str, loras: LoraTokens = ()) -> F32:
-        """(act(h Wgate) * (h Wup)) Wdown, or without a gate act(h Wup + bup) Wdown + bdown"""
-        act = ACTIVATIONS[self.spec.activation]
-        up = self.linear(h, prefix + "up", loras)
-        if self.spec.mlp_bias:
-            up = up + self.weight(prefix + "up_bias")
-        inner = act(self.linear(h, prefix + "gate", loras)) * up if self.spec.gated_mlp else act(up)
-        out = self.linear(inner, prefix + "down", loras)
-        return out + self.weight(prefix + "down_bias") if self.spec.mlp_bias else out
+        """(act(h Wgate) * (h Wup)) Wdown, or without a gate act(h Wup) Wdown, with biases if ``mlp_bias``."""
+        act, clamp = ACTIVATIONS[self.spec.activation], self.spec.clamped_gate
+
+        def part(x: F32, name: str) -> F32:
+            out = self.linear(x, prefix + name, loras)
+            return out + self.weight(f"{prefix}{name}_bias") if self.spec.mlp_bias else out
+
+        up = part(h, "up")
+        if clamp is not None:
+            gate = np.minimum(part(h, "gate"), np.float32(clamp.limit))
+            up = np.clip(up, np.float32(-clamp.limit), np.float32(clamp.limit))
+            inner = gate * sigmoid(np.float32(clamp.alpha) * gate) * (up + 1)
+        else:
+            inner = act(part(h, "gate")) * up if self.spec.gated_mlp else act(up)
+        return part(inner, "down")
 
     def experts(self, h: F32, prefix: str, moe: MoeSpec) -> F32:
         """Each token through its chosen experts, weighted by the router, and the shared expert if there is one."""
         scores = h @ self.weight(prefix + "router").T  # [T, experts]
+        if moe.scores_bias:
+            scores = scores + self.weight(prefix + "scores_bias")
         probs = softmax(scores) if moe.scoring == "softmax" else sigmoid(scores)
         order = probs + self.weight(prefix + "router_bias") if moe.router_bias else probs
         chosen = np.argsort(-order, axis=-1, kind="stable")[:, : moe.experts_per_token]

@@ -100,15 +100,23 @@ class JsonCalls:
 class NamedCalls:
     """Calls as a name with its arguments behind it: ``name{…}``, or ``[name(key=value), …]`` if listed.
 
-    capture: the group of the opening mark's pattern that has the name, if one has. The rest: see `JsonCalls`.
+    capture: the group of the opening mark's pattern that has the name, if one has. header: what a grammar writes
+    between name and arguments; an output may have other text before its last mark, "<|message|>". The rest: see
+    `JsonCalls`.
     """
 
     notation: Notation = JSON
     opening: Literal["{", "("] = "{"
     listed: bool = False
     capture: str = ""
+    header: str = ""
     separators: str = ""
     unmarked: bool = False
+
+    @property
+    def header_end(self) -> str:
+        """The last mark of the header."""
+        return self.header[self.header.rfind("<") :] if self.header else ""
 
     def reader(self, sink: CallSink, captures: Mapping[str, str]) -> NamedCallsReader:
         return NamedCallsReader(self, sink, captures.get(self.capture, ""))
@@ -385,11 +393,11 @@ class BareCalls:
 class NamedCallsReader(CallsReader):
     """Reads `NamedCalls`."""
 
-    __slots__ = ("_calls", "_is_streaming", "_name")
+    __slots__ = ("_calls", "_header", "_is_streaming", "_name")
 
     def __init__(self, calls: NamedCalls, sink: CallSink, captured: str) -> None:
         super().__init__(sink, calls.separators)
-        self._calls, self._name = calls, captured
+        self._calls, self._name, self._header = calls, captured, ""
         self._is_streaming = False
         if captured:
             self._expect = self._in_name
@@ -409,6 +417,19 @@ class NamedCallsReader(CallsReader):
         if name := _NAME.match(text, at):
             self._name += name[0]
             return name.end() if len(self._name) <= MAX_WORD else self._refuse(name.end())
+        if self._calls.header:
+            self._header, self._expect = "", self._in_header
+            return at
+        return self._begin_arguments(text, at)
+
+    def _in_header(self, text: str, at: int) -> int:
+        """Read one character of what is between name and arguments."""
+        if self._header.endswith(self._calls.header_end):
+            return at + 1 if text[at].isspace() else self._begin_arguments(text, at)
+        self._header += text[at]
+        return at + 1 if len(self._header) <= MAX_WORD else self._refuse(at)
+
+    def _begin_arguments(self, text: str, at: int) -> int:
         allowed = self._sink.allowed if self._calls.unmarked else None
         if text[at] != self._calls.opening or (allowed is not None and self._name not in allowed):
             return self._refuse(at)

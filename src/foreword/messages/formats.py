@@ -139,6 +139,15 @@ def _between(kind: Literal["reasoning", "calls"], start: str, end: str, **option
     return Region(kind=kind, open=Literals([start]), close=Literals([end]), **options)  # type: ignore[arg-type]
 
 
+_HARMONY = "<|start|>assistant"
+
+
+def _channel(*names: str) -> Literals:
+    """What opens a message of these channels of harmony, with and without the beginning of an answer."""
+    marks = [f"<|channel|>{name}<|message|>" for name in names]
+    return Literals([*marks, *(_HARMONY + mark for mark in marks)])
+
+
 _THINK = _between("reasoning", "<think>", "</think>")
 _CHATML = Literals(["<|im_start|>assistant"])
 _GEMMA_4 = Notation(names_as_keys=True, quotes={'"': Quotes('"'), '<|"|>': Quotes('<|"|>', "none")})
@@ -160,6 +169,27 @@ FORMATS = {
                 _between("calls", "<|tool_call>call:", "<tool_call|>", calls=NamedCalls(notation=_GEMMA_4)),
             ),
             signs=("<|tool_call>",),
+        ),
+        ResponseFormat(
+            name="harmony",
+            anchor=Literals([_HARMONY]),
+            regions=(
+                Region(kind="reasoning", open=_channel("analysis"), close=Literals(["<|end|>"])),
+                Region(
+                    kind="calls",
+                    open=Literals(
+                        [
+                            f"{_HARMONY}<|channel|>commentary to=functions.",
+                            "<|channel|>commentary to=functions.",
+                            f"{_HARMONY} to=functions.",
+                        ]
+                    ),
+                    close=Literals(["<|call|>"]),
+                    calls=NamedCalls(header=" <|constrain|>json<|message|>"),
+                ),
+                Region(kind="content", open=_channel("final", "commentary"), close=Literals(["<|end|>", "<|return|>"])),
+            ),
+            signs=("<|start|>assistant", "<|channel|>"),
         ),
         ResponseFormat(
             name="functiongemma",

@@ -11,7 +11,7 @@ from foreword.errors import RequestError
 from foreword.messages.calls import JsonCalls, NamedCalls
 from foreword.messages.formats import ResponseFormat
 from foreword.messages.markers import Literals, Marker
-from foreword.messages.notation import Notation
+from foreword.messages.notation import JSON, Notation
 from foreword.schemas import drop_annotations, subschemas, with_options
 
 _SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as chat templates write
@@ -210,7 +210,8 @@ class _Writer:
         unmarked = "".join(region.unmarked for region in regions)
         first = rf"[^{re.escape(unmarked)}\s]" if unmarked else ""
         marks = [mark for region in regions if isinstance(region.open, Literals) for mark in region.open.texts]
-        others = [r" & ~/(?s:.*)" + re.escape(mark).replace("/", r"\/") + "(?s:.*)/" for mark in marks]
+        shortest = [mark for mark in marks if not any(other != mark and other in mark for other in marks)]
+        others = [r" & ~/(?s:.*)" + re.escape(mark).replace("/", r"\/") + "(?s:.*)/" for mark in shortest]
         return self.rule("OTHER", f"/{first}(?s:.*)/" + "".join(others))
 
     def json_call(self, calls: JsonCalls, tool: Tool) -> str:
@@ -221,6 +222,10 @@ class _Writer:
         return self.rule(f"call{index}", f"{_quoted(head)} {arguments} {_quoted('}')}")
 
     def named_call(self, calls: NamedCalls, tool: Tool) -> str:
+        header = f"{self.text(calls.header)} " if calls.header else ""
+        if calls.notation is JSON:
+            arguments = self.rule(f"arguments{len(self._rules)}", f"%json {json.dumps(call_schema(tool))}")
+            return self.rule(f"call{len(self._rules)}", f"{_quoted(tool.name)} {header}{arguments}")
         at = f"{tool.at}.parameters"
         for part in subschemas(call_schema(tool)) if tool.is_strict else ():
             for name in part.keys() - _EXPRESSED - {"x-guidance"}:
@@ -229,7 +234,7 @@ class _Writer:
         values = _Values(self, calls.notation, at)
         brackets = ("(", ")", "=") if calls.opening == "(" else ("{", "}", ":")
         body = values.object(tool.parameters, *brackets)
-        return self.rule(f"call{len(self._rules)}", f"{_quoted(tool.name)} {body}")
+        return self.rule(f"call{len(self._rules)}", f"{_quoted(tool.name)} {header}{body}")
 
 
 class _Values:

@@ -137,14 +137,14 @@ class FileRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OrderedRows:
-    """Stored rows in another order: row i is ``rows[order[i]]``."""
+    """Some stored rows, in any order: row i is ``rows[order[i]]``."""
 
     rows: StoredRows
     order: I64
 
     @property
     def nbytes(self) -> int:
-        return len(self.order) * self.rows.nbytes // len(self.rows)
+        return len(self.order) * self.rows.nbytes // max(1, len(self.rows))
 
     def __len__(self) -> int:
         return len(self.order)
@@ -153,7 +153,36 @@ class OrderedRows:
         return OrderedRows(self.rows, self.order[rows])
 
     def read(self) -> U8:
-        return self.rows.read()[self.order]
+        if not len(self.order):
+            return self.rows[:0].read()
+        first = int(self.order.min())
+        return self.rows[first : int(self.order.max()) + 1].read()[self.order - first]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TransposedRows:
+    """Columns [start, stop) of a matrix, as rows. element_bytes: of a number."""
+
+    matrix: U8 | StoredRows
+    element_bytes: int
+    start: int
+    stop: int
+
+    @property
+    def nbytes(self) -> int:
+        return len(self) * len(self.matrix) * self.element_bytes
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __getitem__(self, rows: slice) -> TransposedRows:
+        start, stop, _ = rows.indices(len(self))
+        return TransposedRows(self.matrix, self.element_bytes, self.start + start, self.start + max(start, stop))
+
+    def read(self) -> U8:
+        data = self.matrix if isinstance(self.matrix, np.ndarray) else self.matrix.read()
+        numbers = data.reshape(len(self.matrix), -1, self.element_bytes)[:, self.start : self.stop]
+        return np.ascontiguousarray(numbers.swapaxes(0, 1)).reshape(len(self), -1)
 
 
 def typed_value(values: Mapping[str, object], key: str, kind: type[T], default: T | None = None) -> T:

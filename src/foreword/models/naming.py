@@ -15,7 +15,7 @@ from foreword.models.config import ROPE_FACTORS
 from foreword.models.encoder_spec import EncoderSpec, encoder_weight_names
 from foreword.models.families.base import SAFETENSORS_NAMES, Family, Rows
 from foreword.models.families.encoders import EncoderFamily
-from foreword.models.files import OrderedRows
+from foreword.models.files import OrderedRows, TransposedRows
 from foreword.models.pooling import PoolingSpec
 from foreword.models.spec import DecoderSpec, weight_names
 from foreword.models.weights import Tensor, float_tensor
@@ -58,10 +58,10 @@ def weights_from_safetensors(
     if "embed_tokens.weight" in tensors:  # saved without a head
         tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
     names: dict[str, str | Rows] = {**SAFETENSORS_NAMES, **family.names, **family.fused(spec)}
-    if any(name.endswith(_STACKED_EXPERTS) for name in tensors):
+    if "experts.gate_up" not in names and any(name.endswith(_STACKED_EXPERTS) for name in tensors):
         names |= _stacked_experts(spec)
     wanted = chain(weight_names(spec), pooling.weight_names() if pooling else ())
-    weights, used = _collect(path, tensors, wanted, names)
+    weights, used = _collect(path, tensors, wanted, names, transposed=family.transposed_experts)
     # Equal to the embedding, or of a model that computes no logits.
     heads = () if "lm_head" in weights else (SAFETENSORS_NAMES["lm_head"],)
     _check_unused(path, tensors, used, spec.architecture, (*family.unused, *heads))
@@ -156,8 +156,12 @@ def _collect(
     tensors: Mapping[str, Tensor],
     wanted: Iterable[tuple[str, tuple[int, ...]]],
     names: Mapping[str, str | Rows],
+    *,
+    transposed: bool = False,
 ) -> tuple[dict[str, Tensor], set[str]]:
-    """The weights, and the tensors that hold them. Ends at the first fault, whatever sizes the spec claims."""
+    """The weights, and the tensors that hold them. Ends at the first fault, whatever sizes the spec claims. transposed:
+    whether the experts of a layer in one tensor of floats are [in, out] each.
+    """
     weights, used = {}, set()
     for name, shape in wanted:
         found, rows, expert = source_of(name, names)
@@ -166,13 +170,12 @@ def _collect(
         if tensor is None:
             raise ModelError(f"{path}: tensor {found} ({name}) is missing. Use a file that holds the whole model")
         whole = tensor.shape
-        if expert is not None and len(whole) == 3 and expert < whole[0]:  # of [experts, out, in]
-            start, stop = (rows.start, rows.stop) if rows else (0, whole[1])
-            rows = Rows(found, expert * whole[1] + start, expert * whole[1] + stop)
+        is_vector = len(shape) == 1  # files may hold one as several rows
+        if expert is not None and len(whole) == len(shape) + 1 and expert < whole[0]:
+            tensor = _of_expert(tensor, expert, transposed=transposed and not is_vector)
         if rows is not None:
             tensor = select_rows(tensor, rows)
-        is_vector = len(shape) == 1  # files may hold one as several rows
-        found_shape = (prod(tensor.shape),) if is_vector and len(whole) == 2 else tensor.shape
+        found_shape = (prod(tensor.shape),) if is_vector and len(tensor.shape) == 2 else tensor.shape
         if _longer_than_one(found_shape) != _longer_than_one(shape):
             fix = "Use configuration and weights of the same model"
             raise ModelError(f"{path}: tensor {found} ({name}) has shape {whole}, expected {shape}. {fix}")
@@ -193,14 +196,32 @@ def source_of(name: str, names: Mapping[str, str | Rows]) -> tuple[str, Rows | N
     return template.format(i=layer, e=e), rows, int(e) if e and "{e}" not in template else None
 
 
+def _of_expert(tensor: Tensor, expert: int, *, transposed: bool) -> Tensor:
+    """The weight of an expert in the tensor of all [experts, …]. transposed: [out, in] of [in, out], if of floats."""
+    count, shape = prod(tensor.shape[1:-1]), tensor.shape[1:]
+    stored = tensor.stored[expert * count : (expert + 1) * count]
+    if transposed and tensor.quant.block_size == 1:
+        shape = shape[::-1]
+        stored = TransposedRows(stored, tensor.quant.block_bytes, 0, shape[0])
+    return Tensor(stored, tensor.quant, shape)
+
+
 def select_rows(tensor: Tensor, rows: Rows) -> Tensor:
-    """A matrix of these rows. It has none if the tensor is not of whole periods."""
+    """A matrix of these rows, or a vector of these elements. It has none if the tensor is not of whole periods."""
+    size = tensor.shape[0] if len(tensor.shape) == 1 else len(tensor.stored)
+    index = np.arange(size)
+    if rows.period is None:
+        index = index[rows.start : rows.stop]
+    elif size % rows.period:
+        index = index[:0]
+    else:
+        index = index[(index % rows.period >= rows.start) & (index % rows.period < rows.stop)]
+    if len(tensor.shape) == 1:
+        return float_tensor(tensor.dequantize()[index])
     if rows.period is None:
         stored = tensor.stored[rows.start : rows.stop]
     else:
-        data = tensor.data
-        index = np.arange(0 if len(data) % rows.period else len(data))
-        stored = data[index[(index % rows.period >= rows.start) & (index % rows.period < rows.stop)]]
+        stored = tensor.stored[index] if isinstance(tensor.stored, np.ndarray) else OrderedRows(tensor.stored, index)
     return Tensor(stored, tensor.quant, (len(stored), *tensor.shape[-1:]))
 
 

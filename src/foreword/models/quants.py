@@ -10,6 +10,9 @@ The K formats hold 256 weights in sub-blocks of 16 or 32, whose scales (and offs
 
     Q2_K  d s q − m o    Q4_K, Q5_K  d s q − m o    Q3_K  d s (q − 4)    Q6_K  d s (q − 32)
 
+MXFP4 has blocks of 32 with a scale 2^(e − 128) of one byte e; its weights are the scale times 0, 1, 2, 3, 4, 6, 8 or
+12, positive or negative.
+
 Layouts are those of the GGUF file format; the docstring of each function below shows one.
 """
 
@@ -42,6 +45,7 @@ class Quant(Enum):
     Q4_K = (12, 256, 144)
     Q5_K = (13, 256, 176)
     Q6_K = (14, 256, 210)
+    MXFP4 = (39, 32, 17)
 
     def __init__(self, ggml_type: int, block_size: int, block_bytes: int) -> None:
         self.ggml_type, self.block_size, self.block_bytes = ggml_type, block_size, block_bytes
@@ -231,6 +235,16 @@ def _q6_k(b: U8, out: F32) -> None:
     _scaled(out, signed, _f16(b, 208) * b[:, 192:208].view(np.int8))
 
 
+_FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+"""The weights of MXFP4 by their 4 bits, times 2."""
+
+
+def _mxfp4(b: U8, out: F32) -> None:
+    """| e | 16 bytes: low nibbles are weights 0…15, high nibbles 16…31 |"""
+    scale = np.ldexp(np.float32(1), b[:, :1].astype(np.int32) - 128)
+    np.multiply(_FP4[_halves(b[:, None, 1:]).reshape(-1, 32)], scale, out=out)
+
+
 _DECODERS: dict[Quant, Callable[[U8, F32], None]] = {
     Quant.F32: _f32_block,
     Quant.F16: _f16_block,
@@ -245,4 +259,5 @@ _DECODERS: dict[Quant, Callable[[U8, F32], None]] = {
     Quant.Q4_K: _q4_k,
     Quant.Q5_K: _q4_k,
     Quant.Q6_K: _q6_k,
+    Quant.MXFP4: _mxfp4,
 }

@@ -13,7 +13,7 @@ from foreword.models.quants import Quant
 from foreword.models.weights import Tensor
 
 _FLOATS = {"F32": Quant.F32, "F16": Quant.F16, "BF16": Quant.BF16}
-_BYTES = {**{name: quant.block_bytes for name, quant in _FLOATS.items()}, "I32": 4, "F8_E4M3": 1}
+_BYTES = {**{name: quant.block_bytes for name, quant in _FLOATS.items()}, "I32": 4, "F8_E4M3": 1, "U8": 1}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,16 +8,20 @@ One decoder layer, with ``x`` the residual stream [T, hidden]:
 
     h = norm(x, attn_norm);  q, k, v = h Wq + bq, h Wk + bk, h Wv + bv       h = x unless pre_norms; biases if qkv_bias
     q, k = norm(q, q_norm), norm(k, k_norm)                                   if qk_norm, per head or all: joint_qk_norm
-    a = softmax(cap(rope(q) · rope(k) * query_scale, attn_softcap) + mask) v  mask: causal, and the sliding window
+    a = softmax(cap(rope(q) · rope(k) * query_scale, attn_softcap) + mask) v  mask: causal, and the sliding window;
+                                                                              attn_sinks: below
     a = a sigmoid(h Wattn_gate)                                               if attn_gate
     a = a Wo + bo;   a = norm(a, post_attn_norm) if post_norms;   x += residual_scale a          bo if o_bias
     h = norm(x, mlp_norm);  m = (act(h Wgate) * (h Wup)) Wdown                or the mixture of experts
-                            m = act(h Wup + bup) Wdown + bdown                unless gated_mlp; biases if mlp_bias
+                            m = act(h Wup + bup) Wdown + bdown                unless gated_mlp
+                            biases of Wgate, Wup and Wdown if mlp_bias; another gate: ClampedGate
     m = norm(m, post_mlp_norm) if post_norms;   x += residual_scale m
     logits = cap(norm(x, final_norm) Whead * logit_scale, final_softcap)
 
 with ``norm(x, w) = x / sqrt(mean(x²) + norm_eps) * w`` and ``cap(x, c) = c * tanh(x / c)`` (identity for None). With
 layer_norm, norms of x are ``(x − mean(x)) / sqrt(mean((x − mean(x))²) + norm_eps) * w + b``.
+With attn_sinks, each head has a further score in its softmax, without a value: weights = exp(s) / (Σ exp(s) +
+exp(sink)).
 ``x`` begins as embed[input_ids] * embedding_scale, or as the prompt embedding in place of a token.
 A recurrent layer (`foreword.models.recurrent`) replaces the lines of attention; `LayerSpec` says which lines a layer
 lacks.
@@ -57,10 +61,10 @@ class RopeSpec:
 class MoeSpec:
     """A mixture of experts in place of the dense MLP.
 
-    p = softmax(h Wrouter), or sigmoid of each: ``scoring``; take the ``experts_per_token`` largest of p, or of p + bias
-    if ``router_bias``; divide these p by their sum + ``sum_eps`` if ``norm_topk``, and multiply them by ``scale``;
-    m = Σ p_e * mlp_e(h), plus mlp_shared(h) if ``shared_intermediate_size``, times sigmoid(h Wshared_gate) if
-    ``shared_gate``.
+    p = softmax(h Wrouter), or sigmoid of each: ``scoring``, of h Wrouter + b if ``scores_bias``; take the
+    ``experts_per_token`` largest of p, or of p + bias if ``router_bias``; divide these p by their sum + ``sum_eps`` if
+    ``norm_topk``, and multiply them by ``scale``; m = Σ p_e * mlp_e(h), plus mlp_shared(h) if
+    ``shared_intermediate_size``, times sigmoid(h Wshared_gate) if ``shared_gate``.
     """
 
     num_experts: int
@@ -73,6 +77,17 @@ class MoeSpec:
     router_bias: bool = False
     scale: float = 1.0
     sum_eps: float = 0.0
+    scores_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedGate:
+    """g sigmoid(alpha g) (u + 1), with g = min(h Wgate, limit) and u = h Wup within ±limit, in place of act(h Wgate) *
+    (h Wup).
+    """
+
+    alpha: float
+    limit: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +150,10 @@ class DecoderSpec:
     qk_norm: bool = False
     joint_qk_norm: bool = False
     attn_gate: bool = False
+    attn_sinks: bool = False
     o_bias: bool = False
     gated_mlp: bool = True
+    clamped_gate: ClampedGate | None = None
     mlp_bias: bool = False
     pre_norms: bool = True
     post_norms: bool = False
@@ -249,6 +266,8 @@ def _attention(spec: DecoderSpec, p: str) -> Iterator[tuple[str, tuple[int, ...]
         yield p + "k_norm", (kv if spec.joint_qk_norm else spec.head_dim,)
     if spec.attn_gate:
         yield p + "attn_gate", (q, d)
+    if spec.attn_sinks:
+        yield p + "sinks", (spec.num_heads,)
     yield p + "o", (d, q)
     if spec.o_bias:
         yield p + "o_bias", (d,)
@@ -256,6 +275,8 @@ def _attention(spec: DecoderSpec, p: str) -> Iterator[tuple[str, tuple[int, ...]
 
 def _experts(spec: DecoderSpec, p: str, moe: MoeSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield p + "router", (moe.num_experts, spec.hidden_size)
+    if moe.scores_bias:
+        yield p + "scores_bias", (moe.num_experts,)
     if moe.router_bias:
         yield p + "router_bias", (moe.num_experts,)
     for e in range(moe.num_experts):
@@ -269,6 +290,8 @@ def _experts(spec: DecoderSpec, p: str, moe: MoeSpec) -> Iterator[tuple[str, tup
 def _mlp(spec: DecoderSpec, p: str, inner: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     if spec.gated_mlp:
         yield p + "gate", (inner, spec.hidden_size)
+        if spec.mlp_bias:
+            yield p + "gate_bias", (inner,)
     yield p + "up", (inner, spec.hidden_size)
     if spec.mlp_bias:
         yield p + "up_bias", (inner,)

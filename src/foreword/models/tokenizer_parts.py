@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import tokenizers
 
-_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|eot|>")
+_TURN_ENDS = {"<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|eot|>"}
+_HARMONY_ENDS = {"<|return|>", "<|call|>"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,12 @@ class TokenizerParts:
 
 
 def turn_ends(backend: tokenizers.Tokenizer) -> list[int]:
-    """Control tokens that end a turn, found by name: files of chat models often list only the end of text."""
-    return [i for i, t in backend.get_added_tokens_decoder().items() if t.special and t.content in _TURN_ENDS]
+    """Control tokens that end a turn, found by name: files of chat models often list only the end of text. In harmony
+    (gpt-oss) <|end|> ends a message, and a turn may have several.
+    """
+    control = {t.content: i for i, t in backend.get_added_tokens_decoder().items() if t.special}
+    ends = _HARMONY_ENDS if control.keys() >= _HARMONY_ENDS else _TURN_ENDS
+    return sorted(i for content, i in control.items() if content in ends)
 
 
 @contextlib.contextmanager

@@ -134,6 +134,10 @@ MODELS = {
         mamba_head_dim=12, n_groups=2, ssm_state_size=10, conv_kernel=3, chunk_size=8,
         layers_block_type=["linear_attention", "mlp", "linear_attention", "full_attention", "mlp"],
     ),
+    "gpt-oss": transformers.GptOssConfig(
+        **SIZES, head_dim=12, num_local_experts=4, num_experts_per_tok=2, sliding_window=6, swiglu_limit=0.7,
+        rope_parameters={**YARN, "truncate": False},
+    ),
     "lfm2": transformers.Lfm2Config(
         **SIZES, layer_types=LFM_LAYERS, block_multiple_of=12, block_ffn_dim_multiplier=1.5, rope_parameters=ROPE
     ),

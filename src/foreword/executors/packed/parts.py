@@ -39,6 +39,7 @@ AS_IN_FILE = {
     Quant.Q5_1: "q8_min",
     Quant.Q5_K: "q8_min",
     Quant.Q6_K: "q8_half",
+    Quant.MXFP4: "fp4",
 }
 """Number formats of files that native code reads, and what it packs them as (native/kernels/formats.h)."""
 

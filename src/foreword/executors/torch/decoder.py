@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, layer_norm, linear, rms_norm
 
-from foreword.errors import ConfigError
 from foreword.executors.torch.activations import ACTIVATIONS
 from foreword.executors.torch.attention import AttentionCall
 from foreword.executors.torch.grouped import grouped
@@ -21,7 +20,7 @@ from foreword.executors.torch.recurrent import RecurrentLayer
 from foreword.executors.torch.rotation import Rotation
 from foreword.executors.torch.step import PagedStep, Step
 from foreword.executors.torch.weights import Linear, Loader
-from foreword.models.spec import Activation, DecoderSpec, MoeSpec
+from foreword.models.spec import DecoderSpec, MoeSpec
 
 Result = TypeVar("Result")
 StepType = TypeVar("StepType", bound=Step)
@@ -151,7 +150,8 @@ class AttentionWeights:
     """The matrices and norms of one layer's attention.
 
     index: of its keys and values among the layers with attention. norms: of queries and keys, [head_dim] each, or of
-    all heads together; None if the model has none. ends: of queries, keys and values in the outputs of ``inputs``.
+    all heads together; None if the model has none. sinks: [heads], or None. ends: of queries, keys and values in the
+    outputs of ``inputs``.
     """
 
     def __init__(self, spec: DecoderSpec, index: int, load: Loader) -> None:
@@ -167,6 +167,7 @@ class AttentionWeights:
         q, k, v = map(len, self.inputs.outputs[:3])
         self.ends = q, q + k, q + k + v
         self.norms = (load(prefix + "q_norm"), load(prefix + "k_norm")) if spec.qk_norm else None
+        self.sinks = load.among_heads(prefix + "sinks") if spec.attn_sinks else None
 
 
 class PagedLayer(AttentionWeights):
@@ -174,7 +175,8 @@ class PagedLayer(AttentionWeights):
 
     def __init__(self, spec: DecoderSpec, index: int, load: Loader, *, compile: bool) -> None:
         super().__init__(spec, index, load)
-        self._call = AttentionCall(self.index, spec.query_scale, self.layer.sliding_window, softcap=spec.attn_softcap)
+        window, softcap = self.layer.sliding_window, spec.attn_softcap
+        self._call = AttentionCall(self.index, spec.query_scale, window, softcap=softcap, sinks=self.sinks)
         self._heads = spec.num_heads, spec.num_kv_heads
         self._qk_norm: Tensor | None = None  # [heads of q and k, head_dim]
         if self.norms is not None:
@@ -218,18 +220,18 @@ def paged_mixer(spec: DecoderSpec, index: int, load: Loader, *, compile: bool = 
 
 
 class Mlp:
-    """(act(h Wgate) * (h Wup)) Wdown, or without a gate act(h Wup + bup) Wdown + bdown. inputs: its first product."""
+    """(act(h Wgate) * (h Wup)) Wdown, or without a gate act(h Wup) Wdown, with biases if ``mlp_bias``. inputs: its
+    first product.
+    """
 
     def __init__(self, prefix: str, spec: DecoderSpec, load: Loader) -> None:
-        self.activation, self.is_gated = spec.activation, spec.gated_mlp
+        self.gate = Gate(spec)
         names, biases = ["gate", "up"] if spec.gated_mlp else ["up"], spec.mlp_bias
-        self.inputs = load.linear(prefix, names, biases=["up"] if biases else (), split="outputs")
+        self.inputs = load.linear(prefix, names, biases=names if biases else (), split="outputs")
         self.down = load.linear(prefix, ["down"], biases=["down"] if biases else (), split="inputs")
 
     def __call__(self, h: Tensor, loras: ProductChanges | None) -> Tensor:
-        inner = self.inputs(h, loras)
-        inner = gated(inner, self.activation) if self.is_gated else ACTIVATIONS[self.activation](inner)
-        return self.down(inner, loras)
+        return self.down(self.gate(self.inputs(h, loras)), loras)
 
 
 class Experts:
@@ -239,14 +241,20 @@ class Experts:
     """
 
     def __init__(self, prefix: str, spec: DecoderSpec, moe: MoeSpec, load: Loader) -> None:
-        self.moe, self.activation = moe, spec.activation
-        if not spec.gated_mlp or spec.mlp_bias:
-            raise ConfigError(f"{spec.architecture}: experts without gates or with biases; use executor='native'")
+        self.moe, self.gate = moe, Gate(spec)
         self.router = load(prefix + "router", torch.float32)
+        self.scores_bias = load(prefix + "scores_bias", torch.float32) if moe.scores_bias else None
         self.router_bias = load(prefix + "router_bias", torch.float32) if moe.router_bias else None
         experts = [f"{prefix}experts.{e}." for e in range(moe.num_experts)]
-        self.gate_up = load.stacked(experts, ["gate", "up"], split="outputs")
+        names = ["gate", "up"] if spec.gated_mlp else ["up"]
+        self.gate_up = load.stacked(experts, names, split="outputs")
         self.down = load.stacked(experts, ["down"], split="inputs")
+        self.biases: tuple[Tensor, Tensor] | None = None  # [experts, outputs] of both
+        if spec.mlp_bias:
+            self.biases = (
+                load.stacked_biases(experts, names, "outputs"),
+                load.stacked_biases(experts, ["down"], "inputs"),
+            )
         self.shard = load.shards.all
         self.numbers = torch.arange(moe.num_experts, device=load.device)
         self.shared: Mlp | None = None
@@ -256,7 +264,7 @@ class Experts:
 
     def __call__(self, h: Tensor, loras: ProductChanges | None) -> Tensor:
         count = self.moe.experts_per_token
-        scores = linear(h.float(), self.router)
+        scores = linear(h.float(), self.router, self.scores_bias)
         probs = scores.softmax(-1) if self.moe.scoring == "softmax" else scores.sigmoid()
         order = probs if self.router_bias is None else probs + self.router_bias
         chosen = order.sort(dim=-1, descending=True, stable=True).indices[:, :count]
@@ -266,9 +274,11 @@ class Experts:
         weights = weights * self.moe.scale
         experts, order = chosen.flatten().sort(stable=True)  # of pairs of a token and one of its experts
         ends = torch.searchsorted(experts, self.numbers, right=True).int()
-        inner = gated(grouped(h[order // count], self.gate_up, ends), self.activation)
+        inner = grouped(h[order // count], self.gate_up, ends)
+        inner = self.gate(inner if self.biases is None else inner + self.biases[0][experts])
+        down = grouped(inner, self.down, ends)
         outputs = torch.empty(len(order), h.shape[1], dtype=h.dtype, device=h.device)
-        outputs[order] = grouped(inner, self.down, ends)
+        outputs[order] = down if self.biases is None else down + self.biases[1][experts]
         out = self.shard.sum((outputs.view(-1, count, h.shape[1]) * weights[..., None].to(h.dtype)).sum(1))
         if self.shared is not None:
             shared = self.shared(h, loras)
@@ -287,7 +297,19 @@ def cap(x: Tensor, limit: float | None) -> Tensor:
     return x if limit is None else limit * torch.tanh(x / limit)
 
 
-def gated(gate_up: Tensor, activation: Activation) -> Tensor:
-    """act(gate) * up of [N, gate and up]."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return ACTIVATIONS[activation](gate) * up
+class Gate:
+    """What an MLP makes of its first product [N, gate and up]: act(gate) * up, or what the spec has in its place;
+    without a gate act(up).
+    """
+
+    def __init__(self, spec: DecoderSpec) -> None:
+        self.activation, self.is_gated, self.clamp = ACTIVATIONS[spec.activation], spec.gated_mlp, spec.clamped_gate
+
+    def __call__(self, gate_up: Tensor) -> Tensor:
+        if not self.is_gated:
+            return self.activation(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        if self.clamp is None:
+            return self.activation(gate) * up
+        gate = gate.clamp(max=self.clamp.limit)
+        return gate * torch.sigmoid(self.clamp.alpha * gate) * (up.clamp(-self.clamp.limit, self.clamp.limit) + 1)

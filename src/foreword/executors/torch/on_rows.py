@@ -249,7 +249,7 @@ class _RowLayer(AttentionWeights):
         )  # fmt: skip
         attention.attend(
             queries, cache, out, num_tokens=T, num_reqs=step.num_reqs, scale=spec.query_scale,
-            window=self.layer.sliding_window, softcap=spec.attn_softcap or 0.0,
+            window=self.layer.sliding_window, softcap=spec.attn_softcap or 0.0, sinks=self.sinks,
         )  # fmt: skip
         a = out.flatten(1)
         return self.output(a * projected[:, -a.shape[1] :].sigmoid() if spec.attn_gate else a, step.loras)

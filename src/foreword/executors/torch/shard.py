@@ -193,4 +193,9 @@ class Shards:
                 f"tensor_parallel_size={size}: {spec.architecture} norms the queries of all heads together, but a rank "
                 "has its own alone; use 1"
             )
+        if self.positions.size > 1 and spec.attn_sinks:
+            raise ConfigError(
+                f"context_parallel_size={self.positions.size}: {spec.architecture} has attention sinks, which ranks "
+                "cannot merge; use 1"
+            )
         return replace(spec, num_heads=spec.num_heads // size, num_kv_heads=spec.num_kv_heads // size)

@@ -129,6 +129,25 @@ class Loader:
                 self._read(self.weights[prefix + name], own[:, :columns], *part)
         return out
 
+    def stacked_biases(self, prefixes: Sequence[str], names: Sequence[str], split: Split) -> Tensor:
+        """[len(prefixes), rows of all names]: the biases of matrices that are read by `stacked`. Where ranks add their
+        outputs up, one alone has them.
+        """
+        of_one = [self._biases([prefix + name for name in names], split) for prefix in prefixes]
+        return torch.stack(of_one)
+
+    def among_heads(self, name: str) -> Tensor:
+        """The rank's part of a vector with a number for each head."""
+        part = self.shards.heads.part(self.weights[name].shape[0])
+        return self(name)[part.start : part.stop]
+
+    def _biases(self, names: Sequence[str], split: Split) -> Tensor:
+        if split == "inputs" and self.shards.all.rank:
+            return torch.zeros(sum(self.weights[name].shape[0] for name in names), dtype=self.dtype, device=self.device)
+        rows = [_part(self.weights[name], split, self.shards.all)[0] for name in names]
+        biases = [self(f"{name}_bias")[own.start : own.stop] for name, own in zip(names, rows, strict=True)]
+        return torch.cat(biases)
+
     def _joined(
         self,
         names: Sequence[str],

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from foreword.models.families import delta, gemma, glm, granite, lfm, llama, mamba, nemotron, olmo, phi, qwen, starcoder
+from foreword.models.families import (
+    delta,
+    gemma,
+    glm,
+    gpt_oss,
+    granite,
+    lfm,
+    llama,
+    mamba,
+    nemotron,
+    olmo,
+    phi,
+    qwen,
+    starcoder,
+)
 from foreword.models.families.base import Family
 from foreword.models.families.encoders import ENCODER_FAMILIES as ENCODER_FAMILIES
 
@@ -21,6 +35,7 @@ FAMILIES: Mapping[str, Family] = {
     **nemotron.FAMILIES,
     **delta.FAMILIES,
     **lfm.FAMILIES,
+    **gpt_oss.FAMILIES,
 }
 """By ``model_type`` of a config.json."""
 

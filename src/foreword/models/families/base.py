@@ -127,10 +127,13 @@ GGUF_NAMES: Mapping[str, str] = {
     "qkv": _BLOCK + "attn_qkv.weight",
     "gate_up": _BLOCK + "ffn_up.weight",
     "router": _BLOCK + "ffn_gate_inp.weight",
+    "scores_bias": _BLOCK + "ffn_gate_inp.bias",
+    "sinks": _BLOCK + "attn_sinks.weight",
     "shared_gate": _BLOCK + "ffn_gate_inp_shexp.weight",
     **{name: f"{_BLOCK}ffn_{name}.weight" for name in ("gate", "up", "down")},
-    **{f"{name}_bias": f"{_BLOCK}ffn_{name}.bias" for name in ("up", "down")},
+    **{f"{name}_bias": f"{_BLOCK}ffn_{name}.bias" for name in ("gate", "up", "down")},
     **{f"experts.{name}": f"{_BLOCK}ffn_{name}_exps.weight" for name in ("gate", "up", "down")},
+    **{f"experts.{name}_bias": f"{_BLOCK}ffn_{name}_exps.bias" for name in ("gate", "up", "down")},
     **{f"shared.{name}": f"{_BLOCK}ffn_{name}_shexp.weight" for name in ("gate", "up", "down")},
 }
 
@@ -158,7 +161,8 @@ class Family:
     norms_less_one: safetensors hold norm weights as w − 1. interleaved: they hold q and k rows in interleaved rotary
     order. gguf: the architecture's name in GGUF files, if it has one.
     gguf_names: where its GGUF files differ from `GGUF_NAMES`. gguf_interleaved: they hold q and k rows in interleaved
-    rotary order. fused: weights that are rows of another tensor. gguf_fused: these of GGUF files; None: the same.
+    rotary order. transposed_experts: safetensors with all experts of a layer in one tensor of floats hold each as
+    [in, out]. fused: weights that are rows of another tensor. gguf_fused: these of GGUF files; None: the same.
     """
 
     title: str
@@ -171,6 +175,7 @@ class Family:
     gguf: str | None = None
     gguf_names: Mapping[str, str] = field(default_factory=dict)
     gguf_interleaved: bool = False
+    transposed_experts: bool = False
     fused: Callable[[DecoderSpec], Mapping[str, Rows]] = lambda spec: {}
     gguf_fused: Callable[[DecoderSpec], Mapping[str, Rows]] | None = None
 

@@ -5,6 +5,7 @@
 | 4 bit, each 32 columns of one group               | Q4_0 (all z = 8), or Q4_1  | 1/64 of its scale                   |
 | 8 bit; 4 bit in mixed groups; FP8                 | Q8_0                       | 1/250 of the largest of 32 weights  |
 | columns that are not a multiple of 32             | F32                        | 0                                   |
+| MXFP4                                             | MXFP4                      | 0                                   |
 
 Scales become float16, which adds up to 1e-6 where they are below 6e-5.
 """
@@ -19,6 +20,7 @@ from foreword.models.files import FETCH_AGAIN
 from foreword.models.quantized.fp8 import fp8_matrices
 from foreword.models.quantized.integers import integer_matrices
 from foreword.models.quantized.matrix import SAME_MODEL, ConvertedRows, one_of
+from foreword.models.quantized.mxfp4 import mxfp4_tensors
 from foreword.models.quants import Quant
 from foreword.models.safetensors import Entry
 from foreword.models.weights import Tensor
@@ -67,13 +69,18 @@ def read_weights(entries: Mapping[str, Entry], config: Config) -> dict[str, Tens
     if not isinstance(given, dict):
         raise config.error(f"quantization_config is {given!r:.80}, not a JSON object", FETCH_AGAIN)
     settings = Config(config.path, {f"quantization_config.{key}": value for key, value in given.items()})
-    method = one_of(settings, "quant_method", "", ("fp8", "compressed-tensors", "awq", "gptq"))
+    method = one_of(settings, "quant_method", "", ("fp8", "compressed-tensors", "awq", "gptq", "mxfp4"))
     is_integer = method in ("awq", "gptq")
     weights: dict[str, Tensor] = {}
     used: set[str] = set()
-    for name, matrix, parts in (integer_matrices if is_integer else fp8_matrices)(entries, settings, method):
-        weights[name] = Tensor(ConvertedRows(matrix, 0, matrix.shape[0]), matrix.quant, matrix.shape)
-        used.update(part.name for part in parts)
+    if method == "mxfp4":
+        for name, tensor, both in mxfp4_tensors(entries):
+            weights[name] = tensor
+            used.update(part.name for part in both)
+    else:
+        for name, matrix, parts in (integer_matrices if is_integer else fp8_matrices)(entries, settings, method):
+            weights[name] = Tensor(ConvertedRows(matrix, 0, matrix.shape[0]), matrix.quant, matrix.shape)
+            used.update(part.name for part in parts)
     for key, value in settings.values.items():
         if value and key not in settings.read and key.removeprefix("quantization_config.") not in _WITHOUT_EFFECT:
             fix = "Use a checkpoint without it, or an unquantised one"
