@@ -130,6 +130,8 @@ class CpuModel {
     }
     if (d.contains("recurrent")) {
       recurrent(d, layer);
+    } else if (c.latent.kv_rank) {
+      latent(d, layer);
     } else {
       attention(d, layer);
     }
@@ -339,6 +341,10 @@ class CpuModel {
     if (c.num_kv_heads < 1 || c.num_heads % c.num_kv_heads) {
       throw std::invalid_argument("num_heads is not a multiple of num_kv_heads = " + std::to_string(c.num_kv_heads));
     }
+    const LatentConfig &latent = c.latent;
+    if (latent.kv_rank && (c.num_kv_heads != 1 || c.head_dim != latent.rope_dim + latent.kv_rank)) {
+      throw std::invalid_argument("latent attention has one key head of rope_dim + kv_rank numbers");
+    }
     return c;
   }
 
@@ -440,6 +446,37 @@ class CpuModel {
     layer.o = linear(d, "o", hidden, heads);
   }
 
+  // k_b and v_b: lists of matrices, one of each head.
+  void latent(const nb::dict &d, Layer &layer) {
+    const ModelConfig &c = model_.config;
+    const LatentConfig &l = c.latent;
+    const int hidden = c.hidden_size, queries = c.num_heads * l.query_dim();
+    layer.latent = std::make_unique<Latent>();
+    Latent &latent = *layer.latent;
+    const PackedMatrix *kv_a = matrix(d, "kv_a", l.rope_dim + l.kv_rank, hidden);
+    if (l.q_rank) {
+      layer.qkv = model_.make_linear({matrix(d, "q_a", l.q_rank, hidden), kv_a});
+      latent.q_norm = vector(d, "q_a_norm", l.q_rank);
+      latent.q_b = linear(d, "q", queries, l.q_rank);
+    } else {
+      layer.qkv = model_.make_linear({matrix(d, "q", queries, hidden), kv_a});
+    }
+    latent.kv_norm = vector(d, "kv_a_norm", l.kv_rank);
+    latent.k_b = of_heads(d, "k_b", l.kv_rank, l.nope_dim);
+    latent.v_b = of_heads(d, "v_b", l.value_dim, l.kv_rank);
+    layer.o = linear(d, "o", hidden, c.num_heads * l.value_dim);
+  }
+
+  std::vector<Linear> of_heads(const nb::dict &d, const char *name, int rows, int cols) {
+    std::vector<int> ids;
+    if (!d.contains(name) || !nb::try_cast(d[name], ids) || int(ids.size()) != model_.config.num_heads) {
+      throw std::invalid_argument(std::string(name) + " is missing or not a list of a matrix for each head");
+    }
+    std::vector<Linear> heads;
+    for (int id : ids) heads.push_back(model_.make_linear({matrix(id, name, rows, cols)}));
+    return heads;
+  }
+
   void recurrent(const nb::dict &layer_ids, Layer &layer) {
     const RecurrentConfig &c = model_.recurrent;
     const int hidden = model_.config.hidden_size, keys = c.num_keys(), values = c.num_values();
@@ -522,6 +559,12 @@ class CpuModel {
     moe->sigmoid = integer(d, "sigmoid", 0, 1);
     moe->scores_bias = optional_vector(d, "scores_bias", num_experts);
     moe->router_bias = optional_vector(d, "router_bias", num_experts);
+    moe->num_groups = integer(d, "num_groups", 1, num_experts);
+    moe->groups_per_token = integer(d, "groups_per_token", 1, moe->num_groups);
+    if (num_experts % moe->num_groups ||
+        moe->experts_per_token > num_experts / moe->num_groups * moe->groups_per_token) {
+      throw std::invalid_argument("num_groups: groups of equal size have the experts of a token");
+    }
     moe->scale = number(d, "scale");
     moe->sum_eps = number(d, "sum_eps");
     if (d.contains("shared")) moe->shared = std::make_unique<Mlp>(mlp(d, "shared"));

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/kv_cache.h"
+#include "kernels/model.h"
 #include "python_types.h"
 
 namespace foreword::kernels {
@@ -68,9 +69,9 @@ inline int in_range(int64_t value, int64_t least, int64_t most, const char *name
                               std::to_string(least) + ", " + std::to_string(most) + "]");
 }
 
-// The most rows or columns of a matrix, heads, experts, and tokens, requests or logits of a step. A step's tokens times
+// The most rows or columns of a matrix, heads, and tokens, requests or logits of a step. A step's tokens times
 // heads or experts fit int.
-constexpr int kMostSize = 1 << 24, kMostHeads = 1 << 9, kMostExperts = 1 << 10, kMostTokens = 1 << 20;
+constexpr int kMostSize = 1 << 24, kMostHeads = 1 << 9, kMostTokens = 1 << 20;
 
 // Throws std::invalid_argument if `size` entries are fewer than `least`.
 inline void check_size(size_t size, size_t least, const char *name) {
@@ -123,6 +124,14 @@ inline SourceMatrix source_matrix(const Array2<uint8_t> &data, const SourceForma
                                 " weights in blocks of " + std::to_string(format.values));
   }
   return {format.source, rows, cols, row_bytes, data.data()};
+}
+
+// The sizes of latent attention; an empty dict if the model has none.
+inline LatentConfig latent_config(const nb::dict &d, double norm_eps) {
+  if (nb::len(d) == 0) return {};
+  constexpr int kMost = kMostSize / kMostHeads;
+  return {integer(d, "q_rank", 0, kMost),   integer(d, "kv_rank", 1, kMost),   integer(d, "nope_dim", 1, kMost),
+          integer(d, "rope_dim", 1, kMost), integer(d, "value_dim", 1, kMost), float(norm_eps)};
 }
 
 // The sizes of the recurrent layers of a model; an empty dict if it has none.

@@ -63,12 +63,15 @@ struct Mlp {
   const Linear &first() const { return gate.parts.empty() ? up : gate; }
 };
 
+constexpr int kMostExperts = 1 << 10;  // of a layer
+
 struct Moe {
   Linear router, shared_gate;
   std::vector<Mlp> experts;
   std::unique_ptr<Mlp> shared;
   int experts_per_token = 0;
   bool norm_topk = true, sigmoid = false;  // sigmoid: of scores, in place of softmax
+  int num_groups = 1, groups_per_token = 1;
   float scale = 1.f, sum_eps = 0.f;  // sum_eps: added to the sum that norm_topk divides by
   Vector scores_bias = nullptr;  // added to the router's scores
   Vector router_bias = nullptr;  // added to probabilities for the choice alone
@@ -77,6 +80,14 @@ struct Moe {
 // What a recurrent layer has in place of attention; rate = exp(a_log). conv: [conv_kernel, channel_stride].
 struct Recurrent {
   Vector conv = nullptr, conv_bias = nullptr, dt_bias = nullptr, rate = nullptr, skip = nullptr, norm = nullptr;
+};
+
+// Latent attention: MlaSpec. Its first product has q (or q_a) and kv_a; q_b without parts: q needs no second product.
+// k_b, v_b: of each head, [kv_rank, nope_dim] and [value_dim, kv_rank].
+struct Latent {
+  Linear q_b;
+  Vector q_norm = nullptr, kv_norm = nullptr;
+  std::vector<Linear> k_b, v_b;
 };
 
 // qkv without parts: the layer has neither attention nor a state; neither mlp nor moe: it has none of both.
@@ -89,6 +100,7 @@ struct Layer {
   Linear qkv, o;  // of a recurrent layer: all projections of its input, and the output projection
   bool gated = false;  // qkv has a fourth part, the gate of the attention's output
   std::unique_ptr<Recurrent> recurrent;  // in place of attention
+  std::unique_ptr<Latent> latent;        // of attention
   std::unique_ptr<Mlp> mlp;
   std::unique_ptr<Moe> moe;
   int rope = -1;  // index of its rotary embedding; −1: none
@@ -114,6 +126,14 @@ struct Rope {
   }
 };
 
+// kv_rank 0: the model has no latent attention.
+struct LatentConfig {
+  int q_rank = 0, kv_rank = 0, nope_dim = 0, rope_dim = 0, value_dim = 0;
+  float norm_eps = 0.f;
+
+  int query_dim() const { return rope_dim + nope_dim; }
+};
+
 struct ModelConfig {
   int hidden_size, num_heads, num_kv_heads, head_dim, vocab_size, num_groups;
   float norm_eps, query_scale, embedding_scale;
@@ -122,6 +142,7 @@ struct ModelConfig {
   float residual_scale = 1.f, logit_scale = 1.f;
   bool joint_qk_norm = false, layer_norm = false;
   float gate_alpha = 0.f, gate_limit = 0.f;  // of a clamped gate in place of `activation`; limit 0: none
+  LatentConfig latent = {};
 };
 
 // The input of a product in each kind that some matrix takes.

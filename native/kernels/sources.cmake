@@ -84,6 +84,7 @@ target_sources(_native PRIVATE
   native/kernels/forward/embedding_stage.cpp
   native/kernels/forward/forward.cpp
   native/kernels/forward/input.cpp
+  native/kernels/forward/latent_stage.cpp
   native/kernels/forward/logits_stage.cpp
   native/kernels/forward/lora_step.cpp
   native/kernels/forward/mlp_stage.cpp

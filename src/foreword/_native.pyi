@@ -186,6 +186,8 @@ class CpuModel:
         layer_norm: bool = False,
         gate_alpha: float = 0.0,
         gate_limit: float = 0.0,
+        latent: dict[str, int] = {},
+        latent_eps: float = 0.0,
         num_groups: int,
         num_slots: int,
         num_blocks: int,

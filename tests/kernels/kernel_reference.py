@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from foreword.models.quants import Quant
 from foreword.models.recurrent import RecurrentSpec
-from foreword.models.spec import ClampedGate, DecoderSpec, LayerSpec, MoeSpec, RopeSpec, weight_names
+from foreword.models.spec import ClampedGate, DecoderSpec, LayerSpec, MlaSpec, MoeSpec, RopeSpec, weight_names
 from foreword.models.weights import Tensor
 
 Floats = npt.NDArray[np.float64]
@@ -161,6 +161,21 @@ SPECS: dict[str, DecoderSpec] = {
             LayerSpec(rope(16), 24),
         ),
     ),
+    "latent": tiny_spec(
+        num_kv_heads=1,
+        head_dim=28,
+        mla=MlaSpec(q_rank=24, kv_rank=20, nope_dim=12, rope_dim=8, value_dim=18),
+        layers=(
+            LayerSpec(rope(8)),
+            LayerSpec(
+                rope(8), moe=MoeSpec(8, 3, 64, scoring="sigmoid", router_bias=True, num_groups=4, groups_per_token=2)
+            ),
+            LayerSpec(rope(8), moe=MoeSpec(8, 2, 64, num_groups=2)),
+        ),
+    ),
+    "latent_of_one_product": tiny_spec(
+        num_kv_heads=1, head_dim=28, mla=MlaSpec(0, 20, 12, 8, 18), layers=(LayerSpec(rope(8)), LayerSpec(rope(8)))
+    ),
     "short_conv": tiny_spec(
         qk_norm=True,
         layers=(
@@ -222,6 +237,8 @@ class Reference:
 
     def _attention(self, p: str, layer: LayerSpec, h: Floats) -> Floats:
         spec, n = self.spec, len(h)
+        if spec.mla is not None:
+            return self._latent_attention(p, layer, spec.mla, h)
         q, k, v = (
             (h @ self._w(p + s).T + (self._w(p + s + "_bias") if spec.qkv_bias else 0)).reshape(n, -1, spec.head_dim)
             for s in ("q", "k", "v")
@@ -245,6 +262,19 @@ class Reference:
         if spec.attn_gate:
             a = a / (1 + np.exp(-h @ self._w(p + "attn_gate").T))
         return a @ self._w(p + "o").T + (self._w(p + "o_bias") if spec.o_bias else 0)
+
+    def _latent_attention(self, p: str, layer: LayerSpec, mla: MlaSpec, h: Floats) -> Floats:
+        """With the keys and values of every head, as DeepSeek's report has them (arXiv 2405.04434)."""
+        n, heads, r = len(h), self.spec.num_heads, mla.rope_dim
+        u = _norm(h @ self._w(p + "q_a").T, self._w(p + "q_a_norm"), mla.norm_eps) if mla.q_rank else h
+        q, kv = (u @ self._w(p + "q").T).reshape(n, heads, -1), h @ self._w(p + "kv_a").T
+        latent = _norm(kv[:, r:], self._w(p + "kv_a_norm"), mla.norm_eps)
+        k, v = ((latent @ self._w(p + name).T).reshape(n, heads, -1) for name in ("k_b", "v_b"))
+        rotary = np.repeat(_rotate(kv[:, None, :r], layer.rope), heads, axis=1)
+        q, k = np.concatenate([_rotate(q[..., :r], layer.rope), q[..., r:]], -1), np.concatenate([rotary, k], -1)
+        s = np.einsum("ihd,jhd->hij", q, k) * self.spec.query_scale
+        e = np.exp(np.where(np.arange(n)[None, :] <= np.arange(n)[:, None], s, -np.inf))
+        return np.einsum("hij,jhd->ihd", e / e.sum(-1, keepdims=True), v).reshape(n, -1) @ self._w(p + "o").T
 
     def _recurrent(self, p: str, r: RecurrentSpec, h: Floats) -> Floats:
         """Head by head and token by token, as the papers write it: Mamba 2 (arXiv 2405.21060) with x, B, C, dt, A, D,
@@ -317,7 +347,10 @@ class Reference:
         bias = self._w(p + "router_bias") if moe.router_bias else 0
         out = np.zeros_like(h)
         for t, row in enumerate(probabilities):
-            chosen = np.argsort(-(row + bias), kind="stable")[: moe.experts_per_token]
+            order = (row + bias).reshape(moe.num_groups, -1)
+            best = [np.sort(group)[-2:].sum() if moe.router_bias else group.max() for group in order]
+            order[np.argsort(best)[: moe.num_groups - moe.groups_per_token]] = -np.inf
+            chosen = np.argsort(-order.ravel(), kind="stable")[: moe.experts_per_token]
             share = moe.scale * (row[chosen] / (row[chosen].sum() + moe.sum_eps) if moe.norm_topk else row[chosen])
             for weight, expert in zip(share, chosen, strict=True):
                 out[t] += weight * self._mlp(f"{p}experts.{expert}.", h[t : t + 1])[0]

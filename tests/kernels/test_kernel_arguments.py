@@ -229,8 +229,8 @@ def test_weights_and_layers():
         else:
             layer["moe"] = moe = {
                 "router": matrix(model, odd(3), 64), "experts": [mlp] * (odd(3) or 0), "experts_per_token": 2,
-                "norm_topk": True, "sigmoid": False, "scale": 1.0, "sum_eps": 0.0, "shared": mlp,
-                "shared_gate": matrix(model, odd(1), 64),
+                "norm_topk": True, "sigmoid": False, "scale": 1.0, "sum_eps": 0.0, "num_groups": 1,
+                "groups_per_token": 1, "shared": mlp, "shared_gate": matrix(model, odd(1), 64),
             }  # fmt: skip
             moe |= {key: odd(value) for key, value in moe.items() if isinstance(value, int)}
         layer |= {key: odd(value) for key, value in layer.items() if isinstance(value, int)}

@@ -37,6 +37,14 @@ def test_chunks_do_not_change_a_bit(weight_format, kv_format, isa):
 
 
 @every_isa
+@pytest.mark.parametrize(("weight_format", "kv_format"), FORMATS)
+def test_chunks_of_latent_attention_do_not_change_a_bit(weight_format, kv_format, isa):
+    spec = SPECS["latent"]
+    options = {"weight_format": weight_format, "kv_format": kv_format, "isa": isa}
+    assert_same_bits([200], [[1, 199], [13, 100, 2, 85]], spec=spec, weights=random_weights(spec), **options)
+
+
+@every_isa
 @pytest.mark.parametrize("quant", [Quant.Q4_0, Quant.Q4_1, Quant.Q8_0, Quant.Q5_1])
 def test_chunks_do_not_change_a_bit_of_weights_in_blocks(quant, isa):
     """The inputs of `down` are more than a product unpacks at once."""

@@ -15,7 +15,7 @@ ARCHITECTURES = {
     "olmo3": "olmo2", "glm4": "glm4", "starcoder2": "starcoder2", "granite": "granite", "granitemoe": "granitemoe",
     "granitemoeshared": "granitemoe", "granitemoehybrid": "granitehybrid", "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe", "lfm2": "lfm2", "nemotron_h": "nemotron_h", "lfm2_moe": "lfm2moe",
-    "gpt_oss": "gpt-oss",
+    "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "minicpm3": "minicpm3",
 }  # fmt: skip
 INTERLEAVED = {
     "llama",
@@ -82,6 +82,10 @@ BLOCK = {
     "self_attn.q_layernorm": "attn_q_norm", "self_attn.k_layernorm": "attn_k_norm",
     "feed_forward.w1": "ffn_gate", "feed_forward.w3": "ffn_up", "feed_forward.w2": "ffn_down",
     "feed_forward.gate": "ffn_gate_inp",
+    "self_attn.q_a_proj": "attn_q_a", "self_attn.q_a_layernorm": "attn_q_a_norm", "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa", "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp", "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp", "self_attn.kv_b_proj": "attn_kv_b",
     "conv.in_proj": "shortconv.in_proj", "conv.conv": "shortconv.conv", "conv.out_proj": "shortconv.out_proj",
 }  # fmt: skip
 DELTA_BLOCK = {
@@ -164,6 +168,13 @@ def converted(config, name, value):
             return {f"blk.{layer}.ffn_gate{end}.weight": gate, f"blk.{layer}.ffn_up{end}.weight": up}
         case "mlp" if config["model_type"] == "gpt_oss":
             return gpt_oss_experts(layer, part, value)
+        case "mlp" if part == "gate.e_score_correction_bias":
+            return {f"blk.{layer}.exp_probs_b.bias": value}
+        case "self_attn" if part == "kv_b_proj.weight" and not config.get("old_file"):
+            nope, rank = config["qk_nope_head_dim"], config["kv_lora_rank"]
+            heads = value.reshape(config["num_attention_heads"], -1, rank)
+            k, v = heads[:, :nope].swapaxes(1, 2), heads[:, nope:]
+            return {f"blk.{layer}.attn_k_b.weight": k, f"blk.{layer}.attn_v_b.weight": v}
         case "self_attn" if part == "sinks":
             return {f"blk.{layer}.attn_sinks.weight": value}
         case "feed_forward" if part == "expert_bias":
@@ -242,6 +253,37 @@ def delta_net(config, layer, part, value):
     return {}
 
 
+def latent(architecture, config):
+    """The metadata of latent attention, and of experts in groups. Older files have the lengths of a head of q and v."""
+    rank, query = config["kv_lora_rank"], config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
+    found = {"rope.dimension_count": config["qk_rope_head_dim"], "attention.kv_lora_rank": rank}
+    if config["q_lora_rank"]:
+        found["attention.q_lora_rank"] = config["q_lora_rank"]
+    if config.get("old_file") or architecture == "minicpm3":
+        found |= {"attention.key_length": query, "attention.value_length": config["v_head_dim"]}
+    else:
+        found |= {
+            "attention.key_length": rank + config["qk_rope_head_dim"], "attention.value_length": rank,
+            "attention.key_length_mla": query, "attention.value_length_mla": config["v_head_dim"],
+            "attention.head_count_kv": 1,
+        }  # fmt: skip
+    if "n_routed_experts" in config:
+        found |= {
+            "leading_dense_block_count": config["first_k_dense_replace"], "expert_count": config["n_routed_experts"],
+            "expert_shared_count": config["n_shared_experts"], "expert_group_count": config["n_group"],
+            "expert_group_used_count": config["topk_group"],
+            "expert_gating_func": 2 if config["model_type"] == "deepseek_v3" else 1,
+        }  # fmt: skip
+    return {f"{architecture}.{key}": ("u32", value) for key, value in found.items()} | (
+        {
+            f"{architecture}.expert_weights_scale": ("f32", config["routed_scaling_factor"]),
+            f"{architecture}.expert_weights_norm": ("bool", config["norm_topk_prob"]),
+        }
+        if "n_routed_experts" in config
+        else {}
+    )
+
+
 def experts_everywhere(tiny, like):
     """The shapes of a model in which every layer has the experts of layer ``like``."""
     mlp = re.compile(r"model\.layers\.(\d+)\.mlp\.")
@@ -292,6 +334,8 @@ def metadata(config):
             "nemotron_h.ssm.inner_size": ("u32", config["mamba_num_heads"] * config["mamba_head_dim"]),
         }
         del found["nemotron_h.expert_feed_forward_length"]
+    if "kv_lora_rank" in config:
+        found |= latent(architecture, config)
     if config.get("block_auto_adjust_ff_dim"):
         inner = int(config["block_ffn_dim_multiplier"] * int(2 * config["intermediate_size"] / 3))
         unit = config["block_multiple_of"]

@@ -54,7 +54,11 @@ OLMO3 = {"olmo2.rope.scaling.type": ("str", "yarn"), "olmo2.rope.scaling.factor"
          "olmo2.rope.scaling.original_context_length": ("u32", 16)}  # fmt: skip
 GPT_OSS = {"gpt-oss.rope.scaling.type": ("str", "yarn"), "gpt-oss.rope.scaling.factor": ("f32", 4),
            "gpt-oss.rope.scaling.original_context_length": ("u32", 16)}  # fmt: skip
+DEEPSEEK = {"deepseek2.rope.scaling.type": ("str", "yarn"), "deepseek2.rope.scaling.factor": ("f32", 4),
+            "deepseek2.rope.scaling.original_context_length": ("u32", 16)}  # fmt: skip
+MSCALE = {**TINY["deepseek-v3"]["config"]["rope_parameters"], "mscale": 0.7}
 WITH_TRANSFORMERS_LOGITS = {
+    "deepseek-v2": (DEEPSEEK, {}),
     **{name: ({}, {}) for name in ("ernie4_5", "arcee", "seed-oss", "olmo2", "starcoder2", "granite", "granite-moe")},
     **{name: ({}, {}) for name in ("granite-moe-shared", "granite-hybrid", "granite-hybrid-dense", "nemotron-h")},
     "lfm2": ({}, {}),
@@ -90,6 +94,14 @@ LOCAL = {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 
 # Settings that GGUF cannot express are changed in the directory: (changes, more metadata).
 LIKE_A_DIRECTORY = {
     "gpt-oss": ({"swiglu_limit": 7.0}, GPT_OSS),
+    **{
+        f"deepseek-v3, {kind}": (
+            {"rope_parameters": MSCALE, "old_file": kind == "kv_b in one"},
+            DEEPSEEK | {"deepseek2.rope.scaling.yarn_log_multiplier": ("f32", 0.07)},
+        )
+        for kind in ("k_b and v_b apart", "kv_b in one")
+    },
+    "minicpm3": ({"scale_emb": 12.0, "dim_model_base": 256}, {}),
     "lfm2-moe": ({"routed_scaling_factor": 1.0}, {"lfm2moe.expert_gating_func": ("u32", 2)}),
     "mistral": ({"sliding_window": None, "layer_types": None}, {}),
     "qwen2-moe": ({"decoder_sparse_step": 1}, {}),

@@ -29,8 +29,11 @@ WITH_ATTENTION = {
     "granitemoehybrid": {"layer_types": ["full_attention", *["linear_attention"] * 31]},
     "nemotron_h": {"layers_block_type": ["linear_attention", "full_attention", "mlp"]},
     "lfm2_moe": {"layer_types": ["full_attention", *["conv"] * 31]},
+    "deepseek_v2": {"num_experts_per_tok": 6},
 }
-"""Where the defaults of a reference are of a model that is refused: without attention, or with experts."""
+"""Where the defaults of a reference are of a model that is refused: without attention, with experts, or without their
+number per token.
+"""
 LOADER = {"architectures", "model_type"}  # which choose the family
 PATH = Path("config.json")
 

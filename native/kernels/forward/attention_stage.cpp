@@ -7,6 +7,7 @@ namespace foreword::kernels {
 AttentionStage::AttentionStage(PassContext &context, const EmbeddingStage &embedding)
     : ctx_(context),
       embedding_(embedding),
+      latent_(context),
       windows_(size_t(context.model.config.num_groups), -1),
       plans_(windows_.size()),
       next_tasks_(context.model.layers.size() * size_t(context.pool.num_teams())),
@@ -41,8 +42,10 @@ void AttentionStage::reserve() {
   qkv_.reserve(in.num_tokens);
   queries_.reserve(in.num_tokens);
   out_.reserve(in.num_tokens);
-  o_input_.reserve(in.num_tokens, ctx_.model.config.num_heads * ctx_.model.config.head_dim, ctx_.with_loras(kinds_),
-                   ctx_.pool.size());
+  const ModelConfig &c = ctx_.model.config;
+  const int values = c.num_heads * std::max(c.head_dim, c.latent.value_dim);
+  o_input_.reserve(in.num_tokens, values, ctx_.with_loras(kinds_), ctx_.pool.size());
+  latent_.reserve();
   partials_.reserve(size_t(num_partials) * size_t(num_kv_heads) * partial_stride_);
 }
 
@@ -59,7 +62,12 @@ void AttentionStage::run(int thread, int layer_index) {
     norm_jointly(thread, layer);
     ctx_.pool.barrier();
   }
-  rotate_and_store(thread, layer);
+  if (layer.latent) {
+    latent_.absorb(thread, layer, qkv_);
+    rotate_and_store_latent(thread, layer);
+  } else {
+    rotate_and_store(thread, layer);
+  }
   ctx_.pool.barrier();
   ctx_.clock.finish(thread, Stage::rope);
 
@@ -71,8 +79,9 @@ void AttentionStage::run(int thread, int layer_index) {
   }
   ctx_.clock.finish(thread, Stage::attention);
 
+  const FloatRows &values = layer.latent ? latent_.expand(thread, layer, out_) : out_;
   const ActivationSet heads =
-      ctx_.products.prepare(thread, o_input_, layer.o.cols, rows.end, [&](int t) { return out_.row(t); });
+      ctx_.products.prepare(thread, o_input_, layer.o.cols, rows.end, [&](int t) { return values.row(t); });
   ctx_.add_product(thread, layer.o, heads, layer.o_bias, layer.post_attn_norm,
                    layer.mlp ? &layer.mlp->first() : nullptr);
   ctx_.clock.finish(thread, Stage::o);
@@ -131,6 +140,33 @@ void AttentionStage::rotate_and_store(int thread, const Layer &layer) {
   };
   ctx_.pool.divide(thread, ctx_.pool.team(thread), ctx_.input.num_tokens * num_units, 1, [&](Share part, int) {
     for (int unit = part.begin; unit < part.end; ++unit) store(unit);
+  });
+}
+
+// The same for latent attention, whose one key is its value too.
+void AttentionStage::rotate_and_store_latent(int thread, const Layer &layer) {
+  const ModelConfig &c = ctx_.model.config;
+  const int padded = ctx_.model.padded_dim, num_units = c.num_heads + 1;
+  const Share heads = heads_of(thread);
+  if (heads.begin == heads.end) return;
+  const KVLayer kv = ctx_.model.kv.layer(layer.slot);
+  const int64_t *slots = ctx_.input.groups[size_t(layer.group)].slot_mapping;
+  float *key = scratch_[size_t(thread)].key_value.data(), *from = key + padded, *scratch = from + padded;
+  std::memset(key, 0, sizeof(float) * 2 * size_t(padded));
+  auto make = [&](int unit) {
+    const int token = unit / num_units, head = unit % num_units;
+    const RotaryRow rotary = embedding_.rotary(layer.rope, token);
+    const float *row = qkv_.row(token);
+    const bool is_query = head < c.num_heads;
+    if (!is_query && slots[token] < 0) return;
+    is_query ? latent_.query(layer, row, token, head, from) : latent_.key(layer, row, from);
+    float *out = is_query ? queries_.row(token) + head * padded : key;
+    const float factor = is_query ? c.query_scale * kLog2E : 1.f;
+    ctx_.isa.make_head({c.head_dim, from, nullptr, nullptr, nullptr, 0.f, rotary, factor}, out);
+    if (!is_query) ctx_.isa.store_kv(kv, slots[token], 0, key, key, scratch);
+  };
+  ctx_.pool.divide(thread, ctx_.pool.team(thread), ctx_.input.num_tokens * num_units, 1, [&](Share part, int) {
+    for (int unit = part.begin; unit < part.end; ++unit) make(unit);
   });
 }
 

@@ -6,6 +6,7 @@
 
 #include "kernels/forward/attention_plan.h"
 #include "kernels/forward/embedding_stage.h"
+#include "kernels/forward/latent_stage.h"
 
 namespace foreword::kernels {
 
@@ -26,6 +27,7 @@ class AttentionStage {
 
   void norm_jointly(int thread, const Layer &layer);
   void rotate_and_store(int thread, const Layer &layer);
+  void rotate_and_store_latent(int thread, const Layer &layer);
   Share heads_of(int thread) const;  // the KV heads of this thread's team, whose keys and values it writes and reads
   void attend(int thread, const Layer &layer, std::atomic<int> &next_task);
   void apply_gate(int thread, const Layer &layer);
@@ -37,6 +39,7 @@ class AttentionStage {
 
   PassContext &ctx_;
   const EmbeddingStage &embedding_;
+  LatentStage latent_;
   std::vector<int64_t> windows_;              // sliding window of each KV group; −1: its layers are recurrent
   std::vector<AttentionPlan> plans_;          // of each KV group
   std::vector<std::atomic<int>> next_tasks_;  // of each team in each layer

@@ -1,7 +1,9 @@
 #include "kernels/forward/moe_stage.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <limits>
 
 namespace foreword::kernels {
 namespace {
@@ -16,8 +18,30 @@ int best_expert(const float *p, int num_experts, const float *bias) {
   return std::max(best, 0);
 }
 
-}  // namespace
+// Of the experts outside the groups_per_token best groups, p becomes negative, as of those that are taken. Of equal
+// groups the first are better.
+void keep_best_groups(const Moe &moe, float *p, int num_experts) {
+  const int size = num_experts / moe.num_groups;
+  constexpr float kLeast = -std::numeric_limits<float>::infinity();
+  std::array<float, kMostExperts> scores;
+  for (int g = 0; g < moe.num_groups; ++g) {
+    float first = kLeast, second = kLeast;
+    for (int e = g * size; e < (g + 1) * size; ++e) {
+      const float x = p[e] + (moe.router_bias ? moe.router_bias[e] : 0.f);
+      second = std::max(second, std::min(first, x));
+      first = std::max(first, x);
+    }
+    scores[size_t(g)] = moe.router_bias && size > 1 ? first + second : first;
+  }
+  for (int taken = 0; taken < moe.groups_per_token; ++taken) {
+    *std::max_element(scores.begin(), scores.begin() + moe.num_groups) = kLeast;
+  }
+  for (int g = 0; g < moe.num_groups; ++g) {
+    if (scores[size_t(g)] > kLeast) std::fill_n(p + g * size, size, -1.f);
+  }
+}
 
+}  // namespace
 
 MoeStage::MoeStage(PassContext &context, MlpStage &mlp)
     : ctx_(context),
@@ -118,6 +142,7 @@ void MoeStage::route(int thread, const Moe &moe) {
       const float top = *std::max_element(p, p + num_experts);
       for (int e = 0; e < num_experts; ++e) sum += p[e] = std::exp(p[e] - top);
     }
+    if (moe.num_groups > 1) keep_best_groups(moe, p, num_experts);
     int *expert = expert_.data() + size_t(t) * size_t(k);
     float *weight = weight_.data() + size_t(t) * size_t(k);
     float chosen = moe.sum_eps;

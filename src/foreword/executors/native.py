@@ -33,7 +33,7 @@ from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec
 from foreword.models.quants import Quant
 from foreword.models.recurrent import RECURRENT_KINDS, RecurrentSpec
-from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec, RopeSpec
+from foreword.models.spec import DecoderSpec, LayerSpec, MlaSpec, MoeSpec, RopeSpec
 from foreword.models.weights import Weights
 from foreword.native import native
 from foreword.sampling import Sampled, Sampler, StepSampling
@@ -205,6 +205,8 @@ class NativeExecutor(TransferPagedExecutor):
                 gate_alpha=spec.clamped_gate.alpha if spec.clamped_gate else 0.0,
                 gate_limit=spec.clamped_gate.limit if spec.clamped_gate else 0.0,
                 layer_norm=spec.layer_norm,
+                latent=_latent_sizes(spec),
+                latent_eps=spec.mla.norm_eps if spec.mla else 0.0,
                 num_groups=self.num_groups,
                 num_slots=spec.num_slots,
                 num_blocks=self.num_blocks,
@@ -347,6 +349,8 @@ class _Packer:
     def _attention(self, prefix: str, layer: LayerSpec, packed: dict[str, Any]) -> list[str]:
         """Pack the matrices of attention into ``packed`` and return the names of its vectors."""
         spec = self.spec
+        if spec.mla is not None:
+            return self._latent(prefix, spec.mla, packed)
         if self.scaled_keys:
             both = cache(lambda: key_scales(spec, layer, self.weights, prefix))
             packed["q_scales"] = self.parts.vector(prefix + "q_scales", lambda: both()[0])
@@ -360,6 +364,28 @@ class _Packer:
             *(["sinks"] if spec.attn_sinks else []),
         ]
 
+    def _latent(self, prefix: str, mla: MlaSpec, packed: dict[str, Any]) -> list[str]:
+        """As `_attention`. Wk_b and Wv_b are a matrix of each head, that of k transposed: floats, if not both are."""
+        for name in ("q_a", "q", "kv_a", "o") if mla.q_rank else ("q", "kv_a", "o"):
+            packed[name] = self._matrix(prefix + name)
+        heads = self.spec.num_heads
+        for name in ("k_b", "v_b"):
+            target = packed_format(self.weights[prefix + name].quant, self.weight_format)
+            target = target if target in ("f32", "bf16") else "bf16"
+            shape = (mla.kv_rank, mla.nope_dim) if name == "k_b" else (mla.value_dim, mla.kv_rank)
+            of_heads = cache(partial(self._of_heads, prefix + name, shape, is_transposed=name == "k_b"))
+            packed[name] = [
+                self.parts.computed(f"{prefix}{name}.{head}", lambda h=head, of=of_heads: of()[h], shape, target)  # type: ignore[misc]
+                for head in range(heads)
+            ]
+        return ["kv_a_norm", *(["q_a_norm"] if mla.q_rank else [])]
+
+    def _of_heads(self, name: str, shape: tuple[int, int], *, is_transposed: bool) -> F32:
+        """Return the matrices of all heads: float32 [heads, rows, columns]."""
+        rows, cols = shape[::-1] if is_transposed else shape
+        found = self.weights[name].dequantize().reshape(self.spec.num_heads, rows, cols)
+        return np.ascontiguousarray(found.swapaxes(1, 2) if is_transposed else found)
+
     def _moe(self, prefix: str, moe: MoeSpec) -> dict[str, Any]:
         packed: dict[str, Any] = {
             "router": self._matrix(prefix + "router", weight_format="fp32"),
@@ -369,6 +395,8 @@ class _Packer:
             "sigmoid": moe.scoring == "sigmoid",
             "scale": moe.scale,
             "sum_eps": moe.sum_eps,
+            "num_groups": moe.num_groups,
+            "groups_per_token": moe.groups_per_token,
         }
         for name, has in (("scores_bias", moe.scores_bias), ("router_bias", moe.router_bias)):
             if has:
@@ -419,6 +447,12 @@ class _Packer:
     def _matrix(self, name: str, *, keep_precise: bool = False, weight_format: WeightFormat | None = None) -> int:
         quant, wanted = self.weights[name].quant, weight_format or self.weight_format
         return self.parts.matrix(name, packed_format(quant, wanted, keep_precise=keep_precise))
+
+
+def _latent_sizes(spec: DecoderSpec) -> dict[str, int]:
+    """The sizes of latent attention; none without it."""
+    names = ("q_rank", "kv_rank", "nope_dim", "rope_dim", "value_dim")
+    return {} if spec.mla is None else {name: getattr(spec.mla, name) for name in names}
 
 
 def _recurrent_sizes(spec: DecoderSpec) -> dict[str, int]:

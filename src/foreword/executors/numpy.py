@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from foreword.arrays import F32, I32, I64, U8
 from foreword.batch import InputBatch, visible
@@ -22,7 +23,7 @@ from foreword.executors.pooling import Pooler
 from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec
 from foreword.models.recurrent import RecurrentSpec
-from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec, RopeSpec
+from foreword.models.spec import DecoderSpec, LayerSpec, MlaSpec, MoeSpec, RopeSpec
 from foreword.models.weights import Weights
 
 LoraFloats = Mapping[str, tuple[F32, F32]]
@@ -157,7 +158,9 @@ class NumpyExecutor(TransferPagedExecutor):
             p = f"layers.{i}."
             if layer.has_mixer:
                 h = self.norm(x, p + "attn_norm") if spec.pre_norms else x
-                if layer.recurrent is None:
+                if layer.recurrent is None and spec.mla is not None:
+                    a = self.latent_attention(h, p, layer, spec.mla, *place[i], step)
+                elif layer.recurrent is None:
                     a = self.attention(h, p, layer, *place[i], step)
                 else:
                     a = self.recurrent(h, p, layer.recurrent, *place[i], batch)
@@ -219,6 +222,28 @@ class NumpyExecutor(TransferPagedExecutor):
             a = a * sigmoid(self.linear(h, p + "attn_gate", loras))
         out = self.linear(a, p + "o", loras)
         return out + self.weight(p + "o_bias") if spec.o_bias else out
+
+    def latent_attention(
+        self, h: F32, p: str, layer: LayerSpec, mla: MlaSpec, group: int, slot: int, step: NumpyStep
+    ) -> F32:
+        """The latent attention block of the layer, for its normed input h. [T, hidden]"""
+        loras, heads, r = step.loras, self.spec.num_heads, mla.rope_dim
+        u = h
+        if mla.q_rank:
+            u = rms_norm(self.linear(h, p + "q_a", loras), mla.norm_eps) * self.weight(p + "q_a_norm")
+        q = self.linear(u, p + "q", loras).reshape(len(h), heads, -1)
+        k = self.linear(h, p + "kv_a", loras)
+        c = np.concatenate([k[:, :r], rms_norm(k[:, r:], mla.norm_eps) * self.weight(p + "kv_a_norm")], axis=-1)[
+            :, None
+        ]
+        k_b, v_b = (self.weight(p + name).reshape(heads, -1, mla.kv_rank) for name in ("k_b", "v_b"))
+        query = np.concatenate([q[..., :r], np.einsum("thn,hnc->thc", q[..., r:], k_b)], axis=-1)
+        assert layer.rope is not None
+        at = step.rotary_positions(layer.rope)
+        query, c = rotate(query, at, layer.rope), rotate(c, at, layer.rope)
+        a = self.attend(query, c, c, layer, group, slot, step.batch, None)
+        out = np.einsum("thc,hvc->thv", a[..., r:], v_b).reshape(len(h), -1)
+        return self.linear(out, p + "o", loras)
 
     def head_norm(self, x: F32, name: str) -> F32:
         """The norm of queries or keys [T, heads, head_dim]: of each head, or of all heads together."""
@@ -288,6 +313,8 @@ class NumpyExecutor(TransferPagedExecutor):
             scores = scores + self.weight(prefix + "scores_bias")
         probs = softmax(scores) if moe.scoring == "softmax" else sigmoid(scores)
         order = probs + self.weight(prefix + "router_bias") if moe.router_bias else probs
+        if moe.num_groups > 1:
+            order = np.where(chosen_groups(order, moe), order, -np.inf)
         chosen = np.argsort(-order, axis=-1, kind="stable")[:, : moe.experts_per_token]
         weights = np.take_along_axis(probs, chosen, -1)
         if moe.norm_topk:
@@ -301,6 +328,16 @@ class NumpyExecutor(TransferPagedExecutor):
             shared = self.mlp(h, prefix + "shared.")
             out += shared * sigmoid(h @ self.weight(prefix + "shared_gate").T) if moe.shared_gate else shared
         return out
+
+
+def chosen_groups(order: F32, moe: MoeSpec) -> npt.NDArray[np.bool_]:
+    """Whether each expert [T, experts] is of a group that its token may take experts of."""
+    groups = np.sort(order.reshape(len(order), moe.num_groups, -1), axis=-1)
+    scores = groups[..., -2:].sum(-1) if moe.router_bias else groups[..., -1]
+    best = np.argsort(-scores, axis=-1, kind="stable")[:, : moe.groups_per_token]
+    taken = np.zeros(scores.shape, bool)
+    np.put_along_axis(taken, best, True, axis=-1)
+    return np.repeat(taken, groups.shape[-1], axis=-1)
 
 
 def rotate(x: F32, positions: I64, rope: RopeSpec) -> F32:

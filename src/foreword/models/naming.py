@@ -17,7 +17,7 @@ from foreword.models.families.base import SAFETENSORS_NAMES, Family, Rows
 from foreword.models.families.encoders import EncoderFamily
 from foreword.models.files import OrderedRows, TransposedRows
 from foreword.models.pooling import PoolingSpec
-from foreword.models.spec import DecoderSpec, weight_names
+from foreword.models.spec import DecoderSpec, MlaSpec, weight_names
 from foreword.models.weights import Tensor, float_tensor
 
 _ROWS_COMPARED = 1024
@@ -34,6 +34,8 @@ def weights_from_gguf(
     """All weights of a spec from a GGUF file. ModelError for a weight that is missing or has another shape,
     and for a tensor that the spec does not use: a bias, a scale, another type of layer.
     """
+    if spec.mla is not None:
+        tensors = _separate_latents(tensors, spec, spec.mla)
     weights, used = _collect(path, tensors, weight_names(spec), family.names_in_gguf(spec))
     if extra := sorted(tensors.keys() - used - set(ROPE_FACTORS.values())):
         fix = "Use a directory of safetensors, or another model"
@@ -127,14 +129,48 @@ def _check_unused(
 
 
 def _split_interleaved(weights: dict[str, Tensor], spec: DecoderSpec, is_interleaved: bool) -> None:
+    if spec.mla is not None:
+        _rotary_parts_first(weights, spec, spec.mla, is_interleaved=is_interleaved)
     for name, rotated in interleaved(spec) if is_interleaved else ():
         weights[name] = split_halves(weights[name], spec.head_dim, rotated)
+
+
+def _rotary_parts_first(weights: dict[str, Tensor], spec: DecoderSpec, mla: MlaSpec, *, is_interleaved: bool) -> None:
+    """Of latent attention, files have the rotary rows last: of each head of q, and of kv_a."""
+    r = mla.rope_dim
+    rotary = np.arange(r).reshape(-1, 2).T.ravel() if is_interleaved else np.arange(r)
+    for i in range(spec.num_layers):
+        for name, rest in (("q", mla.nope_dim), ("kv_a", mla.kv_rank)):
+            tensor = weights[f"layers.{i}.{name}"]
+            order = np.concatenate([rest + rotary, np.arange(rest)])
+            rows = np.arange(tensor.shape[0]).reshape(-1, rest + r)[:, order]
+            weights[f"layers.{i}.{name}"] = Tensor(tensor.data[rows.ravel()], tensor.quant, tensor.shape)
+
+
+def _separate_latents(tensors: Mapping[str, Tensor], spec: DecoderSpec, mla: MlaSpec) -> dict[str, Tensor]:
+    """The tensors of a GGUF file with attn_k_b and attn_v_b of each layer as matrices [heads · rows, kv_rank]. Older
+    files have both in one tensor; newer ones have them head by head, and those of k as [kv_rank, rows].
+    """
+    found, (nope, value) = dict(tensors), (mla.nope_dim, mla.value_dim)
+    for i in range(spec.num_layers):
+        p = f"blk.{i}.attn_"
+        if (both := found.pop(f"{p}kv_b.weight", None)) is not None:
+            found[f"{p}k_b.weight"] = select_rows(both, Rows("", 0, nope, nope + value))
+            found[f"{p}v_b.weight"] = select_rows(both, Rows("", nope, nope + value, nope + value))
+            continue
+        k, v = (found.get(f"{p}{name}_b.weight") for name in "kv")
+        if k is not None and k.shape == (spec.num_heads, mla.kv_rank, nope):
+            floats = np.ascontiguousarray(k.dequantize().swapaxes(1, 2))
+            found[f"{p}k_b.weight"] = float_tensor(floats.reshape(-1, mla.kv_rank))
+        if v is not None and v.shape == (spec.num_heads, value, mla.kv_rank):
+            found[f"{p}v_b.weight"] = Tensor(v.stored, v.quant, (spec.num_heads * value, mla.kv_rank))
+    return found
 
 
 def interleaved(spec: DecoderSpec) -> Iterator[tuple[str, int]]:
     """The weights of queries and keys, with each a head's number of rows that are rotated; without rotation all."""
     for i, layer in enumerate(spec.layers):
-        if layer.has_attention:
+        if layer.has_attention and spec.mla is None:
             rotated = 2 * len(layer.rope.inv_freq) if layer.rope else spec.head_dim
             names = ("q", "k", "q_bias", "k_bias") if spec.qkv_bias else ("q", "k")
             yield from ((f"layers.{i}.{name}", rotated) for name in names)

@@ -22,6 +22,7 @@ with ``norm(x, w) = x / sqrt(mean(x²) + norm_eps) * w`` and ``cap(x, c) = c * t
 layer_norm, norms of x are ``(x − mean(x)) / sqrt(mean((x − mean(x))²) + norm_eps) * w + b``.
 With attn_sinks, each head has a further score in its softmax, without a value: weights = exp(s) / (Σ exp(s) +
 exp(sink)).
+With mla, attention is over one compressed head, whose keys are its values, see `MlaSpec`.
 ``x`` begins as embed[input_ids] * embedding_scale, or as the prompt embedding in place of a token.
 A recurrent layer (`foreword.models.recurrent`) replaces the lines of attention; `LayerSpec` says which lines a layer
 lacks.
@@ -65,6 +66,9 @@ class MoeSpec:
     ``experts_per_token`` largest of p, or of p + bias if ``router_bias``; divide these p by their sum + ``sum_eps`` if
     ``norm_topk``, and multiply them by ``scale``; m = Σ p_e * mlp_e(h), plus mlp_shared(h) if
     ``shared_intermediate_size``, times sigmoid(h Wshared_gate) if ``shared_gate``.
+
+    num_groups: of adjacent experts, as many in each; those of the ``groups_per_token`` best groups alone are taken. The
+    score of a group is its largest p, or if ``router_bias`` the sum of its two largest of p + bias.
     """
 
     num_experts: int
@@ -78,6 +82,29 @@ class MoeSpec:
     scale: float = 1.0
     sum_eps: float = 0.0
     scores_bias: bool = False
+    num_groups: int = 1
+    groups_per_token: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class MlaSpec:
+    """Multi-head latent attention: keys and values of all heads are products of one vector c per token, which is cached
+    in their place. With r = rope_dim:
+
+        u = norm(h Wq_a, q_a_norm) if q_rank else h;   q = u Wq          per head [r + nope_dim]
+        k = h Wkv_a;   c = [rope(k[:r]), norm(k[r:], kv_a_norm)]         [r + kv_rank]: the head_dim of the spec
+        a = softmax([rope(q[:r]), q[r:] Wk_b] · c * query_scale + mask) c
+        a = a[r:] Wv_bᵀ                                                  per head; then a Wo
+
+    Wk_b [nope_dim, kv_rank] and Wv_b [value_dim, kv_rank] are each head's. norm_eps: of both norms.
+    """
+
+    q_rank: int
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    norm_eps: float = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +178,7 @@ class DecoderSpec:
     joint_qk_norm: bool = False
     attn_gate: bool = False
     attn_sinks: bool = False
+    mla: MlaSpec | None = None
     o_bias: bool = False
     gated_mlp: bool = True
     clamped_gate: ClampedGate | None = None
@@ -235,7 +263,7 @@ def weight_names(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
             if layer.recurrent is not None:
                 yield from ((f"{p}state.{name}", shape) for name, shape in layer.recurrent.weight_names(d))
             else:
-                yield from _attention(spec, p)
+                yield from _attention(spec, p) if spec.mla is None else _latent_attention(spec, p, spec.mla)
             if spec.post_norms:
                 yield from _norm(spec, p + "post_attn_norm")
         if layer.has_mlp:
@@ -271,6 +299,19 @@ def _attention(spec: DecoderSpec, p: str) -> Iterator[tuple[str, tuple[int, ...]
     yield p + "o", (d, q)
     if spec.o_bias:
         yield p + "o_bias", (d,)
+
+
+def _latent_attention(spec: DecoderSpec, p: str, mla: MlaSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    d, heads = spec.hidden_size, spec.num_heads
+    if mla.q_rank:
+        yield p + "q_a", (mla.q_rank, d)
+        yield p + "q_a_norm", (mla.q_rank,)
+    yield p + "q", (heads * (mla.rope_dim + mla.nope_dim), mla.q_rank or d)
+    yield p + "kv_a", (mla.rope_dim + mla.kv_rank, d)
+    yield p + "kv_a_norm", (mla.kv_rank,)
+    yield p + "k_b", (heads * mla.nope_dim, mla.kv_rank)
+    yield p + "v_b", (heads * mla.value_dim, mla.kv_rank)
+    yield p + "o", (d, heads * mla.value_dim)
 
 
 def _experts(spec: DecoderSpec, p: str, moe: MoeSpec) -> Iterator[tuple[str, tuple[int, ...]]]:

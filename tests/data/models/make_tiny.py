@@ -45,6 +45,10 @@ DELTA = {"head_dim": 16, "linear_key_head_dim": 10, "linear_value_head_dim": 12,
 LFM_LAYERS = ["conv", "full_attention", "conv", "full_attention"]
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 12}
 
+MLA = {"num_key_value_heads": 4, "kv_lora_rank": 16, "qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "v_head_dim": 12}
+GROUPS = {"moe_intermediate_size": 12, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2,
+          "first_k_dense_replace": 1}  # fmt: skip
+
 MODELS = {
     "llama3": transformers.LlamaConfig(**SIZES, rope_parameters=LLAMA3),
     "llama-linear-tied": transformers.LlamaConfig(
@@ -133,6 +137,21 @@ MODELS = {
         **{name: size for name, size in SIZES.items() if name != "num_hidden_layers"}, head_dim=10, mamba_num_heads=4,
         mamba_head_dim=12, n_groups=2, ssm_state_size=10, conv_kernel=3, chunk_size=8,
         layers_block_type=["linear_attention", "mlp", "linear_attention", "full_attention", "mlp"],
+    ),
+    "deepseek-v2": transformers.DeepseekV2Config(
+        **{**SIZES, **MLA}, **GROUPS, n_shared_experts=2, q_lora_rank=None, topk_method="group_limited_greedy",
+        rope_parameters=YARN,
+    ),
+    "deepseek-v2-greedy": transformers.DeepseekV2Config(
+        **{**SIZES, **MLA}, **{**GROUPS, "first_k_dense_replace": 0}, n_shared_experts=1, q_lora_rank=20,
+        routed_scaling_factor=1.5, rope_parameters=ROPE,
+    ),
+    "deepseek-v3": transformers.DeepseekV3Config(
+        **{**SIZES, **MLA}, **GROUPS, n_shared_experts=1, q_lora_rank=20,
+        rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
+    ),
+    "minicpm3": transformers.MiniCPM3Config(
+        **{**SIZES, **MLA}, q_lora_rank=20, scale_emb=3, dim_model_base=16, rope_parameters=ROPE,
     ),
     "gpt-oss": transformers.GptOssConfig(
         **SIZES, head_dim=12, num_local_experts=4, num_experts_per_tok=2, sliding_window=6, swiglu_limit=0.7,

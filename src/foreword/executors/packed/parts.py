@@ -78,6 +78,18 @@ class Parts(Generic[C]):
         self.matrices[name] = number
         return number
 
+    def computed(self, name: str, make: Callable[[], F32], shape: tuple[int, int], target: str) -> int:
+        """Add the matrix that ``make`` computes, float32 [rows, columns], in the format ``target``."""
+        rows, cols = shape
+        form = self._formats[name] = f"{rows} x {cols} {target}"
+        if self._file is None:
+            values = np.ascontiguousarray(make(), np.float32)
+            number = self.core.pack(values.view(np.uint8), "F32", cols, target, False)
+        else:
+            number = self.core.attach(self._file.array(name, form), rows, cols, target, False)
+        self.matrices[name] = number
+        return number
+
     def vector(self, name: str, make: Callable[[], F32]) -> int:
         """Add the vector that ``make`` computes, in float32."""
         return self.core.vector(self.table(name, make).ravel())

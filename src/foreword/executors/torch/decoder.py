@@ -20,7 +20,7 @@ from foreword.executors.torch.recurrent import RecurrentLayer
 from foreword.executors.torch.rotation import Rotation
 from foreword.executors.torch.step import PagedStep, Step
 from foreword.executors.torch.weights import Linear, Loader
-from foreword.models.spec import DecoderSpec, MoeSpec
+from foreword.models.spec import DecoderSpec, MlaSpec, MoeSpec
 
 Result = TypeVar("Result")
 StepType = TypeVar("StepType", bound=Step)
@@ -211,11 +211,48 @@ class PagedLayer(AttentionWeights):
         return q, k, v.unflatten(1, (-1, spec.head_dim)), gate
 
 
+class LatentLayer:
+    """Latent attention of one layer over paged keys, for its normed input [T, hidden]: see `MlaSpec`."""
+
+    def __init__(self, spec: DecoderSpec, mla: MlaSpec, index: int, load: Loader) -> None:
+        prefix = f"layers.{index}."
+        self.mla, self.rope, self._heads = mla, spec.layers[index].rope, spec.num_heads
+        self.index = sum(layer.has_attention for layer in spec.layers[:index])
+        self.inputs = load.linear(prefix, ["q_a" if mla.q_rank else "q", "kv_a"])
+        self.q = load.linear(prefix, ["q"]) if mla.q_rank else None
+        self.q_norm = load(prefix + "q_a_norm") if mla.q_rank else None
+        self.kv_norm = load(prefix + "kv_a_norm")
+        self.k_b, self.v_b = (load(prefix + name).unflatten(0, (spec.num_heads, -1)) for name in ("k_b", "v_b"))
+        self.output = load.linear(prefix, ["o"])
+        self.products = [self.inputs, self.output]
+        self._call = AttentionCall(self.index, spec.query_scale)
+
+    def __call__(self, h: Tensor, step: PagedStep) -> Tensor:
+        mla = self.mla
+        q, k = self.inputs(h, step.loras).tensor_split([len(self.inputs.outputs[0])], dim=1)
+        if self.q is not None:
+            assert self.q_norm is not None
+            q = self.q(rms_norm(q, self.q_norm.shape, self.q_norm, mla.norm_eps))
+        q = q.unflatten(1, (self._heads, -1))
+        c = torch.cat(
+            [k[:, : mla.rope_dim], rms_norm(k[:, mla.rope_dim :], self.kv_norm.shape, self.kv_norm, mla.norm_eps)], 1
+        )
+        absorbed = torch.einsum("thn,hnc->thc", q[..., mla.rope_dim :], self.k_b)
+        both = torch.cat([torch.cat([q[..., : mla.rope_dim], absorbed], -1), c[:, None]], 1)  # [T, heads + 1, head_dim]
+        assert self.rope is not None
+        query, key = step.rotations[self.rope](both).split([self._heads, 1], dim=1)
+        step.attention.write(self.index, key, key)
+        a = step.attention.attend(self._call, query)[..., mla.rope_dim :]
+        return self.output(torch.einsum("thc,hvc->thv", a, self.v_b).flatten(1), step.loras)
+
+
 def paged_mixer(spec: DecoderSpec, index: int, load: Loader, *, compile: bool = False) -> Mixer[PagedStep]:
     """Make the mixer of a layer. compile: its projections run through torch.compile in steps without adapters."""
     recurrent = spec.layers[index].recurrent
     if recurrent is not None:
         return RecurrentLayer(recurrent, spec, index, load)
+    if spec.mla is not None:
+        return LatentLayer(spec, spec.mla, index, load)
     return PagedLayer(spec, index, load, compile=compile)
 
 
@@ -267,6 +304,8 @@ class Experts:
         scores = linear(h.float(), self.router, self.scores_bias)
         probs = scores.softmax(-1) if self.moe.scoring == "softmax" else scores.sigmoid()
         order = probs if self.router_bias is None else probs + self.router_bias
+        if self.moe.num_groups > 1:
+            order = order.masked_fill(~self._chosen_groups(order), float("-inf"))
         chosen = order.sort(dim=-1, descending=True, stable=True).indices[:, :count]
         weights = probs.gather(1, chosen)
         if self.moe.norm_topk:
@@ -284,6 +323,17 @@ class Experts:
             shared = self.shared(h, loras)
             out += shared if self.shared_gate is None else shared * linear(h, self.shared_gate).sigmoid()
         return out
+
+    def _chosen_groups(self, order: Tensor) -> Tensor:
+        """Whether each expert [T, experts] is of a group that its token may take experts of."""
+        groups = order.unflatten(1, (self.moe.num_groups, -1))
+        if self.moe.router_bias:
+            scores = groups.topk(min(2, groups.shape[-1]), dim=-1).values.sum(-1)
+        else:
+            scores = groups.amax(-1)
+        best = scores.sort(dim=-1, descending=True, stable=True).indices[:, : self.moe.groups_per_token]
+        taken = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, best, value=True)
+        return taken.repeat_interleave(groups.shape[-1], dim=1)
 
 
 def compiled(function: Callable[..., Result]) -> Callable[..., Result]:

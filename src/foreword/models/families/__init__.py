@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from foreword.models.families import (
+    deepseek,
     delta,
     gemma,
     glm,
@@ -36,6 +37,7 @@ FAMILIES: Mapping[str, Family] = {
     **delta.FAMILIES,
     **lfm.FAMILIES,
     **gpt_oss.FAMILIES,
+    **deepseek.FAMILIES,
 }
 """By ``model_type`` of a config.json."""
 

@@ -128,6 +128,9 @@ GGUF_NAMES: Mapping[str, str] = {
     "gate_up": _BLOCK + "ffn_up.weight",
     "router": _BLOCK + "ffn_gate_inp.weight",
     "scores_bias": _BLOCK + "ffn_gate_inp.bias",
+    "router_bias": _BLOCK + "exp_probs_b.bias",
+    **{name: f"{_BLOCK}attn_{part}.weight" for name, part in (("q_a", "q_a"), ("kv_a", "kv_a_mqa"))},
+    **{name: f"{_BLOCK}attn_{name}.weight" for name in ("q_a_norm", "kv_a_norm", "k_b", "v_b")},
     "sinks": _BLOCK + "attn_sinks.weight",
     "shared_gate": _BLOCK + "ffn_gate_inp_shexp.weight",
     **{name: f"{_BLOCK}ffn_{name}.weight" for name in ("gate", "up", "down")},
@@ -207,7 +210,7 @@ def decoder(
     SiLU. eps: the key of the norms.
     """
     dim, heads = head_dim(config), config.size("num_attention_heads")
-    for key in _SAME_AS_HEAD_DIM:
+    for key in () if "mla" in differences else _SAME_AS_HEAD_DIM:
         if (size := config.optional(key, int)) not in (None, dim):
             raise config.refused(key, size)
     spec: dict[str, Any] = {

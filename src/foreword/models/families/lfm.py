@@ -130,6 +130,6 @@ FAMILIES = {
         },
         fused=_fused,
         gguf="lfm2moe",
-        gguf_names={**_NAMES_IN_GGUF, "router_bias": "blk.{i}.exp_probs_b.bias"},
+        gguf_names=_NAMES_IN_GGUF,
     ),
 }

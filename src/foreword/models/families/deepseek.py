@@ -1,0 +1,238 @@
+"""DeepSeek V2 and V3, and MiniCPM3: latent attention, with or without experts in groups."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from foreword.models.config import USE_ITS_CONFIG, Config
+from foreword.models.families.base import BIASES, DECODER, HIDDEN_ACT, Family, Rows, decoder, num_layers
+from foreword.models.keys import Key, only, only_in_gguf, table
+from foreword.models.rope import ROTARY_DIM, rope_parameters, rope_spec
+from foreword.models.spec import DecoderSpec, LayerSpec, MlaSpec, MoeSpec, RopeSpec
+
+_QUERY_DIM, _VALUE_DIM = "qk_head_dim", "v_head_dim"
+_LENGTHS = ("*.attention.key_length", "*.attention.value_length")
+
+
+def deepseek_v2(config: Config) -> DecoderSpec:
+    return _deepseek(config, "deepseek_v2", grouped=config.value("topk_method") == "group_limited_greedy")
+
+
+def deepseek_v3(config: Config) -> DecoderSpec:
+    """In GGUF files also V2, whose router has a softmax."""
+    return _deepseek(config, "deepseek_v3", grouped=True)
+
+
+def _deepseek(config: Config, architecture: str, *, grouped: bool) -> DecoderSpec:
+    config = _with_mscale(config)
+    mla = _mla(config)
+    rotary, dense = _rope(config, mla), config.get("first_k_dense_replace", int)
+    moe = _experts(config, is_sigmoid=architecture == "deepseek_v3", grouped=grouped)
+    layers = tuple(LayerSpec(rotary, moe=moe if i >= dense else None) for i in range(num_layers(config)))
+    return decoder(config, architecture, layers, **_latent(config, mla))
+
+
+def minicpm3(config: Config) -> DecoderSpec:
+    mla, count, hidden = _mla(config), num_layers(config), config.size("hidden_size")
+    depth = config.positive("scale_depth", math.sqrt(count))
+    return decoder(
+        config,
+        "minicpm3",
+        (LayerSpec(_rope(config, mla)),) * count,
+        embedding_scale=config.positive("scale_emb"),
+        residual_scale=depth / math.sqrt(count),
+        logit_scale=config.size("dim_model_base", hidden) / hidden,
+        **_latent(config, mla),
+    )
+
+
+def _mla(config: Config) -> MlaSpec:
+    """The sizes of the heads. GGUF files have them as ``…_mla``; older ones in place of the lengths of one head."""
+    if config.prefix:
+        rope_dim = config.size(ROTARY_DIM)
+        query, value = (
+            config.size(k if config.value(k) else old)
+            for k, old in zip((_QUERY_DIM, _VALUE_DIM), _LENGTHS, strict=True)
+        )
+        if query <= rope_dim:
+            raise config.error(f"{query} dimensions of a head, of which {rope_dim} are rotated", USE_ITS_CONFIG)
+        nope = query - rope_dim
+    else:
+        rope_dim, nope = config.size("qk_rope_head_dim"), config.size("qk_nope_head_dim")
+        value = config.size(_VALUE_DIM, nope)
+        if config.optional(_QUERY_DIM, int) not in (None, nope + rope_dim):
+            raise config.refused(_QUERY_DIM, config.value(_QUERY_DIM))
+    q_rank = 0 if config.value("q_lora_rank") is None else config.size("q_lora_rank", most=1 << 16)
+    sizes = {"nope_dim": nope, "rope_dim": rope_dim, "value_dim": value}
+    if wrong := next((size for size in sizes.values() if size > 1 << 14), None):
+        raise config.error(f"a head of {wrong} dimensions", USE_ITS_CONFIG)
+    return MlaSpec(q_rank, config.size("kv_lora_rank", most=1 << 16), **sizes)
+
+
+def _rope(config: Config, mla: MlaSpec) -> RopeSpec:
+    return rope_spec(config, mla.rope_dim, rope_parameters(config))
+
+
+def _latent(config: Config, mla: MlaSpec) -> dict[str, Any]:
+    """The differences of latent attention. With yarn, the scale of scores has the square of m(mscale_all_dim)."""
+    parameters, scale = rope_parameters(config), (mla.nope_dim + mla.rope_dim) ** -0.5
+    rules = Config(config.path, parameters)
+    if parameters.get("rope_type", "default") != "default" and (all_dims := rules.get("mscale_all_dim", float, 0.0)):
+        scale *= (1 + 0.1 * all_dims * math.log(max(1.0, rules.positive("factor")))) ** 2
+    return {"mla": mla, "num_kv_heads": 1, "head_dim": mla.rope_dim + mla.kv_rank, "query_scale": scale}
+
+
+def _with_mscale(config: Config) -> Config:
+    """The config with both scales of yarn, which are equal, from the one that a GGUF file has, a tenth of them."""
+    scaling = config.value("rope_scaling")
+    if not config.prefix or not isinstance(scaling, dict) or "yarn_log_multiplier" not in scaling:
+        return config
+    own = {key: value for key, value in scaling.items() if key != "yarn_log_multiplier"}
+    mscale = 10 * Config(config.path, scaling).positive("yarn_log_multiplier")
+    return replace(
+        config, values={**config.values, "rope_scaling": {**own, "mscale": mscale, "mscale_all_dim": mscale}}
+    )
+
+
+def _experts(config: Config, *, is_sigmoid: bool, grouped: bool) -> MoeSpec:
+    inner = config.size("moe_intermediate_size")
+    if config.prefix:
+        is_sigmoid = config.value(_GATING) == 2
+    shared = config.get("n_shared_experts", int)
+    moe = MoeSpec(
+        num_experts=config.size("n_routed_experts", most=1 << 16),
+        experts_per_token=config.size("num_experts_per_tok"),
+        intermediate_size=inner,
+        norm_topk=config.get("norm_topk_prob", bool),
+        shared_intermediate_size=max(0, shared) * inner,
+        shared_gate=False,
+        scoring="sigmoid" if is_sigmoid else "softmax",
+        router_bias=is_sigmoid,
+        scale=config.positive("routed_scaling_factor"),
+        sum_eps=1e-20,
+        num_groups=config.size("n_group", 1) if grouped else 1,
+        groups_per_token=config.size("topk_group", 1) if grouped else 1,
+    )
+    size, rest = divmod(moe.num_experts, moe.num_groups)
+    if rest or moe.groups_per_token > moe.num_groups or moe.experts_per_token > moe.groups_per_token * size:
+        reason = (
+            f"{moe.experts_per_token} experts of {moe.groups_per_token} of {moe.num_groups} groups of {moe.num_experts}"
+        )
+        raise config.error(reason, USE_ITS_CONFIG)
+    return moe
+
+
+_LAYER = "model.layers.{i}."
+_ATTN, _MLP = _LAYER + "self_attn.", _LAYER + "mlp."
+_NAMES = {
+    "q_a": _ATTN + "q_a_proj.weight",
+    "q_a_norm": _ATTN + "q_a_layernorm.weight",
+    "kv_a": _ATTN + "kv_a_proj_with_mqa.weight",
+    "kv_a_norm": _ATTN + "kv_a_layernorm.weight",
+    "kv_b": _ATTN + "kv_b_proj.weight",
+    "router_bias": _MLP + "gate.e_score_correction_bias",
+    **{f"shared.{name}": f"{_MLP}shared_experts.{name}_proj.weight" for name in ("gate", "up", "down")},
+}
+_Q_B = {"q": _ATTN + "q_b_proj.weight"}
+_Q_B_IN_GGUF = {"q": "blk.{i}.attn_q_b.weight"}
+
+
+def _fused(spec: DecoderSpec) -> dict[str, Any]:
+    """k_b and v_b alternate head by head. The name of q depends on whether it is of two matrices."""
+    assert spec.mla is not None
+    nope, period = spec.mla.nope_dim, spec.mla.nope_dim + spec.mla.value_dim
+    rows = {"k_b": Rows("kv_b", 0, nope, period), "v_b": Rows("kv_b", nope, period, period)}
+    return {**rows, **(_Q_B if spec.mla.q_rank else {})}
+
+
+def _fused_in_gguf(spec: DecoderSpec) -> dict[str, Any]:
+    assert spec.mla is not None
+    return _Q_B_IN_GGUF if spec.mla.q_rank else {}
+
+
+_GATING = "*.expert_gating_func"
+_MLA = (
+    *(*DECODER, HIDDEN_ACT, *BIASES),
+    *(Key(name, gguf=name.removeprefix("*."), kind=int) for name in _LENGTHS),
+    *(only_in_gguf(f"attention.{part}_length_swa", None) for part in ("key", "value")),
+    Key("head_dim"),
+    *(Key("q_lora_rank", 1536, gguf="attention.q_lora_rank"), Key("kv_lora_rank", 512, gguf="attention.kv_lora_rank")),
+    *(
+        Key("qk_nope_head_dim", 128),
+        Key("qk_rope_head_dim", 64),
+        Key(_QUERY_DIM, gguf="attention.key_length_mla", kind=int),
+    ),
+    Key(_VALUE_DIM, 128, gguf="attention.value_length_mla"),
+)
+_DEEPSEEK = (
+    *_MLA,
+    *(
+        Key("first_k_dense_replace", 0, gguf="leading_dense_block_count", gguf_default=0),
+        Key("topk_group", gguf="expert_group_used_count", kind=int),
+    ),
+    *(
+        Key("n_group", gguf="expert_group_count", kind=int),
+        Key("n_shared_experts", 2, gguf="expert_shared_count", gguf_default=0),
+    ),
+    Key("n_routed_experts", 64, gguf="expert_count"),
+    Key("num_experts_per_tok", gguf="expert_used_count", kind=int),
+    Key("moe_intermediate_size", 1407, gguf="expert_feed_forward_length"),
+    Key("norm_topk_prob", False, gguf="expert_weights_norm", gguf_default=False),
+    Key("routed_scaling_factor", 1.0, gguf="expert_weights_scale", gguf_default=1.0),
+)
+FAMILIES = {
+    "deepseek_v2": Family(
+        "DeepSeek V2: latent attention",
+        deepseek_v2,
+        table(
+            _DEEPSEEK, [Key("topk_method", "greedy", ("greedy", "group_limited_greedy")), only("norm_topk_prob", False)]
+        ),
+        names=_NAMES,
+        interleaved=True,
+        fused=_fused,
+    ),
+    "deepseek_v3": Family(
+        "DeepSeek V3 and R1, Kimi K2: latent attention",
+        deepseek_v3,
+        table(
+            *(_DEEPSEEK, [only("rope_interleave", True), Key("num_nextn_predict_layers", 1, kind=int)]),
+            [Key(_GATING, gguf="expert_gating_func", kind=int)],
+            first_k_dense_replace=3,
+            moe_intermediate_size=2048,
+            n_group=8,
+            topk_group=4,
+            n_routed_experts=256,
+            n_shared_experts=1,
+            norm_topk_prob=True,
+            num_experts_per_tok=8,
+            routed_scaling_factor=2.5,
+        ),
+        names=_NAMES,
+        unused=("score.", "model.layers.61."),
+        interleaved=True,
+        fused=_fused,
+        gguf="deepseek2",
+        gguf_fused=_fused_in_gguf,
+        gguf_interleaved=True,
+    ),
+    "minicpm3": Family(
+        "MiniCPM3: latent attention",
+        minicpm3,
+        table(
+            *(_MLA, [Key("scale_emb", 12.0), Key("scale_depth", 1.4), Key("dim_model_base", 256)]),
+            kv_lora_rank=256,
+            q_lora_rank=768,
+            qk_nope_head_dim=64,
+            qk_rope_head_dim=32,
+            v_head_dim=None,
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=True,
+        ),
+        names=_NAMES,
+        fused=_fused,
+        gguf="minicpm3",
+        gguf_fused=_fused_in_gguf,
+    ),
+}
