@@ -46,10 +46,17 @@ def known() -> Iterator[tuple[str, ...]]:
 
 
 def recommended() -> Iterator[tuple[str, ...]]:
-    yield ("id for `-m`", "size", f"memory with {KV_BYTES / 2**30:.0f} GiB beside the weights", "licence", "good at")
+    yield (
+        "id for `-m`",
+        "size",
+        f"memory with {KV_BYTES / 2**30:.0f} GiB beside the weights",
+        "licence",
+        "good at",
+        "confirmed",
+    )
     for model in RECOMMENDED:
         sizes = f"{model.size / 1e9:.1f} GB", f"{model.memory / 1e9:.1f} GB"
-        yield f"`{model.model}`", *sizes, model.license, model.good_at
+        yield f"`{model.model}`", *sizes, model.license, model.good_at, model.confirmed or "–"
 
 
 def native_types() -> str:
