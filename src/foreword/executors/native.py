@@ -6,7 +6,7 @@ in, on the chunks of its prompt, nor on the number of threads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from hashlib import file_digest
 from math import prod
@@ -375,7 +375,7 @@ class _Packer:
             shape = (mla.kv_rank, mla.nope_dim) if name == "k_b" else (mla.value_dim, mla.kv_rank)
             of_heads = cache(partial(self._of_heads, prefix + name, shape, is_transposed=name == "k_b"))
             packed[name] = [
-                self.parts.computed(f"{prefix}{name}.{head}", lambda h=head, of=of_heads: of()[h], shape, target)  # type: ignore[misc]
+                self.parts.computed(f"{prefix}{name}.{head}", partial(_matrix_of, of_heads, head), shape, target)
                 for head in range(heads)
             ]
         return ["kv_a_norm", *(["q_a_norm"] if mla.q_rank else [])]
@@ -447,6 +447,10 @@ class _Packer:
     def _matrix(self, name: str, *, keep_precise: bool = False, weight_format: WeightFormat | None = None) -> int:
         quant, wanted = self.weights[name].quant, weight_format or self.weight_format
         return self.parts.matrix(name, packed_format(quant, wanted, keep_precise=keep_precise))
+
+
+def _matrix_of(of_heads: Callable[[], F32], head: int) -> F32:
+    return of_heads()[head]
 
 
 def _latent_sizes(spec: DecoderSpec) -> dict[str, int]:
