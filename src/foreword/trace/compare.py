@@ -118,7 +118,7 @@ def _of_array(
     if got is None:
         at = next((i for i, value in enumerate(theirs) if _numbers([value]) is None), None)
         if at is None:  # integers that no type of array holds together
-            at = next((i for i, value in enumerate(theirs) if i >= len(ours) or value != ours[i]), 0)
+            at = next((i for i, value in enumerate(theirs) if i >= len(ours) or not _equal(ours[i].item(), value)), 0)
         return Found((at,), ours[at].item() if at < len(ours) else pad, theirs[at])
     expected, found = _widened(ours, wide, pad), _widened(got, wide, pad)
     wrong: Bools = expected != found
@@ -131,7 +131,7 @@ def _of_array(
 
 
 def _equal(ours: object, theirs: Any) -> bool:
-    return bool(np.ndim(theirs) == 0 and ours == theirs)
+    return not isinstance(theirs, list | tuple) and bool(np.ndim(theirs) == 0 and ours == theirs)
 
 
 def _numbers(values: Any) -> AnyArray | None:

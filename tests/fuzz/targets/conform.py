@@ -88,10 +88,13 @@ def hostile():
     huge = ("max_num_reqs", "max_model_len", "max_num_batched_tokens", "max_num_draft_tokens", "vocab_size")
     changed = [json.dumps({**engine, name: 2**31 - 1}).encode() for name in huge]
     changed.append(json.dumps({**engine, "kv_groups": engine["kv_groups"] * 10**5}).encode())
+    mixed = re.sub(rb'"input_ids": ?\[3, ?4, ?5\]', b'"input_ids": [3, [], %d]' % (2**70,), every_kind())
+    assert mixed != every_kind()
     wide = {"step": {"num_scheduled_tokens": {}}, "tensors": {"block_table": [[[0] * 10**6]]}}
     return [
         *(b"\n".join([first, *lines]) for first in changed),
         b"\n".join([header, json.dumps(wide).encode()]),
+        mixed,
         b"\n".join([header, b"[" * DEEP]),
         b"\n".join([header, b'{"add": ' * DEEP]),
         b"\xff\xfe\x00",
