@@ -149,8 +149,8 @@ class CpuModel {
     model_.layers.push_back(std::move(layer));
   }
 
-  // lm_head: −1 for a model without logits. final_norm_bias: −1 for none. screen: (matrix, errors, most), of a model with
-  // the same weights; errors stay where they are.
+  // lm_head: −1 for a model without logits. final_norm_bias: −1 for none. screen: (matrix, errors, most), of a model
+  // with the same weights; errors stay where they are.
   void finish(int final_norm, int final_norm_bias, int lm_head, const std::optional<KnownScreen> &screen) {
     check_unfinished();
     const ModelConfig &c = model_.config;
