@@ -25,7 +25,7 @@ THINKING = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endf
 
 @pytest.fixture(scope="module")
 def server(talker):
-    with serving(talker, script=SCRIPT) as found:
+    with serving(talker, script=SCRIPT, engine={"max_model_len": 512}) as found:
         yield found
 
 
@@ -61,7 +61,7 @@ def test_a_prompt_is_answered_through_the_template_or_raw(client, server):
     assert (through.response, through.prompt_eval_count) == (SCRIPT, 5 + len("Be brief.") + 2)
     assert client.generate("talker", "Hi", raw=True).prompt_eval_count == 2
     assert "".join(piece.response for piece in client.generate("talker", "Hi", stream=True)) == SCRIPT
-    limited = client.generate("talker", "Hi", options={"num_predict": 3, "stop": ["zz"], "num_ctx": 4096, "seed": 1})
+    limited = client.generate("talker", "Hi", options={"num_predict": 3, "stop": ["zz"], "num_ctx": 512, "seed": 1})
     assert (limited.response, limited.done_reason) == (SCRIPT[:3], "length")
     stopped = client.generate("talker", "Hi", options={"stop": ["wor"], "num_predict": -1})
     assert stopped.response == "Hello, "
@@ -175,16 +175,16 @@ def test_embeddings_are_those_of_openais_route(client, server):
         assert list(vector) == pytest.approx(one["embedding"], abs=1e-5)
     assert found.prompt_eval_count == 3
     assert list(client.embeddings("talker", "a").embedding) == pytest.approx(expected[0]["embedding"], abs=1e-5)
-    assert len(client.embed("talker", "x" * 9000, dimensions=4).embeddings[0]) == 4  # it is cut, as there
-    with pytest.raises(ollama.ResponseError, match="4096"):
-        client.embed("talker", "x" * 9000, truncate=False)
+    assert len(client.embed("talker", "x" * 900, dimensions=4).embeddings[0]) == 4  # it is cut, as there
+    with pytest.raises(ollama.ResponseError, match="512"):
+        client.embed("talker", "x" * 900, truncate=False)
 
 
 def test_a_server_of_one_model_lists_and_describes_it(client, server):
     (listed,) = client.list().models
     assert listed.model == "talker"
     (running,) = client.ps().models
-    assert (running.name, running.context_length) == ("talker", 4096)
+    assert (running.name, running.context_length) == ("talker", 512)
     assert running.expires_at > datetime.now(UTC) + timedelta(days=365)
     assert server.get("/api/version").json() == {"version": __version__}
     assert client.generate("talker", "").done_reason == "load"
