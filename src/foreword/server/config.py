@@ -229,6 +229,11 @@ class ServerConfig:
                 "api_key: is missing, and require_key asks for one; set FOREWORD_SERVE_API_KEY to a key, or give "
                 "--no-require-key"
             )
+        if self.slot_save_path is not None and self.replicas > 1:
+            raise ConfigError(
+                f"slot_save_path={self.slot_save_path!r:.80}: slots belong to one process, and there are replicas; "
+                "leave one of them out, or give cache_dir, which replicas share"
+            )
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ConfigError("tls_certificate, tls_key: give both or neither")
         for name in ("kv_events_replay", "kv_events_topic", "kv_events_arrays"):

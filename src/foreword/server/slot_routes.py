@@ -19,10 +19,7 @@ from foreword.server.operation import Body, Operation
 from foreword.server.replicas import Replicas, Spread
 from foreword.server.reply import reply
 
-OF_REPLICAS = (
-    "slots belong to one process, and this server has replicas; with cache_dir they share what they compute, also "
-    "after a restart. To save slots, serve the model without --replicas"
-)
+NOT_SAVED = "slots cannot be saved: start the server with --slot-save-path, and without --replicas"
 
 
 def parse_file(body: object) -> str:
@@ -59,7 +56,7 @@ async def _slots(context: Context, request: Request) -> Response:
 async def _act(context: Context, request: Request) -> Response:
     slots, action, name = context.slots, request.query_params.get("action", ""), await FILE.read(request)
     if slots is None or context.config.slot_save_path is None:
-        raise HttpError(FORBIDDEN, "slots cannot be saved: start the server with --slot-save-path")
+        raise HttpError(FORBIDDEN, NOT_SAVED)
     number = request.path_params["id"]
     if not number.isascii() or not number.isdigit() or len(number) > 9 or int(number) >= len(slots):
         raise HttpError(INVALID, f"slot {number!r:.80}: must be a number from 0 to {len(slots) - 1}", param="id")
@@ -105,7 +102,9 @@ def _allowed(directory: str, name: str) -> Path:
 
 
 async def _refused(replicas: Replicas, request: Request) -> Response:
-    raise HttpError(INVALID, OF_REPLICAS)
+    if request.method == "POST":
+        await FILE.read(request)
+    raise HttpError(FORBIDDEN, NOT_SAVED)
 
 
 # fmt: off
