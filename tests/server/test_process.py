@@ -157,6 +157,8 @@ def settings_of_serve(monkeypatch, tmp_path):
     def call(text: str = "", *arguments: str, **variables: str) -> ServerConfig:
         found = []
         monkeypatch.setattr("foreword.server.run.run", lambda model, config, **options: found.append(config))
+        several = lambda models, config, options: found.append(config)  # noqa: E731
+        monkeypatch.setattr("foreword.server.run_several.run_several", several)
         (tmp_path / "serve.toml").write_text(text)
         result = CliRunner().invoke(app, ["serve", "--config", str(tmp_path / "serve.toml"), *arguments], env=variables)
         if result.exception is not None:
@@ -166,9 +168,11 @@ def settings_of_serve(monkeypatch, tmp_path):
     return call
 
 
-def test_every_setting_of_a_server_is_an_option_a_variable_and_a_line_of_a_file(settings_of_serve):
+def test_every_setting_of_a_server_is_an_option_a_variable_and_a_line_of_a_file(settings_of_serve, tmp_path):
+    (tmp_path / "one.gguf").touch()
     own = {"replicas": 1, "tls_certificate": None, "tls_key": None}  # of a cluster; only together
-    valid = {"cors_origin": ["https://a.b"], "media_host": ["a.b:80"], "key_limit": ["k share=2"]}
+    valid = {"cors_origin": ["https://a.b"], "media_host": ["a.b:80"], "key_limit": ["k share=2"], "pin": ["smollm2"],
+             "models_dir": str(tmp_path)}  # fmt: skip
     for name, known in settings_of(ServerConfig).items():
         if name in own:
             continue

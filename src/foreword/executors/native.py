@@ -450,7 +450,8 @@ class _Packer:
 
 
 def _matrix_of(of_heads: Callable[[], F32], head: int) -> F32:
-    return of_heads()[head]
+    found: F32 = of_heads()[head]
+    return found
 
 
 def _latent_sizes(spec: DecoderSpec) -> dict[str, int]:

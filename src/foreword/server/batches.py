@@ -135,7 +135,7 @@ class Batches:
         context, engine = self._context, self._context.engine
         try:
             answer: Answer = await asyncio.to_thread(self._lines.read, line, f"{batch_id}.{line.number}")
-            uses = context.key_uses
+            uses = context.admission.keys
             options: RequestOptions = {**answer.options, "priority": PRIORITY, "owner": owner}
             options["share"] = uses.share(owner)
             if context.config.cache_by_key:

@@ -11,13 +11,14 @@ from starlette.responses import Response
 
 from foreword.engine import RequestOutput
 from foreword.openai import ResponsesRequest, ResponseStream, parse_responses, response_body
+from foreword.openai.frames import EVENTS
 from foreword.openai.response import Body as Values
 from foreword.openai.response import Named, num_values
 from foreword.server.answer import Api
 from foreword.server.context import Context
 from foreword.server.file_routes import owner_of
 from foreword.server.lists import check_query, page_of, paged
-from foreword.server.operation import EVENTS, JSON, Body, Operation
+from foreword.server.operation import JSON, Body, Operation
 from foreword.server.reply import reply
 from foreword.server.responses import chosen
 
