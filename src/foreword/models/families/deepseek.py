@@ -158,6 +158,7 @@ _MLA = (
     *(Key(name, gguf=name.removeprefix("*."), kind=int) for name in _LENGTHS),
     *(only_in_gguf(f"attention.{part}_length_swa", None) for part in ("key", "value")),
     Key("head_dim"),
+    Key("num_key_value_heads", gguf="attention.head_count_kv", kind=int),
     *(Key("q_lora_rank", 1536, gguf="attention.q_lora_rank"), Key("kv_lora_rank", 512, gguf="attention.kv_lora_rank")),
     *(
         Key("qk_nope_head_dim", 128),
