@@ -1,6 +1,5 @@
 """Fixtures of model files. The default model is fetched once and cached; the larger ones are used if they are there."""
 
-import gc
 import os
 import signal
 import tempfile
@@ -21,11 +20,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Examples take as long as the machine needs. Each run draws others, so that half of hypothesis's own number is enough.
 settings.register_profile("foreword", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("foreword")
-
-
-def pytest_collection_finish() -> None:
-    """Let Python's collector leave out what stays until the end: 12,000 tests and the modules that they import."""
-    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

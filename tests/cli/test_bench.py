@@ -30,7 +30,7 @@ def bench(*arguments):
     result = CliRunner().invoke(app, ["bench", *arguments])
     if result.exception is not None:
         raise result.exception
-    return result.output
+    return result.stdout
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,8 @@ def test_what_the_executors_here_read_follows_from_the_model(kind):
     for model, capabilities, dims in ((spec, set(), 0), (mrope, {Capability.MROPE}, 3)):
         executor = kind(model, random_weights(model), num_blocks=3, block_size=4)
         always = {Capability.GRAMMAR, Capability.LORA, Capability.POOLING, Capability.PROMPT_EMBEDS}
-        assert executor.capabilities == always | {Capability.RECURRENT_STATE} | capabilities
+        always |= {Capability.RECURRENT_STATE, Capability.BLOCK_TRANSFER}
+        assert executor.capabilities == always | capabilities
         assert (executor.hidden_size, executor.mrope_dims) == (model.hidden_size, dims)
 
 

@@ -257,7 +257,9 @@ class Reference:
         i, j = np.arange(n)[:, None], np.arange(n)[None, :]
         visible = (j <= i) & (j > i - (layer.sliding_window or n + 1))
         s = np.where(visible, s, -np.inf)
-        e, sinks = np.exp(s), np.exp(self._w(p + "sinks"))[:, None, None] if spec.attn_sinks else 0
+        sinks = self._w(p + "sinks")[:, None, None] if spec.attn_sinks else np.full((1, 1, 1), -np.inf)
+        top = np.maximum(s.max(-1, keepdims=True), sinks)
+        e, sinks = np.exp(s - top), np.exp(sinks - top)
         a = np.einsum("hij,jhd->ihd", e / (e.sum(-1, keepdims=True) + sinks), v).reshape(n, -1)
         if spec.attn_gate:
             a = a / (1 + np.exp(-h @ self._w(p + "attn_gate").T))

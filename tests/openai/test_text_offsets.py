@@ -162,7 +162,7 @@ def test_a_prompt_of_text_has_the_places_of_its_characters_behind_an_added_token
     completion = CompletionOutput(0, transcript, Position(), transcript.end, "length")
     output = SimpleNamespace(
         prompt="é🤖z", prompt_token_ids=ids, prompt_logprobs=entries(ids), outputs=[completion],
-        metrics=SimpleNamespace(num_cached_tokens=0, cache_miss=None),
+        metrics=SimpleNamespace(num_cached_tokens=0, loaded_tokens={}, cache_miss=None),
     )  # fmt: skip
     (choice,) = text_completion(request, [output], tokenizer, **NAMED)["choices"]
     assert choice["text"] == "é🤖zé"

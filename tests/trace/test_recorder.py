@@ -209,7 +209,9 @@ def test_a_recording_of_a_limited_size_holds_the_last_steps(tmp_path, monkeypatc
     monkeypatch.setattr(background, "PAUSE", 0.0)
     path = tmp_path / "steps.jsonl"
     engine = make(record=f"{path}:64KiB", record_tensors=1)
-    serve(engine, 30)
+    for _ in range(6):
+        serve(engine, 5)
+        engine.recorder.close()  # the thread may be behind on a busy machine, and the file longer
     engine.close()
     parts = [conform.run(p) for p in (older(path), path)]
     assert all(part.ok for part in parts), "\n".join(map(str, parts))

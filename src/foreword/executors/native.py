@@ -166,7 +166,7 @@ class NativeExecutor(TransferPagedExecutor):
         self.weight_format, self.kv_format = own.weight_format, own.kv_format
         self.num_groups = len(spec.kv_groups())
         keys = " and scaled keys" if own.kv_format == "int8" else ""
-        parts = built(lambda: self._new_core(isa, own), self._fill, weights, own, f"decoder{keys} as")
+        parts = built(lambda: self._new_core(isa, own), self._fill, weights, own, spec, f"decoder{keys} as")
         self.core = parts.core
         self.isa, self.num_threads = self.core.isa, self.core.num_threads
         super().__init__(

@@ -42,7 +42,7 @@ class NativeEncoderExecutor(EncoderExecutor):
         own = NativeOptions(**options).of_encoder()
         super().__init__(spec, weights, pooling)
         self.core: native.CpuEncoder = built(
-            lambda: self._new_core(isa, own), partial(self._fill, own.weight_format), weights, own, "encoder"
+            lambda: self._new_core(isa, own), partial(self._fill, own.weight_format), weights, own, spec, "encoder"
         ).core
 
     def _new_core(self, isa: str | None, options: NativeOptions) -> native.CpuEncoder:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 
@@ -50,7 +49,7 @@ class FileWeights(dict[str, Tensor]):
     """
 
     def __init__(
-        self, weights: Weights, files: Iterable[ModelFile], config: Mapping[str, object] = MappingProxyType({})
+        self, weights: Weights, files: Iterable[ModelFile], config: Mapping[str, object] | None = None
     ) -> None:
         super().__init__(weights)
-        self.files, self.config = tuple(files), config
+        self.files, self.config = tuple(files), config or {}

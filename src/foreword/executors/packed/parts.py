@@ -17,8 +17,10 @@ from foreword.arrays import F32, U8
 from foreword.executors.options import NativeOptions
 from foreword.executors.packed.file import PackedFile, PackedFileError, Part
 from foreword.executors.packed.store import NotKeptError, PackedStore
+from foreword.models.encoder_spec import EncoderSpec
 from foreword.models.files import ModelFile
 from foreword.models.quants import Quant
+from foreword.models.spec import DecoderSpec
 from foreword.models.weights import FileWeights, Tensor, Weights
 from foreword.native import native
 
@@ -145,14 +147,19 @@ class Parts(Generic[C]):
 
 
 def built(
-    make: Callable[[], C], fill: Callable[[Parts[C]], None], weights: Weights, options: NativeOptions, what: str
+    make: Callable[[], C],
+    fill: Callable[[Parts[C]], None],
+    weights: Weights,
+    options: NativeOptions,
+    spec: DecoderSpec | EncoderSpec,
+    what: str,
 ) -> Parts[C]:
     """Return the parts of a core that ``make`` makes and ``fill`` completes.
 
     Weights of files are packed by the first process, which keeps them in a file. Later processes, and the first one
     itself, map that file. Where this cannot be, they are packed in the memory of the process, with a warning.
 
-    what: what is packed of the weights, besides their format.
+    spec: of the model, which may be a part of that of the files. what: what is packed, besides the format.
     """
 
     def filled(core: C, file: PackedFile | None = None) -> Parts[C]:
@@ -168,7 +175,7 @@ def built(
     store = PackedStore(options.weight_cache_bytes)
     packed: Parts[C] | None = None
     try:
-        recipe = _recipe(store, weights, core.isa, f"{what} {options.weight_format}")
+        recipe = _recipe(store, weights, spec, core.isa, f"{what} {options.weight_format}")
         file = store.find(recipe)
         if file is None:
             with store.writing(recipe, size) as out:
@@ -198,7 +205,9 @@ def source_of(tensor: Tensor) -> tuple[U8, str]:
     return tensor.dequantize().view(np.uint8), "F32"
 
 
-def _recipe(store: PackedStore, weights: FileWeights, isa: str, what: str) -> dict[str, Any]:
+def _recipe(
+    store: PackedStore, weights: FileWeights, spec: DecoderSpec | EncoderSpec, isa: str, what: str
+) -> dict[str, Any]:
     """Return all that packed weights follow from.
 
     The version is looked up here: the module that has it imports, at last, this one.
@@ -212,5 +221,6 @@ def _recipe(store: PackedStore, weights: FileWeights, isa: str, what: str) -> di
         "isa": isa,
         "what": what,
         "files": [store.digest(file) for file in weights.files],
+        "spec": hashlib.sha256(repr(spec).encode()).hexdigest(),
         "config": hashlib.sha256(config.encode()).hexdigest(),
     }

@@ -26,7 +26,8 @@ def read_gguf_lora(path: Path, spec: DecoderSpec, family: Family) -> LoraAdapter
     if spec.state_size and not family.gguf:
         fix = "Use the adapter's PEFT directory"
         raise ModelError(f"{path}: GGUF adapters for {spec.architecture!r} models are not supported. {fix}")
-    if architecture != (family.gguf or "llama"):  # the Mistral models are "llama" there
+    shared = "deepseek2" if spec.mla else "llama"  # there Mistral is "llama", and DeepSeek V2 and V3 are one
+    if architecture != (family.gguf or shared):
         reason = f"is for the architecture {architecture!r:.80}, the model is {spec.architecture!r}"
         raise ModelError(f"{path}: {reason}. Use an adapter that was made for this model")
     if "adapter.alora.invocation_tokens" in gguf.metadata:
