@@ -309,7 +309,7 @@ def _thinking(given: Fields) -> dict[str, Any]:
 
 
 def keep_alive_of(body: Mapping[str, Any]) -> float | None:
-    """Return the seconds for which a body asks that its model stays loaded. RequestError for what is no time."""
+    """Return the seconds for which a body asks that its model stays loaded. RequestError for another value."""
     return _keep_alive(Fields({name: value for name, value in body.items() if name == "keep_alive"}))
 
 

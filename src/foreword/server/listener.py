@@ -288,7 +288,7 @@ def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:
         def on_headers_complete(self) -> None:
             if self.parser.should_upgrade():  # the head is parsed again
                 if self.parser.get_method() == b"CONNECT":
-                    raise ValueError("the server is no proxy")
+                    raise ValueError("the server is not a proxy")
                 return
             self._num_bytes, self._in_head = 0, False
             self._end_head()

@@ -405,7 +405,7 @@ async def _end(context: Context) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Return what requests are told."""
+    """Return the text for requests that failed."""
     if isinstance(error, MemoryError):
         return "there is too little memory"
     return str(error) if isinstance(error, ForewordError | OSError) else f"the server failed: {type(error).__name__}"

@@ -90,7 +90,7 @@ async def _act(context: Context, request: Request) -> Response:
 
 
 def _allowed(directory: str, name: str) -> Path:
-    """Return the path of a file in the directory. HttpError for a name that is no plain name of a file."""
+    """Return the path of a file in the directory. HttpError for a name that is not that of a file alone."""
     plain = name.isprintable() and not set(name) & set('/\\:*?"<>|') and not name.startswith(".")
     if not name or not plain or len(name.encode("utf-8", "surrogatepass")) > 200:
         reason = f"filename = {name!r:.80}: must be a plain name of a file, without folders"
