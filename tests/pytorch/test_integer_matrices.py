@@ -25,7 +25,7 @@ from kernels.test_kernel_encoder import weights_of
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 ERRORS = {"fp32": 2e-5, "fp16": 0.02, "bf16": 0.12}
-MATRIX = re.compile(r"layers\.\d+\.(q|k|v|o|attn_gate|gate|up|down|state\.(q|k|v|z|o))")
+MATRIX = re.compile(r"layers\.\d+\.(q_a|q|kv_a|k|v|o|attn_gate|gate|up|down|state\.(q|k|v|z|o))")
 DENSE = [name for name, spec in SPECS.items() if not any(layer.moe for layer in spec.layers)]
 
 

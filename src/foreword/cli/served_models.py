@@ -27,7 +27,7 @@ OWN = {
 """Keys of a [[model]] table that are no options of an engine."""
 # fmt: on
 
-OF_ONE = ("served_model_name", "adapter", "kv_events", "kv_events_replay")
+OF_ONE = ("served_model_name", "adapter", "kv_events", "kv_events_replay", "data_directory", "slot_save_path")
 """Settings of a server of one model. A table has names and adapters of each."""
 
 

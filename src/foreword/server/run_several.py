@@ -7,7 +7,6 @@ import socket
 from collections.abc import Callable, Sequence
 
 from foreword.engine.options import LLMOptions
-from foreword.errors import ConfigError
 from foreword.server.app import make_app
 from foreword.server.config import ServerConfig
 from foreword.server.listener import AppServer, limited_end, serve
@@ -39,8 +38,6 @@ def run_several(
 
 def several(models: Sequence[ServedModel], config: ServerConfig, options: LLMOptions | None = None) -> Models:
     """Return the models of a server, none of which is loaded yet."""
-    if config.data_directory is not None:
-        raise ConfigError("data_directory is for a server of one model: leave it out, or serve one model")
     shared = Shared.of(config)
     return Models(models, config, Loader(config, shared, len(models)), shared.admission, options)
 
