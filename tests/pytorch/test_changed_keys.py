@@ -66,9 +66,11 @@ def changes(config):
     for key in MORE.keys() - known.keys():
         yield from ({**config, key: value} for value in MORE[key])
     older = {key: value for key, value in config.items() if key != "rope_parameters"}
+    # OLMo 3 in transformers reads an older rope_theta for its full layers alone.
+    theta = 500_000.0 if config["model_type"] == "olmo3" else 500.0
     for parameters in ROTARY:
         yield {**config, "rope_parameters": {"rope_theta": 500.0, **parameters}}
-        yield {**older, "rope_theta": 500.0, "rope_scaling": parameters}
+        yield {**older, "rope_theta": theta, "rope_scaling": parameters}
         yield {**config, "rope_scaling": parameters}
 
 
