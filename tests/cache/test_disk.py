@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from foreword.cache import BlockFormat
 from foreword.cache import disk as disk_module
 from foreword.cache.disk import DiskTier
-from foreword.cache.segment import segment_bytes
+from foreword.cache.segment import read_segment, segment_bytes, write_segment
 from foreword.errors import ConfigError
 
 BLOCKS = BlockFormat(block_bytes=1000, key=b"k" * 16)
@@ -176,3 +177,29 @@ def test_a_directory_that_cannot_be_used_is_refused(tmp_path):
         DiskTier(tmp_path / "file", BLOCKS, capacity=1 << 20)
     with pytest.raises(ConfigError, match="cache_bytes=10: a block takes"):
         DiskTier(tmp_path, BLOCKS, capacity=10)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders to other users")
+def test_a_folder_of_another_user_is_refused(tiers, tmp_path):
+    tiers(tmp_path)
+    [folder] = tmp_path.glob("blocks-*")
+    os.chown(folder, 12345, 12345)
+    with pytest.raises(ConfigError, match="belongs to another user"):
+        tiers(tmp_path)
+
+
+def test_a_folder_that_others_may_write_to_is_refused(tiers, tmp_path):
+    tiers(tmp_path)
+    [folder] = tmp_path.glob("blocks-*")
+    folder.chmod(0o770)
+    with pytest.raises(ConfigError, match="others may write"):
+        tiers(tmp_path)
+
+
+def test_a_file_that_two_threads_write_at_once_is_that_of_one(tmp_path):
+    names = [name(i) for i in range(64)]
+    data = np.stack([content(i) for i in range(64)])
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: write_segment(tmp_path / "one", BLOCKS, names, data), range(16)))
+    assert read_segment(tmp_path / "one", BLOCKS).names == tuple(names)
+    assert [*tmp_path.iterdir()] == [tmp_path / "one"]

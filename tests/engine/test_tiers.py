@@ -290,3 +290,18 @@ def test_the_queue_of_a_closed_engine_is_written(tmp_path):
     while tier.num_written < 7 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert tier.num_written == 7  # of 31 tokens that were computed
+
+
+def test_reading_the_tail_of_a_prompt_evicts_not_its_head():
+    """The head is the content that was not used for longest, until the prompt comes again."""
+    engine = make_engine(groups=[KVGroup(4)], blocks=25, tiers=[in_memory()], partial_reuse=False)
+    prompt = [(3 * i) % 29 + 1 for i in range(41)]
+    answered(engine, {"first": prompt})
+    for i, length in enumerate((55, 15)):  # take the blocks of its tail
+        answered(engine, {f"other-{i}": [20 + i, *((5 * k + i) % 29 + 1 for k in range(length))]})
+    in_pool = engine.cache.lookup(np.array(prompt, np.int32)).num_tokens
+    assert 0 < in_pool < 40
+    before = engine.executor.num_tokens
+    assert sum(loaded(engine, prompt).values()) == 40 - in_pool
+    assert engine.executor.num_tokens - before == 1 + 4  # the last token of the prompt, and the output
+    engine.close()

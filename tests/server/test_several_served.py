@@ -156,6 +156,12 @@ def test_a_budget_that_is_too_small_for_a_model_is_refused_with_figures(models):
         assert "of 0.4 MiB of ram_budget" in message
 
 
+def test_blocks_kept_in_host_memory_are_part_of_a_model_s_memory(models):
+    given = split_options({**OPTIONS, "host_cache_bytes": 1 << 22})
+    model = load(str(models["a"]), given.executor, given.of_executor)
+    assert footprint(model, given.config, budget=None).total == size_of(models["a"]) + (1 << 22)
+
+
 def test_a_model_that_embeds_is_served_beside_one_that_generates(models, tmp_path):
     bert = make_pooling(tmp_path, "bert")
     served = [

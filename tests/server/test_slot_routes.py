@@ -5,6 +5,7 @@ import os
 
 import pytest
 from server_rig import serving
+from talking_model import write_talking_model
 
 PROMPT = "abcdefghij" * 12  # 120 tokens
 BODY = {"prompt": PROMPT, "max_tokens": 4, "temperature": 0}
@@ -111,3 +112,14 @@ def test_without_the_setting_nothing_is_saved(talker, folder):
         assert server.post("/slots/0?action=save", {"filename": "a"}).status_code == 401
         slots = server.get("/slots", **admin).json()
         assert (slots[0]["id"], slots[0]["is_processing"], len(slots)) == (0, False, 256)
+
+
+def test_a_file_of_another_model_is_refused(talker, folder, tmp_path_factory):
+    other = write_talking_model(tmp_path_factory.mktemp("other") / "model", 8192)
+    with serving(other, slot_save_path=str(folder)) as server:
+        cached(server)
+        assert act(server, "save").status_code == 200
+    with serving(talker, slot_save_path=str(folder)) as server:
+        response = act(server, "restore")
+        assert response.status_code == 400
+        assert "is not a file of blocks of this model" in response.text

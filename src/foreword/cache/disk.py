@@ -80,6 +80,11 @@ class DiskTier:
         self._is_closed = self._is_writing = False
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if (status := self._folder.stat()).st_uid != os.geteuid() or status.st_mode & 0o022:
+                raise ConfigError(
+                    f"cache_dir={str(directory)!r:.200}: {self._folder.name} belongs to another user, or others may "
+                    "write to it, and answers follow from what it holds. Give a directory of your own"
+                )
             probe = self._folder / f"probe-{secrets.token_hex(8)}"
             os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             probe.unlink()

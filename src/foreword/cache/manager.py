@@ -51,7 +51,7 @@ class NamedBlocks:
 
     names: of each, see `block_name`. groups, indices: int32, its KV group, and its index in the prompt, in blocks of
     that group. blocks: int32, where it is in the pool, 0 where it is not. num_tokens: that can be reused with them;
-    num_held: with the blocks of the pool alone.
+    num_held: with the blocks of the pool alone. held: of `outside`, int32, those of the pool that are reused with them.
     """
 
     names: tuple[bytes, ...]
@@ -60,6 +60,7 @@ class NamedBlocks:
     blocks: I32
     num_tokens: int
     num_held: int
+    held: I32
 
 
 class KVCacheManager:
@@ -216,7 +217,7 @@ class KVCacheManager:
         lacking = np.flatnonzero(found.blocks == 0)
         names = tuple(found.names[i] for i in lacking.tolist())
         return NamedBlocks(names, found.groups[lacking], found.indices[lacking], found.blocks[lacking],
-                           found.num_tokens, found.num_held)  # fmt: skip
+                           found.num_tokens, found.num_held, found.blocks[found.blocks != 0])  # fmt: skip
 
     def named(
         self, token_ids: I32, keys: BlockKeys, limit: int, find: Callable[[Sequence[bytes]], Bools]
@@ -227,7 +228,7 @@ class KVCacheManager:
         """
         size = self._node_tokens
         if not self.prefix_caching or limit < self._hit_unit:
-            return NamedBlocks((), NO_BLOCKS, NO_BLOCKS, NO_BLOCKS, 0, 0)
+            return NamedBlocks((), NO_BLOCKS, NO_BLOCKS, NO_BLOCKS, 0, 0, NO_BLOCKS)
         data = self._content_of(token_ids)
         path, known = self.tree.walk(data, keys)
         hashes = self._hashes(path, known, data, limit // size, keys)
@@ -257,7 +258,7 @@ class KVCacheManager:
         groups, indices = (np.array([one[k] for one in wanted], np.int32) for k in (1, 2))
         blocks = np.array([held[g][i] for _, g, i in wanted], np.int32)
         names = tuple(name(g, i) for _, g, i in wanted)
-        return NamedBlocks(names, groups, indices, blocks, after, before)
+        return NamedBlocks(names, groups, indices, blocks, after, before, NO_BLOCKS)
 
     def bring(self, token_ids: I32, keys: BlockKeys, groups: I32, indices: I32, blocks: I32) -> None:
         """Make blocks hittable that `pool.allocate` gave and that hold blocks ``indices`` of the KV groups ``groups``

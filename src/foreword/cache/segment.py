@@ -13,6 +13,7 @@ machine itself fails, the checksums find what was not written. Files are readabl
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -60,7 +61,7 @@ def write_segment(path: Path, blocks: BlockFormat, names: Sequence[bytes], data:
     table["check"] = checks = [crc32(block.data) for block in data]
     header = _HEADER.pack(MAGIC, blocks.key, blocks.block_bytes, len(names), len(note)) + table.tobytes() + note
     head = header[: _HEADER.size] + _CHECK.pack(crc32(header)) + header[_HEADER.size :]
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
             for part in (memoryview(head), data.reshape(-1).data):

@@ -25,6 +25,7 @@ from foreword.executors.kinds import TRANSFORMERS, ExecutorChoice, installed_kin
 from foreword.executors.pool import PoolSize
 from foreword.installation import install
 from foreword.models.loader import LoadedModel, find_model, load_model
+from foreword.models.registry import cache_dir
 from foreword.structured import GrammarCompiler
 
 DISK_CACHE_BYTES = 16 << 30
@@ -122,7 +123,7 @@ def build_engine(
             context_parallel=size.context_parallel,
             suggested=suggested,
             tiers=[*own_tiers(config), *tiers],
-            model_key=_model_key(model, config, size),
+            model_key=_model_key(model, config, size, is_kept=bool(tiers)),
         )
         after_error.pop_all()
     return engine
@@ -141,14 +142,18 @@ def own_tiers(config: EngineConfig) -> list[TierFactory]:
     return made
 
 
-def _model_key(model: Model[Any], config: EngineConfig, size: PoolSize) -> bytes:
-    """Return what the blocks of a model depend on besides the executor; nothing if no block outlives the process."""
-    if config.cache_dir is None:
+def _model_key(model: Model[Any], config: EngineConfig, size: PoolSize, *, is_kept: bool) -> bytes:
+    """Return what the blocks of a model depend on besides the executor; nothing if no block outlives the process.
+
+    is_kept: further tiers may keep blocks longer. A model without files has no key for them.
+    """
+    if config.cache_dir is None and not (is_kept and model.path.exists()):
         return b""
     from foreword.engine.model_key import model_key  # here: few engines save blocks
 
     spec = repr(model.spec.for_length(size.max_model_len)) if isinstance(model, DecoderModel) else ""
-    return model_key(model.path, Path(config.cache_dir).expanduser()) + sha256(spec.encode()).digest()
+    memory = cache_dir() / "blocks" if config.cache_dir is None else Path(config.cache_dir).expanduser()
+    return model_key(model.path, memory) + sha256(spec.encode()).digest()
 
 
 def with_drafter(config: EngineConfig, drafter: DrafterFactory | None) -> EngineConfig:

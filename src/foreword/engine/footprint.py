@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -42,9 +41,11 @@ def footprint(model: Model[Any], config: EngineConfig, *, budget: int | None, nu
     """
     config = model.configured(config)
     memory = model.memory(config)
-    needed: Mapping[str, int] = {}
+    needed: dict[str, int] = {}
     if memory is not None:
         needed = {name: size for name, size in memory.needed.items() if name != "process"}
+        if config.host_cache_bytes:
+            needed["host cache"] = config.host_cache_bytes
         memory = replace(memory, needed=needed, num_engines=num_models)
         if budget is not None:
             memory = replace(memory, usable=budget, on_demand={}, limit="ram_budget")

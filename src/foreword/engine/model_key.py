@@ -10,6 +10,7 @@ from hashlib import file_digest, sha256
 from pathlib import Path
 
 from foreword.errors import ConfigError, reason_of
+from foreword.models.files import identity_of
 
 _SUFFIXES = (".gguf", ".safetensors", ".bin", ".json", ".model", ".pt")
 _MEMORY = "models.json"
@@ -18,7 +19,7 @@ _MEMORY = "models.json"
 def model_key(path: Path, memory: Path) -> bytes:
     """Return 32 bytes that only a model with the same files has: a .gguf file, or those of a directory.
 
-    Reads all of them, once: ``memory`` is a directory where their hashes are kept, by path, size and time of change.
+    Reads all of them, once: ``memory`` is a directory where their hashes are kept, by path and `identity_of`.
     ConfigError for a model that has no files.
     """
     try:
@@ -28,8 +29,7 @@ def model_key(path: Path, memory: Path) -> bytes:
         known = _read(memory / _MEMORY)
         hashes = {}
         for file in files:
-            found = file.stat()
-            state = f"{file.resolve()} {found.st_size} {found.st_mtime_ns} {found.st_ino}"
+            state = f"{file.resolve()} {identity_of(file.stat())}"
             if (digest := known.get(state)) is None:
                 with file.open("rb") as opened:
                     digest = file_digest(opened, "sha256").hexdigest()

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
+from importlib import import_module
 from itertools import pairwise
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
@@ -155,6 +156,9 @@ class Tiers:
             other.followers.append(request)
             self._waiting[request.request_id] = other
             return True
+        # What is read takes the blocks that were not used for longest: not those that it continues.
+        self._cache.pool.touch(blocks.held)
+        self._cache.pool.free(blocks.held[::-1].copy())
         load = _Load(request, tokens, blocks, np.array([where[name] for name in blocks.names], np.int32))
         self._loads[request.request_id] = load
         self._reading.update(dict.fromkeys(blocks.names, load))
@@ -169,20 +173,16 @@ class Tiers:
         return True
 
     def ready(self, *, is_idle: bool) -> list[Request]:
-        """Copy what was read into the pool, and return the requests that can be scheduled now.
-
-        is_idle: there is nothing else to do, so it waits a moment. Else it copies one piece at most.
+        """Copy a piece of what was read into the pool, if there is one, and return the requests that can be scheduled
+        now. is_idle: there is nothing else to do, so it waits a moment for a piece.
         """
         done: list[Request] = []
-        while self._loads or not self._outbox.empty():
+        if self._loads or not self._outbox.empty():
             with suppress(Empty):
                 piece = self._outbox.get(timeout=IDLE_SECONDS) if is_idle else self._outbox.get_nowait()
                 self._credits.put(True)
                 if not piece.load.is_over:
                     done += self._take_piece(piece)
-                    if is_idle and not done:
-                        continue
-            return done
         return done
 
     def remove(self, request_id: str) -> list[Request]:
@@ -299,7 +299,8 @@ def transfers(executor: Executor) -> TransferExecutor:
 def block_format(executor: Executor, kv_groups: Sequence[KVGroup], model_key: bytes) -> BlockFormat:
     """Return what the blocks of an engine are. ConfigError for an executor whose blocks cannot leave its pool."""
     own = transfers(executor)
-    parts = (CONTENT_VERSION, own.block_layout, own.block_bytes, tuple(kv_groups))
+    version = import_module("foreword").__version__  # it imports, at last, this module
+    parts = (CONTENT_VERSION, version, own.block_layout, own.block_bytes, tuple(kv_groups))
     return BlockFormat(own.block_bytes, blake2b(repr(parts).encode(), key=model_key[:64], digest_size=16).digest())
 
 

@@ -66,6 +66,11 @@ def packed_format(quant: Quant, weight_format: WeightFormat, *, keep_precise: bo
             return AS_IN_FILE.get(quant, "q8")
 
 
+def _target_of_heads(target: str) -> str:
+    """Return the format of the matrices of single heads, whose products have no integer kernels."""
+    return target if target in ("f32", "bf16") else "bf16"
+
+
 def packed_bytes(spec: DecoderSpec, weights: Weights, weight_format: WeightFormat) -> int:
     """Return the bytes of a model's weights as the executor holds them.
 
@@ -77,6 +82,8 @@ def packed_bytes(spec: DecoderSpec, weights: Weights, weight_format: WeightForma
     for name, tensor in weights.items():
         if name != "embed" or (spec.tie_embeddings and spec.has_logits):
             target = packed_format(tensor.quant, weight_format, keep_precise=name == head)
+            if spec.mla is not None and name.endswith((".k_b", ".v_b")):
+                target = _target_of_heads(target)
             size += round(prod(tensor.shape) * (_BYTES[target] if len(tensor.shape) > 1 else 4))
     return size + (round(spec.vocab_size * spec.hidden_size * _BYTES["i8"]) if spec.has_logits else 0)
 
@@ -370,8 +377,7 @@ class _Packer:
             packed[name] = self._matrix(prefix + name)
         heads = self.spec.num_heads
         for name in ("k_b", "v_b"):
-            target = packed_format(self.weights[prefix + name].quant, self.weight_format)
-            target = target if target in ("f32", "bf16") else "bf16"
+            target = _target_of_heads(packed_format(self.weights[prefix + name].quant, self.weight_format))
             shape = (mla.kv_rank, mla.nope_dim) if name == "k_b" else (mla.value_dim, mla.kv_rank)
             of_heads = cache(partial(self._of_heads, prefix + name, shape, is_transposed=name == "k_b"))
             packed[name] = [

@@ -21,9 +21,10 @@ from foreword.trace.writer import TraceWriter, older
 
 PAUSE = 0.2
 """Seconds in which steps are collected before the thread writes them."""
-NICENESS = 19
+NICENESS = 10
 """The thread's own on Linux. It takes processor time that nobody else wants: a thread of the model that has to wait for
-its core delays the whole step, because the others wait for it in each layer.
+its core delays the whole step, because the others wait for it in each layer. Not the lowest priority: while it encodes
+it holds the interpreter's lock, and the engine's thread would wait for it behind other processes.
 """
 MAX_PENDING = 4096
 """Steps that wait to be written; of further ones the trace says that they are missing."""

@@ -6,7 +6,8 @@
     KEY.tmp       a packed file that is being written, by the process that has it locked
     files/ID      the digest of a file with that identity, such as a model's
 
-A process that finds no packed file writes it while it holds the lock; others wait for it, at most `_PATIENCE` seconds.
+A process that finds no packed file writes it while it holds the lock; others wait for it, at most `_PATIENCE`
+seconds, or longer for large ones.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ if sys.platform != "win32":
     import fcntl
 
 _PATIENCE = 300.0
+_SLOW_DISK = 20e6  # bytes per second, for which others wait longer
 _POLL = 0.05
 _YOUNG = 2 * 10**9  # nanoseconds: see `identity_of`
 _FREE_BYTES = 1 << 29  # left on the disk
@@ -122,7 +124,7 @@ class PackedStore:
             self._make_folder()
             self._check_quota(size)
             self._check_space(size)
-            with _locked(temporary) as file:
+            with _locked(temporary, max(_PATIENCE, size / _SLOW_DISK)) as file:
                 if self._path(recipe).exists():
                     temporary.unlink(missing_ok=True)
                     yield None
@@ -243,9 +245,9 @@ class PackedStore:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[IO[bytes]]:
-    """Hold the lock of a new file of this name, which only this user may read. NotKeptError after `_PATIENCE`."""
-    deadline = time.monotonic() + _PATIENCE
+def _locked(path: Path, patience: float) -> Iterator[IO[bytes]]:
+    """Hold the lock of a new file of this name, which only this user may read. NotKeptError after so many seconds."""
+    deadline = time.monotonic() + patience
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "r+b") as file:
@@ -254,7 +256,7 @@ def _locked(path: Path) -> Iterator[IO[bytes]]:
                 yield file
                 return
         if time.monotonic() > deadline:
-            raise NotKeptError(f"another process has been writing {path} for {_PATIENCE:.0f} s")
+            raise NotKeptError(f"another process has been writing {path} for {patience:.0f} s")
         time.sleep(_POLL)
 
 
