@@ -1,7 +1,9 @@
 """Files, batches and stored responses, by the unchanged `openai` client, over restarts of the server."""
 
 import json
+import sqlite3
 import time
+from contextlib import ExitStack, closing, contextmanager
 
 import httpx
 import pytest
@@ -9,6 +11,9 @@ from server_rig import HI, PATIENCE, serving
 
 import openai
 from foreword.errors import ConfigError
+from foreword.server import batches
+from foreword.server import store as stores
+from foreword.server.batches import Batches
 from foreword.server.errors import HttpError
 from foreword.server.store import Page, Store
 
@@ -33,6 +38,25 @@ def line(name, **body):
 
 def upload(client, *lines):
     return client.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch")
+
+
+def ask(client, *lines):
+    file = upload(client, *lines)
+    return client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+
+
+def records(client, file_id):
+    return [json.loads(text) for text in client.files.content(file_id).text.splitlines()]
+
+
+@contextmanager
+def locked(server):
+    """Another program writes in the database within the block."""
+    path = server.context.store.directory / "foreword.sqlite"
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("BEGIN IMMEDIATE")
+        yield
+        db.execute("ROLLBACK")
 
 
 def finished(client, batch):
@@ -101,6 +125,45 @@ def test_a_batch_is_cancelled_and_requests_of_clients_come_first(started):
         assert batch.status == "cancelled"
         assert batch.request_counts.completed < 200
         server.check_nothing_is_left()
+
+
+def test_a_batch_goes_on_after_another_program_has_locked_the_database(started, monkeypatch, capfd):
+    monkeypatch.setattr(stores, "WAIT", 0.05)
+    monkeypatch.setattr(batches, "PAUSE", 0.05)
+    with started() as server:
+        client = client_of(server)
+        with server.held():
+            batch = ask(client, line("a"), line("b"))
+            server.wait_until(lambda: server.llm.engine.has_work)
+            with locked(server):
+                time.sleep(0.5)
+        batch = finished(client, batch)
+        assert (batch.status, batch.request_counts.completed) == ("completed", 2)
+        assert {one.id for one in client.files.list()} == {batch.input_file_id, batch.output_file_id}
+        assert {record["custom_id"] for record in records(client, batch.output_file_id)} == {"a", "b"}
+        server.check_nothing_is_left()
+    assert capfd.readouterr().err.count("database is locked") == 1
+
+
+def test_results_that_find_no_room_are_told_and_leave_no_file(started):
+    lines = [line(str(i)) for i in range(20)]
+    with started() as server:
+        client = client_of(server)
+        server.context.store.max_bytes = len("\n".join(lines)) + 3000
+        batch = finished(client, ask(client, *lines))
+        assert (batch.status, batch.output_file_id, batch.request_counts.completed) == ("failed", None, 20)
+        (error,) = batch.errors.data
+        assert error.code == "storage_full"
+        assert "output file found no room" in error.message
+        assert [path.name for path in server.context.store.directory.glob("*/*")] == [batch.input_file_id]
+
+
+def test_a_process_that_waits_for_its_turn_keeps_no_file_open(started):
+    with started() as server, ExitStack() as stack:
+        client = client_of(server)
+        finished(client, ask(client, line("a")))
+        assert not Batches(server.context)._is_first(stack)
+        assert not stack._exit_callbacks
 
 
 def test_without_a_directory_files_and_batches_are_refused_with_the_way_out(talker):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 import sys
 import time
 from collections.abc import Iterator
@@ -54,31 +55,46 @@ class Batches:
         with ExitStack() as stack:
             while not self._is_first(stack):
                 await asyncio.sleep(PAUSE)
+            is_told = False
             while True:
-                found = await asyncio.to_thread(self._store.first, BATCH, UNFINISHED)
-                if found is None:
-                    await asyncio.sleep(PAUSE)
-                    continue
-                owner, batch = found
                 try:
-                    await self._answer(owner, batch)
-                except Exception as error:  # of the disk, for one: the next batch may do better
-                    print_exception(error)
-                    message = error if isinstance(error, HttpError | ConfigError | OSError) else type(error).__name__
-                    self._end(batch, "failed", errors=_errors([(None, "server_error", str(message))]))
+                    is_idle, is_told = not await self._next(), False
+                except sqlite3.Error as error:  # a full disk, or another program's lock: the batch goes on afterwards
+                    if not is_told:
+                        print(f"batches wait: the database in data_directory: {error}", file=sys.stderr, flush=True)
+                    is_idle = is_told = True
+                if is_idle:
+                    await asyncio.sleep(PAUSE)
+
+    async def _next(self) -> bool:
+        """Answer the oldest batch, and return whether there was one."""
+        found = await asyncio.to_thread(self._store.first, BATCH, UNFINISHED)
+        if found is None:
+            return False
+        owner, batch = found
+        try:
+            await self._answer(owner, batch)
+        except sqlite3.Error:
+            raise
+        except Exception as error:  # of the disk, for one: the next batch may do better
+            print_exception(error)
+            message = error if isinstance(error, HttpError | ConfigError | OSError) else type(error).__name__
+            await self._end(batch, "failed", errors=_errors([(None, "server_error", str(message))]))
+        return True
 
     def _is_first(self, stack: ExitStack) -> bool:
         """Become the one process that answers batches, if none is."""
         if sys.platform == "win32":
             return True
-        file: IO[bytes] = stack.enter_context(_lock_file(self._store).open("ab"))
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            return False
-        except OSError:  # a file system without locks
-            pass
+        with ExitStack() as own:
+            file: IO[bytes] = own.enter_context(_lock_file(self._store).open("ab"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            except OSError:  # a file system without locks
+                pass
+            stack.enter_context(own.pop_all())
         return True
 
     async def _answer(self, owner: str, batch: Row) -> None:
@@ -86,33 +102,35 @@ class Batches:
         batch_id, source = batch["id"], self._store.path("files", batch["input_file_id"])
         errors, total = await asyncio.to_thread(_checked, source, batch["endpoint"])
         if errors:
-            self._end(batch, "failed", errors=_errors(errors))
+            await self._end(batch, "failed", errors=_errors(errors))
             return
         counts = {"total": total, "completed": 0, "failed": 0}
         begun = {"request_counts": counts, "in_progress_at": batch.get("in_progress_at") or int(time.time())}
-        self._change(batch_id, {**begun, "status": RUNNING}, RUNNING, (WAITING, RUNNING))
-        path, status = self._store.path("batches", batch_id), "completed"
+        await self._change(batch_id, {**begun, "status": RUNNING}, RUNNING, (WAITING, RUNNING))
+        path = self._store.path("batches", batch_id)
         with Results(str(path)) as results, source.open("rb") as file:
             lines = (line for line in batch_lines(file) if line.key not in results.done)
             counts["completed"], counts["failed"] = len(results.done) - results.num_errors, results.num_errors
             status = await self._run_lines(owner, batch, lines, results, counts)
-        self._change(batch_id, {"status": "finalizing", "finalizing_at": int(time.time())}, RUNNING, UNFINISHED)
-        made = await asyncio.to_thread(self._outputs, owner, batch_id, path)
-        self._end(batch, status, request_counts=counts, **made)
-        path.unlink(missing_ok=True)
+        state = CANCELLING if status == "cancelled" else RUNNING
+        await self._change(batch_id, {"status": "finalizing", "finalizing_at": int(time.time())}, state, UNFINISHED)
+        made, lost = await asyncio.to_thread(self._outputs, owner, batch_id, path)
+        if lost:
+            status, made["errors"] = "failed", _errors(lost)
+        await self._end(batch, status, request_counts=counts, **made)
 
     async def _run_lines(
         self, owner: str, batch: Row, lines: Iterator[BatchLine], results: Results, counts: dict[str, int]
     ) -> str:
         """Answer lines, some at a time, until there are no more, or it is cancelled or too late; return the status."""
         running: set[asyncio.Task[Record]] = set()
-        told, status = time.monotonic(), "completed"
+        told, state = time.monotonic(), None
         try:
             while True:
                 while len(running) < self._share and (line := next(lines, None)) is not None:
                     running.add(asyncio.create_task(self._line(owner, batch["id"], line)))
                 if not running:
-                    return status
+                    return "completed"
                 done, running = await asyncio.wait(running, timeout=PAUSE, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     record = task.result()
@@ -121,10 +139,11 @@ class Batches:
                     counts["failed" if is_error else "completed"] += 1
                 if time.monotonic() - told > PAUSE:
                     told = time.monotonic()
-                    state = await asyncio.to_thread(self._store.state, batch["id"])
+                    with suppress(sqlite3.Error):  # it is tried again, and lines need no database
+                        state = await asyncio.to_thread(self._store.state, batch["id"])
+                        await self._change(batch["id"], {"request_counts": counts}, RUNNING, (RUNNING,))
                     if state == CANCELLING or time.time() > batch["expires_at"]:
                         return "cancelled" if state == CANCELLING else "expired"
-                    self._change(batch["id"], {"request_counts": counts}, RUNNING, (RUNNING,))
         finally:
             for task in running:
                 task.cancel()
@@ -155,29 +174,40 @@ class Batches:
         except Exception as error:  # whatever a line causes, the others are answered
             return failure(line, error)
 
-    def _outputs(self, owner: str, batch_id: str, path: Path) -> dict[str, str | None]:
-        """Keep the results and the errors of a batch as files, and return their ids."""
+    def _outputs(
+        self, owner: str, batch_id: str, path: Path
+    ) -> tuple[dict[str, Any], list[tuple[int | None, str, str]]]:
+        """Keep the results and the errors of a batch as files. Return their ids, and what is lost, as errors."""
         parts: dict[str, list[bytes]] = {"output": [], "error": []}
         for text in path.read_bytes().splitlines(keepends=True):
             record = json.loads(text)
             is_error = record["response"] is None or record["response"]["status_code"] != 200
             parts["error" if is_error else "output"].append(text)
-        made: dict[str, str | None] = {}
+        made: dict[str, Any] = {}
+        lost: list[tuple[int | None, str, str]] = []
         for name, texts in parts.items():
-            file = (
-                add_file(self._store, owner, f"{batch_id}_{name}.jsonl", BATCH_OUTPUT, b"".join(texts)) if texts else {}
-            )
-            made[f"{name}_file_id"] = file.get("id")
-        return made
+            made[f"{name}_file_id"] = None
+            # The id follows from that of the batch, so that a file that is kept again replaces itself.
+            file_id = f"file-{batch_id.removeprefix(f'{BATCH}-')}-{name}"
+            try:
+                if texts:
+                    add_file(
+                        self._store, owner, f"{batch_id}_{name}.jsonl", BATCH_OUTPUT, b"".join(texts), file_id=file_id
+                    )
+                    made[f"{name}_file_id"] = file_id
+            except HttpError as error:
+                lost.append((None, error.code or "", f"the {name} file found no room, and is lost: {error}"))
+        return made, lost
 
-    def _change(self, batch_id: str, changes: dict[str, Any], state: str, instead_of: tuple[str, ...]) -> None:
-        self._store.change(batch_id, changes, state=state, instead_of=instead_of)
+    async def _change(self, batch_id: str, changes: dict[str, Any], state: str, instead_of: tuple[str, ...]) -> None:
+        await asyncio.to_thread(self._store.change, batch_id, changes, state=state, instead_of=instead_of)
 
-    def _end(self, batch: Row, status: str, **changes: Any) -> None:
+    async def _end(self, batch: Row, status: str, **changes: Any) -> None:
+        """End a batch. Its results are in files then, or lost."""
+        ended = {**changes, "status": status, f"{status}_at": int(time.time())}
+        await self._change(batch["id"], ended, status, UNFINISHED)
         with suppress(OSError):
-            self._change(
-                batch["id"], {**changes, "status": status, f"{status}_at": int(time.time())}, status, UNFINISHED
-            )
+            self._store.path("batches", batch["id"]).unlink(missing_ok=True)
 
 
 def _lock_file(store: Store) -> Path:

@@ -60,11 +60,15 @@ def owner_of(request: Request) -> str:
     return key
 
 
-def add_file(store: Store, owner: str, filename: str, purpose: str, data: bytes) -> dict[str, Any]:
-    """Keep a file, and return its description. HttpError 400 if there is no room."""
+def add_file(
+    store: Store, owner: str, filename: str, purpose: str, data: bytes, *, file_id: str | None = None
+) -> dict[str, Any]:
+    """Keep a file, and return its description. file_id: of the file, which it replaces if there is one; None: a new
+    one. HttpError 400 if there is no room.
+    """
     if store.count(FILE, owner) >= MOST_FILES:
         raise HttpError(STORAGE_FULL, f"there are {MOST_FILES} files. Delete some")
-    file_id = new_id("file")
+    file_id = new_id("file") if file_id is None else file_id
     body = {
         "id": file_id,
         "object": "file",

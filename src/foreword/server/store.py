@@ -70,7 +70,8 @@ class Store:
 
     def close(self) -> None:
         """Closing twice is harmless."""
-        self._db.close()
+        with self._lock:  # a thread may be writing still
+            self._db.close()
 
     def add(
         self, kind: str, owner: str, item_id: str, body: Mapping[str, Any], *, state: str = "", size: int = 0
