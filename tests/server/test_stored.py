@@ -15,6 +15,7 @@ from foreword.server import batches
 from foreword.server import store as stores
 from foreword.server.batches import Batches
 from foreword.server.errors import HttpError
+from foreword.server.responses import Responses
 from foreword.server.store import Page, Store
 
 KEYS = ("one", "two")
@@ -130,19 +131,21 @@ def test_a_batch_is_cancelled_and_requests_of_clients_come_first(started):
 def test_a_batch_goes_on_after_another_program_has_locked_the_database(started, monkeypatch, capfd):
     monkeypatch.setattr(stores, "WAIT", 0.05)
     monkeypatch.setattr(batches, "PAUSE", 0.05)
-    with started() as server:
-        client = client_of(server)
+    with started() as server, ExitStack() as lock:
+        client, told = client_of(server), []
         with server.held():
             batch = ask(client, line("a"), line("b"))
             server.wait_until(lambda: server.llm.engine.has_work)
-            with locked(server):
-                time.sleep(0.5)
+            lock.enter_context(locked(server))
+        server.wait_until(lambda: told.append(capfd.readouterr().err) or "database is locked" in told[-1])
+        time.sleep(0.2)
+        lock.close()
         batch = finished(client, batch)
         assert (batch.status, batch.request_counts.completed) == ("completed", 2)
         assert {one.id for one in client.files.list()} == {batch.input_file_id, batch.output_file_id}
         assert {record["custom_id"] for record in records(client, batch.output_file_id)} == {"a", "b"}
         server.check_nothing_is_left()
-    assert capfd.readouterr().err.count("database is locked") == 1
+    assert "".join([*told, capfd.readouterr().err]).count("database is locked") == 1
 
 
 def test_results_that_find_no_room_are_told_and_leave_no_file(started):
@@ -206,6 +209,46 @@ def test_a_response_follows_the_one_before_it(started, durable):
     if durable:
         with started() as server:
             assert client_of(server).responses.retrieve(third.id).output_text == "Yes."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_locked_database_fails_no_answer_and_holds_up_no_other_request(started, monkeypatch, stream):
+    monkeypatch.setattr(stores, "WAIT", 2.0)
+    with started() as server, locked(server):
+        answer = server.later(
+            "/v1/responses", {"input": "x", "stream": stream}, headers={"Authorization": "Bearer one"}
+        )
+        server.wait_until(server.context.store._lock.locked)
+        assert server.get("/health").status_code == 200
+        assert not answer.done()
+        assert answer.result(PATIENCE).status_code == 200
+        assert answer.result().text.count('"store":false') == 1
+
+
+def test_a_repeated_request_id_replaces_no_response(started):
+    with started() as server:
+        client, same = client_of(server), {"X-Request-Id": "same"}
+        first = client.responses.create(model="talker", input="One", extra_headers=same)
+        second = client.responses.create(model="talker", input="Two", previous_response_id=first.id, extra_headers=same)
+        (item,) = client.responses.input_items.list(first.id)
+        assert item.content[0].text == "One"
+        assert client.responses.retrieve(second.id).previous_response_id == first.id
+
+
+def test_a_circle_of_responses_is_gone_through_once():
+    responses = Responses(Store(None, 1 << 20), 1 << 20, is_open=True)
+    for name, previous in (("a", "b"), ("b", "a")):
+        said = {"id": name, "created_at": 1, "output": [{"of": name}], "previous_response_id": previous}
+        responses.keep("one", said, [])
+    assert responses.conversation("one", "a") == [{"of": "b"}, {"of": "a"}]
+
+
+def test_room_is_made_of_one_owner_alone():
+    store = Store(None, 1000)
+    for owner in "ab":
+        store.add("response", owner, "same", {})
+    store.make_room("response", 1, 1000)
+    assert (store.count("response", "a"), store.count("response", "b")) == (0, 1)
 
 
 def test_a_server_that_stores_no_responses_refuses_what_needs_them(started):

@@ -48,6 +48,10 @@ class AnswerStream(Generic[T]):
         """Return about how many values its frames will have, for whoever must know how long it takes to make them."""
         return 1
 
+    def waits(self, output: T) -> bool:
+        """Return whether making its frames waits for a disk."""
+        return False
+
     def end(self) -> bytes:
         """Return the frames after those of the last output."""
         return b""

@@ -63,7 +63,7 @@ class ResponsesRequest:
     keep: Callable[[Body, list[Body]], None] = field(default=_keep_nothing, compare=False)
 
     def stored(self, response: Body) -> None:
-        """Store the final response, if the request asks for it."""
+        """Store the final response, if the request asks for it; that waits for a disk."""
         if response["store"]:
             self.keep(
                 response,
@@ -200,6 +200,9 @@ class ResponseStream(AnswerStream[RequestOutput]):
             kind = "completed" if body["status"] == "completed" else "incomplete"
             frames.append(self._items.frame(f"response.{kind}", {"response": body}))
         return b"".join(frames)
+
+    def waits(self, output: RequestOutput) -> bool:
+        return output.finished and bool(self._request.echo["store"])
 
     def failed(self, message: str) -> bytes:
         error = {"code": "server_error", "message": message}

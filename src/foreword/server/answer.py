@@ -18,7 +18,7 @@ from foreword.server.context import Context
 from foreword.server.events import EventStream
 from foreword.server.generation import Generation
 from foreword.server.operation import Body
-from foreword.server.reply import MANY, apart, built, parsed
+from foreword.server.reply import MANY, apart, parsed
 
 
 class Wanted(Protocol):
@@ -37,15 +37,16 @@ class Api(Generic[R, T]):
     """One interface, as the handler of its operations.
 
     body: of its requests. run: takes places in the server, checks what the engine is to do, and returns the outputs of
-    it as they come. whole: the response that has them all. size: about how many values that has. stream: what makes
-    frames of the outputs; None: the request wants the answer as a whole. known: further arguments of
-    ``parse``.
+    it as they come. whole: the response that has them all. size: about how many values that has. waits: whether making
+    it waits for a disk. stream: what makes frames of the outputs; None: the request wants the answer as a whole. known:
+    further arguments of ``parse``.
     """
 
     body: Body[R]
     run: Callable[[Generation, R], Awaitable[AsyncGenerator[T, None]]]
     whole: Callable[[Context, R, Sequence[T], Named], Response]
     size: Callable[[Sequence[T]], int]
+    waits: Callable[[R], bool] = lambda _: False
     stream: Callable[[Context, R, Named], AnswerStream[T] | None] = lambda *_: None
     known: Callable[[Context, Request, dict[str, Any]], Awaitable[dict[str, Any]]] | None = None
 
@@ -71,7 +72,8 @@ class Api(Generic[R, T]):
         async with aclosing(running):
             outputs = [output async for output in running]
         generation.leave()
-        return await built(self.size(outputs), self.whole, context, wanted, outputs, named)
+        is_long = self.waits(wanted) or self.size(outputs) >= MANY
+        return await apart(is_long, self.whole, context, wanted, outputs, named)
 
 
 async def _frames(
@@ -81,7 +83,7 @@ async def _frames(
     pace = generation.context.pace
     async with aclosing(running):
         async for output in running:
-            if (size := stream.size(output)) >= MANY:
+            if (size := stream.size(output)) >= MANY or stream.waits(output):
                 yield await apart(True, stream.frames, output)
             else:
                 await pace.take(size)

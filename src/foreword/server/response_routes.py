@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -35,8 +36,13 @@ async def _known(context: Context, request: Request, body: dict[str, Any]) -> di
     return {"earlier": earlier, "stores": responses.is_open, "keep": partial(responses.keep, owner)}
 
 
+def _own_id(named: Named) -> Named:
+    """Return the values with another id: clients choose that of a request, and may do so twice."""
+    return {**named, "response_id": uuid4().hex}
+
+
 def _whole(wanted: ResponsesRequest, output: RequestOutput, named: Named) -> Response:
-    body = response_body(wanted, output, **named)
+    body = response_body(wanted, output, **_own_id(named))
     wanted.stored(body)
     return reply(body)
 
@@ -46,7 +52,8 @@ RESPONSES: Api[ResponsesRequest, RequestOutput] = Api(
     run=lambda generation, wanted: generation.chat(wanted.chat),
     whole=lambda context, wanted, outputs, named: _whole(wanted, outputs[0], named),
     size=num_values,
-    stream=lambda context, wanted, named: ResponseStream(wanted, **named) if wanted.chat.stream else None,
+    waits=lambda wanted: bool(wanted.echo["store"]),
+    stream=lambda context, wanted, named: ResponseStream(wanted, **_own_id(named)) if wanted.chat.stream else None,
     known=_known,
 )
 

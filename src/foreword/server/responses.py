@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from typing import Any
 
 from foreword.server.errors import HttpError
@@ -22,19 +23,21 @@ class Responses:
         self._num_added = 0
 
     def keep(self, owner: str, response: Row, items: list[Row]) -> None:
-        """Store a response with its input, as far as there is room; it says whether it is stored."""
+        """Store a response with its input, if there is room and the database can be written; it says whether it is
+        stored.
+        """
         row = {"response": response, "items": items, "created_at": response["created_at"]}
         self._num_added += 1
-        if self._num_added % _EVERY == 0:
-            self._store.make_room(RESPONSE, MOST, self._max_bytes)
         try:
-            self._store.add(RESPONSE, owner, response["id"], row)
-        except HttpError:
-            self._store.make_room(RESPONSE, MOST // 2, self._max_bytes // 2)
+            if self._num_added % _EVERY == 0:
+                self._store.make_room(RESPONSE, MOST, self._max_bytes)
             try:
                 self._store.add(RESPONSE, owner, response["id"], row)
-            except HttpError:  # files take the room
-                response["store"] = False
+            except HttpError:
+                self._store.make_room(RESPONSE, MOST // 2, self._max_bytes // 2)
+                self._store.add(RESPONSE, owner, response["id"], row)
+        except (HttpError, sqlite3.Error):  # files take the room, the disk is full, or another program has a lock
+            response["store"] = False
 
     def get(self, owner: str, response_id: str) -> tuple[Row, list[Row]]:
         """Return a response and the items of its input. HttpError 404 if its owner has none of this id."""
@@ -50,8 +53,10 @@ class Responses:
         of them is not there any more.
         """
         turns: list[list[Row]] = []
+        seen: set[str] = set()
         previous: str | None = response_id
-        while previous is not None and len(turns) < MOST_TURNS:
+        while previous is not None and previous not in seen and len(turns) < MOST_TURNS:
+            seen.add(previous)
             try:
                 response, items = self.get(owner, previous)
             except HttpError:

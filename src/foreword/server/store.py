@@ -93,13 +93,14 @@ class Store:
         """Drop items that were not used for longest, so that at most this many are left, with so many bytes."""
         with self._lock, self._db:
             self._db.execute("BEGIN IMMEDIATE")
-            rows = self._db.execute("SELECT id, size FROM items WHERE kind = ? ORDER BY used DESC", (kind,)).fetchall()
+            query = "SELECT rowid, size FROM items WHERE kind = ? ORDER BY used DESC"
+            rows = self._db.execute(query, (kind,)).fetchall()
             total, dropped = 0, []
-            for i, (item_id, size) in enumerate(rows):
+            for i, (row_id, size) in enumerate(rows):
                 total += size
                 if i >= count or total > num_bytes:
-                    dropped.append((item_id,))
-            self._db.executemany("DELETE FROM items WHERE id = ?", dropped)
+                    dropped.append((row_id,))
+            self._db.executemany("DELETE FROM items WHERE rowid = ?", dropped)
 
     def get(self, kind: str, owner: str, item_id: str) -> Row:
         """Return an item. HttpError 404 if its owner has none of this id."""
@@ -108,7 +109,7 @@ class Store:
             found = self._db.execute(query, (item_id, kind, owner)).fetchone()
             if found is None:
                 raise HttpError(NOT_FOUND, f"{kind} {item_id!r:.80}: there is none", param="id")
-            self._db.execute("UPDATE items SET used = ? WHERE id = ?", (time.time(), item_id))
+            self._db.execute("UPDATE items SET used = ? WHERE id = ? AND owner = ?", (time.time(), item_id, owner))
         row: Row = json.loads(found[0])
         return row
 
