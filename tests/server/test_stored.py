@@ -15,6 +15,7 @@ from foreword.server import batches
 from foreword.server import store as stores
 from foreword.server.batches import Batches
 from foreword.server.errors import HttpError
+from foreword.server.key_limits import digest_of
 from foreword.server.responses import Responses
 from foreword.server.store import Page, Store
 
@@ -146,6 +147,47 @@ def test_a_batch_goes_on_after_another_program_has_locked_the_database(started, 
         assert {record["custom_id"] for record in records(client, batch.output_file_id)} == {"a", "b"}
         server.check_nothing_is_left()
     assert "".join([*told, capfd.readouterr().err]).count("database is locked") == 1
+
+
+def test_lines_have_the_limits_of_requests_and_their_names_of_models(started):
+    with started(max_completions=2, max_answer_bytes=1 << 20) as server:
+        client = client_of(server)
+        lines = (
+            line("n", n=3),
+            line("large", max_tokens=4000, logprobs=True, top_logprobs=5),
+            line("a", model="talker:latest"),
+        )
+        batch = finished(client, ask(client, *lines))
+        (record,) = records(client, batch.output_file_id)
+        assert (record["custom_id"], record["response"]["body"]["model"]) == ("a", "talker")
+        found = {one["custom_id"]: one["response"] for one in records(client, batch.error_file_id)}
+        assert {name: (one["status_code"], one["body"]["error"]["code"]) for name, one in found.items()} == {
+            "n": (400, None),
+            "large": (400, "answer_too_large"),
+        }
+        assert "max_completions = 2" in found["n"]["body"]["error"]["message"]
+        server.check_nothing_is_left()
+
+
+def test_a_batch_waits_while_its_key_has_no_tokens_left(started, monkeypatch):
+    monkeypatch.setattr(batches, "PAUSE", 0.02)
+    with started(key_limit=("one tokens_per_minute=6000",)) as server:
+        client, uses, key, now = client_of(server), server.context.admission.keys, digest_of(b"one"), [0.0]
+        uses._clock = lambda: now[0]
+        uses.add_tokens(key, 6100)
+        batch = ask(client, *(line(str(i)) for i in range(20)))
+        server.wait_until(lambda: client.batches.retrieve(batch.id).status == "in_progress")
+        time.sleep(0.1)
+        assert (server.steps, uses.has_tokens(key)) == (0, False)
+        now[0] = 1.0
+        server.wait_until(lambda: client.batches.retrieve(batch.id).request_counts.completed)
+        time.sleep(0.1)
+        assert client.batches.retrieve(batch.id).request_counts.completed == 1
+        assert -50 < uses._use(key, uses._limits[key]).level < 0
+        now[0] = 60.0
+        batch = finished(client, batch)
+        assert (batch.status, batch.request_counts.completed) == ("completed", 20)
+        server.check_nothing_is_left()
 
 
 def test_results_that_find_no_room_are_told_and_leave_no_file(started):

@@ -66,8 +66,10 @@ class Lines:
         """
         parse = parse_chat if line.url.endswith("/chat/completions") else parse_completion
         request = parse(line.body, self._engine.suggested)
-        model = request.model or self._names[0]
-        if model not in (known := [*self._names, *self._engine.loras.paths]):
+        known, model = [*self._names, *self._engine.loras.paths], request.model or self._names[0]
+        if model not in known:
+            model = model.removesuffix(":latest")  # the tag that clients of Ollama add
+        if model not in known:
             reason = f"this batch is answered by {' or '.join(map(repr, known))}"
             raise RequestError(None, "model", model, reason, "Use --model, or --served-model-name for another name.")
         if request.stream:
@@ -107,7 +109,7 @@ class Lines:
             body = chat_completion(answer.request, outputs[0], self._tokenizer, **named)
         else:
             body = text_completion(answer.request, outputs, self._tokenizer, **named)
-        return answer.line.record(_response(200, body), None)
+        return answer.line.record(response(200, body), None)
 
 
 class Batch:
@@ -213,8 +215,9 @@ def failure(line: BatchLine, error: Exception) -> Record:
     if not isinstance(error, ForewordError):
         print_exception(error)
         error = EngineError(f"line {line.number}: the program failed: {type(error).__name__}: {error}")
-    return line.record(_response(*error_body(error)), None)
+    return line.record(response(*error_body(error)), None)
 
 
-def _response(status: int, body: Record) -> Record:
+def response(status: int, body: Record) -> Record:
+    """Return the response in the result of a line."""
     return {"status_code": status, "request_id": uuid4().hex, "body": body}

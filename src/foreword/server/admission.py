@@ -54,18 +54,26 @@ class Admission:
             self._refuse("tokens", f"prompts in progress have {self.num_prompt_tokens} tokens, of max_prompt_tokens")
         self.num_prompt_tokens += count
 
-    def add_bytes(self, count: int) -> int:
-        """Count the memory of an answer, if it is large, and return what was counted. HttpError 400 if it is more than
-        allowed, 429 if the answers in progress take the rest.
-        """
+    def check_bytes(self, count: int) -> None:
+        """HttpError 400 if an answer may take more memory than allowed."""
         limit = self._max_answer_bytes
         if count > limit:
             reason = f"the answer may take {count} bytes of memory, more than max_answer_bytes = {limit}"
             fix = "Ask for fewer prompts, completions (n), tokens (max_tokens) or log-probabilities"
             raise HttpError(ANSWER_TOO_LARGE, f"{reason}. {fix}", param="max_tokens")
+
+    def has_room(self, count: int) -> bool:
+        """Return whether there is memory for an answer beside those in progress."""
+        return count < LARGE_ANSWER or self.num_answer_bytes + count <= self._max_answer_bytes
+
+    def add_bytes(self, count: int) -> int:
+        """Count the memory of an answer, if it is large, and return what was counted. HttpError 400 if it is more than
+        allowed, 429 if the answers in progress take the rest.
+        """
+        self.check_bytes(count)
         if count < LARGE_ANSWER:
             return 0
-        if self.num_answer_bytes + count > limit:
+        if not self.has_room(count):
             self._refuse("bytes", f"answers in progress may take {self.num_answer_bytes} bytes, of max_answer_bytes")
         self.num_answer_bytes += count
         return count

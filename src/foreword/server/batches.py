@@ -11,7 +11,7 @@ import json
 import sqlite3
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from traceback import print_exception
@@ -19,13 +19,16 @@ from typing import IO, Any
 
 from foreword.engine import RequestOptions
 from foreword.engine.checked_request import CheckedRequest
+from foreword.engine.request_group import RequestGroup
 from foreword.errors import ConfigError, EngineError
-from foreword.openai.batch import Answer, Lines, failure
+from foreword.openai.batch import Answer, Lines, failure, response
 from foreword.openai.batch_file import BatchLine, Record, Results, batch_lines
 from foreword.openai.errors import named
+from foreword.server.admission import Place
 from foreword.server.context import Context
-from foreword.server.errors import HttpError
+from foreword.server.errors import HttpError, openai_error
 from foreword.server.file_routes import BATCH_OUTPUT, add_file
+from foreword.server.generation import answer_bytes, check_completions, check_prompts, prompt_bytes
 from foreword.server.store import Row, Store
 
 if sys.platform != "win32":
@@ -150,29 +153,61 @@ class Batches:
             await asyncio.gather(*running, return_exceptions=True)
 
     async def _line(self, owner: str, batch_id: str, line: BatchLine) -> Record:
-        """Return the result of a line."""
-        context, engine = self._context, self._context.engine
+        """Return the result of a line, which has the limits of a request."""
+        engine, uses = self._context.engine, self._context.admission.keys
         try:
             answer: Answer = await asyncio.to_thread(self._lines.read, line, f"{batch_id}.{line.number}")
-            uses = context.admission.keys
-            options: RequestOptions = {**answer.options, "priority": PRIORITY, "owner": owner}
-            options["share"] = uses.share(owner)
-            if context.config.cache_by_key:
-                options["cache_salt"] = f"{owner} {options.get('cache_salt') or ''}"
-            for one in answer.prompts:
-                with named(one.at, one.origins):
-                    group = await engine.check(one.name, one.prompt, one.params, client=f"batch {owner}", **options)
-                with engine.run(group) as stream:
-                    *_, output = [output async for output in stream]
-                answer.outputs[one.index] = CheckedRequest(group, one.reader, one.index).read(output)
-                uses.add_tokens(owner, output.usage.total_tokens)
-            return await asyncio.to_thread(self._lines.result, answer)
+            with ExitStack() as stack:
+                groups = await self._check(owner, answer)
+                await self._enter(owner, groups, stack)
+                for one, group in zip(answer.prompts, groups, strict=True):
+                    with engine.run(group) as stream:
+                        *_, output = [output async for output in stream]
+                    answer.outputs[one.index] = CheckedRequest(group, one.reader, one.index).read(output)
+                    uses.add_tokens(owner, output.usage.total_tokens)
+                return await asyncio.to_thread(self._lines.result, answer)
+        except HttpError as error:
+            return line.record(response(error.status, openai_error(error)), None)
         except EngineError as error:
             if engine.is_closed:
                 raise asyncio.CancelledError from None  # the line is done again by the next process
             return failure(line, error)
         except Exception as error:  # whatever a line causes, the others are answered
             return failure(line, error)
+
+    async def _check(self, owner: str, answer: Answer) -> list[RequestGroup]:
+        """Check the prompts of a line. HttpError for more of them, or more completions, than a request may have."""
+        context = self._context
+        check_prompts(context, "prompt", len(answer.prompts))
+        check_completions(context, answer.request.params)
+        options: RequestOptions = {**answer.options, "priority": PRIORITY, "owner": owner}
+        options["share"] = context.admission.keys.share(owner)
+        if context.config.cache_by_key:
+            options["cache_salt"] = f"{owner} {options.get('cache_salt') or ''}"
+        groups = []
+        for one in answer.prompts:
+            with named(one.at, one.origins):
+                checked = context.engine.check(one.name, one.prompt, one.params, client=f"batch {owner}", **options)
+                groups.append(await checked)
+        return groups
+
+    async def _enter(self, owner: str, groups: Sequence[RequestGroup], stack: ExitStack) -> None:
+        """Wait until the key has tokens left and there is memory for the answer, and take what it may use until the
+        stack is closed. HttpError if the answer may take more memory than allowed.
+        """
+        context, admission = self._context, self._context.admission
+        params, longest = groups[0].params, context.engine.engine.states.max_model_len
+        num_bytes = answer_bytes(context, params, len(groups)) + prompt_bytes(context, groups)
+        admission.check_bytes(num_bytes)
+        while not (admission.keys.has_tokens(owner) and admission.has_room(num_bytes)):
+            await asyncio.sleep(PAUSE)
+        place = Place(admission, 0)
+        stack.callback(place.end)
+        place.add_bytes(num_bytes)
+        most = longest if params.max_tokens is None else min(params.max_tokens, longest)
+        num_tokens = sum(len(group.prompt) + params.num_completions * most for group in groups)
+        admission.keys.add_tokens(owner, num_tokens)
+        stack.callback(admission.keys.add_tokens, owner, -num_tokens)
 
     def _outputs(
         self, owner: str, batch_id: str, path: Path

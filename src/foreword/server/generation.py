@@ -77,33 +77,18 @@ class Generation:
     def enter(self, params: SamplingParams, num_prompts: int = 1) -> None:
         """Take a place, before any work is done. HttpError 429 if the server is full, 400 for a large answer."""
         self._params = params
-        if params.num_completions > (most := self.context.config.max_completions):
-            name = "n" if params.best_of is None else "best_of"
-            reason = f"{name} = {params.num_completions}: is more than max_completions = {most}. Ask for fewer"
-            raise HttpError(INVALID, reason, param=name)
+        check_completions(self.context, params)
         self.enter_many(num_prompts, params.num_completions)
-        self._count_answer(params, num_prompts)
+        self.count_bytes(answer_bytes(self.context, params, num_prompts))
 
     def check_count(self, field: str, num_prompts: int) -> None:
         """HttpError 400 if the field has more prompts than a body may have."""
-        if num_prompts > (most := self.context.config.max_prompts):
-            reason = f"{field}: has {num_prompts} entries, more than max_prompts = {most}. Send several requests"
-            raise HttpError(INVALID, reason, param=field)
-
-    def _count_answer(self, params: SamplingParams, num_prompts: int) -> None:
-        """Count the memory that the answer may take. HttpError if it is more than allowed."""
-        states = self.context.engine.engine.states
-        longest = states.max_model_len
-        num_tokens = longest if params.max_tokens is None else min(params.max_tokens, longest)
-        size = TOKEN_BYTES + LOGPROB_BYTES * _entries(params.logprobs, states.vocab_size)
-        self.count_bytes(num_prompts * params.num_completions * num_tokens * size)
+        check_prompts(self.context, field, num_prompts)
 
     def _count_prompts(self, groups: Sequence[RequestGroup]) -> None:
         """Count the tokens of prompts that are in the engine at the same time, and the log-probabilities of all."""
         self.add_tokens(sum(nlargest(self._share, (len(group.prompt) for group in groups))))
-        vocab_size = self.context.engine.engine.states.vocab_size
-        entries = (len(one.prompt) * _entries(one.params.prompt_logprobs, vocab_size) for one in groups)
-        self.count_bytes(LOGPROB_BYTES * sum(entries))
+        self.count_bytes(prompt_bytes(self.context, groups))
 
     def count_bytes(self, num_bytes: int) -> None:
         """Count memory that the answer may take. HttpError if it is more than allowed."""
@@ -234,6 +219,36 @@ class Generation:
         return await self.context.engine.check(
             name, prompt, params, prompt_text=text, is_small=is_small, client=str(self._client), **chosen
         )
+
+
+def check_completions(context: Context, params: SamplingParams) -> None:
+    """HttpError 400 for more completions of a prompt than the server allows."""
+    if params.num_completions > (most := context.config.max_completions):
+        name = "n" if params.best_of is None else "best_of"
+        reason = f"{name} = {params.num_completions}: is more than max_completions = {most}. Ask for fewer"
+        raise HttpError(INVALID, reason, param=name)
+
+
+def check_prompts(context: Context, field: str, num_prompts: int) -> None:
+    """HttpError 400 if the field has more prompts than a body may have."""
+    if num_prompts > (most := context.config.max_prompts):
+        reason = f"{field}: has {num_prompts} entries, more than max_prompts = {most}. Send several requests"
+        raise HttpError(INVALID, reason, param=field)
+
+
+def answer_bytes(context: Context, params: SamplingParams, num_prompts: int) -> int:
+    """Return the memory that the completions of an answer may take."""
+    states = context.engine.engine.states
+    longest = states.max_model_len
+    num_tokens = longest if params.max_tokens is None else min(params.max_tokens, longest)
+    size = TOKEN_BYTES + LOGPROB_BYTES * _entries(params.logprobs, states.vocab_size)
+    return num_prompts * params.num_completions * num_tokens * size
+
+
+def prompt_bytes(context: Context, groups: Sequence[RequestGroup]) -> int:
+    """Return the memory that the log-probabilities of prompts take in an answer."""
+    vocab_size = context.engine.engine.states.vocab_size
+    return LOGPROB_BYTES * sum(len(one.prompt) * _entries(one.params.prompt_logprobs, vocab_size) for one in groups)
 
 
 def _entries(asked: int | None, vocab_size: int) -> int:

@@ -112,7 +112,7 @@ class KeyUses:
         if limits.requests is not None and 0 < use.num_requests > limits.requests - num_requests:
             count = f"{use.num_requests} completions of your key are in progress"
             self._refuse(f"{count}, of requests={limits.requests}", 1)
-        if limits.tokens_per_minute is not None and use.level < 0:
+        if limits.tokens_per_minute is not None and not self.has_tokens(key):
             wait = ceil(-use.level * 60 / limits.tokens_per_minute)
             self._refuse(f"your key has used its tokens_per_minute={limits.tokens_per_minute}", max(wait, 1))
         use.num_requests += num_requests
@@ -123,6 +123,11 @@ class KeyUses:
                 self._uses.pop(key, None)
 
         return leave
+
+    def has_tokens(self, key: str) -> bool:
+        """Return whether a key has tokens left."""
+        limits = self._limits.get(key, NO_LIMITS)
+        return limits.tokens_per_minute is None or self._use(key, limits).level >= 0
 
     def add_tokens(self, key: str, count: int) -> None:
         """Count tokens that a key has used. A request that began may use more than is left: later ones wait for it."""
