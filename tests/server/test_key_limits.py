@@ -35,11 +35,19 @@ def test_a_limit_names_a_key_and_what_it_may_use(text, key, limits):
         ("one requests=1.5", "whole number above 0"),
         ("one requests=1 requests=2", "given twice"),
         ("two share=1", "not one of api_key"),
+        (f"sha256:{ONE[1:]} share=1", "64 hexadecimal digits"),
+        (f"sha256:{ONE.upper()} share=1", "in lower case"),
     ],
 )
 def test_a_wrong_limit_is_refused(text, reason):
     with pytest.raises(ConfigError, match=reason):
         ServerConfig(api_key=("one",), key_limit=(text,))
+
+
+@pytest.mark.parametrize("again", ["one share=2", f"sha256:{ONE} share=2"])
+def test_a_key_with_two_texts_of_limits_is_refused(again):
+    with pytest.raises(ConfigError, match="a key is given twice"):
+        ServerConfig(api_key=("one",), key_limit=("one requests=1", again))
 
 
 def test_the_completions_of_a_key_at_the_same_time_are_limited():

@@ -15,6 +15,7 @@ from foreword.server import batches
 from foreword.server import store as stores
 from foreword.server.batches import Batches
 from foreword.server.errors import HttpError
+from foreword.server.file_routes import add_file
 from foreword.server.key_limits import digest_of
 from foreword.server.responses import Responses
 from foreword.server.store import Page, Store
@@ -329,4 +330,11 @@ def test_a_query_is_followed_or_refused(started):
         for query in ("limit=0", "order=up", "what=1"):
             assert client.get(f"/v1/files?{query}").status_code == 400
         assert client.get("/v1/files?limit=5&order=asc&purpose=batch").json()["data"] == []
+        files = {"file": b"x"}
+        ids = [client.post("/v1/files", data={"purpose": "batch"}, files=files).json()["id"] for _ in range(2)]
+        made = client.get("/v1/files").json()["data"][0]
+        add_file(server.context.store, digest_of(b"one"), "out", "batch_output", b"x")
+        page = client.get("/v1/files?limit=1&purpose=batch").json()
+        assert (page["data"], page["has_more"]) == ([made], True)
+        assert made["id"] == ids[1]
         assert client.post("/v1/files", data={"purpose": "assistants"}, files={"file": b"x"}).status_code == 400

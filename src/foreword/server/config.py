@@ -13,7 +13,7 @@ from foreword.errors import ConfigError, reason_of, shown
 from foreword.kv_events.source import endpoint_of
 from foreword.media.limits import MediaLimits
 from foreword.routing import ROUTERS
-from foreword.server.key_limits import DIGEST, KeyLimits, read_limit
+from foreword.server.key_limits import DIGEST, KeyLimits, key_digest, read_limit
 from foreword.settings import check_settings, setting, setting_of, settings_of
 
 if TYPE_CHECKING:
@@ -224,6 +224,8 @@ class ServerConfig:
         for key, _ in map(read_limit, self.key_limit):
             if key not in self.api_key and not key.startswith(DIGEST):
                 raise ConfigError("key_limit: has a key that is not one of api_key; give it there, too")
+        if len({key_digest(key) for key, _ in self.key_limits}) < len(self.key_limit):
+            raise ConfigError("key_limit: a key is given twice; give all of its limits in one text")
         if self.require_key and not self.api_key:
             raise ConfigError(
                 "api_key: is missing, and require_key asks for one; set FOREWORD_SERVE_API_KEY to a key, or give "

@@ -99,9 +99,8 @@ async def _upload(context: Context, request: Request) -> Response:
 
 async def _files(context: Context, request: Request) -> Response:
     store, page = durable(context), page_of(request, limit=10_000, also=("purpose",))
-    items, has_more = await asyncio.to_thread(store.listed, FILE, owner_of(request), page)
-    purpose = request.query_params.get("purpose")
-    return reply(listing([item for item in items if purpose in (None, item["purpose"])], has_more))
+    fields = {name: value for name, value in request.query_params.items() if name == "purpose"}
+    return reply(listing(*await asyncio.to_thread(store.listed, FILE, owner_of(request), page, fields=fields)))
 
 
 async def _file(context: Context, request: Request) -> Response:

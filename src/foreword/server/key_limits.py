@@ -14,6 +14,7 @@ from foreword.server.errors import HttpError
 from foreword.server.failures import KEY_LIMIT
 
 _FORM = re.compile(r"(?P<key>\S.*?)(?P<limits>(?:\s+\w+=\S*)+)")
+_HEX = re.compile("[0-9a-f]{64}")
 
 
 DIGEST = "sha256:"
@@ -65,6 +66,8 @@ def read_limit(text: str) -> tuple[str, KeyLimits]:
     found = _FORM.fullmatch(text)
     if found is None:
         raise ValueError("give a key and its limits, such as KEY share=2 requests=4 tokens_per_minute=60000")
+    if found["key"].startswith(DIGEST) and not _HEX.fullmatch(found["key"], len(DIGEST)):
+        raise ValueError(f"{DIGEST}: give the 64 hexadecimal digits of the key's SHA-256 in lower case behind it")
     known = [field.name for field in fields(KeyLimits)]
     values: dict[str, float] = {}
     for word in found["limits"].split():

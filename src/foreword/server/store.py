@@ -120,10 +120,16 @@ class Store:
             if not self._db.execute(query, (item_id, kind, owner)).rowcount:
                 raise HttpError(NOT_FOUND, f"{kind} {item_id!r:.80}: there is none", param="id")
 
-    def listed(self, kind: str, owner: str, page: Page) -> tuple[list[Row], bool]:
-        """Return items in the order of their making, and whether there are more. HttpError 404 for an unknown id."""
+    def listed(
+        self, kind: str, owner: str, page: Page, *, fields: Mapping[str, str] | None = None
+    ) -> tuple[list[Row], bool]:
+        """Return items in the order of their making, and whether there are more. fields: of the bodies, with the values
+        that they must have. HttpError 404 for an unknown id.
+        """
         order, beyond = ("DESC", "<") if page.newest_first else ("ASC", ">")
         query, values = "SELECT body FROM items WHERE kind = ? AND owner = ?", [kind, owner]
+        for name, value in (fields or {}).items():
+            query, values = f"{query} AND json_extract(body, ?) = ?", [*values, f"$.{name}", value]
         with self._lock:
             if page.after is not None:
                 at = self._db.execute(
