@@ -207,3 +207,15 @@ def test_models_load_and_unload_under_load_and_no_request_is_lost_and_memory_sta
     assert sum(entry.num_loads for entry in server.models.entries) >= loads + 3
     assert own_memory_bytes() < before + (16 << 20)
     assert server.models.num_bytes <= server.models.budget
+
+
+def test_an_adapter_cannot_take_the_name_of_another_model_or_of_its_adapter(server, models):
+    write_adapter(models["a"].parent / "law", models["a"])
+    body = {"model": "a", "lora_name": "law", "lora_path": "law"}
+    assert server.post("/v1/load_lora_adapter", body).status_code == 200
+    for model, name, owner in (("a", "b", "b"), ("a", "b-alias:latest", "b"), ("b", "law", "a")):
+        refused = server.post("/v1/load_lora_adapter", {**body, "model": model, "lora_name": name})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "lora_name")
+        assert f"is a name of the model '{owner}' or of its adapter" in refused.json()["error"]["message"]
+    assert server.post("/v1/completions", {"model": "b", "prompt": "hello", **GREEDY}).json()["model"] == "b"
+    assert server.post("/v1/unload_lora_adapter", {"lora_name": "law"}).status_code == 200

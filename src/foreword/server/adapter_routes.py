@@ -12,7 +12,8 @@ from foreword.fields import BOOLEAN, INTEGER, STRING, Fields
 from foreword.server.context import Context
 from foreword.server.errors import HttpError
 from foreword.server.failures import FORBIDDEN, INVALID, NOT_FOUND
-from foreword.server.operation import Body, Operation
+from foreword.server.models import Models
+from foreword.server.operation import Body, OfServer, Operation
 from foreword.server.replicas import Replicas, Spread, first_found
 from foreword.server.reply import json_body, reply
 
@@ -55,10 +56,16 @@ LOAD_BODY = Body(parse_load, {"lora_name": "law", "lora_path": "law"})
 UNLOAD_BODY = Body(parse_unload, {"lora_name": "law"})
 
 
-async def _load(context: Context, request: Request) -> Response:
+async def _load(models: Models, request: Request) -> Response:
+    operation: Operation = request.scope["operation"]
+    context = await operation.context(models, request)
     engine = context.engine
     name, path, replaces, model = await LOAD_BODY.read(request)
     context.check_model(model)
+    owner = models.owner(name)
+    if owner is not None and owner.context is not context:
+        reason = f"lora_name = {name!r:.80}: is a name of the model {owner.name!r:.80} or of its adapter. Use another"
+        raise HttpError(INVALID, reason, param="lora_name")
     if not name or name in context.names:
         raise HttpError(INVALID, f"lora_name = {name!r:.80}: is not free for an adapter", param="lora_name")
     if name in engine.loras and not replaces:
@@ -105,7 +112,7 @@ async def _unload_everywhere(replicas: Replicas, request: Request) -> Response:
 
 # fmt: off
 LOAD = Operation(
-    "/v1/load_lora_adapter", _load, LOAD_BODY,
+    "/v1/load_lora_adapter", OfServer(_load), LOAD_BODY,
     access="admin", summary="Load a LoRA adapter, whose name is then a model of requests (vLLM).",
     details="Requests go on meanwhile. `load_inplace: true` replaces an adapter. All replicas load it, or none. Of"
     " several models, `model` names that of the adapter.",

@@ -158,11 +158,14 @@ class Models:
         """
         if name is None:
             return self.entries[0]
-        for wanted in (name, name.removesuffix(":latest")):
-            for entry in self.entries:
-                if wanted in entry.names:
-                    return entry
+        if (entry := self.owner(name)) is not None:
+            return entry
         raise not_served(name, (known for entry in self.entries for known in entry.names))
+
+    def owner(self, name: str) -> ModelEntry | None:
+        """Return the model with this name, or with an adapter of this name, as `find`; None if there is none."""
+        names = (name, name.removesuffix(":latest"))
+        return next((entry for wanted in names for entry in self.entries if wanted in entry.names), None)
 
     def check_changes(self) -> None:
         """HttpError if no model may be added or removed."""
