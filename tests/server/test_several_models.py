@@ -308,6 +308,22 @@ def test_adapters_of_an_unloaded_model_are_known_and_come_back_with_it(files):
     run(main())
 
 
+def test_an_adapter_of_the_options_that_was_dropped_does_not_come_back(files):
+    models = files.models(ServedModel(model="a", names=("a",), options={"loras": {"law": "law", "code": "code"}}))
+
+    async def main():
+        async with files.using(models, "law") as context:
+            assert context.engine.loras == {"law": "law", "code": "code"}
+            del context.engine.loras["law"]
+            models.set_keep_alive(models.entries[0], 0)
+        await until(lambda: states(models)["a"] == "unloaded")
+        assert models.entries[0].names == ("a", "code")
+        async with files.using(models, "a") as context:
+            assert context.engine.loras == {"code": "code"}
+
+    run(main())
+
+
 def test_names_and_the_tag_latest_find_a_model_and_others_are_told_which_there_are(files):
     models = files.models(ServedModel(model="x", names=("a", "alias")), "b")
     for name in (None, "a", "alias", "a:latest", "alias:latest"):

@@ -29,10 +29,9 @@ class Loader:
         self.config, self.shared, self.num_models = config, shared, num_models
         self.turns = StepTurns()
 
-    def __call__(self, served: ServedModel, loras: Mapping[str, Path]) -> ReadFiles:
+    def __call__(self, served: ServedModel, loras: Mapping[str, str | Path]) -> ReadFiles:
         """Read the files of a model, which are fetched if they are not here. Errors are those of `LLM`."""
-        adapters = {**(served.options.get("loras") or {}), **loras}
-        options: LLMOptions = {**ENGINE_DEFAULTS, **served.options, "loras": adapters, "media": self.config.media}
+        options: LLMOptions = {**ENGINE_DEFAULTS, **served.options, "loras": loras, "media": self.config.media}
         given = split_options(options)
         model = load(served.model, given.executor, given.of_executor)
         size = footprint(model, given.config, budget=self.config.ram_budget, num_models=self.num_models)

@@ -47,8 +47,8 @@ class ReadModel(Protocol):
         ...
 
 
-Reader = Callable[[ServedModel, Mapping[str, Path]], ReadModel]
-"""Reads the files of a model, which is to have these adapters beside those of its options. It runs in a thread."""
+Reader = Callable[[ServedModel, Mapping[str, str | Path]], ReadModel]
+"""Reads the files of a model, which is to have these adapters, not those of its options. It runs in a thread."""
 
 
 class ModelEntry:
@@ -67,7 +67,7 @@ class ModelEntry:
         self.error, self.keep_alive = "", served.keep_alive
         self.used_at = self.began_at = time.monotonic()
         self.load_seconds: float | None = None
-        self.loras: dict[str, Path] = {}  # when it was unloaded
+        self.loras: dict[str, str | Path] = {**(served.options.get("loras") or {})}  # that it has when it is loaded next
         self.loading: asyncio.Task[None] | None = None
         self.idle, self.gone = asyncio.Event(), asyncio.Event()  # while it is "unloading"
         self.timer: asyncio.TimerHandle | None = None
@@ -87,7 +87,7 @@ class ModelEntry:
         """Its names, and those of its adapters."""
         if self.context is not None:
             return self.context.served
-        return *self.served.names, *{**(self.served.options.get("loras") or {}), **self.loras}
+        return *self.served.names, *self.loras
 
     @property
     def expires_in(self) -> float | None:
@@ -128,7 +128,7 @@ class Models:
     def of(cls, context: Context) -> Models:
         """Return the models of a server of one, which is loaded already and belongs to its owner."""
 
-        def refuse(served: ServedModel, loras: Mapping[str, Path]) -> ReadModel:
+        def refuse(served: ServedModel, loras: Mapping[str, str | Path]) -> ReadModel:
             raise ConfigError(f"model {served.model!r:.200}: is never loaded again")
 
         served = ServedModel(model=context.names[0], names=context.names, pin=True)
@@ -381,7 +381,7 @@ class Models:
         await entry.idle.wait()
         context = entry.context
         assert context is not None
-        entry.loras = dict(context.engine.loras)
+        entry.loras = {**context.engine.loras}
         entry.context = None
         await _end(context)
         del context
