@@ -359,6 +359,50 @@ def test_the_end_waits_for_a_model_that_is_being_loaded_and_closes_all(files):
     run(main())
 
 
+def test_a_model_whose_end_fails_is_unloaded_all_the_same(files, capsys):
+    models = files.models("a", "b", ram_budget=SIZE)
+
+    async def fail():
+        raise RuntimeError("the exporter is gone")
+
+    async def main():
+        async with files.using(models, "a") as context:
+            closed = []
+            context.engine.close, context.trace = fail, SimpleNamespace(close=lambda: closed.append(True))
+        assert await files.ask(models, "b") == "b"
+        assert (states(models), models.num_bytes, closed) == ({"a": "unloaded", "b": "loaded"}, SIZE, [True])
+        assert await files.ask(models, "a") == "a"
+        assert "the exporter is gone" in capsys.readouterr().err
+
+    run(main())
+
+
+def test_a_model_is_unloaded_though_the_client_that_removes_it_leaves(files):
+    models = files.models("a", "b")
+
+    async def main():
+        async with files.using(models, "a") as context:
+            slow, close = asyncio.Event(), context.engine.close
+
+            async def close_slowly():
+                await slow.wait()
+                await close()
+
+            context.engine.close = close_slowly
+        removing = asyncio.create_task(models.remove(models.entries[0]))
+        await until(lambda: "a" not in states(models))
+        removing.cancel()
+        await asyncio.wait([removing])
+        closing = asyncio.create_task(models.close())
+        await asyncio.sleep(0)
+        assert not closing.done()
+        slow.set()
+        await closing
+        assert files.log == ["+a", "-a"]
+
+    run(main())
+
+
 def test_models_with_one_name_and_unknown_pins_are_refused():
     a, b = (ServedModel(model=name, names=("same",)) for name in "ab")
     with pytest.raises(ConfigError, match=r"model 'b': 'same' is the name of 'a', too"):

@@ -123,6 +123,7 @@ class Models:
         self.created = int(time.time())
         self.is_closed = False
         self._turn = asyncio.Lock()  # of loading: one model at a time
+        self._ending: set[asyncio.Task[None]] = set()  # of models that are "unloading"
 
     @classmethod
     def of(cls, context: Context) -> Models:
@@ -235,11 +236,11 @@ class Models:
     async def close(self) -> None:
         """Unload all models at once."""
         self.is_closed = True
-        tasks = [entry.loading for entry in self.entries if entry.loading is not None]
-        if tasks:
-            await asyncio.wait(tasks)
-        for entry, context in self.loaded:
+        for entry in self.entries:
             self._stop_timer(entry)
+        if tasks := {entry.loading for entry in self.entries if entry.loading is not None} | self._ending:
+            await asyncio.wait(tasks)
+        for _, context in self.loaded:
             await _end(context)
 
     # -- requests ----------------------------------------------------------------------------------------------------
@@ -299,7 +300,6 @@ class Models:
         def expire() -> None:
             if entry.state == "loaded" and not entry.num_requests:
                 self._begin_end(entry)
-                entry.loading = asyncio.create_task(self._end_entry(entry))
 
         entry.timer = asyncio.get_running_loop().call_later(seconds, expire)
 
@@ -365,10 +365,9 @@ class Models:
 
     async def _unload(self, entry: ModelEntry) -> None:
         """Give a loaded model no more requests, wait until those that it has end, and unload it."""
-        self._begin_end(entry)
-        await self._end_entry(entry)
+        await asyncio.shield(self._begin_end(entry))  # it goes on without the one that waits for it
 
-    def _begin_end(self, entry: ModelEntry) -> None:
+    def _begin_end(self, entry: ModelEntry) -> asyncio.Task[None]:
         self._stop_timer(entry)
         entry.state = "unloading"
         entry.gone.clear()
@@ -376,6 +375,10 @@ class Models:
             entry.idle.clear()
         else:
             entry.idle.set()
+        task = asyncio.create_task(self._end_entry(entry))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        return task
 
     async def _end_entry(self, entry: ModelEntry) -> None:
         await entry.idle.wait()
@@ -386,7 +389,7 @@ class Models:
         await _end(context)
         del context
         await asyncio.to_thread(gc.collect)  # a server collects seldom, and an engine is a circle of references
-        entry.state, entry.num_bytes, entry.loading = "unloaded", 0, None
+        entry.state, entry.num_bytes = "unloaded", 0
         entry.gone.set()
 
     def _retry_after(self) -> dict[str, str]:
@@ -402,9 +405,15 @@ class Models:
 
 
 async def _end(context: Context) -> None:
-    await context.engine.close()
-    if context.trace is not None:
-        await asyncio.to_thread(context.trace.close)
+    """Close what a model has. An error is printed: its memory is free all the same."""
+    try:
+        try:
+            await context.engine.close()
+        finally:
+            if context.trace is not None:
+                await asyncio.to_thread(context.trace.close)
+    except Exception as error:
+        print_exception(error)
 
 
 def _reason(error: BaseException) -> str:
