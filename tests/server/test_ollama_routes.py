@@ -154,7 +154,7 @@ def test_errors_have_ollamas_form(client, server):
     for call, status in (
         (lambda: client.chat("nobody", HI), 404),
         (lambda: client.chat("talker", HI, options={"num_ctx": 5000}), 400),
-        (lambda: client.chat("talker", HI, keep_alive=0), 400),
+        (lambda: client.generate("talker", keep_alive=0), 400),
         (lambda: client.pull("smollm2"), 400),
         (lambda: client.delete("talker"), 400),
         (lambda: client.embed("nobody", "x"), 404),
@@ -227,6 +227,20 @@ def test_models_are_loaded_described_and_unloaded_as_requests_ask(several, of_se
         if several.states == {"a": "unloaded", "b": "unloaded"}:
             break
     assert several.states == {"a": "unloaded", "b": "unloaded"}
+
+
+def test_a_pinned_model_stays_though_a_prompt_asks_that_it_goes(client):
+    assert client.chat("talker", HI, keep_alive=0).message.content == SCRIPT
+    assert client.chat("talker", HI).message.content == SCRIPT
+
+
+def test_a_time_beyond_all_dates_is_shown_as_the_last_one(several, of_several):
+    for keep_alive in ("99999999h", 1e300, f"{'9' * 400}h"):
+        body = {"model": "a", "keep_alive": keep_alive, "stream": False}
+        assert several.post("/api/generate", body).json()["done_reason"] == "load"
+        (running,) = of_several.ps().models
+        assert running.expires_at - datetime.now(UTC) > timedelta(days=36_000)
+    assert of_several.generate("a", keep_alive=0).done_reason == "unload"
 
 
 def test_a_pulled_model_is_served_and_a_deleted_one_is_not(several, of_several, monkeypatch):

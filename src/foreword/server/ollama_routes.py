@@ -125,7 +125,7 @@ async def _answer(models: Models, request: Request, api: Api[Any, Any]) -> Respo
         models.set_keep_alive(entry, 0)
         return _state(wanted, entry.name, "unload")
     context = await operation.context(models, request)
-    if seconds is not None:
+    if seconds is not None and (seconds or not entry.served.pin):  # after a prompt, a pinned model stays
         models.set_keep_alive(entry, seconds)
     return _state(wanted, entry.name, "load") if is_state else await api(context, request)
 
@@ -166,7 +166,7 @@ async def _ps(models: Models, request: Request) -> Response:
     for entry, context in models.loaded:
         listed = await asyncio.to_thread(_listed, entry)
         left = entry.expires_in
-        until = datetime.now(UTC) + (LONG if left is None else timedelta(seconds=left))
+        until = datetime.now(UTC) + (LONG if left is None else timedelta(seconds=min(left, LONG.total_seconds())))
         of_memory = {
             "size": entry.num_bytes or listed["size"],
             "size_vram": 0,
