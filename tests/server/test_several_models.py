@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from foreword.errors import ConfigError, ModelError
+from foreword.errors import ConfigError, ModelError, RequestError
 from foreword.server.admission import Admission
 from foreword.server.config import ServerConfig
 from foreword.server.errors import HttpError
@@ -240,6 +240,27 @@ def test_beyond_max_requests_waiting_ones_are_refused_at_once(files):
         assert (error.value.status, int(error.value.headers["Retry-After"]) >= 1) == (429, True)
         files.gate.set()
         assert await asyncio.gather(*waiting) == ["a", "a"]
+
+    run(main())
+
+
+def test_a_second_request_with_the_id_of_one_that_waits_for_its_model_is_refused(files):
+    models = files.models("a", "b")
+
+    async def ask(name):
+        async with models.using(name, "same") as context:
+            return context.names[0]
+
+    async def main():
+        files.gate.clear()
+        first = asyncio.create_task(ask("a"))
+        await until(lambda: models.waiting)
+        for name in "ab":
+            with pytest.raises(RequestError, match="is in use"):
+                await ask(name)
+        files.gate.set()
+        assert await first == "a"
+        assert await ask("a") == "a"
 
     run(main())
 

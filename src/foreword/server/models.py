@@ -255,8 +255,9 @@ class Models:
             self.refused["models"] += 1
             reason = f"{len(self.waiting)} requests wait for models, of max_requests"
             raise HttpError(FULL, f"the server is full: {reason}. Try again", headers=self._retry_after())
-        if self.waiting.setdefault(request_id, entry) is not entry:
+        if request_id in self.waiting:
             raise RequestError(request_id, "X-Request-Id", request_id, "is in use", "Use another id.")
+        self.waiting[request_id] = entry
         try:
             async with asyncio.timeout(self.config.load_timeout):
                 return await self._wait(entry)
