@@ -243,6 +243,14 @@ def test_a_time_beyond_all_dates_is_shown_as_the_last_one(several, of_several):
     assert of_several.generate("a", keep_alive=0).done_reason == "unload"
 
 
+def test_a_time_limit_is_read_with_a_prompt_and_without(server):
+    for path, body in (("/api/generate", {}), ("/api/generate", {"prompt": "x"}), ("/api/chat", {"messages": HI})):
+        whole = {"model": "talker", "stream": False, **body}
+        assert server.post(path, {**whole, "timeout": 20}).status_code == 200
+        refused = server.post(path, {**whole, "timeout": 0})
+        assert (refused.status_code, "timeout = 0" in refused.json()["error"]) == (400, True)
+
+
 def test_a_pulled_model_is_served_and_a_deleted_one_is_not(several, of_several, monkeypatch):
     client, calls = of_several, []
     monkeypatch.setattr("foreword.server.ollama_routes.PULL_SECONDS", 0.01)

@@ -219,3 +219,21 @@ def test_an_adapter_cannot_take_the_name_of_another_model_or_of_its_adapter(serv
         assert f"is a name of the model '{owner}' or of its adapter" in refused.json()["error"]["message"]
     assert server.post("/v1/completions", {"model": "b", "prompt": "hello", **GREEDY}).json()["model"] == "b"
     assert server.post("/v1/unload_lora_adapter", {"lora_name": "law"}).status_code == 200
+
+
+def test_the_time_of_a_request_goes_on_while_its_model_is_loaded(models, monkeypatch):
+    with serving_several(rows(models), load_on_demand=True) as server:
+        gate, load = threading.Event(), server.models._read
+
+        def read(*given):
+            gate.wait(20)
+            return load(*given)
+
+        monkeypatch.setattr(server.models, "_read", read)
+        body = {"model": "a", "prompt": "x", **GREEDY}
+        for own, headers in (({"timeout": 0.1}, {}), ({}, {"X-Request-Timeout": "0.1"})):
+            late = server.post("/v1/completions", {**body, **own}, headers=headers)
+            assert (late.status_code, late.json()["error"]["message"]) == (504, "the request's time is over")
+        assert server.post("/v1/completions", {**body, "timeout": 0}).status_code == 400
+        gate.set()
+        assert server.post("/v1/completions", {**body, "timeout": 20}).status_code == 200

@@ -19,6 +19,7 @@ from foreword.server.events import EventStream
 from foreword.server.generation import Generation
 from foreword.server.operation import Body
 from foreword.server.reply import MANY, apart, parsed
+from foreword.server.time_limit import deadline
 
 
 class Wanted(Protocol):
@@ -53,7 +54,7 @@ class Api(Generic[R, T]):
     async def __call__(self, context: Context, request: Request) -> Response:
         """Answer a request. The place in the server is given back as soon as the engine has done its part."""
         generation, body = Generation(context, request), await self.body.fields(request)
-        await generation.limit_time(body)
+        await generation.limit_time(deadline(request, body, context.config))
         parse = self.body.parse_for(context)
         if self.known is not None:
             parse = partial(parse, **await self.known(context, request, body))

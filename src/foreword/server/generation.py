@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from heapq import nlargest
 from itertools import islice
-from typing import Any
 
 from starlette.requests import Request
 
@@ -20,7 +19,6 @@ from foreword.engine.checked_request import CheckedRequest
 from foreword.engine.prompt import Prompt
 from foreword.engine.request_group import RequestGroup
 from foreword.errors import RequestError
-from foreword.fields import NUMBER
 from foreword.openai import ChatRequest
 from foreword.openai.errors import named
 from foreword.server.admission import Place
@@ -29,9 +27,6 @@ from foreword.server.context import Context, Progress
 from foreword.server.errors import HttpError
 from foreword.server.failures import INVALID
 from foreword.server.reply import apart, is_small
-
-TIMEOUT = "x-request-timeout"
-"""The header with a request's time in seconds; in a body it is the field ``timeout``."""
 
 TOKEN_BYTES, LOGPROB_BYTES = 64, 400
 """Memory of an answer, at most: of a token with its text, of a log-probability with its token's text."""
@@ -61,18 +56,10 @@ class Generation:
         self._lora = None if model in self.context.names else model
         return model
 
-    async def limit_time(self, body: dict[str, Any]) -> None:
-        """Take ``timeout`` out of the body: the handler fails with TimeoutError after that time."""
-        field, value = "timeout", body.pop("timeout", None)
-        if value is None and TIMEOUT in self._headers:
-            field, value = TIMEOUT, _number(self._headers[TIMEOUT])
-        most = self.context.config.timeout
-        if value is not None:
-            if not NUMBER.accepts(value) or not 0 < value < 2**31:
-                raise HttpError(INVALID, f"{field} = {value!r:.80}: expected seconds above 0", param=field)
-            most = value if most is None else min(value, most)
-        if most is not None:
-            await self._stack.enter_async_context(asyncio.timeout(most))
+    async def limit_time(self, when: float | None) -> None:
+        """From then on, on the clock of the event loop, the handler fails with TimeoutError; None: never."""
+        if when is not None:
+            await self._stack.enter_async_context(asyncio.timeout_at(when))
 
     def enter(self, params: SamplingParams, num_prompts: int = 1) -> None:
         """Take a place, before any work is done. HttpError 429 if the server is full, 400 for a large answer."""
@@ -259,11 +246,3 @@ def _entries(asked: int | None, vocab_size: int) -> int:
 def in_order(outputs: Iterable[RequestOutput]) -> list[RequestOutput]:
     """Return the final outputs of several prompts in the order of the prompts."""
     return sorted(outputs, key=lambda output: output.prompt_index)
-
-
-def _number(text: str) -> float | str:
-    """A text that is none is returned, to be refused."""
-    try:
-        return float(text)
-    except ValueError:
-        return text

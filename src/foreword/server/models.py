@@ -67,7 +67,7 @@ class ModelEntry:
         self.error, self.keep_alive = "", served.keep_alive
         self.used_at = self.began_at = time.monotonic()
         self.load_seconds: float | None = None
-        self.loras: dict[str, str | Path] = {**(served.options.get("loras") or {})}  # that it has when it is loaded next
+        self.loras: dict[str, str | Path] = {**(served.options.get("loras") or {})}  # for its next load
         self.loading: asyncio.Task[None] | None = None
         self.idle, self.gone = asyncio.Event(), asyncio.Event()  # while it is "unloading"
         self.timer: asyncio.TimerHandle | None = None

@@ -49,6 +49,7 @@ from foreword.server.operation import JSON, Body, OfServer, Operation
 from foreword.server.pooling_routes import pooled, pools
 from foreword.server.replicas import refused
 from foreword.server.reply import reply
+from foreword.server.time_limit import deadline
 
 PULL_SECONDS = 0.5
 """Between two lines about a download."""
@@ -119,6 +120,7 @@ async def _answer(models: Models, request: Request, api: Api[Any, Any]) -> Respo
     """
     operation: Operation = request.scope["operation"]
     entry, body = models.find(await operation.model_name(request)), request.scope["fields"]
+    deadline(request, body, models.config)
     seconds = keep_alive_of(body)
     is_state = isinstance(wanted := None if _has_prompt(body) else api.body.parse(body), GenerateRequest)
     if is_state and seconds == 0:

@@ -5,6 +5,7 @@ The router, the keys, the front end of replicas, the description and the referen
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack
@@ -23,6 +24,7 @@ from foreword.server.errors import OPENAI, Dialect, not_found
 from foreword.server.models import Models
 from foreword.server.replicas import CALL_SECONDS, ONE, Spread
 from foreword.server.reply import form_body, json_body, parsed
+from foreword.server.time_limit import deadline
 
 T = TypeVar("T")
 Access = Literal["public", "key", "admin"]
@@ -126,13 +128,17 @@ class Operation:
 
     async def context(self, models: Models, request: Request) -> Context:
         """Return the context of the model that a request names, in its body or its query, which is there until the
-        request ends. HttpError as `Models.using`, and 404 if the model cannot do it.
+        request ends. HttpError as `Models.using`, and 404 if the model cannot do it; TimeoutError if the time of the
+        request is over before.
         """
         context = models.single
         if context is None:
             name = await self.model_name(request)
             stack: AsyncExitStack = request.scope["stack"]
-            context = await stack.enter_async_context(models.using(name, request.scope["request_id"]))
+            is_limited = self.body is not None and self.body.timeout
+            when = deadline(request, request.scope["fields"], models.config) if is_limited else None
+            async with asyncio.timeout_at(when):
+                context = await stack.enter_async_context(models.using(name, request.scope["request_id"]))
         if not self.is_served(context):
             raise not_found(request.method, request.scope["path"])
         return context
