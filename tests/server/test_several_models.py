@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from foreword.errors import ConfigError, ModelError, RequestError
-from foreword.server.admission import Admission
 from foreword.server.config import ServerConfig
 from foreword.server.errors import HttpError
 from foreword.server.models import Models
 from foreword.server.served import ServedModel, checked, models_in
+from foreword.server.shared import Shared
 
 SIZE = 100
 
@@ -75,7 +75,7 @@ class Files:
     def models(self, *served, **settings) -> Models:
         rows = [one if isinstance(one, ServedModel) else ServedModel(model=one, names=(one,)) for one in served]
         config = ServerConfig(**{"load_on_demand": True, "ram_budget": 2 * SIZE, **settings})
-        return Models(rows, config, self, Admission.of(config))
+        return Models(rows, config, self, Shared.of(config))
 
     @asynccontextmanager
     async def using(self, models, name):

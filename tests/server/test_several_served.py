@@ -237,3 +237,20 @@ def test_the_time_of_a_request_goes_on_while_its_model_is_loaded(models, monkeyp
         assert server.post("/v1/completions", {**body, "timeout": 0}).status_code == 400
         gate.set()
         assert server.post("/v1/completions", {**body, "timeout": 20}).status_code == 200
+
+
+def test_stored_responses_are_read_and_deleted_without_a_model(models, tmp_path):
+    gone = ServedModel(model=str(tmp_path / "gone"), names=("gone",), options=OPTIONS)
+    with serving_several([gone, *rows(models)], load_on_demand=True) as server:
+        body = {"model": "b", "input": "Hi", "temperature": 0, "max_output_tokens": 4}
+        path = f"/v1/responses/{server.post('/v1/responses', body).json()['id']}"
+        assert server.post("/api/generate", {"model": "b", "keep_alive": 0}).status_code == 200
+        assert server.get(path).json()["model"] == "b"
+        assert len(server.get(f"{path}/input_items").json()["data"]) == 1
+        assert server.client.delete(path).json()["deleted"] is True
+        assert server.get(path).status_code == 404
+        for wanted in ("/v1/files", "/v1/files/file-0", "/v1/batches", "/v1/batches/batch_0"):
+            refused = server.get(wanted)
+            assert (refused.status_code, "--data-directory" in refused.json()["error"]["message"]) == (400, True)
+        assert server.states["gone"] == "unloaded"
+        assert server.get("/v1/models/gone").json()["error"] is None

@@ -13,13 +13,13 @@ from starlette.responses import Response
 from foreword.fields import OBJECT, STRING, Fields, one_of
 from foreword.openai.batch_file import URLS
 from foreword.server.batches import BATCH, CANCELLING, RUNNING, UNFINISHED, WAITING
-from foreword.server.context import Context
 from foreword.server.errors import HttpError
 from foreword.server.failures import STORAGE_FULL
 from foreword.server.file_routes import FILE, durable, owner_of
 from foreword.server.lists import check_query, listing, page_of
-from foreword.server.operation import Body, Operation
+from foreword.server.operation import Body, Operation, of_shared
 from foreword.server.reply import reply
+from foreword.server.shared import Shared
 from foreword.server.store import Store, new_id
 
 MOST_UNFINISHED = 100  # batches of one owner
@@ -59,9 +59,9 @@ CREATE = Body(parse_batch, {"input_file_id": "file-0", "endpoint": URLS[0], "com
 CANCEL = Body(parse_nothing, {})
 
 
-async def _create(context: Context, request: Request) -> Response:
+async def _create(shared: Shared, request: Request) -> Response:
     wanted = await CREATE.read(request)
-    store, owner = durable(context), owner_of(request)
+    store, owner = durable(shared), owner_of(request)
     await asyncio.to_thread(store.get, FILE, owner, wanted.input_file_id)
     if await asyncio.to_thread(store.count, BATCH, owner, UNFINISHED) >= MOST_UNFINISHED:
         raise HttpError(STORAGE_FULL, f"{MOST_UNFINISHED} batches are not finished. Wait for some, or cancel them")
@@ -91,19 +91,19 @@ def _add(store: Store, owner: str, batch: dict[str, Any]) -> None:
     store.add(BATCH, owner, batch["id"], batch, state=WAITING)
 
 
-async def _batches(context: Context, request: Request) -> Response:
-    store, page = durable(context), page_of(request)
+async def _batches(shared: Shared, request: Request) -> Response:
+    store, page = durable(shared), page_of(request)
     return reply(listing(*await asyncio.to_thread(store.listed, BATCH, owner_of(request), page)))
 
 
-async def _batch(context: Context, request: Request) -> Response:
+async def _batch(shared: Shared, request: Request) -> Response:
     check_query(request)
-    return reply(await asyncio.to_thread(durable(context).get, BATCH, owner_of(request), request.path_params["id"]))
+    return reply(await asyncio.to_thread(durable(shared).get, BATCH, owner_of(request), request.path_params["id"]))
 
 
-async def _cancel(context: Context, request: Request) -> Response:
+async def _cancel(shared: Shared, request: Request) -> Response:
     await CANCEL.read(request)
-    store, owner, batch_id = durable(context), owner_of(request), request.path_params["id"]
+    store, owner, batch_id = durable(shared), owner_of(request), request.path_params["id"]
     await asyncio.to_thread(store.get, BATCH, owner, batch_id)
     now = int(time.time())
 
@@ -120,14 +120,16 @@ async def _cancel(context: Context, request: Request) -> Response:
 # fmt: off
 OPERATIONS = (
     Operation(
-        "/v1/batches", _create, CREATE,
+        "/v1/batches", of_shared(_create), CREATE,
         access="key", summary="Answer the lines of a file, after all requests that clients wait for (OpenAI Batches).",
         details="Lines are those of `foreword batch`, of one `endpoint`. A batch goes on after a restart.",
     ),
-    Operation("/v1/batches", _batches, access="key", summary="List the batches of the key."),
-    Operation("/v1/batches/{id}", _batch, access="key", summary="Describe a batch: its status, and its files."),
+    Operation("/v1/batches", of_shared(_batches), access="key", summary="List the batches of the key."),
     Operation(
-        "/v1/batches/{id}/cancel", _cancel, CANCEL,
+        "/v1/batches/{id}", of_shared(_batch), access="key", summary="Describe a batch: its status, and its files.",
+    ),
+    Operation(
+        "/v1/batches/{id}/cancel", of_shared(_cancel), CANCEL,
         access="key", summary="End a batch; the results that it has are kept.",
     ),
 )

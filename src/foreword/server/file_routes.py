@@ -12,12 +12,12 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
 from foreword.fields import Fields, Kind, one_of
-from foreword.server.context import Context
 from foreword.server.errors import HttpError
 from foreword.server.failures import NOT_FOUND, NOT_STORED, STORAGE_FULL
 from foreword.server.lists import check_query, listing, page_of
-from foreword.server.operation import Body, Operation
+from foreword.server.operation import Body, Operation, of_shared
 from foreword.server.reply import reply
+from foreword.server.shared import Shared
 from foreword.server.store import Store, new_id
 
 FILE = "file"
@@ -46,12 +46,12 @@ def parse_upload(body: object) -> Upload:
 UPLOAD = Body(parse_upload, {"purpose": BATCH, "file": b"{}"}, form=frozenset())
 
 
-def durable(context: Context) -> Store:
+def durable(shared: Shared) -> Store:
     """Return the store of files and batches. HttpError 400 without a directory for it."""
-    if context.store.directory is None:
+    if shared.store.directory is None:
         reason = "this server has no directory for files and batches. Start it with --data-directory DIR"
         raise HttpError(NOT_STORED, reason)
-    return context.store
+    return shared.store
 
 
 def owner_of(request: Request) -> str:
@@ -90,27 +90,27 @@ def add_file(
     return body
 
 
-async def _upload(context: Context, request: Request) -> Response:
+async def _upload(shared: Shared, request: Request) -> Response:
     upload = await UPLOAD.read(request)
-    store = durable(context)
+    store = durable(shared)
     name = str(request.scope.get("filename") or "file")[:255]
     return reply(await asyncio.to_thread(add_file, store, owner_of(request), name, BATCH, upload.data))
 
 
-async def _files(context: Context, request: Request) -> Response:
-    store, page = durable(context), page_of(request, limit=10_000, also=("purpose",))
+async def _files(shared: Shared, request: Request) -> Response:
+    store, page = durable(shared), page_of(request, limit=10_000, also=("purpose",))
     fields = {name: value for name, value in request.query_params.items() if name == "purpose"}
     return reply(listing(*await asyncio.to_thread(store.listed, FILE, owner_of(request), page, fields=fields)))
 
 
-async def _file(context: Context, request: Request) -> Response:
+async def _file(shared: Shared, request: Request) -> Response:
     check_query(request)
-    return reply(await asyncio.to_thread(durable(context).get, FILE, owner_of(request), request.path_params["id"]))
+    return reply(await asyncio.to_thread(durable(shared).get, FILE, owner_of(request), request.path_params["id"]))
 
 
-async def _content(context: Context, request: Request) -> Response:
+async def _content(shared: Shared, request: Request) -> Response:
     check_query(request)
-    store, file_id = durable(context), request.path_params["id"]
+    store, file_id = durable(shared), request.path_params["id"]
     await asyncio.to_thread(store.get, FILE, owner_of(request), file_id)
     path = store.path("files", file_id)
     if not path.is_file():
@@ -118,9 +118,9 @@ async def _content(context: Context, request: Request) -> Response:
     return FileResponse(path, media_type="application/octet-stream", filename=file_id)
 
 
-async def _delete(context: Context, request: Request) -> Response:
+async def _delete(shared: Shared, request: Request) -> Response:
     check_query(request)
-    store, file_id = durable(context), request.path_params["id"]
+    store, file_id = durable(shared), request.path_params["id"]
     await asyncio.to_thread(store.delete, FILE, owner_of(request), file_id)
     await asyncio.to_thread(partial(store.path("files", file_id).unlink, missing_ok=True))
     return reply({"id": file_id, "object": "file", "deleted": True})
@@ -129,15 +129,15 @@ async def _delete(context: Context, request: Request) -> Response:
 # fmt: off
 OPERATIONS = (
     Operation(
-        "/v1/files", _upload, UPLOAD,
+        "/v1/files", of_shared(_upload), UPLOAD,
         access="key", summary="Keep a file for a batch (OpenAI Files).",
         details='`purpose` is `batch`. Files need `data_directory`; only the key that sent one can use it.',
     ),
-    Operation("/v1/files", _files, access="key", summary="List the files of the key."),
-    Operation("/v1/files/{id}", _file, access="key", summary="Describe a file."),
+    Operation("/v1/files", of_shared(_files), access="key", summary="List the files of the key."),
+    Operation("/v1/files/{id}", of_shared(_file), access="key", summary="Describe a file."),
     Operation(
-        "/v1/files/{id}/content", _content, access="key", summary="Return the content of a file.",
+        "/v1/files/{id}/content", of_shared(_content), access="key", summary="Return the content of a file.",
         media_types=("application/octet-stream",),
     ),
-    Operation("/v1/files/{id}", _delete, access="key", summary="Delete a file.", given_method="DELETE"),
+    Operation("/v1/files/{id}", of_shared(_delete), access="key", summary="Delete a file.", given_method="DELETE"),
 )

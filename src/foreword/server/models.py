@@ -25,12 +25,13 @@ from foreword.engine.options import LLMOptions
 from foreword.errors import ConfigError, ForewordError, RequestError
 from foreword.machine import memory_bytes
 from foreword.server.about import About, local_path
-from foreword.server.admission import LONGEST_WAIT, Admission
+from foreword.server.admission import LONGEST_WAIT
 from foreword.server.config import ServerConfig
 from foreword.server.context import Context, not_served
 from foreword.server.errors import HttpError
 from foreword.server.failures import FULL, INVALID, MODEL_FAILED, MODEL_LOADING
 from foreword.server.served import ServedModel
+from foreword.server.shared import Shared
 
 State = Literal["loaded", "loading", "unloaded", "unloading"]
 FIRST_LOAD = 5.0  # seconds that a load probably takes, before one is measured
@@ -110,11 +111,11 @@ class Models:
         models: Sequence[ServedModel],
         config: ServerConfig,
         read: Reader,
-        admission: Admission,
+        shared: Shared,
         options: LLMOptions | None = None,
     ) -> None:
         """options: of the engines of models that are added later."""
-        self.config, self._read, self.admission, self._options = config, read, admission, options or LLMOptions()
+        self.config, self._read, self.shared, self._options = config, read, shared, options or LLMOptions()
         self.entries = [ModelEntry(served) for served in models]
         self.single: Context | None = None
         self.responses: Counter[int] = Counter()
@@ -133,7 +134,8 @@ class Models:
             raise ConfigError(f"model {served.model!r:.200}: is never loaded again")
 
         served = ServedModel(model=context.names[0], names=context.names, pin=True)
-        found = cls([], context.config, refuse, context.admission)
+        shared = Shared(context.admission, context.store, context.responses)
+        found = cls([], context.config, refuse, shared)
         found.entries, found.single, found.responses = [ModelEntry(served, context)], context, context.metrics.responses
         return found
 
@@ -145,7 +147,7 @@ class Models:
     @property
     def refused(self) -> Counter[str]:
         """How many requests were refused, by the limit that was reached."""
-        return self.admission.num_refused
+        return self.shared.admission.num_refused
 
     @property
     def num_bytes(self) -> int:

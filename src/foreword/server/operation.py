@@ -24,6 +24,7 @@ from foreword.server.errors import OPENAI, Dialect, not_found
 from foreword.server.models import Models
 from foreword.server.replicas import CALL_SECONDS, ONE, Spread
 from foreword.server.reply import form_body, json_body, parsed
+from foreword.server.shared import Shared
 from foreword.server.time_limit import deadline
 
 T = TypeVar("T")
@@ -85,6 +86,11 @@ class OfServer:
     """A handler that answers for a server with all its models, of which it chooses one itself if it needs one."""
 
     answer: Callable[[Models, Request], Awaitable[Response]]
+
+
+def of_shared(answer: Callable[[Shared, Request], Awaitable[Response]]) -> OfServer:
+    """Return a handler of what the models of a server share, for which none is loaded."""
+    return OfServer(lambda models, request: answer(models.shared, request))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,10 @@ from foreword.server.answer import Api
 from foreword.server.context import Context
 from foreword.server.file_routes import owner_of
 from foreword.server.lists import check_query, page_of, paged
-from foreword.server.operation import JSON, Body, Operation
+from foreword.server.operation import JSON, Body, Operation, of_shared
 from foreword.server.reply import reply
 from foreword.server.responses import chosen
+from foreword.server.shared import Shared
 
 
 async def _known(context: Context, request: Request, body: dict[str, Any]) -> dict[str, Any]:
@@ -58,22 +59,22 @@ RESPONSES: Api[ResponsesRequest, RequestOutput] = Api(
 )
 
 
-async def _response(context: Context, request: Request) -> Response:
+async def _response(shared: Shared, request: Request) -> Response:
     check_query(request)
-    found, _ = await asyncio.to_thread(context.responses.get, owner_of(request), request.path_params["id"])
+    found, _ = await asyncio.to_thread(shared.responses.get, owner_of(request), request.path_params["id"])
     return reply(found)
 
 
-async def _items(context: Context, request: Request) -> Response:
+async def _items(shared: Shared, request: Request) -> Response:
     page = page_of(request)
-    _, items = await asyncio.to_thread(context.responses.get, owner_of(request), request.path_params["id"])
+    _, items = await asyncio.to_thread(shared.responses.get, owner_of(request), request.path_params["id"])
     return reply(paged(items, page))
 
 
-async def _delete(context: Context, request: Request) -> Response:
+async def _delete(shared: Shared, request: Request) -> Response:
     check_query(request)
     response_id = request.path_params["id"]
-    await asyncio.to_thread(context.responses.delete, owner_of(request), response_id)
+    await asyncio.to_thread(shared.responses.delete, owner_of(request), response_id)
     return reply({"id": response_id, "object": "response", "deleted": True})
 
 
@@ -86,9 +87,13 @@ OPERATIONS = (
         " Function tools, `text.format` and reasoning items are served. `store: false` stores nothing.",
         media_types=(JSON, EVENTS),
     ),
-    Operation("/v1/responses/{id}", _response, access="key", summary="Return a stored response of the key."),
-    Operation("/v1/responses/{id}", _delete, access="key", summary="Delete a stored response.", given_method="DELETE"),
+    Operation("/v1/responses/{id}", of_shared(_response), access="key", summary="Return a stored response of the key."),
     Operation(
-        "/v1/responses/{id}/input_items", _items, access="key", summary="List the input of a stored response.",
+        "/v1/responses/{id}", of_shared(_delete), given_method="DELETE",
+        access="key", summary="Delete a stored response.",
+    ),
+    Operation(
+        "/v1/responses/{id}/input_items", of_shared(_items),
+        access="key", summary="List the input of a stored response.",
     ),
 )

@@ -39,7 +39,7 @@ def run_several(
 def several(models: Sequence[ServedModel], config: ServerConfig, options: LLMOptions | None = None) -> Models:
     """Return the models of a server, none of which is loaded yet."""
     shared = Shared.of(config)
-    return Models(models, config, Loader(config, shared, len(models)), shared.admission, options)
+    return Models(models, config, Loader(config, shared, len(models)), shared, options)
 
 
 class SeveralServer(AppServer):
