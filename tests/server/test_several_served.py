@@ -13,6 +13,9 @@ from foreword.engine.build import load
 from foreword.engine.footprint import footprint
 from foreword.engine.options import split_options
 from foreword.machine import own_memory_bytes
+from foreword.server.config import ServerConfig
+from foreword.server.run import bound_socket
+from foreword.server.run_several import SeveralServer, several
 from foreword.server.served import ServedModel
 from models.pooling_models import POOLING, make_pooling
 
@@ -221,15 +224,21 @@ def test_an_adapter_cannot_take_the_name_of_another_model_or_of_its_adapter(serv
     assert server.post("/v1/unload_lora_adapter", {"lora_name": "law"}).status_code == 200
 
 
+def gated(models, monkeypatch) -> threading.Event:
+    """Let no model be read before the event that is returned."""
+    gate, load = threading.Event(), models._read
+
+    def read(*given):
+        gate.wait(20)
+        return load(*given)
+
+    monkeypatch.setattr(models, "_read", read)
+    return gate
+
+
 def test_the_time_of_a_request_goes_on_while_its_model_is_loaded(models, monkeypatch):
     with serving_several(rows(models), load_on_demand=True) as server:
-        gate, load = threading.Event(), server.models._read
-
-        def read(*given):
-            gate.wait(20)
-            return load(*given)
-
-        monkeypatch.setattr(server.models, "_read", read)
+        gate = gated(server.models, monkeypatch)
         body = {"model": "a", "prompt": "x", **GREEDY}
         for own, headers in (({"timeout": 0.1}, {}), ({}, {"X-Request-Timeout": "0.1"})):
             late = server.post("/v1/completions", {**body, **own}, headers=headers)
@@ -254,3 +263,30 @@ def test_stored_responses_are_read_and_deleted_without_a_model(models, tmp_path)
             assert (refused.status_code, "--data-directory" in refused.json()["error"]["message"]) == (400, True)
         assert server.states["gone"] == "unloaded"
         assert server.get("/v1/models/gone").json()["error"] is None
+
+
+def test_an_abort_of_a_request_that_waits_for_its_model_says_so(models, monkeypatch):
+    with serving_several(rows(models), load_on_demand=True) as server, ThreadPoolExecutor(1) as pool:
+        gate, body = gated(server.models, monkeypatch), {"model": "a", "prompt": "x", **GREEDY}
+        waiting = pool.submit(server.post, "/v1/completions", body, headers={"X-Request-Id": "mine"})
+        while "mine" not in server.models.waiting:
+            assert not waiting.done()
+        refused = server.post("/abort", {"request_id": "mine"})
+        gate.set()
+        message = "request 'mine': waits for its model 'a', which is loading. Abort it later, or close its connection"
+        assert (refused.status_code, refused.json()["error"]["message"]) == (400, message)
+        assert waiting.result().status_code == 200
+
+
+def test_a_server_that_is_ended_while_it_loads_at_the_start_limits_the_time_of_its_end(models, monkeypatch):
+    found, ended = several(rows(models), ServerConfig(port=0)), threading.Event()
+    gate = gated(found, monkeypatch)
+    with bound_socket("127.0.0.1", 0) as sock:
+        server = SeveralServer(found, sock, lambda url: None, ended.set)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+        thread.start()
+        server.should_exit = True
+        assert ended.wait(20)
+        gate.set()
+        thread.join(20)
+    assert not thread.is_alive()

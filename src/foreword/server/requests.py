@@ -13,7 +13,7 @@ from foreword.fields import STRING, Fields
 from foreword.scheduler import Reason
 from foreword.server.context import Context
 from foreword.server.errors import HttpError
-from foreword.server.failures import NOT_FOUND
+from foreword.server.failures import INVALID, NOT_FOUND
 from foreword.server.models import ModelEntry, Models
 from foreword.server.operation import Body, OfServer, Operation
 from foreword.server.replicas import ALL_LISTED, FIRST, Called, merged
@@ -63,6 +63,10 @@ async def _why(models: Models, request: Request) -> Response:
 
 async def _abort(models: Models, request: Request) -> Response:
     name = await ABORT.read(request)
+    if (entry := models.waiting.get(name)) is not None:
+        reason = f"waits for its model {entry.name!r:.80}, which is {entry.state}"
+        fix = "Abort it later, or close its connection"
+        raise HttpError(INVALID, f"request {name!r:.80}: {reason}. {fix}", param="request_id")
     context, names = _in_engines(models, name)
     for part in names:
         context.engine.abort(part)

@@ -63,6 +63,7 @@ class SeveralServer(AppServer):
             await asyncio.wait((starting,), timeout=0.1)
         if not starting.done():
             starting.cancel()
+            self._on_end()
             return
         starting.result()
         await super().startup(sockets)
