@@ -9,12 +9,15 @@ from processes import start
 from foreword.cli.served_models import served_models
 from foreword.errors import ConfigError
 from foreword.server.config import ServerConfig
+from foreword.server.run_several import run_several, several
+from foreword.server.served import ServedModel, checked
 
 OPTIONS = {"max_num_seqs": 8, "seed": None}
 
 
 def rows(given=(), tables=(), **settings):
-    return served_models(given, tables, ServerConfig(**settings), OPTIONS)
+    config = ServerConfig(**settings)
+    return checked(served_models(given, tables, config, OPTIONS), config)
 
 
 def test_arguments_have_the_options_of_all_and_tables_their_own():
@@ -63,6 +66,18 @@ def test_what_a_table_cannot_have_is_refused_with_its_number(table, words):
 def test_settings_of_one_model_are_refused_by_name(settings, words):
     with pytest.raises(ConfigError, match=words):
         rows(["a", "b"], **settings)
+    with pytest.raises(ConfigError, match=words):
+        run_several([ServedModel(model=name, names=(name,)) for name in "ab"], ServerConfig(**settings))
+
+
+def test_a_record_of_several_models_is_refused():
+    with pytest.raises(ConfigError, match=r"record='x\.jsonl': is for a server of one model"):
+        several([ServedModel(model="a", names=("a",), options={"record": "x.jsonl"})], ServerConfig())
+
+
+def test_a_time_limit_of_loading_is_of_a_server_whose_models_are_loaded_by_request():
+    assert ServerConfig(load_timeout=5).of_several == {"load_timeout": 5}
+    assert not ServerConfig().of_several
 
 
 def test_models_of_a_file_are_served(talker, tmp_path):

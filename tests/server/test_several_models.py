@@ -427,10 +427,10 @@ def test_a_model_is_unloaded_though_the_client_that_removes_it_leaves(files):
 def test_models_with_one_name_and_unknown_pins_are_refused():
     a, b = (ServedModel(model=name, names=("same",)) for name in "ab")
     with pytest.raises(ConfigError, match=r"model 'b': 'same' is the name of 'a', too"):
-        checked([a, b], ())
+        checked([a, b], ServerConfig())
     with pytest.raises(ConfigError, match=r"pin='x': no model has this name. Give one of same"):
-        checked([a], ["x"])
-    assert checked([a], ["same"])[0].pin
+        checked([a], ServerConfig(pin=("x",)))
+    assert checked([a], ServerConfig(pin=("same",)))[0].pin
 
 
 def test_a_directory_has_the_models_that_can_be_loaded(tmp_path):

@@ -11,8 +11,8 @@ from foreword.engine.options import LLMOptions
 from foreword.errors import ConfigError, shown
 from foreword.names import advice
 from foreword.server.config import ServerConfig
-from foreword.server.served import ServedModel, checked, models_in
-from foreword.settings import Setting, settings_of
+from foreword.server.served import ServedModel, models_in
+from foreword.settings import Setting
 
 # fmt: off
 OWN = {
@@ -27,32 +27,20 @@ OWN = {
 """Keys of a [[model]] table that are no options of an engine."""
 # fmt: on
 
-OF_ONE = ("served_model_name", "adapter", "kv_events", "kv_events_replay", "data_directory", "slot_save_path")
-"""Settings of a server of one model. A table has names and adapters of each."""
-
 
 def served_models(
     given: Sequence[str], tables: Sequence[Mapping[str, Any]], server: ServerConfig, options: LLMOptions
 ) -> list[ServedModel]:
-    """Return the models of a server. options: of the engines of all, in place of which a table has its own.
-
-    ConfigError for a setting of one model, and for what a table cannot have, with its number.
+    """Return the models of a server, which `checked` has not seen. options: of the engines of all, in place of which a
+    table has its own. ConfigError for what a table cannot have, with its number.
     """
-    for name in OF_ONE:
-        if (value := getattr(server, name)) != settings_of(ServerConfig)[name].default:
-            fix = "Give name and adapter in [[model]] tables of --config" if name in OF_ONE[:2] else "Leave it out"
-            raise ConfigError(f"{name}={shown(value)}: is for a server of one model. {fix}")
-    if server.replicas > 1:
-        raise ConfigError(f"replicas={server.replicas}: are of one model. Serve one, or leave replicas out")
-    if options.get("record") is not None:
-        raise ConfigError(f"record={shown(options['record'])}: is for a server of one model. Leave it out")
     found = [
         ServedModel(model=model, names=(model,), options=options, keep_alive=server.model_keep_alive) for model in given
     ]
     found += [_of_table(i, table, server, options) for i, table in enumerate(tables)]
     if server.models_dir is not None:
         found += models_in(server.models_dir, options, server.model_keep_alive)
-    return checked(found, server.pin)
+    return found
 
 
 def _of_table(index: int, table: Mapping[str, Any], server: ServerConfig, options: LLMOptions) -> ServedModel:

@@ -180,7 +180,7 @@ class ServerConfig:
     def of_several(self) -> Mapping[str, object]:
         """The settings of several models that have not their default, by name."""
         known = settings_of(ServerConfig)
-        names = ("models_dir", "load_on_demand", "ram_budget", "model_keep_alive", "pin")
+        names = ("models_dir", "load_on_demand", "ram_budget", "model_keep_alive", "pin", "load_timeout")
         return {name: value for name in names if (value := getattr(self, name)) != known[name].default}
 
     @property

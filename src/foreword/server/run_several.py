@@ -13,7 +13,7 @@ from foreword.server.listener import AppServer, limited_end, serve
 from foreword.server.loading import Loader
 from foreword.server.models import Models
 from foreword.server.run import allow_connections, announce, bound_socket
-from foreword.server.served import ServedModel
+from foreword.server.served import ServedModel, checked
 from foreword.server.shared import Shared
 
 
@@ -27,19 +27,20 @@ def run_several(
     """Serve models until SIGTERM or SIGINT; requests in progress are finished then, within drain_timeout.
 
     options: of the engines of models that are added later. on_ready: called with the address; without, it is printed.
-    OSError if the address cannot be used; ConfigError or ModelError if a model cannot be loaded that does not wait for
-    a request, before the server listens.
+    OSError if the address cannot be used; ConfigError as `checked`; ConfigError or ModelError if a model cannot be
+    loaded that does not wait for a request, before the server listens.
     """
     config.check_files()
+    found = several(models, config, options)
     allow_connections()
     with bound_socket(config.host, config.port) as sock, limited_end(config) as begin_end:
-        serve(SeveralServer(several(models, config, options), sock, on_ready, begin_end), sock)
+        serve(SeveralServer(found, sock, on_ready, begin_end), sock)
 
 
 def several(models: Sequence[ServedModel], config: ServerConfig, options: LLMOptions | None = None) -> Models:
-    """Return the models of a server, none of which is loaded yet."""
-    shared = Shared.of(config)
-    return Models(models, config, Loader(config, shared, len(models)), shared, options)
+    """Return the models of a server, none of which is loaded yet. ConfigError as `checked`."""
+    served, shared = checked(models, config), Shared.of(config)
+    return Models(served, config, Loader(config, shared, len(models)), shared, options)
 
 
 class SeveralServer(AppServer):

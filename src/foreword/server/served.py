@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from foreword.engine.options import LLMOptions
-from foreword.errors import ConfigError, reason_of
+from foreword.errors import ConfigError, reason_of, shown
+from foreword.server.config import ServerConfig
+from foreword.settings import settings_of
 
+OF_ONE = ("served_model_name", "adapter", "kv_events", "kv_events_replay", "data_directory", "slot_save_path")
+"""Settings of a server of one model. A table has names and adapters of each."""
 _PART = re.compile(r"-\d{5}-of-\d{5}$")  # at the end of the name of one of several files of a model
 
 
@@ -53,18 +57,26 @@ def _is_one(path: Path) -> bool:
     return path.suffix == ".gguf" and not _PART.search(path.stem) and path.is_file()
 
 
-def checked(models: Iterable[ServedModel], pinned: Sequence[str]) -> list[ServedModel]:
-    """Return the models, of which those with one of these names are pinned. ConfigError for a name that two models or
-    adapters have, and for one to be pinned that no model has.
+def checked(models: Iterable[ServedModel], config: ServerConfig) -> list[ServedModel]:
+    """Return the models of a server of several, of which those are pinned that its settings name. ConfigError for a
+    setting of one model, for a name that two models or adapters have, and for one to be pinned that no model has.
     """
+    for name in OF_ONE:
+        if (value := getattr(config, name)) != settings_of(ServerConfig)[name].default:
+            fix = "Give name and adapter in [[model]] tables of --config" if name in OF_ONE[:2] else "Leave it out"
+            raise ConfigError(f"{name}={shown(value)}: is for a server of one model. {fix}")
+    if config.replicas > 1:
+        raise ConfigError(f"replicas={config.replicas}: are of one model. Serve one, or leave replicas out")
     found, owners = list(models), dict[str, ServedModel]()
     for one in found:
+        if (record := one.options.get("record")) is not None:
+            raise ConfigError(f"record={shown(record)}: is for a server of one model. Leave it out")
         for name in (*one.names, *(one.options.get("loras") or ())):
             if owners.setdefault(name, one) is not one:
                 reason = f"{name!r:.80} is the name of {owners[name].model!r:.200}, too"
                 raise ConfigError(f"model {one.model!r:.200}: {reason}. Give names in [[model]] tables of --config")
     known = [name for one in found for name in one.names]
-    for name in pinned:
+    for name in config.pin:
         if name not in known:
             raise ConfigError(f"pin={name!r:.80}: no model has this name. Give one of {', '.join(known)}")
-    return [replace(one, pin=one.pin or not set(pinned).isdisjoint(one.names)) for one in found]
+    return [replace(one, pin=one.pin or not set(config.pin).isdisjoint(one.names)) for one in found]
