@@ -35,6 +35,7 @@ from foreword.cache.segment import (
 )
 from foreword.cache.tiers import QUEUE_BYTES, BlockFormat
 from foreword.errors import ConfigError, reason_of
+from foreword.ownership import is_own
 
 SEGMENT_BYTES = 8 << 20
 """The size of the largest file, unless one block is larger."""
@@ -80,7 +81,7 @@ class DiskTier:
         self._is_closed = self._is_writing = False
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if (status := self._folder.stat()).st_uid != os.geteuid() or status.st_mode & 0o022:
+            if not is_own(self._folder.stat()):
                 raise ConfigError(
                     f"cache_dir={str(directory)!r:.200}: {self._folder.name} belongs to another user, or others may "
                     "write to it, and answers follow from what it holds. Give a directory of your own"

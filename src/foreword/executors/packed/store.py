@@ -17,7 +17,6 @@ import errno
 import hashlib
 import json
 import os
-import stat
 import sys
 import time
 import warnings
@@ -30,6 +29,7 @@ from foreword.errors import reason_of
 from foreword.executors.packed.file import PackedFile, PackedFileError, Part, read_recipe, write_parts
 from foreword.models.files import ModelFile, identity_of
 from foreword.models.registry import cache_dir
+from foreword.ownership import is_own
 
 if sys.platform != "win32":
     import fcntl
@@ -70,7 +70,7 @@ class PackedStore:
         record = self.folder / "files" / hashlib.sha256(file.identity.encode()).hexdigest()[:32]
         with contextlib.suppress(OSError):
             known = record.read_text()
-            if len(known) == 64 and self._is_own(record.stat()):
+            if len(known) == 64 and is_own(record.stat()):
                 os.utime(record)
                 return known
         digest = file.sha256()
@@ -95,7 +95,7 @@ class PackedStore:
             raise NotKeptError(f"{path} cannot be read ({reason_of(error)})") from None
         try:
             status = os.fstat(descriptor)
-            if not self._is_own(status) or not self._is_own(self.folder.stat()):
+            if not is_own(status) or not is_own(self.folder.stat()):
                 raise NotKeptError(f"{path} or its folder belongs to another user, or others may write to it")
             file = PackedFile(descriptor)
             if file.recipe != recipe:
@@ -206,7 +206,7 @@ class PackedStore:
         """Compare the bytes with their digest, unless that was done of a file with this identity; note its use."""
         record = path.with_suffix(".checked")
         try:
-            is_checked = record.read_text() == identity and self._is_own(record.stat())
+            is_checked = record.read_text() == identity and is_own(record.stat())
         except OSError:
             is_checked = False
         with contextlib.suppress(OSError):
@@ -224,13 +224,8 @@ class PackedStore:
     def _make_folder(self) -> None:
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        if not self._is_own(self.folder.stat()):
+        if not is_own(self.folder.stat()):
             raise NotKeptError(f"{self.folder} belongs to another user, or others may write to it")
-
-    @staticmethod
-    def _is_own(status: os.stat_result) -> bool:
-        """Return whether nobody but this user and the system's can have written the file."""
-        return status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
     def _check_quota(self, size: int) -> None:
         if size > self.quota:
