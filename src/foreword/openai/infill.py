@@ -90,20 +90,22 @@ def parse_infill(body: object, suggested: Suggested = NOTHING) -> InfillRequest:
         check_samplers(samplers, params)
     extra = "".join(map(_context, given.nested_list("input_extra") or ()))
     before = extra + given.take("input_prefix", STRING, "") + given.take("prompt", STRING, "")
-    request = InfillRequest(
-        model=given.take("model", STRING),
-        before=before,
-        after=given.take("input_suffix", STRING, ""),
-        params=params,
-        indent=given.take("n_indent", INDENT, 0),
-        predict_ms=given.take("t_max_predict_ms", NUMBER, 0),
-        predicts=limit != 0,
-        fields=given.take("response_fields", STRINGS),
-        options=request_options(given),
-        stream=given.take("stream", BOOLEAN, False),
-    )
+    after: str = given.take("input_suffix", STRING, "")
+    request = InfillRequest(before=before, after=after, params=params, predicts=limit != 0, **answer_fields(given))
     given.end({**neutral.COMPLETION, **_ONE, "id_slot": (-1, 0)})
     return request
+
+
+def answer_fields(given: Fields) -> dict[str, Any]:
+    """Take the fields of `InfillRequest` that say which model answers, and how, out of a body of llama.cpp."""
+    return {
+        "model": given.take("model", STRING),
+        "indent": given.take("n_indent", INDENT, 0),
+        "predict_ms": given.take("t_max_predict_ms", NUMBER, 0),
+        "fields": given.take("response_fields", STRINGS),
+        "options": request_options(given),
+        "stream": given.take("stream", BOOLEAN, False),
+    }
 
 
 def left_out(samplers: Sequence[str]) -> set[str]:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from foreword.batch import Origin, SamplingParams, StructuredOutputs
 from foreword.errors import RequestError
-from foreword.fields import BOOLEAN, INTEGER, NUMBER, OBJECT, STRING, STRINGS, Fields, Neutral, either
+from foreword.fields import INTEGER, NUMBER, OBJECT, STRING, STRINGS, Fields, Neutral, either
 from foreword.models.tokenizer import Tokenizer
 from foreword.openai import neutral
-from foreword.openai.infill import INDENT, InfillRequest, check_samplers, left_out
-from foreword.openai.request import IDS, NOTHING, SAMPLING, Suggested, limit_of, request_options, sampling_fields
+from foreword.openai.infill import InfillRequest, answer_fields, check_samplers, left_out
+from foreword.openai.request import IDS, NOTHING, SAMPLING, Suggested, limit_of, sampling_fields
 
 DEFAULTS: Suggested = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 """llama.cpp's, for requests that leave them open and models that suggest nothing."""
@@ -62,18 +62,9 @@ def parse_llama(body: object, suggested: Suggested = NOTHING) -> LlamaRequest:
     check_last_n(given, "repeat_last_n", params)
     if samplers is not None and limit != 0:
         check_samplers(samplers, params)
+    prompt = given.require("prompt", either(STRING, IDS))
     request = LlamaRequest(
-        model=given.take("model", STRING),
-        before="",
-        after="",
-        given=given.require("prompt", either(STRING, IDS)),
-        params=params,
-        indent=given.take("n_indent", INDENT, 0),
-        predict_ms=given.take("t_max_predict_ms", NUMBER, 0),
-        predicts=limit != 0,
-        fields=given.take("response_fields", STRINGS),
-        options=request_options(given),
-        stream=given.take("stream", BOOLEAN, False),
+        before="", after="", given=prompt, params=params, predicts=limit != 0, **answer_fields(given)
     )
     given.end(_NEUTRAL)
     return request
