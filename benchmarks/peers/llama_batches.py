@@ -40,6 +40,14 @@ class LlamaBatches(ABC):
     def new_context(self, num_seqs: int) -> Any:
         """Return a context for this number of sequences of `CONTEXT_OF_ONE` tokens each."""
 
+    def sized(self, params: Any, num_seqs: int, threads: int) -> Any:
+        """Set the sizes and threads of a context's parameters, and return them."""
+        params.n_ctx = CONTEXT_OF_ONE * num_seqs
+        params.n_batch, params.n_ubatch = MAX_BATCH, 512
+        params.n_seq_max = num_seqs
+        params.n_threads = params.n_threads_batch = threads
+        return params
+
     @abstractmethod
     def clear(self, context: Any) -> None:
         """Empty the cache of a context."""

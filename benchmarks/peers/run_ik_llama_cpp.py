@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness import main
 from ik_llama_cpp import _ctypes_api as ik
-from llama_batches import CONTEXT_OF_ONE, MAX_BATCH, LlamaBatches
+from llama_batches import LlamaBatches
 
 _NO_LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
 
@@ -31,12 +31,7 @@ class IkLlamaCpp(LlamaBatches):
         super().__init__(ik, ik.llama_vocab_n_tokens(ik.llama_model_get_vocab(self.model)))
 
     def new_context(self, num_seqs: int) -> int | None:
-        params = ik.llama_context_default_params()
-        params.n_ctx = CONTEXT_OF_ONE * num_seqs
-        params.n_batch = MAX_BATCH
-        params.n_ubatch = 512
-        params.n_seq_max = num_seqs
-        params.n_threads = params.n_threads_batch = self.threads
+        params = self.sized(ik.llama_context_default_params(), num_seqs, self.threads)
         params.flash_attn = True
         context: int | None = ik.llama_init_from_model(self.model, params)
         return context

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import llama_cpp
 from harness import main
-from llama_batches import CONTEXT_OF_ONE, MAX_BATCH, LlamaBatches
+from llama_batches import LlamaBatches
 
 
 class LlamaCpp(LlamaBatches):
@@ -26,12 +26,7 @@ class LlamaCpp(LlamaBatches):
 
     def new_context(self, num_seqs: int) -> ctypes.c_void_p:
         """Return a context with a separate cache per sequence, which is faster for large batches."""
-        params = llama_cpp.llama_context_default_params()
-        params.n_ctx = CONTEXT_OF_ONE * num_seqs
-        params.n_batch = MAX_BATCH
-        params.n_ubatch = 512
-        params.n_seq_max = num_seqs
-        params.n_threads = params.n_threads_batch = self.threads
+        params = self.sized(llama_cpp.llama_context_default_params(), num_seqs, self.threads)
         params.kv_unified = False
         return llama_cpp.llama_init_from_model(self.model, params)
 
