@@ -1,6 +1,7 @@
 """Embeddings, scores, rankings and classes over HTTP."""
 
 import base64
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,8 @@ from server_rig import serving
 
 import openai
 from foreword import LLM, PoolingParams
+from foreword.engine.pooling import ScorePlan
+from foreword.server.reply import MANY
 from models.pooling_models import POOLING, make_pooling
 
 TOKENS = [text["token_ids"] for text in POOLING["bert"]["texts"]]
@@ -111,6 +114,15 @@ def test_an_embedding_model_scores_by_cosines_and_ranks(embedder, vectors):
         ["index", "relevance_score"]
     ]
     assert embedder.post("/classify", {"input": TEXTS[0]}).status_code == 404
+
+
+def test_scores_with_many_tokens_are_made_outside_the_event_loop(embedder, monkeypatch):
+    threads, read = [], ScorePlan.read
+    monkeypatch.setattr(ScorePlan, "read", lambda *args: threads.append(threading.current_thread()) or read(*args))
+    embedder.post("/score", {"text_1": TEXTS[0], "text_2": TEXTS[1]})
+    embedder.post("/score", {"text_1": "\x04" * 20, "text_2": ["\x05"] * (MANY // 20)})
+    assert threads[0] is not threads[1]
+    assert threads[1].name.startswith(("asyncio", "uvloop"))
 
 
 def test_a_cross_encoder_scores_pairs(models):

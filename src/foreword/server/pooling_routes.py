@@ -68,16 +68,16 @@ async def _run(
 ) -> AsyncGenerator[PoolingRequestOutput, None]:
     generation.enter_many(len(plan.prompts))
     checked = await generation.check(field, plan.prompts, plan.params, options)
-    generation.count_bytes(ID_BYTES * plan.num_tokens([len(one.group.prompt) for one in checked]))
-    return _read(generation, plan, checked)
+    num_tokens = plan.num_tokens([len(one.group.prompt) for one in checked])
+    generation.count_bytes(ID_BYTES * num_tokens)
+    return _read(generation, plan, checked, num_tokens >= MANY)
 
 
 async def _read(
-    generation: Generation, plan: ScorePlan, checked: Sequence[CheckedRequest]
+    generation: Generation, plan: ScorePlan, checked: Sequence[CheckedRequest], is_long: bool
 ) -> AsyncGenerator[PoolingRequestOutput, None]:
     async with aclosing(generation.outputs(checked)) as running:
         outputs = in_order([output async for output in running])
-    is_long = len(plan.pairs or ()) >= MANY
     for output in await apart(is_long, plan.read, list(map(pooling_output, outputs))):
         yield output
 
