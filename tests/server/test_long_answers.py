@@ -5,13 +5,14 @@ import gc
 import json
 import socket
 import time
+from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from server_rig import Serving, serving
 
 from foreword.server.listener import MOST_SMALL, short_collections
-from foreword.server.pace import MOST_VALUES, Pace
+from foreword.server.pace import MOST_VALUES, NUM_TURNS, Beginnings, Pace
 from foreword.server.pieces import PIECE, json_pieces
 from foreword.server.reply import PiecesReply
 
@@ -95,6 +96,36 @@ def test_a_turn_of_the_event_loop_makes_the_frames_of_a_few_streams_in_their_ord
     assert max(by_turn) <= 3  # a part of a turn's budget may be left to one that takes more
     assert [i for _, piece, i in order if piece == 0] == [0, 1, 2, 4, 5, 6, 7, 8, 9]
     assert len(order) == 27
+
+
+def test_requests_begin_in_their_order_with_turns_of_the_event_loop_between_them():
+    began = []
+
+    async def run():
+        beginnings, turns = Beginnings(), 0
+
+        async def request(i):
+            await beginnings.take()
+            began.append((turns, i))
+
+        tasks = [asyncio.create_task(request(i)) for i in range(8)]
+        await asyncio.sleep(0)
+        for i in (2, 3, 7):  # whose clients leave before they begin
+            tasks[i].cancel()
+        while not all(task.done() for task in tasks):
+            turns += 1
+            await asyncio.sleep(0)
+        for _ in range(NUM_TURNS):  # with no request, the next one begins at once
+            await asyncio.sleep(0)
+        turns = 1000
+        await request(8)
+
+    asyncio.run(run())
+    assert [i for _, i in began] == [0, 1, 4, 5, 6, 8]
+    turns = [turn for turn, _ in began]
+    assert [after - before >= NUM_TURNS - 1 for before, after in pairwise(turns)] == [True] * 5
+    assert turns[0] == 0
+    assert turns[-1] == 1000
 
 
 def test_the_collector_is_as_before_after_the_server():

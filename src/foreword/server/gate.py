@@ -38,6 +38,7 @@ from foreword.server.failures import (
     WRONG_BODY,
 )
 from foreword.server.operation import Operation, Operations, Target
+from foreword.server.pace import Beginnings
 from foreword.server.reply import check_origin
 
 MOST_REASON = 2048  # bytes of a body in the log
@@ -64,6 +65,7 @@ class Gate:
         """responses: counts the requests by the status of their response."""
         self._app, self._operations, self._config, self._keys = app, operations, config, Keys(config)
         self._hosts, self._bodies = Hosts(config), Bodies(config.max_total_body_bytes)
+        self._beginnings = Beginnings()
         self._responses = responses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,6 +96,8 @@ class Gate:
             del body  # it is not kept while a long answer is made
             async with _while_connected(receive), AsyncExitStack() as stack:
                 scope["stack"] = stack  # what ends with the request
+                if operation.body is not None:
+                    await self._beginnings.take()
                 await self._app(scope, again, response)
         except asyncio.CancelledError:  # by the server, which ends; the task ends with this
             stopped = HttpError(STOPPED, failure := "the server is being stopped")
