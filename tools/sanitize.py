@@ -17,8 +17,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TOOLS = Path(sys.executable).parent
 CXX = os.environ.get("CXX", "c++")
-# Name of the build → (sanitizers, runtime library, options). Freed memory that the address sanitizer keeps would take
-# long to reach its default size, and count as growth in mixed traffic.
+# Name of the build → (sanitizers, runtime library, options, growth of memory in mixed traffic in MiB). Freed memory
+# that the address sanitizer keeps would take long to reach its default size, and count as growth. The thread sanitizer
+# remembers the last accesses to each address, in several times the memory of the program.
 SANITIZERS = {
     "address": (
         "address,undefined",
@@ -27,8 +28,14 @@ SANITIZERS = {
             "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:quarantine_size_mb=32",
             "UBSAN_OPTIONS": "print_stacktrace=1",
         },
+        16,
     ),
-    "thread": ("thread", "tsan", {"TSAN_OPTIONS": "die_after_fork=0:halt_on_error=1"}),
+    "thread": (
+        "thread",
+        "tsan",
+        {"TSAN_OPTIONS": f"die_after_fork=0:halt_on_error=1:suppressions={ROOT / 'tools/sanitize_thread.txt'}"},
+        256,
+    ),
 }
 TESTS = (
     "tests/kernels",
@@ -50,12 +57,12 @@ DESELECTED = ("-m", "not model", "-k", "not long_context and not error_of_a_form
 
 
 def main() -> None:
-    for name, (sanitizers, library, options) in SANITIZERS.items():
+    for name, (sanitizers, library, options, most_growth) in SANITIZERS.items():
         print(f"{sanitizers}:", flush=True)
         folder = ROOT / "build" / f"sanitize-{name}"
         check_compiler(folder, sanitizers)
         package = build(folder, FOREWORD_SANITIZE=sanitizers)
-        run(package, f"lib{library}", options)
+        run(package, f"lib{library}", options, most_growth)
 
 
 def check_compiler(folder: Path, sanitizers: str) -> None:
@@ -84,7 +91,7 @@ def build(folder: Path, **cmake_options: str) -> Path:
     return package
 
 
-def run(package: Path, library: str, options: dict[str, str]) -> None:
+def run(package: Path, library: str, options: dict[str, str], most_growth: int) -> None:
     """The tests and the traffic, with the sanitizer's runtime loaded before the interpreter."""
     preload = [_library(f"{name}.so") for name in (library, "libstdc++")]
     environment = os.environ | options | {
@@ -92,7 +99,8 @@ def run(package: Path, library: str, options: dict[str, str]) -> None:
         "OPENBLAS_NUM_THREADS": "1", "FOREWORD_NUM_THREADS": "2",
     }  # fmt: skip
     tests = ["-m", "pytest", "-n", str(os.cpu_count()), "-p", "no:cacheprovider", *DESELECTED, *TESTS]
-    for arguments in (tests, ["tests/storms/soak.py", "--steps", "8000"]):
+    traffic = ["tests/storms/soak.py", "--steps", "8000", "--most-growth", str(most_growth)]
+    for arguments in (tests, traffic):
         done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, check=False)
         if done.returncode:
             sys.exit(done.returncode)
