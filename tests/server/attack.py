@@ -32,12 +32,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from processes import start
 from server_rig import with_template
 from talking_model import TEMPLATE, write_talking_model
+
+from foreword.server.operations import OPERATIONS
 
 MOST_GROWTH = (
     700 << 20
@@ -533,6 +535,62 @@ def mutated_bodies(server: Server, count: int = 3000) -> None:
         server.attack(*mutation(dice))
 
 
+FORMS = {one.path: one.body for one in OPERATIONS if one.body is not None and one.body.form is None}
+SCHEMAS: Mapping[str, Mapping[str, Any]] = {path: body.schema()["properties"] for path, body in FORMS.items()}
+SHORT = {
+    "max_tokens": 2,
+    "max_completion_tokens": 2,
+    "max_output_tokens": 2,
+    "n_predict": 2,
+    "options": {"num_predict": 2},
+}
+
+
+def sample(schema: Mapping[str, Any], dice: random.Random) -> object:
+    """Return a value that a schema of the server's own description allows, among small ones."""
+    if "anyOf" in schema:
+        return sample(dice.choice(schema["anyOf"]), dice)
+    if "enum" in schema:
+        return dice.choice(schema["enum"] or [None])
+    least = schema.get("minimum", schema.get("exclusiveMinimum", 0))
+    match schema.get("type"):
+        case "null":
+            return None
+        case "boolean":
+            return dice.random() < 0.5
+        case "integer":
+            return min(least + dice.choice((0, 1, 2, 5)), schema.get("maximum", 9))
+        case "number":
+            return min(least + dice.choice((0, 0.1, 0.5, 1, 2)), schema.get("maximum", 9.0))
+        case "array":
+            return [sample(schema.get("items", {}), dice) for _ in range(dice.choice((0, 1, 1, 3)))]
+        case "object":
+            return dice.choice(
+                ({}, {"1": 1}, {"type": "function"}, {"type": "json_object"}, {"regex": "a+"}, {"include_usage": True})
+            )
+        case "string":
+            return dice.choice(("a", "ab\n", "", "auto", "1s"))
+    return dice.choice(VALUES)
+
+
+def sampled_bodies(server: Server, count: int = 1500) -> None:
+    """Bodies of every operation with up to four more of its fields, of which most have values that are allowed."""
+    dice = random.Random(7)
+    for _ in range(count):
+        server.attack(*sampled_body(dice))
+
+
+def sampled_body(dice: random.Random) -> tuple[str, object]:
+    """Return a path, and a body of it."""
+    path = dice.choice(list(FORMS))
+    body, schemas = dict(FORMS[path].example), SCHEMAS[path]
+    body |= {name: short for name, short in SHORT.items() if name in body}
+    for name in dice.sample(sorted(schemas), min(len(schemas), dice.choice((0, 1, 2, 4)))):
+        if name not in SHORT:
+            body[name] = sample(schemas[name], dice) if dice.random() < 0.9 else dice.choice(VALUES)
+    return path.replace("{id}", "a"), mutated(body, dice) if dice.random() < 0.1 else body
+
+
 PARAMETERS = {
     "type": "object",
     "properties": {
@@ -602,7 +660,7 @@ ATTACKS = (
     many_pieces_that_are_taken, many_entries, many_inputs, scores_with_many, many_prompts, many_completions, many_stops,
     a_long_field, hard_numbers, large_bodies_together, many_tools, heavy_grammars, grammars_without_end,
     ambiguous_grammars, patterns, long_stops, odd_forms, foreign_protocols, invalid_bytes, template_arguments,
-    nested_values, streams_that_are_reset, grammars_nobody_waits_for, mutated_bodies, mutated_tools,
+    nested_values, streams_that_are_reset, grammars_nobody_waits_for, mutated_bodies, sampled_bodies, mutated_tools,
 )  # fmt: skip
 
 
