@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import json
 import pickle
 import traceback
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -80,3 +82,13 @@ def test_a_log_probability_has_the_text_of_its_token_also_after_a_copy():
     assert [found.decoded_token for found in entry.values()] == ["a", "\N{REPLACEMENT CHARACTER}"]
     assert entry[1] == Logprob(-1.0, 2)
     assert Logprob(-1.0, 2).decoded_token is None
+
+
+def test_properties_of_classes_are_made_of_functions():
+    """Python 3.13 and later read the code of each property of a data class with slots; an attrgetter has none."""
+    for path in Path(foreword.__file__).parent.rglob("*.py"):
+        classes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
+        made = [part for one in classes for part in one.body if isinstance(part, ast.Assign | ast.AnnAssign)]
+        for part in made:
+            is_property = isinstance(part.value, ast.Call) and ast.unparse(part.value.func) == "property"
+            assert not is_property, f"{path}:{part.lineno}: use @property"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from operator import attrgetter
 
 import numpy as np
 
@@ -48,10 +47,25 @@ class CommonAttentionMetadata:
     causal: bool = True
     mm_req_doc_ranges: dict[int, list[tuple[int, int]]] | None = None
 
-    query_start_loc_cpu = property(attrgetter("query_start_loc"))
-    seq_lens_cpu = seq_lens_cpu_upper_bound = property(attrgetter("seq_lens"))
-    encoder_seq_lens_cpu = property(attrgetter("encoder_seq_lens"))
-    dcp_local_seq_lens_cpu = property(attrgetter("dcp_local_seq_lens"))
+    @property
+    def query_start_loc_cpu(self) -> I32:
+        return self.query_start_loc
+
+    @property
+    def seq_lens_cpu(self) -> I32:
+        return self.seq_lens
+
+    @property
+    def seq_lens_cpu_upper_bound(self) -> I32:
+        return self.seq_lens
+
+    @property
+    def encoder_seq_lens_cpu(self) -> I32 | None:
+        return self.encoder_seq_lens
+
+    @property
+    def dcp_local_seq_lens_cpu(self) -> I32 | None:
+        return self.dcp_local_seq_lens
 
     def token_to_req_indices(self) -> I32:
         """int32 [T]: the request of each token."""
