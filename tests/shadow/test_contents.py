@@ -119,6 +119,44 @@ def test_another_image_behind_equal_placeholders_is_another_content():
         assert [f.position for f in faults] == ([2] if rid == "c" else [])
 
 
+@pytest.mark.parametrize(
+    ("outputs", "last", "wrong"), [([6, 7], 5.0, []), ([6, 9], 5.0, [6]), ([6, 7], 9.0, [4])],
+    ids=["equal", "another token", "another end of the prompt"],
+)  # fmt: skip
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a prompt"])
+@pytest.mark.parametrize("chunks", [(5,), (4, 1), (3, 2)], ids=str)
+@pytest.mark.parametrize("kind", ["embeddings", "image"])
+def test_content_behind_a_prompt_of_more_than_tokens_is_that_of_all_before_it(
+    kind, chunks, beside, outputs, last, wrong
+):
+    world = World()
+
+    def step(rid, count, sampled):
+        plan, beside_it = {rid: count}, "beside"
+        if beside:
+            world.add(beside_it, [3, 4], [14, 15])
+            plan[beside_it] = 2
+        found = world.step(plan, {rid: sampled, **({beside_it: [1]} if beside else {})})
+        if beside:
+            world.states.remove_request(beside_it)
+        return found
+
+    def add(rid, blocks, last, **fields):
+        of_image = {"mm_features": [MultiModalFeature(f"image {last}", 4, 1)]}
+        embeds = {"prompt_embeds": np.array([[1.0], [2.0], [3.0], [4.0], [last]])}
+        world.add(rid, [0] * 5, blocks, **(embeds if kind == "embeddings" else of_image), **fields)
+
+    world.add("before", [9] * 8, [10, 11, 12, 13])  # of which the row keeps prints
+    step("before", 8, [8])
+    world.states.remove_request("before")
+    add("a", [1, 2, 3, 4], 5.0)
+    for i, count in enumerate(chunks):
+        assert step("a", count, [6] if i == len(chunks) - 1 else []) == []
+    assert [step("a", 1, [token]) for token in (7, 8, 9)] == [[], [], []]
+    add("b", [1, 2, 3, 4, 5], last, computed=7, output_token_ids=[*outputs, 8])
+    assert [f.position for f in step("b", 1, [9])] == wrong
+
+
 def test_rejected_drafts_are_written_over():
     world = World()
     world.add("a", [1, 2], [1, 2, 3, 4])

@@ -82,6 +82,7 @@ class CacheContents:
         self._first_seen: I32 = np.zeros(0, np.int32)  # rows, in the step checked last
         self._prints: U64 = np.zeros(states.token_ids.shape, np.uint64)  # [R, M] of the content of each position
         self._settled: I64 = np.zeros(states.max_num_reqs, np.int64)  # positions whose print is that of known tokens
+        self._entered: I64 = np.zeros(states.max_num_reqs, np.int64)  # positions whose print was made when it entered
         self._rewrites: I64 = np.full(states.max_num_reqs, -1, np.int64)  # of a row when its prints were made
         self._writers: I32 = np.zeros(states.max_num_reqs, np.int32)  # the number of the row's request
         self._names: dict[int, str] = {}
@@ -112,7 +113,7 @@ class CacheContents:
 
     def exchanged(self, a: int, b: int) -> None:
         """The two rows changed places."""
-        columns = self._settled, self._rewrites, self._writers, self._brought, self._shared
+        columns = self._settled, self._entered, self._rewrites, self._writers, self._brought, self._shared
         arrays: list[AnyArray] = [self._prints, *columns]
         for array in (*arrays, *(group.proved for group in self.groups)):
             array[[a, b]] = array[[b, a]]
@@ -157,7 +158,8 @@ class CacheContents:
             mixed[: len(embeds)] += _spread([zlib.crc32(np.asarray(vector).tobytes()) for vector in embeds])
         mixed[:1] += self._start(row)
         self._prints[row, :known] = np.cumsum(mixed, dtype=np.uint64)
-        self._settled[row], self._rewrites[row] = known, s._progress.rewrites[row]
+        self._settled[row] = self._entered[row] = known
+        self._rewrites[row] = s._progress.rewrites[row]
         for group in self.groups:
             group.proved[row] = -1
 
@@ -178,8 +180,9 @@ class CacheContents:
         settled = self._settled[rows]
         if (settled < c).any():  # drafts that were accepted, or tokens that no step computed
             self._settle(rows, settled, c)
-        positions, owner = batch.positions[:T], batch.req_indices
-        if batch.num_reqs == T and c.all() and not batch.draft_token_ids.size:  # one token of each request
+        positions, owner, extras = batch.positions[:T], batch.req_indices, s.extras.rows
+        one_each = batch.num_reqs == T and c.all() and not batch.draft_token_ids.size
+        if one_each and not (extras and (self._entered[rows] > c).any()):
             prints = self._prints[rows, c - 1] + _mixed(positions, batch.input_ids[:T])
             self._prints[rows, c] = prints
             self._settled[rows] = ends
@@ -192,12 +195,10 @@ class CacheContents:
         starts = batch.query_start_loc[: batch.num_reqs]
         before[starts > 0] -= total[starts[starts > 0] - 1]
         prints = total + before[owner]
-        extras = s.extras.rows
         for b in [b for b, row in enumerate(rows.tolist()) if row in extras] if extras else ():
             # Their content is more than their tokens.
-            first, end = int(starts[b]), int(batch.query_start_loc[b + 1])
-            at, known = int(c[b]), int(s.num_tokens[rows[b]])
-            of_prompt = self._prints[rows[b], at : min(at + end - first, known)]
+            first, end, at = int(starts[b]), int(batch.query_start_loc[b + 1]), int(c[b])
+            of_prompt = self._prints[rows[b], at : min(at + end - first, int(self._entered[rows[b]]))]
             if size := len(of_prompt):
                 prints[first + size : end] += of_prompt[-1:] - prints[first + size - 1 : first + size]
                 prints[first : first + size] = of_prompt
