@@ -1,8 +1,9 @@
 """Serve random traffic with a vLLM on the CPU whose steps are checked, and print what was found as JSON.
 
 python checking.py SCENARIO [--fault NAME] [--requests N] [--seed N] [--second] [--ahead] [--plain-worker] [--as-is]
+    [--without-top]
 --second: the second model runner, with the functions of `foreword.vllm`. --ahead: its asynchronous scheduler.
---as-is: without `repair_parameters_of_drafts`.
+--as-is: without `repair_drafts`. --without-top: no request has top_k or top_p.
 """
 
 from __future__ import annotations
@@ -144,8 +145,9 @@ def adapters() -> list[Any]:
 class Traffic:
     """Random arrivals with shared prefixes and repeats, n > 1, penalties, seeds and aborts, until all are done."""
 
-    def __init__(self, llm: Any, scenario: str, seed: int, requests: int) -> None:
+    def __init__(self, llm: Any, scenario: str, seed: int, requests: int, *, with_top: bool = True) -> None:
         self.llm, self.scenario, self.rng, self.requests = llm, scenario, random.Random(seed), requests
+        self.with_top = with_top
         self.loras = adapters() if scenario == "adapters" else []
         self.shared = [self.tokens(n) for n in (31, 32, 64, 97)]
         self.alive: list[str] = []
@@ -190,7 +192,7 @@ class Traffic:
             return PoolingParams(task="embed")
         hot = rng.choice((0.0, 0.8))
         more: dict[str, Any] = {}
-        if hot and "drafts" not in self.scenario:  # with them a top_k ends vLLM on a CPU
+        if hot and self.with_top:
             more = rng.choice(({}, {"top_k": 20}, {"top_p": 0.9}, {"n": 2}, {"top_k": 5, "top_p": 0.8}))
         more |= rng.choice(({}, {}, {"frequency_penalty": 0.3}, {"repetition_penalty": 1.2, "presence_penalty": 0.1}))
         most = rng.choice((1, 5, 30, 60))
@@ -254,9 +256,12 @@ def schedule_ahead() -> None:
     CpuPlatform.check_and_update_config = classmethod(check)
 
 
-def repair_parameters_of_drafts() -> None:
-    """Let a vLLM for the CPU give each draft the temperature, top_k and top_p of its request (docs/findings.md)."""
+def repair_drafts() -> None:
+    """Repair two faults of a vLLM for the CPU with drafts (docs/findings.md): each draft gets the temperature, top_k
+    and top_p of its request, and a step without drafts may have a top_k.
+    """
     from vllm.utils import cpu_triton_utils
+    from vllm.v1.sample.ops import topk_topp_sampler as sampler
 
     def expand(
         output: Any, values: Any, cu_num_tokens: Any, replaced: int, by: int, MAX_NUM_TOKENS: int | None = None
@@ -264,7 +269,13 @@ def repair_parameters_of_drafts() -> None:
         counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
         output.copy_(values.masked_fill(values == replaced, by).repeat_interleave(counts))
 
+    original = sampler.apply_top_k_only
+
+    def apply_top_k_only(logits: Any, k: Any) -> Any:
+        return original(logits, k) if len(logits) else logits
+
     cpu_triton_utils._expand_kernel_impl = expand
+    sampler.apply_top_k_only = apply_top_k_only
 
 
 def main() -> None:
@@ -276,7 +287,8 @@ def main() -> None:
     parser.add_argument("--second", action="store_true")
     parser.add_argument("--ahead", action="store_true")
     parser.add_argument("--plain-worker", action="store_true", help="vLLM's own worker, which a plugin may follow")
-    parser.add_argument("--as-is", action="store_true", help="a vLLM whose fault with drafts is not repaired")
+    parser.add_argument("--as-is", action="store_true", help="a vLLM whose faults with drafts are not repaired")
+    parser.add_argument("--without-top", action="store_true")
     options = parser.parse_args()
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(options.second))
     import torch.cpu
@@ -290,7 +302,7 @@ def main() -> None:
         if "speculative_config" in more:
             more = {"speculative_config": NGRAM["speculative_config"] | {"method": "ngram_gpu"}}
     if not options.as_is:
-        repair_parameters_of_drafts()
+        repair_drafts()
     if options.ahead:
         schedule_ahead()
     worker_class = {} if options.plain_worker else {"worker_cls": "foreword.vllm.CheckedWorker"}
@@ -303,7 +315,7 @@ def main() -> None:
         import faults
 
         getattr(faults, options.fault)(core.scheduler, runner)
-    traffic = Traffic(llm, options.scenario, options.seed, options.requests)
+    traffic = Traffic(llm, options.scenario, options.seed, options.requests, with_top=not options.without_top)
     started, died = time.perf_counter(), ""
     try:
         traffic.run()

@@ -68,9 +68,14 @@ def test_healthy_steps_have_no_finding(scenario, options, record_property):
 
 
 def test_a_forbidden_token_of_drafts_without_their_temperature_is_named():
-    result, _ = served("grammars-drafts", "--as-is")
+    result, _ = served("grammars-drafts", "--as-is", "--without-top")
     assert {(tensor, origin) for _, tensor, _, _, origin, _ in result["findings"]} == {("sampled", "runner")}
     assert "the runner wrote 0, expected 'a token that its grammar allows'" in result["text"]
+
+
+def test_a_top_k_ends_a_vllm_that_drafts():
+    result, _ = served("drafts", "--as-is")
+    assert any(text in result["died"] for text in ("selected index k out of range", "max(): Expected reduction dim"))
 
 
 @pytest.mark.parametrize("fault", [parameter(name, planted.scenario, name) for name, planted in FAULTS.items()])
