@@ -11,15 +11,18 @@ from trace_lives import VOCAB, Life
 from foreword.batch import (
     InputBuffers,
     KVGroup,
+    MultiModalFeature,
     NewRequest,
     PlanError,
     RequestStates,
     bidirectional_ranges,
+    mrope_positions,
     prepare_inputs,
+    stage_mrope_positions,
 )
 from foreword.insight import Add, Commit, Event, Replay, Step, Trace, TraceHeader, TraceReader, TraceWriter, conform
 from foreword.trace.events import KINDS
-from foreword.trace.project import shortened
+from foreword.trace.project import shortened, with_requests
 from foreword.trace.recorder import TraceRecorder
 from foreword.trace.writer import older
 
@@ -54,6 +57,7 @@ def write_all(writer):
     writer.add(
         "a", np.array([1, 2, 3]), [[1], [2, 3]], [4], 2, prefill_len=3, lora_id=3, cache_salt="salt",
         cache_miss="differs at 2", bidirectional_ranges=np.array([[0, 2]]),
+        mrope_positions=np.array([[0, 1], [0, 2], [0, 1]]), mrope_delta=-1,
         extras={"sampling_params": {"temperature": 0.5}, "mm_features": [{"identifier": "x", "offset": 0}]},
     )  # fmt: skip
     writer.append_blocks("a", [np.array([9]), []])
@@ -173,6 +177,52 @@ def test_a_replay_has_the_bidirectional_ranges_of_the_recorded_requests(tmp_path
             batches = (batch for event in trace.events if (batch := replay.apply(event)) is not None)
             found = [None if (one := bidirectional_ranges(batch)) is None else one.tolist() for batch in batches]
             assert found == expected
+
+
+@pytest.mark.parametrize("token_ids", ["plain", "hashed", "omitted"])
+def test_a_replay_has_the_rotary_positions_that_a_request_was_given_after_its_admission(tmp_path, token_ids):
+    """From the beginning, from a later step on, with the first tokens left out, and of one request of two."""
+    path, rotary = tmp_path / "steps.jsonl", np.array([[0, 1, 2, 2, 2, 3], [0, 1, 2, 3, 4, 5], [0, 1, 2, 2, 3, 3]])
+    states = RequestStates(max_num_reqs=2, max_model_len=16, vocab_size=VOCAB, kv_groups=(KVGroup(4),))
+    buffers, seen, images = InputBuffers.for_states(states, 16), [], [MultiModalFeature("cat", 4, 1)]
+    with TraceRecorder(path, states, 16, token_ids=token_ids) as trace:
+        states.add_request(NewRequest("text", [1, 2, 3, 4, 5, 6], [[4, 5]]))
+        states.add_request(NewRequest("image", list(range(6)), [[1, 2]], mm_features=images))
+        stage_mrope_positions(states, "image", rotary, -2)
+        for plan in ({"text": 3, "image": 4}, {"text": 3, "image": 2}, {"text": 1, "image": 1}):
+            batch = prepare_inputs(states, plan, buffers)
+            seen.append(mrope_positions(batch).copy())
+            trace.step(batch, {"mrope_positions": seen[-1]})
+            sampled = {} if len(seen) == 1 else {"text": [7], "image": [8]}
+            states.commit(batch, sampled)
+            trace.commit(batch, sampled)
+    assert [found[1].tolist() for found in seen] == [[0, 1, 2, 0, 1, 2, 3], [3, 4, 5, 4, 5], [6, 4]]
+    whole = Trace.read(path)
+    assert conform.run(path).ok
+    later = Replay.rebase(whole, 1)
+    cut = Trace(whole.header, with_requests(whole.events, ["image"]))
+    of_image = [found[:, starts:] for found, starts in zip(seen, (3, 3, 1), strict=True)]
+    expected = [(whole, seen), (later, seen[1:]), (cut, of_image)]
+    if token_ids != "omitted":
+        without = [replace(event, tensors={}) if isinstance(event, Step) else event for event in later.events]
+        at = next(i for i, event in enumerate(without) if isinstance(event, Add) and event.req_id == "image")
+        expected.append((Trace(later.header, shortened(later.header, without, at)), seen[1:]))
+    for trace, steps in expected:
+        replay = Replay(trace.header)
+        batches = (batch for event in trace.events if (batch := replay.apply(event)) is not None)
+        assert [mrope_positions(batch).tolist() for batch in batches] == [one.tolist() for one in steps]
+    tensors = [event.tensors["mrope_positions"] for event in cut.events if isinstance(event, Step)]
+    assert [np.asarray(one).tolist() for one in tensors] == [one.tolist() for one in of_image]
+
+
+def test_a_rotary_position_that_differs_is_named_with_its_request(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    with TraceWriter(path, HEADER) as writer:
+        writer.add("a", [1, 2], [[1], [2]])
+        writer.add("b", [1, 2], [[3], [4]], mrope_positions=[[0, 5], [0, 6], [0, 7]], mrope_delta=6)
+        writer.step(["a", "b"], [2, 2], tensors={"mrope_positions": [[0, 1, 0, 5], [0, 1, 0, 5], [0, 1, 0, 7]]})
+    [found] = conform.run(path).differences
+    assert (found.index, found.request, found.expected, found.got) == ((1, 3), "b", 6, 5)
 
 
 def test_ranges_outside_of_the_prompt_cannot_be_replayed(tmp_path):

@@ -137,14 +137,21 @@ def test_the_second_runner_is_told_a_return_as_a_new_request_with_its_outputs(tr
     assert (known["num_computed_tokens"], known["num_output_tokens"]) == (5, 4)
 
 
-def test_placeholders_of_images_are_told_as_tokens(traced):
+@pytest.mark.parametrize("header", [HEADER, SECOND], ids=["first", "second"])
+def test_images_are_told_with_their_identifiers_and_rotary_positions(traced, header):
     def write(writer):
         features = [{"identifier": "x", "offset": 1, "length": 2}]
-        writer.add("a", [1, 7, 7], [[1]], extras={"mm_features": features}, bidirectional_ranges=[(1, 3)])
-        writer.step(["a"], [3])
+        rotary = {"mrope_positions": [[0, 1, 1], [0, 1, 2], [0, 1, 1]], "mrope_delta": -1}
+        extras = {"mm_features": features}
+        writer.add("a", [1, 7, 7], [[1, 2]], [8, 9], extras=extras, bidirectional_ranges=[(1, 3)], **rotary)
+        writer.step(["a"], [5])
 
-    [decision] = decisions(traced(write))
-    assert decision["new"][0]["prompt_token_ids"] == [1, 7, 7]
+    [decision] = decisions(traced(write, header))
+    [new] = decision["new"]
+    assert new["features"] == [{"identifier": "x", "offset": 1, "length": 2, "modality": "image"}]
+    outputs = [2, 3] if header is HEADER else []  # they are part of the prompt there
+    assert new["prompt_token_ids"] == [1, 7, 7] + [8, 9][: len(outputs)]
+    assert new["rotary"] == ([[0, 1, 1, *outputs], [0, 1, 2, *outputs], [0, 1, 1, *outputs]], -1)
 
 
 def test_blocks_of_a_request_that_waits_are_told_with_its_next_step(traced):

@@ -155,11 +155,13 @@ def image_token_replaced(scheduler: Any, runner: Any) -> None:
 
 
 def height_of_the_token_before(scheduler: Any, runner: Any) -> None:
-    def change(*_: Any) -> None:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    def change(_: Any, runner: Any, *__: Any) -> None:
         rows = runner.mrope_positions.np
         rows[1, 1:] = rows[1, :-1].copy()
 
-    after(runner, "_calc_mrope_positions", change)
+    after(GPUModelRunner, "_calc_mrope_positions", change)
 
 
 # -- of the second runner, whose kernels are functions

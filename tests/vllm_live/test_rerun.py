@@ -1,6 +1,7 @@
 """A recorded vLLM again on its own runner without a model: healthy and faulty, shrunk, and as a test."""
 
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -17,6 +18,7 @@ from foreword.insight import Add, Step, Trace
 
 HERE = Path(__file__).parent
 FAULT = "moved_row_keeps_blocks"
+OF_IMAGES = "height_of_the_token_before"
 
 
 def run(*arguments, plugin=None, **variables):
@@ -27,16 +29,19 @@ def run(*arguments, plugin=None, **variables):
     return subprocess.run(command, capture_output=True, text=True, env=environment(**variables), timeout=600)
 
 
-@pytest.fixture(scope="module")
-def plugin(tmp_path_factory):
-    """A plugin of vLLM that plants the fault."""
-    folder = tmp_path_factory.mktemp("plugin")
+def planting(folder, fault):
+    """A plugin of vLLM that plants a fault."""
     entry = folder / "planted-0.dist-info"
-    entry.mkdir()
+    entry.mkdir(parents=True)
     (entry / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 0\n")
     (entry / "entry_points.txt").write_text("[vllm.general_plugins]\nplanted = planted:plugin\n")
-    (folder / "planted.py").write_text(f"import faults\n\ndef plugin():\n    faults.{FAULT}(None, None)\n")
+    (folder / "planted.py").write_text(f"import faults\n\ndef plugin():\n    faults.{fault}(None, None)\n")
     return folder
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory):
+    return planting(tmp_path_factory.mktemp("plugin"), FAULT)
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +100,22 @@ def test_the_cause_shrinks_to_a_few_events_and_becomes_a_test_that_needs_vllm_al
     with_fault, without = run(*pytest_words, plugin=plugin), run(*pytest_words)
     assert (with_fault.returncode, without.returncode) == (1, 0), with_fault.stdout + without.stdout
     assert "block_table[0, 0]" in with_fault.stdout
+
+
+@pytest.mark.parametrize("scenario", [parameter("images", "images", "images")])
+def test_a_fault_in_the_rotary_positions_of_images_occurs_again_and_becomes_a_test(scenario, tmp_path):
+    path, test = tmp_path / "steps.jsonl", tmp_path / "test_images.py"
+    served(scenario, "--fault", OF_IMAGES, requests=10, FOREWORD_CHECK=f"full,record:{path}")
+    plugin = planting(tmp_path / "plugin", OF_IMAGES)
+    done, healthy = run("foreword", "rerun", path, plugin=plugin), run("foreword", "rerun", path)
+    assert (done.returncode, healthy.returncode) == (1, 0), done.stderr + healthy.stderr
+    assert "what was recorded occurs again" in done.stdout
+    assert re.search(r"here: step \d+: mrope_positions", done.stdout)
+    test.write_text(run("foreword", "rerun", path, "--as-test", plugin=plugin).stdout)
+    pytest_words = ["pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, test]
+    with_fault, without = run(*pytest_words, plugin=plugin), run(*pytest_words)
+    assert (with_fault.returncode, without.returncode) == (1, 0), with_fault.stdout + without.stdout
+    assert "mrope_positions" in with_fault.stdout
 
 
 def test_refusals_name_the_reason(faulty, tmp_path):

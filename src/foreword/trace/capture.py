@@ -19,7 +19,10 @@ from foreword.batch import LoraRequest as Lora
 
 @dataclass(slots=True, eq=False)
 class Filled:
-    """A request as it is in its row. blocks: one array per KV group. ranges: `NewRequest.bidirectional_ranges`."""
+    """A request as it is in its row. blocks: one array per KV group. ranges: `NewRequest.bidirectional_ranges`.
+
+    rotary: int32 [dims, n], its rotary positions, and rope_delta, which later tokens add to theirs.
+    """
 
     row: int
     req_id: str
@@ -36,6 +39,8 @@ class Filled:
     pooling: PoolingParams | None = None
     features: Sequence[MultiModalFeature] = ()
     ranges: I32 | None = None
+    rotary: I32 | None = None
+    rope_delta: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -239,6 +244,8 @@ class Capture:
                 replace(event, preempted=True) if isinstance(event, Freed) and event.req_id in preempted else event
                 for event in self._kept
             ]
+        if self._states.extras.mrope_positions:
+            self._take_rotary()
         states, rows, num_drafts = self._states, batch.idx_mapping.copy(), None
         if len(batch.draft_token_ids):
             num_drafts = batch.num_draft_tokens.copy()
@@ -297,6 +304,14 @@ class Capture:
             found.lora, found.cache_salt, found.cache_miss = self._identities[row]
         return found
 
+    def _take_rotary(self) -> None:
+        """Add the rotary positions that requests were given after their admission."""
+        states = self._states
+        for event in self._kept:
+            if isinstance(event, Filled) and event.rotary is None and event.req_id in states:
+                row = states.row_of(event.req_id)
+                event.rotary, event.rope_delta = states.extras.mrope_positions.get(row), int(states.rope_delta[row])
+
     def wait(self, req_id: str, reason: str) -> None:
         """From the next step on, this request is the first that waits."""
         self._kept.append(Waited(req_id, reason))
@@ -343,4 +358,6 @@ def filled(states: RequestStates, row: int, req_id: str) -> Filled:
         states.extras.pooling_params.get(row),
         states.extras.mm_features.get(row, ()),
         states.extras.bidirectional_ranges.get(row),
+        states.extras.mrope_positions.get(row),
+        int(states.rope_delta[row]),
     )

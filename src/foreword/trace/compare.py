@@ -170,5 +170,6 @@ def _owner(batch: InputBatch, tensor: TraceTensor, index: tuple[int, ...]) -> st
     """Return the request that an entry belongs to, None for padding."""
     if not index or not tensor.shape:
         return None
-    owner = int(entry_owners(batch, tensor.shape[0], index[0] + 1)[-1])
+    axis = int(tensor.shape[0] == "dims")  # of a value per dimension and token
+    owner = int(entry_owners(batch, tensor.shape[axis], index[axis] + 1)[-1])
     return None if owner < 0 else batch.req_ids[owner]

@@ -225,6 +225,12 @@ def _int(name: str, value: Any, _: TraceHeader) -> int:
     return int(value)
 
 
+def _signed(name: str, value: Any, _: TraceHeader) -> int:
+    if not is_int32(value):
+        raise _refused(name, value, "an integer of 32 bits")
+    return int(value)
+
+
 def _time(name: str, value: Any, _: TraceHeader) -> float | None:
     if value is None:
         return value
@@ -271,6 +277,12 @@ def _pairs(name: str, value: Any, _: TraceHeader) -> list[list[int]]:
     return [_ints(name, pair) for pair in value]
 
 
+def _rows(name: str, value: Any, _: TraceHeader) -> list[list[int]]:
+    if not isinstance(value, list) or len({len(row) if isinstance(row, list) else -1 for row in value}) > 1:
+        raise _refused(name, value, "a list of lists of integers, of the same length")
+    return [_ints(name, row) for row in value]
+
+
 def _placed(name: str, value: Any, header: TraceHeader) -> tuple[int, Tokens]:
     if not isinstance(value, list) or len(value) != 2:
         raise _refused(name, value, "[position, ids]")
@@ -294,6 +306,8 @@ _READERS: Mapping[type[Event], Mapping[str, Reader]] = {
         "cache_salt": _text,
         "cache_miss": _text,
         "bidirectional_ranges": _pairs,
+        "mrope_positions": _rows,
+        "mrope_delta": _signed,
         "sampling_params": _object,
         "lora_request": _object,
         "mm_features": _objects,

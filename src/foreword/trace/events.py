@@ -46,6 +46,7 @@ class Add(Event):
     that had to be computed before its first sample; None: all that are known. Fewer where a trace begins with it.
     cache_miss: why the cache had no more of its prompt, such as "differs at 12"; "" if it had all, or if not known.
     bidirectional_ranges: ranges [start, stop) of positions of the prompt whose tokens see each other.
+    mrope_positions: [dims, n], the rotary positions of its first n tokens; mrope_delta: what later ones add to theirs.
     extras: those of sampling_params, lora_request, mm_features and pooling_params that it has, as JSON.
     """
 
@@ -60,6 +61,8 @@ class Add(Event):
     cache_salt: str | None = None
     cache_miss: str = ""
     bidirectional_ranges: Sequence[Ids] | Ints = ()
+    mrope_positions: Sequence[Ids] | Ints = ()
+    mrope_delta: int = 0
     extras: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -122,6 +122,8 @@ class _Axes:
         return self._of_array(name, tensor.shape[0], value)
 
     def _of_array(self, name: str, axis: str, value: Any) -> Any:
+        if axis == "dims":  # a row per dimension of an entry per token
+            return [self._of_array(name, "T", row) for row in value]
         axis = axis.removesuffix("+1").replace("p", "")
         if name in _OFFSETS:
             array = np.asarray(value)
@@ -246,6 +248,12 @@ def shortened(header: TraceHeader, events: Sequence[Event], at: int) -> list[Eve
         ids if group.recurrent else ids[count // size :]
         for ids, size, group in zip(add.block_ids, sizes, header.kv_groups, strict=True)
     ]
+    extras, features = dict(add.extras), add.extras.get("mm_features")
+    if features:
+        if any(feature.get("offset", 0) < count for feature in features):
+            return None
+        extras["mm_features"] = [{**feature, "offset": feature["offset"] - count} for feature in features]
+    rotary = [list(row)[count:] for row in add.mrope_positions]
     shorter = replace(
         add,
         prompt_token_ids=add.prompt_token_ids[count:],
@@ -253,6 +261,9 @@ def shortened(header: TraceHeader, events: Sequence[Event], at: int) -> list[Eve
         prefill_len=None if add.prefill_len is None else add.prefill_len - count,
         block_ids=blocks,
         bidirectional_ranges=[(max(a - count, 0), b - count) for a, b in add.bidirectional_ranges if b > count],
+        mrope_positions=rotary,
+        mrope_delta=add.mrope_delta + count if rotary else add.mrope_delta,
+        extras=extras,
     )
     return [*events[:at], shorter, *events[at + 1 :]]
 

@@ -147,6 +147,8 @@ def add_of(value: Filled) -> Add:
         cache_salt=value.cache_salt,
         cache_miss=value.cache_miss,
         bidirectional_ranges=() if value.ranges is None else value.ranges,
+        mrope_positions=() if value.rotary is None else value.rotary,
+        mrope_delta=value.rope_delta,
         extras=extras,
     )
 

@@ -116,6 +116,8 @@ class Replay:
         first, is_grown = outputs[: prefill - len(prompt)], prefill < known
         now, blocks = (0, [[] for _ in event.block_ids]) if is_grown else (computed, event.block_ids)
         extras |= {"lora_id": event.lora_id, "bidirectional_ranges": event.bidirectional_ranges}
+        rotary = event.mrope_positions if len(event.mrope_positions) else None
+        extras |= {"mrope_positions": rotary, "mrope_delta": event.mrope_delta}
         self.states.add_request(NewRequest(event.req_id, prompt, blocks, first, now, **extras))
         self._caching.pop(event.req_id, None)
         if event.cache_salt is not None or event.cache_miss:

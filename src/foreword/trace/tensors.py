@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from foreword.arrays import AnyArray
-from foreword.batch import InputBatch, discard_mask, lora_mapping, token_sources
+from foreword.batch import InputBatch, discard_mask, lora_mapping, mrope_positions, token_sources
 from foreword.batch.proof.spec import TENSORS, Level, TensorSpec
 from foreword.batch.step.layout import FIELDS
 from foreword.batch.values.sampling_params import PARAMETERS
@@ -40,8 +40,8 @@ class TraceTensor:
         """Return the tensor of a step."""
         if self.spec is not None:
             return value_of(batch, self.spec)
-        if self.name == "discard_mask":
-            return discard_mask(batch)
+        if self.name in _FEATURES:
+            return _FEATURES[self.name](batch)
         if self.name in _LORA:
             array: AnyArray = getattr(lora_mapping(batch), _LORA[self.name])
             return array
@@ -49,6 +49,10 @@ class TraceTensor:
         return column[batch.idx_mapping]
 
 
+_FEATURES: Mapping[str, Callable[[InputBatch], AnyArray]] = {
+    "discard_mask": discard_mask,
+    "mrope_positions": mrope_positions,
+}
 _LORA = {"lora_requests": "requests", "lora_tokens": "tokens", "lora_logits": "logits"}
 _SAMPLING = {f"sampling.{row.column.name or row.name}": row.column.name or row.name for row in PARAMETERS if row.column}
 
@@ -60,7 +64,7 @@ NAMED: Mapping[str, TraceTensor] = {
             for spec in STEP_TENSORS
             if spec in RECORDED or spec.name in ("block_numbers", "block_offsets")
         ),
-        *(TraceTensor(name, FIELDS[name].shape, FIELDS[name].padding) for name in ("discard_mask", *_LORA)),
+        *(TraceTensor(name, FIELDS[name].shape, FIELDS[name].padding) for name in (*_FEATURES, *_LORA)),
         *(TraceTensor(name, ("B",)) for name in _SAMPLING),
     )
 }

@@ -123,6 +123,8 @@ class TraceWriter:
         cache_salt: str | None = None,
         cache_miss: str = "",
         bidirectional_ranges: Sequence[Ids] | Ints = (),
+        mrope_positions: Sequence[Ids] | Ints = (),
+        mrope_delta: int = 0,
         extras: Mapping[str, Any] | None = None,
     ) -> None:
         """See `Add`."""
@@ -138,6 +140,8 @@ class TraceWriter:
                 cache_salt=cache_salt,
                 cache_miss=cache_miss,
                 bidirectional_ranges=bidirectional_ranges,
+                mrope_positions=mrope_positions,
+                mrope_delta=mrope_delta,
                 extras=extras or {},
             )
         )

@@ -19,6 +19,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.forward_context import get_forward_context
 from vllm.lora.request import LoRARequest
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.attention.backend import AttentionBackend, AttentionMetadataBuilder, MultipleOf
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec, SlidingWindowSpec
@@ -46,7 +47,7 @@ class Group(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """The sizes of the engine."""
+    """The sizes of the engine. uses_mrope: its rotary positions have three dimensions, and requests bring theirs."""
 
     max_num_reqs: int
     max_num_batched_tokens: int
@@ -54,6 +55,7 @@ class Sizes(NamedTuple):
     vocab_size: int
     kv_groups: tuple[Group, ...]
     max_num_draft_tokens: int = 0
+    uses_mrope: bool = False
 
 
 # -- the parts of a model that a runner asks for its KV groups ---------------------------------------------------------
@@ -138,7 +140,20 @@ class BareLayer(AttentionLayerBase):  # type: ignore[misc]
 
 
 class BareModel:
-    """A model that computes nothing: its hidden states are the logits."""
+    """A model that computes nothing: its hidden states are the logits. rotary: of the request that is admitted, the
+    rotary positions [3, prompt] and what later tokens add to theirs.
+    """
+
+    supports_mrope: ClassVar[bool] = True
+    rotary: tuple[Sequence[Sequence[int]], int] | None = None
+
+    def get_mrope_input_positions(
+        self, input_tokens: Sequence[int], mm_features: Sequence[Any]
+    ) -> tuple[torch.Tensor, int]:
+        if self.rotary is None:
+            return torch.arange(len(input_tokens)).expand(3, -1), 0
+        positions, delta = self.rotary
+        return torch.tensor(positions), delta
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return hidden_states
@@ -161,9 +176,10 @@ class BareRunner(Runner):  # type: ignore[misc]
     """The runner of a platform without its model. Its samples are those of ``forced``, {req_id: tokens}.
 
     metadata, input_ids_read: of the last step, as a model would have read them. prepared: what `_prepare_inputs`
-    returned.
+    returned. rotary: of the requests that the step admits.
     """
 
+    rotary: Mapping[str, tuple[Sequence[Sequence[int]], int] | None]
     forced: Mapping[str, Sequence[int]]
     metadata: Mapping[str, BareMetadata | None]
     input_ids_read: torch.Tensor
@@ -173,6 +189,10 @@ class BareRunner(Runner):  # type: ignore[misc]
     def req_ids(self) -> list[str]:
         """The requests of the last step, as they stand in the batch."""
         return list(self.input_batch.req_ids)
+
+    def _init_mrope_positions(self, req_state: Any) -> None:
+        self.model.rotary = self.rotary[req_state.req_id]
+        super()._init_mrope_positions(req_state)
 
     def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: Any) -> Any:
         self.prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
@@ -211,6 +231,7 @@ class BareRunner(Runner):  # type: ignore[misc]
     def run(self, decision: Mapping[str, Any]) -> None:
         """Prepare a step, and take its samples as they are reported."""
         self.forced = decision["sampled"]
+        self.rotary = {one["req_id"]: one["rotary"] for one in decision["new"]}
         with torch.inference_mode():
             self.execute_model(scheduler_output(decision))
             self.sample_tokens(None)
@@ -222,11 +243,14 @@ def platform_runner(sizes: Sizes, drafts: str) -> tuple[type, VllmConfig, torch.
 
     drafts: the name of the method that proposes them, or a path to a class with a dot.
     """
-    config = {
+    config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HIDDEN_SIZE,
         "intermediate_size": HIDDEN_SIZE, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
         "max_position_embeddings": sizes.max_model_len, "vocab_size": sizes.vocab_size, "torch_dtype": "float32",
     }  # fmt: skip
+    if sizes.uses_mrope:
+        sections = [HIDDEN_SIZE // 2 - 2 * (HIDDEN_SIZE // 6), HIDDEN_SIZE // 6, HIDDEN_SIZE // 6]
+        config["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": sections}
     folder = Path(tempfile.mkdtemp(prefix="bare-runner-"))
     (folder / "config.json").write_text(json.dumps(config))
     method = {"method": "custom_class", "model": drafts} if "." in drafts else {"method": drafts}
@@ -303,7 +327,15 @@ def scheduler_output(decision: Mapping[str, Any]) -> SchedulerOutput:
         NewRequestData(
             req_id=one["req_id"],
             prompt_token_ids=list(one["prompt_token_ids"]),
-            mm_features=[],
+            mm_features=[
+                MultiModalFeatureSpec(
+                    data=None,
+                    modality=feature["modality"],
+                    identifier=feature["identifier"],
+                    mm_position=PlaceholderRange(feature["offset"], feature["length"]),
+                )
+                for feature in one["features"]
+            ],
             sampling_params=SamplingParams(max_tokens=1 << 20, detokenize=False, **one["sampling"]),
             pooling_params=None,
             block_ids=tuple(map(list, one["block_ids"])),

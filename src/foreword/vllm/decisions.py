@@ -19,6 +19,9 @@ PARAMETERS = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "fre
 class New(TypedDict):
     """A request that is scheduled for the first time. adapter: name, number and path of its adapter.
 
+    features: its images and the like: identifier, offset, length and modality of each. rotary: the rotary positions of
+    its prompt in several dimensions, [dims, prompt], and what later tokens add to theirs; None for a text model.
+
     output_token_ids: those that it has already, in the second model runner, to which a resumed request is given as a
     new one. In the first one they are the end of the prompt.
     """
@@ -30,6 +33,8 @@ class New(TypedDict):
     num_computed_tokens: int
     sampling: dict[str, Any]
     adapter: tuple[str, int, str] | None
+    features: list[dict[str, Any]]
+    rotary: tuple[list[list[int]], int] | None
 
 
 class Known(TypedDict):
@@ -75,7 +80,8 @@ def decisions(trace: Trace) -> Iterator[Decision]:
     """Return the decision of each step. PlanError for an event that vLLM's runner has no decision for.
 
     A request that a trace begins with, or that is admitted with outputs, has all of its tokens as its prompt. Blocks
-    are neither zeroed nor copied: a runner without a model has none. Images are their placeholders, which are tokens.
+    are neither zeroed nor copied: a runner without a model has none. Images are their placeholders, which are tokens,
+    and their identifiers.
     """
     told = _Told(is_of_second(trace.header))
     for i, event in enumerate(trace.events):
@@ -214,6 +220,8 @@ def _new(request: _Request, is_second: bool) -> New:
         num_computed_tokens=request.num_computed_tokens,
         sampling={name: parameters[name] for name in PARAMETERS if name in parameters},
         adapter=_adapter(add.lora_id, adapter),
+        features=[_feature(one) for one in add.extras.get("mm_features", ())],
+        rotary=_rotary(add, num_prompt_tokens),
     )
 
 
@@ -237,3 +245,22 @@ def _adapter(lora_id: int, given: Mapping[str, Any] | None) -> tuple[str, int, s
     if given is None:
         return (f"adapter-{lora_id}", lora_id, "unknown") if lora_id else None
     return given["name"], given["lora_id"], given.get("path") or "unknown"
+
+
+def _feature(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "identifier": given["identifier"],
+        "offset": int(given["offset"]),
+        "length": int(given["length"]),
+        "modality": given.get("modality", "image"),
+    }
+
+
+def _rotary(add: Add, num_prompt_tokens: int) -> tuple[list[list[int]], int] | None:
+    """The rotary positions of the tokens that are told as the prompt: p + delta past those recorded."""
+    if not len(add.mrope_positions):
+        return None
+    rows = [[int(position) for position in row] for row in add.mrope_positions]
+    known, delta = len(rows[0]), add.mrope_delta
+    later = [position + delta for position in range(known, num_prompt_tokens)]
+    return [[*row[:num_prompt_tokens], *later] for row in rows], delta

@@ -17,8 +17,7 @@ from foreword.names import counted
 from foreword.shadow import Finding
 from foreword.shadow.comparison import NAMES
 from foreword.trace.compare import Difference, first_difference
-from foreword.trace.events import Step
-from foreword.trace.header import TraceHeader
+from foreword.trace.events import Add, Step
 from foreword.trace.reader import Trace
 from foreword.trace.replay import Replay
 from foreword.vllm import bare_runner, step_tensors
@@ -90,7 +89,7 @@ def rerun(trace: Trace, *, tensor: str | None = None) -> Rerun:
     check_version(vllm.__version__)
     check_header(trace.header)
     numbers, recorded = _replayed(trace, tensor)
-    runner = _runner_of(trace.header)
+    runner = _runner_of(trace)
     if runner.follower is None:
         raise ConfigError("this runner cannot be followed; the log says why")
     shadow, order, reordered = runner.follower.shadow, list[str](), None
@@ -126,8 +125,9 @@ def fails(trace: Trace) -> int | None:
     return found[0].step - trace.header.first_step if found else None
 
 
-def sizes_of(header: TraceHeader) -> bare_runner.Sizes:
+def sizes_of(trace: Trace) -> bare_runner.Sizes:
     """Return the sizes of a trace's engine."""
+    header = trace.header
     return bare_runner.Sizes(
         max_num_reqs=header.max_num_reqs,
         max_num_batched_tokens=header.max_num_batched_tokens,
@@ -137,16 +137,17 @@ def sizes_of(header: TraceHeader) -> bare_runner.Sizes:
             bare_runner.Group(group.block_size, group.sliding_window, group.recurrent) for group in header.kv_groups
         ),
         max_num_draft_tokens=header.max_num_draft_tokens,
+        uses_mrope=any(isinstance(event, Add) and len(event.mrope_positions) for event in trace.events),
     )
 
 
-def _runner_of(header: TraceHeader) -> Any:
+def _runner_of(trace: Trace) -> Any:
     """A checked runner of the generation that the trace is of, without a model."""
-    if not is_of_second(header):
-        return bare_runner.bare_runner(sizes_of(header), _Checked.of)
+    if not is_of_second(trace.header):
+        return bare_runner.bare_runner(sizes_of(trace), _Checked.of)
     from foreword.vllm.bare_second_runner import bare_second_runner  # it imports vLLM's second runner
 
-    return bare_second_runner(sizes_of(header), _Checked.of)
+    return bare_second_runner(sizes_of(trace), _Checked.of)
 
 
 class _Checked:
@@ -229,7 +230,7 @@ def as_test(trace: Trace) -> str:
     expected = "".join(f"    {(one.tensor, one.group, one.index, one.expected)!r},\n" for one in first)
     sources = _source(bare_runner), _source(step_tensors)
     test = _TEST.format(
-        sizes=", ".join(map(repr, sizes_of(trace.header))),
+        sizes=", ".join(map(repr, sizes_of(trace))),
         decisions="".join(f"{_line(decision)}\n" for decision in told),
         expected=expected,
         order=json.dumps(report.order),

@@ -154,7 +154,7 @@ class FirstRunner(FollowedRunner):
     ) -> Any:
         follower = self.follower
         if follower is not None and self._logits_indices is not None:
-            collect = partial(self._collect, follower, input_ids, positions, inputs_embeds)
+            collect = partial(self._collect, follower, input_ids, inputs_embeds)
             follower.step(self.input_batch.req_ids, collect, partial(self._rotary, follower))
             if self.is_pooling_model:
                 follower.commit(follower.current, dict)
@@ -166,15 +166,13 @@ class FirstRunner(FollowedRunner):
             self.follower.commit(self.follower.current, partial(samples_of, result[5], result[3]))
         return result
 
-    def _collect(self, follower: Follower, input_ids: Any, positions: Any, inputs_embeds: Any) -> HostCopies:
+    def _collect(self, follower: Follower, input_ids: Any, inputs_embeds: Any) -> HostCopies:
         metadata = get_forward_context().attn_metadata
         if not isinstance(metadata, dict):  # micro-batches, and models without attention
             metadata = {}
         sizes = [table.group.block_size for table in follower.shadow.states.block_tables]
         values = step_tensors(self, metadata, input_ids, self._logits_indices, self._drafts, sizes)
         T = values["num_tokens"]
-        if self.uses_mrope:
-            values["mrope_positions"] = positions[:, :T]
         if self.enable_prompt_embeds:
             values["is_token_ids"] = self.is_token_ids.np[:T]
             if inputs_embeds is not None:

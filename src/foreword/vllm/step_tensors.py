@@ -67,6 +67,8 @@ def step_tensors(
     if not runner.is_pooling_model:
         values |= {name: getattr(batch, attribute)[:B] for name, attribute in SAMPLING.items()}
         values["sampling.top_k"] = top_k_of(values["sampling.top_k"], batch.vocab_size)
+    if runner.uses_mrope:
+        values["mrope_positions"] = runner.mrope_positions.gpu[:, :T]
     if drafts is not None:
         values |= drafts_of(drafts)
     if runner.lora_config:
