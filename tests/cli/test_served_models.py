@@ -57,8 +57,6 @@ def test_what_a_table_cannot_have_is_refused_with_its_number(table, words):
         ({"served_model_name": ("x",)}, r"served_model_name=.*\[\[model\]\] tables"),
         ({"adapter": ("x=y",)}, r"adapter=.*\[\[model\]\] tables"),
         ({"kv_events": "tcp://*:5557"}, "kv_events=.*one model"),
-        ({"data_directory": "data"}, "data_directory='data': is for a server of one model. Leave it out"),
-        ({"slot_save_path": "."}, "slot_save_path='.': is for a server of one model. Leave it out"),
         ({"replicas": 2}, "replicas=2: are of one model"),
         ({"pin": ("x",)}, "pin='x': no model has this name. Give one of a, b"),
     ],

@@ -1,11 +1,13 @@
 """A server of several real models over HTTP: names, states, budgets, adapters, metrics, and unloading under load."""
 
+import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from several_rig import serving_several
+from several_rig import PATIENCE, serving_several
 from talking_model import write_adapter, write_talking_model
 
 from foreword import LLM, SamplingParams
@@ -13,6 +15,8 @@ from foreword.engine.build import load
 from foreword.engine.footprint import footprint
 from foreword.engine.options import split_options
 from foreword.machine import own_memory_bytes
+from foreword.server import batches
+from foreword.server.batches import UNFINISHED
 from foreword.server.config import ServerConfig
 from foreword.server.run import bound_socket
 from foreword.server.run_several import SeveralServer, several
@@ -263,6 +267,91 @@ def test_stored_responses_are_read_and_deleted_without_a_model(models, tmp_path)
             assert (refused.status_code, "--data-directory" in refused.json()["error"]["message"]) == (400, True)
         assert server.states["gone"] == "unloaded"
         assert server.get("/v1/models/gone").json()["error"] is None
+
+
+def finished(server, batch_id: str) -> dict:
+    until = time.monotonic() + PATIENCE
+    while (batch := server.get(f"/v1/batches/{batch_id}").json())["status"] in UNFINISHED:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    return batch
+
+
+def upload(server, lines) -> str:
+    texts = "\n".join(
+        json.dumps({"custom_id": name, "method": "POST", "url": "/v1/completions", "body": body})
+        for name, body in lines
+    )
+    sent = server.client.post("/v1/files", data={"purpose": "batch"}, files={"file": texts.encode()})
+    return sent.json()["id"]
+
+
+def records_of(server, file_id: str) -> dict[str, dict]:
+    texts = server.get(f"/v1/files/{file_id}/content").text.splitlines()
+    return {record["custom_id"]: record["response"] for record in map(json.loads, texts)}
+
+
+def test_a_batch_loads_each_model_that_its_lines_name_once_and_goes_on_after_a_restart(models, tmp_path, monkeypatch):
+    monkeypatch.setattr(batches, "PAUSE", 0.02)
+    settings = {"load_on_demand": True, "ram_budget": size_of(models["a"]) + 1000, "data_directory": str(tmp_path)}
+    names = ["a", "b", "b-alias", "a", "none", "b", "a"]
+    lines = [(str(i), {"model": name, "prompt": f"x{i}", **GREEDY}) for i, name in enumerate(names)]
+    lines.append(("first", {"prompt": "y", **GREEDY}))  # of the first model
+    with serving_several(rows(models), **settings) as server:
+        gate = gated(server.models, monkeypatch)
+        body = {"input_file_id": upload(server, lines), "endpoint": "/v1/completions", "completion_window": "24h"}
+        batch_id = server.post("/v1/batches", body).json()["id"]
+        until = time.monotonic() + PATIENCE
+        while not server.models.waiting:  # a line that waits for its model
+            assert time.monotonic() < until
+        stopping = threading.Timer(0.2, gate.set)
+        stopping.start()
+    with serving_several(rows(models), **settings) as server:
+        batch = finished(server, batch_id)
+        assert batch["status"] == "completed", batch
+        assert batch["request_counts"] == {"total": 8, "completed": 7, "failed": 1}
+        assert {entry.name: entry.num_loads for entry in server.models.entries} == {"a": 1, "b": 1, "c": 0, "d": 0}
+        (unknown,) = records_of(server, batch["error_file_id"]).items()
+        assert (unknown[0], unknown[1]["status_code"]) == ("4", 404)
+        answers = records_of(server, batch["output_file_id"])
+        for name, body in lines:
+            if body.get("model") != "none":
+                alone = server.post("/v1/completions", body).json()
+                found = answers[name]["body"]
+                assert (found["model"], found["choices"]) == (alone["model"], alone["choices"])
+        assert not server.models.waiting
+        assert not any(entry.num_requests for entry in server.models.entries)
+
+
+def test_a_line_for_a_model_that_cannot_be_loaded_has_the_reason(models, tmp_path, monkeypatch):
+    monkeypatch.setattr(batches, "PAUSE", 0.02)
+    gone = ServedModel(model=str(tmp_path / "gone"), names=("gone",), options=OPTIONS)
+    settings = {"load_on_demand": True, "data_directory": str(tmp_path / "data")}
+    with serving_several([*rows(models), gone], **settings) as server:
+        file_id = upload(server, [(name, {"model": name, "prompt": "x", **GREEDY}) for name in ("gone", "a")])
+        body = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
+        batch = finished(server, server.post("/v1/batches", body).json()["id"])
+        assert batch["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
+        failed = records_of(server, batch["error_file_id"])["gone"]
+        assert (failed["status_code"], failed["body"]["error"]["code"]) == (503, "model_failed")
+
+
+def test_slots_are_of_the_model_that_a_request_names(models, tmp_path):
+    settings = {"load_on_demand": True, "ram_budget": size_of(models["a"]) + 1000, "slot_save_path": str(tmp_path)}
+    prompt = {"prompt": "abcdefghij" * 12, "max_tokens": 4, "temperature": 0}
+    with serving_several(rows(models), **settings) as server:
+        text = server.post("/v1/completions", {"model": "b", **prompt}).json()["choices"][0]["text"]
+        file = {"filename": "talk.bin", "model": "b"}
+        saved = server.post("/slots/0?action=save", file).json()
+        assert saved["n_saved"] == 124
+        assert [one["n_tokens"] for one in server.get("/slots", params={"model": "a"}).json()] == [0] * 8
+        assert server.states["b"] == "unloaded"
+        other = server.post("/slots/0?action=restore", {**file, "model": "a"})
+        assert (other.status_code, "talk.bin" in other.text) == (400, True)
+        assert server.post("/slots/0?action=restore", file).json()["n_restored"] == 124
+        again = server.post("/v1/completions", {**prompt, "model": "b", "prompt": prompt["prompt"] + text}).json()
+        assert again["usage"]["prompt_tokens_details"]["loaded_tokens"] == {"slots": 112}
+        assert server.post("/slots/0?action=erase", {"model": "none"}).status_code == 404
 
 
 def test_an_abort_of_a_request_that_waits_for_its_model_says_so(models, monkeypatch):

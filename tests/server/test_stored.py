@@ -17,6 +17,7 @@ from foreword.server.batches import Batches
 from foreword.server.errors import HttpError
 from foreword.server.file_routes import add_file
 from foreword.server.key_limits import digest_of
+from foreword.server.models import Models
 from foreword.server.responses import Responses
 from foreword.server.store import Page, Store
 
@@ -191,6 +192,21 @@ def test_a_batch_waits_while_its_key_has_no_tokens_left(started, monkeypatch):
         server.check_nothing_is_left()
 
 
+def test_a_batch_of_a_key_without_tokens_holds_up_no_batch_of_another_key(started, monkeypatch):
+    monkeypatch.setattr(batches, "PAUSE", 0.02)
+    with started(key_limit=("one tokens_per_minute=60",)) as server:
+        uses, key, now = server.context.admission.keys, digest_of(b"one"), [0.0]
+        uses._clock = lambda: now[0]
+        uses.add_tokens(key, 100)
+        one, two = client_of(server), client_of(server, "two")
+        waiting, other = ask(one, line("a")), ask(two, *(line(str(i)) for i in range(3)))
+        assert finished(two, other).request_counts.completed == 3
+        assert one.batches.retrieve(waiting.id).status == "in_progress"
+        now[0] = 3600.0
+        assert finished(one, waiting).request_counts.completed == 1
+        server.check_nothing_is_left()
+
+
 def test_results_that_find_no_room_are_told_and_leave_no_file(started):
     lines = [line(str(i)) for i in range(20)]
     with started() as server:
@@ -208,7 +224,7 @@ def test_a_process_that_waits_for_its_turn_keeps_no_file_open(started):
     with started() as server, ExitStack() as stack:
         client = client_of(server)
         finished(client, ask(client, line("a")))
-        assert not Batches(server.context)._is_first(stack)
+        assert not Batches(Models.of(server.context))._is_first(stack)
         assert not stack._exit_callbacks
 
 

@@ -64,7 +64,7 @@ def batch_lines(file: Iterable[bytes]) -> Iterator[BatchLine]:
         if not text.strip():
             continue
         try:
-            line = _read(number, text)
+            line = read_line(number, text)
             if line.custom_id in seen:
                 message = (
                     f"line {number}: custom_id {line.custom_id!r:.80} is that of an earlier line. Give each its own"
@@ -77,8 +77,8 @@ def batch_lines(file: Iterable[bytes]) -> Iterator[BatchLine]:
         yield line
 
 
-def _read(number: int, text: bytes) -> BatchLine:
-    """The request of a line, whose body is not looked at. LineError if it is none."""
+def read_line(number: int, text: bytes) -> BatchLine:
+    """Return the request of a line, whose body is not looked at. LineError if it is none."""
     try:
         given = parse_object(text, f"line {number}", ConfigError)
     except ConfigError as error:

@@ -1,7 +1,10 @@
 """Batches of a server: the lines of a file, answered beside the requests of clients, and after them.
 
-One process of those that share a store answers batches, one after the other. Each result is in a file before the next
+One process of those that share a store answers batches: those of one owner one after the other, those of different
+owners at the same time, so that none waits for the tokens of another's key. Each result is in a file before the next
 is counted, so a batch goes on where it was when its process ends.
+
+    lines, those of one model together ─▶ turn of the batch: tokens of the key ─▶ model ─▶ checks, memory ─▶ engine
 """
 
 from __future__ import annotations
@@ -11,24 +14,26 @@ import json
 import sqlite3
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 from traceback import print_exception
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from foreword.engine import RequestOptions
 from foreword.engine.checked_request import CheckedRequest
 from foreword.engine.request_group import RequestGroup
 from foreword.errors import ConfigError, EngineError
 from foreword.openai.batch import Answer, Lines, failure, response
-from foreword.openai.batch_file import BatchLine, Record, Results, batch_lines
+from foreword.openai.batch_file import BatchLine, Record, Results, batch_lines, read_line
 from foreword.openai.errors import named
 from foreword.server.admission import Place
 from foreword.server.context import Context
 from foreword.server.errors import HttpError, openai_error
+from foreword.server.failures import FULL, MODEL_LOADING
 from foreword.server.file_routes import BATCH_OUTPUT, add_file
 from foreword.server.generation import answer_bytes, check_completions, check_prompts, prompt_bytes
+from foreword.server.models import ModelEntry, Models
 from foreword.server.store import Row, Store
 
 if sys.platform != "win32":
@@ -41,40 +46,73 @@ PRIORITY = 2**31 - 1
 """Of the requests of batches: the last one."""
 MOST_LINES = 50_000
 MOST_ERRORS = 20  # of a file that a batch tells
+MOST_AT_ONCE = 512  # lines of a batch in memory
 PAUSE = 1.0  # seconds between looks for new batches, of other processes or cancelled there
 
 
-class Batches:
-    """Answers the batches of a store until it is cancelled. wake: set when there is a new one."""
+class _LinePlace(NamedTuple):
+    """Where a line is in its file. model: its name in the line. offset: in bytes."""
 
-    def __init__(self, context: Context) -> None:
-        self._context, self._store = context, context.store
-        self._lines = Lines(context.engine.engine, context.tokenizer, context.media, context.names)
-        # Half of the rows are left to requests that clients wait for.
-        self._share = max(context.engine.engine.states.max_num_reqs // 2, 1)
+    model: str | None
+    key: str
+    number: int
+    offset: int
+
+
+class _ReadyLine(NamedTuple):
+    """A line whose prompts may run. lines: what reads and writes those of its model."""
+
+    lines: Lines
+    answer: Answer
+    groups: list[RequestGroup]
+
+
+class Batches:
+    """Answers the batches of a server's store until it is cancelled."""
+
+    def __init__(self, models: Models) -> None:
+        self._models, self._store, self._admission = models, models.shared.store, models.shared.admission
 
     async def run(self) -> None:
         """Run until it is cancelled."""
+        running: dict[str, asyncio.Task[None]] = {}  # by owner
         with ExitStack() as stack:
             while not self._is_first(stack):
                 await asyncio.sleep(PAUSE)
             is_told = False
-            while True:
-                try:
-                    is_idle, is_told = not await self._next(), False
-                except sqlite3.Error as error:  # a full disk, or another program's lock: the batch goes on afterwards
-                    if not is_told:
-                        print(f"batches wait: the database in data_directory: {error}", file=sys.stderr, flush=True)
-                    is_idle = is_told = True
-                if is_idle:
-                    await asyncio.sleep(PAUSE)
+            try:
+                while True:
+                    try:
+                        for owner, batch in await asyncio.to_thread(self._store.oldest, BATCH, UNFINISHED):
+                            if owner not in running:
+                                running[owner] = asyncio.create_task(self._answer_one(owner, batch))
+                        if await self._wait(running):
+                            is_told = False
+                    except sqlite3.Error as error:  # a full disk, or a lock of another program: they go on afterwards
+                        if not is_told:
+                            line = f"foreword: batches wait: the database in data_directory: {error}"
+                            print(line, file=sys.stderr, flush=True)
+                        is_told = True
+                        await asyncio.sleep(PAUSE)
+            finally:
+                for task in running.values():
+                    task.cancel()
+                await asyncio.gather(*running.values(), return_exceptions=True)
 
-    async def _next(self) -> bool:
-        """Answer the oldest batch, and return whether there was one."""
-        found = await asyncio.to_thread(self._store.first, BATCH, UNFINISHED)
-        if found is None:
+    @staticmethod
+    async def _wait(running: dict[str, asyncio.Task[None]]) -> bool:
+        """Wait a moment for the end of a batch, and return whether one has ended. sqlite3.Error if it is to go on."""
+        if not running:
+            await asyncio.sleep(PAUSE)
             return False
-        owner, batch = found
+        await asyncio.wait(running.values(), timeout=PAUSE, return_when=asyncio.FIRST_COMPLETED)
+        done = [running.pop(owner) for owner, task in list(running.items()) if task.done()]
+        for task in done:
+            task.result()
+        return bool(done)
+
+    async def _answer_one(self, owner: str, batch: Row) -> None:
+        """Answer a batch, and end it. sqlite3.Error if that is to be tried again."""
         try:
             await self._answer(owner, batch)
         except sqlite3.Error:
@@ -83,7 +121,6 @@ class Batches:
             print_exception(error)
             message = error if isinstance(error, HttpError | ConfigError | OSError) else type(error).__name__
             await self._end(batch, "failed", errors=_errors([(None, "server_error", str(message))]))
-        return True
 
     def _is_first(self, stack: ExitStack) -> bool:
         """Become the one process that answers batches, if none is."""
@@ -103,16 +140,17 @@ class Batches:
     async def _answer(self, owner: str, batch: Row) -> None:
         """Answer the lines that are left of a batch."""
         batch_id, source = batch["id"], self._store.path("files", batch["input_file_id"])
-        errors, total = await asyncio.to_thread(_checked, source, batch["endpoint"])
+        errors, places = await asyncio.to_thread(_checked, source, batch["endpoint"])
         if errors:
             await self._end(batch, "failed", errors=_errors(errors))
             return
-        counts = {"total": total, "completed": 0, "failed": 0}
+        counts = {"total": len(places), "completed": 0, "failed": 0}
         begun = {"request_counts": counts, "in_progress_at": batch.get("in_progress_at") or int(time.time())}
         await self._change(batch_id, {**begun, "status": RUNNING}, RUNNING, (WAITING, RUNNING))
         path = self._store.path("batches", batch_id)
         with Results(str(path)) as results, source.open("rb") as file:
-            lines = (line for line in batch_lines(file) if line.key not in results.done)
+            left = self._in_order(place for place in places if place.key not in results.done)
+            lines = (_line_at(file, place) for place in left)
             counts["completed"], counts["failed"] = len(results.done) - results.num_errors, results.num_errors
             status = await self._run_lines(owner, batch, lines, results, counts)
         state = CANCELLING if status == "cancelled" else RUNNING
@@ -122,16 +160,24 @@ class Batches:
             status, made["errors"] = "failed", _errors(lost)
         await self._end(batch, status, request_counts=counts, **made)
 
+    def _in_order(self, places: Iterable[_LinePlace]) -> list[_LinePlace]:
+        """Return lines with those of one model together, so that it is loaded once for them."""
+        of_models: dict[ModelEntry | None, list[_LinePlace]] = {}
+        for place in places:
+            entry = self._models.entries[0] if place.model is None else self._models.owner(place.model)
+            of_models.setdefault(entry, []).append(place)
+        return [place for together in of_models.values() for place in together]
+
     async def _run_lines(
         self, owner: str, batch: Row, lines: Iterator[BatchLine], results: Results, counts: dict[str, int]
     ) -> str:
         """Answer lines, some at a time, until there are no more, or it is cancelled or too late; return the status."""
         running: set[asyncio.Task[Record]] = set()
-        told, state = time.monotonic(), None
+        told, state, turn = time.monotonic(), None, asyncio.Lock()
         try:
             while True:
-                while len(running) < self._share and (line := next(lines, None)) is not None:
-                    running.add(asyncio.create_task(self._line(owner, batch["id"], line)))
+                while len(running) < MOST_AT_ONCE and (line := next(lines, None)) is not None:
+                    running.add(asyncio.create_task(self._line(owner, batch["id"], line, turn)))
                 if not running:
                     return "completed"
                 done, running = await asyncio.wait(running, timeout=PAUSE, return_when=asyncio.FIRST_COMPLETED)
@@ -152,36 +198,79 @@ class Batches:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def _line(self, owner: str, batch_id: str, line: BatchLine) -> Record:
-        """Return the result of a line, which has the limits of a request."""
-        engine, uses = self._context.engine, self._context.admission.keys
-        try:
-            answer: Answer = await asyncio.to_thread(self._lines.read, line, f"{batch_id}.{line.number}")
-            with ExitStack() as stack:
-                groups = await self._check(owner, answer)
-                await self._enter(owner, groups, stack)
-                for one, group in zip(answer.prompts, groups, strict=True):
+    async def _line(self, owner: str, batch_id: str, line: BatchLine, turn: asyncio.Lock) -> Record:
+        """Return the result of a line, which has the limits of a request. turn: of the batch, in which one line at a
+        time waits for what it may use.
+        """
+        name, uses, engine = f"{batch_id}.{line.number}", self._admission.keys, None
+        async with AsyncExitStack() as stack:
+            try:
+                async with turn:
+                    while not uses.has_tokens(owner):  # before its model is loaded for it, or kept from going
+                        await asyncio.sleep(PAUSE)
+                    context = await self._model(line, name, stack)
+                    engine = context.engine
+                    ready = await self._ready(owner, line, name, context, stack)
+                answer = ready.answer
+                for one, group in zip(answer.prompts, ready.groups, strict=True):
                     with engine.run(group) as stream:
                         *_, output = [output async for output in stream]
                     answer.outputs[one.index] = CheckedRequest(group, one.reader, one.index).read(output)
                     uses.add_tokens(owner, output.usage.total_tokens)
-                return await asyncio.to_thread(self._lines.result, answer)
-        except HttpError as error:
-            return line.record(response(error.status, openai_error(error)), None)
-        except EngineError as error:
-            if engine.is_closed:
-                raise asyncio.CancelledError from None  # the line is done again by the next process
-            return failure(line, error)
-        except Exception as error:  # whatever a line causes, the others are answered
-            return failure(line, error)
+                return await asyncio.to_thread(ready.lines.result, answer)
+            except HttpError as error:
+                return line.record(response(error.status, openai_error(error)), None)
+            except EngineError as error:
+                if engine is not None and engine.is_closed:
+                    raise asyncio.CancelledError from None  # the line is done again by the next process
+                return failure(line, error)
+            except Exception as error:  # whatever a line causes, the others are answered
+                return failure(line, error)
 
-    async def _check(self, owner: str, answer: Answer) -> list[RequestGroup]:
+    async def _model(self, line: BatchLine, name: str, stack: AsyncExitStack) -> Context:
+        """Return the context of the model that a line names, which is loaded if it is not, and one of the places that
+        lines may have in its engine. Both are the line's until the stack is closed. HttpError if it cannot be loaded.
+        """
+        while True:
+            try:
+                context = await stack.enter_async_context(self._models.using(_model_name(line), name))
+                break
+            except HttpError as error:
+                if error.failure not in (FULL, MODEL_LOADING):
+                    raise
+                await asyncio.sleep(PAUSE)
+        await stack.enter_async_context(context.lines)
+        return context
+
+    async def _ready(
+        self, owner: str, line: BatchLine, name: str, context: Context, stack: AsyncExitStack
+    ) -> _ReadyLine:
+        """Check a line, wait until there is memory for its answer, and take what it may use until the stack is closed.
+        HttpError if the answer may take more memory than allowed, or has more completions.
+        """
+        lines = Lines(context.engine.engine, context.tokenizer, context.media, context.names)
+        answer = await asyncio.to_thread(lines.read, line, name)
+        groups = await self._check(owner, answer, context)
+        params, longest = groups[0].params, context.engine.engine.states.max_model_len
+        num_bytes = answer_bytes(context, params, len(groups)) + prompt_bytes(context, groups)
+        self._admission.check_bytes(num_bytes)
+        while not self._admission.has_room(num_bytes):
+            await asyncio.sleep(PAUSE)
+        place = Place(self._admission, 0)
+        stack.callback(place.end)
+        place.add_bytes(num_bytes)
+        most = longest if params.max_tokens is None else min(params.max_tokens, longest)
+        num_tokens = sum(len(group.prompt) + params.num_completions * most for group in groups)
+        self._admission.keys.add_tokens(owner, num_tokens)
+        stack.callback(self._admission.keys.add_tokens, owner, -num_tokens)
+        return _ReadyLine(lines, answer, groups)
+
+    async def _check(self, owner: str, answer: Answer, context: Context) -> list[RequestGroup]:
         """Check the prompts of a line. HttpError for more of them, or more completions, than a request may have."""
-        context = self._context
         check_prompts(context, "prompt", len(answer.prompts))
         check_completions(context, answer.request.params)
         options: RequestOptions = {**answer.options, "priority": PRIORITY, "owner": owner}
-        options["share"] = context.admission.keys.share(owner)
+        options["share"] = self._admission.keys.share(owner)
         if context.config.cache_by_key:
             options["cache_salt"] = f"{owner} {options.get('cache_salt') or ''}"
         groups = []
@@ -190,24 +279,6 @@ class Batches:
                 checked = context.engine.check(one.name, one.prompt, one.params, client=f"batch {owner}", **options)
                 groups.append(await checked)
         return groups
-
-    async def _enter(self, owner: str, groups: Sequence[RequestGroup], stack: ExitStack) -> None:
-        """Wait until the key has tokens left and there is memory for the answer, and take what it may use until the
-        stack is closed. HttpError if the answer may take more memory than allowed.
-        """
-        context, admission = self._context, self._context.admission
-        params, longest = groups[0].params, context.engine.engine.states.max_model_len
-        num_bytes = answer_bytes(context, params, len(groups)) + prompt_bytes(context, groups)
-        admission.check_bytes(num_bytes)
-        while not (admission.keys.has_tokens(owner) and admission.has_room(num_bytes)):
-            await asyncio.sleep(PAUSE)
-        place = Place(admission, 0)
-        stack.callback(place.end)
-        place.add_bytes(num_bytes)
-        most = longest if params.max_tokens is None else min(params.max_tokens, longest)
-        num_tokens = sum(len(group.prompt) + params.num_completions * most for group in groups)
-        admission.keys.add_tokens(owner, num_tokens)
-        stack.callback(admission.keys.add_tokens, owner, -num_tokens)
 
     def _outputs(
         self, owner: str, batch_id: str, path: Path
@@ -250,28 +321,41 @@ def _lock_file(store: Store) -> Path:
     return store.directory / "batches.lock"
 
 
-def _checked(source: Path, endpoint: str) -> tuple[list[tuple[int | None, str, str]], int]:
-    """Return what is wrong with the lines of a file, as (line, code, message), and their number."""
+def _model_name(line: BatchLine) -> str | None:
+    """Return the name of the model that a line gives. A value of another type is left to its parser."""
+    name = line.body.get("model") if isinstance(line.body, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _line_at(file: IO[bytes], place: _LinePlace) -> BatchLine:
+    file.seek(place.offset)
+    return read_line(place.number, file.readline())
+
+
+def _checked(source: Path, endpoint: str) -> tuple[list[tuple[int | None, str, str]], list[_LinePlace]]:
+    """Return what is wrong with the lines of a file, as (line, code, message), and where they are."""
     errors: list[tuple[int | None, str, str]] = []
-    total = 0
+    places: list[_LinePlace] = []
+    offsets = [0]
     try:
         with source.open("rb") as file:
-            for line in batch_lines(file):
-                total += 1
+            texts = (offsets.append(offsets[-1] + len(text)) or text for text in file)
+            for line in batch_lines(texts):
+                places.append(_LinePlace(_model_name(line), line.key, line.number, offsets[line.number - 1]))
                 if line.error is not None:
                     errors.append((line.number, line.error.code, str(line.error)))
                 elif line.url != endpoint:
                     reason = f"line {line.number}: url = {line.url!r}: the batch has endpoint {endpoint!r}"
                     errors.append((line.number, "mismatched_endpoint", reason))
-                if len(errors) >= MOST_ERRORS:
+                if len(errors) >= MOST_ERRORS or len(places) > MOST_LINES:
                     break
     except OSError:
-        return [(None, "file_not_found", "the input file was deleted, or cannot be read")], 0
-    if not total:
+        return [(None, "file_not_found", "the input file was deleted, or cannot be read")], []
+    if not places:
         errors.append((None, "empty_file", "the input file has no lines"))
-    if total > MOST_LINES:
-        errors.append((None, "too_many_lines", f"the input file has {total} lines, more than {MOST_LINES}"))
-    return errors, total
+    if len(places) > MOST_LINES:
+        errors.append((None, "too_many_lines", f"the input file has more than {MOST_LINES} lines"))
+    return errors, places
 
 
 def _errors(found: list[tuple[int | None, str, str]]) -> dict[str, Any]:

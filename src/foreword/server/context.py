@@ -50,8 +50,8 @@ class Context:
     first one in responses, where adapters have names of their own; path: of its files, if it has any; created: seconds
     since 1970; kv_events: where the cache's events are published, None if they are not; progress: of the HTTP requests
     that generate, by their ids; trace: told the end of each request; slots: conversations that can be saved, None if
-    they cannot; decoding: of sounds, so many at the same time; pace: of streams; shared: by the models of a server of
-    several.
+    they cannot; decoding: of sounds, so many at the same time; lines: of batches, which leave half of the rows to
+    requests that clients wait for; pace: of streams; shared: by the models of a server of several.
     """
 
     engine: AsyncEngine
@@ -72,7 +72,7 @@ class Context:
     inspector: Inspector = field(init=False)
     progress: dict[str, Progress] = field(init=False, default_factory=dict)
     decoding: asyncio.Semaphore = field(init=False, default_factory=lambda: asyncio.Semaphore(NUM_DECODING))
-
+    lines: asyncio.Semaphore = field(init=False)
     pace: Pace = field(init=False, default_factory=Pace)
 
     def __post_init__(self) -> None:
@@ -82,6 +82,8 @@ class Context:
         object.__setattr__(self, "responses", shared.responses)
         metrics = ServerMetrics(self.engine.engine, self.names[0], shared.admission if self.shared is None else None)
         object.__setattr__(self, "metrics", metrics)
+        num_lines = max(self.engine.engine.states.max_num_reqs // 2, 1)
+        object.__setattr__(self, "lines", asyncio.Semaphore(num_lines))
         shown = self.engine.engine.config.record_token_ids or "plain"
         token_ids: TokenIds = shown if self.config.shows_texts else "omitted"
         inspector = Inspector(self.engine, self.tokenizer, self.names[0], token_ids)

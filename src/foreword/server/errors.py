@@ -30,7 +30,7 @@ class HttpError(Exception):
         of: ForewordError | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.code = failure.status, failure.code
+        self.failure, self.status, self.code = failure, failure.status, failure.code
         self.param, self.headers, self.of = param, dict(headers or {}), of
 
     def text_in(self, interface: Interface) -> str:

@@ -25,6 +25,7 @@ from foreword.server.app import make_app
 from foreword.server.batches import Batches
 from foreword.server.config import ServerConfig
 from foreword.server.context import Context
+from foreword.server.models import Models
 
 GRACE = 10.0  # seconds for what is left to do after the last request
 MOST_DISCARDED = 1 << 20  # bytes that are received after a refusal, so that the client can read it
@@ -189,8 +190,37 @@ class AppServer(uvicorn.Server):
         return f"{counted(count, 'request')} in progress: {what}" if count else "no request is in progress"
 
 
-class Server(AppServer):
-    """An `AppServer` with the application of a context."""
+class ModelServer(AppServer):
+    """An `AppServer` with the application of models, which answers their batches too."""
+
+    def __init__(
+        self,
+        models: Models,
+        sock: socket.socket,
+        on_ready: Callable[[str], None],
+        on_end: Callable[[], None] = lambda: None,
+        *,
+        logs_end: bool = False,
+    ) -> None:
+        super().__init__(make_app(models), models.config, sock, on_ready, on_end, logs_end=logs_end)
+        self._models = models
+        self._batches: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._models.shared.store.directory is not None:
+            self._batches = asyncio.create_task(Batches(self._models).run())
+        await super().startup(sockets)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._batches is not None:
+            self._batches.cancel()  # the next process goes on with them
+            await asyncio.wait((self._batches,))
+        await super().shutdown(sockets)
+        self._models.shared.store.close()
+
+
+class Server(ModelServer):
+    """A `ModelServer` of one model."""
 
     def __init__(
         self,
@@ -201,21 +231,7 @@ class Server(AppServer):
         *,
         logs_end: bool = False,
     ) -> None:
-        super().__init__(make_app(context), context.config, sock, on_ready, on_end, logs_end=logs_end)
-        self._context = context
-        self._batches: asyncio.Task[None] | None = None
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._context.store.directory is not None:
-            self._batches = asyncio.create_task(Batches(self._context).run())
-        await super().startup(sockets)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._batches is not None:
-            self._batches.cancel()  # the next process goes on with them
-            await asyncio.wait((self._batches,))
-        await super().shutdown(sockets)
-        self._context.store.close()
+        super().__init__(Models.of(context), sock, on_ready, on_end, logs_end=logs_end)
 
 
 class _Parser(HttpRequestParser):

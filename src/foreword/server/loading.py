@@ -17,7 +17,7 @@ from foreword.engine.options import LLMOptions, split_options
 from foreword.engine.step_turns import StepTurns
 from foreword.server.config import ENGINE_DEFAULTS, ServerConfig
 from foreword.server.context import Context
-from foreword.server.run import notes_of, traces_of
+from foreword.server.run import notes_of, traces_of, with_slots
 from foreword.server.served import ServedModel
 from foreword.server.shared import Shared
 
@@ -56,7 +56,10 @@ class ReadFiles:
 
     def load(self) -> Context:
         """Make the engine. Errors are those of `LLM`."""
-        llm = AsyncLLM.of(LLM(self.model, **self.options), turns=self.loader.turns)
+        slots, options = with_slots(self.loader.config, self.options)
+        llm = AsyncLLM.of(LLM(self.model, **options), turns=self.loader.turns)
+        if slots is not None:
+            slots.attach(llm.engine)
         name = self.served.names[0]
         for line in notes_of(llm):
             print(f"foreword: {name}: {line}", file=sys.stderr, flush=True)
@@ -68,5 +71,6 @@ class ReadFiles:
             path=llm.model.path,
             config=self.loader.config,
             trace=traces_of(self.loader.config, name),
+            slots=slots,
             shared=self.loader.shared,
         )

@@ -7,9 +7,8 @@ import socket
 from collections.abc import Callable, Sequence
 
 from foreword.engine.options import LLMOptions
-from foreword.server.app import make_app
 from foreword.server.config import ServerConfig
-from foreword.server.listener import AppServer, limited_end, serve
+from foreword.server.listener import ModelServer, limited_end, serve
 from foreword.server.loading import Loader
 from foreword.server.models import Models
 from foreword.server.run import allow_connections, announce, bound_socket
@@ -43,7 +42,7 @@ def several(models: Sequence[ServedModel], config: ServerConfig, options: LLMOpt
     return Models(served, config, Loader(config, shared, len(models)), shared, options)
 
 
-class SeveralServer(AppServer):
+class SeveralServer(ModelServer):
     """Loads the models that do not wait for a request before it listens, and ends all after the last request."""
 
     def __init__(
@@ -55,8 +54,7 @@ class SeveralServer(AppServer):
     ) -> None:
         names = ", ".join(entry.name for entry in models.entries)
         told = on_ready or (lambda url: announce(f"{names} at {url}", models.config))
-        super().__init__(make_app(models), models.config, sock, told, on_end, logs_end=on_ready is None)
-        self._models = models
+        super().__init__(models, sock, told, on_end, logs_end=on_ready is None)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         starting = asyncio.create_task(self._models.start())

@@ -12,7 +12,7 @@ from foreword.errors import ConfigError, reason_of, shown
 from foreword.server.config import ServerConfig
 from foreword.settings import settings_of
 
-OF_ONE = ("served_model_name", "adapter", "kv_events", "kv_events_replay", "data_directory", "slot_save_path")
+OF_ONE = ("served_model_name", "adapter", "kv_events", "kv_events_replay")
 """Settings of a server of one model. A table has names and adapters of each."""
 _PART = re.compile(r"-\d{5}-of-\d{5}$")  # at the end of the name of one of several files of a model
 

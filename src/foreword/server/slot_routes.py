@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -22,15 +23,23 @@ from foreword.server.reply import reply
 NOT_SAVED = "slots cannot be saved: start the server with --slot-save-path, and without --replicas"
 
 
-def parse_file(body: object) -> str:
-    """Return the name of the file, "" for none."""
+@dataclass(frozen=True, slots=True)
+class SlotFile:
+    """The body of /slots/{id}. name: "" without one."""
+
+    name: str
+    model: str | None
+
+
+def parse_file(body: object) -> SlotFile:
+    """Return the file and the model in a body. RequestError for others."""
     given = Fields(body)
-    name: str = given.take("filename", STRING, "")
+    found = SlotFile(given.take("filename", STRING, ""), given.take("model", STRING))
     given.end()
-    return name
+    return found
 
 
-FILE = Body(parse_file, {"filename": "talk.bin"})
+FILE = Body(parse_file, {"filename": "talk.bin", "model": "name"})
 
 
 async def _slots(context: Context, request: Request) -> Response:
@@ -54,7 +63,8 @@ async def _slots(context: Context, request: Request) -> Response:
 
 
 async def _act(context: Context, request: Request) -> Response:
-    slots, action, name = context.slots, request.query_params.get("action", ""), await FILE.read(request)
+    slots, action, file = context.slots, request.query_params.get("action", ""), await FILE.read(request)
+    context.check_model(file.model)
     if slots is None or context.config.slot_save_path is None:
         raise HttpError(FORBIDDEN, NOT_SAVED)
     number = request.path_params["id"]
@@ -65,7 +75,7 @@ async def _act(context: Context, request: Request) -> Response:
         return reply({"id_slot": slot, "n_erased": await context.engine.call(partial(slots.erase, slot))})
     if action not in ("save", "restore"):
         raise HttpError(INVALID, f"action = {action!r:.80}: must be save, restore or erase", param="action")
-    path = _allowed(context.config.slot_save_path, name)
+    path = _allowed(context.config.slot_save_path, file.name)
     try:
         if action == "save":
             conversation = await context.engine.call(partial(slots.content, slot))
@@ -81,7 +91,7 @@ async def _act(context: Context, request: Request) -> Response:
     return reply(
         {
             "id_slot": slot,
-            "filename": name,
+            "filename": file.name,
             tokens: len(conversation.tokens),
             num_bytes: size,
             "timings": {f"{action}_ms": milliseconds},
@@ -113,7 +123,8 @@ OPERATIONS = (
     Operation(
         "/slots", _slots,
         access="admin", summary="List the slots, in which requests run (llama.cpp).",
-        details="`n_tokens` is that of the conversation which `save` would write.",
+        details="`n_tokens` is that of the conversation which `save` would write. Of several models, `?model=NAME`"
+        " names one, which is loaded.",
         replicas=REFUSED,
     ),
     Operation(
@@ -122,7 +133,8 @@ OPERATIONS = (
         details="`?action=` is `save`, `restore` or `erase`. The file is in the directory of `slot_save_path`; without"
         " this setting the status is 403. A slot has the tokens of the request that ran there last: 0 if requests come"
         " one at a time. The next request that begins with a restored conversation computes only the rest of its"
-        " prompt, in whichever slot it runs.",
+        " prompt, in whichever slot it runs. Of several models, `model` names that of the slot; what was restored goes"
+        " with a model that is unloaded.",
         replicas=REFUSED,
     ),
 )

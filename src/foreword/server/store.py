@@ -150,12 +150,14 @@ class Store:
             (found,) = self._db.execute(query, [kind, owner, *states]).fetchone()
         return int(found)
 
-    def first(self, kind: str, states: Sequence[str]) -> tuple[str, Row] | None:
-        """Return the owner and the body of the oldest item that is in one of these states."""
-        query = f"SELECT owner, body FROM items WHERE kind = ? AND state IN ({', '.join('?' * len(states))})"
+    def oldest(self, kind: str, states: Sequence[str]) -> list[tuple[str, Row]]:
+        """Return each owner with the body of the oldest of its items that are in one of these states."""
+        query = (
+            f"SELECT owner, body, MIN(rowid) FROM items WHERE kind = ? AND state IN ({', '.join('?' * len(states))})"
+        )
         with self._lock:
-            found = self._db.execute(f"{query} ORDER BY rowid LIMIT 1", [kind, *states]).fetchone()
-        return None if found is None else (found[0], json.loads(found[1]))
+            found = self._db.execute(f"{query} GROUP BY owner ORDER BY MIN(rowid)", [kind, *states]).fetchall()
+        return [(owner, json.loads(text)) for owner, text, _ in found]
 
     def state(self, item_id: str) -> str | None:
         """Return the state of an item; None if there is none of this id."""
