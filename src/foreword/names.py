@@ -38,7 +38,7 @@ _BY_NAMES: dict[str, tuple[tuple[str, ...], str]] = {
     "trust_remote_code": ((), "Code of a model's directory is never run; leave it out."),
     "disable_log_requests": (("access_log",), "off unless it is given"),
     "disable_log_stats": ((), "Nothing is logged periodically; /metrics has the numbers. Leave it out."),
-    "swap_space": ((), "Preempted requests are computed again, nothing is swapped; leave it out."),
+    "swap_space": ((), "Preempted requests are computed again, or read back with host_cache_bytes; leave it out."),
     "distributed_executor_backend": (("executor",), ""),
     "vllm_xargs": (("extra_args",), ""),
     "override_generation_config": (("generation_config",), '"ignore" leaves the file out; values belong to requests'),

@@ -179,6 +179,86 @@ def test_a_request_whose_blocks_are_read_delays_no_other(async_scheduling):
     engine.close()
 
 
+def preempting_engine(tiers, **config):
+    """An engine whose pool has no room for the growth of two requests, which are in it with their prompts."""
+    engine = make_engine(
+        groups=config.pop("groups", [KVGroup(4)]), blocks=24, reserve_full_prompt=False, tiers=tiers, **config
+    )
+    prompts = {name: [(7 * i + k) % 29 + 1 for i in range(30)] for k, name in enumerate("ab")}
+    for name, prompt in prompts.items():
+        engine.add_request(name, prompt, SamplingParams(temperature=0.0, max_tokens=30))
+    return engine, prompts
+
+
+@both
+@pytest.mark.parametrize("place", ["host", "disk"])
+def test_a_preempted_request_reads_its_blocks_back_and_computes_only_the_rest(tmp_path, place, async_scheduling):
+    counts = []
+    for tiers in ([], [in_memory() if place == "host" else on_disk(tmp_path)]):
+        engine, prompts = preempting_engine(tiers, async_scheduling=async_scheduling)
+        outputs = run(engine)
+        for name, prompt in prompts.items():
+            assert outputs[name].outputs[0].token_ids == alone(prompt, 30)
+            assert outputs[name].metrics.loaded_tokens == {}  # its prompt was computed
+        assert sum(output.metrics.num_preemptions for output in outputs.values()) == 1
+        counts.append(engine.executor.num_tokens)
+        engine.close()
+    least = sum(len(prompt) + 30 - 1 for prompt in prompts.values())
+    recomputed, read = (count - least for count in counts)
+    assert 0 <= read <= 4 < 10 < recomputed  # a part of a block
+
+
+@pytest.mark.parametrize("kind", ["window", "hybrid"])
+def test_preempted_requests_of_every_kind_of_group_go_on_with_their_own_tokens(kind):
+    engine = make_engine(groups=GROUPS[kind], blocks=80, reserve_full_prompt=False, tiers=[in_memory()])
+    prompts = {str(k): [(7 * i + k) % 29 + 1 for i in range(20)] for k in range(6)}
+    for name, prompt in prompts.items():
+        engine.add_request(name, prompt, SamplingParams(temperature=0.0, max_tokens=30))
+    outputs = run(engine)
+    assert sum(output.metrics.num_preemptions for output in outputs.values()) > 0
+    for name, prompt in prompts.items():
+        assert outputs[name].outputs[0].token_ids == alone(prompt, 30)
+    engine.close()
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "fair"])
+def test_a_preempted_request_can_be_aborted_while_its_blocks_are_read(policy):
+    engine, prompts = preempting_engine([Slow], policy=policy)
+    [tier] = engine.tiers.members
+    while not engine.tiers.num_waiting:
+        engine.step()
+    (name,) = [name for name in prompts if str(engine.why(name)) == "loading"]
+    assert engine.abort(name).outputs[0].finish_reason == "abort"
+    tier.may_read.set()
+    run(engine)
+    assert not engine.scheduler._taken
+    assert policy == "fcfs" or not engine.scheduler._shares._starts
+    engine.close()
+
+
+def test_a_failed_step_leaves_a_preempted_request_whose_blocks_are_read_to_be_computed():
+    engine, prompts = preempting_engine([Slow])
+    [tier] = engine.tiers.members
+    while not engine.tiers.num_waiting:
+        engine.step()
+    engine.add_request("other", [9, 8, 7], GREEDY)
+    compute = engine.executor.compute
+
+    def fail(batch, logits_indices):
+        engine.executor.compute = compute
+        raise ArithmeticError("once")
+
+    engine.executor.compute = fail
+    with pytest.raises(ArithmeticError):
+        engine.step()
+    assert not engine.tiers.num_waiting
+    tier.may_read.set()
+    outputs = run(engine)
+    for name in set(prompts) & set(outputs):
+        assert outputs[name].outputs[0].token_ids == alone(prompts[name], 30)
+    engine.close()
+
+
 def test_a_request_can_be_aborted_while_its_blocks_are_read():
     engine, tier = slow_engine()
     for name in "abc":

@@ -445,10 +445,12 @@ class Engine:
                 self.scheduler.add(request)
 
     def _load_blocks(self) -> None:
-        """Copy into free blocks what was read from the tiers. Not while a step waits for its launch: its block copies
-        may write to blocks of requests that have ended since it was planned.
+        """Copy into free blocks what was read from the tiers, and begin to read those of a preempted request. Not while
+        a step waits for its launch: its block copies may write to blocks of requests that have ended since it was
+        planned.
         """
         if self.tiers is not None:
+            self.scheduler.take_preempted(self.tiers.take)
             for request in self.tiers.ready(is_idle=not self.scheduler.has_work):
                 self.scheduler.add(request)
 

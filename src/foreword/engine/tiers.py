@@ -199,7 +199,7 @@ class Tiers:
         self._loads, self._reading, self._waiting = {}, {}, {}
 
     def admitted(self, request: Request) -> None:
-        """Count the tokens of a request that were read, when it is admitted first."""
+        """Count the tokens of a prompt that were read, when its request is admitted first."""
         if (read := request.read_blocks) is not None and request.num_preemptions == 0:
             (before, after), counts = read
             total, left = sum(counts.values()), max(0, min(request.num_cached, after) - before)

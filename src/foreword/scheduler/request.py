@@ -42,6 +42,7 @@ class Request:
     cache_miss      why not more, None if it was all but the last token
     loaded_tokens   those of num_cached that were read from outside the pool for it, by the name of the tier
     num_preemptions number of preemptions
+    was_preempted   whether it was preempted and not considered by `Scheduler.take_preempted` since
     read_blocks     what was read for it before its first admission; None: nothing
     has_run         whether a step computed tokens of it since its last admission
     """
@@ -69,6 +70,7 @@ class Request:
     loaded_tokens: Mapping[str, int] = field(default_factory=lambda: NONE_LOADED)
     read_blocks: ReadBlocks | None = None
     num_preemptions: int = 0
+    was_preempted: bool = False
     has_run: bool = False
 
     def __len__(self) -> int:

@@ -11,7 +11,7 @@ yet". A step without arrivals and departures is a few array operations, however 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -67,6 +67,7 @@ class Scheduler:
         self._admission = AdmissionControl(states, cache, config, self.running, self._shared_prompts)
         self._last_scheduled = NO_TOKENS
         self._repeated = Memo[I32, StepPlan](self.waiting, self.drafts)  # by the running rows
+        self._taken: dict[str, Request] = {}  # out of the queue, by `take_preempted`
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
@@ -84,20 +85,35 @@ class Scheduler:
                 "is in use",
                 "Use another id, or abort that request.",
             )
+        self._taken.pop(request.request_id, None)
         self.waiting.push(request)
         if self._shares is not None:
             self._shares.added(request, self.policy.key_of(request)[1])
 
     def remove(self, request_id: str) -> Request | None:
-        """Remove a waiting or running request, at any time between two steps. None for an unknown id."""
+        """Remove a waiting, taken or running request, at any time between two steps. None for an unknown id."""
         if request_id not in self.states:
-            waiting = self.waiting.remove(request_id)
+            waiting = self.waiting.remove(request_id) or self._taken.pop(request_id, None)
             if waiting is not None and self._shares is not None:
                 self._shares.ended(waiting)
             return waiting
         request = self.running.request_in(self.states.row_of(request_id))
         self.finish(np.array([request.row], np.int32))
         return request
+
+    def take_preempted(self, is_wanted: Callable[[Request], bool]) -> None:
+        """Take the next request out of the queue if it was preempted, the next step could admit it, and it is wanted,
+        which is asked once per preemption. `add` puts it back.
+        """
+        if not len(self.waiting) or not (request := self.waiting.peek()).was_preempted:
+            return
+        left = self.config.max_num_batched_tokens - len(self.running)
+        if isinstance(self._admission.fit(request, left), Reason):
+            return
+        request.was_preempted = False
+        if is_wanted(request):
+            self.waiting.remove(request.request_id)
+            self._taken[request.request_id] = request
 
     def finish(self, rows: I32) -> None:
         """Free these running rows. Each request keeps its tokens in ``output``."""
@@ -195,6 +211,7 @@ class Scheduler:
         self.running.clear()
         self.drafts.clear()
         self.waiting.clear()
+        self._taken.clear()
 
     # -- why -----------------------------------------------------------------------------------------------------
 
@@ -287,7 +304,7 @@ class Scheduler:
         last = max(self.running.rows.tolist(), key=lambda row: self.policy.key_of(self.running.request_in(row)))
         (request,) = self.running.leave(np.array([last], np.int32))
         self._free(request)
-        request.num_preemptions += 1
+        request.num_preemptions, request.was_preempted = request.num_preemptions + 1, True
         self.waiting.push(request)
         return request
 
