@@ -273,12 +273,15 @@ def test_a_response_follows_the_one_before_it(started, durable):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_locked_database_fails_no_answer_and_holds_up_no_other_request(started, monkeypatch, stream):
     monkeypatch.setattr(stores, "WAIT", 2.0)
-    with started() as server, locked(server):
-        answer = server.later(
-            "/v1/responses", {"input": "x", "stream": stream}, headers={"Authorization": "Bearer one"}
-        )
+    with started() as server, ExitStack() as stack:
+        key = {"headers": {"Authorization": "Bearer one"}}
+        before = server.post("/v1/responses", {"input": "y"}, **key).json()
+        stack.enter_context(locked(server))
+        answer = server.later("/v1/responses", {"input": "x", "stream": stream}, **key)
         server.wait_until(server.context.store._lock.locked)
         assert server.get("/health").status_code == 200
+        assert server.get(f"/v1/responses/{before['id']}", **key).json()["output"] == before["output"]
+        assert server.get("/v1/files", **key).json()["data"] == []
         assert not answer.done()
         assert answer.result(PATIENCE).status_code == 200
         assert answer.result().text.count('"store":false') == 1

@@ -53,7 +53,8 @@ class Store:
     def __init__(self, directory: str | Path | None, max_bytes: int) -> None:
         self.directory = None if directory is None else Path(directory)
         self.max_bytes = max_bytes if directory is not None else min(max_bytes, IN_MEMORY)
-        self._lock = Lock()
+        self._lock = self._read_lock = Lock()
+        self._used: dict[tuple[str, str], float] = {}  # when items were read, by owner and id; the next change notes it
         try:
             if self.directory is not None:
                 self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -64,14 +65,19 @@ class Store:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.executescript(_TABLES)
+            self._read_db = self._db
+            if self.directory is not None:  # readers of another connection wait for no writer
+                self._read_lock = Lock()
+                self._read_db = sqlite3.connect(place, timeout=WAIT, check_same_thread=False, isolation_level=None)
         except (OSError, sqlite3.Error) as error:
             reason = reason_of(error) if isinstance(error, OSError) else str(error)
             raise ConfigError(f"data_directory={str(directory)!r:.200}: cannot be used ({reason})") from None
 
     def close(self) -> None:
         """Closing twice is harmless."""
-        with self._lock:  # a thread may be writing still
-            self._db.close()
+        for db, lock in ((self._read_db, self._read_lock), (self._db, self._lock)):
+            with lock:  # a thread may use it still
+                db.close()
 
     def add(
         self, kind: str, owner: str, item_id: str, body: Mapping[str, Any], *, state: str = "", size: int = 0
@@ -86,6 +92,7 @@ class Store:
             if used + len(text) + size > self.max_bytes:
                 reason = f"the stored data would have more than {self.max_bytes} bytes (max_data_bytes). Delete some"
                 raise HttpError(STORAGE_FULL, reason)
+            self._note_uses()
             row = item_id, kind, owner, body.get("created_at", int(now)), now, state, len(text) + size, text
             self._db.execute("INSERT OR REPLACE INTO items VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
@@ -93,6 +100,7 @@ class Store:
         """Drop items that were not used for longest, so that at most this many are left, with so many bytes."""
         with self._lock, self._db:
             self._db.execute("BEGIN IMMEDIATE")
+            self._note_uses()
             query = "SELECT rowid, size FROM items WHERE kind = ? ORDER BY used DESC"
             rows = self._db.execute(query, (kind,)).fetchall()
             total, dropped = 0, []
@@ -104,14 +112,20 @@ class Store:
 
     def get(self, kind: str, owner: str, item_id: str) -> Row:
         """Return an item. HttpError 404 if its owner has none of this id."""
-        with self._lock:
+        with self._read_lock:
             query = "SELECT body FROM items WHERE id = ? AND kind = ? AND owner = ?"
-            found = self._db.execute(query, (item_id, kind, owner)).fetchone()
+            found = self._read_db.execute(query, (item_id, kind, owner)).fetchone()
             if found is None:
                 raise HttpError(NOT_FOUND, f"{kind} {item_id!r:.80}: there is none", param="id")
-            self._db.execute("UPDATE items SET used = ? WHERE id = ? AND owner = ?", (time.time(), item_id, owner))
+            self._used[owner, item_id] = time.time()
         row: Row = json.loads(found[0])
         return row
+
+    def _note_uses(self) -> None:
+        """Write when items were read since the last time, as a part of a change. What is read meanwhile may be lost."""
+        used, self._used = self._used, {}
+        rows = [(when, owner, item_id) for (owner, item_id), when in list(used.items())]
+        self._db.executemany("UPDATE items SET used = ? WHERE owner = ? AND id = ?", rows)
 
     def delete(self, kind: str, owner: str, item_id: str) -> None:
         """Remove an item. HttpError 404 if its owner has none of this id."""
@@ -130,24 +144,24 @@ class Store:
         query, values = "SELECT body FROM items WHERE kind = ? AND owner = ?", [kind, owner]
         for name, value in (fields or {}).items():
             query, values = f"{query} AND json_extract(body, ?) = ?", [*values, f"$.{name}", value]
-        with self._lock:
+        with self._read_lock:
             if page.after is not None:
-                at = self._db.execute(
+                at = self._read_db.execute(
                     "SELECT rowid FROM items WHERE id = ? AND owner = ?", (page.after, owner)
                 ).fetchone()
                 if at is None:
                     raise HttpError(NOT_FOUND, f"after = {page.after!r:.80}: there is none", param="after")
                 query, values = f"{query} AND rowid {beyond} ?", [*values, at[0]]
             query = f"{query} ORDER BY rowid {order} LIMIT ?"
-            rows = self._db.execute(query, [*values, page.limit + 1]).fetchall()
+            rows = self._read_db.execute(query, [*values, page.limit + 1]).fetchall()
         return [json.loads(text) for (text,) in rows[: page.limit]], len(rows) > page.limit
 
     def count(self, kind: str, owner: str, states: Sequence[str] = ()) -> int:
         """Return the number of an owner's items, in one of these states if some are given."""
         marks = f" AND state IN ({', '.join('?' * len(states))})" if states else ""
-        with self._lock:
+        with self._read_lock:
             query = f"SELECT COUNT(*) FROM items WHERE kind = ? AND owner = ?{marks}"
-            (found,) = self._db.execute(query, [kind, owner, *states]).fetchone()
+            (found,) = self._read_db.execute(query, [kind, owner, *states]).fetchone()
         return int(found)
 
     def oldest(self, kind: str, states: Sequence[str]) -> list[tuple[str, Row]]:
@@ -155,14 +169,14 @@ class Store:
         query = (
             f"SELECT owner, body, MIN(rowid) FROM items WHERE kind = ? AND state IN ({', '.join('?' * len(states))})"
         )
-        with self._lock:
-            found = self._db.execute(f"{query} GROUP BY owner ORDER BY MIN(rowid)", [kind, *states]).fetchall()
+        with self._read_lock:
+            found = self._read_db.execute(f"{query} GROUP BY owner ORDER BY MIN(rowid)", [kind, *states]).fetchall()
         return [(owner, json.loads(text)) for owner, text, _ in found]
 
     def state(self, item_id: str) -> str | None:
         """Return the state of an item; None if there is none of this id."""
-        with self._lock:
-            found = self._db.execute("SELECT state FROM items WHERE id = ?", (item_id,)).fetchone()
+        with self._read_lock:
+            found = self._read_db.execute("SELECT state FROM items WHERE id = ?", (item_id,)).fetchone()
         return None if found is None else str(found[0])
 
     def change(self, item_id: str, changes: Mapping[str, Any], *, state: str, instead_of: Sequence[str]) -> bool:
