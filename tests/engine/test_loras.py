@@ -1,6 +1,7 @@
 """Adapters in the engine: several in one batch, loaded, replaced and dropped while requests run, within a budget."""
 
 import asyncio
+import os
 import shutil
 from random import Random
 
@@ -143,20 +144,31 @@ def test_cache_events_name_the_adapter_of_every_block(files):
         assert len(stored) > 4
 
 
-def test_blocks_on_disk_belong_to_the_files_of_an_adapter(files, tmp_path):
-    """Not to its number, which depends on the order of loading, and not to its name alone."""
+def test_blocks_on_disk_belong_to_the_content_of_an_adapter(files, tmp_path):
+    """Not to its number, which depends on the order of loading, nor to its name, its place and its files' times."""
     own = shutil.copytree(files.adapters["law"], tmp_path / "law")
+    copied = shutil.copytree(own, tmp_path / "copy", copy_function=shutil.copyfile)
+    weights = own / "adapter_model.safetensors"
     found = []
-    for names in (("law", "code"), ("code", "law"), ("law",)):
-        if len(names) == 1:
-            shutil.copytree(files.adapters["law"], own, dirs_exist_ok=True, copy_function=shutil.copyfile)
+    for loaded, wanted in (
+        ({"law": own, "code": files.adapters["code"]}, "law"),
+        ({"code": files.adapters["code"], "law": own}, "law"),
+        ({"copy": copied}, "copy"),
+        ({"law": own}, "law"),
+    ):
+        if len(found) == 3:  # other weights of the same size, with the same name and time
+            before, data = weights.stat(), weights.read_bytes()
+            weights.write_bytes(data[:-8] + data[-16:-8])
+            os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+            assert weights.read_bytes() != data
         with make_llm(files.base, cache_dir=str(tmp_path / "blocks")) as llm:
-            for name in names:
-                llm.load_lora(name, own if name == "law" else files.adapters[name])
-            outputs = [llm.generate(PROMPT, GREEDY, lora=name)[0] for name in ("law", None)]
+            for name, path in loaded.items():
+                llm.load_lora(name, path)
+            outputs = [llm.generate(PROMPT, GREEDY, lora=name)[0] for name in (wanted, None)]
             found.append([dict(output.metrics.loaded_tokens) for output in outputs])
             assert tokens(outputs[0]) != tokens(outputs[1])
-    assert found == [[{}, {}], [{"disk": 8}, {"disk": 8}], [{}, {"disk": 8}]]
+    disk = {"disk": 8}
+    assert found == [[{}, {}], [disk, disk], [disk, disk], [{}, disk]]
 
 
 def test_streams_and_conversations_take_an_adapter_too(llm):

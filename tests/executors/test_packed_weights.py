@@ -22,6 +22,9 @@ from foreword.executors.native import NativeExecutor
 from foreword.executors.packed import parts, store
 from foreword.executors.packed.file import Part
 from foreword.executors.packed.store import NotKeptError, PackedStore
+from foreword.models import digests
+from foreword.models.digests import Digests
+from foreword.models.files import ModelFile
 from foreword.models.loader import load_model
 from foreword.native import available
 from models.pooling_models import make_pooling
@@ -288,6 +291,61 @@ def test_a_disk_without_room_is_not_filled(model, home, monkeypatch):
     assert not files(home) + files(home, ".tmp")
 
 
+def test_a_disk_without_room_loses_the_files_that_were_not_used_for_longest(home, monkeypatch):
+    own, recipes = PackedStore(1 << 20), [{"files": [name]} for name in "abcd"]
+    for age, recipe in zip((3, 2, 1), recipes, strict=False):
+        written(own, recipe)
+        os.utime(own._path(recipe).with_suffix(".checked"), (time.time() - age, time.time() - age))
+    size = own.entries()[0].size
+    in_all = 3 * size + 100  # bytes of a disk with these files, and room for none
+    monkeypatch.setattr(own, "_num_free", lambda: in_all - sum(entry.size for entry in own.entries()))
+    with pytest.raises(NotKeptError, match="are free in"), own.writing(recipes[3], 4 * size):
+        pass
+    assert len(own.entries()) == 3
+    assert written(own, recipes[3])
+    assert [own.find(recipe) is not None for recipe in recipes] == [False, True, True, True]
+
+
+def test_a_module_that_replaced_the_loaded_one_names_no_packed_weights(model, home, monkeypatch):
+    want = quiet(model, weight_cache_bytes=0)
+    monkeypatch.setattr(parts, "NATIVE_FILE", os.stat(model))
+    with pytest.warns(UserWarning, match="was replaced since this process started"):
+        assert answer(model) == want
+    assert not files(home)
+
+
+def test_the_first_start_reads_a_model_once_for_packed_weights_and_blocks_on_disk(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(digests, "_YOUNG", 0)
+    digest_of, read = ModelFile.sha256, []
+
+    def counted(file):
+        read.append(file.path.name)
+        return digest_of(file)
+
+    monkeypatch.setattr(ModelFile, "sha256", counted)
+    first = quiet(model, cache_dir=str(tmp_path / "blocks"))
+    assert read.count("model.safetensors") == 1
+    read.clear()
+    assert quiet(model, cache_dir=str(tmp_path / "other")) == first
+    assert read == []
+    (model / "model.safetensors").touch()
+    assert quiet(model, cache_dir=str(tmp_path / "blocks")) == first
+    assert read == ["model.safetensors"]
+
+
+def test_digests_in_a_folder_that_others_may_write_to_are_not_used(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(digests, "_YOUNG", 0)
+    file, right = ModelFile(model / "model.safetensors", 0), Digests().of(ModelFile(model / "model.safetensors", 0))
+    [record] = Digests().folder.iterdir()
+    record.write_text("0" * 64)
+    assert Digests().of(file) == "0" * 64
+    Digests().folder.chmod(0o777)
+    assert Digests().of(file) == right
+    os.utime(record, (1, 1))
+    Digests().prune()
+    assert not list(Digests().folder.iterdir())
+
+
 def written(own, recipe=RECIPE, values=PARTS):
     """Keep parts as a process would, and return whether this one wrote them."""
     if own.find(recipe) is not None:
@@ -344,7 +402,7 @@ def test_a_writer_that_is_killed_leaves_a_whole_file_or_none(monkeypatch, calls)
     def run():
         monkeypatch.setattr(store, "write_parts", killed_at(store.write_parts))
         monkeypatch.setattr(os, "fsync", killed_at(os.fsync))
-        monkeypatch.setattr(store, "_replace", killed_at(store._replace))
+        monkeypatch.setattr(store, "write_private", killed_at(store.write_private))
         written(own)
 
     assert os.waitpid(in_child(run), 0)[1] == signal.SIGKILL

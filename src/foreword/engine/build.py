@@ -25,7 +25,6 @@ from foreword.executors.kinds import TRANSFORMERS, ExecutorChoice, installed_kin
 from foreword.executors.pool import PoolSize
 from foreword.installation import install
 from foreword.models.loader import LoadedModel, find_model, load_model
-from foreword.models.registry import cache_dir
 from foreword.structured import GrammarCompiler
 
 DISK_CACHE_BYTES = 16 << 30
@@ -149,11 +148,10 @@ def _model_key(model: Model[Any], config: EngineConfig, size: PoolSize, *, is_ke
     """
     if config.cache_dir is None and not (is_kept and model.path.exists()):
         return b""
-    from foreword.engine.model_key import model_key  # here: few engines save blocks
+    from foreword.models.digests import model_key  # here: few engines save blocks
 
     spec = repr(model.spec.for_length(size.max_model_len)) if isinstance(model, DecoderModel) else ""
-    memory = cache_dir() / "blocks" if config.cache_dir is None else Path(config.cache_dir).expanduser()
-    return model_key(model.path, memory) + sha256(spec.encode()).digest()
+    return model_key(model.path) + sha256(spec.encode()).digest()
 
 
 def with_drafter(config: EngineConfig, drafter: DrafterFactory | None) -> EngineConfig:

@@ -118,7 +118,7 @@ class Engine:
             num_blocks,
             prefix_caching=config.prefix_caching,
             partial_reuse=config.partial_reuse,
-            hash_function=hash_with_adapters(lambda lora_id: self.loras.files_of(lora_id)) if tiers else hash_block,
+            hash_function=hash_with_adapters(lambda lora_id: self.loras.content_of(lora_id)) if tiers else hash_block,
             on_event=self._on_cache_event if tiers or self.observers.wants_cache_events else None,
         )
         checker = None
@@ -154,7 +154,7 @@ class Engine:
             states, self.pipeline.grammars, most_forced, self.pipeline.grammar_thread.forced_tokens
         )
         self._outputs = OutputProcessor(states, eos_token_ids=eos, clock=self._now)
-        self.loras = Loras(executor, read_lora, config.lora_bytes, self._outputs.lora_ids)
+        self.loras = Loras(executor, read_lora, config.lora_bytes, self._outputs.lora_ids, reads_content=bool(tiers))
         special = () if tokenizer is None else tokenizer.special_token_ids.values()
         self._refined = partial(CacheMiss.among, special=special, ends=eos)
         self.recorder: EngineRecorder | None = None

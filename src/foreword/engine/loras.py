@@ -12,7 +12,7 @@ from typing import cast
 from foreword.batch import LoraRequest
 from foreword.errors import ConfigError, ModelError, RequestError, shown
 from foreword.executors import Capability, Executor, LoraExecutor
-from foreword.models.lora import FileStates, LoraAdapter, file_states
+from foreword.models.lora import FileStates, LoraAdapter, file_states, with_content
 from foreword.names import nearest
 
 ReadLora = Callable[[str | Path], LoraAdapter]
@@ -23,13 +23,14 @@ class Lora:
     """One version of an adapter: what was at ``path`` when it was loaded.
 
     lora_id: its number, which no other version ever has, so that its cached prefixes are its own. files: their states
-    then. num_bytes: of the executor's memory; 0 while it is not there.
+    then; content: see `LoraAdapter`. num_bytes: of the executor's memory; 0 while it is not there.
     """
 
     lora_id: int
     name: str
     path: Path
     files: FileStates
+    content: bytes
     num_bytes: int = 0
 
 
@@ -44,9 +45,20 @@ class Loras:
     while that is not certain, and `restore` does the rest.
     """
 
-    def __init__(self, executor: Executor, read: ReadLora | None, budget: int, in_use: Callable[[], Set[int]]) -> None:
-        """read: reads an adapter for the model; None: there are none. in_use: the numbers that requests have now."""
+    def __init__(
+        self,
+        executor: Executor,
+        read: ReadLora | None,
+        budget: int,
+        in_use: Callable[[], Set[int]],
+        *,
+        reads_content: bool = False,
+    ) -> None:
+        """read: reads an adapter for the model; None: there are none. in_use: the numbers that requests have now.
+        reads_content: whether blocks that are computed with an adapter are kept by what its files contain.
+        """
         self._executor, self._read, self._budget, self._in_use = executor, read, budget, in_use
+        self._reads_content = reads_content
         self._current: dict[str, Lora] = {}
         self._versions: OrderedDict[int, Lora] = OrderedDict()  # by number, the least recently used first
         self._num_loaded = 0
@@ -62,9 +74,9 @@ class Loras:
         lora = self._versions.get(lora_id)
         return None if lora is None else LoraRequest(lora_id, lora.name, str(lora.path))
 
-    def files_of(self, lora_id: int) -> FileStates:
-        """Return the states of the files that a version was read from."""
-        return self._versions[lora_id].files
+    def content_of(self, lora_id: int) -> bytes:
+        """Return what only versions from files of equal bytes have."""
+        return self._versions[lora_id].content
 
     def read(self, path: str | Path) -> LoraAdapter:
         """An adapter for `load`, in any thread. ModelError for an unusable one, ConfigError if none can run."""
@@ -72,7 +84,8 @@ class Loras:
             raise ConfigError(f"{type(self._executor).__name__} runs no LoRA adapters for this model; use another one")
         if not isinstance(path, str | PathLike):
             raise ConfigError(f"the path of an adapter is {shown(path)}: give a directory or a .gguf file")
-        return self._read(path)
+        adapter = self._read(path)
+        return with_content(adapter) if self._reads_content else adapter
 
     def load(self, name: str, adapter: LoraAdapter) -> None:
         """Give a name to an adapter. Requests that use an earlier one of this name end with it.
@@ -80,7 +93,7 @@ class Loras:
         MemoryError if it does not fit; then nothing has changed.
         """
         self._num_loaded += 1
-        lora = Lora(self._num_loaded, name, adapter.path, adapter.files)
+        lora = Lora(self._num_loaded, name, adapter.path, adapter.files, adapter.content)
         self._versions[lora.lora_id] = lora
         self._hold(lora, adapter)
         self._current[name] = lora

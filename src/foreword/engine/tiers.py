@@ -34,7 +34,6 @@ from foreword.cache.prefix import BlockKeys, ExtraKeys, HashFunction, hash_block
 from foreword.cache.tiers import BlockFormat, BlockTier, block_name
 from foreword.errors import ConfigError, EngineError
 from foreword.executors import Capability, Executor, TransferExecutor
-from foreword.models.lora import FileStates
 from foreword.scheduler import Request
 
 if TYPE_CHECKING:
@@ -304,12 +303,14 @@ def block_format(executor: Executor, kv_groups: Sequence[KVGroup], model_key: by
     return BlockFormat(own.block_bytes, blake2b(repr(parts).encode(), key=model_key[:64], digest_size=16).digest())
 
 
-def hash_with_adapters(files_of: Callable[[int], FileStates]) -> HashFunction:
-    """Return `hash_block` with the files of an adapter in place of its number, which is another one after a restart."""
+def hash_with_adapters(content_of: Callable[[int], bytes]) -> HashFunction:
+    """Return `hash_block` with the content of an adapter's files in place of its number and name, which may be others
+    after a restart.
+    """
 
     def hashed(parent: bytes, tokens: bytes, extra: ExtraKeys) -> bytes:
         if (adapter := adapter_of(extra)) is not None:
-            extra = (("adapter", adapter[1], files_of(adapter[0])), *extra[1:])
+            extra = (("adapter", content_of(adapter[0])), *extra[1:])
         return hash_block(parent, tokens, extra)
 
     return hashed

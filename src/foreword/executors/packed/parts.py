@@ -17,12 +17,13 @@ from foreword.arrays import F32, U8
 from foreword.executors.options import NativeOptions
 from foreword.executors.packed.file import PackedFile, PackedFileError, Part
 from foreword.executors.packed.store import NotKeptError, PackedStore
+from foreword.models.digests import Digests
 from foreword.models.encoder_spec import EncoderSpec
-from foreword.models.files import ModelFile
+from foreword.models.files import ModelFile, identity_of
 from foreword.models.quants import Quant
 from foreword.models.spec import DecoderSpec
 from foreword.models.weights import FileWeights, Tensor, Weights
-from foreword.native import native
+from foreword.native import NATIVE_FILE, native
 
 PACKING = 1
 """To be raised when other bytes are packed of equal files, or laid out otherwise, and the native module is the same."""
@@ -175,7 +176,7 @@ def built(
     store = PackedStore(options.weight_cache_bytes)
     packed: Parts[C] | None = None
     try:
-        recipe = _recipe(store, weights, spec, core.isa, f"{what} {options.weight_format}")
+        recipe = _recipe(weights, spec, core.isa, f"{what} {options.weight_format}")
         file = store.find(recipe)
         if file is None:
             with store.writing(recipe, size) as out:
@@ -205,22 +206,23 @@ def source_of(tensor: Tensor) -> tuple[U8, str]:
     return tensor.dequantize().view(np.uint8), "F32"
 
 
-def _recipe(
-    store: PackedStore, weights: FileWeights, spec: DecoderSpec | EncoderSpec, isa: str, what: str
-) -> dict[str, Any]:
+def _recipe(weights: FileWeights, spec: DecoderSpec | EncoderSpec, isa: str, what: str) -> dict[str, Any]:
     """Return all that packed weights follow from.
 
-    The version is looked up here: the module that has it imports, at last, this one.
+    The version is looked up here: the module that has it imports, at last, this one. NotKeptError if the file of the
+    native module is not the one that this process runs.
     """
-    code = ModelFile(Path(native.__file__), 0)
+    code, digests = ModelFile(Path(native.__file__), 0), Digests()
+    if code.identity != identity_of(NATIVE_FILE):
+        raise NotKeptError(f"{code.path} was replaced since this process started")
     config = json.dumps(weights.config, sort_keys=True, default=repr)
     return {
         "packing": PACKING,
         "foreword": import_module("foreword").__version__,
-        "native": store.digest(code),
+        "native": digests.of(code),
         "isa": isa,
         "what": what,
-        "files": [store.digest(file) for file in weights.files],
+        "files": [digests.of(file) for file in weights.files],
         "spec": hashlib.sha256(repr(spec).encode()).hexdigest(),
         "config": hashlib.sha256(config.encode()).hexdigest(),
     }

@@ -4,7 +4,6 @@
     KEY.checked   the identity that the packed file had when all its bytes were compared with its digest; the time of
                   its last change is that of the last use
     KEY.tmp       a packed file that is being written, by the process that has it locked
-    files/ID      the digest of a file with that identity, such as a model's
 
 A process that finds no packed file writes it while it holds the lock; others wait for it, at most `_PATIENCE`
 seconds, or longer for large ones.
@@ -27,7 +26,8 @@ from typing import IO, Any
 
 from foreword.errors import reason_of
 from foreword.executors.packed.file import PackedFile, PackedFileError, Part, read_recipe, write_parts
-from foreword.models.files import ModelFile, identity_of
+from foreword.models.digests import Digests, is_young, write_private
+from foreword.models.files import identity_of
 from foreword.models.registry import cache_dir
 from foreword.ownership import is_own
 
@@ -37,9 +37,7 @@ if sys.platform != "win32":
 _PATIENCE = 300.0
 _SLOW_DISK = 20e6  # bytes per second, for which others wait longer
 _POLL = 0.05
-_YOUNG = 2 * 10**9  # nanoseconds: see `identity_of`
 _FREE_BYTES = 1 << 29  # left on the disk
-_DAYS_KEPT = 90  # of digests that are not used
 
 
 class NotKeptError(Exception):
@@ -64,22 +62,6 @@ class PackedStore:
 
     def __init__(self, quota: int = 0) -> None:
         self.folder, self.quota = cache_dir() / "packed", quota
-
-    def digest(self, file: ModelFile) -> str:
-        """Return the sha256 of a file, computed once for each of its identities. ModelError if it changes meanwhile."""
-        record = self.folder / "files" / hashlib.sha256(file.identity.encode()).hexdigest()[:32]
-        with contextlib.suppress(OSError):
-            known = record.read_text()
-            if len(known) == 64 and is_own(record.stat()):
-                os.utime(record)
-                return known
-        digest = file.sha256()
-        if not _is_young(file.identity):
-            with contextlib.suppress(OSError, NotKeptError):
-                self._make_folder()
-                record.parent.mkdir(mode=0o700, exist_ok=True)
-                _replace(record, digest)
-        return digest
 
     def find(self, recipe: Mapping[str, Any]) -> PackedFile | None:
         """Return the packed file of a recipe, its bytes compared with their digest unless they were before.
@@ -123,7 +105,7 @@ class PackedStore:
         try:
             self._make_folder()
             self._check_quota(size)
-            self._check_space(size)
+            self._make_space(size)
             with _locked(temporary, max(_PATIENCE, size / _SLOW_DISK)) as file:
                 if self._path(recipe).exists():
                     temporary.unlink(missing_ok=True)
@@ -145,7 +127,7 @@ class PackedStore:
         size = sum(part.array.nbytes for part in parts.values())
         self._check_quota(size)
         self.prune(self.quota - size)
-        self._check_space(size)
+        self._make_space(size)
         write_parts(file, recipe, parts)
         file.flush()
         os.fsync(file.fileno())
@@ -159,7 +141,7 @@ class PackedStore:
         path = self._path(recipe)
         path.with_suffix(".tmp").replace(path)
         _sync_folder(self.folder)
-        _replace(path.with_suffix(".checked"), identity_of(os.fstat(file.fileno())))
+        write_private(path.with_suffix(".checked"), identity_of(os.fstat(file.fileno())))
 
     def entries(self) -> list[Entry]:
         """Return the packed files, the least recently used first."""
@@ -195,11 +177,7 @@ class PackedStore:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 freed += os.fstat(file.fileno()).st_size
                 path.unlink()
-        oldest = time.time() - _DAYS_KEPT * 86400
-        for record in (self.folder / "files").glob("*"):
-            with contextlib.suppress(OSError):
-                if record.stat().st_mtime < oldest:
-                    record.unlink()
+        Digests().prune()
         return freed
 
     def _check_once(self, path: Path, file: PackedFile, identity: str) -> None:
@@ -214,8 +192,8 @@ class PackedStore:
                 os.utime(record)
             else:
                 file.check_bytes()
-                if not _is_young(identity):
-                    _replace(record, identity)
+                if not is_young(identity):
+                    write_private(record, identity)
 
     def _path(self, recipe: Mapping[str, Any]) -> Path:
         text = json.dumps(recipe, sort_keys=True)
@@ -231,12 +209,21 @@ class PackedStore:
         if size > self.quota:
             raise NotKeptError(f"they have {_megabytes(size)}, more than weight_cache_bytes = {self.quota}")
 
-    def _check_space(self, size: int) -> None:
+    def _make_space(self, size: int) -> None:
+        """Delete packed files, the least recently used first, if the disk has too little room for one of this size.
+        NotKeptError, and none is deleted, if it has too little without them; if processes still map them, too.
+        """
+        needed, kept = size + _FREE_BYTES, sum(entry.size for entry in self.entries())
+        lacking = needed - self._num_free()
+        if 0 < lacking <= kept:
+            self.prune(kept - lacking)
+        if (free := self._num_free()) < needed:
+            text = f"{_megabytes(size)}, and {_megabytes(_FREE_BYTES)} to spare, are needed"
+            raise NotKeptError(f"{text}; {_megabytes(free)} are free in {self.folder}")
+
+    def _num_free(self) -> int:
         status = os.statvfs(self.folder)
-        free = status.f_bavail * status.f_frsize
-        if free < size + _FREE_BYTES:
-            needed = f"{_megabytes(size)}, and {_megabytes(_FREE_BYTES)} to spare, are needed"
-            raise NotKeptError(f"{needed}; {_megabytes(free)} are free in {self.folder}")
+        return status.f_bavail * status.f_frsize
 
 
 @contextlib.contextmanager
@@ -273,15 +260,6 @@ def _is_named(file: IO[bytes], path: Path) -> bool:
         return False
 
 
-def _replace(path: Path, text: str) -> None:
-    """Write a small file, whole or not at all."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    temporary.replace(path)
-
-
 def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -297,12 +275,6 @@ def _files_of(path: Path) -> tuple[str, ...]:
             return tuple(map(str, read_recipe(file.fileno()).get("files", ())))
         except PackedFileError:
             return ()
-
-
-def _is_young(identity: str) -> bool:
-    """Return whether the file changed so recently that a further change might keep its identity."""
-    changed = max(map(int, identity.split()[-2:]))
-    return time.time_ns() - changed < _YOUNG
 
 
 def _megabytes(size: int) -> str:

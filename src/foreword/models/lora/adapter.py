@@ -15,8 +15,8 @@ from foreword.models.naming import interleaved, select_rows, source_of, split_ha
 from foreword.models.spec import DecoderSpec, weight_names
 from foreword.models.weights import Tensor
 
-FileStates = tuple[tuple[str, int, int], ...]
-"""Name, size and time of change of each file."""
+FileStates = tuple[str, ...]
+"""`foreword.models.files.identity_of` each file."""
 
 MAX_RANK = 64
 _TARGET = re.compile(r"layers\.\d+\.(q|k|v|attn_gate|o|gate|up|down)")
@@ -35,12 +35,14 @@ class LoraPair:
 @dataclass(frozen=True, slots=True, eq=False)
 class LoraAdapter:
     """pairs: canonical weight name (`foreword.models.spec.weight_names`) → its change. path: where it was read. files:
-    the states of its files then, see `foreword.models.lora.file_states`.
+    the states of its files then, see `foreword.models.lora.file_states`. content: what only files of equal bytes have,
+    see `Digests.of_files`; b"" unless it is asked for.
     """
 
     path: Path
     pairs: Mapping[str, LoraPair]
     files: FileStates = ()
+    content: bytes = b""
 
 
 def in_halves(adapter: LoraAdapter, spec: DecoderSpec) -> LoraAdapter:

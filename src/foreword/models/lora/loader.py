@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from foreword.errors import ModelError, reason_of
+from foreword.models.digests import Digests
 from foreword.models.families.base import SAFETENSORS_NAMES, Family, Rows
+from foreword.models.files import identity_of
 from foreword.models.lora.adapter import FileStates, LoraAdapter, Module, in_halves, modules_of
 from foreword.models.lora.gguf import read_gguf_lora
 from foreword.models.lora.peft import CONFIG, WEIGHTS, read_peft
@@ -47,19 +49,31 @@ def read_lora_by_names(path: str | Path, layers: Mapping[str, tuple[int, int]]) 
 
 def _read_unchanged(path: Path, read: Callable[[Path], LoraAdapter]) -> LoraAdapter:
     before = file_states(path)
-    adapter = read(path)
-    if file_states(path) != before:
+    adapter = replace(read(path), files=before)
+    _check_unchanged(adapter, path)
+    return adapter
+
+
+def with_content(adapter: LoraAdapter) -> LoraAdapter:
+    """Return an adapter that was just read with what its files contain. ModelError if they have changed."""
+    path = adapter.path
+    files = [(name, path / name) for name in (CONFIG, WEIGHTS)] if path.is_dir() else [("", path)]
+    content = Digests().of_files(files)
+    _check_unchanged(adapter, path)
+    return replace(adapter, content=content)
+
+
+def _check_unchanged(adapter: LoraAdapter, path: Path) -> None:
+    if file_states(path) != adapter.files:
         raise ModelError(f"{path}: was changed while it was read. Load the adapter again")
-    return replace(adapter, files=before)
 
 
 def file_states(path: Path) -> FileStates:
-    """The states of an adapter's files. ModelError if one is missing."""
+    """Return the identities of an adapter's files. ModelError if one is missing."""
     try:
         files = [path / CONFIG, path / WEIGHTS] if path.is_dir() else [path]
-        found = [(file.name, file.stat()) for file in files]
+        return tuple(identity_of(file.stat()) for file in files)
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         name = (error.filename if isinstance(error, OSError) else None) or path
         fix = f"Give a directory with {CONFIG} and {WEIGHTS}, or a .gguf file"
         raise ModelError(f"{name}: cannot be read ({reason_of(error)}). {fix}") from None
-    return tuple((name, status.st_size, status.st_mtime_ns) for name, status in found)

@@ -1,0 +1,92 @@
+"""The SHA-256 of files, computed once for each of their identities, for everything that is kept of a model.
+
+digests/ID    of the file with the identity whose hash is ID; the time of its last change is that of the last use
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable
+from hashlib import sha256
+from pathlib import Path
+
+from foreword.errors import ConfigError, reason_of
+from foreword.models.files import ModelFile
+from foreword.models.registry import cache_dir
+from foreword.ownership import is_own
+
+_DAYS_KEPT = 90  # of digests that are not used
+_YOUNG = 2 * 10**9  # nanoseconds: see `identity_of`
+_SUFFIXES = (".gguf", ".safetensors", ".bin", ".json", ".model", ".pt")  # of the files of a model
+
+
+class Digests:
+    """Digests of files, remembered in the folder "digests" of `cache_dir`, which is made if it is missing.
+
+    A folder that cannot be written costs the next start the time of reading the files.
+    """
+
+    def __init__(self) -> None:
+        self.folder = cache_dir() / "digests"
+
+    def of(self, file: ModelFile) -> str:
+        """Return the digest of a file, in hexadecimal. ModelError if it changes meanwhile."""
+        record = self.folder / sha256(file.identity.encode()).hexdigest()[:32]
+        with contextlib.suppress(OSError):
+            known = record.read_text()
+            if len(known) == 64 and is_own(record.stat()) and is_own(self.folder.stat()):
+                os.utime(record)
+                return known
+        digest = file.sha256()
+        if not is_young(file.identity):
+            with contextlib.suppress(OSError):
+                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if is_own(self.folder.stat()):
+                    write_private(record, digest)
+        return digest
+
+    def of_files(self, files: Iterable[tuple[str, Path]]) -> bytes:
+        """Return 32 bytes that only files with these names and equal contents have. ModelError as `of`."""
+        found = [(name, self.of(ModelFile(path, 0))) for name, path in files]
+        return sha256(repr(found).encode()).digest()
+
+    def prune(self) -> None:
+        """Forget digests that have not been used for long."""
+        oldest = time.time() - _DAYS_KEPT * 86400
+        for record in self.folder.glob("*"):
+            with contextlib.suppress(OSError):
+                if record.stat().st_mtime < oldest:
+                    record.unlink()
+
+
+def model_key(path: Path) -> bytes:
+    """Return 32 bytes that only a model with the same files has: a .gguf file, or those of a directory.
+
+    ConfigError for a model that has no files, ModelError as `Digests.of`.
+    """
+    if path.is_file():
+        return Digests().of_files([("", path)])
+    try:
+        files = sorted(one for one in path.iterdir() if one.suffix in _SUFFIXES)
+    except OSError as error:
+        raise ConfigError(f"cache_dir: {path}: cannot be read ({reason_of(error)})") from None
+    if not files:
+        raise ConfigError(f"cache_dir: {path} holds no files of a model; leave it out")
+    return Digests().of_files((file.name, file) for file in files)
+
+
+def is_young(identity: str) -> bool:
+    """Return whether a file changed so recently that a further change might keep its identity."""
+    changed = max(map(int, identity.split()[-2:]))
+    return time.time_ns() - changed < _YOUNG
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a small file that only this user may read, whole or not at all."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    temporary.replace(path)
