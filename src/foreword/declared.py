@@ -122,9 +122,11 @@ class Declared:
         return str(value)
 
 
-def declared(default: T, help: str, **facts: Any) -> T:
-    """Declare a field. facts: of its row, apart from those that the annotation tells."""
-    return field(default=default, metadata={_KEY: {"help": help, **facts}})
+def declared(default: T, help: str, *, is_shown: bool = True, **facts: Any) -> T:
+    """Declare a field. is_shown: whether the ``repr`` of its owner has it. facts: of its row, apart from those that the
+    annotation tells.
+    """
+    return field(default=default, repr=is_shown, metadata={_KEY: {"help": help, **facts}})
 
 
 def declared_like(owner: Any, name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import reprlib
 from collections.abc import Mapping
 from dataclasses import fields
@@ -25,6 +26,7 @@ class _Short(reprlib.Repr):
             return f"<int of {value.bit_length()} bits>"
 
 
+_SECRET = re.compile(r"(?:^|_)(?:keys?|key_limits?|password|secret|token)$", re.IGNORECASE)
 _SHORT = _Short()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = _SHORT.maxfrozenset = 40
@@ -79,6 +81,11 @@ def shown(value: object) -> str:
     """The beginning of ``repr(value)``, at most 80 characters."""
     text = _SHORT.repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def setting_text(name: str, value: object) -> str:
+    """Return "name=value" for a message, or the name alone if its value may be a secret."""
+    return name if _SECRET.search(name) else f"{name}={shown(value)}"
 
 
 class ConfigError(ForewordError, ValueError):

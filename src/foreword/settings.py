@@ -20,7 +20,7 @@ from functools import cache
 from typing import Any
 
 from foreword.declared import Declared, declarations, declared, declared_like
-from foreword.errors import ConfigError, shown
+from foreword.errors import ConfigError, setting_text
 
 _SIZE = re.compile(r"\s*(\d{1,18})(?:\.(\d{1,18}))?\s*(?:([KMGT])(i?))?B?\s*", re.IGNORECASE)
 
@@ -56,7 +56,7 @@ class Setting(Declared):
             reason = str(error) or f"expected {self.expected}"
         if reason is None:
             return kept
-        raise ConfigError(f"{self.name}={shown(value)}: {reason}")
+        raise ConfigError(f"{setting_text(self.name, value)}: {reason}")
 
 
 def settings_of(owner: type) -> Mapping[str, Setting]:

@@ -155,6 +155,26 @@ def test_an_unknown_option_is_answered_with_the_nearest(run_here, words):
     assert known in error
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('api_key = "s3cret"', "api_key: expected a list"),
+        ('api_keys = ["s3cret"]', "api_keys: unknown setting. Did you mean 'api_key'"),
+        ('admin_key = ["s3cret"]', "admin_key: expected a text or a number"),
+        ('key_limit = ["s3cret"]', "key_limit: number 1: give a key and its limits"),
+        ('hf_token = "s3cret"', "hf_token: unknown setting"),
+        ('[[model]]\nmodel = "a"\napi_key = "s3cret"', "model[0].api_key: unknown setting"),
+    ],
+)
+def test_no_error_of_a_file_has_a_key(run_here, tmp_path, line, words):
+    file = tmp_path / "serve.toml"
+    file.write_text(line)
+    result = run_here("serve", "--config", str(file))
+    assert result.returncode
+    assert words in result.stderr
+    assert "s3cret" not in result.stderr + result.stdout
+
+
 def test_a_variable_of_no_option_is_refused(run_here, monkeypatch):
     monkeypatch.setenv("FOREWORD_EXPLAIN_BUDGT", "3")
     status, _, error = run_here("explain")

@@ -44,6 +44,31 @@ def test_a_wrong_limit_is_refused(text, reason):
         ServerConfig(api_key=("one",), key_limit=(text,))
 
 
+def test_no_error_has_a_key():
+    refused = (
+        (
+            {"api_key": ("one",), "key_limit": ("one share=1", "s3cret share=0")},
+            "key_limit: number 2: share=0: must be",
+        ),
+        ({"key_limit": "s3cret share=1"}, "key_limit: give a list of texts"),
+        ({"key_limit": ("s3cret",)}, "key_limit: number 1: give a key and its limits, such as"),
+        ({"key_limit": ("s3cret share=1",)}, "key_limit: has a key that is not one of api_key"),
+        ({"api_key": "s3cret"}, "api_key: expected"),
+        ({"api_key": ("s3cret", 7)}, "api_key: expected"),
+        ({"api_key": (" s3cret",)}, "api_key: a key begins or ends with a space"),
+        ({"admin_key": ["s3cret"]}, "admin_key: expected"),
+        ({"admin_key": "s3cret\n"}, "admin_key: a key begins or ends with a space"),
+    )
+    for settings, words in refused:
+        with pytest.raises(ConfigError) as error:
+            ServerConfig(**settings)
+        assert str(error.value).startswith(words)
+        assert "s3cret" not in str(error.value)
+    shown = repr(ServerConfig(api_key=("s3cret",), admin_key="s3cret", key_limit=("s3cret share=2",)))
+    assert shown.startswith("ServerConfig(host=")
+    assert "s3cret" not in shown
+
+
 @pytest.mark.parametrize("again", ["one share=2", f"sha256:{ONE} share=2"])
 def test_a_key_with_two_texts_of_limits_is_refused(again):
     with pytest.raises(ConfigError, match="a key is given twice"):

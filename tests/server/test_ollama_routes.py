@@ -67,6 +67,30 @@ def test_a_prompt_is_answered_through_the_template_or_raw(client, server):
     assert stopped.response == "Hello, "
 
 
+def test_num_ctx_bounds_the_prompt_with_its_answer(client):
+    prompt = "x" * 20
+    for limit, length in ((27, 7), (21, 1), (512, len(SCRIPT))):
+        found = client.generate("talker", prompt, raw=True, options={"num_ctx": limit, "num_predict": -1})
+        assert (found.response, found.prompt_eval_count) == (SCRIPT[:length], 20)
+        assert found.done_reason == ("length" if length < len(SCRIPT) else "stop")
+    chat = client.chat("talker", HI, options={"num_ctx": 9, "num_predict": 100})
+    assert (chat.prompt_eval_count, chat.eval_count, chat.done_reason) == (5, 4, "length")
+    for call in (
+        lambda: client.generate("talker", prompt, raw=True, options={"num_ctx": 20}),
+        lambda: client.chat("talker", [{"role": "user", "content": prompt}], options={"num_ctx": 20}, stream=False),
+    ):
+        with pytest.raises(
+            ollama.ResponseError, match=r"options\.num_ctx = 20: the prompt has \d\d tokens or more"
+        ) as error:
+            call()
+        assert error.value.status_code == 400
+    for wrong in (0, -1, 2**40):
+        with pytest.raises(ollama.ResponseError, match=r"options\.num_ctx"):
+            client.generate("talker", "x", options={"num_ctx": wrong})
+    short = client.embed("talker", prompt, options={"num_ctx": 8})
+    assert short.prompt_eval_count == 8  # a text loses its end, as without num_ctx
+
+
 def test_a_format_constrains_the_answer(client):
     schema = {
         "type": "object",

@@ -1,5 +1,6 @@
 """A server of several real models over HTTP: names, states, budgets, adapters, metrics, and unloading under load."""
 
+import asyncio
 import json
 import threading
 import time
@@ -16,7 +17,6 @@ from foreword.engine.footprint import footprint
 from foreword.engine.options import split_options
 from foreword.machine import own_memory_bytes
 from foreword.server import batches
-from foreword.server.batches import UNFINISHED
 from foreword.server.config import ServerConfig
 from foreword.server.run import bound_socket
 from foreword.server.run_several import SeveralServer, several
@@ -135,6 +135,34 @@ def test_an_adapter_of_a_model_that_was_unloaded_answers_as_before(server, model
     assert (after["model"], after["choices"]) == ("law", before["choices"])
     assert server.post("/v1/unload_lora_adapter", {"lora_name": "law"}).status_code == 200
     assert server.post("/v1/completions", ask).status_code == 404
+
+
+def test_an_adapter_s_name_is_that_of_one_model_also_while_it_is_loaded(models, monkeypatch):
+    write_adapter(models["a"].parent / "code", models["a"])
+    settings = {"load_on_demand": True, "adapter_directory": str(models["a"].parent)}
+    with serving_several(rows(models), **settings) as server, ThreadPoolExecutor(1) as pool:
+        for name in "ab":
+            server.post("/v1/completions", {"model": name, "prompt": "x", **GREEDY})
+        engine = server.models.find("a").context.engine
+        gate, begun, load = threading.Event(), threading.Event(), engine.load_lora
+
+        async def load_late(*given):
+            begun.set()
+            await asyncio.to_thread(gate.wait, 20)
+            return await load(*given)
+
+        monkeypatch.setattr(engine, "load_lora", load_late)
+        body = {"lora_name": "code", "lora_path": "code"}
+        first = pool.submit(server.post, "/v1/load_lora_adapter", {"model": "a", **body})
+        assert begun.wait(20)
+        second = server.post("/v1/load_lora_adapter", {"model": "b", **body})
+        pulled = server.post("/api/pull", {"model": "code"})
+        gate.set()
+        assert first.result().status_code == 200
+        assert (second.status_code, "is being loaded" in second.text) == (400, True)
+        assert (pulled.status_code, "is the name of an adapter" in pulled.text) == (400, True)
+        later = server.post("/api/pull", {"model": "code"})
+        assert (later.status_code, "is the name of an adapter of 'a'" in later.text) == (400, True)
 
 
 def test_a_model_that_cannot_be_loaded_answers_with_the_reason_until_it_can(models, tmp_path):
@@ -271,7 +299,7 @@ def test_stored_responses_are_read_and_deleted_without_a_model(models, tmp_path)
 
 def finished(server, batch_id: str) -> dict:
     until = time.monotonic() + PATIENCE
-    while (batch := server.get(f"/v1/batches/{batch_id}").json())["status"] in UNFINISHED:
+    while (batch := server.get(f"/v1/batches/{batch_id}").json())["status"] not in ("completed", "failed"):
         assert time.monotonic() < until
         time.sleep(0.02)
     return batch

@@ -21,7 +21,7 @@ from foreword.cli.terminal import note
 from foreword.declared import Declared
 from foreword.engine.loras import named_paths
 from foreword.engine.options import LLMOptions, executor_settings, option_settings
-from foreword.errors import ConfigError, shown
+from foreword.errors import ConfigError, setting_text
 from foreword.jsonfile import read_bytes
 from foreword.machine import VARIABLE, default_threads, num_processors
 from foreword.names import advice
@@ -154,12 +154,12 @@ def _read_file(context: typer.Context, file: Path | None, *, tables: str | None 
             continue
         if name not in options or name == "config":
             fix = advice(name, options.keys() - {"config"}, f"`{context.command_path} --help` lists the names.")
-            raise ConfigError(f"{file}: {name}={shown(value)}: unknown setting. {fix}")
+            raise ConfigError(f"{file}: {setting_text(name, value)}: unknown setting. {fix}")
         is_list, is_flag = options[name].multiple, options[name].is_flag
         kinds = (list,) if is_list else (str, int, float)
         if not isinstance(value, kinds) or isinstance(value, bool) != is_flag:
             expected = "a list" if is_list else "true or false" if is_flag else "a text or a number"
-            raise ConfigError(f"{file}: {name}={shown(value)}: expected {expected}")
+            raise ConfigError(f"{file}: {setting_text(name, value)}: expected {expected}")
         context.default_map[options[name].name] = value
     return file
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from foreword.batch import Check, KVGroup, SamplingParams
 from foreword.engine.speculation.config import SpeculationConfig
-from foreword.errors import ConfigError, shown
+from foreword.errors import ConfigError, setting_text, shown
 from foreword.names import advice
 from foreword.scheduler import SchedulerConfig
 from foreword.settings import Setting, check_settings, setting, settings_of
@@ -181,7 +181,7 @@ def unknown_option(name: str, value: object, other_names: Iterable[str] = ()) ->
     """Return the error for an option that does not exist."""
     known = {*FLAT, *other_names}
     fix = advice(name, known, "`foreword serve --help` and docs/settings.md list the options.", of_requests=_PARAMS)
-    return ConfigError(f"{name}={shown(value)}: unknown option. {fix}")
+    return ConfigError(f"{setting_text(name, value)}: unknown option. {fix}")
 
 
 def _keeps_none(name: str) -> bool:

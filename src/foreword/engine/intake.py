@@ -115,16 +115,19 @@ class Intake:
         check_options(request_id, options)
         lora, grammar = options.get("lora"), options.get("grammar")
         pooling, cut = None, None
+        limit = min(options.get("max_len") or self._states.max_model_len, self._states.max_model_len)
         if isinstance(params, PoolingParams):
             pooling, sampling = params, self._sampling_of_pooling
             check_pooling(request_id, self._executor, params, self._pooling)
             prompt = self._with_prompt(request_id, prompt, params)
             if params.truncate_prompt_tokens is not None:
-                cut = self._cut_for_pooling(params.truncate_prompt_tokens)
+                cut = self._cut_for_pooling(params.truncate_prompt_tokens, limit)
         else:
             sampling = self._checked_params(request_id, params)
-            cut = self._cut_for_output(request_id, sampling.params)
-        text, tokens, inputs = self._checked_prompt(request_id, prompt, prompt_text, cut, has_output=pooling is None)
+            cut = self._cut_for_output(request_id, sampling.params, limit)
+        text, tokens, inputs = self._checked_prompt(
+            request_id, prompt, prompt_text, cut, limit, has_output=pooling is None
+        )
         if pooling is not None:
             _check_pooled(request_id, pooling, tokens, grammar)
         elif sampling.params.prompt_logprobs is not None and "prompt_embeds" in inputs:
@@ -134,7 +137,7 @@ class Intake:
         if lora is not None:
             self._loras.check(request_id, lora)
         grammar = self._grammar_of(request_id, sampling.params, grammar)
-        max_len = self._max_len(len(tokens), sampling.params) if pooling is None else len(tokens) + 1
+        max_len = _max_len(len(tokens), sampling.params, limit) if pooling is None else len(tokens) + 1
         spans = spans_of(inputs, self._executor)
         salt, num_outputs = options.get("cache_salt"), sampling.params.num_completions
         return RequestGroup(
@@ -199,10 +202,12 @@ class Intake:
         return checked if given.has_mappings else self._checked.keep(given, checked)  # mappings may change
 
     def _checked_prompt(
-        self, request_id: str, prompt: Prompt, text: str | None, cut: Cut | None, *, has_output: bool
+        self, request_id: str, prompt: Prompt, text: str | None, cut: Cut | None, limit: int, *, has_output: bool
     ) -> tuple[str | None, CheckedPrompt, PromptInputs]:
-        """Return the prompt's text if it is known, its checked tokens after a cut, and its other inputs."""
-        limit, of_encoder = self._states.max_model_len, PromptInputs()
+        """Return the prompt's text if it is known, its checked tokens after a cut, and its other inputs. limit: of the
+        tokens with those of the output.
+        """
+        of_encoder = PromptInputs()
         if self._encoder is not None:
             if cut is not None:
                 value, reason = cut.num_kept, "the prompt of an encoder–decoder cannot be cut"
@@ -227,9 +232,9 @@ class Intake:
         )
         return text, tokens, inputs | of_encoder
 
-    def _cut_for_output(self, request_id: str, params: SamplingParams) -> Cut | None:
+    def _cut_for_output(self, request_id: str, params: SamplingParams, limit: int) -> Cut | None:
         """Return the cut that keeps the last tokens of a prompt; None for all of it."""
-        given, limit = params.truncate_prompt_tokens, self._states.max_model_len
+        given = params.truncate_prompt_tokens
         if given is None or given != -1:
             return None if given is None else Cut(given, given, _last)
         num_kept = limit - (params.max_tokens or 1)
@@ -241,9 +246,8 @@ class Intake:
             )  # fmt: skip
         return Cut(num_kept, given, _last)
 
-    def _cut_for_pooling(self, given: int) -> Cut:
+    def _cut_for_pooling(self, given: int, limit: int) -> Cut:
         """Return the cut that keeps the first tokens of a prompt, and the special tokens at its end."""
-        limit = self._states.max_model_len
         num_kept = limit if given == -1 else min(limit, given)
         return Cut(num_kept, num_kept, self._first_and_special)
 
@@ -296,11 +300,6 @@ class Intake:
             grammar = group.grammar if index == 0 or group.grammar is None else group.grammar.copy()
             group.completions.append(Completion(group, index, request, sampling.params, end_ids, make_text, grammar))
         group.num_unfinished = count
-
-    def _max_len(self, num_prompt_tokens: int, params: SamplingParams) -> int:
-        """Number of known tokens at which a request ends."""
-        limit = self._states.max_model_len
-        return limit if params.max_tokens is None else min(limit, num_prompt_tokens + params.max_tokens)
 
     def settle_grammar(self, params: SamplingParams, seconds: float) -> bool:
         """See `Engine.settle_grammar`."""
@@ -376,3 +375,8 @@ def _text_stream(tokenizer: Tokenizer, params: SamplingParams, prompt: I32) -> T
         include_stop=params.include_stop_str_in_output,
         left_out={token_id: text for text, token_id in special.items()} if left_out else None,
     )
+
+
+def _max_len(num_prompt_tokens: int, params: SamplingParams, limit: int) -> int:
+    """Return the number of known tokens at which a request ends."""
+    return limit if params.max_tokens is None else min(limit, num_prompt_tokens + params.max_tokens)

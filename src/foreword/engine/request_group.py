@@ -33,6 +33,7 @@ class RequestOptions(TypedDict, total=False):
     """Options of a request in addition to its prompt and parameters.
 
     priority: smaller first (0). owner, share: whose it is, and the weight of that one, under the fair policy ("", 1.0).
+    max_len: the most tokens of its prompt and its output together; None: max_model_len (None).
     lora: the name of its adapter (None).
     cache_salt: its prefix is shared with equal salts only (None). grammar: every token has to follow it, or for further
         completions its copies (None: what the parameters ask for).
@@ -43,6 +44,7 @@ class RequestOptions(TypedDict, total=False):
     priority: int
     owner: str
     share: float
+    max_len: int | None
     lora: str | None
     cache_salt: str | None
     grammar: Grammar | None

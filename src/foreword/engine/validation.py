@@ -70,6 +70,9 @@ def check_options(request_id: str, options: Mapping[str, object]) -> None:
         raise RequestError(request_id, "owner", owner, "must be a string", "Name whose request it is.")
     if not isinstance(share, int | float) or not 2**-10 <= share <= 2**10:
         raise RequestError(request_id, "share", share, "must be a number from 1/1024 to 1024", "1 is usual.")
+    max_len = options.get("max_len")
+    if max_len is not None and not is_int32(max_len, 1):
+        raise RequestError(request_id, "max_len", max_len, "must be a number of tokens above 0, or None", "Correct it.")
     if cache_salt is not None and not isinstance(cache_salt, str):
         raise RequestError(request_id, "cache_salt", cache_salt, "must be a string or None", "Pass a string, or None.")
 

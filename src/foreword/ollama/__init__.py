@@ -11,6 +11,7 @@ from foreword.ollama.request import (
     parse_embeddings,
     parse_generate,
     parse_model,
+    too_long,
 )
 from foreword.ollama.response import LineStream, answer_body, embed_body, embeddings_body, error_body, line, state_body
 
@@ -32,4 +33,5 @@ __all__ = [
     "parse_generate",
     "parse_model",
     "state_body",
+    "too_long",
 ]

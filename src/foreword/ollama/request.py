@@ -15,7 +15,7 @@ from typing import Any
 from foreword.batch import Origin, PoolingParams, SamplingParams, StructuredOutputs
 from foreword.engine import RequestOptions
 from foreword.engine.chat import ChatOptions
-from foreword.errors import RequestError
+from foreword.errors import ContextLengthError, RequestError
 from foreword.fields import BOOLEAN, INTEGER, NUMBER, OBJECT, STRING, STRINGS, Fields, Neutral, either, list_of, one_of
 from foreword.openai.conversation import Conversation
 from foreword.openai.llama import check_last_n
@@ -62,7 +62,7 @@ _NEUTRAL_OPTIONS: Neutral = {
     "use_mmap": (True,),
     "vocab_only": (False,),
 }
-_NEUTRAL: Neutral = {"logprobs": (False,), "top_logprobs": (0,)}
+_NEUTRAL: Neutral = {"logprobs": (False,), "top_logprobs": (0,), "truncate": (False,), "shift": (False,)}
 _NEUTRAL_GENERATE: Neutral = {**_NEUTRAL, "context": ([],), "template": ("",), "width": (), "height": (), "steps": ()}
 _DURATION = re.compile(r"([+-]?)((?:\d+(?:\.\d*)?(?:ns|us|µs|ms|s|m|h))+)")
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -76,9 +76,9 @@ class GenerateRequest:
     """The body of /api/chat or /api/generate.
 
     chat: the conversation; completion: the prompt, where it is raw or has a suffix. Without both, the model is to be
-    loaded or unloaded. text: of a prompt that a model without a chat template takes as it is. num_ctx: tokens that a
-    request must be able to have. keep_alive: seconds, below 0 for ever; None: as the server has it. of_chat: the answer
-    has a message.
+    loaded or unloaded. text: of a prompt that a model without a chat template takes as it is. num_ctx: the most tokens
+    of the prompt and the answer together, which their options have, too. keep_alive: seconds, below 0 for ever; None:
+    as the server has it. of_chat: the answer has a message.
     """
 
     model: str | None
@@ -95,6 +95,21 @@ class GenerateRequest:
         if has_template or self.text is None:
             return self
         return replace(self, chat=None, completion=self.text)
+
+
+def _of_context(num_ctx: int | None) -> RequestOptions:
+    """Return the options of a request that may have this many tokens."""
+    return RequestOptions() if num_ctx is None else RequestOptions(max_len=num_ctx)
+
+
+def too_long(num_ctx: int, error: ContextLengthError) -> ContextLengthError:
+    """Return the error of a prompt that ``num_ctx`` leaves no room for, in the words of its client."""
+    reason = f"the prompt has {error.num_tokens} tokens or more, and prompts are not cut"
+    fix = f"Give at least {error.num_tokens + 1}, or shorten the prompt."
+    return ContextLengthError(
+        error.request_id, "options.num_ctx", num_ctx, reason, fix,
+        num_tokens=error.num_tokens, longest=error.longest, max_model_len=error.max_model_len,
+    )  # fmt: skip
 
 
 def check_num_ctx(num_ctx: int | None, max_model_len: int) -> None:
@@ -138,6 +153,7 @@ def parse_chat(body: object, suggested: Suggested = NOTHING) -> GenerateRequest:
         messages=conversation.messages,
         params=params,
         chat=ChatOptions(tools=tools, **asked),  # type: ignore[typeddict-item]
+        options=_of_context(num_ctx),
         stream=stream,
         origins={**_OF_CHAT, **conversation.origins},
     )
@@ -165,7 +181,9 @@ def parse_generate(body: object, suggested: Suggested = NOTHING) -> GenerateRequ
             if value:
                 reason = "is given with raw: true" if raw else "is given with a suffix"
                 raise RequestError(None, name, value, reason, "Leave one of them out.")
-        completion = CompletionRequest(model=None, prompts=[prompt], params=params, suffix=suffix, stream=stream)
+        completion = CompletionRequest(
+            model=None, prompts=[prompt], params=params, options=_of_context(num_ctx), suffix=suffix, stream=stream
+        )
     elif prompt or images:
         conversation = Conversation()
         if system:
@@ -178,11 +196,14 @@ def parse_generate(body: object, suggested: Suggested = NOTHING) -> GenerateRequ
             messages=conversation.messages,
             params=params,
             chat=ChatOptions(**asked),  # type: ignore[typeddict-item]
+            options=_of_context(num_ctx),
             stream=stream,
             origins={**_OF_CHAT, **conversation.origins},
         )
         if not system and not images and not asked:
-            text = CompletionRequest(model=None, prompts=[prompt], params=params, stream=stream)
+            text = CompletionRequest(
+                model=None, prompts=[prompt], params=params, options=_of_context(num_ctx), stream=stream
+            )
     request = GenerateRequest(
         model=given.require("model", STRING),
         chat=chat,
@@ -202,11 +223,13 @@ def parse_embed(body: object) -> EmbedRequest:
     given = Fields(body)
     texts = given.require("input", either(STRING, STRINGS))
     cut, dimensions = given.take("truncate", BOOLEAN, True), given.take("dimensions", INTEGER)
+    num_ctx = _num_ctx(given)
     request = EmbedRequest(
         model=given.require("model", STRING),
         prompts=[texts] if isinstance(texts, str) else texts,
         params=_embedding(truncate=cut, dimensions=dimensions or None),
-        num_ctx=_num_ctx(given),
+        options=_of_context(num_ctx),
+        num_ctx=num_ctx,
         keep_alive=_keep_alive(given),
     )
     given.end()
@@ -216,11 +239,13 @@ def parse_embed(body: object) -> EmbedRequest:
 def parse_embeddings(body: object) -> EmbedRequest:
     """The request in a body of /api/embeddings, which has one prompt."""
     given = Fields(body)
+    num_ctx = _num_ctx(given)
     request = EmbedRequest(
         model=given.require("model", STRING),
         prompts=[given.require("prompt", STRING)],
         params=_embedding(truncate=True, dimensions=None),
-        num_ctx=_num_ctx(given),
+        options=_of_context(num_ctx),
+        num_ctx=num_ctx,
         keep_alive=_keep_alive(given),
     )
     given.end()
@@ -276,6 +301,8 @@ def _take_sizes(options: Fields) -> int | None:
     for name, kind in _OF_PROMPTS.items():
         options.take(name, kind)
     found: int | None = options.take("num_ctx", INTEGER)
+    if found is not None and not 1 <= found < 2**31:
+        raise RequestError(None, options.path("num_ctx"), found, "must be a number of tokens above 0", "Correct it.")
     return found
 
 

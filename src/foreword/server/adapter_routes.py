@@ -62,19 +62,20 @@ async def _load(models: Models, request: Request) -> Response:
     engine = context.engine
     name, path, replaces, model = await LOAD_BODY.read(request)
     context.check_model(model)
-    owner = models.owner(name)
-    if owner is not None and owner.context is not context:
-        reason = f"lora_name = {name!r:.80}: is a name of the model {owner.name!r:.80} or of its adapter. Use another"
-        raise HttpError(INVALID, reason, param="lora_name")
-    if not name or name in context.names:
-        raise HttpError(INVALID, f"lora_name = {name!r:.80}: is not free for an adapter", param="lora_name")
-    if name in engine.loras and not replaces:
-        reason = f"lora_name = {name!r:.80}: is loaded already. Use load_inplace: true to replace it"
-        raise HttpError(INVALID, reason, param="lora_name")
-    try:
-        await engine.load_lora(name, _allowed(context.config.adapter_directory, path))
-    except (ConfigError, ModelError) as error:
-        raise HttpError(INVALID, str(error), param="lora_path") from None
+    with models.naming(name):
+        owner = models.owner(name)
+        if owner is not None and owner.context is not context:
+            reason = f"is a name of the model {owner.name!r:.80} or of its adapter. Use another"
+            raise HttpError(INVALID, f"lora_name = {name!r:.80}: {reason}", param="lora_name")
+        if not name or name in context.names:
+            raise HttpError(INVALID, f"lora_name = {name!r:.80}: is not free for an adapter", param="lora_name")
+        if name in engine.loras and not replaces:
+            reason = f"lora_name = {name!r:.80}: is loaded already. Use load_inplace: true to replace it"
+            raise HttpError(INVALID, reason, param="lora_name")
+        try:
+            await engine.load_lora(name, _allowed(context.config.adapter_directory, path))
+        except (ConfigError, ModelError) as error:
+            raise HttpError(INVALID, str(error), param="lora_path") from None
     return reply({"lora_name": name, "loaded": True})
 
 

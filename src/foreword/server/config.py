@@ -40,8 +40,11 @@ def _key_limits(texts: object) -> tuple[str, ...]:
     """Return limits as they are given. ValueError for one that cannot be read."""
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
         raise ValueError("give a list of texts")
-    for text in texts:
-        read_limit(text)
+    for number, text in enumerate(texts, 1):
+        try:
+            read_limit(text)
+        except ValueError as error:  # its text begins with a key
+            raise ValueError(f"number {number}: {error}") from None
     return tuple(texts)
 
 
@@ -94,13 +97,15 @@ class ServerConfig:
     )  # fmt: skip
     replicas: int = setting(1, "Processes that serve the model behind one address.", least=1, most=256)
     router: str = setting("prefix", "Policy that chooses the replica of a request.", choices=tuple(ROUTERS))
-    api_key: tuple[str, ...] = setting((), "Key that requests must have. Repeatable.", value_name="KEY")
+    api_key: tuple[str, ...] = setting((), "Key that requests must have. Repeatable.", value_name="KEY", is_shown=False)
     key_limit: tuple[str, ...] = setting(
         (), "API key, or sha256: and its digest, and what it may use: KEY share=2 requests=4 tokens_per_minute=60000, "
         "or some of these. share: its weight under policy=fair (1). Repeatable.",
-        value_name="LIMITS", convert=_key_limits,
+        value_name="LIMITS", convert=_key_limits, is_shown=False,
     )  # fmt: skip
-    admin_key: str | None = setting(None, "Key for routes that show or change the whole server.", value_name="KEY")
+    admin_key: str | None = setting(
+        None, "Key for routes that show or change the whole server.", value_name="KEY", is_shown=False
+    )
     require_key: bool = setting(False, "Do not start without an API key.")
     cache_by_key: bool = setting(
         False, "Reuse cached prompts only between requests with the same API key, so that no client can learn from "

@@ -13,8 +13,8 @@ import asyncio
 import gc
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from math import ceil
 from pathlib import Path
 from traceback import print_exception
@@ -124,6 +124,7 @@ class Models:
         self.created = int(time.time())
         self.is_closed = False
         self._turn = asyncio.Lock()  # of loading: one model at a time
+        self._naming: set[str] = set()  # names of adapters that are being loaded
         self._ending: set[asyncio.Task[None]] = set()  # of models that are "unloading"
 
     @classmethod
@@ -176,8 +177,29 @@ class Models:
             reason = "the server has the models that it was started with. Start it with --load-on-demand to change them"
             raise HttpError(INVALID, reason, param="model")
 
+    def check_free(self, name: str) -> None:
+        """HttpError for the name of an adapter, which cannot be that of a model too."""
+        owner = self.owner(name)
+        if name in self._naming or (owner is not None and not {name, f"{name}:latest"} & {*owner.served.names}):
+            of = "" if owner is None else f" of {owner.name!r:.80}"
+            reason = f"is the name of an adapter{of}. Unload it first"
+            raise HttpError(INVALID, f"model = {name!r:.80}: {reason}", param="model")
+
+    @contextmanager
+    def naming(self, name: str) -> Iterator[None]:
+        """Within the block an adapter is loaded under this name. HttpError if another one is."""
+        if name in self._naming:
+            reason = f"lora_name = {name!r:.80}: an adapter of this name is being loaded. Try again later"
+            raise HttpError(INVALID, reason, param="lora_name")
+        self._naming.add(name)
+        try:
+            yield
+        finally:
+            self._naming.remove(name)
+
     def add(self, name: str) -> None:
-        """Serve one more model, which is loaded at its first request."""
+        """Serve one more model, which is loaded at its first request. HttpError as `check_free`."""
+        self.check_free(name)
         if all(name not in entry.names for entry in self.entries):
             keep_alive = self.config.model_keep_alive
             served = ServedModel(model=name, names=(name,), options=self._options, keep_alive=keep_alive)

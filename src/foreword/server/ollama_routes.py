@@ -14,6 +14,7 @@ from starlette.responses import Response
 from foreword import __version__
 from foreword.engine import RequestOutput
 from foreword.engine.pooling import PoolingRequestOutput
+from foreword.errors import ContextLengthError
 from foreword.models import registry
 from foreword.models.hub import from_hub
 from foreword.models.ollama_names import from_ollama
@@ -33,6 +34,7 @@ from foreword.ollama import (
     parse_generate,
     parse_model,
     state_body,
+    too_long,
 )
 from foreword.openai.frames import LINES
 from foreword.openai.response import num_values
@@ -62,11 +64,17 @@ LONG = timedelta(days=365 * 100)
 async def _generate(generation: Generation, wanted: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
     context = generation.context
     wanted = _fitted(context, wanted)
-    check_num_ctx(wanted.num_ctx, context.engine.engine.states.max_model_len)
-    if wanted.chat is not None:
-        return await generation.chat(wanted.chat)
-    assert wanted.completion is not None
-    return await completions(generation, wanted.completion)
+    longest = context.engine.engine.states.max_model_len
+    check_num_ctx(wanted.num_ctx, longest)
+    try:
+        if wanted.chat is not None:
+            return await generation.chat(wanted.chat)
+        assert wanted.completion is not None
+        return await completions(generation, wanted.completion)
+    except ContextLengthError as error:
+        if wanted.num_ctx is None or wanted.num_ctx == longest:
+            raise
+        raise too_long(wanted.num_ctx, error) from None
 
 
 def _fitted(context: Context, wanted: GenerateRequest) -> GenerateRequest:
@@ -215,6 +223,7 @@ async def _version(models: Models, request: Request) -> Response:
 async def _pull(models: Models, request: Request) -> Response:
     wanted = await PULL.read(request)
     models.check_changes()
+    models.check_free(wanted.model)
     lines = _pulled(models, wanted.model)
     if wanted.stream:
         return EventStream(lines, silence=models.config.keep_alive, keep_alive=b"", media_type=LINES)
@@ -275,8 +284,9 @@ OPERATIONS = (
         "/api/chat", OfServer(partial(_answer, api=CHAT)), CHAT.body,
         access="key", summary="Answer a conversation (Ollama).",
         details="The answer comes in lines of JSON unless `stream` is false. `options` are those of sampling, and"
-        " `num_ctx` up to the server's `max_model_len`; `format`, `tools`, `think`, `images` and `keep_alive` are"
-        " followed. Without messages the model is loaded, and unloaded if `keep_alive` is 0.",
+        " `num_ctx` bounds the prompt with the answer, up to the server's `max_model_len`; `format`, `tools`, `think`,"
+        " `images` and `keep_alive` are followed. Without messages the model is loaded, and unloaded if `keep_alive` is"
+        " 0.",
         errors=OLLAMA, media_types=(LINES, JSON),
     ),
     Operation(
