@@ -114,12 +114,19 @@ def test_a_value_of_a_file_is_refused_with_the_name_of_the_file(tmp_path):
     (tmp_path / "c.toml").write_bytes(b"\x80")
     (tmp_path / "d.toml").write_text("x = " + "[" * 10_000)
     (tmp_path / "e.toml").write_text("x = " + "9" * 5000)
+    parts = ".".join(["a"] * 100_000)
+    (tmp_path / "f.toml").write_text(f"\n[{parts}]\n" + "".join(f"b{i} = 1\n" for i in range(100_000)))
+    (tmp_path / "g.toml").write_text("x = {" + " . ".join(["'a b'"] * 33) + " = 1}")
+    (tmp_path / "h.toml").write_text("model = '" + ".".join(["a"] * 32) + "/" + "b" * 1_000_000 + "'\nx = 1")
     for name, message in (
         ("a", "a.toml: max_num_seqs='a': expected an integer from 1 to 65536"),
         ("b", "b.toml: not valid TOML (Invalid value (at line 1, column 5))"),
         ("c", "c.toml: not valid TOML (not UTF-8 at byte 0)"),
         ("d", "d.toml: not valid TOML (the values nest too deeply)"),
         ("e", "to increase the limit)"),
+        ("f", "f.toml: not valid TOML (a key of more than 32 parts at line 2)"),
+        ("g", "g.toml: not valid TOML (a key of more than 32 parts at line 1)"),
+        ("h", "h.toml: x=1: unknown setting. `foreword run --help` lists the names."),
     ):
         result = CliRunner().invoke(app, ["run", "hi", "--config", str(tmp_path / f"{name}.toml")])
         assert str(result.exception).endswith(message)
@@ -218,7 +225,7 @@ def test_the_facts_of_a_model_are_whole_lines_in_a_pipe(talker, tmp_path):
         ("simulate --trace two.csv", "two.csv, line 2: 'TIMESTAMP' is missing; docs/simulation.md"),
         ("simulate --trace three.jsonl", "three.jsonl, line 1: "),
         ("serve --media-host http://x", "media_host=['http://x']: give hosts alone"),
-        ("serve --api-key=", "api_key=['']: expected a list of strings, none of them empty"),
+        ("serve --api-key=", "api_key: expected a list of strings, none of them empty"),
         ("run hi -m model.safetensors", "model.safetensors: is a part of a model; give the directory, '.'"),
         ("serve --media-host Example.com", "in lower case"),
         ("serve --cors-origin example.com", "give a scheme and a host in lower case, without a path"),

@@ -47,14 +47,52 @@ print(taken >> 20, memory.needed["process"] >> 20, sum(memory.needed.values()) >
 """
 
 
+LATENT = """
+from dataclasses import replace
+import numpy as np
+from test_llm import tiny_model
+from foreword import LLM, SamplingParams
+from foreword.engine.build import load
+from foreword.engine.config import engine_config
+from foreword.machine import own_memory_bytes
+from foreword.models.spec import MlaSpec, weight_names
+from foreword.models.weights import float_tensor
+
+given = tiny_model((None, None))
+mla = MlaSpec(q_rank=64, kv_rank=256, nope_dim=64, rope_dim=32, value_dim=64)
+layers = tuple(replace(one, rope=replace(one.rope, inv_freq=(0.1,) * 16)) for one in given.spec.layers)
+spec = replace(given.spec, vocab_size=512, hidden_size=64, intermediate_size=64, num_heads=16, num_kv_heads=1,
+               head_dim=mla.rope_dim + mla.kv_rank, max_model_len=600, mla=mla, layers=layers)
+weights = {name: float_tensor(np.full(shape, 0.01, np.float32)) for name, shape in weight_names(spec)}
+given = replace(given, spec=spec, weights=weights)
+settings = {"max_num_seqs": 4, "max_num_batched_tokens": 512, "max_forced_tokens": 0, "num_blocks": 60}
+model = load(given, "native")
+memory = model.memory(model.configured(engine_config(settings)))
+llm = LLM(given, executor="native", **settings)
+before = own_memory_bytes()
+llm.generate(np.random.default_rng(1).integers(1, 512, (1, 512)).tolist(), SamplingParams(max_tokens=1))
+print((own_memory_bytes() - before) >> 20, memory.needed["activations"] >> 20)
+"""
+
+
+def numbers_of(script: str) -> list[int]:
+    """Return what a script prints in a process of its own."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, env=environment)
+    assert run.returncode == 0, run.stderr
+    return list(map(int, run.stdout.split()))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_latent_attention_takes_the_activations_that_are_estimated():
+    taken, activations = numbers_of(LATENT)
+    assert activations * 0.8 <= taken <= activations * 1.1  # some MiB are those of other things
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_process_takes_the_memory_that_is_estimated():
     """Long prompts, and 120 requests at a time, in MiB. The weights are there twice: the model's own, in memory."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", MEASURED]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
-    assert run.returncode == 0, run.stderr
-    taken, process, needed, weights = map(int, run.stdout.split())
+    taken, process, needed, weights = numbers_of(MEASURED)
     assert taken <= needed
     assert taken - process >= (needed - process) / 4
     assert taken - process >= weights

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from foreword import LLM, SamplingParams
-from foreword.errors import ConfigError
+from foreword.errors import ConfigError, ModelError
 from foreword.executors.native import NativeExecutor
 from foreword.executors.packed import parts, store
 from foreword.executors.packed.file import Part
@@ -308,10 +308,12 @@ def test_a_disk_without_room_loses_the_files_that_were_not_used_for_longest(home
 
 def test_a_module_that_replaced_the_loaded_one_names_no_packed_weights(model, home, monkeypatch):
     want = quiet(model, weight_cache_bytes=0)
-    monkeypatch.setattr(parts, "NATIVE_FILE", os.stat(model))
+    monkeypatch.setattr(digests, "NATIVE_FILE", os.stat(model))
     with pytest.warns(UserWarning, match="was replaced since this process started"):
         assert answer(model) == want
     assert not files(home)
+    with pytest.raises(ModelError, match="was replaced since this process started"):
+        answer(model, weight_cache_bytes=0, cache_dir=str(home.parent / "blocks"))
 
 
 def test_the_first_start_reads_a_model_once_for_packed_weights_and_blocks_on_disk(model, tmp_path, monkeypatch):

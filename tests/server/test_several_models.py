@@ -11,7 +11,7 @@ import pytest
 from foreword.errors import ConfigError, ModelError, RequestError
 from foreword.server.config import ServerConfig
 from foreword.server.errors import HttpError
-from foreword.server.models import Models
+from foreword.server.models import Memory, Models
 from foreword.server.served import ServedModel, checked, models_in
 from foreword.server.shared import Shared
 
@@ -27,8 +27,9 @@ class Read:
     loras: dict
 
     @property
-    def num_bytes(self) -> int:
-        return self.files.sizes.get(self.served.names[0], SIZE)
+    def memory(self) -> Memory:
+        size = self.files.sizes.get(self.served.names[0], SIZE)
+        return size if isinstance(size, Memory) else Memory(size)
 
     def load(self):
         name = self.served.names[0]
@@ -61,7 +62,7 @@ class Files:
 
     log: list[str] = field(default_factory=list)
     broken: dict[str, Exception] = field(default_factory=dict)
-    sizes: dict[str, int] = field(default_factory=dict)
+    sizes: dict[str, int | Memory] = field(default_factory=dict)
     gate: threading.Event = field(default_factory=threading.Event)
     running: dict[str, int] = field(default_factory=dict)
     num_ids: int = 0
@@ -186,6 +187,24 @@ def test_a_pinned_model_stays_and_a_model_that_never_fits_is_refused_with_figure
             await files.ask(models, "big")
         assert (error.value.status, error.value.code) == (503, "model_failed")
         assert states(models) == {"a": "loaded", "b": "loaded", "c": "unloaded", "big": "unloaded"}
+
+    run(main())
+
+
+def test_weights_that_models_share_count_once(files):
+    models = files.models("a", "b", "c", "d", ram_budget=270)
+    files.sizes |= {"a": Memory(SIZE, 60, "x"), "b": Memory(SIZE, 60, "x"), "c": Memory(150, 60, "y"), "d": Memory(260)}
+
+    async def main():
+        for name in "ab":
+            await files.ask(models, name)
+        assert (files.log, models.num_bytes) == (["+a", "+b"], 140)
+        await files.ask(models, "c")  # one of the two goes with what it has alone, and then the other one
+        assert (files.log[2:], models.num_bytes) == (["-a", "+c"], 250)
+        await files.ask(models, "a")
+        assert (files.log[4:], models.num_bytes) == (["-b", "+a"], 250)
+        await files.ask(models, "d")
+        assert (files.log[6:], models.num_bytes) == (["-c", "-a", "+d"], 260)
 
     run(main())
 

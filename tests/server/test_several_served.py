@@ -15,7 +15,9 @@ from foreword import LLM, SamplingParams
 from foreword.engine.build import load
 from foreword.engine.footprint import footprint
 from foreword.engine.options import split_options
+from foreword.executors.packed import parts, store
 from foreword.machine import own_memory_bytes
+from foreword.native import available
 from foreword.server import batches
 from foreword.server.config import ServerConfig
 from foreword.server.run import bound_socket
@@ -189,6 +191,24 @@ def test_a_budget_that_is_too_small_for_a_model_is_refused_with_figures(models):
         message = answer.json()["error"]["message"]
         assert "a KV pool of 0.3 MiB and, beside it" in message
         assert "of 0.4 MiB of ram_budget" in message
+
+
+@pytest.mark.skipif(not available(), reason="only the native executor maps weights")
+@pytest.mark.parametrize("are_kept", [True, False])
+def test_two_models_of_one_file_have_its_weights_once(models, tmp_path, monkeypatch, are_kept):
+    monkeypatch.setenv("FOREWORD_HOME", str(tmp_path))
+    monkeypatch.setattr(parts, "LEAST_BYTES", 1)
+    monkeypatch.setattr(store, "_FREE_BYTES", 0)
+    options = {**OPTIONS, "executor": "native", **({} if are_kept else {"weight_cache_bytes": 0})}
+    given = split_options(OPTIONS)
+    size = footprint(load(str(models["a"]), given.executor, given.of_executor), given.config, budget=None)
+    budget = 2 * size.total - size.weights + 1000
+    served = [ServedModel(model=str(models["a"]), names=(name,), options=options) for name in ("one", "two")]
+    with serving_several(served, load_on_demand=True, ram_budget=budget) as server:
+        for name in ("one", "two"):
+            assert server.post("/v1/completions", {"model": name, "prompt": "x", **GREEDY}).status_code == 200
+        assert server.states == {"one": "loaded" if are_kept else "unloaded", "two": "loaded"}
+        assert server.models.num_bytes == (2 * size.total - size.weights if are_kept else size.total)
 
 
 def test_blocks_kept_in_host_memory_are_part_of_a_model_s_memory(models):

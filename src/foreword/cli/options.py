@@ -167,7 +167,12 @@ def _read_file(context: typer.Context, file: Path | None, *, tables: str | None 
 def read_toml(file: Path) -> dict[str, Any]:
     """Return the lines of a TOML file. ConfigError for another file."""
     try:
-        return tomllib.loads(read_bytes(file, ConfigError).decode())
+        text = read_bytes(file, ConfigError).decode()
+        if (long := _LONG_KEY.search(text)) is not None:  # each costs its length in time for each line below it
+            raise ValueError(
+                f"a key of more than {_MOST_PARTS} parts at line {text.count(chr(10), 0, long.start()) + 1}"
+            )
+        return tomllib.loads(text)
     except UnicodeDecodeError as error:
         reason = f"not UTF-8 at byte {error.start}"
     except RecursionError:
@@ -175,6 +180,11 @@ def read_toml(file: Path) -> dict[str, Any]:
     except ValueError as error:  # also an integer of thousands of digits
         reason = str(error)
     raise ConfigError(f"{file}: not valid TOML ({reason})")
+
+
+_MOST_PARTS = 32
+_PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
+_LONG_KEY = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{_MOST_PARTS}}}")
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one result per line.")]

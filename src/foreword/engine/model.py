@@ -73,6 +73,12 @@ class Model(ABC, Generic[L]):
         """
         return None
 
+    def weights_key(self, config: EngineConfig) -> str | None:
+        """Return what tells weights whose memory engines of several models share from others; None if this one's are
+        its own.
+        """
+        return None
+
     @abstractmethod
     def pool(self, config: EngineConfig, memory: HostMemory | None = None) -> PoolSize:
         """Return the KV pool under settings that `configured` returned, within `memory`.
@@ -124,6 +130,10 @@ class DecoderModel(Model[LoadedModel]):
             length=length,
             num_groups=len(self.spec.kv_groups()),
         )
+
+    def weights_key(self, config: EngineConfig) -> str | None:
+        spec = self.spec.for_length(config.max_model_len or self.spec.max_model_len)
+        return self.kind.weights_key(spec, self.weights, self.options)
 
     def pool(self, config: EngineConfig, memory: HostMemory | None = None) -> PoolSize:
         return pool_size(

@@ -28,7 +28,8 @@ from foreword.sampling import Sampled, Sampler, StepSampling
 class HostExecutor(ABC):
     """Implements `Executor` from `compute` and `copy_blocks`, with a `Sampler` of its own.
 
-    A step is computed in `HostStep.result`, by the calling thread.
+    A step is computed in `HostStep.result`, by the calling thread. maps_weights: its weights are in a mapped file, so
+    that executors of the same file share their memory.
     """
 
     capabilities: frozenset[Capability] = frozenset({Capability.GRAMMAR})
@@ -36,6 +37,7 @@ class HostExecutor(ABC):
     extra_size: int = 0
     mrope_dims: int = 0
     reads_gathered_tables: bool = True
+    maps_weights: bool = False
 
     def __init__(self, sampler: Sampler | None = None, *, pooler: Pooler | None = None) -> None:
         """pooler: of the pooling requests, whose hidden states `hidden_states` gives."""

@@ -87,6 +87,12 @@ class ExecutorKind(ABC, Generic[O]):
         """
         return None
 
+    def weights_key(self, spec: DecoderSpec, weights: Weights, options: O) -> str | None:
+        """Return what tells weights whose memory the executors of several models share from others; None if each has
+        its own.
+        """
+        return None
+
     @abstractmethod
     def decoder(
         self, spec: DecoderSpec, weights: Weights, size: PoolSize, pooling: PoolingSpec, options: O
@@ -127,6 +133,11 @@ class NativeKind(ExecutorKind[NativeOptions]):
         from foreword.executors.native import packed_bytes
 
         return HostBytes(packed_bytes(spec, weights, options.weight_format), activation_bytes(spec, num_tokens))
+
+    def weights_key(self, spec: DecoderSpec, weights: Weights, options: NativeOptions) -> str | None:
+        from foreword.executors.native import weights_key
+
+        return weights_key(spec, weights, options)
 
     def decoder(
         self, spec: DecoderSpec, weights: Weights, size: PoolSize, pooling: PoolingSpec, options: NativeOptions

@@ -27,8 +27,13 @@ def activation_bytes(spec: DecoderSpec, num_tokens: int) -> int:
     Per token: four vectors of hidden_size (the residual, a branch, the input of a product, an output); queries, keys
     and values before and after rotation, outputs of attention and their copy for the next product; of each expert of
     the token, or of the one MLP, two vectors of its intermediate_size; of a recurrent layer, four of its channels.
+    With latent attention (`MlaSpec`) each head has its query, its part for Wk_b and a copy of this for the product, the
+    latent query, the one of c's size, its output, latent output, a copy of both for products, and two of its values.
     """
     attention = (4 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    if (mla := spec.mla) is not None:
+        of_head = 3 * spec.head_dim + mla.rope_dim + 3 * mla.nope_dim + 3 * mla.kv_rank + 2 * mla.value_dim
+        attention = spec.num_heads * of_head + 2 * (mla.q_rank + spec.head_dim)
     widest = attention + 2 * spec.intermediate_size
     for layer in spec.layers:
         channels = 0 if layer.recurrent is None else 4 * sum(size for _, size in layer.recurrent.parts)

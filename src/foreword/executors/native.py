@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from hashlib import file_digest
 from math import prod
-from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
@@ -25,10 +23,11 @@ from foreword.executors.key_scales import key_scales
 from foreword.executors.nodes import first_nodes
 from foreword.executors.option_types import NativeKeywords
 from foreword.executors.options import KVFormat, NativeOptions, WeightFormat
-from foreword.executors.packed.parts import AS_IN_FILE, Parts, built
+from foreword.executors.packed.parts import AS_IN_FILE, Parts, built, mapping_key
 from foreword.executors.pool import batch_groups
 from foreword.executors.pooling import Pooler
 from foreword.machine import default_threads
+from foreword.models.digests import native_digest
 from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec
 from foreword.models.quants import Quant
@@ -69,6 +68,16 @@ def packed_format(quant: Quant, weight_format: WeightFormat, *, keep_precise: bo
 def _target_of_heads(target: str) -> str:
     """Return the format of the matrices of single heads, whose products have no integer kernels."""
     return target if target in ("f32", "bf16") else "bf16"
+
+
+def _packed_as(options: NativeOptions) -> str:
+    """Return what a decoder's weights are packed as, besides their format."""
+    return f"decoder{' and scaled keys' if options.kv_format == 'int8' else ''} as"
+
+
+def weights_key(spec: DecoderSpec, weights: Weights, options: NativeOptions) -> str | None:
+    """Return what tells the mapped weights of a decoder from others; None if they are not kept in a file."""
+    return mapping_key(weights, options, spec, _packed_as(options))
 
 
 def packed_bytes(spec: DecoderSpec, weights: Weights, weight_format: WeightFormat) -> int:
@@ -172,9 +181,8 @@ class NativeExecutor(TransferPagedExecutor):
         self.num_blocks, self.block_size = num_blocks, block_size
         self.weight_format, self.kv_format = own.weight_format, own.kv_format
         self.num_groups = len(spec.kv_groups())
-        keys = " and scaled keys" if own.kv_format == "int8" else ""
-        parts = built(lambda: self._new_core(isa, own), self._fill, weights, own, spec, f"decoder{keys} as")
-        self.core = parts.core
+        parts = built(lambda: self._new_core(isa, own), self._fill, weights, own, spec, _packed_as(own))
+        self.core, self.maps_weights = parts.core, parts.is_mapped
         self.isa, self.num_threads = self.core.isa, self.core.num_threads
         super().__init__(
             self.core,
@@ -232,9 +240,7 @@ class NativeExecutor(TransferPagedExecutor):
     @property
     def block_layout(self) -> str:
         """See `TransferExecutor`. Another build of the kernels may round or lay out keys in another way."""
-        with Path(str(native.__file__)).open("rb") as module:
-            build = file_digest(module, "sha256").hexdigest()
-        return f"native {build} {self.isa} weights {self.weight_format} kv {self.kv_format}"
+        return f"native {native_digest()} {self.isa} weights {self.weight_format} kv {self.kv_format}"
 
     def memory_report(self) -> str:
         """Weights and KV pool in one line."""

@@ -12,9 +12,10 @@ from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
 
-from foreword.errors import ConfigError, reason_of
-from foreword.models.files import ModelFile
+from foreword.errors import ConfigError, ModelError, reason_of
+from foreword.models.files import ModelFile, identity_of
 from foreword.models.registry import cache_dir
+from foreword.native import NATIVE_FILE, native
 from foreword.ownership import is_own
 
 _DAYS_KEPT = 90  # of digests that are not used
@@ -59,6 +60,14 @@ class Digests:
             with contextlib.suppress(OSError):
                 if record.stat().st_mtime < oldest:
                     record.unlink()
+
+
+def native_digest() -> str:
+    """Return the digest of the native module that this process runs. ModelError if its file is another one now."""
+    code = ModelFile(Path(str(native.__file__)), 0)
+    if code.identity != identity_of(NATIVE_FILE):
+        raise ModelError(f"{code.path}: was replaced since this process started. Start it again")
+    return Digests().of(code)
 
 
 def model_key(path: Path) -> bytes:

@@ -10,13 +10,15 @@ from typing import Any
 
 from foreword.engine.async_llm import AsyncLLM
 from foreword.engine.build import load
-from foreword.engine.footprint import Footprint, footprint
+from foreword.engine.footprint import footprint
 from foreword.engine.llm import LLM
 from foreword.engine.model import Model
 from foreword.engine.options import LLMOptions, split_options
 from foreword.engine.step_turns import StepTurns
+from foreword.executors.host import HostExecutor
 from foreword.server.config import ENGINE_DEFAULTS, ServerConfig
 from foreword.server.context import Context
+from foreword.server.models import Memory
 from foreword.server.run import notes_of, traces_of, with_slots
 from foreword.server.served import ServedModel
 from foreword.server.shared import Shared
@@ -37,10 +39,11 @@ class Loader:
         size = footprint(model, given.config, budget=self.config.ram_budget, num_models=self.num_models)
         if size.pool and options.get("kv_cache_bytes") is None and options.get("num_blocks") is None:
             options["kv_cache_bytes"] = size.pool
-        return ReadFiles(self, served, model, options, size)
+        key = model.weights_key(model.configured(given.config))
+        return ReadFiles(self, served, model, options, Memory(size.total, size.weights, key))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReadFiles:
     """A model that is read, and the memory that it needs."""
 
@@ -48,11 +51,7 @@ class ReadFiles:
     served: ServedModel
     model: Model[Any]
     options: LLMOptions
-    size: Footprint
-
-    @property
-    def num_bytes(self) -> int:
-        return self.size.total
+    memory: Memory
 
     def load(self) -> Context:
         """Make the engine. Errors are those of `LLM`."""
@@ -60,6 +59,9 @@ class ReadFiles:
         llm = AsyncLLM.of(LLM(self.model, **options), turns=self.loader.turns)
         if slots is not None:
             slots.attach(llm.engine)
+        executor = llm.engine.executor
+        if not (isinstance(executor, HostExecutor) and executor.maps_weights):
+            self.memory = self.memory._replace(key=None)
         name = self.served.names[0]
         for line in notes_of(llm):
             print(f"foreword: {name}: {line}", file=sys.stderr, flush=True)

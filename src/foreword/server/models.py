@@ -13,12 +13,12 @@ import asyncio
 import gc
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from math import ceil
 from pathlib import Path
 from traceback import print_exception
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from foreword.engine.memory import size_text
 from foreword.engine.options import LLMOptions
@@ -37,11 +37,36 @@ State = Literal["loaded", "loading", "unloaded", "unloading"]
 FIRST_LOAD = 5.0  # seconds that a load probably takes, before one is measured
 
 
+class Memory(NamedTuple):
+    """Bytes of a loaded model; weights: those of them that it shares with other models of the same key; None: with
+    none.
+    """
+
+    num_bytes: int
+    weights: int = 0
+    key: str | None = None
+
+
+NO_MEMORY = Memory(0)
+
+
+def total_bytes(models: Iterable[Memory]) -> int:
+    """Return the bytes of several loaded models: of those with equal keys, the weights are there once."""
+    shared: dict[str, int] = {}
+    total = 0
+    for one in models:
+        total += one.num_bytes
+        if one.key is not None:
+            total -= one.weights
+            shared[one.key] = max(one.weights, shared.get(one.key, 0))
+    return total + sum(shared.values())
+
+
 class ReadModel(Protocol):
-    """A model whose files are read. num_bytes: of its memory, once it is loaded."""
+    """A model whose files are read. memory: of it, once it is loaded; `load` may learn that it shares none."""
 
     @property
-    def num_bytes(self) -> int: ...
+    def memory(self) -> Memory: ...
 
     def load(self) -> Context:
         """Make its engine."""
@@ -55,7 +80,7 @@ Reader = Callable[[ServedModel, Mapping[str, str | Path]], ReadModel]
 class ModelEntry:
     """One model of a server.
 
-    context: None unless it is loaded. num_bytes: of its memory while it is loaded, 0 before. num_requests: that use it
+    context: None unless it is loaded. memory: while it is loaded. num_requests: that use it
     or wait until it is loaded. error: why it could not be loaded the last time, "" if it could. keep_alive: seconds.
     used_at: the end of its last request, of `time.monotonic`. num_loads: how often it was loaded. about: what its files
     say, once they were asked.
@@ -64,7 +89,7 @@ class ModelEntry:
     def __init__(self, served: ServedModel, context: Context | None = None) -> None:
         self.served, self.context = served, context
         self.state: State = "unloaded" if context is None else "loaded"
-        self.num_bytes = self.num_requests = self.num_loads = 0
+        self.memory, self.num_requests, self.num_loads = NO_MEMORY, 0, 0
         self.error, self.keep_alive = "", served.keep_alive
         self.used_at = self.began_at = time.monotonic()
         self.load_seconds: float | None = None
@@ -78,6 +103,11 @@ class ModelEntry:
     def path(self) -> Path | None:
         """Its file or directory; None if it is not known to be on this machine."""
         return local_path(self.served.model) if self.context is None else self.context.path
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its memory, with those that it shares; 0 before it is loaded."""
+        return self.memory.num_bytes
 
     @property
     def name(self) -> str:
@@ -153,7 +183,7 @@ class Models:
     @property
     def num_bytes(self) -> int:
         """Bytes of all loaded models, and of the one that is being loaded."""
-        return sum(entry.num_bytes for entry in self.entries)
+        return total_bytes(entry.memory for entry in self.entries)
 
     def find(self, name: str | None) -> ModelEntry:
         """Return the model with this name, or with an adapter of this name; None: the first one. HttpError for another.
@@ -354,33 +384,36 @@ class Models:
             async with self._turn:
                 entry.began_at = time.monotonic()
                 read = await asyncio.to_thread(self._read, entry.served, entry.loras)
-                await self._make_room(entry, read.num_bytes, may_unload=may_unload)
-                entry.num_bytes = read.num_bytes
+                await self._make_room(entry, read.memory, may_unload=may_unload)
+                entry.memory = read.memory
                 entry.context = await asyncio.to_thread(read.load)
+                entry.memory = read.memory
                 entry.load_seconds = time.monotonic() - entry.began_at
         except BaseException:
-            entry.state, entry.num_bytes = "unloaded", 0
+            entry.state, entry.memory = "unloaded", NO_MEMORY
             raise
         entry.state, entry.error = "loaded", ""
         entry.num_loads += 1
 
-    async def _make_room(self, entry: ModelEntry, size: int, *, may_unload: bool) -> None:
-        """Unload models until so many bytes are free: those without requests first, of these the least recently used.
+    async def _make_room(self, entry: ModelEntry, memory: Memory, *, may_unload: bool) -> None:
+        """Unload models until this memory is free: those without requests first, of these the least recently used.
 
         ConfigError, with figures, if models that stay loaded leave too little.
         """
         if self.budget is None:
             return
         kept = [one for one in self.entries if one.num_bytes and (one.served.pin or not may_unload)]
-        if size + sum(one.num_bytes for one in kept) > self.budget:
+        of_kept = total_bytes(one.memory for one in kept)
+        size = total_bytes([*(one.memory for one in kept), memory]) - of_kept
+        if size + of_kept > self.budget:
             held = f", and {', '.join(one.name for one in kept)}, which stay loaded, have" if kept else ""
-            figures = f" {size_text(sum(one.num_bytes for one in kept))}" if kept else ""
+            figures = f" {size_text(of_kept)}" if kept else ""
             fix = "Raise ram_budget, lower kv_cache_bytes, " + ("unpin one" if may_unload else "or give load_on_demand")
             raise ConfigError(
                 f"model {entry.name!r:.80}: needs {size_text(size)}{held}{figures}, of {size_text(self.budget)} that "
                 f"models may use. {fix}"
             )
-        while self.num_bytes + size > self.budget:
+        while total_bytes([*(one.memory for one in self.entries), memory]) > self.budget:
             going = [one for one in self.entries if one.state == "unloading"]
             if going:
                 await going[0].gone.wait()
@@ -414,7 +447,7 @@ class Models:
         await _end(context)
         del context
         await asyncio.to_thread(gc.collect)  # a server collects seldom, and an engine is a circle of references
-        entry.state, entry.num_bytes = "unloaded", 0
+        entry.state, entry.memory = "unloaded", NO_MEMORY
         entry.gone.set()
 
     def _retry_after(self) -> dict[str, str]:

@@ -8,22 +8,21 @@ import warnings
 from collections.abc import Callable
 from importlib import import_module
 from math import prod
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from foreword.arrays import F32, U8
+from foreword.errors import ModelError
 from foreword.executors.options import NativeOptions
 from foreword.executors.packed.file import PackedFile, PackedFileError, Part
 from foreword.executors.packed.store import NotKeptError, PackedStore
-from foreword.models.digests import Digests
+from foreword.models.digests import Digests, native_digest
 from foreword.models.encoder_spec import EncoderSpec
-from foreword.models.files import ModelFile, identity_of
 from foreword.models.quants import Quant
 from foreword.models.spec import DecoderSpec
 from foreword.models.weights import FileWeights, Tensor, Weights
-from foreword.native import NATIVE_FILE, native
+from foreword.native import native
 
 PACKING = 1
 """To be raised when other bytes are packed of equal files, or laid out otherwise, and the native module is the same."""
@@ -67,6 +66,11 @@ class Parts(Generic[C]):
         self._formats: dict[str, str] = {}
         self._arrays: dict[str, Part] = {}  # what was packed and is not in the core
         self._sources: dict[str, tuple[U8, str]] = {}
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether they are in a mapped file, whose memory all processes and engines share."""
+        return self._file is not None
 
     def matrix(self, name: str, target: str) -> int:
         """Add a weight as a matrix in the format ``target``."""
@@ -168,10 +172,8 @@ def built(
         fill(parts)
         return parts
 
-    core = make()
-    size = sum(tensor.stored.nbytes for tensor in weights.values())
-    has_one_team = options.numa_nodes in (None, 1)  # each of several teams has the memory of its node
-    if not isinstance(weights, FileWeights) or not has_one_team or min(options.weight_cache_bytes, size) < LEAST_BYTES:
+    core, size = make(), _size(weights)
+    if not isinstance(weights, FileWeights) or not _are_kept(size, options):
         return filled(core)
     store = PackedStore(options.weight_cache_bytes)
     packed: Parts[C] | None = None
@@ -199,6 +201,23 @@ def built(
     return packed or filled(make())
 
 
+def mapping_key(weights: Weights, options: NativeOptions, spec: DecoderSpec | EncoderSpec, what: str) -> str | None:
+    """Return what tells weights that `built` maps from all others; None for those that it keeps in no file."""
+    if not isinstance(weights, FileWeights) or not _are_kept(_size(weights), options):
+        return None
+    files = [file.identity for file in weights.files]
+    return repr((f"{what} {options.weight_format}", files, spec, sorted(weights.config.items(), key=repr)))
+
+
+def _size(weights: Weights) -> int:
+    return sum(tensor.stored.nbytes for tensor in weights.values())
+
+
+def _are_kept(size: int, options: NativeOptions) -> bool:
+    """Return whether weights of so many bytes are kept: not of several teams, each of which has those of its node."""
+    return options.numa_nodes in (None, 1) and min(options.weight_cache_bytes, size) >= LEAST_BYTES
+
+
 def source_of(tensor: Tensor) -> tuple[U8, str]:
     """Return the weights in a format that the native model reads, and its name."""
     if tensor.quant in AS_IN_FILE:
@@ -212,14 +231,16 @@ def _recipe(weights: FileWeights, spec: DecoderSpec | EncoderSpec, isa: str, wha
     The version is looked up here: the module that has it imports, at last, this one. NotKeptError if the file of the
     native module is not the one that this process runs.
     """
-    code, digests = ModelFile(Path(native.__file__), 0), Digests()
-    if code.identity != identity_of(NATIVE_FILE):
-        raise NotKeptError(f"{code.path} was replaced since this process started")
+    try:
+        code = native_digest()
+    except ModelError as error:
+        raise NotKeptError(str(error)) from None
+    digests = Digests()
     config = json.dumps(weights.config, sort_keys=True, default=repr)
     return {
         "packing": PACKING,
         "foreword": import_module("foreword").__version__,
-        "native": digests.of(code),
+        "native": code,
         "isa": isa,
         "what": what,
         "files": [digests.of(file) for file in weights.files],
