@@ -43,10 +43,11 @@ void bind_model(nb::module_ &m) {
   nb::class_<ModelInputs>(m, "ModelInputs", "The arrays of steps that CpuModel.step reads, taken once.")
       .def(nb::init<const Array1<int32_t> &, const Array1<int64_t> &, const Array1<int32_t> &, const Array1<int32_t> &,
                     const Array1<int32_t> &, const Array1<int64_t> &, const std::vector<Array1<int64_t>> &,
-                    const std::vector<Array2<int32_t>> &>(),
+                    const std::vector<Array2<int32_t>> &, const Array1<int32_t> &, const Array1<int32_t> &>(),
            "input_ids"_a.noconvert(), "positions"_a.noconvert(), "query_start_loc"_a.noconvert(),
            "seq_lens"_a.noconvert(), "idx_mapping"_a.noconvert(), "logits_indices"_a.noconvert(),
-           "slot_mapping"_a.noconvert(), "block_tables"_a.noconvert());
+           "slot_mapping"_a.noconvert(), "block_tables"_a.noconvert(), "num_draft_tokens"_a.noconvert(),
+           "num_accepted_tokens"_a.noconvert());
   nb::class_<CpuModel>(m, "CpuModel",
                        "A decoder's packed weights, its KV pool and threads. See foreword.executors.native.")
       .def(

@@ -23,6 +23,7 @@ struct ModelInputs {
   const Array1<int64_t> logits_indices;
   const std::vector<Array1<int64_t>> slot_mapping;
   const std::vector<Array2<int32_t>> block_tables;
+  const Array1<int32_t> num_draft_tokens, num_accepted_tokens;
   nb::object logits = {};  // the array of the last step's logits, with its address and length
   const float *logits_at = nullptr;
   int num_logits = 0;
@@ -196,6 +197,8 @@ class CpuModel {
                     .query_start_loc = at_least(inputs.query_start_loc, b + 1, "query_start_loc"),
                     .seq_lens = at_least(inputs.seq_lens, b, "seq_lens"),
                     .idx_mapping = at_least(inputs.idx_mapping, b, "idx_mapping"),
+                    .num_draft_tokens = at_least(inputs.num_draft_tokens, b, "num_draft_tokens"),
+                    .num_accepted_tokens = inputs.num_accepted_tokens.data(),
                     .logits_indices = at_least(logits_indices ? *logits_indices : inputs.logits_indices, l,
                                                "logits_indices"),
                     .greedy = greedy,
@@ -222,6 +225,8 @@ class CpuModel {
                            in_range(int64_t(table.shape(0)), 0, INT32_MAX, "the rows of a block table"),
                            in_range(int64_t(table.shape(1)), 0, INT32_MAX, "the columns of a block table"),
                            g < recurrent_groups_.size() && recurrent_groups_[g]});
+      const ForwardInput::Group &group = in.groups.back();
+      if (group.recurrent) at_least(inputs.num_accepted_tokens, group.num_rows, "num_accepted_tokens");
     }
     const float *logits = alone([&] { return forward_->run(in); });
     if (!inputs.logits.is_valid() || inputs.logits_at != logits || inputs.num_logits != l) {

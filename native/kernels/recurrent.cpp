@@ -37,6 +37,7 @@ FW_INLINE void scan_columns(const StateScan &s, int column) {
   const size_t row = size_t(s.padded_value_dim);
   float *state = s.state + column;
   for (int t = 0; t < s.num_tokens; ++t) {
+    const float *before = t == 0 ? s.before + column : state;
     const float *q = s.q + size_t(t) * s.stride, *k = s.k + size_t(t) * s.stride;
     const F32 decay = set1(s.decay[size_t(t) * s.scalar_stride]), write = set1(s.write[size_t(t) * s.scalar_stride]);
     F32 v[N], added[N], out[N];
@@ -45,7 +46,7 @@ FW_INLINE void scan_columns(const StateScan &s, int column) {
     if (s.gated_delta) {
       for (int i = 0; i < s.key_dim; ++i) {
         const F32 key = set1(k[i]);
-        FW_UNROLL for (int n = 0; n < N; ++n) out[n] = fma(key, load(state + size_t(i) * row + n * kLanes), out[n]);
+        FW_UNROLL for (int n = 0; n < N; ++n) out[n] = fma(key, load(before + size_t(i) * row + n * kLanes), out[n]);
       }
       FW_UNROLL for (int n = 0; n < N; ++n) {
         added[n] = mul(write, sub(v[n], mul(decay, out[n])));
@@ -60,9 +61,9 @@ FW_INLINE void scan_columns(const StateScan &s, int column) {
     for (int i = 0; i < s.key_dim; ++i) {
       const F32 key = set1(k[i]), query = set1(q[i]);
       FW_UNROLL for (int n = 0; n < N; ++n) {
-        float *at = state + size_t(i) * row + n * kLanes;
-        const F32 value = fma(key, added[n], mul(decay, load(at)));
-        store(at, value);
+        const size_t at = size_t(i) * row + size_t(n * kLanes);
+        const F32 value = fma(key, added[n], mul(decay, load(before + at)));
+        store(state + at, value);
         out[n] = fma(query, value, out[n]);
       }
     }
@@ -89,9 +90,9 @@ void convolve(const Convolution &c) {
     }
   }
   for (int i = 0; i < before; ++i) {
-    float *past = c.past + size_t(i) * c.channel_stride;
-    const float *last = input(c.num_tokens - before + i);
-    for (int channel = c.begin; channel < c.end; channel += kLanes) store(past + channel, load(last + channel));
+    float *last = c.last + size_t(i) * c.channel_stride;
+    const float *from = input(c.num_tokens - before + i);
+    for (int channel = c.begin; channel < c.end; channel += kLanes) store(last + channel, load(from + channel));
   }
 }
 

@@ -35,7 +35,8 @@ struct RecurrentConfig {
 // The causal convolution of consecutive tokens of one request, for the channels [begin, end), whole vectors.
 struct Convolution {
   const float *in;        // [num_tokens], rows in_stride apart
-  float *past;            // [kernel − 1][channel_stride], the inputs before `in`; replaced by the last inputs
+  const float *past;      // [kernel − 1][channel_stride], the inputs before `in`
+  float *last;            // the same after `in`; may be `past`
   const float *weights;   // [kernel][channel_stride]
   const float *bias;      // [channel_stride], or null
   float *out;             // [num_tokens][channel_stride]: silu of the sums, or the sums
@@ -48,7 +49,8 @@ struct Convolution {
 struct StateScan {
   bool gated_delta;
   int num_tokens, key_dim, value_dim, padded_value_dim;
-  float *state;              // [key_dim][padded_value_dim], read and written
+  const float *before;       // [key_dim][padded_value_dim], the state before the first token
+  float *state;              // the state after the last one; may be `before`
   const float *q, *k, *v;    // of the first token; rows `stride` apart
   const float *decay, *write;  // of the first token, `scalar_stride` apart
   float skip;                // of mamba2

@@ -161,6 +161,8 @@ class ModelInputs:
         logits_indices: I64,
         slot_mapping: Sequence[I64],
         block_tables: Sequence[I32],
+        num_draft_tokens: I32,
+        num_accepted_tokens: I32,
     ) -> None: ...
 
 class CpuModel:

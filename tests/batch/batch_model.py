@@ -13,7 +13,7 @@ class Group:
     block_size: int
     window: int | None = None
     ranks: tuple[int, int, int] | None = None  # size, rank, interleave of a group spread over ranks
-    state_of: int | None = None  # a recurrent group: one entry covers this many positions, and none has a slot
+    state_of: int | None = None  # a recurrent group: entry 0 covers this many positions, and none has a slot
     kernel_block_size: int | None = None
 
     @property
@@ -80,6 +80,8 @@ class Model:
     requests: dict[str, Request] = field(default_factory=dict)
 
     def width(self, g: int) -> int:
+        if self.groups[g].state_of is not None:
+            return 1 + self.max_drafts  # a state after each draft, and one before them
         return -(-self.max_model_len // self.groups[g].span)
 
     # -- one step ----------------------------------------------------------------------------------------------

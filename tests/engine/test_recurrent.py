@@ -1,12 +1,13 @@
 """Models with recurrent layers: requests start from snapshots of others, and get the tokens that they get alone."""
 
 import pytest
-from engine_rig import OnStep, make_engine, run
+from engine_rig import Guesser, OnStep, make_engine, run
 from oracle_model import OracleExecutor, plain_output
 
-from foreword.batch import KVGroup, RequestStates, SamplingParams
-from foreword.engine.speculation import DraftModelDrafter, SpeculationConfig
+from foreword.batch import KVGroup, SamplingParams
+from foreword.engine.speculation import SpeculationConfig
 from foreword.errors import ConfigError
+from foreword.executors import Capability
 
 GROUPS = {
     "states": [KVGroup(4, recurrent=True)],
@@ -155,17 +156,60 @@ def test_chunks_end_where_states_are_kept_and_nowhere_without_caching():
     assert chunks(prefix_caching=False) == chunks(chunked_prefill=False) == [20, 19]
 
 
-def test_speculation_is_refused():
-    with pytest.raises(ConfigError, match="recurrent"):
-        make_engine(groups=GROUPS["hybrid"], speculation=SpeculationConfig())
-    states = RequestStates(max_num_reqs=2, max_model_len=8, vocab_size=30, kv_groups=[KVGroup(4)])
-    groups = [KVGroup(4, recurrent=True)]
-    with pytest.raises(ConfigError, match="draft model with a recurrent"):
-        DraftModelDrafter(
-            states,
-            OracleExecutor(30, groups, 8),
-            kv_groups=groups,
-            num_blocks=8,
-            max_num_batched_tokens=8,
-            relative_cost=0.1,
+@both
+@kinds
+@pytest.mark.parametrize("drafter", [None, Guesser])
+def test_drafts_change_no_token(kind, drafter, async_scheduling):
+    """With hits, chunks, and pools in which there is no room for the states after drafts."""
+    method = "ngram" if drafter is None else "custom"
+    config = SpeculationConfig(method=method, num_tokens=3, min_match=1, adaptive=False)
+    prompts = {str(i): [1, 2, 3, 4, 5, 6, 7, 8, 9, 10][: 3 + i] + [i] * (i % 4) for i in range(6)}
+    for blocks in (150, 30):
+        engine = make_engine(
+            groups=GROUPS[kind], blocks=blocks, async_scheduling=async_scheduling, speculation=config, drafter=drafter
         )
+        for params in (SamplingParams(temperature=0.0, max_tokens=30), SamplingParams(temperature=0.0, max_tokens=7)):
+            for name, prompt in prompts.items():
+                engine.add_request(name, prompt, params)
+            outputs = run(engine)
+            for name, prompt in prompts.items():
+                assert outputs[name].outputs[0].token_ids == alone(prompt, params.max_tokens)
+        stats = engine.speculation.stats
+        assert blocks == 30 or 0 < stats.num_accepted < stats.num_drafted
+        engine.close()
+
+
+@both
+def test_sampled_tokens_are_those_without_drafts(async_scheduling):
+    config = SpeculationConfig(method="custom", num_tokens=3, adaptive=False)
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=30)
+    found = []
+    for options in ({}, {"speculation": config, "drafter": Guesser}):
+        engine = make_engine(groups=GROUPS["hybrid"], blocks=100, async_scheduling=async_scheduling, **options)
+        engine.add_request("a", [1, 2, 3], params)
+        found.append(run(engine)["a"].outputs[0].token_ids)
+        engine.close()
+    assert found[0] == found[1]
+    assert engine.speculation.stats.num_accepted
+
+
+def test_states_after_drafts_take_blocks_only_while_there_are_drafts():
+    groups, most = GROUPS["states"], []
+    config = SpeculationConfig(method="custom", num_tokens=4, adaptive=False)
+    engine = make_engine(groups=groups, speculation=config, drafter=Guesser, prefix_caching=False)
+    engine.observers.add(OnStep(lambda plan, batch: most.append(int(engine.states.block_tables[0].num_blocks.max()))))
+    engine.add_request("a", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=1))
+    run(engine)
+    assert max(most) == 1
+    engine.add_request("b", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=8))
+    run(engine)
+    assert max(most) == 5
+
+
+def test_an_executor_that_keeps_no_states_after_drafts_is_refused():
+    class Plain(OracleExecutor):
+        capabilities = OracleExecutor.capabilities - {Capability.DRAFTED_STATES}
+
+    make_engine(groups=GROUPS["hybrid"], executor=Plain)
+    with pytest.raises(ConfigError, match=r"speculation: Plain .*DRAFTED_STATES"):
+        make_engine(groups=GROUPS["hybrid"], executor=Plain, speculation=SpeculationConfig())

@@ -5,7 +5,7 @@ import pytest
 from engine_rig import Guesser, OnStep, V, make_engine, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle_model import OracleExecutor
+from oracle_model import START, OracleExecutor, following, logits_after, plain_output
 
 from foreword.batch import KVGroup, NewRequest, RequestStates, SamplingParams
 from foreword.engine.speculation import (
@@ -16,6 +16,7 @@ from foreword.engine.speculation import (
     SpeculationStats,
 )
 from foreword.errors import ConfigError
+from foreword.executors import Capability
 
 
 def states_with(sequences: list[tuple[list[int], list[int]]], D: int = 4) -> RequestStates:
@@ -171,6 +172,76 @@ def test_a_draft_model_equal_to_the_target_is_always_right(temperature: float):
     assert with_drafts == without
     assert engine.speculation.stats.acceptance_rate == 1.0
     assert engine.executor.num_steps < 10
+
+
+class Uncertain(OracleExecutor):
+    """A draft model that is right two times of three."""
+
+    def logits_after(self, prefixes):
+        return super().logits_after(np.where(prefixes % np.uint64(3), prefixes, prefixes + np.uint64(1)))
+
+
+def uncertain_output(tokens: list[int], length: int) -> list[int]:
+    prefix = START
+    for token in tokens:
+        prefix = following(prefix, token)
+    out: list[int] = []
+    while len(out) < length:
+        out.append(int(logits_after(prefix if prefix % 3 else prefix + 1, V).argmax()))
+        prefix = following(prefix, out[-1])
+    return out
+
+
+@pytest.mark.parametrize("groups", [[KVGroup(4)], [KVGroup(4), KVGroup(4, recurrent=True), KVGroup(2, recurrent=True)]])
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_draft_model_drafts_what_it_says_after_the_known_tokens_whatever_was_rejected(groups, adaptive):
+    """Also where other steps had no drafts, and so the tokens after rejected ones were not followed."""
+    proposed = []
+
+    class Recorded(DraftModelDrafter):
+        def propose(self, rows, most):
+            if len(proposed) % 4 == 2:
+                most = np.zeros_like(most)
+            drafts = super().propose(rows, most)
+            texts = [self.target.token_ids[row, : self.target.num_tokens[row]].tolist() for row in rows]
+            proposed.append(
+                [(text, [d for d in got if d >= 0]) for text, got in zip(texts, drafts.tolist(), strict=True)]
+            )
+            return drafts
+
+    def drafter(states):
+        return Recorded(
+            states,
+            Uncertain(V, groups, 80),
+            kv_groups=groups,
+            num_blocks=80,
+            max_num_batched_tokens=16,
+            relative_cost=0.1,
+        )
+
+    config = SpeculationConfig(method="draft_model", model="x", num_tokens=4, adaptive=adaptive)
+    engine = make_engine(speculation=config, drafter=drafter, blocks=150, groups=groups)
+    for i in range(3):
+        engine.add_request(str(i), list(range(1, 9 + i)), SamplingParams(temperature=0.0, max_tokens=30))
+    for name, output in run(engine).items():
+        assert output.outputs[0].token_ids == plain_output(
+            list(range(1, 9 + int(name))), lambda logits, position: logits.argmax(), 30, V
+        )
+    found = [(text, drafts) for step in proposed for text, drafts in step if drafts]
+    assert len(found) > 20
+    assert all(drafts == uncertain_output(text, len(drafts)) for text, drafts in found)
+    assert 0 < engine.speculation.stats.num_accepted < engine.speculation.stats.num_drafted
+
+
+def test_a_draft_model_whose_executor_keeps_no_states_after_drafts_is_refused():
+    class Plain(OracleExecutor):
+        capabilities = OracleExecutor.capabilities - {Capability.DRAFTED_STATES}
+
+    groups = [KVGroup(4, recurrent=True)]
+    states = RequestStates(max_num_reqs=2, max_model_len=8, vocab_size=30, kv_groups=[KVGroup(4)])
+    sizes = {"num_blocks": 8, "max_num_batched_tokens": 8, "relative_cost": 0.1}
+    with pytest.raises(ConfigError, match=r"draft model .* Plain cannot restore .*DRAFTED_STATES"):
+        DraftModelDrafter(states, Plain(30, groups, 8), kv_groups=groups, **sizes)
 
 
 def test_a_draft_model_without_room_drafts_nothing_and_changes_nothing():

@@ -58,11 +58,12 @@ class Driver:
         )
         self.free = np.random.default_rng(1).permutation(np.arange(1, num_blocks)).tolist()
 
-    def add(self, name: str, tokens: Sequence[int], lora_id: int = 0) -> None:
-        """A request whose tokens are all known; blocks for all of them, in random order."""
+    def add(self, name: str, tokens: Sequence[int], lora_id: int = 0, more: int = 0) -> None:
+        """A request whose tokens are all known; blocks for all of them and ``more``, in random order."""
+        length = len(tokens) + more
         blocks = [
-            [self.free.pop() for _ in range(-(-len(tokens) // table.tokens_per_block))]
-            for table in self.states.block_tables
+            [self.free.pop() for _ in range(t.width if t.group.recurrent else -(-length // t.tokens_per_block))]
+            for t in self.states.block_tables
         ]
         self.states.add_request(NewRequest(name, prompt_token_ids=list(tokens), block_ids=blocks, lora_id=lora_id))
 
@@ -92,6 +93,9 @@ INPUTS = (
 
 
 def step_of(core, **arguments):
-    """A step of the native model from arrays by name: those of `INPUTS` are its inputs."""
-    inputs = _native.ModelInputs(**{name: arguments.pop(name) for name in INPUTS})
+    """A step of the native model without drafts, from arrays by name: those of `INPUTS` are its inputs."""
+    given = {name: arguments.pop(name) for name in INPUTS}
+    rows = max((len(table) for table in given["block_tables"]), default=0)
+    drafts = {"num_draft_tokens": np.zeros(len(given["seq_lens"]), np.int32)}
+    inputs = _native.ModelInputs(**given, **drafts, num_accepted_tokens=np.ones(rows, np.int32))
     return core.step(inputs, **arguments)

@@ -242,7 +242,8 @@ def test_weights_and_layers():
         slots, table = np.arange(16, 20), np.array([[1]], np.int32)
         counts = [np.array(values, np.int32) for values in ([0, 4], [4], [0])]
         ids = np.arange(4, dtype=np.int32)
-        inputs = _native.ModelInputs(ids, np.arange(4), *counts, np.array([3]), [slots], [table])
+        drafts = [np.array(values, np.int32) for values in ([0], [1])]
+        inputs = _native.ModelInputs(ids, np.arange(4), *counts, np.array([3]), [slots], [table], *drafts)
         model.step(inputs, 4, 1, 1)
 
     assert 0 < calls(1500, build) < 1500
@@ -263,7 +264,8 @@ def test_a_model_is_complete_before_it_runs_and_fixed_after(driver):
     model = _native.CpuModel(**MODEL)
     with pytest.raises(ValueError, match="embedding"):
         model.finish(0, -1, 0)
-    inputs = _native.ModelInputs(*[np.zeros(0, t) for t in ("i4", "i8", "i4", "i4", "i4", "i8")], [], [])
+    arrays = [np.zeros(0, t) for t in ("i4", "i8", "i4", "i4", "i4", "i8")]
+    inputs = _native.ModelInputs(*arrays, [], [], *np.zeros((2, 0), "i4"))
     with pytest.raises(ValueError, match="finish"):
         model.step(inputs, 0, 0, 0)
     core = driver.executor.core

@@ -1,17 +1,16 @@
 """Recurrent layers in every executor, against a plain loop over tokens in float64, and in an engine."""
 
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
 from kernel_driver import Driver
 from kernel_reference import SPECS, Reference, fp32_error, random_weights, relative_error, tiny_spec
 
-from foreword.batch import BlockOps, SamplingParams
+from foreword.batch import BlockOps, SamplingParams, prepare_inputs
 from foreword.engine import Engine
 from foreword.engine.config import engine_config
 from foreword.engine.speculation import SpeculationConfig
-from foreword.errors import ConfigError
 from foreword.executors.pool import batch_groups
 from models.running import EXECUTORS
 
@@ -26,9 +25,11 @@ def executor_of(kind: str, spec, weights, num_blocks: int = NUM_BLOCKS):
     return EXECUTORS[kind](spec, weights, num_blocks=num_blocks, block_size=BLOCK_SIZE, **threads)
 
 
-def driver(kind: str, name: str) -> Driver:
+def driver(kind: str, name: str, **options) -> Driver:
     spec = SPECS[name]
-    return Driver(spec, WEIGHTS[name], num_blocks=NUM_BLOCKS, executor=executor_of(kind, spec, WEIGHTS[name]))
+    return Driver(
+        spec, WEIGHTS[name], num_blocks=NUM_BLOCKS, executor=executor_of(kind, spec, WEIGHTS[name]), **options
+    )
 
 
 WEIGHTS = {name: random_weights(SPECS[name]) for name in HYBRIDS}
@@ -86,7 +87,44 @@ def test_a_copied_block_continues_with_its_state(kind, name):
     np.testing.assert_array_equal(again.step({"b": 1})["b"], want)
 
 
-def engine_of(kind: str, name: str, *, num_blocks: int = NUM_BLOCKS, **config) -> Engine:
+@every
+@kinds
+def test_a_step_after_rejected_drafts_continues_from_the_state_of_the_last_accepted_one(kind, name):
+    """Of "a", so many drafts are right as `accepted` says, in turn; "b" has none, or none that is right."""
+    run, most, done = driver(kind, name, max_num_draft_tokens=4), 4, {"a": 30, "b": 1}
+    for request, count in done.items():
+        run.add(request, TOKENS[:count], more=50)
+    run.states.commit(prepared(run, {}), {"a": TOKENS[30:31], "b": TOKENS[1:2]})
+    for step, accepted in enumerate([0, 4, 2, 1, 0, 0, 3, 4, 4, 1]):
+        right = {"a": accepted, "b": 0}
+        counts = {"a": min(accepted + step % 2, most), "b": step % 3}
+        drafts = {}
+        for request, count in counts.items():
+            known, rows = done[request] + 1, right[request]
+            drafts[request] = [*TOKENS[known : known + rows], *[(t + 1) % 301 for t in TOKENS[known + rows :]]][:count]
+        batch = prepared(run, drafts)
+        logits = np.split(run.executor.compute(batch, batch.logits_indices).copy(), batch.cu_num_logits[1:-1])
+        for request, rows in zip("ab", logits, strict=True):
+            for i in range(right[request] + 1):
+                assert relative_error(rows[i], WANT[name][done[request] + i]) < fp32_error(SPECS[name])
+        sampled = {r: TOKENS[done[r] + 1 : done[r] + right[r] + 2] for r in "ab"}
+        run.states.commit(batch, sampled)
+        done = {request: done[request] + right[request] + 1 for request in "ab"}
+
+
+def prepared(run: Driver, drafts: dict[str, list[int]]):
+    """A step of all tokens of both requests that are known and not computed, and of these drafts."""
+    left = {r: int(run.states.num_tokens[row] - run.states.num_computed_tokens[row])
+            for r in "ab" for row in [run.states.row_of(r)]}  # fmt: skip
+    plan = {request: count + len(drafts.get(request, [])) for request, count in left.items()}
+    gather = run.executor.reads_gathered_tables
+    batch = prepare_inputs(run.states, plan, run.buffers, draft_tokens=drafts or None, gather_block_tables=gather)
+    if not drafts:
+        run.executor.compute(batch, batch.logits_indices)
+    return batch
+
+
+def engine_of(kind: str, name: str, *, num_blocks: int = NUM_BLOCKS, drafter=None, **config) -> Engine:
     spec = SPECS[name]
     return Engine(
         executor_of(kind, spec, WEIGHTS[name], num_blocks),
@@ -95,6 +133,7 @@ def engine_of(kind: str, name: str, *, num_blocks: int = NUM_BLOCKS, **config) -
         kv_groups=batch_groups(spec, BLOCK_SIZE),
         num_blocks=num_blocks,
         config=engine_config({"block_size": BLOCK_SIZE, "check": "full", **config}),
+        drafter=drafter,
     )
 
 
@@ -158,9 +197,40 @@ def test_a_prefix_hit_continues_from_a_kept_state_with_equal_tokens(kind, name):
     assert third.outputs[0].token_ids == alone.outputs[0].token_ids
 
 
-def test_drafts_are_refused():
-    with pytest.raises(ConfigError, match="recurrent"):
-        engine_of("numpy", "mamba2", speculation=SpeculationConfig())
+class Recalled:
+    """A drafter that knows the outputs, of which it makes some wrong."""
+
+    relative_cost = 0.0
+
+    def __init__(self, outputs: dict[str, list[int]], states) -> None:
+        prompts = prompts_of(5)
+        self.texts, self.states = [prompts[name] + output for name, output in outputs.items()], states
+
+    def propose(self, rows, most):
+        drafts = np.full((len(rows), self.states.max_num_draft_tokens), -1, np.int32)
+        for i, row in enumerate(rows.tolist()):
+            known = self.states.token_ids[row, : self.states.num_tokens[row]].tolist()
+            text = next(text for text in self.texts if text[: len(known)] == known)
+            for j, token in enumerate(text[len(known) : len(known) + int(most[i])]):
+                drafts[i, j] = token if (len(known) + j) % 4 else 3
+        return drafts
+
+
+@every
+@kinds
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_drafts_change_no_token(kind, name, async_scheduling):
+    prompts, want = prompts_of(5), tokens_alone(kind, name)
+    config = {
+        "drafter": partial(Recalled, want),
+        "speculation": SpeculationConfig(method="custom", num_tokens=3, adaptive=False),
+        "async_scheduling": async_scheduling,
+    }
+    for options in ({}, {"max_num_batched_tokens": 9}, {"num_blocks": 14}):
+        engine = engine_of(kind, name, **options, **config)
+        assert tokens_of(run(engine, prompts)) == want
+        stats = engine.speculation.stats
+        assert 0 < stats.num_accepted < stats.num_drafted or options == {"num_blocks": 14}
 
 
 def test_groups_hold_layers_of_one_kind():

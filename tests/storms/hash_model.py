@@ -40,7 +40,9 @@ def logits_after(table: np.ndarray, prefixes: np.ndarray) -> np.ndarray:
 
 
 class HashExecutor(HostExecutor):
-    capabilities = frozenset({Capability.RECURRENT_STATE, Capability.GRAMMAR, Capability.BLOCK_TRANSFER})
+    capabilities = frozenset(
+        {Capability.RECURRENT_STATE, Capability.DRAFTED_STATES, Capability.GRAMMAR, Capability.BLOCK_TRANSFER}
+    )
     block_layout = "hashes"
     empty_prefix, following = START, staticmethod(following)
 
@@ -78,7 +80,7 @@ class HashExecutor(HostExecutor):
         self.num_tokens += batch.num_tokens
         states = {g: state_indices(batch, g) for g, group in enumerate(self.groups) if group.recurrent}
         prefix = self._read(batch, {g: s.read for g, s in states.items()})
-        starts = batch.query_start_loc[: batch.num_reqs + 1]
+        B, starts = batch.num_reqs, batch.query_start_loc[: batch.num_reqs + 1]
         lengths = np.diff(starts)
         ids = batch.input_ids[: batch.num_tokens]
         after = np.empty(batch.num_tokens, np.uint64)
@@ -88,7 +90,10 @@ class HashExecutor(HostExecutor):
             prefix[rows] = after[at] = self.following(prefix[rows], ids[at])
         for g, group in enumerate(self.groups):
             if group.recurrent:
-                self.prefixes[g][states[g].write[: batch.num_reqs], 0] = prefix
+                last = starts[1:] - 1  # token of each request, then of each of its drafts
+                self.prefixes[g][states[g].write[:B], 0] = after[last - batch.num_draft_tokens]
+                b, i = (states[g].drafts[:B] >= 0).nonzero()
+                self.prefixes[g][states[g].drafts[b, i], 0] = after[last[b] - batch.num_draft_tokens[b] + 1 + i]
                 continue
             slots = batch.slot_mapping[g][: batch.num_tokens]
             written = slots >= 0

@@ -55,11 +55,10 @@ class Scene:
     @classmethod
     def choose(cls, random: Random, *, async_scheduling: bool) -> Scene:
         kind = random.choice([*GROUPS, "full", "full"])
-        recurrent = any(g.recurrent for g in GROUPS[kind])
         one = sum(1 if g.recurrent else M // g.block_size + 1 for g in GROUPS[kind])
         return cls(
             kind,
-            "no drafts" if recurrent else random.choice(list(DRAFTS)),
+            random.choice(list(DRAFTS)),
             1 + one + random.choice([1, 6, 20, 80]),
             {
                 "async_scheduling": async_scheduling,

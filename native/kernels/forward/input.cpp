@@ -3,6 +3,22 @@
 #include <algorithm>
 
 namespace foreword::kernels {
+namespace {
+
+std::string table_row(int32_t row) { return "block_table[" + std::to_string(row) + "]"; }
+
+// A request reads the state in entry num_accepted_tokens − 1, and writes one per draft and one before them.
+void check_states(const ForwardInput &in, const ForwardInput::Group &g, int b, int num_blocks) {
+  if (in.query_len(b) == 0) return;
+  require(in.num_draft_tokens, b, 0, std::min(in.query_len(b), g.stride), "num_draft_tokens");
+  const int32_t row = in.idx_mapping[b], *blocks = g.blocks_of(row);
+  require(in.num_accepted_tokens, row, 1, int64_t(g.stride) + 1, "num_accepted_tokens");
+  for (int i = 0; i <= in.num_draft_tokens[b]; ++i) require(blocks, i, 0, num_blocks, table_row(row).c_str());
+  require(blocks, in.first_state(b), 0, num_blocks, table_row(row).c_str());
+}
+
+}  // namespace
+
 void check_input(const ForwardInput &in, const Model &model) {
   const KVConfig &kv = model.kv.config();
   const int64_t num_slots = int64_t(kv.num_blocks) * kv.block_size;
@@ -32,15 +48,17 @@ void check_input(const ForwardInput &in, const Model &model) {
       require(in.positions, t, std::max<int64_t>(0, position), position + 1, "positions");
     }
     for (const ForwardInput::Group &g : in.groups) {
-      const int64_t per_block = g.recurrent ? INT32_MAX : kv.block_size;
-      const int64_t num_blocks = (int64_t(in.seq_lens[b]) + per_block - 1) / per_block;
       require(in.idx_mapping, b, 0, g.num_rows, "idx_mapping");
-      if (num_blocks > g.stride) require(in.seq_lens, b, 0, int64_t(g.stride) * per_block + 1, "seq_lens");
+      if (g.recurrent) {
+        check_states(in, g, b, kv.num_blocks);
+        continue;
+      }
+      const int64_t num_blocks = (int64_t(in.seq_lens[b]) + kv.block_size - 1) / kv.block_size;
+      if (num_blocks > g.stride) require(in.seq_lens, b, 0, int64_t(g.stride) * kv.block_size + 1, "seq_lens");
       const int32_t *blocks = g.blocks_of(in.idx_mapping[b]);
       for (int64_t k = 0; k < num_blocks; ++k) {
         if (blocks[k] < 0 || blocks[k] >= kv.num_blocks) {
-          const std::string name = "block_table[" + std::to_string(in.idx_mapping[b]) + "]";
-          require(blocks, k, 0, kv.num_blocks, name.c_str());
+          require(blocks, k, 0, kv.num_blocks, table_row(in.idx_mapping[b]).c_str());
         }
       }
     }

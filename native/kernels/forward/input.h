@@ -19,6 +19,8 @@ struct ForwardInput {
   const int32_t *query_start_loc;  // [B + 1]
   const int32_t *seq_lens;         // [B]
   const int32_t *idx_mapping;      // [B]
+  const int32_t *num_draft_tokens;     // [B]
+  const int32_t *num_accepted_tokens;  // [R]
   const int64_t *logits_indices;   // [L]
   bool greedy;                     // of the logits, the token with the largest one is enough
   int num_embeds;                  // N
@@ -30,7 +32,7 @@ struct ForwardInput {
     const int64_t *slot_mapping;  // [T]; −1: not stored
     const int32_t *block_table;   // [R, stride]
     int num_rows, stride;
-    bool recurrent;  // a row has one block, and no token a slot
+    bool recurrent;  // a row has a block per state, and no token a slot
 
     const int32_t *blocks_of(int row) const { return block_table + int64_t(row) * stride; }
   };
@@ -42,6 +44,8 @@ struct ForwardInput {
   }
   int query_len(int req) const { return query_start_loc[req + 1] - query_start_loc[req]; }
   int num_computed(int req) const { return seq_lens[req] - query_len(req); }
+  // The entry of a row of a recurrent group with the state after the computed tokens.
+  int first_state(int req) const { return num_accepted_tokens[idx_mapping[req]] - 1; }
 };
 
 // Throws std::invalid_argument unless values[index] is in [begin, end).

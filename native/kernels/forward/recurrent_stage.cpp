@@ -99,9 +99,13 @@ void RecurrentStage::mix_channels(int thread, const Layer &layer) {
   }
 }
 
-float *RecurrentStage::state_of(const Layer &layer, int req) const {
+RecurrentStage::Run RecurrentStage::run_of(const Layer &layer, int req, int index) const {
   const ForwardInput &in = ctx_.input;
-  return ctx_.model.kv.state(layer.slot, in.groups[size_t(layer.group)].blocks_of(in.idx_mapping[req])[0]);
+  const int32_t *blocks = in.groups[size_t(layer.group)].blocks_of(in.idx_mapping[req]);
+  const int num_known = in.query_len(req) - in.num_draft_tokens[req], first = in.query_start_loc[req];
+  auto state = [&](int entry) { return ctx_.model.kv.state(layer.slot, blocks[entry]); };
+  if (index > 0) return {first + num_known + index - 1, 1, state(index - 1), state(index)};
+  return {first, num_known, state(in.num_computed(req) == 0 ? 0 : in.first_state(req)), state(0)};
 }
 
 // This thread's share of the channels of all requests. A request without computed tokens starts from zeros.
@@ -111,24 +115,26 @@ void RecurrentStage::convolve(int thread, const Layer &layer) {
   const Share share = share_of(channels_ / kRowPadding, thread, ctx_.pool.size());
   const int begin = share.begin * kRowPadding, end = share.end * kRowPadding;
   for (int b = 0; b < in.num_reqs; ++b) {
-    const int first = in.query_start_loc[b];
-    if (in.query_len(b) == 0) continue;
-    float *past = state_of(layer, b) + config_.matrix_floats();
-    for (int i = 0; in.num_computed(b) == 0 && i < before; ++i) {
-      std::memset(past + size_t(i) * size_t(channels_) + begin, 0, sizeof(float) * size_t(end - begin));
+    for (int index = 0; index < num_runs(b); ++index) {
+      const Run run = run_of(layer, b, index);
+      float *past = run.before + config_.matrix_floats();
+      for (int i = 0; index == 0 && in.num_computed(b) == 0 && i < before; ++i) {
+        std::memset(past + size_t(i) * size_t(channels_) + begin, 0, sizeof(float) * size_t(end - begin));
+      }
+      ctx_.isa.convolve({.in = projected_.row(run.first),
+                         .past = past,
+                         .last = run.after + config_.matrix_floats(),
+                         .weights = layer.recurrent->conv,
+                         .bias = layer.recurrent->conv_bias,
+                         .out = mixed_.row(run.first),
+                         .in_stride = size_t(projected_.stride()),
+                         .channel_stride = size_t(channels_),
+                         .num_tokens = run.num_tokens,
+                         .kernel = config_.conv_kernel,
+                         .begin = begin,
+                         .end = end,
+                         .silu = !config_.short_conv()});
     }
-    ctx_.isa.convolve({.in = projected_.row(first),
-                       .past = past,
-                       .weights = layer.recurrent->conv,
-                       .bias = layer.recurrent->conv_bias,
-                       .out = mixed_.row(first),
-                       .in_stride = size_t(projected_.stride()),
-                       .channel_stride = size_t(channels_),
-                       .num_tokens = in.query_len(b),
-                       .kernel = config_.conv_kernel,
-                       .begin = begin,
-                       .end = end,
-                       .silu = !config_.short_conv()});
   }
 }
 
@@ -159,28 +165,31 @@ void RecurrentStage::scan(int thread, const Layer &layer) {
   const ForwardInput &in = ctx_.input;
   const Share share = share_of(config_.num_heads * in.num_reqs, thread, ctx_.pool.size());
   for (int unit = share.begin; unit < share.end; ++unit) {
-    const int head = unit / in.num_reqs, b = unit % in.num_reqs, first = in.query_start_loc[b];
-    if (in.query_len(b) == 0) continue;
-    float *state = state_of(layer, b) + config_.head_floats() * size_t(head);
-    if (in.num_computed(b) == 0) std::memset(state, 0, sizeof(float) * config_.head_floats());
-    const float *mixed = mixed_.row(first);
+    const int head = unit / in.num_reqs, b = unit % in.num_reqs;
+    const size_t at = config_.head_floats() * size_t(head);
     const int key = config_.key_head(head) * config_.key_dim;
-    ctx_.isa.scan_state({.gated_delta = config_.gated_delta(),
-                         .num_tokens = in.query_len(b),
-                         .key_dim = config_.key_dim,
-                         .value_dim = config_.value_dim,
-                         .padded_value_dim = config_.padded_value_dim(),
-                         .state = state,
-                         .q = mixed + q_ + key,
-                         .k = mixed + k_ + key,
-                         .v = mixed + v_ + head * config_.value_dim,
-                         .decay = decay_.row(first) + head,
-                         .write = write_.row(first) + head,
-                         .skip = layer.recurrent->skip ? layer.recurrent->skip[head] : 0.f,
-                         .out = out_.row(first) + head * config_.value_dim,
-                         .stride = size_t(channels_),
-                         .scalar_stride = size_t(decay_.stride()),
-                         .out_stride = size_t(out_.stride())});
+    for (int index = 0; index < num_runs(b); ++index) {
+      const Run run = run_of(layer, b, index);
+      if (index == 0 && in.num_computed(b) == 0) std::memset(run.before + at, 0, sizeof(float) * config_.head_floats());
+      const float *mixed = mixed_.row(run.first);
+      ctx_.isa.scan_state({.gated_delta = config_.gated_delta(),
+                           .num_tokens = run.num_tokens,
+                           .key_dim = config_.key_dim,
+                           .value_dim = config_.value_dim,
+                           .padded_value_dim = config_.padded_value_dim(),
+                           .before = run.before + at,
+                           .state = run.after + at,
+                           .q = mixed + q_ + key,
+                           .k = mixed + k_ + key,
+                           .v = mixed + v_ + head * config_.value_dim,
+                           .decay = decay_.row(run.first) + head,
+                           .write = write_.row(run.first) + head,
+                           .skip = layer.recurrent->skip ? layer.recurrent->skip[head] : 0.f,
+                           .out = out_.row(run.first) + head * config_.value_dim,
+                           .stride = size_t(channels_),
+                           .scalar_stride = size_t(decay_.stride()),
+                           .out_stride = size_t(out_.stride())});
+    }
   }
 }
 

@@ -18,7 +18,14 @@ class RecurrentStage {
   const float *projection(const Layer &layer, int part, int token) const {
     return projected_.row(token) + layer.qkv.parts[size_t(part)].offset;
   }
-  float *state_of(const Layer &layer, int req) const;
+  // Consecutive tokens of a request after which its state is kept: it is read from one block and written to another.
+  struct Run {
+    int first, num_tokens;
+    float *before, *after;
+  };
+  // The first one has the known tokens of the request, and each other one a draft.
+  int num_runs(int req) const { return ctx_.input.query_len(req) == 0 ? 0 : 1 + ctx_.input.num_draft_tokens[req]; }
+  Run run_of(const Layer &layer, int req, int index) const;
 
   void mix_tokens(int thread, const Layer &layer);
   void mix_channels(int thread, const Layer &layer);

@@ -114,7 +114,7 @@ class KVCacheManager:
         recurrent = {g: t for g, t in enumerate(states.block_tables) if t.group.recurrent}
         self._snapshots: StateSnapshots | None = None
         if recurrent and prefix_caching:
-            self._snapshots = StateSnapshots(self._content, self.pool, recurrent, self._hit_unit, states.max_num_reqs)
+            self._snapshots = StateSnapshots(self._content, self.pool, recurrent, self._hit_unit, states)
         # Whether `cut_chunks`, `keep_states` and `publish_states` have any effect.
         self.keeps_states = self._snapshots is not None
 
@@ -379,19 +379,24 @@ class KVCacheManager:
 
     # -- growth: the hot path, arrays only ------------------------------------------------------------------------
 
-    def grow_to(self, rows: Ints, num_tokens: Ints) -> bool:
-        """Append the blocks that each of these rows lacks to hold num_tokens[i] tokens.
+    def grow_to(self, rows: Ints, num_tokens: Ints, num_drafts: I32 | None = None) -> bool:
+        """Append the blocks that each of these rows lacks to hold num_tokens[i] tokens, the last num_drafts[i] of them
+        drafts. None: no row has any. A recurrent group has a block more for each draft: the state after it.
 
         False, and nothing changes, when fewer are free.
         """
         total, growth = 0, []
         for table in self.states.block_tables:
-            held = table.num_blocks.take(rows)
-            short = num_tokens - held * table.tokens_per_block
+            held, per_block, need = table.num_blocks.take(rows), table.tokens_per_block, num_tokens
+            if table.group.recurrent:
+                if num_drafts is None:
+                    continue  # it was admitted with a block
+                per_block, need = 1, 1 + num_drafts
+            short = need - held * per_block
             lacking = (short > 0).nonzero()[0]  # as a rule few
             if lacking.size:
                 held = held[lacking]
-                count = -(-short[lacking] // table.tokens_per_block)
+                count = -(-short[lacking] // per_block)
                 start, total = total, total + int(np.add.reduce(count))
                 growth.append((table, rows[lacking].astype(np.intp), held, count, slice(start, total)))
         if total:

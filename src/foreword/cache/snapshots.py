@@ -5,6 +5,8 @@
 
 The copy is made before the step that computes the next token, so it exists once more tokens are computed than it
 covers; until then the row holds its blocks. A hit copies the snapshot back: a snapshot is never written again.
+
+With drafts in flight, it is not known how many tokens the next step continues from, so nothing is kept.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from foreword.arrays import I32
-from foreword.batch import BlockTable
+from foreword.batch import BlockTable, RequestStates
 from foreword.cache.content import CachedContent
 from foreword.cache.pool import BlockPool
 
@@ -28,15 +30,15 @@ NO_COPIES: I32 = np.zeros((0, 2), np.int32)
 class StateSnapshots:
     """The snapshots of all recurrent groups.
 
-    tables: the block table of each recurrent group, by group index. unit: tokens between two snapshots.
+    tables: of ``states``, the block table of each recurrent group, by group index. unit: tokens between two snapshots.
     """
 
     def __init__(
-        self, content: CachedContent, pool: BlockPool, tables: dict[int, BlockTable], unit: int, max_num_reqs: int
+        self, content: CachedContent, pool: BlockPool, tables: dict[int, BlockTable], unit: int, states: RequestStates
     ) -> None:
-        self._content, self._pool, self._tables, self._unit = content, pool, tables, unit
-        self._stops = np.zeros((max_num_reqs, 2), np.int32)
-        self._newest = np.zeros(max_num_reqs, np.int32)  # by row: tokens of its last snapshot, 0 for none
+        self._content, self._pool, self._tables, self._unit, self._states = content, pool, tables, unit, states
+        self._stops = np.zeros((states.max_num_reqs, 2), np.int32)
+        self._newest = np.zeros(states.max_num_reqs, np.int32)  # by row: tokens of its last snapshot, 0 for none
         # Row → (tokens, one block per group) of copies whose step is not committed, oldest first.
         self._pending: dict[int, list[tuple[int, I32]]] = {}
 
@@ -67,13 +69,15 @@ class StateSnapshots:
         They take free blocks only; rows for which no block is free keep nothing.
         """
         here = (self._stops[rows] == computed[:, None]).any(1) | (computed % (INTERVAL * self._unit) == 0)
-        at = np.flatnonzero(here & (computed > 0))[: self._pool.num_free // len(self._tables)]
+        in_flight = self._states.num_placeholders[rows]  # one, and the drafts
+        at = np.flatnonzero(here & (computed > 0) & (in_flight <= 1))[: self._pool.num_free // len(self._tables)]
         if not at.size:
             return NO_COPIES
         blocks = self._pool.allocate(at.size * len(self._tables)).reshape(at.size, -1)
         for i, own in zip(at.tolist(), blocks, strict=True):
             self._pending.setdefault(int(rows[i]), []).append((int(computed[i]), own))
-        sources = np.stack([table.table[rows[at], 0] for table in self._tables.values()], 1)
+        entries = np.where(in_flight[at], 0, self._states.num_accepted_tokens[rows[at]] - 1)
+        sources = np.stack([table.table[rows[at], entries] for table in self._tables.values()], 1)
         return np.stack([sources.ravel(), blocks.ravel()], 1)
 
     def publish(self, row: int, computed: int) -> None:

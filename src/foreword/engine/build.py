@@ -196,7 +196,9 @@ def draft_model_drafter(
         )
     if (longest := draft.spec.longest_model_len) < target.max_model_len:
         raise ConfigError(f"draft model {draft.name!r} was made for {longest} tokens: lower max_model_len to that")
-    own = replace(config, max_model_len=target.max_model_len, num_blocks=None, speculation=None)
+    has_states = any(group.recurrent for group in draft.spec.kv_groups())
+    kept = SpeculationConfig(num_tokens=1) if has_states else None  # room for a second state of each request
+    own = replace(config, max_model_len=target.max_model_len, num_blocks=None, speculation=kept)
     memory = draft.memory(own)
     size = draft.pool(own, None if memory is None else memory.beside("the KV pool of the target", pool_bytes))
     return DraftModelDrafter(

@@ -86,10 +86,17 @@ class Engine:
         model from others whose blocks these may keep, too.
         """
         self.config = config = config or EngineConfig()
-        if any(group.recurrent for group in kv_groups) and Capability.RECURRENT_STATE not in executor.capabilities:
+        has_states = any(group.recurrent for group in kv_groups)
+        if has_states and Capability.RECURRENT_STATE not in executor.capabilities:
             raise ConfigError(
                 f"kv_groups: {type(executor).__name__} does not support recurrent KV groups "
                 "(Capability.RECURRENT_STATE); use an executor that does"
+            )
+        has_drafts = has_states and config.most_draft_tokens(kv_groups) > 0
+        if has_drafts and Capability.DRAFTED_STATES not in executor.capabilities:
+            raise ConfigError(
+                f"speculation: {type(executor).__name__} does not support drafts with recurrent KV groups "
+                "(Capability.DRAFTED_STATES); use an executor that does, or leave speculation out"
             )
         if context_parallel is not None and Capability.CONTEXT_PARALLEL not in executor.capabilities:
             raise ConfigError(

@@ -28,7 +28,8 @@ def pool_size(
     context_parallel_size: a block has block_size tokens on each of so many ranks.
 
     A block of a model with recurrent layers holds their states, too: block_size is then the least multiple of the
-    configured one with as many bytes of keys and values as a state has, or that holds a whole request.
+    configured one with as many bytes of keys and values as a state has, or that holds a whole request. With drafts, a
+    request takes a block more for each draft and recurrent KV group, if they are free.
     """
     length = request_length(spec.max_model_len, spec.longest_model_len, config)
     token_bytes = round(2 * spec.num_kv_heads * spec.head_dim * bytes_per_value)
@@ -72,11 +73,12 @@ def pool_of(
     """Return a pool of blocks of so many bytes; see `pool_size`."""
     chunk = min(length, config.scheduler.max_num_batched_tokens + config.most_draft_tokens(groups))
     one = sum(cache_group(g, context_parallel).most_blocks(length, chunk) for g in groups)
+    drafted = config.most_draft_tokens(groups) * sum(g.recurrent for g in groups)  # states after drafts
     most = config.scheduler.max_num_seqs
     num_blocks = config.num_blocks
     if num_blocks is None:
         pool_bytes = default_pool_bytes(config, memory, (1 + one) * block_bytes)
-        num_blocks = min(1 + one * most, pool_bytes // block_bytes)
+        num_blocks = min(1 + (one + drafted) * most, pool_bytes // block_bytes)
         if num_blocks < 1 + one:
             if memory is not None and config.kv_cache_bytes is None:
                 memory.check((1 + one) * block_bytes, f"max_model_len={length}")

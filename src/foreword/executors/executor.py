@@ -24,6 +24,7 @@ class Capability(Enum):
     POOLING = "pooling"
     ENCODER = "encoder lengths"
     RECURRENT_STATE = "recurrent KV groups"
+    DRAFTED_STATES = "drafts with recurrent KV groups"
     GRAMMAR = "structured outputs"
     CONTEXT_PARALLEL = "KV groups spread over ranks"
     BLOCK_TRANSFER = "blocks of the KV pool kept outside it"
@@ -201,6 +202,7 @@ def _check_groups(states: RequestStates, capabilities: frozenset[Capability]) ->
     for g, table in enumerate(states.block_tables):
         for capability, is_given in (
             (Capability.RECURRENT_STATE, table.group.recurrent),
+            (Capability.DRAFTED_STATES, table.group.recurrent and states.max_num_draft_tokens > 0),
             (Capability.CONTEXT_PARALLEL, table.context_parallel is not None),
         ):
             if is_given and capability not in capabilities:

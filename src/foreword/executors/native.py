@@ -161,7 +161,7 @@ class NativeExecutor(TransferPagedExecutor):
     """
 
     capabilities = TransferPagedExecutor.capabilities | {
-        Capability.LORA, Capability.POOLING, Capability.RECURRENT_STATE,
+        Capability.LORA, Capability.POOLING, Capability.RECURRENT_STATE, Capability.DRAFTED_STATES,
     }  # fmt: skip
     reads_gathered_tables = False
 
@@ -300,10 +300,16 @@ class NativeExecutor(TransferPagedExecutor):
 
 
 def _model_inputs(buffers: InputBuffers) -> native.ModelInputs:
-    names = ("input_ids", "positions", "query_start_loc", "seq_lens", "idx_mapping", "logits_indices")
-    tables = [table.table for table in buffers.states.block_tables]
-    arrays = {name: buffers[name] for name in names}
-    return native.ModelInputs(**arrays, slot_mapping=list(buffers["slot_mapping"]), block_tables=tables)
+    names = (
+        "input_ids", "positions", "query_start_loc", "seq_lens", "idx_mapping", "logits_indices", "num_draft_tokens",
+    )  # fmt: skip
+    states = buffers.states
+    return native.ModelInputs(
+        **{name: buffers[name] for name in names},
+        slot_mapping=list(buffers["slot_mapping"]),
+        block_tables=[table.table for table in states.block_tables],
+        num_accepted_tokens=states.num_accepted_tokens,
+    )
 
 
 class _Packer:

@@ -119,7 +119,7 @@ class NumpyExecutor(TransferPagedExecutor):
     cache: NumpyCache
     adapters: NumpyAdapters
     capabilities = TransferPagedExecutor.capabilities | {
-        Capability.LORA, Capability.POOLING, Capability.RECURRENT_STATE,
+        Capability.LORA, Capability.POOLING, Capability.RECURRENT_STATE, Capability.DRAFTED_STATES,
     }  # fmt: skip
     block_layout = "numpy float32"
 

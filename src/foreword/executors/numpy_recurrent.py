@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
 from foreword.arrays import F32
-from foreword.batch import InputBatch
+from foreword.batch import InputBatch, state_indices
 from foreword.executors.functions import rms_norm, sigmoid, silu
 from foreword.models.recurrent import RecurrentSpec
 
@@ -23,10 +23,11 @@ def recurrent_layer(
 ) -> F32:
     """The layer's output [T, hidden] before the residual sum; h: its normed input [T, hidden].
 
-    states: float32 [num_blocks, ≥ state_size], a block per request: read unless nothing is computed yet, then written.
+    states: float32 [num_blocks, ≥ state_size]: read and written as `state_indices` says.
     """
+    runs = _runs(batch, group)
     if spec.kind == "short_conv":
-        return _short_conv(h, weight, spec, states, group, batch)
+        return _short_conv(h, weight, spec, states, runs)
     inputs = {name: h @ weight(name).T for name in ("q", "k", "v", "z", "dt")}
     u = np.concatenate([inputs[part] for part, _ in spec.parts], axis=1)  # [T, channels]
     dt = np.logaddexp(np.float32(0), inputs["dt"] + weight("dt_bias"))  # [T, heads]
@@ -34,11 +35,7 @@ def recurrent_layer(
     beta = sigmoid(h @ weight("beta").T) if spec.kind == "gated_delta" else dt
     y = np.empty((len(h), spec.num_heads, spec.value_dim), np.float32)
     matrix_size = spec.num_values * spec.key_dim
-    for b in range(batch.num_reqs):
-        tokens = slice(int(batch.query_start_loc[b]), int(batch.query_start_loc[b + 1]))
-        state = states[batch.block_table[group][b, 0], : spec.state_size]
-        if batch.num_computed_tokens[b] == 0:
-            state[:] = 0
+    for tokens, state in _with_states(runs, states[:, : spec.state_size]):
         matrices = state[:matrix_size].reshape(spec.num_heads, spec.key_dim, spec.value_dim)
         past = state[matrix_size:].reshape(-1, spec.num_channels)
         known = np.concatenate([past, u[tokens]])
@@ -54,17 +51,35 @@ def recurrent_layer(
     return out @ weight("o").T
 
 
+def _runs(batch: InputBatch, group: int) -> Iterator[tuple[slice, int, int]]:
+    """Yield consecutive tokens of a request after which its state is kept, the block that it is read from, −1 for a new
+    request, and the block that it is written to.
+    """
+    blocks = state_indices(batch, group)
+    for b in range(batch.num_reqs):
+        num_drafts, end = int(batch.num_draft_tokens[b]), int(batch.query_start_loc[b + 1])
+        first_draft, before, after = end - num_drafts, int(blocks.read[b]), int(blocks.write[b])
+        yield slice(int(batch.query_start_loc[b]), first_draft), before, after
+        for t, block in enumerate(blocks.drafts[b, :num_drafts].tolist(), first_draft):
+            before, after = after, block
+            yield slice(t, t + 1), before, after
+
+
+def _with_states(runs: Iterable[tuple[slice, int, int]], states: F32) -> Iterator[tuple[slice, F32]]:
+    """Yield the tokens of each run, and the state before them, to be replaced by the state after them."""
+    for tokens, before, after in runs:
+        states[after] = 0 if before < 0 else states[before]
+        yield tokens, states[after]
+
+
 def _short_conv(
-    h: F32, weight: Callable[[str], F32], spec: RecurrentSpec, states: F32, group: int, batch: InputBatch
+    h: F32, weight: Callable[[str], F32], spec: RecurrentSpec, states: F32, runs: Iterable[tuple[slice, int, int]]
 ) -> F32:
     """See `recurrent_layer`."""
     u, z = (h @ weight("beta").T) * (h @ weight("v").T), h @ weight("z").T  # [T, channels]
     y = np.empty_like(u)
-    for b in range(batch.num_reqs):
-        tokens = slice(int(batch.query_start_loc[b]), int(batch.query_start_loc[b + 1]))
-        past = states[batch.block_table[group][b, 0], : spec.state_size].reshape(-1, spec.num_channels)
-        if batch.num_computed_tokens[b] == 0:
-            past[:] = 0
+    for tokens, state in _with_states(runs, states[:, : spec.state_size]):
+        past = state.reshape(-1, spec.num_channels)
         known = np.concatenate([past, u[tokens]])
         past[:] = known[len(known) - len(past) :]
         y[tokens] = _weighted(known, spec, weight)

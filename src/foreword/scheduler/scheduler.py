@@ -50,11 +50,6 @@ class Scheduler:
                 f"chunked_prefill=False with max_num_batched_tokens={config.max_num_batched_tokens}: the longest "
                 f"prompt has {states.max_model_len} tokens; raise it to that, or allow chunks"
             )
-        if states.max_num_draft_tokens and any(t.group.recurrent for t in states.block_tables):
-            raise ConfigError(
-                f"max_num_draft_tokens={states.max_num_draft_tokens} with a recurrent KV group: its state after "
-                "rejected drafts cannot be restored; serve this model without speculation"
-            )
         check_pool(cache, states.max_model_len, config.max_num_batched_tokens + states.max_num_draft_tokens)
         self.states, self.cache = states, cache
         self._shares = Shares() if config.order.is_fair else None
@@ -245,7 +240,8 @@ class Scheduler:
         while True:
             share = self._needs(in_flight)
             self._free_expired(share, in_flight)
-            if self.cache.grow_to(share.rows, share.end):
+            num_drafts = self._num_drafts(share) if self.drafts.may_verify else None
+            if self.cache.grow_to(share.rows, share.end, num_drafts):
                 return share, preempted
             if self.drafts.count(share.rows).any():  # drafts never preempt a request
                 self.drafts.discard(share.rows)
@@ -324,10 +320,12 @@ class Scheduler:
 
     def _scheduled_drafts(self, share: Share) -> I32 | None:
         """The drafts that fit into the tokens of each row, [B, D], or None. Prompt chunks verify nothing."""
-        if not self.drafts.may_verify:
-            return None
+        return self.drafts.fitting(share.rows, self._num_drafts(share)) if self.drafts.may_verify else None
+
+    def _num_drafts(self, share: Share) -> I32:
+        """Return the number of tokens of each row's share that follow its known tokens and those in flight."""
         known = self.states.num_tokens[share.rows] + self.states.num_placeholders[share.rows]
-        return self.drafts.fitting(share.rows, np.maximum(share.end - known, 0))
+        return np.maximum(share.end - known, 0)
 
     def _new_ledger(self, share: Share, admissions: Admissions) -> Ledger:
         return Ledger(

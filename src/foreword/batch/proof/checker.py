@@ -8,7 +8,7 @@
     each slot it writes has one writer, and no other live request can see its block
     each slot it reads was written, by the request itself, or before its admission with the same tokens
     no freed block is still seen by the request that had it
-    the block of a recurrent state is seen by its request alone
+    the blocks of a recurrent state are seen by its request alone
 
 Tokens that are computed at admission (num_computed_tokens > 0) are declared as shared: what was written in their slots
 must have these tokens, and slots never written count as filled by the caller, since the checker cannot see what was
@@ -225,17 +225,18 @@ class CacheChecker:
 
     def _check_states(self, batch: BatchTensors, g: int, table: BlockTable, live: I64) -> None:
         """Every step of a request overwrites its state, so no two live requests have theirs in one block."""
-        rows = live[table.num_blocks[live] > 0]
-        blocks, first = np.unique(table.table[rows, 0], return_index=True)
-        if len(blocks) == len(rows):
+        row, entry = np.nonzero(np.arange(table.width) < table.num_blocks[live][:, None])
+        rows = live[row]
+        held = table.table[rows, entry]
+        blocks, first = np.unique(held, return_index=True)
+        if len(blocks) == len(held):
             return
-        i = int(np.setdiff1d(np.arange(len(rows)), first)[0])
-        block = int(table.table[rows[i], 0])
-        owner = self._states.req_id_of(int(rows[first[np.searchsorted(blocks, block)]]))
-        raise PlanError("two requests have their states in one block", step=batch.step,
+        i = int(np.setdiff1d(np.arange(len(held)), first)[0])
+        owner = self._states.req_id_of(int(rows[first[np.searchsorted(blocks, held[i])]]))
+        raise PlanError("there are two states in one block", step=batch.step,
                         request=self._states.req_id_of(int(rows[i])), tensor=f"states.block_table[{g}]",
-                        index=(int(rows[i]), 0), expected=f"a block that request {owner!r} does not have",
-                        got=block)  # fmt: skip
+                        index=(int(rows[i]), int(entry[i])), expected=f"a block that request {owner!r} does not have",
+                        got=int(held[i]))  # fmt: skip
 
 
 class _FreedBlocks:

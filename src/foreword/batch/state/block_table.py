@@ -34,6 +34,8 @@ class BlockTable:
 
     table: int32 [R, K], entry k of a row holds positions k·P … k·P + P − 1 with P = ``tokens_per_block``;
     ``null_block`` from num_blocks[row] on. num_blocks: int32 [R]. K = ceil(M / P). The addresses never change.
+    Of a recurrent group, entry 0 of a row is the block of its state, and K = 1 + max_num_draft_tokens: after a step
+    with drafts, entry i has the state after the first i of them (`foreword.batch.features.recurrent`).
     content_id: int64 [R], unique per content of any row; appending keeps it, any other change renews it. A gathered
     copy of a row with the same number lacks at most the tail. Change a row through the methods; `changes.make` makes
     the changes that they return.
@@ -59,10 +61,12 @@ class BlockTable:
         max_model_len: int,
         null_block: int,
         ids: ContentIds,
+        max_num_draft_tokens: int = 0,
     ) -> BlockTable:
         group.check_context_parallel(cp)
         per_block = group.tokens_per_block(cp, max_model_len)
-        shape = max_num_reqs, -(-max_model_len // per_block)
+        width = 1 + max_num_draft_tokens if group.recurrent else -(-max_model_len // per_block)
+        shape = max_num_reqs, width
         sizes = f"max_num_reqs={max_num_reqs}, max_model_len={max_model_len}, block_size={group.block_size}"
         blocks: I32 = zeros(shape, "int32", sizes)
         if null_block:

@@ -126,7 +126,9 @@ class RequestStates:
         self.token_ids = _unaliased_rows(max_num_reqs, max_model_len)
         content_ids = ContentIds()
         self.block_tables = tuple(
-            BlockTable.allocate(group, context_parallel, max_num_reqs, max_model_len, null_block, content_ids)
+            BlockTable.allocate(
+                group, context_parallel, max_num_reqs, max_model_len, null_block, content_ids, max_num_draft_tokens
+            )
             for group in kv_groups
         )
         self.has_special_groups = any(t.group.recurrent or t.context_parallel is not None for t in self.block_tables)

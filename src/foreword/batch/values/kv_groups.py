@@ -41,8 +41,9 @@ class KVGroup:
     kernel_block_size: the attention kernel's block, a divisor of S; None: S. See `InputBatch.kernel_block_table`.
     sliding_window: W, a query at position p sees keys in (p − W, p]; None: all keys up to p.
     context_parallel: whether this group's KV is spread over the ranks (False: each rank holds all of it).
-    recurrent: the layers keep a state, not keys: one block per request holds it, and no token has a slot (−1). See
-        `foreword.batch.features.recurrent`. A prefix cache can keep the state after multiples of block_size tokens.
+    recurrent: the layers keep a state, not keys: one block per request holds it, in a step with drafts one more for
+        each of these, and no token has a slot (−1). See `foreword.batch.features.recurrent`. A prefix cache can keep
+        the state after multiples of block_size tokens.
     """
 
     block_size: int

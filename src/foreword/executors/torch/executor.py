@@ -49,7 +49,7 @@ class TorchExecutor(TransferPagedExecutor):
     cache: PagedCache
     adapters: Loras
     capabilities = TransferPagedExecutor.capabilities | {
-        Capability.LORA, Capability.POOLING, Capability.RECURRENT_STATE,
+        Capability.LORA, Capability.POOLING, Capability.RECURRENT_STATE, Capability.DRAFTED_STATES,
     }  # fmt: skip
 
     def __init__(

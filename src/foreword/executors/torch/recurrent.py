@@ -53,15 +53,15 @@ class RecurrentLayer:
         decay = torch.exp(-self.rate * dt)
         beta = rates[:, own.num_heads :].sigmoid() if self.is_delta else dt
 
-        blocks, states = step.blocks[self.group], step.states[self.index]
-        state = states[blocks].masked_fill(step.is_new[:, None], 0)
+        states, written = step.states[self.index], step.written[self.group]
+        state = states[step.read[self.group]].masked_fill(step.is_new[:, None], 0)
         size = own.num_values * own.key_dim
         matrices = state[:, :size].contiguous().view(-1, own.num_heads, own.key_dim, own.value_dim)
         known = torch.cat((state[:, size:].reshape(-1, own.num_channels), u))
         window, kept = step.convolution(own.conv_kernel)
-        y = self._scan(self._convolve(known, window), decay, beta, matrices, step.begins)
-        states[blocks, :size] = matrices.flatten(1)
-        states[blocks, size:] = known[kept].flatten(1)
+        y, after = self._scan(self._convolve(known, window), decay, beta, matrices, step)
+        states[written, :size] = after.flatten(1)
+        states[written, size:] = known[kept].flatten(1)
 
         out = torch.empty_like(h)
         out[step.tokens] = self.output(self._gated(y, silu(z)).to(h.dtype))
@@ -69,11 +69,11 @@ class RecurrentLayer:
 
     def _short(self, h: Tensor, u: Tensor, z: Tensor, step: RecurrentStep) -> Tensor:
         """The output of short_conv [T, hidden] for its channels u and its gate z."""
-        own, blocks, states = self.spec, step.blocks[self.group], step.states[self.index]
-        past = states[blocks].masked_fill(step.is_new[:, None], 0)
+        own, states = self.spec, step.states[self.index]
+        past = states[step.read[self.group]].masked_fill(step.is_new[:, None], 0)
         known = torch.cat((past.reshape(-1, own.num_channels), u))
         window, kept = step.convolution(own.conv_kernel)
-        states[blocks] = known[kept].flatten(1)
+        states[step.written[self.group]] = known[kept].flatten(1)
         out = torch.empty_like(h)
         out[step.tokens] = self.output((self._weighted(known, window) * z).to(h.dtype))
         return out
@@ -90,9 +90,12 @@ class RecurrentLayer:
             out.addcmul_(known[window[:, i]], self.conv[:, i])
         return out
 
-    def _scan(self, u: Tensor, decay: Tensor, beta: Tensor, matrices: Tensor, begins: list[int]) -> Tensor:
-        """y [T, heads, value_dim]; matrices [requests, heads, key_dim, value_dim] is read and written.
+    def _scan(
+        self, u: Tensor, decay: Tensor, beta: Tensor, matrices: Tensor, step: RecurrentStep
+    ) -> tuple[Tensor, Tensor]:
+        """y [T, heads, value_dim], and the matrices that are kept [kept, heads, key_dim, value_dim].
 
+        matrices: [requests, heads, key_dim, value_dim] before the step, written too.
         decay, beta: [T, heads]; beta is the factor of what is written.
         """
         own = self.spec
@@ -108,16 +111,19 @@ class RecurrentLayer:
         new = beta * v
         y = torch.empty_like(v)
         state = matrices.view(-1, own.key_dim, own.value_dim)
-        for start, end in pairwise(begin * own.num_heads for begin in begins):
+        drafted = []
+        for t, (start, end) in enumerate(pairwise(begin * own.num_heads for begin in step.begins)):
             rows = slice(start, end)
             s = state[: end - start].mul_(decay[rows])
             if self.is_delta:
                 new[rows] -= beta[rows] * torch.bmm(k[rows, None], s)
             s.baddbmm_(k[rows, :, None], new[rows])
             torch.bmm(q[rows, None], s, out=y[rows])
+            if t in step.before_drafts:
+                drafted.append(matrices[step.before_drafts[t]])
         if self.skip is not None:
             y = y + self.skip.repeat(len(u))[:, None, None] * v
-        return y.view(len(u), own.num_heads, own.value_dim)
+        return y.view(len(u), own.num_heads, own.value_dim), torch.cat((matrices, *drafted)) if drafted else matrices
 
     def _gated(self, y: Tensor, gate: Tensor) -> Tensor:
         """The gated and normed outputs [T, num_values]. gate: [T, num_values]"""

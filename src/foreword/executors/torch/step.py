@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foreword.arrays import I64
+from foreword.arrays import I32, I64, Ints
 from foreword.batch import InputBatch
 from foreword.executors.torch.attention import PagedAttention
 from foreword.executors.torch.loras import ProductChanges
@@ -48,8 +48,13 @@ class RecurrentStep:
     Requests are sorted by their number of tokens, most first; tokens by their number t within the request, and for
     equal t by request. So the t-th tokens are rows [begins[t], begins[t + 1]), of the first requests.
 
-    states: of each recurrent layer, float32 [num_blocks, state_size]. blocks: int64 [requests] of each KV group.
-    is_new: whether nothing is computed of a request yet. tokens: int64 [T], the batch's token of each row.
+    The states that are kept are those after the last token of each request, in their order, then those before drafts,
+    by t and by request.
+
+    states: of each recurrent layer, float32 [num_blocks, state_size]. read: of each recurrent KV group, the blocks of
+    the states that the step starts from, int64 [requests]; written: those of the states that are kept, int64 [kept].
+    before_drafts: by t, the requests with a draft after token t, int64. is_new: whether nothing is computed of a
+    request yet. tokens: int64 [T], the batch's token of each row.
     """
 
     def __init__(self, batch: InputBatch, states: Sequence[Tensor], device: torch.device) -> None:
@@ -64,20 +69,33 @@ class RecurrentStep:
         self.states, self.begins, self._device = states, self._begins.tolist(), device
         self.tokens = as_tensor(batch.query_start_loc[order][self._request] + self._at, device)
         self.is_new = as_tensor(batch.num_computed_tokens[order] == 0, device)
-        rows = batch.idx_mapping[order]
-        self.blocks = [as_tensor(table.table[rows, 0].astype(np.int64), device) for table in batch.states.block_tables]
+        rows, num_drafts = batch.idx_mapping[order], batch.num_draft_tokens[order].astype(np.int64)
+        drafted = np.repeat(np.arange(len(rows)), num_drafts)  # the request of each draft
+        nth = np.arange(len(drafted)) - (np.cumsum(num_drafts) - num_drafts)[drafted]
+        before = (self._lengths - num_drafts)[drafted] + nth - 1  # t of the token before it
+        by_t = np.lexsort((drafted, before))
+        drafted, nth, before = drafted[by_t], nth[by_t], before[by_t]
+        self._kept = np.concatenate([np.arange(len(rows)), drafted])
+        self._kept_lengths = np.concatenate([self._lengths, before + 1])
+        self.before_drafts = {t: as_tensor(drafted[before == t], device) for t in np.unique(before).tolist()}
+        self.read = self._blocks(batch, rows, batch.states.num_accepted_tokens[rows] - 1)
+        self.written = self._blocks(batch, rows[self._kept], np.concatenate([num_drafts, nth]))
+
+    def _blocks(self, batch: InputBatch, rows: I32, entries: Ints) -> dict[int, Tensor]:
+        """Return these entries of the rows in the block table of each recurrent KV group."""
+        tables = {g: table.table for g, table in enumerate(batch.states.block_tables) if table.group.recurrent}
+        return {g: as_tensor(table[rows, entries].astype(np.int64), self._device) for g, table in tables.items()}
 
     def convolution(self, kernel: int) -> tuple[Tensor, Tensor]:
         """Of a convolution over ``kernel`` inputs: the inputs of each row int64 [T, kernel], and those that the state
-        keeps, int64 [requests, kernel − 1]. They are numbers of rows: first of the inputs kept so far
+        keeps, int64 [kept, kernel − 1]. They are numbers of rows: first of the inputs kept so far
         [requests · (kernel − 1)], then of the step's [T].
         """
         if kernel not in self._indices:
-            requests = np.arange(len(self._lengths))
             window, kept = np.arange(kernel) - (kernel - 1), np.arange(kernel - 1) - (kernel - 1)
             self._indices[kernel] = (
                 self._rows(self._at[:, None] + window, self._request[:, None], kernel - 1),
-                self._rows(self._lengths[:, None] + kept, requests[:, None], kernel - 1),
+                self._rows(self._kept_lengths[:, None] + kept, self._kept[:, None], kernel - 1),
             )
         return self._indices[kernel]
 
