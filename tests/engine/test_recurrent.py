@@ -72,6 +72,15 @@ def test_snapshots_are_kept_along_long_outputs(kind, async_scheduling):
     engine.close()
 
 
+@kinds
+def test_drafts_do_not_step_over_the_snapshots_along_an_output(kind):
+    config = SpeculationConfig(method="custom", num_tokens=3, adaptive=False)
+    engine = make_engine(groups=GROUPS[kind], M=128, blocks=150, speculation=config, drafter=Guesser)
+    first, params = [1, 2, 3, 4, 5, 6], SamplingParams(temperature=0.0, max_tokens=80)
+    assert cached(engine, "1", first, params) == 0
+    assert cached(engine, "2", [*first, *alone(first, 80), 7]) == 64
+
+
 @both
 @kinds
 def test_completions_of_one_prompt_share_its_state(kind, async_scheduling):

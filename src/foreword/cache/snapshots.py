@@ -58,9 +58,13 @@ class StateSnapshots:
         self._newest[row] = num_hit
 
     def cut(self, rows: I32, computed: I32, n: I32) -> I32:
-        """Return how many of n[i] tokens after computed[i] are before the next stop of the row."""
+        """Return how many of n[i] tokens after computed[i] are before the next stop of the row; beyond its stops, before
+        the next interval, where drafts must not step over.
+        """
         ahead = self._stops[rows] - computed[:, None]
-        room: I32 = np.where(ahead > 0, ahead, n[:, None]).min(1)
+        interval = INTERVAL * self._unit
+        beyond = interval - computed % interval
+        room: I32 = np.where(ahead > 0, ahead, np.where(ahead.max(1) > 0, n, beyond)[:, None]).min(1)
         return np.minimum(n, room)
 
     def keep(self, rows: I32, computed: I32) -> I32:
