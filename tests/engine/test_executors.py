@@ -40,7 +40,7 @@ def test_what_the_executors_here_read_follows_from_the_model(kind):
     for model, capabilities, dims in ((spec, set(), 0), (mrope, {Capability.MROPE}, 3)):
         executor = kind(model, random_weights(model), num_blocks=3, block_size=4)
         always = {Capability.GRAMMAR, Capability.LORA, Capability.POOLING, Capability.PROMPT_EMBEDS}
-        always |= {Capability.RECURRENT_STATE, Capability.BLOCK_TRANSFER}
+        always |= {Capability.RECURRENT_STATE, Capability.DRAFTED_STATES, Capability.BLOCK_TRANSFER}
         assert executor.capabilities == always | capabilities
         assert (executor.hidden_size, executor.mrope_dims) == (model.hidden_size, dims)
 
@@ -117,19 +117,18 @@ def test_a_batch_with_an_input_that_is_not_read_is_refused_before_anything_is_wr
 
 
 @pytest.mark.parametrize(
-    ("capability", "group", "ranks"),
+    ("capability", "group", "sizes"),
     [
-        (Capability.CONTEXT_PARALLEL, KVGroup(4, context_parallel=True), ContextParallel(2, 0)),
-        (Capability.RECURRENT_STATE, KVGroup(4, recurrent=True), None),
+        (Capability.CONTEXT_PARALLEL, KVGroup(4, context_parallel=True), {"context_parallel": ContextParallel(2, 0)}),
+        (Capability.RECURRENT_STATE, KVGroup(4, recurrent=True), {}),
+        (Capability.DRAFTED_STATES, KVGroup(4, recurrent=True), {"max_num_draft_tokens": 2}),
     ],
     ids=lambda value: getattr(value, "name", None),
 )
 def test_a_batch_whose_kv_groups_the_executor_cannot_read_is_refused_before_anything_is_written(
-    capability, group, ranks
+    capability, group, sizes
 ):
-    states = RequestStates(
-        max_num_reqs=3, max_model_len=8, vocab_size=V, kv_groups=[KVGroup(4), group], context_parallel=ranks
-    )
+    states = RequestStates(max_num_reqs=3, max_model_len=8, vocab_size=V, kv_groups=[KVGroup(4), group], **sizes)
     states.add_request(NewRequest("a", [1, 2, 3], [[1], [2]]))
     buffers = InputBuffers.for_states(states, 16)
     batch = prepare_inputs(states, {"a": 3}, buffers, block_ops=BlockOps.of(copies=[(3, 2)]))
@@ -141,7 +140,7 @@ def test_a_batch_whose_kv_groups_the_executor_cannot_read_is_refused_before_anyt
     with pytest.raises(PlanError, match=rf"Capability\.{capability.name}\).*kv_groups\[1\]"):
         executor.launch(batch, Processors(states).step(sampling_metadata(batch)))
     assert (executor.tokens[0] == -1).all()
-    check_inputs(batch, frozenset({capability}))
+    check_inputs(batch, frozenset({capability, Capability.RECURRENT_STATE}))
 
 
 def test_block_operations_come_before_the_step_zeros_before_copies():
