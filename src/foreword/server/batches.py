@@ -337,10 +337,15 @@ def _checked(source: Path, endpoint: str) -> tuple[list[tuple[int | None, str, s
     errors: list[tuple[int | None, str, str]] = []
     places: list[_LinePlace] = []
     offsets = [0]
+
+    def texts(file: IO[bytes]) -> Iterator[bytes]:
+        for text in file:
+            offsets.append(offsets[-1] + len(text))
+            yield text
+
     try:
         with source.open("rb") as file:
-            texts = (offsets.append(offsets[-1] + len(text)) or text for text in file)
-            for line in batch_lines(texts):
+            for line in batch_lines(texts(file)):
                 places.append(_LinePlace(_model_name(line), line.key, line.number, offsets[line.number - 1]))
                 if line.error is not None:
                     errors.append((line.number, line.error.code, str(line.error)))
