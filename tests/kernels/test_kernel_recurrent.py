@@ -7,6 +7,7 @@ import pytest
 from kernel_driver import Driver
 from kernel_reference import SPECS, Reference, fp32_error, random_weights, relative_error, tiny_spec
 
+from drafters import Recalled
 from foreword.batch import BlockOps, SamplingParams, prepare_inputs
 from foreword.engine import Engine
 from foreword.engine.config import engine_config
@@ -197,40 +198,15 @@ def test_a_prefix_hit_continues_from_a_kept_state_with_equal_tokens(kind, name):
     assert third.outputs[0].token_ids == alone.outputs[0].token_ids
 
 
-class Recalled:
-    """A drafter that knows the outputs, of which it makes some wrong."""
-
-    relative_cost = 0.0
-
-    def __init__(self, outputs: dict[str, list[int]], states) -> None:
-        prompts = prompts_of(5)
-        self.texts, self.states = [prompts[name] + output for name, output in outputs.items()], states
-
-    def propose(self, rows, most):
-        drafts = np.full((len(rows), self.states.max_num_draft_tokens), -1, np.int32)
-        for i, row in enumerate(rows.tolist()):
-            known = self.states.token_ids[row, : self.states.num_tokens[row]].tolist()
-            text = next(text for text in self.texts if text[: len(known)] == known)
-            for j, token in enumerate(text[len(known) : len(known) + int(most[i])]):
-                drafts[i, j] = token if (len(known) + j) % 4 else 3
-        return drafts
-
-
 @every
 @kinds
-@pytest.mark.parametrize("async_scheduling", [False, True])
-def test_drafts_change_no_token(kind, name, async_scheduling):
+def test_drafts_change_no_token(kind, name):
     prompts, want = prompts_of(5), tokens_alone(kind, name)
-    config = {
-        "drafter": partial(Recalled, want),
-        "speculation": SpeculationConfig(method="custom", num_tokens=3, adaptive=False),
-        "async_scheduling": async_scheduling,
-    }
-    for options in ({}, {"max_num_batched_tokens": 9}, {"num_blocks": 14}):
-        engine = engine_of(kind, name, **options, **config)
-        assert tokens_of(run(engine, prompts)) == want
-        stats = engine.speculation.stats
-        assert 0 < stats.num_accepted < stats.num_drafted or options == {"num_blocks": 14}
+    speculation = SpeculationConfig(method="custom", num_tokens=3, adaptive=False)
+    drafter = partial(Recalled, [prompts[request] + tokens for request, tokens in want.items()])
+    engine = engine_of(kind, name, max_num_batched_tokens=19, drafter=drafter, speculation=speculation)
+    assert tokens_of(run(engine, prompts)) == want
+    assert 0 < engine.speculation.stats.num_accepted < engine.speculation.stats.num_drafted
 
 
 def test_groups_hold_layers_of_one_kind():
