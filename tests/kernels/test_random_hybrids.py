@@ -45,7 +45,7 @@ class Case:
         self.weights, self.groups = random_weights(self.spec, seed), batch_groups(self.spec, UNIT)
         random = self.random
         stem = [random.randrange(301) for _ in range(30)]
-        self.prompts = [stem[: random.randint(0, 30)] + [random.randrange(301)] for _ in range(4)]
+        self.prompts = [[*stem[: random.randint(0, 30)], random.randrange(301)] for _ in range(4)]
         temperatures = (0.0, 0.8) if kind == "native" else (0.0,)  # others round differently in other batches
         self.params = [
             SamplingParams(temperature=random.choice(temperatures), seed=i, max_tokens=random.randint(1, 24))
