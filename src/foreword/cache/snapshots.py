@@ -58,8 +58,8 @@ class StateSnapshots:
         self._newest[row] = num_hit
 
     def cut(self, rows: I32, computed: I32, n: I32) -> I32:
-        """Return how many of n[i] tokens after computed[i] are before the next stop of the row; beyond its stops, before
-        the next interval, where drafts must not step over.
+        """Return how many of n[i] tokens after computed[i] are before the next stop of the row; beyond its stops,
+        before the next interval, which drafts must not step over.
         """
         ahead = self._stops[rows] - computed[:, None]
         interval = INTERVAL * self._unit

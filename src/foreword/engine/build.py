@@ -18,13 +18,15 @@ from foreword.engine.defaults import suggested_params
 from foreword.engine.engine import Engine
 from foreword.engine.model import DecoderModel, Model, ProcessorFactory, model_of
 from foreword.engine.observer import EngineObserver
-from foreword.engine.speculation import Drafter, DraftModelDrafter, SpeculationConfig
+from foreword.engine.speculation import Drafter, DraftModelDrafter, HeadDrafter, SpeculationConfig
 from foreword.errors import ConfigError, ModelError, UnsupportedModelError
 from foreword.executors import Executor
+from foreword.executors.host import PagedExecutor
 from foreword.executors.kinds import TRANSFORMERS, ExecutorChoice, installed_kind
 from foreword.executors.pool import PoolSize
 from foreword.installation import install
 from foreword.models.loader import LoadedModel, find_model, load_model
+from foreword.models.pooling import PoolingSpec
 from foreword.structured import GrammarCompiler
 
 DISK_CACHE_BYTES = 16 << 30
@@ -106,7 +108,7 @@ def build_engine(
             config=config,
             tokenizer=model.tokenizer,
             eos_token_ids=model.eos_token_ids,
-            drafter=drafter or _draft_model(model, config, size),
+            drafter=drafter or _draft_model(model, config, size) or _head(model, config, size, executor),
             grammars=GrammarCompiler(
                 model.tokenizer,
                 vocab_size=model.vocab_size,
@@ -180,6 +182,43 @@ def _draft_model(model: Model[Any], config: EngineConfig, size: PoolSize) -> Dra
     draft = DecoderModel(load_model(config.speculation.model), kind, options)
     relative_cost = draft.weight_bytes / model.weight_bytes
     return partial(draft_model_drafter, draft, config=config, relative_cost=relative_cost, pool_bytes=size.num_bytes)
+
+
+def _head(model: Model[Any], config: EngineConfig, size: PoolSize, target: Executor) -> DrafterFactory | None:
+    """Return what makes the drafter of the model's own head; None with another method. ConfigError without a head.
+
+    size: the model's own pool, which the head's is beside. target: runs the model.
+    """
+    if config.speculation is None or config.speculation.method != "head":
+        return None
+    head = model.loaded.head() if isinstance(model, DecoderModel) else None
+    if head is None:
+        raise ConfigError(f"speculation='head': {model.name} has no head for further tokens (MTP); use 'ngram'")
+    kind, options = model.kind.for_drafts(model.options)
+    own = DecoderModel(
+        replace(model.loaded, spec=head.spec, weights=head.weights, pooling=PoolingSpec()), kind, options
+    )
+    settings = replace(config, max_model_len=size.max_model_len, num_blocks=None, speculation=None)
+    memory = own.memory(settings)
+    pool = own.pool(settings, None if memory is None else memory.beside("the KV pool of the model", size.num_bytes))
+    read = sum(t.stored.nbytes for n, t in head.weights.items() if n != "embed" or head.spec.tie_embeddings)
+    return partial(
+        HeadDrafter,
+        model=_with_hidden_states(target),
+        head=head,
+        executor=_with_hidden_states(own.executor(pool)),
+        kv_groups=pool.kv_groups,
+        num_blocks=pool.num_blocks,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        relative_cost=read / model.weight_bytes,
+    )
+
+
+def _with_hidden_states(executor: Executor) -> PagedExecutor:
+    """Return the executor itself. ConfigError if it gives no hidden states."""
+    if not isinstance(executor, PagedExecutor):
+        raise ConfigError(f"speculation='head': {type(executor).__name__} has no hidden states; use 'ngram'")
+    return executor
 
 
 def draft_model_drafter(

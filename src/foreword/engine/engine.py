@@ -499,6 +499,7 @@ class Engine:
             grown = rows[states.num_tokens.take(rows) > before]
         if self.speculation is not None:
             self.speculation.learn(plan, sampled.token_ids, self._forced.is_forced)
+            self.speculation.follow(step.batch, sampled.token_ids)
         if readings is not NOTHING_READ:
             self._apply(readings)
         self._committing = None

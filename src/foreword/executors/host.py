@@ -18,7 +18,7 @@ from foreword.executors.executor import (
     apply_block_ops,
     check_inputs,
 )
-from foreword.executors.inputs import input_capabilities
+from foreword.executors.inputs import StepInputs, input_capabilities
 from foreword.executors.pooling import Pooler
 from foreword.executors.prompt_logprobs import NO_TOKENS, prompt_tokens, read_prompt_logprobs
 from foreword.models.lora import LoraAdapter
@@ -89,7 +89,12 @@ class HostExecutor(ABC):
 
 
 class PagedExecutor(HostExecutor):
-    """A `HostExecutor` whose blocks are in ``cache`` and whose LoRA adapters are in ``adapters``."""
+    """A `HostExecutor` whose blocks are in ``cache`` and whose LoRA adapters are in ``adapters``.
+
+    given: inputs of the next step in place of those of its requests; None: theirs.
+    """
+
+    given: StepInputs | None = None
 
     cache: BlockStore
     adapters: AdapterStore
@@ -110,6 +115,10 @@ class PagedExecutor(HostExecutor):
         self.cache, self.adapters = cache, adapters
         self.hidden_size, self.extra_size, self.mrope_dims = hidden_size, extra_size, mrope_dims
         self.capabilities |= input_capabilities(hidden_size, mrope_dims)
+
+    def inputs_of(self, batch: InputBatch) -> StepInputs:
+        """Return the inputs of a step beside its tokens. Errors are those of `StepInputs.of`."""
+        return StepInputs.of(batch, self) if self.given is None else self.given
 
     def copy_blocks(self, sources: I32, destinations: I32) -> None:
         self.cache.copy_blocks(sources, destinations)

@@ -18,7 +18,6 @@ from foreword.batch import InputBatch, InputBuffers, lora_mapping
 from foreword.errors import ConfigError, EngineError, PlanError
 from foreword.executors.executor import Capability
 from foreword.executors.host import TransferPagedExecutor
-from foreword.executors.inputs import StepInputs
 from foreword.executors.key_scales import key_scales
 from foreword.executors.nodes import first_nodes
 from foreword.executors.option_types import NativeKeywords
@@ -288,7 +287,7 @@ class NativeExecutor(TransferPagedExecutor):
         whose tokens are all text for the model itself.
         """
         given: dict[str, AnyArray] = {}
-        embeds, mrope = StepInputs.of(batch, self)
+        embeds, mrope = self.inputs_of(batch)
         if embeds is not None:
             tokens, vectors = embeds
             given = {"embed_rows": tokens, "embeds": np.ascontiguousarray(vectors, np.float32)}

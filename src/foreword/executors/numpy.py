@@ -17,7 +17,7 @@ from foreword.batch import InputBatch, visible
 from foreword.executors.executor import Capability
 from foreword.executors.functions import ACTIVATIONS, FloatWeights, cap, layer_norm, rms_norm, sigmoid, softmax
 from foreword.executors.host import TransferPagedExecutor
-from foreword.executors.inputs import StepInputs, step_adapters
+from foreword.executors.inputs import step_adapters
 from foreword.executors.numpy_recurrent import recurrent_layer
 from foreword.executors.pooling import Pooler
 from foreword.models.lora import LoraAdapter
@@ -147,7 +147,7 @@ class NumpyExecutor(TransferPagedExecutor):
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
         """Compute the batch, write its keys and values, and return the logits [L, V] at ``logits_indices``."""
         spec, T = self.spec, batch.num_tokens
-        embeds, mrope = StepInputs.of(batch, self)
+        embeds, mrope = self.inputs_of(batch)
         step = NumpyStep(batch, self.adapters.of_step(batch), mrope)
         place = {layer: (g, j) for g, group in enumerate(self.groups) for j, layer in enumerate(group.layers)}
         x = self.weight("embed")[batch.input_ids[:T]] * np.float32(spec.embedding_scale)  # [T, hidden]

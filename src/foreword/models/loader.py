@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from foreword.models.generation_files import GenerationFiles, generation_of_gguf
 from foreword.models.gguf import read_gguf
 from foreword.models.keys import Keys
 from foreword.models.naming import encoder_weights, has_own_head, weights_from_gguf, weights_from_safetensors
+from foreword.models.next_token import NextTokenHead, read_head, without_head
 from foreword.models.ollama_names import from_ollama
 from foreword.models.pooling import HeadLayer, PoolingSpec
 from foreword.models.pooling_files import gguf_pooling, has_logits, read_pooling
@@ -46,6 +47,7 @@ class LoadedModel:
     pooling: PoolingSpec = field(default_factory=PoolingSpec)
     unread_keys: tuple[str, ...] = ()  # of its configurations: they have no influence
     generation: GenerationFiles = field(default_factory=GenerationFiles)
+    head: Callable[[], NextTokenHead | None] = lambda: None  # that predicts further tokens, read when it is called
 
     @property
     def decoder(self) -> DecoderSpec:
@@ -153,10 +155,12 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
     if beside.max_text_len is not None and beside.max_text_len <= spec.max_model_len:
         spec = replace(spec, max_model_len=beside.max_text_len, longer=None)
     pooling = read_pooling(config, beside, "last", partial(_score_head, spec.hidden_size), "last")
-    weights = FileWeights(weights_from_safetensors(folder, tensors, spec, family, pooling), sources, config.values)
+    own = without_head(tensors, spec.num_layers)
+    weights = FileWeights(weights_from_safetensors(folder, own, spec, family, pooling), sources, config.values)
     tokenizer = Tokenizer.from_directory(folder, lowercase=beside.lowercase)
     generation = read_generation(folder)
-    return _loaded(spec, weights, tokenizer, name, folder, pooling, generation, config, family.keys, family)
+    loaded = _loaded(spec, weights, tokenizer, name, folder, pooling, generation, config, family.keys, family)
+    return replace(loaded, head=partial(read_head, folder, tensors, spec, family))
 
 
 def _load_encoder(folder: Path, config: Config, family: EncoderFamily, name: str) -> LoadedModel:

@@ -8,7 +8,7 @@ from typing import Literal
 from foreword.errors import ConfigError
 from foreword.settings import check_settings, setting
 
-Method = Literal["ngram", "suffix", "draft_model", "custom"]
+Method = Literal["ngram", "suffix", "draft_model", "head", "custom"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,8 @@ class SpeculationConfig:
     method: Method = setting(
         "ngram", "Draft tokens and verify them in one step. ngram: what followed an earlier occurrence of the last "
         "tokens in prompt and output; suffix: the same in the output alone; draft_model: what a small model with the "
-        "same vocabulary proposes; custom: what the drafter option proposes.",
+        "same vocabulary proposes; head: what the model's own head for further tokens (MTP) proposes; custom: what the "
+        "drafter option proposes.",
     )
     num_tokens: int = setting(4, "Largest number of draft tokens of a request in a step.", least=1, most=1024)
     min_match: int = setting(2, "Smallest number of tokens that ngram and suffix match.", least=1, most=1024)

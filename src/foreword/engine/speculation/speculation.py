@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from foreword.arrays import I32, Bools
-from foreword.batch import RequestStates
+from foreword.batch import InputBatch, RequestStates
 from foreword.engine.speculation.adaptive import DraftLengths, SpeculationStats
 from foreword.engine.speculation.config import SpeculationConfig
 from foreword.engine.speculation.lookup import LookupDrafter
@@ -30,6 +30,14 @@ class Drafter(Protocol):
         """Up to most[i] drafts for rows[i]: [n, k] padded with −1, where max(most) ≤ k ≤ max_num_draft_tokens."""
 
 
+@runtime_checkable
+class FollowingDrafter(Drafter, Protocol):
+    """A drafter that reads every step of the target."""
+
+    def follow(self, batch: InputBatch, sampled: I32) -> None:
+        """A step was committed with these tokens, [B] or [B, D + 1]; its executor has not begun another one."""
+
+
 PROBE_EVERY = 16  # tokens of a row between two drafts that are only compared, with a drafter that costs time
 
 
@@ -46,8 +54,8 @@ class Speculation:
         config: SpeculationConfig,
         drafter: Callable[[RequestStates], Drafter] | None = None,
     ) -> None:
-        if drafter is None and config.method == "draft_model":
-            raise ConfigError("speculation method='draft_model' needs a drafter that runs the model; use build_engine")
+        if drafter is None and config.method in ("draft_model", "head"):
+            raise ConfigError(f"speculation method={config.method!r} needs a drafter that runs it; use build_engine")
         self.drafter: Drafter = LookupDrafter(states, config)
         if drafter is not None:
             self.drafter = made("drafter", drafter, states, kind=Drafter)
@@ -59,6 +67,7 @@ class Speculation:
             saturated=config.saturated_cost,
             relative_cost=self.drafter.relative_cost,
         )
+        self._follows = self.drafter if isinstance(self.drafter, FollowingDrafter) else None
         self.stats = SpeculationStats.empty(config.num_tokens)
         self._states = states
         self._guess = np.full(states.max_num_reqs, -1, np.int32)  # by row: the draft of the next token, −1 for none
@@ -95,6 +104,11 @@ class Speculation:
             got = shown(drafts)
         name, expected = type(self.drafter).__name__, f"int32 [{num_rows}, 1 … {most}]"
         raise PlanError(f"{name}.propose returned no drafts", tensor="draft_tokens", expected=expected, got=got)
+
+    def follow(self, batch: InputBatch, sampled: I32) -> None:
+        """A step was committed with these tokens."""
+        if self._follows is not None:
+            self._follows.follow(batch, sampled)
 
     def propose_next(self, scheduler: Scheduler, rows: I32) -> None:
         """Propose drafts for the next step of rows that continue, within their length limits."""

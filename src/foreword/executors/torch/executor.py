@@ -13,7 +13,6 @@ from foreword.batch import InputBatch
 from foreword.errors import ConfigError
 from foreword.executors.executor import Capability
 from foreword.executors.host import TransferPagedExecutor
-from foreword.executors.inputs import StepInputs
 from foreword.executors.option_types import TorchKeywords
 from foreword.executors.options import TorchOptions
 from foreword.executors.pooling import Pooler
@@ -120,7 +119,7 @@ class TorchExecutor(TransferPagedExecutor):
 
     def _step(self, batch: InputBatch) -> PagedStep:
         self.attention.begin(batch)
-        given, T, tensor = StepInputs.of(batch, self), batch.num_tokens, self._tensor
+        given, T, tensor = self.inputs_of(batch), batch.num_tokens, self._tensor
         positions, mrope = tensor(batch.positions[:T]), None if given.mrope is None else tensor(given.mrope)
         return PagedStep(
             tensor(batch.input_ids[:T]),

@@ -211,7 +211,6 @@ FAMILIES = {
             routed_scaling_factor=2.5,
         ),
         names=_NAMES,
-        unused=("score.", "model.layers.61."),
         interleaved=True,
         fused=_fused,
         gguf="deepseek2",

@@ -1,0 +1,164 @@
+"""Drafts from the head of a checkpoint for further tokens (MTP), against the definition over whole texts."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from engine_rig import run
+
+from foreword.batch import InputBuffers, NewRequest, RequestStates, SamplingParams, prepare_inputs
+from foreword.engine import engine_config
+from foreword.engine.build import build_engine
+from foreword.engine.model import model_of
+from foreword.errors import ConfigError, ModelError
+from foreword.executors.functions import rms_norm
+from foreword.executors.inputs import StepInputs
+from foreword.executors.kinds import KINDS
+from foreword.executors.numpy import NumpyExecutor
+from foreword.executors.pool import batch_groups
+from foreword.models.loader import load_model
+from models.recorded import TINY, make
+from models.running import FLOATS
+from models.tiny import random_tensors, write_model
+
+LENGTH = 18
+
+
+def head_shapes(name: str) -> dict[str, list[int]]:
+    """Of the last layer with attention of a recorded model, as its head."""
+    shapes = TINY[name]["shapes"]
+    hidden = shapes["model.norm.weight"][0]
+    numbers = [int(n.split(".")[2]) for n in shapes if ".self_attn." in n]
+    prefix, own = f"model.layers.{max(numbers)}.", "mtp.layers.0."
+    norms = ["mtp.norm", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden"]
+    projection, copies = "mtp.fc", {}
+    if name == "deepseek-v3":
+        own = f"model.layers.{max(numbers) + 1}."
+        norms, projection = [f"{own}{n}" for n in ("shared_head.norm", "enorm", "hnorm")], f"{own}eh_proj"
+        copies = {f"{own}{n}.weight": shapes["lm_head.weight"] for n in ("embed_tokens", "shared_head.head")}
+    layer = {own + n.removeprefix(prefix): shape for n, shape in shapes.items() if n.startswith(prefix)}
+    more = {f"{n}.weight": [hidden] for n in norms} | {f"{projection}.weight": [hidden, 2 * hidden]}
+    return layer | more | copies
+
+
+def with_head(folder: Path, name: str, drop: str = ""):
+    shapes = TINY[name]["shapes"] | head_shapes(name)
+    shapes.pop(drop, None)
+    return load_model(write_model(folder / name, TINY[name]["config"], random_tensors(shapes)))
+
+
+def whole(spec, weights, tokens, given=None):
+    """The logits and the hidden states of a whole text, in one step of the oracle."""
+    groups = batch_groups(spec, 16)
+    states = RequestStates(max_num_reqs=1, max_model_len=64, vocab_size=spec.vocab_size, kv_groups=groups)
+    blocks = [list(range(1 + 4 * g, 5 + 4 * g))[: table.width] for g, table in enumerate(states.block_tables)]
+    states.add_request(NewRequest("a", [*tokens, 0], blocks))
+    executor = NumpyExecutor(spec, weights, num_blocks=1 + 4 * len(groups), block_size=16)
+    executor.given = given and StepInputs((np.arange(len(tokens)), given))
+    batch = prepare_inputs(states, {"a": len(tokens)}, InputBuffers.for_states(states, 64))
+    every = np.arange(len(tokens))
+    return executor.compute(batch, every), executor.hidden_states(every)
+
+
+def drafts_of(model, tokens: list[int], count: int) -> list[int]:
+    """What the head drafts after known tokens."""
+    head, spec = model.head(), model.spec
+    embed = head.weights["embed"].dequantize()
+    _, hidden = whole(spec, model.weights, tokens[:-1])
+    known, drafts = list(tokens), []
+    while len(drafts) < count:
+        e = rms_norm(embed[known[1:]], spec.norm_eps) * head.token_norm.dequantize()
+        h = rms_norm(hidden, spec.norm_eps) * head.hidden_norm.dequantize()
+        x = np.concatenate([e, h], axis=1) @ head.projection.dequantize().T
+        logits, own = whole(head.spec, head.weights, known[1:], list(x))
+        drafts.append(int(logits[-1].argmax()))
+        known.append(drafts[-1])
+        hidden = np.concatenate([hidden, own[-1:]])
+    return drafts
+
+
+def engine_of(model, kind: str, **config):
+    threads = {"num_threads": 1} if kind == "native" else {}
+    chosen = KINDS[kind].read_options(FLOATS[kind] | threads)
+    settings = {"max_num_seqs": 4, "block_size": 4, "max_model_len": 64, "kv_cache_bytes": 1 << 22}
+    return build_engine(model_of(model, KINDS[kind], chosen), engine_config(settings | config))
+
+
+def results(engine, prompts, temperature: float = 0.0) -> list[list[int]]:
+    for i, prompt in enumerate(prompts):
+        params = SamplingParams(temperature=temperature, seed=i, max_tokens=LENGTH - i, ignore_eos=True)
+        engine.add_request(str(i), prompt, params)
+    outputs = run(engine)
+    return [outputs[str(i)].outputs[0].token_ids for i in range(len(prompts))]
+
+
+def prompts_of(model) -> list[list[int]]:
+    rng = np.random.default_rng(3)
+    stem = rng.integers(3, model.spec.vocab_size, 20).tolist()
+    return [stem, stem[:9], [*stem[:13], 5, 6], stem]
+
+
+@pytest.mark.parametrize("kind", FLOATS)
+@pytest.mark.parametrize(
+    ("name", "async_scheduling"), [("qwen3_5", True), ("qwen3-next", False), ("deepseek-v3", False)]
+)
+def test_a_head_drafts_what_its_definition_says_and_changes_no_token(kind, name, async_scheduling, tmp_path):
+    """In chunks, beside others, after rejected drafts, and behind a hit, where it sees the rest of the prompt."""
+    model = with_head(tmp_path, name)
+    prompts = prompts_of(model)
+    want = results(engine_of(model, kind), prompts)
+    options = {"speculation": "head", "speculation_num_tokens": 3, "speculation_adaptive": False}
+    engine = engine_of(
+        model, kind, max_num_batched_tokens=16, async_scheduling=async_scheduling, prefix_caching=False, **options
+    )
+    drafter, proposed = engine.speculation.drafter, []
+    propose = drafter.propose
+
+    def recorded(rows, most):
+        drafts = propose(rows, most)
+        texts = [engine.states.token_ids[row, : engine.states.num_tokens[row]].tolist() for row in rows]
+        proposed.extend((t, [d for d in own if d >= 0]) for t, own in zip(texts, drafts.tolist(), strict=True))
+        return drafts
+
+    drafter.propose = recorded
+    assert results(engine, prompts) == want
+    found = [(text, drafts) for text, drafts in proposed if len(drafts) == 3]
+    assert len(found) > 30
+    for text, drafts in found[::11]:
+        assert drafts == drafts_of(model, text, 3)
+    assert engine.speculation.stats.num_drafted > 60
+    engine.close()
+    cached = engine_of(model, kind, async_scheduling=async_scheduling, **options)
+    assert [results(cached, prompts), results(cached, prompts)] == [want, want]
+    cached.close()
+
+
+def test_a_head_that_is_right_saves_steps(tmp_path):
+    """Without what mixers and MLPs add, the next token follows from the last one, which this head looks at alone."""
+    shapes = TINY["qwen3_5"]["shapes"] | head_shapes("qwen3_5")
+    tensors = random_tensors(shapes)
+    for name in tensors:
+        if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "norm_embedding.weight")):
+            tensors[name][:] = 0
+    tensors["mtp.norm.weight"] = tensors["model.norm.weight"]
+    tensors["mtp.fc.weight"] = np.eye(*shapes["mtp.fc.weight"], dtype="<f4")
+    model = load_model(write_model(tmp_path / "bigrams", TINY["qwen3_5"]["config"], tensors))
+    for temperature in (0.0, 0.8):
+        plain, engine = (
+            engine_of(model, "numpy"),
+            engine_of(model, "numpy", speculation="head", speculation_adaptive=False),
+        )
+        assert results(plain, prompts_of(model), temperature) == results(engine, prompts_of(model), temperature)
+        stats = engine.speculation.stats
+        assert stats.num_drafted
+        assert temperature or (stats.acceptance_rate == 1.0 and stats.mean_tokens_per_step > 3)
+
+
+def test_a_model_without_a_head_and_a_head_without_a_weight_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="qwen3_5 has no head for further tokens"):
+        engine_of(load_model(make(tmp_path, "qwen3_5")), "numpy", speculation="head")
+    for name in ("mtp.norm.weight", "mtp.pre_fc_norm_hidden.weight", "mtp.layers.0.self_attn.k_norm.weight"):
+        model = with_head(tmp_path, "qwen3_5", drop=name)
+        with pytest.raises(ModelError, match="missing"):
+            engine_of(model, "numpy", speculation="head")
+        engine_of(model, "numpy").close()
