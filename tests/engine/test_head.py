@@ -9,6 +9,7 @@ from engine_rig import run
 from foreword.batch import InputBuffers, NewRequest, RequestStates, SamplingParams, prepare_inputs
 from foreword.engine import engine_config
 from foreword.engine.build import build_engine
+from foreword.engine.footprint import footprint
 from foreword.engine.model import model_of
 from foreword.errors import ConfigError, ModelError
 from foreword.executors.functions import rms_norm
@@ -152,6 +153,16 @@ def test_a_head_that_is_right_saves_steps(tmp_path):
         stats = engine.speculation.stats
         assert stats.num_drafted
         assert temperature or (stats.acceptance_rate == 1.0 and stats.mean_tokens_per_step > 3)
+
+
+def test_a_head_is_part_of_the_footprint(tmp_path):
+    model = model_of(with_head(tmp_path, "qwen3_5"), KINDS["numpy"], KINDS["numpy"].read_options({}))
+    settings = {"max_num_seqs": 2, "max_model_len": 64}
+    plain, drafting = (
+        footprint(model, engine_config(settings | more), budget=None) for more in ({}, {"speculation": "head"})
+    )
+    assert plain.draft == 0
+    assert drafting.draft > model.head().weights["embed"].stored.nbytes
 
 
 def test_a_model_without_a_head_and_a_head_without_a_weight_are_refused(tmp_path):

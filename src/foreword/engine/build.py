@@ -26,7 +26,6 @@ from foreword.executors.kinds import TRANSFORMERS, ExecutorChoice, installed_kin
 from foreword.executors.pool import PoolSize
 from foreword.installation import install
 from foreword.models.loader import LoadedModel, find_model, load_model
-from foreword.models.pooling import PoolingSpec
 from foreword.structured import GrammarCompiler
 
 DISK_CACHE_BYTES = 16 << 30
@@ -191,13 +190,10 @@ def _head(model: Model[Any], config: EngineConfig, size: PoolSize, target: Execu
     """
     if config.speculation is None or config.speculation.method != "head":
         return None
-    head = model.loaded.head() if isinstance(model, DecoderModel) else None
-    if head is None:
+    if not isinstance(model, DecoderModel):
         raise ConfigError(f"speculation='head': {model.name} has no head for further tokens (MTP); use 'ngram'")
-    kind, options = model.kind.for_drafts(model.options)
-    own = DecoderModel(
-        replace(model.loaded, spec=head.spec, weights=head.weights, pooling=PoolingSpec()), kind, options
-    )
+    head = model.head()
+    own = model.of_head(head)
     settings = replace(config, max_model_len=size.max_model_len, num_blocks=None, speculation=None)
     memory = own.memory(settings)
     pool = own.pool(settings, None if memory is None else memory.beside("the KV pool of the model", size.num_bytes))

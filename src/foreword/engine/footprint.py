@@ -13,8 +13,8 @@ from foreword.models.loader import load_model
 
 
 class Footprint(NamedTuple):
-    """Bytes of a model in use: its weights as the executor holds them, its KV pool, a draft model with a pool of its
-    own, and the rows, activations and logits of its largest step.
+    """Bytes of a model in use: its weights as the executor holds them, its KV pool, a draft model or a head that drafts
+    with a pool of its own, and the rows, activations and logits of its largest step.
     """
 
     weights: int
@@ -55,6 +55,11 @@ def footprint(model: Model[Any], config: EngineConfig, *, budget: int | None, nu
     if config.speculation is not None and config.speculation.model is not None:
         drafting = DecoderModel(load_model(config.speculation.model), *model.kind.for_drafts(model.options))
         draft = drafting.weight_bytes + pool
+    if config.speculation is not None and config.speculation.method == "head" and isinstance(model, DecoderModel):
+        head = model.head()
+        drafting = model.of_head(head)
+        own = drafting.pool(replace(config, speculation=None, num_blocks=None), memory)
+        draft = drafting.weight_bytes + head.weights["embed"].stored.nbytes + own.num_bytes
     found = Footprint(weights, pool, draft, others)
     if budget is not None and found.total > budget:
         fix = "Give more, or lower kv_cache_bytes, max_num_seqs or max_model_len"

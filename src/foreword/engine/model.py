@@ -25,6 +25,8 @@ from foreword.models.encoder_spec import EncoderSpec
 from foreword.models.generation_files import Suggestions
 from foreword.models.loader import LoadedModel
 from foreword.models.lora import read_lora
+from foreword.models.next_token import NextTokenHead
+from foreword.models.pooling import PoolingSpec
 from foreword.models.spec import DecoderSpec
 from foreword.sampling import LogitsProcessor
 from foreword.settings import check_of_encoder
@@ -143,6 +145,18 @@ class DecoderModel(Model[LoadedModel]):
             bytes_per_value=self.kind.bytes_per_value(self.spec, self.weights, self.options),
             context_parallel_size=self.kind.num_context_ranks(self.options),
         )
+
+    def head(self) -> NextTokenHead:
+        """Return the head for further tokens. ConfigError without one, ModelError for a damaged one."""
+        head = self.loaded.head()
+        if head is None:
+            raise ConfigError(f"speculation='head': {self.name} has no head for further tokens (MTP); use 'ngram'")
+        return head
+
+    def of_head(self, head: NextTokenHead) -> DecoderModel:
+        """Return the layer of a head as a model of its own."""
+        loaded = replace(self.loaded, spec=head.spec, weights=head.weights, pooling=PoolingSpec())
+        return DecoderModel(loaded, *self.kind.for_drafts(self.options))
 
     def executor(self, size: PoolSize) -> Executor:
         spec = self.spec.for_length(size.max_model_len)

@@ -45,13 +45,13 @@ def pool_size(
 def default_pool_bytes(config: EngineConfig, memory: HostMemory | None, least: int) -> int:
     """Return kv_cache_bytes, by default what `HostMemory` leaves. least: the bytes that the smallest pool needs.
 
-    The pools of a model and of its draft model share what is left. For a pool elsewhere, such as on a GPU, the default
-    is KV_POOL_BYTES.
+    The pools of a model and of its draft model, or of its head that drafts, share what is left. For a pool elsewhere,
+    such as on a GPU, the default is KV_POOL_BYTES.
     """
     if config.kv_cache_bytes is not None:
         return config.kv_cache_bytes
-    has_draft_model = config.speculation is not None and config.speculation.model is not None
-    return KV_POOL_BYTES if memory is None else memory.pool_bytes(least, 2 if has_draft_model else 1)
+    has_other = config.speculation is not None and config.speculation.method in ("draft_model", "head")
+    return KV_POOL_BYTES if memory is None else memory.pool_bytes(least, 2 if has_other else 1)
 
 
 def request_length(usual: int, longest: int, config: EngineConfig) -> int:
