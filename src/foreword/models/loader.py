@@ -31,6 +31,10 @@ from foreword.models.tokenizer import Tokenizer
 from foreword.models.weights import FileWeights, Tensor, Weights
 
 
+def no_head() -> None:
+    """Return None: the files of a model have no head for further tokens."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """The parts of a model that an engine needs: the architecture, the weights under canonical names, the
@@ -47,7 +51,7 @@ class LoadedModel:
     pooling: PoolingSpec = field(default_factory=PoolingSpec)
     unread_keys: tuple[str, ...] = ()  # of its configurations: they have no influence
     generation: GenerationFiles = field(default_factory=GenerationFiles)
-    head: Callable[[], NextTokenHead | None] = lambda: None  # that predicts further tokens, read when it is called
+    head: Callable[[], NextTokenHead | None] = no_head  # that predicts further tokens, read when it is called
 
     @property
     def decoder(self) -> DecoderSpec:
