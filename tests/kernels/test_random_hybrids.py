@@ -75,7 +75,7 @@ class Case:
 
 
 @pytest.mark.parametrize("kind", EXECUTORS)
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(st.integers(0, 2**32))
 def test_drafts_change_no_token_of_random_models_and_traffic(kind, seed):
     case = Case(kind, seed)
