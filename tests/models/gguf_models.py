@@ -16,6 +16,7 @@ ARCHITECTURES = {
     "granitemoeshared": "granitemoe", "granitemoehybrid": "granitehybrid", "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe", "lfm2": "lfm2", "nemotron_h": "nemotron_h", "lfm2_moe": "lfm2moe",
     "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "minicpm3": "minicpm3",
+    "minicpm": "minicpm",
 }  # fmt: skip
 INTERLEAVED = {
     "llama",
@@ -24,6 +25,7 @@ INTERLEAVED = {
     "granite",
     "granitemoe",
     "granitehybrid",
+    "minicpm",
 }  # architectures whose q and k rows are in interleaved rotary order
 DELTA = {"qwen3next", "qwen35", "qwen35moe"}
 GEMMA = {"gemma2", "gemma3"}  # GGUF files hold their norm weights as 1 + w
@@ -334,6 +336,12 @@ def metadata(config):
             "nemotron_h.ssm.inner_size": ("u32", config["mamba_num_heads"] * config["mamba_head_dim"]),
         }
         del found["nemotron_h.expert_feed_forward_length"]
+    if config["model_type"] == "minicpm":
+        found |= {
+            "minicpm.embedding_scale": ("f32", config["scale_emb"]),
+            "minicpm.residual_scale": ("f32", config["scale_depth"] / config["num_hidden_layers"] ** 0.5),
+            "minicpm.logit_scale": ("f32", config["hidden_size"] / config["dim_model_base"]),
+        }
     if "kv_lora_rank" in config:
         found |= latent(architecture, config)
     if config.get("block_auto_adjust_ff_dim"):

@@ -3,6 +3,7 @@
 `tests/data/models/reference_keys.json` holds what `families()` returned, and the keys of GGUF files that llama.cpp
 reads: for every architecture, and for each. To record the former again, in an environment with transformers:
     PYTHONPATH=src:tests python -m models.reference_keys
+A family that transformers lacks keeps its record, which is of the model's own configuration class.
 """
 
 import importlib
@@ -34,7 +35,10 @@ def main():
     from foreword.models.families import ENCODER_FAMILIES, FAMILIES
 
     record = json.loads(RECORD.read_text())
-    record |= {"transformers": transformers.__version__, "families": families([*FAMILIES, *ENCODER_FAMILIES])}
+    types = [*FAMILIES, *ENCODER_FAMILIES]
+    found = families(name for name in types if name in transformers.CONFIG_MAPPING)
+    record["families"] = {name: found.get(name) or record["families"][name] for name in types}
+    record["transformers"] = transformers.__version__
     families_text = ",\n".join(
         f"{json.dumps(name)}: {json.dumps(value)}" for name, value in record.pop("families").items()
     )

@@ -11,8 +11,9 @@ from foreword.errors import ModelError
 from foreword.models.families import GGUF_FAMILIES
 from foreword.models.loader import load_model
 from foreword.models.naming import split_halves
+from foreword.models.quants import Quant
 from foreword.models.weights import float_tensor
-from models import gguf_writer
+from models import gguf_models, gguf_writer
 from models.gguf_models import ARCHITECTURES, experts_everywhere, interleave, write
 from models.recorded import TINY, assert_logits
 from models.running import EXECUTORS, all_logits, in_chunks
@@ -61,7 +62,7 @@ WITH_TRANSFORMERS_LOGITS = {
     "deepseek-v2": (DEEPSEEK, {}),
     **{name: ({}, {}) for name in ("ernie4_5", "arcee", "seed-oss", "olmo2", "starcoder2", "granite", "granite-moe")},
     **{name: ({}, {}) for name in ("granite-moe-shared", "granite-hybrid", "granite-hybrid-dense", "nemotron-h")},
-    "lfm2": ({}, {}),
+    **dict.fromkeys(("lfm2", "minicpm"), ({}, {})),
     "olmo3": (OLMO3, {}),
     "glm4": ({"glm4.rope.dimension_count": HALF}, {}),
     "qwen3_5": (
@@ -160,6 +161,18 @@ def test_gemma2_without_caps_in_the_file_has_the_default_caps(tmp_path):
     path = write(tmp_path / "model.gguf", config, random_tensors(TINY["gemma2"]["shapes"]))
     spec = load_model(path).spec
     assert (spec.attn_softcap, spec.final_softcap) == (50.0, 30.0)
+
+
+def test_minicpm_without_scales_in_the_file_has_those_of_the_first_model(tmp_path):
+    tiny = TINY["minicpm"]
+    config = tiny["config"] | {"scale_emb": 0, "scale_depth": 0}
+    more = {f"minicpm.{name}": ("f32", 0) for name in ("embedding_scale", "residual_scale", "logit_scale")}
+    metadata = {name: typed for name, typed in gguf_models.metadata(config).items() if name not in more}
+    arrays = gguf_models.gguf_tensors(config, random_tensors(tiny["shapes"]))
+    tensors = {name: (Quant.F32, array.shape, gguf_writer.f32(array).ravel()) for name, array in arrays.items()}
+    spec = load_model(gguf_writer.write(tmp_path / "model.gguf", metadata, tensors)).spec
+    scales = spec.embedding_scale, spec.residual_scale, spec.logit_scale
+    assert scales == pytest.approx((12, 1.4 / 2, 256 / 32))
 
 
 @pytest.mark.parametrize("rotated", [0, 4, 6])

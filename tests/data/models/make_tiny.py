@@ -153,6 +153,10 @@ MODELS = {
     "minicpm3": transformers.MiniCPM3Config(
         **{**SIZES, **MLA}, q_lora_rank=20, scale_emb=3, dim_model_base=16, rope_parameters=ROPE,
     ),
+    "minicpm": transformers.GraniteConfig(
+        **SIZES, embedding_multiplier=3.0, residual_multiplier=0.35, logits_scaling=2.0, attention_multiplier=8**-0.5,
+        tie_word_embeddings=True, rope_parameters=ROPE,
+    ),
     "gpt-oss": transformers.GptOssConfig(
         **SIZES, head_dim=12, num_local_experts=4, num_experts_per_tok=2, sliding_window=6, swiglu_limit=0.7,
         rope_parameters={**YARN, "truncate": False},
@@ -165,6 +169,16 @@ MODELS = {
         rope_parameters=ROPE,
     ),
 }  # fmt: skip
+SAME_ARITHMETIC = {
+    "minicpm": (
+        ("embedding_multiplier", "residual_multiplier", "logits_scaling", "attention_multiplier"),
+        {"model_type": "minicpm", "architectures": ["MiniCPMForCausalLM"], "scale_emb": 3.0, "scale_depth": 0.7,
+         "dim_model_base": 16},
+    ),
+}  # fmt: skip
+"""Models that transformers lacks, computed by another with the same arithmetic: the keys that are left out of its
+configuration, and those that replace them.
+"""
 
 
 def record(config, folder, num_tokens):
@@ -192,6 +206,8 @@ def main():
             continue
         with tempfile.TemporaryDirectory() as folder:
             recorded[name] = record(config, Path(folder), MORE_TOKENS.get(name, NUM_TOKENS))
+        without, own = SAME_ARITHMETIC.get(name, ((), {}))
+        recorded[name]["config"] = {k: v for k, v in recorded[name]["config"].items() if k not in without} | own
         spread = np.std(recorded[name]["last_logits"])
         print(f"{name}: {len(recorded[name]['shapes'])} tensors, logits vary by {spread:.3f}")
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in recorded.items())

@@ -14,6 +14,7 @@ from foreword.models.families import (
     lfm,
     llama,
     mamba,
+    minicpm,
     nemotron,
     olmo,
     phi,
@@ -38,6 +39,7 @@ FAMILIES: Mapping[str, Family] = {
     **lfm.FAMILIES,
     **gpt_oss.FAMILIES,
     **deepseek.FAMILIES,
+    **minicpm.FAMILIES,
 }
 """By ``model_type`` of a config.json."""
 
