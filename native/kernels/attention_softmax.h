@@ -28,7 +28,10 @@ struct Visible {
   }
 };
 FW_INLINE Visible visible_keys(const AttentionConfig &c, int64_t position, int64_t first, int64_t end) {
-  const int64_t lowest = c.sliding_window ? larger(int64_t(0), position - c.sliding_window + 1) : 0;
+  int64_t lowest = 0;
+  if (c.sliding_window) {
+    lowest = c.chunked ? position - position % c.sliding_window : larger(int64_t(0), position - c.sliding_window + 1);
+  }
   return {int(larger(lowest, first) - first), int(smaller(position + 1, end) - first)};
 }
 

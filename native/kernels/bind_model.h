@@ -118,6 +118,8 @@ class CpuModel {
     layer.mlp_norm = norm(d, "mlp_norm");
     layer.post_attn_norm = norm(d, "post_attn_norm");
     layer.post_mlp_norm = norm(d, "post_mlp_norm");
+    layer.post_attn_norm.scale = number(d, "mixer_scale", 1.);
+    layer.post_mlp_norm.scale = number(d, "mlp_scale", 1.);
     nb::dict moe_ids;
     if (d.contains("moe") && nb::try_cast(d["moe"], moe_ids)) {
       layer.moe = moe(moe_ids);
@@ -138,14 +140,21 @@ class CpuModel {
     }
     layer.rope = integer(d, "rope", -1, int64_t(model_.ropes.size()) - 1);
     layer.sliding_window = integer(d, "sliding_window", 0, INT32_MAX);
+    layer.chunked = flag(d, "chunked") && layer.sliding_window;
+    layer.beside = flag(d, "beside");
+    if (layer.beside && (model_.layers.empty() || model_.layers.back().qkv.parts.empty() ||
+                         model_.layers.back().mlp || model_.layers.back().moe)) {
+      throw std::invalid_argument("beside: the layer before has a mixer alone");
+    }
     layer.group = integer(d, "group", 0, c.num_groups - 1);
     layer.slot = integer(d, "slot", 0, model_.kv.config().num_slots - 1);
     int64_t &window = windows_[size_t(layer.group)];
     const bool is_recurrent = bool(layer.recurrent);
-    if (window >= 0 && (window != layer.sliding_window || recurrent_groups_[size_t(layer.group)] != is_recurrent)) {
+    const int64_t own = layer.chunked ? layer.sliding_window | kChunked : layer.sliding_window;
+    if (window >= 0 && (window != own || recurrent_groups_[size_t(layer.group)] != is_recurrent)) {
       throw std::invalid_argument("sliding_window: the layers of a KV group have one, or all are recurrent");
     }
-    window = layer.sliding_window;
+    window = own;
     recurrent_groups_[size_t(layer.group)] = is_recurrent;
     model_.layers.push_back(std::move(layer));
   }
@@ -438,6 +447,9 @@ class CpuModel {
     layer.q_scales = optional_vector(d, "q_scales", heads);
     layer.k_scales = optional_vector(d, "k_scales", kv_heads);
     layer.sinks = optional_vector(d, "sinks", c.num_heads);
+    if (d.contains("growth_interval")) {
+      layer.query_growth = {integer(d, "growth_interval", 1, INT32_MAX), number(d, "growth_scale")};
+    }
     std::vector<const PackedMatrix *> parts{matrix(d, "q", heads, hidden), matrix(d, "k", kv_heads, hidden),
                                             matrix(d, "v", kv_heads, hidden)};
     layer.gated = d.contains("attn_gate");
@@ -511,33 +523,40 @@ class CpuModel {
     r.dt_bias = vector(d, "dt_bias", c.num_heads);
     r.rate = vector(d, "rate", c.num_heads);
     if (!c.gated_delta()) r.skip = vector(d, "skip", c.num_heads);
-    r.norm = vector(d, "norm", c.gated_delta() ? c.value_dim : values);
+    const int norm_size = c.gated_delta() ? c.value_dim : values;
+    r.norm = c.gated_delta() ? vector(d, "norm", norm_size) : optional_vector(d, "norm", norm_size);
+    r.is_normed_first = flag(d, "is_normed_first");
+    r.least_step = number(d, "least_step", 0.);
+    r.z_scale = number(d, "z_scale", 1.);
   }
 
   // (gate, up, down, gate_bias, up_bias, down_bias); gate and biases: −1 for none. `inner`: outputs of up; 0: any
-  // number.
-  Mlp mlp(nb::handle ids, int inner) {
+  // number. `outer`: its inputs and outputs.
+  Mlp mlp(nb::handle ids, int inner, int outer) {
     std::tuple<int, int, int, int, int, int> id;
     if (!nb::try_cast(ids, id)) {
       throw std::invalid_argument("an MLP is six integers: gate, up, down, and the biases of each");
     }
     const auto [gate, up, down, gate_bias, up_bias, down_bias] = id;
-    const int hidden = model_.config.hidden_size;
     if (!inner) inner = matrix(up, "up")->rows;
     Mlp mlp;
-    if (gate != -1) mlp.gate = model_.make_linear({matrix(gate, "gate", inner, hidden)});
-    mlp.up = model_.make_linear({matrix(up, "up", inner, hidden)});
-    mlp.down = model_.make_linear({matrix(down, "down", hidden, inner)});
+    if (gate != -1) mlp.gate = model_.make_linear({matrix(gate, "gate", inner, outer)});
+    mlp.up = model_.make_linear({matrix(up, "up", inner, outer)});
+    mlp.down = model_.make_linear({matrix(down, "down", outer, inner)});
     if (gate != -1 && gate_bias != -1) mlp.gate_bias = vector(gate_bias, "gate_bias", inner);
     if (up_bias != -1) mlp.up_bias = vector(up_bias, "up_bias", inner);
-    if (down_bias != -1) mlp.down_bias = vector(down_bias, "down_bias", hidden);
+    if (down_bias != -1) mlp.down_bias = vector(down_bias, "down_bias", outer);
     return mlp;
   }
   Mlp mlp(const nb::dict &d, const char *name) {
     if (!d.contains(name)) throw std::invalid_argument(std::string(name) + " is missing");
-    return mlp(d[name], 0);
+    return mlp(d[name], 0, model_.config.hidden_size);
   }
 
+  static bool flag(const nb::dict &d, const char *name) { return d.contains(name) && integer(d, name, 0, 1); }
+  static float number(const nb::dict &d, const char *name, double otherwise) {
+    return d.contains(name) ? number(d, name) : float(otherwise);
+  }
   static float number(const nb::dict &d, const char *name) {
     double value = 0.;
     if (!d.contains(name) || !nb::try_cast(d[name], value)) {
@@ -555,8 +574,16 @@ class CpuModel {
     }
     const nb::tuple kept(experts);  // reading an expert may run code that changes the list
     const int num_experts = in_range(int64_t(nb::len(kept)), 1, kMostExperts, "the number of experts");
+    int outer = hidden;
+    if (d.contains("latent_in")) {
+      const PackedMatrix *latent_in = matrix(integer(d, "latent_in", 0, INT32_MAX), "latent_in");
+      outer = latent_in->rows;
+      moe->latent_in = linear(d, "latent_in", outer, hidden);
+      moe->latent_out = linear(d, "latent_out", hidden, outer);
+      if (d.contains("shared_gate")) throw std::invalid_argument("latent_in: experts beside a shared gate have none");
+    }
     for (nb::handle ids : kept) {
-      moe->experts.push_back(mlp(ids, moe->experts.empty() ? 0 : moe->experts[0].down.cols));
+      moe->experts.push_back(mlp(ids, moe->experts.empty() ? 0 : moe->experts[0].down.cols, outer));
     }
     moe->router = linear(d, "router", num_experts, hidden);
     moe->experts_per_token = integer(d, "experts_per_token", 1, num_experts);
@@ -570,6 +597,7 @@ class CpuModel {
         moe->experts_per_token > num_experts / moe->num_groups * moe->groups_per_token) {
       throw std::invalid_argument("num_groups: groups of equal size have the experts of a token");
     }
+    moe->scales_inputs = flag(d, "scales_inputs");
     moe->scale = number(d, "scale");
     moe->sum_eps = number(d, "sum_eps");
     if (d.contains("shared")) moe->shared = std::make_unique<Mlp>(mlp(d, "shared"));
@@ -580,6 +608,7 @@ class CpuModel {
   Model model_;
   std::vector<const PackedMatrix *> matrices_;
   std::vector<SizedVector> vectors_;
+  static constexpr int64_t kChunked = int64_t(1) << 32;  // of a window in `windows_`
   std::vector<int64_t> windows_;  // sliding window of each KV group; −1 before its first layer
   std::vector<bool> recurrent_groups_;
   std::vector<nb::object> kept_;  // arrays that the model reads where they are

@@ -207,6 +207,7 @@ struct AttentionConfig {
   int num_heads, num_kv_heads, head_dim, padded_dim;
   float softcap;           // 0: none; of scores times log2 e, like the queries
   int64_t sliding_window;  // 0: none
+  bool chunked = false;    // a query at p sees keys from p − p mod sliding_window on
   const float *sinks = nullptr;  // [num_heads], a further score of each softmax, without a value; null: none
 };
 

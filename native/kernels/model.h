@@ -48,9 +48,11 @@ struct Screen {
 
 using Vector = const float *;  // padded with zeros to padded_row(size); null if the layer has none
 
-// RMSNorm, or LayerNorm, which alone may have a bias. Without a weight there is no norm.
+// RMSNorm, or LayerNorm, which alone may have a bias. Without a weight there is no norm. scale: of its result, where
+// that is added to the residual stream.
 struct Norm {
   Vector weight = nullptr, bias = nullptr;
+  float scale = 1.f;
 
   explicit operator bool() const { return weight != nullptr; }
 };
@@ -75,11 +77,20 @@ struct Moe {
   float scale = 1.f, sum_eps = 0.f;  // sum_eps: added to the sum that norm_topk divides by
   Vector scores_bias = nullptr;  // added to the router's scores
   Vector router_bias = nullptr;  // added to probabilities for the choice alone
+  bool scales_inputs = false;    // probabilities multiply the inputs of experts, not their outputs
+  Linear latent_in, latent_out;  // before and after the experts; without parts: these take and give hidden numbers
+
+  const Mlp &expert() const { return experts[0]; }
+  // The inputs and outputs of an expert.
+  int outer() const { return expert().first().cols; }
 };
 
 // What a recurrent layer has in place of attention; rate = exp(a_log). conv: [conv_kernel, channel_stride].
+// is_normed_first: norm(y) silu(z) of mamba2, in place of norm(y silu(z)). least_step: of dt. z_scale: of z.
 struct Recurrent {
   Vector conv = nullptr, conv_bias = nullptr, dt_bias = nullptr, rate = nullptr, skip = nullptr, norm = nullptr;
+  bool is_normed_first = false;
+  float least_step = 0.f, z_scale = 1.f;
 };
 
 // Latent attention: MlaSpec. Its first product has q (or q_a) and kv_a; q_b without parts: q needs no second product.
@@ -90,7 +101,18 @@ struct Latent {
   std::vector<Linear> k_b, v_b;
 };
 
+// How queries grow with their position p: they are multiplied by 1 + scale ln(1 + ⌊(p + 1) / interval⌋).
+struct QueryGrowth {
+  int64_t interval = 0;  // 0: they do not
+  float scale = 0.f;
+
+  float at(int64_t position) const {
+    return interval ? 1.f + scale * std::log1p(float((position + 1) / interval)) : 1.f;
+  }
+};
+
 // qkv without parts: the layer has neither attention nor a state; neither mlp nor moe: it has none of both.
+// beside: the input of its first product is that of the layer before, which has neither mlp nor moe.
 struct Layer {
   Norm attn_norm, mlp_norm, post_attn_norm, post_mlp_norm;
   Vector q_norm = nullptr, k_norm = nullptr;  // of a head, or of all heads together: joint_qk_norm
@@ -105,6 +127,9 @@ struct Layer {
   std::unique_ptr<Moe> moe;
   int rope = -1;  // index of its rotary embedding; −1: none
   int64_t sliding_window = 0;
+  bool chunked = false;  // a query at p sees keys from p − p mod sliding_window on
+  bool beside = false;
+  QueryGrowth query_growth;
   int group = 0, slot = 0;
 
   bool has_attention() const { return !qkv.parts.empty() && !recurrent; }
@@ -139,7 +164,7 @@ struct ModelConfig {
   float norm_eps, query_scale, embedding_scale;
   Gate activation;
   float attn_softcap, final_softcap;  // 0: none
-  float residual_scale = 1.f, logit_scale = 1.f;
+  float gate_scale = 1.f, logit_scale = 1.f;  // gate_scale: of the input of `activation` in a gated MLP
   bool joint_qk_norm = false, layer_norm = false;
   float gate_alpha = 0.f, gate_limit = 0.f;  // of a clamped gate in place of `activation`; limit 0: none
   LatentConfig latent = {};

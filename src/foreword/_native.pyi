@@ -182,7 +182,7 @@ class CpuModel:
         activation: str,
         attn_softcap: float,
         final_softcap: float,
-        residual_scale: float = 1.0,
+        gate_scale: float = 1.0,
         logit_scale: float = 1.0,
         joint_qk_norm: bool = False,
         layer_norm: bool = False,

@@ -7,7 +7,16 @@ import numpy.typing as npt
 
 from foreword.models.quants import Quant
 from foreword.models.recurrent import RecurrentSpec
-from foreword.models.spec import ClampedGate, DecoderSpec, LayerSpec, MlaSpec, MoeSpec, RopeSpec, weight_names
+from foreword.models.spec import (
+    ClampedGate,
+    DecoderSpec,
+    LayerSpec,
+    MlaSpec,
+    MoeSpec,
+    QueryGrowth,
+    RopeSpec,
+    weight_names,
+)
 from foreword.models.weights import Tensor
 
 Floats = npt.NDArray[np.float64]
@@ -67,6 +76,7 @@ def rope(dim: int, theta: float = 10000.0, scale: float = 1.0) -> RopeSpec:
 
 
 MAMBA2 = RecurrentSpec("mamba2", 6, 2, 20, 12, conv_kernel=4, conv_bias=True)
+SCALES = (0.8, 1.4, 0.5, 0.35, 1.2)
 CONV = RecurrentSpec("short_conv", 1, 1, 0, 96, conv_kernel=3)
 TILED = RecurrentSpec("gated_delta", 6, 2, 10, 12, conv_kernel=2, tiled=True)
 DELTA = RecurrentSpec("gated_delta", 4, 2, 16, 32, conv_kernel=3)
@@ -196,6 +206,49 @@ SPECS: dict[str, DecoderSpec] = {
             LayerSpec(None, recurrent=TILED),
         ),
     ),
+    "chunks": tiny_spec(
+        layers=(
+            LayerSpec(rope(16), 24, chunked=True, unit_qk=True),
+            LayerSpec(
+                None,
+                query_growth=QueryGrowth(7, 0.4),
+                moe=MoeSpec(
+                    5,
+                    2,
+                    64,
+                    False,
+                    shared_intermediate_size=48,
+                    shared_gate=False,
+                    scoring="sigmoid",
+                    scales_inputs=True,
+                ),
+            ),
+            LayerSpec(rope(16), 24, chunked=True),
+        )
+    ),
+    "beside": tiny_spec(
+        gate_scale=0.6,
+        layers=(
+            LayerSpec(None, recurrent=replace(MAMBA2, normed="never", scales=SCALES), has_mlp=False, mixer_scale=0.7),
+            LayerSpec(rope(16), beside=True, mixer_scale=1.2, mlp_scale=0.8),
+            LayerSpec(None, recurrent=replace(MAMBA2, normed="never", scales=SCALES), has_mlp=False),
+            LayerSpec(rope(16), beside=True),
+        ),
+    ),
+    "normed_first": tiny_spec(
+        layers=(
+            LayerSpec(None, recurrent=replace(MAMBA2, normed="first", least_step=0.5), has_mlp=False),
+            LayerSpec(rope(16), beside=True),
+        )
+    ),
+    "latent_experts": tiny_spec(
+        activation="relu2",
+        gated_mlp=False,
+        layers=(
+            LayerSpec(rope(16), moe=MoeSpec(5, 2, 64, shared_intermediate_size=48, shared_gate=False, latent_size=40)),
+            LayerSpec(rope(16), moe=MoeSpec(5, 2, 64, scoring="sigmoid", latent_size=20)),
+        ),
+    ),
     "many_heads": tiny_spec(num_heads=14, num_kv_heads=2, head_dim=32, layers=(LayerSpec(rope(32)),), hidden_size=64),
     "one_kv_head": tiny_spec(num_heads=56, num_kv_heads=1, head_dim=8, layers=(LayerSpec(rope(8)),), hidden_size=64),
 }
@@ -211,17 +264,22 @@ class Reference:
     def logits(self, tokens: list[int]) -> Floats:
         spec = self.spec
         x = self._w("embed")[np.array(tokens)] * spec.embedding_scale
+        x0 = x
         for i, layer in enumerate(spec.layers):
             p = f"layers.{i}."
             if layer.has_mixer:
-                h = self._residual_norm(x, p + "attn_norm") if spec.pre_norms else x
+                before = x0, f"layers.{i - 1}.attn_norm"
+                x0 = x0 if layer.beside else x
+                h = self._residual_norm(*(before if layer.beside else (x, p + "attn_norm"))) if spec.pre_norms else x
                 r = layer.recurrent
                 a = self._recurrent(p + "state.", r, h) if r else self._attention(p, layer, h)
-                x = x + spec.residual_scale * (self._residual_norm(a, p + "post_attn_norm") if spec.post_norms else a)
+                a = self._residual_norm(a, p + "post_attn_norm") if spec.post_norms else a
+                x = x + spec.residual_scale * layer.mixer_scale * a
             if layer.has_mlp:
                 h = self._residual_norm(x, p + "mlp_norm") if spec.pre_norms else x
                 m = self._mlp(p, h) if layer.moe is None else self._moe(p, layer.moe, h)
-                x = x + spec.residual_scale * (self._residual_norm(m, p + "post_mlp_norm") if spec.post_norms else m)
+                m = self._residual_norm(m, p + "post_mlp_norm") if spec.post_norms else m
+                x = x + spec.residual_scale * layer.mlp_scale * m
         head = self._w("embed" if spec.tie_embeddings else "lm_head")
         return _cap(self._residual_norm(x, "final_norm") @ head.T * spec.logit_scale, spec.final_softcap)
 
@@ -251,11 +309,17 @@ class Reference:
         elif spec.qk_norm:
             q, k = _norm(q, self._w(p + "q_norm"), spec.norm_eps), _norm(k, self._w(p + "k_norm"), spec.norm_eps)
         q, k = _rotate(q, layer.rope), _rotate(k, layer.rope)
+        if layer.unit_qk:  # as Llama 4 has it, after the rotation
+            q, k = (_norm(part, np.ones(spec.head_dim), spec.norm_eps) for part in (q, k))
+        if (growth := layer.query_growth) is not None:
+            q = q * (1 + growth.scale * np.log(1 + np.floor((np.arange(n) + 1) / growth.interval)))[:, None, None]
         group = spec.num_heads // spec.num_kv_heads
         k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
         s = _cap(np.einsum("ihd,jhd->hij", q, k) * spec.query_scale, spec.attn_softcap)
         i, j = np.arange(n)[:, None], np.arange(n)[None, :]
         visible = (j <= i) & (j > i - (layer.sliding_window or n + 1))
+        if layer.chunked:
+            visible &= i // layer.sliding_window == j // layer.sliding_window
         s = np.where(visible, s, -np.inf)
         sinks = self._w(p + "sinks")[:, None, None] if spec.attn_sinks else np.full((1, 1, 1), -np.inf)
         top = np.maximum(s.max(-1, keepdims=True), sinks)
@@ -288,7 +352,8 @@ class Reference:
             padded = np.concatenate([np.zeros((r.conv_kernel - 1, gated.shape[1])), gated])
             mixed = sum(conv[:, i] * padded[i : i + n] for i in range(r.conv_kernel))
             return (mixed * (h @ self._w(p + "z").T)) @ self._w(p + "o").T
-        u = np.concatenate([h @ self._w(p + name).T for name in ("vkq" if mamba else "qkv")], 1)
+        by = dict(zip("vkqzd", r.scales or (1,) * 5, strict=True))
+        u = np.concatenate([h @ self._w(p + name).T * by[name] for name in ("vkq" if mamba else "qkv")], 1)
         mixed = np.zeros_like(u)
         for t in range(n):
             for back in range(min(t + 1, r.conv_kernel)):
@@ -300,8 +365,8 @@ class Reference:
         else:
             q, k, v = np.split(mixed, [keys, 2 * keys], 1)
         k, q = k.reshape(n, -1, r.key_dim), q.reshape(n, -1, r.key_dim)
-        v, z = v.reshape(n, -1, r.value_dim), (h @ self._w(p + "z").T).reshape(n, -1, r.value_dim)
-        dt = np.log1p(np.exp(h @ self._w(p + "dt").T + self._w(p + "dt_bias")))
+        v, z = v.reshape(n, -1, r.value_dim), (h @ self._w(p + "z").T * by["z"]).reshape(n, -1, r.value_dim)
+        dt = np.maximum(np.log1p(np.exp(h @ self._w(p + "dt").T * by["d"] + self._w(p + "dt_bias"))), r.least_step)
         alpha = np.exp(-np.exp(self._w(p + "a_log")) * dt)
         y = np.zeros_like(v)
         for j in range(r.num_heads):
@@ -320,8 +385,11 @@ class Reference:
                 state = alpha[t, j] * state @ erased + beta * np.outer(v[t, j], key)
                 y[t, j] = state @ query
         if mamba:
-            y = (y * _silu(z)).reshape(n, r.num_key_heads, -1)
-            y = _norm(y, self._w(p + "norm").reshape(r.num_key_heads, -1), self.spec.norm_eps)
+            y = y if r.normed == "first" else y * _silu(z)
+            if r.normed != "never":
+                y = y.reshape(n, r.num_key_heads, -1)
+                y = _norm(y, self._w(p + "norm").reshape(r.num_key_heads, -1), self.spec.norm_eps)
+            y = y.reshape(z.shape) * (_silu(z) if r.normed == "first" else 1)
         else:
             y = _norm(y, self._w(p + "norm"), self.spec.norm_eps) * _silu(z)
         return y.reshape(n, -1) @ self._w(p + "o").T
@@ -334,6 +402,7 @@ class Reference:
             alpha, limit = spec.clamped_gate.alpha, spec.clamped_gate.limit
             g, up = np.minimum(g, limit), np.clip(up, -limit, limit) + 1
             return (g / (1 + np.exp(-alpha * g)) * up) @ self._w(p + "down").T + self._w(p + "down_bias")
+        g = g * spec.gate_scale
         if spec.activation == "silu":
             g = _silu(g)
         elif spec.activation == "relu2":
@@ -347,7 +416,8 @@ class Reference:
         e = np.exp(h @ self._w(p + "router").T + (self._w(p + "scores_bias") if moe.scores_bias else 0))
         probabilities = e / (1 + e) if moe.scoring == "sigmoid" else e / e.sum(-1, keepdims=True)
         bias = self._w(p + "router_bias") if moe.router_bias else 0
-        out = np.zeros_like(h)
+        inputs = h @ self._w(p + "latent_in").T if moe.latent_size else h
+        out = np.zeros_like(inputs)
         for t, row in enumerate(probabilities):
             order = (row + bias).reshape(moe.num_groups, -1)
             best = [np.sort(group)[-2:].sum() if moe.router_bias else group.max() for group in order]
@@ -355,7 +425,9 @@ class Reference:
             chosen = np.argsort(-order.ravel(), kind="stable")[: moe.experts_per_token]
             share = moe.scale * (row[chosen] / (row[chosen].sum() + moe.sum_eps) if moe.norm_topk else row[chosen])
             for weight, expert in zip(share, chosen, strict=True):
-                out[t] += weight * self._mlp(f"{p}experts.{expert}.", h[t : t + 1])[0]
+                before, after = (weight, 1) if moe.scales_inputs else (1, weight)
+                out[t] += after * self._mlp(f"{p}experts.{expert}.", before * inputs[t : t + 1])[0]
+        out = out @ self._w(p + "latent_out").T if moe.latent_size else out
         if moe.shared_intermediate_size:
             gate = 1 / (1 + np.exp(-(h @ self._w(p + "shared_gate").T))) if moe.shared_gate else 1
             out += gate * self._mlp(p + "shared.", h)

@@ -1,10 +1,8 @@
 #include "kernels/forward/attention_plan.h"
 
-#include <algorithm>
-
 namespace foreword::kernels {
 
-void plan_attention(const ForwardInput &in, int max_queries, int64_t sliding_window, int num_kv_heads, int num_threads,
+void plan_attention(const ForwardInput &in, int max_queries, AttentionWindow window, int num_kv_heads, int num_threads,
                     AttentionPlan &plan) {
   plan.tasks.clear();
   plan.split_tiles.clear();
@@ -18,7 +16,7 @@ void plan_attention(const ForwardInput &in, int max_queries, int64_t sliding_win
     for (int tile = tiles_of(b) - 1; tile >= 0; --tile) {  // the last queries see most keys: longest tasks first
       const int first = begin + tile * max_queries, count = std::min(max_queries, end - first);
       const int64_t position = in.positions[first], key_end = position + count;
-      const int64_t key_begin = sliding_window ? std::max<int64_t>(0, position - sliding_window + 1) : 0;
+      const int64_t key_begin = window.begin(position);
       AttentionTask task{b, first, count, position, key_begin, key_end, -1};
       const int64_t first_split = key_begin / kSplit, last_split = (key_end - 1) / kSplit;
       if (!split || first_split == last_split) {

@@ -1,6 +1,7 @@
 // How the attention of one KV group is divided into tasks for the threads.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "kernels/forward/input.h"
@@ -19,6 +20,18 @@ struct SplitTile {
   int first_task, num_splits;
 };
 
+// The keys that the layers of a KV group see: those of AttentionConfig. size −1: its layers are recurrent.
+struct AttentionWindow {
+  int64_t size = -1;
+  bool chunked = false;
+
+  // The first key that a query sees.
+  int64_t begin(int64_t position) const {
+    if (!size) return 0;
+    return chunked ? position - position % size : std::max<int64_t>(0, position - size + 1);
+  }
+};
+
 struct AttentionPlan {
   std::vector<AttentionTask> tasks;  // each is computed once per KV head
   std::vector<SplitTile> split_tiles;
@@ -27,7 +40,7 @@ struct AttentionPlan {
 
 // Tiles of at most `max_queries` queries. With few tiles per thread, the splits of long contexts become tasks of their
 // own. Results do not depend on that choice: splits are merged in the same order.
-void plan_attention(const ForwardInput &input, int max_queries, int64_t sliding_window, int num_kv_heads,
+void plan_attention(const ForwardInput &input, int max_queries, AttentionWindow window, int num_kv_heads,
                     int num_threads, AttentionPlan &plan);
 
 }  // namespace foreword::kernels

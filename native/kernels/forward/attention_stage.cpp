@@ -8,7 +8,7 @@ AttentionStage::AttentionStage(PassContext &context, const EmbeddingStage &embed
     : ctx_(context),
       embedding_(embedding),
       latent_(context),
-      windows_(size_t(context.model.config.num_groups), -1),
+      windows_(size_t(context.model.config.num_groups)),
       plans_(windows_.size()),
       next_tasks_(context.model.layers.size() * size_t(context.pool.num_teams())),
       scratch_(size_t(context.pool.size())),
@@ -18,23 +18,23 @@ AttentionStage::AttentionStage(PassContext &context, const EmbeddingStage &embed
   const ModelConfig &c = ctx_.model.config;
   for (const Layer &layer : ctx_.model.layers) {
     if (!layer.has_attention()) continue;
-    windows_[size_t(layer.group)] = layer.sliding_window;
+    windows_[size_t(layer.group)] = {layer.sliding_window, layer.chunked};
     layer.o.add_kinds(kinds_);
   }
-  const int tile_rows = ctx_.isa.attention_queries(config(0)) * (c.num_heads / c.num_kv_heads);
+  const int tile_rows = ctx_.isa.attention_queries(config({0})) * (c.num_heads / c.num_kv_heads);
   partial_stride_ = size_t(tile_rows) * size_t(ctx_.model.padded_dim + kStateExtra);
   for (Scratch &scratch : scratch_) {
-    scratch.attend.reserve(ctx_.isa.attention_scratch_bytes(config(0)));
+    scratch.attend.reserve(ctx_.isa.attention_scratch_bytes(config({0})));
     scratch.key_value.reserve(size_t(3 * ctx_.model.padded_dim));
   }
 }
 
 void AttentionStage::reserve() {
   const ForwardInput &in = ctx_.input;
-  const int max_queries = ctx_.isa.attention_queries(config(0)), num_kv_heads = ctx_.model.config.num_kv_heads;
+  const int max_queries = ctx_.isa.attention_queries(config({0})), num_kv_heads = ctx_.model.config.num_kv_heads;
   int num_partials = 0;
   for (size_t g = 0; g < plans_.size(); ++g) {
-    if (windows_[g] < 0) continue;
+    if (windows_[g].size < 0) continue;
     plan_attention(in, max_queries, windows_[g], num_kv_heads, ctx_.pool.size(), plans_[g]);
     num_partials = std::max(num_partials, plans_[g].num_partials);
   }
@@ -52,7 +52,7 @@ void AttentionStage::reserve() {
 void AttentionStage::run(int thread, int layer_index) {
   const Layer &layer = ctx_.model.layers[size_t(layer_index)];
   const Share rows{0, ctx_.input.num_tokens};
-  const ActivationSet in = ctx_.norm_rows(thread, layer.attn_norm);
+  const ActivationSet in = layer.beside ? ctx_.normed_rows(thread) : ctx_.norm_rows(thread, layer.attn_norm);
   ctx_.products.linear(thread, layer.qkv, in, rows, qkv_.data(), Store::assign, &layer.o,
                        ctx_.shrink(thread, {&layer.qkv}, in));
   ctx_.pool.barrier();
@@ -129,7 +129,7 @@ void AttentionStage::rotate_and_store(int thread, const Layer &layer) {
     if (nth < num_heads) {
       const int head = heads.begin * per_key + nth;
       make(queries_.row(token) + head * padded, row, head * dim, layer.q_bias, q_norm, layer.q_scales, rotary,
-           c.query_scale * kLog2E);
+           c.query_scale * kLog2E * layer.query_growth.at(ctx_.input.positions[token]));
       return;
     }
     if (slots[token] < 0) return;
@@ -170,10 +170,10 @@ void AttentionStage::rotate_and_store_latent(int thread, const Layer &layer) {
   });
 }
 
-AttentionConfig AttentionStage::config(int64_t sliding_window, Vector sinks) const {
+AttentionConfig AttentionStage::config(AttentionWindow window, Vector sinks) const {
   const ModelConfig &c = ctx_.model.config;
-  return {c.num_heads, c.num_kv_heads, c.head_dim, ctx_.model.padded_dim, c.attn_softcap * kLog2E, sliding_window,
-          sinks};
+  return {c.num_heads, c.num_kv_heads, c.head_dim, ctx_.model.padded_dim, c.attn_softcap * kLog2E, window.size,
+          window.chunked, sinks};
 }
 
 // The outputs of this thread's tokens times their gate.
@@ -206,7 +206,7 @@ AttentionTile AttentionStage::tile_of(const Layer &layer, const AttentionTask &t
 // Threads take their team's tasks from a common counter, then merge their share of the tiles that were split.
 void AttentionStage::attend(int thread, const Layer &layer, std::atomic<int> &next_task) {
   const AttentionPlan &plan = plans_[size_t(layer.group)];
-  const AttentionConfig attention = config(layer.sliding_window, layer.sinks);
+  const AttentionConfig attention = config({layer.sliding_window, layer.chunked}, layer.sinks);
   const KVLayer kv = ctx_.model.kv.layer(layer.slot);
   const ThreadPool::Team &team = ctx_.pool.team(thread);
   const Share own = heads_of(thread);

@@ -31,7 +31,7 @@ class AttentionStage {
   Share heads_of(int thread) const;  // the KV heads of this thread's team, whose keys and values it writes and reads
   void attend(int thread, const Layer &layer, std::atomic<int> &next_task);
   void apply_gate(int thread, const Layer &layer);
-  AttentionConfig config(int64_t sliding_window, Vector sinks = nullptr) const;
+  AttentionConfig config(AttentionWindow window, Vector sinks = nullptr) const;
   const int32_t *blocks_of(const Layer &layer, const AttentionTask &task) const {
     return ctx_.input.groups[size_t(layer.group)].blocks_of(ctx_.input.idx_mapping[task.req]);
   }
@@ -40,7 +40,7 @@ class AttentionStage {
   PassContext &ctx_;
   const EmbeddingStage &embedding_;
   LatentStage latent_;
-  std::vector<int64_t> windows_;              // sliding window of each KV group; −1: its layers are recurrent
+  std::vector<AttentionWindow> windows_;      // of each KV group
   std::vector<AttentionPlan> plans_;          // of each KV group
   std::vector<std::atomic<int>> next_tasks_;  // of each team in each layer
   std::vector<Scratch> scratch_;              // [num_threads]

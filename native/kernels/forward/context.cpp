@@ -26,6 +26,7 @@ PassContext::PassContext(Model &m)
     if (layer.mlp) add_inputs(*layer.mlp, kinds_);
     if (!layer.moe) continue;
     layer.moe->router.add_kinds(kinds_);
+    layer.moe->latent_in.add_kinds(kinds_);
     layer.moe->shared_gate.add_kinds(kinds_);
     if (layer.moe->shared) add_inputs(*layer.moe->shared, kinds_);
   }
@@ -64,7 +65,7 @@ void PassContext::add_bias(int thread, Vector bias, FloatRows &rows) const {
 
 void PassContext::add_branch(int thread, const Norm &norm) {
   const Share share = token_share(thread);
-  const float scale = model.config.residual_scale;
+  const float scale = norm.scale;
   for (int t = share.begin; t < share.end; ++t) {
     const float *row = norm_row(thread, branch.row(t), norm);
     float *out = x.row(t);

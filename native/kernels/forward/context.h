@@ -42,6 +42,10 @@ class PassContext {
     return products.prepare(thread, normed, model.config.hidden_size, input.num_tokens,
                             [&](int t) { return norm_row(thread, x.row(t), norm); });
   }
+  // What the last call of norm_rows prepared.
+  ActivationSet normed_rows(int thread) const {
+    return products.prepared(thread, normed, model.config.hidden_size, input.num_tokens);
+  }
   // norm(row) in memory of this thread, valid until the next call; `row` itself without a norm.
   const float *norm_row(int thread, const float *row, const Norm &norm) const {
     return norm_row(row, norm, norm_out_[size_t(thread)].data());
@@ -71,7 +75,7 @@ class PassContext {
     return &lora_;
   }
 
-  // x += residual_scale norm(a Wᵀ + bias), with or without a norm and a bias. Ends with a barrier.
+  // x += scale norm(a Wᵀ + bias), with or without a norm and a bias. Ends with a barrier.
   void add_product(int thread, const Linear &l, const ActivationSet &a, Vector bias, const Norm &norm,
                    const Linear *next) {
     multiply(thread, l, a, {0, input.num_tokens}, norm, next);
@@ -80,7 +84,7 @@ class PassContext {
   // The same in two parts: of the tokens `rows`, which are the first rows of `a`; then, once for all rows, the rest.
   void multiply(int thread, const Linear &l, const ActivationSet &a, Share rows, const Norm &norm, const Linear *next);
   void finish_product(int thread, Vector bias, const Norm &norm);
-  // x += residual_scale norm(branch), with or without a norm. Ends with a barrier.
+  // x += scale norm(branch), with or without a norm. Ends with a barrier.
   void add_branch(int thread, const Norm &norm);
 
   Share token_share(int thread) const { return share_of(input.num_tokens, thread, pool.size()); }
@@ -97,7 +101,7 @@ class PassContext {
 
  private:
   // Whether a product is made in `branch`, and added to x from there.
-  bool has_branch(const Norm &norm) const { return norm || model.config.residual_scale != 1.f; }
+  bool has_branch(const Norm &norm) const { return norm || norm.scale != 1.f; }
   // Adds `bias` to this thread's rows.
   void add_bias(int thread, Vector bias, FloatRows &rows) const;
 

@@ -27,7 +27,7 @@ void LatentStage::reserve() {
   const int num_tokens = ctx_.input.num_tokens, rows = num_tokens * heads_;
   if (config_.q_rank) {
     queries_.reserve(num_tokens);
-    q_input_.reserve(num_tokens, config_.q_rank, q_kinds_);
+    q_input_.reserve(num_tokens, config_.q_rank, ctx_.with_loras(q_kinds_));
   }
   for (FloatRows *of_heads : {&nope_, &absorbed_, &latents_, &head_values_}) of_heads->reserve(rows);
   values_.reserve(num_tokens);
@@ -59,7 +59,8 @@ void LatentStage::absorb(int thread, const Layer &layer, FloatRows &qkv) {
       ctx_.isa.norm_parts(qkv.row(t), latent.q_norm, 0, 1, config_.q_rank, config_.norm_eps, qkv.row(t));
       return qkv.row(t);
     });
-    ctx_.products.linear(thread, latent.q_b, in, {0, num_tokens}, queries_.data(), Store::assign);
+    ctx_.products.linear(thread, latent.q_b, in, {0, num_tokens}, queries_.data(), Store::assign, nullptr,
+                         ctx_.shrink(thread, {&latent.q_b}, in));
     ctx_.pool.barrier();
   }
   const FloatRows &queries = config_.q_rank ? queries_ : qkv;

@@ -47,13 +47,18 @@ MoeStage::MoeStage(PassContext &context, MlpStage &mlp)
     : ctx_(context),
       mlp_(mlp),
       shared_gate_(1),
-      normed_(context.model.config.hidden_size),
-      out_(context.model.config.hidden_size) {
+      normed_(context.model.config.hidden_size) {
   for (const Layer &layer : ctx_.model.layers) {
     if (!layer.moe) continue;
     experts_per_token_ = std::max(experts_per_token_, layer.moe->experts_per_token);
     max_experts_ = std::max(max_experts_, int(layer.moe->experts.size()));
     router_stride_ = std::max(router_stride_, layer.moe->router.stride);
+    outer_ = std::max(outer_, layer.moe->outer());
+    scales_inputs_ = scales_inputs_ || layer.moe->scales_inputs;
+    if (!layer.moe->latent_out.parts.empty()) {
+      latent_ = std::max(latent_, layer.moe->outer());
+      layer.moe->latent_out.add_kinds(latent_kinds_);
+    }
     for (const Mlp &expert : layer.moe->experts) {
       expert.gate.add_kinds(gathered_kinds_);
       expert.up.add_kinds(gathered_kinds_);
@@ -70,12 +75,18 @@ void MoeStage::reserve() {
   normed_.reserve(num_tokens);
   router_logits_.reserve(size_t(num_tokens) * size_t(router_stride_));
   shared_gate_.reserve(num_tokens);
-  out_.reserve(choices);
-  for (Buffer<int> *of_choice : {&expert_, &place_, &token_}) of_choice->reserve(size_t(choices));
+  const size_t stride = size_t(padded_row(outer_));
+  out_.reserve(size_t(choices) * stride);
+  if (scales_inputs_) scaled_.reserve(size_t(choices) * stride);
+  if (latent_) {
+    latents_.reserve(size_t(num_tokens) * size_t(padded_row(latent_)));
+    latent_sums_.reserve(num_tokens, latent_, latent_kinds_);
+  }
+  for (Buffer<int> *of_choice : {&expert_, &place_, &token_, &choice_}) of_choice->reserve(size_t(choices));
   weight_.reserve(size_t(choices));
   expert_begin_.reserve(size_t(max_experts_) + 1);
   hidden_.reserve(size_t(choices) * size_t(hidden_stride_));
-  gathered_.reserve(choices, ctx_.model.config.hidden_size, gathered_kinds_);
+  gathered_.reserve(choices, outer_, gathered_kinds_);
   down_.reserve(choices, hidden_cols_, hidden_kinds_);
 }
 
@@ -94,14 +105,25 @@ void MoeStage::run(int thread, const Layer &layer) {
   if (!moe.shared_gate.parts.empty()) {
     ctx_.products.linear(thread, moe.shared_gate, in, tokens, shared_gate_.data(), Store::assign);
   }
+  const bool is_latent = !moe.latent_in.parts.empty();
+  if (is_latent) ctx_.products.linear(thread, moe.latent_in, in, tokens, latents_.data(), Store::assign);
   ctx_.pool.barrier();
   route(thread, moe);
   ctx_.pool.barrier();
   if (thread == 0) sort_by_expert(moe);
   ctx_.pool.barrier();
 
-  const ActivationSet gathered = ctx_.products.prepare_shared(
-      thread, gathered_, moe.router.cols, choices, [&](int place) { return normed_.row(token_.data()[place]); });
+  const size_t stride = size_t(padded_row(moe.outer()));
+  const ActivationSet gathered =
+      ctx_.products.prepare_shared(thread, gathered_, moe.outer(), choices, [&](int place) -> const float * {
+        const int token = token_.data()[place];
+        const float *row = is_latent ? latents_.data() + size_t(token) * stride : normed_.row(token);
+        if (!moe.scales_inputs) return row;
+        const float weight = weight_.data()[choice_.data()[place]];
+        float *scaled = scaled_.data() + size_t(place) * stride;
+        for (size_t i = 0; i < stride; ++i) scaled[i] = weight * row[i];
+        return scaled;
+      });
   for (int e = 0; e < num_experts; ++e) {
     ctx_.products.gated(thread, moe.experts[size_t(e)], gathered, places_of(e), hidden_.data());
   }
@@ -122,6 +144,7 @@ void MoeStage::run(int thread, const Layer &layer) {
   }
   ctx_.pool.barrier();
   sum_experts(thread, moe);
+  if (is_latent) leave_latent(thread, moe);
   ctx_.add_branch(thread, layer.post_mlp_norm);
   ctx_.clock.finish(thread, Stage::down);
 }
@@ -168,23 +191,25 @@ void MoeStage::sort_by_expert(const Moe &moe) {
     const int place = begin[expert[c]]++;
     place_.data()[c] = place;
     token_.data()[place] = c / moe.experts_per_token;
+    choice_.data()[place] = c;
   }
   std::copy_backward(begin, begin + num_experts, begin + num_experts + 1);
   begin[0] = 0;
 }
 
 // branch = Σ p_e (out_e + down_bias_e) + sigmoid(shared_gate) branch, this thread's tokens; without a gate, the whole
-// branch.
+// branch. Of latent experts, the sums alone.
 void MoeStage::sum_experts(int thread, const Moe &moe) {
-  const int k = moe.experts_per_token, stride = out_.stride();
+  const int k = moe.experts_per_token, stride = padded_row(moe.outer());
+  const bool is_latent = !moe.latent_in.parts.empty();
   const Share share = ctx_.token_share(thread);
   for (int t = share.begin; t < share.end; ++t) {
-    float *sum = ctx_.branch.row(t);
+    float *sum = is_latent ? latents_.data() + size_t(t) * size_t(stride) : ctx_.branch.row(t);
     const float gate = moe.shared_gate.parts.empty() ? 1.f : 1.f / (1.f + std::exp(-shared_gate_.row(t)[0]));
-    for (int i = 0; i < stride; ++i) sum[i] = moe.shared ? sum[i] * gate : 0.f;
+    for (int i = 0; i < stride; ++i) sum[i] = moe.shared && !is_latent ? sum[i] * gate : 0.f;
     for (int64_t choice = int64_t(t) * k; choice < int64_t(t + 1) * k; ++choice) {
-      const float *out = out_.row(place_.data()[choice]);
-      const float weight = weight_.data()[choice];
+      const float *out = out_.data() + size_t(place_.data()[choice]) * size_t(stride);
+      const float weight = moe.scales_inputs ? 1.f : weight_.data()[choice];
       const Vector bias = moe.experts[size_t(expert_.data()[choice])].down_bias;
       if (bias) {
         for (int i = 0; i < stride; ++i) sum[i] += weight * (out[i] + bias[i]);
@@ -193,6 +218,18 @@ void MoeStage::sum_experts(int thread, const Moe &moe) {
       }
     }
   }
+}
+
+void MoeStage::leave_latent(int thread, const Moe &moe) {
+  const int num_tokens = ctx_.input.num_tokens;
+  const size_t stride = size_t(padded_row(moe.outer()));
+  ctx_.pool.barrier();
+  const ActivationSet sums = ctx_.products.prepare_shared(thread, latent_sums_, moe.outer(), num_tokens, [&](int t) {
+    return latents_.data() + size_t(t) * stride;
+  });
+  ctx_.products.linear(thread, moe.latent_out, sums, {0, num_tokens}, ctx_.branch.data(),
+                       moe.shared ? Store::add : Store::assign);
+  ctx_.pool.barrier();
 }
 
 }  // namespace foreword::kernels

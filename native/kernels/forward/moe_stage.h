@@ -19,28 +19,38 @@ class MoeStage {
   MoeStage(PassContext &context, MlpStage &mlp);
 
   void reserve();
-  // x += moe(norm(x)), with moe(h) = Σ p_e mlp_e(h) + sigmoid(h Wshared_gate) mlp_shared(h). Ends with a barrier.
+  // x += moe(norm(x)), with moe(h) = Σ p_e mlp_e(h) + sigmoid(h Wshared_gate) mlp_shared(h), or as MoeSpec has it. Ends
+  // with a barrier.
   void run(int thread, const Layer &layer);
 
  private:
   void route(int thread, const Moe &moe);
   void sort_by_expert(const Moe &moe);
   void sum_experts(int thread, const Moe &moe);
+  // Multiplies the sums by latent_out and adds what is in ctx_.branch.
+  void leave_latent(int thread, const Moe &moe);
   Share places_of(int expert) const { return {expert_begin_.data()[expert], expert_begin_.data()[expert + 1]}; }
 
   PassContext &ctx_;
   MlpStage &mlp_;
   // The largest of all layers.
   int max_experts_ = 0, experts_per_token_ = 0, router_stride_ = 0, hidden_stride_ = 0, hidden_cols_ = 0;
+  int outer_ = 0;       // inputs of an expert
+  int latent_ = 0;      // those, of layers with latent experts
+  bool scales_inputs_ = false;
   FloatRows shared_gate_, normed_;      // [T, 1], [T, hidden_size]
   Buffer<float> router_logits_;         // [T, experts]
   Buffer<float> weight_;                // [choices]: p_e of a choice
+  Buffer<float> latents_;               // [T, latent_]: the inputs of latent experts, then their sums
+  Buffer<float> scaled_;                // by place: the input of an expert, times p_e
   Buffer<int> expert_, place_, token_;  // [choices]: expert of a choice, place of a choice, token of a place
+  Buffer<int> choice_;                  // [choices]: choice of a place
   Buffer<int> expert_begin_;            // [experts + 1]: first place of each expert
-  KindSet gathered_kinds_{}, hidden_kinds_{};
+  KindSet gathered_kinds_{}, hidden_kinds_{}, latent_kinds_{};
   ActivationBuffer gathered_, down_;  // by place: the inputs of gate and up, and of down
+  ActivationBuffer latent_sums_;      // [T, latent_]: the input of latent_out
   Buffer<float> hidden_;              // by place: act(gate) * up
-  FloatRows out_;                     // by place: the output of the expert
+  Buffer<float> out_;                 // by place: the output of the expert
 };
 
 }  // namespace foreword::kernels

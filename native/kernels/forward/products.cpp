@@ -23,6 +23,7 @@ Products::Products(Model &model)
       activation_(model.config.activation),
       gate_alpha_(model.config.gate_alpha),
       gate_limit_(model.config.gate_limit),
+      gate_scale_(model.config.gate_scale),
       scratch_(size_t(model.pool.size())) {
   for (Scratch &scratch : scratch_) {
     scratch.linear.reserve(isa_.linear_scratch_bytes());
@@ -127,6 +128,7 @@ void Products::gated(int thread, const Mlp &mlp, const ActivationSet &a, Share r
       if (has_gate && gate_limit_ > 0.f) {
         isa_.clamped_gate_mul(gate_alpha_, gate_limit_, gate, x, stride, to);
       } else if (has_gate) {
+        for (size_t i = 0; gate_scale_ != 1.f && i < stride; ++i) gate[i] *= gate_scale_;
         isa_.gate_mul(activation_, gate, x, stride, to);
       } else {
         isa_.activate(activation_, stride, x);

@@ -36,6 +36,10 @@ class Products {
     for (int r = 0; r < rows; ++r) prepare_row(thread, set, r, row(r));
     return set;
   }
+  // What the last call of `prepare` with this input prepared, of as many rows and columns.
+  ActivationSet prepared(int thread, const ProductInput &input, int cols, int rows) const {
+    return (rows > ProductInput::kFewRows ? input.shared : input.own[size_t(thread)]).view(rows, cols);
+  }
   // after(set, r, x): row r is prepared from x = row(r).
   template <class Row, class After>
   ActivationSet prepare_shared(int thread, const ActivationBuffer &buffer, int cols, int rows, Row &&row,
@@ -149,7 +153,7 @@ class Products {
   const Isa &isa_;
   ThreadPool &pool_;
   const Gate activation_;
-  const float gate_alpha_, gate_limit_;
+  const float gate_alpha_, gate_limit_, gate_scale_;
   std::vector<Scratch> scratch_;  // [num_threads]
 };
 

@@ -146,7 +146,7 @@ void RecurrentStage::prepare_tokens(int thread, const Layer &layer) {
     const float *time = projection(layer, kTimePart, t);
     const float *write = config_.gated_delta() ? projection(layer, kWritePart, t) : nullptr;
     for (int h = 0; h < config_.num_heads; ++h) {
-      const float dt = softplus(time[h] + r.dt_bias[h]);
+      const float dt = std::max(softplus(time[h] + r.dt_bias[h]), r.least_step);
       decay_.row(t)[h] = std::exp(-r.rate[h] * dt);
       write_.row(t)[h] = write ? sigmoid(write[h]) : dt;
     }
@@ -193,17 +193,27 @@ void RecurrentStage::scan(int thread, const Layer &layer) {
   }
 }
 
-// This thread's tokens: norm(out silu(z)) of mamba2, norm(out) silu(z) of gated_delta.
+// This thread's tokens: norm(out silu(z)) of mamba2, or norm(out) silu(z), or without a norm; norm(out) silu(z) of
+// gated_delta.
 void RecurrentStage::apply_gate(int thread, const Layer &layer) {
-  const Vector weight = layer.recurrent->norm;
+  const Recurrent &r = *layer.recurrent;
   const float eps = ctx_.model.config.norm_eps;
   const int size = config_.num_values() / config_.num_key_heads;
   const Share share = ctx_.token_share(thread);
   for (int t = share.begin; t < share.end; ++t) {
-    float *row = out_.row(t);
-    if (config_.gated_delta()) ctx_.isa.norm_parts(row, weight, 0, config_.num_heads, config_.value_dim, eps, row);
-    ctx_.isa.gate_mul(Gate::silu, projection(layer, kGatePart, t), row, size_t(out_.stride()), row);
-    if (!config_.gated_delta()) ctx_.isa.norm_parts(row, weight, size_t(size), config_.num_key_heads, size, eps, row);
+    float *row = out_.row(t), *gate = projection(layer, kGatePart, t);
+    auto norm = [&] {
+      if (config_.gated_delta()) {
+        ctx_.isa.norm_parts(row, r.norm, 0, config_.num_heads, config_.value_dim, eps, row);
+      } else if (r.norm) {
+        ctx_.isa.norm_parts(row, r.norm, size_t(size), config_.num_key_heads, size, eps, row);
+      }
+    };
+    const bool is_first = config_.gated_delta() || r.is_normed_first;
+    if (is_first) norm();
+    for (int i = 0; r.z_scale != 1.f && i < out_.stride(); ++i) gate[i] *= r.z_scale;
+    ctx_.isa.gate_mul(Gate::silu, gate, row, size_t(out_.stride()), row);
+    if (!is_first) norm();
   }
 }
 

@@ -15,7 +15,7 @@ class RecurrentStage {
   void run(int thread, const Layer &layer);
 
  private:
-  const float *projection(const Layer &layer, int part, int token) const {
+  float *projection(const Layer &layer, int part, int token) const {
     return projected_.row(token) + layer.qkv.parts[size_t(part)].offset;
   }
   // Consecutive tokens of a request after which its state is kept: it is read from one block and written to another.

@@ -213,7 +213,7 @@ class NativeExecutor(TransferPagedExecutor):
                 activation=spec.activation,
                 attn_softcap=spec.attn_softcap or 0.0,
                 final_softcap=spec.final_softcap or 0.0,
-                residual_scale=spec.residual_scale,
+                gate_scale=spec.gate_scale,
                 logit_scale=spec.logit_scale,
                 joint_qk_norm=spec.joint_qk_norm,
                 gate_alpha=spec.clamped_gate.alpha if spec.clamped_gate else 0.0,
@@ -344,19 +344,26 @@ class _Packer:
         vectors: list[str] = []
         if place is not None:
             packed |= {"group": place[0], "slot": place[1], "sliding_window": layer.sliding_window or 0}
-            packed["rope"] = self._rope(layer.rope)
-            vectors += self._norms("attn_norm", "post_attn_norm")
+            packed |= {"rope": self._rope(layer.rope), "beside": layer.beside, "chunked": layer.chunked}
+            packed["mixer_scale"] = self.spec.residual_scale * layer.mixer_scale
+            vectors += [name for name in self._norms("attn_norm", "post_attn_norm") if not self._is_shared(layer, name)]
             if layer.recurrent is not None:
                 packed["recurrent"] = self._recurrent(prefix + "state.", layer.recurrent)
             else:
                 vectors += self._attention(prefix, layer, packed)
         if layer.has_mlp:
+            packed["mlp_scale"] = self.spec.residual_scale * layer.mlp_scale
             vectors += self._norms("mlp_norm", "post_mlp_norm")
             if layer.moe is None:
                 packed["mlp"] = self._mlp(prefix)
             else:
                 packed["moe"] = self._moe(prefix, layer.moe)
         return packed | {name: self.parts.weight(prefix + name) for name in vectors}
+
+    @staticmethod
+    def _is_shared(layer: LayerSpec, norm: str) -> bool:
+        """Whether the layer takes what the layer before made with this norm."""
+        return layer.beside and norm.startswith("attn_norm")
 
     def _norms(self, before: str, after: str) -> list[str]:
         """The vectors of the norms before and after a part of a layer."""
@@ -375,6 +382,11 @@ class _Packer:
             packed["k_scales"] = self.parts.vector(prefix + "k_scales", lambda: both()[1])
         for name in ("q", "k", "v", "o", *(["attn_gate"] if spec.attn_gate else [])):
             packed[name] = self._matrix(prefix + name)
+        if layer.unit_qk:
+            for name in ("q_norm", "k_norm"):
+                packed[name] = self.parts.vector(prefix + name, lambda: np.ones(spec.head_dim, np.float32))
+        if (growth := layer.query_growth) is not None:
+            packed |= {"growth_interval": growth.interval, "growth_scale": growth.scale}
         return [
             *(["q_bias", "k_bias", "v_bias"] if spec.qkv_bias else []),
             *(["q_norm", "k_norm"] if spec.qk_norm else []),
@@ -414,7 +426,10 @@ class _Packer:
             "sum_eps": moe.sum_eps,
             "num_groups": moe.num_groups,
             "groups_per_token": moe.groups_per_token,
+            "scales_inputs": moe.scales_inputs,
         }
+        if moe.latent_size:
+            packed |= {name: self._matrix(prefix + name) for name in ("latent_in", "latent_out")}
         for name, has in (("scores_bias", moe.scores_bias), ("router_bias", moe.router_bias)):
             if has:
                 packed[name] = self.parts.weight(prefix + name)
@@ -424,25 +439,36 @@ class _Packer:
                 packed["shared_gate"] = self._matrix(prefix + "shared_gate", weight_format="fp32")
         return packed
 
-    def _recurrent(self, prefix: str, spec: RecurrentSpec) -> dict[str, int]:
+    def _recurrent(self, prefix: str, spec: RecurrentSpec) -> dict[str, float]:
         """Rates and factors of the state are computed from matrices in float32."""
-        packed: dict[str, int] = {}
+        packed: dict[str, float] = {"least_step": spec.least_step, "z_scale": spec.scale_of("z")}
+        packed["is_normed_first"] = spec.normed == "first"
         for name, shape in spec.weight_names(self.spec.hidden_size):
             if len(shape) == 2 and name != "conv":
-                precise = shape[0] == spec.num_heads and name in ("dt", "beta")
-                packed[name] = self._matrix(prefix + name, weight_format="fp32" if precise else None)
+                packed[name] = self._of_rates(prefix + name, name, shape, spec)
             else:
                 own = "rate" if name == "a_log" else name
                 packed[own] = self.parts.vector(prefix + own, partial(self._of_state, prefix, name, spec))
         return packed
 
+    def _of_rates(self, name: str, part: str, shape: tuple[int, ...], spec: RecurrentSpec) -> int:
+        """A matrix of a state. Those of rates are float32, times their scale."""
+        if shape[0] != spec.num_heads or part not in ("dt", "beta"):
+            return self._matrix(name)
+        if part == "dt" and spec.scales is not None:
+            scale = np.float32(spec.scale_of(part))
+            return self.parts.computed(name, lambda: scale * self.weights[name].dequantize(), shape[:2], "f32")  # type: ignore[arg-type]
+        return self._matrix(name, weight_format="fp32")
+
     def _of_state(self, prefix: str, name: str, spec: RecurrentSpec) -> F32:
+        """A vector of a state. The convolution has the scales of its channels."""
         values = self.weights[prefix + name].dequantize()
         match name:
             case "a_log":
                 return np.asarray(np.exp(values))
             case "conv":
-                return _by_part(values.T, spec)
+                scales = [np.full(size, spec.scale_of(part), np.float32) for part, size in spec.parts]
+                return _by_part(values.T * np.concatenate(scales), spec)
             case "conv_bias":
                 return _by_part(values[None], spec)
         return values

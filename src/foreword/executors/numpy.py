@@ -23,7 +23,7 @@ from foreword.executors.pooling import Pooler
 from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec
 from foreword.models.recurrent import RecurrentSpec
-from foreword.models.spec import DecoderSpec, LayerSpec, MlaSpec, MoeSpec, RopeSpec
+from foreword.models.spec import DecoderSpec, LayerSpec, MlaSpec, MoeSpec, QueryGrowth, RopeSpec
 from foreword.models.weights import Weights
 
 LoraFloats = Mapping[str, tuple[F32, F32]]
@@ -154,21 +154,23 @@ class NumpyExecutor(TransferPagedExecutor):
         if embeds is not None:
             tokens, vectors = embeds
             x[tokens] = vectors
+        h = x
         for i, layer in enumerate(spec.layers):
             p = f"layers.{i}."
             if layer.has_mixer:
-                h = self.norm(x, p + "attn_norm") if spec.pre_norms else x
+                if not layer.beside:
+                    h = self.norm(x, p + "attn_norm") if spec.pre_norms else x
                 if layer.recurrent is None and spec.mla is not None:
                     a = self.latent_attention(h, p, layer, spec.mla, *place[i], step)
                 elif layer.recurrent is None:
                     a = self.attention(h, p, layer, *place[i], step)
                 else:
                     a = self.recurrent(h, p, layer.recurrent, *place[i], batch)
-                x = self.sum(x, a, p + "post_attn_norm")
+                x = self.sum(x, a, p + "post_attn_norm", layer.mixer_scale)
             if layer.has_mlp:
                 h = self.norm(x, p + "mlp_norm") if spec.pre_norms else x
                 m = self.mlp(h, p, step.loras) if layer.moe is None else self.experts(h, p, layer.moe)
-                x = self.sum(x, m, p + "post_mlp_norm")
+                x = self.sum(x, m, p + "post_mlp_norm", layer.mlp_scale)
         self._last = x
         if not spec.has_logits:
             return np.zeros((0, spec.vocab_size), np.float32)
@@ -187,9 +189,10 @@ class NumpyExecutor(TransferPagedExecutor):
             return layer_norm(x, self.weight(name), self.weight(name + "_bias"), eps)
         return rms_norm(x, eps) * self.weight(name)
 
-    def sum(self, x: F32, branch: F32, norm: str) -> F32:
-        """x + residual_scale · branch, which passes through the norm first if the model has such norms."""
-        return x + np.float32(self.spec.residual_scale) * (self.norm(branch, norm) if self.spec.post_norms else branch)
+    def sum(self, x: F32, branch: F32, norm: str, scale: float) -> F32:
+        """x + residual_scale · scale · branch, which passes through the norm first if the model has such norms."""
+        normed = self.norm(branch, norm) if self.spec.post_norms else branch
+        return x + np.float32(self.spec.residual_scale * scale) * normed
 
     def linear(self, x: F32, name: str, loras: LoraTokens) -> F32:
         """x Wᵀ, and for each adapter's tokens + scale · (x Aᵀ) Bᵀ."""
@@ -213,6 +216,10 @@ class NumpyExecutor(TransferPagedExecutor):
         q, k, v = (self.project(h, p + name, loras) for name in "qkv")
         if spec.qk_norm:
             q, k = self.head_norm(q, p + "q_norm"), self.head_norm(k, p + "k_norm")
+        if layer.unit_qk:
+            q, k = rms_norm(q, spec.norm_eps), rms_norm(k, spec.norm_eps)
+        if layer.query_growth is not None:
+            q = q * query_growth(step.batch.positions[: len(q)], layer.query_growth)[:, None, None]
         if layer.rope is not None:
             at = step.rotary_positions(layer.rope)
             q, k = rotate(q, at, layer.rope), rotate(k, at, layer.rope)
@@ -284,7 +291,9 @@ class NumpyExecutor(TransferPagedExecutor):
             query = q[start:end].reshape(end - start, spec.num_kv_heads, per_kv, spec.head_dim)
             scores = np.einsum("tgqd,sgd->gqts", query, past_k, optimize=True) * np.float32(spec.query_scale)
             scores = cap(scores, spec.attn_softcap)
-            mask = visible(batch.positions[start:end], length, layer.sliding_window)
+            mask = visible(at := batch.positions[start:end], length, layer.sliding_window)
+            if layer.chunked and layer.sliding_window is not None:
+                mask &= np.arange(length) >= (at - at % layer.sliding_window)[:, None]
             weights = softmax(np.where(mask, scores, np.float32(-np.inf)), sinks)
             out[start:end] = np.einsum("gqts,sgd->tgqd", weights, past_v, optimize=True).reshape(-1, *q.shape[1:])
         return out
@@ -303,7 +312,7 @@ class NumpyExecutor(TransferPagedExecutor):
             up = np.clip(up, np.float32(-clamp.limit), np.float32(clamp.limit))
             inner = gate * sigmoid(np.float32(clamp.alpha) * gate) * (up + 1)
         else:
-            inner = act(part(h, "gate")) * up if self.spec.gated_mlp else act(up)
+            inner = act(np.float32(self.spec.gate_scale) * part(h, "gate")) * up if self.spec.gated_mlp else act(up)
         return part(inner, "down")
 
     def experts(self, h: F32, prefix: str, moe: MoeSpec) -> F32:
@@ -320,10 +329,17 @@ class NumpyExecutor(TransferPagedExecutor):
         if moe.norm_topk:
             weights = weights / (weights.sum(-1, keepdims=True) + np.float32(moe.sum_eps))
         weights = weights * np.float32(moe.scale)
-        out = np.zeros_like(h)
+        inputs = h @ self.weight(prefix + "latent_in").T if moe.latent_size else h
+        out = np.zeros_like(inputs)
         for e in np.unique(chosen):
             token, nth = np.nonzero(chosen == e)
-            out[token] += weights[token, nth, None] * self.mlp(h[token], f"{prefix}experts.{e}.")
+            weight, expert = weights[token, nth, None], f"{prefix}experts.{e}."
+            if moe.scales_inputs:
+                out[token] += self.mlp(weight * inputs[token], expert)
+            else:
+                out[token] += weight * self.mlp(inputs[token], expert)
+        if moe.latent_size:
+            out = out @ self.weight(prefix + "latent_out").T
         if moe.shared_intermediate_size:
             shared = self.mlp(h, prefix + "shared.")
             out += shared * sigmoid(h @ self.weight(prefix + "shared_gate").T) if moe.shared_gate else shared
@@ -338,6 +354,11 @@ def chosen_groups(order: F32, moe: MoeSpec) -> npt.NDArray[np.bool_]:
     taken = np.zeros(scores.shape, bool)
     np.put_along_axis(taken, best, True, axis=-1)
     return np.repeat(taken, groups.shape[-1], axis=-1)
+
+
+def query_growth(positions: I64, growth: QueryGrowth) -> F32:
+    """The factors of queries at positions [T]."""
+    return np.asarray(1 + growth.scale * np.log1p((positions + 1) // growth.interval), np.float32)
 
 
 def rotate(x: F32, positions: I64, rope: RopeSpec) -> F32:

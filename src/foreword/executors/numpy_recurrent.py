@@ -28,9 +28,9 @@ def recurrent_layer(
     runs = _runs(batch, group)
     if spec.kind == "short_conv":
         return _short_conv(h, weight, spec, states, runs)
-    inputs = {name: h @ weight(name).T for name in ("q", "k", "v", "z", "dt")}
+    inputs = {name: h @ weight(name).T * np.float32(spec.scale_of(name)) for name in ("q", "k", "v", "z", "dt")}
     u = np.concatenate([inputs[part] for part, _ in spec.parts], axis=1)  # [T, channels]
-    dt = np.logaddexp(np.float32(0), inputs["dt"] + weight("dt_bias"))  # [T, heads]
+    dt = np.maximum(np.logaddexp(np.float32(0), inputs["dt"] + weight("dt_bias")), spec.least_step)  # [T, heads]
     decay = np.exp(-np.exp(weight("a_log")) * dt)
     beta = sigmoid(h @ weight("beta").T) if spec.kind == "gated_delta" else dt
     y = np.empty((len(h), spec.num_heads, spec.value_dim), np.float32)
@@ -44,8 +44,10 @@ def recurrent_layer(
     gate = silu(inputs["z"])
     out: F32
     if spec.kind == "mamba2":
-        gated = y.reshape(gate.shape) * gate
-        out = rms_norm(gated.reshape(len(h), spec.num_key_heads, -1), norm_eps).reshape(gate.shape) * weight("norm")
+        out = y.reshape(gate.shape) * (1 if spec.normed == "first" else gate)
+        if spec.normed != "never":
+            out = rms_norm(out.reshape(len(h), spec.num_key_heads, -1), norm_eps).reshape(gate.shape) * weight("norm")
+        out = out * gate if spec.normed == "first" else out
     else:
         out = (rms_norm(y, norm_eps) * weight("norm")).reshape(gate.shape) * gate
     return out @ weight("o").T

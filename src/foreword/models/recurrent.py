@@ -7,14 +7,18 @@ or with ``tiled`` j mod num_key_heads:
     u_t = silu(Σ_i conv[:, i] u_{t − conv_kernel + 1 + i} + conv_bias)       per channel; u is 0 before the first token
     z, dt = h Wz, softplus(h Wdt + dt_bias);   decay = exp(−exp(a_log) dt)   dt, decay: one per head
 
-    mamba2:       S_t = decay S_{t−1} + k (dt v)ᵀ;   y = Sᵀ q + skip v
+    mamba2:       dt = max(dt, least_step)
+                  S_t = decay S_{t−1} + k (dt v)ᵀ;   y = Sᵀ q + skip v
                   y = norm(y silu(z), norm)          over the value heads of each key head
+                  y = norm(y, norm) silu(z)          where normed is "first"; y silu(z) where it is "never"
     gated_delta:  q, k = q / |q| / sqrt(key_dim), k / |k|;   |x| = sqrt(Σ x² + 1e-6)
                   R = decay S_{t−1};   S_t = R + k (sigmoid(h Wbeta) (v − Rᵀ k))ᵀ;   y = Sᵀ q
                   y = norm(y, norm) silu(z)          per head
     short_conv:   u = (h Wbeta) (h Wv);   y = (Σ_i conv[:, i] u_{t − conv_kernel + 1 + i}) (h Wz)     nothing else
 
     x += y Wo
+
+With scales, the products h W of v, k, q, z and dt (mamba2) are multiplied by these numbers first.
 
 The state is S [key_dim, value_dim] of each head and the last conv_kernel − 1 inputs u of the convolution, in float32.
 short_conv has no S: its key_dim is 0, and it has one head.
@@ -27,6 +31,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 RecurrentKind = Literal["mamba2", "gated_delta", "short_conv"]
+Normed = Literal["last", "first", "never"]
+"""Where the outputs of mamba2 are normed: after the gate, before it, or not at all."""
 RECURRENT_KINDS: tuple[RecurrentKind, ...] = get_args(RecurrentKind)
 
 
@@ -44,6 +50,13 @@ class RecurrentSpec:
     conv_kernel: int
     conv_bias: bool = False
     tiled: bool = False
+    normed: Normed = "last"
+    least_step: float = 0.0
+    scales: tuple[float, float, float, float, float] | None = None
+
+    def scale_of(self, part: str) -> float:
+        """Return the number that the product of v, k, q, z or dt is multiplied by."""
+        return 1.0 if self.scales is None else self.scales["vkqzd".index(part[0])]
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:
@@ -94,5 +107,6 @@ class RecurrentSpec:
         yield "a_log", (self.num_heads,)
         if self.kind == "mamba2":
             yield "skip", (self.num_heads,)
-        yield "norm", (self.norm_size,)
+        if self.normed != "never":
+            yield "norm", (self.norm_size,)
         yield "o", (hidden, self.num_values)

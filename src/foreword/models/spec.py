@@ -8,18 +8,20 @@ One decoder layer, with ``x`` the residual stream [T, hidden]:
 
     h = norm(x, attn_norm);  q, k, v = h Wq + bq, h Wk + bk, h Wv + bv       h = x unless pre_norms; biases if qkv_bias
     q, k = norm(q, q_norm), norm(k, k_norm)                                   if qk_norm, per head or all: joint_qk_norm
+    q, k = unit(q), unit(k)                                                   if the layer has unit_qk, per head
+    q *= 1 + growth.scale * ln(1 + ⌊(position + 1) / growth.interval⌋)        if the layer has a query_growth
     a = softmax(cap(rope(q) · rope(k) * query_scale, attn_softcap) + mask) v  mask: causal, and the sliding window;
                                                                               attn_sinks: below
     a = a sigmoid(h Wattn_gate)                                               if attn_gate
-    a = a Wo + bo;   a = norm(a, post_attn_norm) if post_norms;   x += residual_scale a          bo if o_bias
-    h = norm(x, mlp_norm);  m = (act(h Wgate) * (h Wup)) Wdown                or the mixture of experts
+    a = a Wo + bo;   a = norm(a, post_attn_norm) if post_norms;   x += residual_scale mixer_scale a    bo if o_bias
+    h = norm(x, mlp_norm);  m = (act(gate_scale h Wgate) * (h Wup)) Wdown     or the mixture of experts
                             m = act(h Wup + bup) Wdown + bdown                unless gated_mlp
                             biases of Wgate, Wup and Wdown if mlp_bias; another gate: ClampedGate
-    m = norm(m, post_mlp_norm) if post_norms;   x += residual_scale m
+    m = norm(m, post_mlp_norm) if post_norms;   x += residual_scale mlp_scale m
     logits = cap(norm(x, final_norm) Whead * logit_scale, final_softcap)
 
-with ``norm(x, w) = x / sqrt(mean(x²) + norm_eps) * w`` and ``cap(x, c) = c * tanh(x / c)`` (identity for None). With
-layer_norm, norms of x are ``(x − mean(x)) / sqrt(mean((x − mean(x))²) + norm_eps) * w + b``.
+with ``norm(x, w) = x / sqrt(mean(x²) + norm_eps) * w``, ``unit(x) = norm(x, 1)`` and ``cap(x, c) = c * tanh(x / c)``
+(identity for None). With layer_norm, norms of x are ``(x − mean(x)) / sqrt(mean((x − mean(x))²) + norm_eps) * w + b``.
 With attn_sinks, each head has a further score in its softmax, without a value: weights = exp(s) / (Σ exp(s) +
 exp(sink)).
 With mla, attention is over one compressed head, whose keys are its values, see `MlaSpec`.
@@ -67,6 +69,9 @@ class MoeSpec:
     ``norm_topk``, and multiply them by ``scale``; m = Σ p_e * mlp_e(h), plus mlp_shared(h) if
     ``shared_intermediate_size``, times sigmoid(h Wshared_gate) if ``shared_gate``.
 
+    scales_inputs: m = Σ mlp_e(p_e h) in place of Σ p_e mlp_e(h).
+    latent_size: experts have as many inputs and outputs: m = (Σ p_e mlp_e(h Wlatent_in)) Wlatent_out. 0: those of h.
+
     num_groups: of adjacent experts, as many in each; those of the ``groups_per_token`` best groups alone are taken. The
     score of a group is its largest p, or if ``router_bias`` the sum of its two largest of p + bias.
     """
@@ -84,6 +89,8 @@ class MoeSpec:
     scores_bias: bool = False
     num_groups: int = 1
     groups_per_token: int = 1
+    scales_inputs: bool = False
+    latent_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +125,21 @@ class ClampedGate:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """By how much queries grow with their position p: they are multiplied by 1 + scale ln(1 + ⌊(p + 1) / interval⌋)."""
+
+    interval: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """The part of a specification that differs between layers. A query at position p sees keys in (p − sliding_window,
-    p]; None: all to p.
+    p]; None: all to p. chunked: it sees those of [p − p mod sliding_window, p].
 
     recurrent: the layer has this state in place of attention; then rope and sliding_window are None.
     has_mixer, has_mlp: whether the layer has the lines up to the first, and those up to the second sum. One of both.
+    beside: the h of its mixer is that of the layer before, which has a mixer alone. So both mix the same tokens.
     """
 
     rope: RopeSpec | None
@@ -132,6 +148,12 @@ class LayerSpec:
     recurrent: RecurrentSpec | None = None
     has_mixer: bool = True
     has_mlp: bool = True
+    beside: bool = False
+    chunked: bool = False
+    unit_qk: bool = False
+    query_growth: QueryGrowth | None = None
+    mixer_scale: float = 1.0
+    mlp_scale: float = 1.0
 
     @property
     def has_attention(self) -> bool:
@@ -182,6 +204,7 @@ class DecoderSpec:
     o_bias: bool = False
     gated_mlp: bool = True
     clamped_gate: ClampedGate | None = None
+    gate_scale: float = 1.0
     mlp_bias: bool = False
     pre_norms: bool = True
     post_norms: bool = False
@@ -258,7 +281,7 @@ def weight_names(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     for i, layer in enumerate(spec.layers):
         p = f"layers.{i}."
         if layer.has_mixer:
-            if spec.pre_norms:
+            if spec.pre_norms and not layer.beside:
                 yield from _norm(spec, p + "attn_norm")
             if layer.recurrent is not None:
                 yield from ((f"{p}state.{name}", shape) for name, shape in layer.recurrent.weight_names(d))
@@ -320,22 +343,27 @@ def _experts(spec: DecoderSpec, p: str, moe: MoeSpec) -> Iterator[tuple[str, tup
         yield p + "scores_bias", (moe.num_experts,)
     if moe.router_bias:
         yield p + "router_bias", (moe.num_experts,)
+    if moe.latent_size:
+        yield p + "latent_in", (moe.latent_size, spec.hidden_size)
+        yield p + "latent_out", (spec.hidden_size, moe.latent_size)
     for e in range(moe.num_experts):
-        yield from _mlp(spec, f"{p}experts.{e}.", moe.intermediate_size)
+        yield from _mlp(spec, f"{p}experts.{e}.", moe.intermediate_size, moe.latent_size)
     if moe.shared_intermediate_size:
         if moe.shared_gate:
             yield p + "shared_gate", (1, spec.hidden_size)
         yield from _mlp(spec, p + "shared.", moe.shared_intermediate_size)
 
 
-def _mlp(spec: DecoderSpec, p: str, inner: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _mlp(spec: DecoderSpec, p: str, inner: int, outer: int = 0) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """outer: its inputs and outputs, if not the hidden size."""
+    outer = outer or spec.hidden_size
     if spec.gated_mlp:
-        yield p + "gate", (inner, spec.hidden_size)
+        yield p + "gate", (inner, outer)
         if spec.mlp_bias:
             yield p + "gate_bias", (inner,)
-    yield p + "up", (inner, spec.hidden_size)
+    yield p + "up", (inner, outer)
     if spec.mlp_bias:
         yield p + "up_bias", (inner,)
-    yield p + "down", (spec.hidden_size, inner)
+    yield p + "down", (outer, inner)
     if spec.mlp_bias:
-        yield p + "down_bias", (spec.hidden_size,)
+        yield p + "down_bias", (outer,)

@@ -70,8 +70,9 @@ class Decoder(Generic[StepType]):
         if step.embeds is not None:
             tokens, vectors = step.embeds
             x[tokens] = vectors.to(x.dtype)
+        h = x
         for layer in self.layers:
-            x = layer(x, step)
+            x, h = layer(x, h, step)
         return x
 
     def hidden_states(self, x: Tensor) -> Tensor:
@@ -92,11 +93,15 @@ class Layer(Generic[StepType]):
         self, spec: DecoderSpec, index: int, load: Loader, mixer: MakeMixer[StepType], *, compile: bool
     ) -> None:
         layer, prefix = spec.layers[index], f"layers.{index}."
-        self.residual_scale = spec.residual_scale
+        self.mixer_scale, self.mlp_scale = (spec.residual_scale * x for x in (layer.mixer_scale, layer.mlp_scale))
         self.products: list[Linear] = []
         self.mixer: Mixer[StepType] | None = None
+        self.attn_norm: Norm | None = None
         if layer.has_mixer:
-            self.attn_norm, self.post_attn_norm = _norms(spec, prefix + "attn_norm", prefix + "post_attn_norm", load)
+            before, self.post_attn_norm = _norms(
+                spec, prefix + "attn_norm", prefix + "post_attn_norm", load, has_before=not layer.beside
+            )
+            self.attn_norm = None if layer.beside else before
             self.mixer = mixer(spec, index, load)
             self.products += self.mixer.products
         self.mlp: Mlp | Experts | None = None
@@ -109,20 +114,23 @@ class Layer(Generic[StepType]):
                 self.mlp = Experts(prefix, spec, layer.moe, load)
         self._rest = compiled(Layer._after_mixer) if compile and layer.moe is None else Layer._after_mixer
 
-    def __call__(self, x: Tensor, step: StepType) -> Tensor:
-        a = None if self.mixer is None else self.mixer(self.attn_norm(x), step)
-        return self._rest(self, x, a, step.loras)
+    def __call__(self, x: Tensor, h: Tensor, step: StepType) -> tuple[Tensor, Tensor]:
+        """Return the layer's output and the input of its mixer. h: that of the layer before."""
+        h = h if self.attn_norm is None else self.attn_norm(x)
+        a = None if self.mixer is None else self.mixer(h, step)
+        return self._rest(self, x, a, step.loras), h
 
     def _after_mixer(self, x: Tensor, a: Tensor | None, loras: ProductChanges | None) -> Tensor:
         """Return the layer's output. a: [T, hidden], the output of its mixer."""
         if a is not None:
-            x = x + self._scaled(self.post_attn_norm(a))
+            x = x + _scaled(self.post_attn_norm(a), self.mixer_scale)
         if self.mlp is not None:
-            x = x + self._scaled(self.post_mlp_norm(self.mlp(self.mlp_norm(x), loras)))
+            x = x + _scaled(self.post_mlp_norm(self.mlp(self.mlp_norm(x), loras)), self.mlp_scale)
         return x
 
-    def _scaled(self, branch: Tensor) -> Tensor:
-        return branch if self.residual_scale == 1 else branch * self.residual_scale
+
+def _scaled(x: Tensor, scale: float) -> Tensor:
+    return x if scale == 1 else x * scale
 
 
 class Norm:
@@ -141,9 +149,10 @@ class Norm:
         return rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
-def _norms(spec: DecoderSpec, before: str, after: str, load: Loader) -> tuple[Norm, Norm]:
+def _norms(spec: DecoderSpec, before: str, after: str, load: Loader, *, has_before: bool = True) -> tuple[Norm, Norm]:
     """The norms before and after a part of a layer."""
-    return Norm(spec, before if spec.pre_norms else None, load), Norm(spec, after if spec.post_norms else None, load)
+    first = before if spec.pre_norms and has_before else None
+    return Norm(spec, first, load), Norm(spec, after if spec.post_norms else None, load)
 
 
 class AttentionWeights:
@@ -167,6 +176,9 @@ class AttentionWeights:
         q, k, v = map(len, self.inputs.outputs[:3])
         self.ends = q, q + k, q + k + v
         self.norms = (load(prefix + "q_norm"), load(prefix + "k_norm")) if spec.qk_norm else None
+        if self.layer.unit_qk:
+            ones = torch.ones(spec.head_dim, dtype=load.dtype, device=load.device)
+            self.norms = ones, ones
         self.sinks = load.among_heads(prefix + "sinks") if spec.attn_sinks else None
 
 
@@ -176,7 +188,8 @@ class PagedLayer(AttentionWeights):
     def __init__(self, spec: DecoderSpec, index: int, load: Loader, *, compile: bool) -> None:
         super().__init__(spec, index, load)
         window, softcap = self.layer.sliding_window, spec.attn_softcap
-        self._call = AttentionCall(self.index, spec.query_scale, window, softcap=softcap, sinks=self.sinks)
+        window, chunk = (None, window) if self.layer.chunked else (window, None)
+        self._call = AttentionCall(self.index, spec.query_scale, window, chunk, softcap=softcap, sinks=self.sinks)
         self._heads = spec.num_heads, spec.num_kv_heads
         self._qk_norm: Tensor | None = None  # [heads of q and k, head_dim]
         if self.norms is not None:
@@ -187,6 +200,8 @@ class PagedLayer(AttentionWeights):
     def __call__(self, h: Tensor, step: PagedStep) -> Tensor:
         rope = self.layer.rope
         q, k, v, gate = self._project(self, h, None if rope is None else step.rotations[rope], step.loras)
+        if self.layer.query_growth is not None:
+            q = q * step.growths[self.layer.query_growth]
         step.attention.write(self.index, k, v)
         a = step.attention.attend(self._call, q).flatten(1)
         return self.output(a * gate.sigmoid() if self.spec.attn_gate else a, step.loras)
@@ -224,7 +239,7 @@ class LatentLayer:
         self.kv_norm = load(prefix + "kv_a_norm")
         self.k_b, self.v_b = (load(prefix + name).unflatten(0, (spec.num_heads, -1)) for name in ("k_b", "v_b"))
         self.output = load.linear(prefix, ["o"])
-        self.products = [self.inputs, self.output]
+        self.products = [self.inputs, *([] if self.q is None else [self.q]), self.output]
         self._call = AttentionCall(self.index, spec.query_scale)
 
     def __call__(self, h: Tensor, step: PagedStep) -> Tensor:
@@ -232,7 +247,7 @@ class LatentLayer:
         q, k = self.inputs(h, step.loras).tensor_split([len(self.inputs.outputs[0])], dim=1)
         if self.q is not None:
             assert self.q_norm is not None
-            q = self.q(rms_norm(q, self.q_norm.shape, self.q_norm, mla.norm_eps))
+            q = self.q(rms_norm(q, self.q_norm.shape, self.q_norm, mla.norm_eps), step.loras)
         q = q.unflatten(1, (self._heads, -1))
         c = torch.cat(
             [k[:, : mla.rope_dim], rms_norm(k[:, mla.rope_dim :], self.kv_norm.shape, self.kv_norm, mla.norm_eps)], 1
@@ -282,6 +297,9 @@ class Experts:
         self.router = load(prefix + "router", torch.float32)
         self.scores_bias = load(prefix + "scores_bias", torch.float32) if moe.scores_bias else None
         self.router_bias = load(prefix + "router_bias", torch.float32) if moe.router_bias else None
+        self.latent: tuple[Tensor, Tensor] | None = None
+        if moe.latent_size:
+            self.latent = load(prefix + "latent_in"), load(prefix + "latent_out")
         experts = [f"{prefix}experts.{e}." for e in range(moe.num_experts)]
         names = ["gate", "up"] if spec.gated_mlp else ["up"]
         self.gate_up = load.stacked(experts, names, split="outputs")
@@ -313,12 +331,18 @@ class Experts:
         weights = weights * self.moe.scale
         experts, order = chosen.flatten().sort(stable=True)  # of pairs of a token and one of its experts
         ends = torch.searchsorted(experts, self.numbers, right=True).int()
-        inner = grouped(h[order // count], self.gate_up, ends)
+        inputs = (h if self.latent is None else linear(h, self.latent[0]))[order // count]
+        if self.moe.scales_inputs:
+            inputs = inputs * weights.flatten()[order, None].to(h.dtype)
+            weights = torch.ones_like(weights)
+        inner = grouped(inputs, self.gate_up, ends)
         inner = self.gate(inner if self.biases is None else inner + self.biases[0][experts])
         down = grouped(inner, self.down, ends)
-        outputs = torch.empty(len(order), h.shape[1], dtype=h.dtype, device=h.device)
+        outputs = torch.empty_like(down)
         outputs[order] = down if self.biases is None else down + self.biases[1][experts]
-        out = self.shard.sum((outputs.view(-1, count, h.shape[1]) * weights[..., None].to(h.dtype)).sum(1))
+        out = self.shard.sum((outputs.view(-1, count, outputs.shape[1]) * weights[..., None].to(h.dtype)).sum(1))
+        if self.latent is not None:
+            out = linear(out, self.latent[1])
         if self.shared is not None:
             shared = self.shared(h, loras)
             out += shared if self.shared_gate is None else shared * linear(h, self.shared_gate).sigmoid()
@@ -354,12 +378,13 @@ class Gate:
 
     def __init__(self, spec: DecoderSpec) -> None:
         self.activation, self.is_gated, self.clamp = ACTIVATIONS[spec.activation], spec.gated_mlp, spec.clamped_gate
+        self.scale = spec.gate_scale
 
     def __call__(self, gate_up: Tensor) -> Tensor:
         if not self.is_gated:
             return self.activation(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
         if self.clamp is None:
-            return self.activation(gate) * up
+            return self.activation(_scaled(gate, self.scale)) * up
         gate = gate.clamp(max=self.clamp.limit)
         return gate * torch.sigmoid(self.clamp.alpha * gate) * (up.clamp(-self.clamp.limit, self.clamp.limit) + 1)

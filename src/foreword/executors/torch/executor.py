@@ -27,7 +27,7 @@ from foreword.executors.torch.step import PagedStep, RecurrentStep
 from foreword.executors.torch.tensors import as_floats, as_tensor
 from foreword.executors.torch.weights import Loader
 from foreword.models.pooling import PoolingSpec
-from foreword.models.spec import DecoderSpec
+from foreword.models.spec import DecoderSpec, QueryGrowth
 from foreword.models.weights import Weights
 
 
@@ -93,6 +93,7 @@ class TorchExecutor(TransferPagedExecutor):
         )
         self.attention = paged_attention(cache, load.shards.positions)
         self._rotaries = Rotaries((layer.rope for layer in own.layers), own.head_dim, load.device)
+        self._growths = {layer.query_growth for layer in own.layers if layer.query_growth is not None}
         self._last = torch.zeros(0, spec.hidden_size, dtype=load.dtype, device=load.device)
 
     @property
@@ -128,7 +129,12 @@ class TorchExecutor(TransferPagedExecutor):
             self.attention,
             self._rotaries.at(positions, self.dtype, mrope),
             RecurrentStep(batch, self.cache.states, self.device) if self.spec.state_size else None,
+            {growth: self._growth(positions, growth) for growth in self._growths},
         )
+
+    def _growth(self, positions: Tensor, growth: QueryGrowth) -> Tensor:
+        steps = torch.div(positions + 1, growth.interval, rounding_mode="floor").float()
+        return (1 + growth.scale * torch.log1p(steps)).to(self.dtype)[:, None, None]
 
     def _tensor(self, array: AnyArray) -> Tensor:
         return as_tensor(array, self.device)

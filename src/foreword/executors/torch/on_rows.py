@@ -101,6 +101,11 @@ class DecoderOnRows:
             raise ConfigError(
                 f"{spec.architecture} has latent attention, which steps on a device lack; use executor='torch'"
             )
+        if any(layer.chunked or layer.query_growth for layer in spec.layers):
+            raise ConfigError(
+                f"{spec.architecture} has layers that attend in chunks, which steps on a device lack; use "
+                "executor='torch'"
+            )
         dtype = dtype_of(own.dtype, weights)
         load = Loader(weights, device_of(own.device), dtype, weight_format=own.weight_format)
         self.spec, self.dtype, self.device, self.num_splits = spec, load.dtype, load.device, own.num_splits

@@ -35,21 +35,28 @@ class RecurrentLayer:
         if self.is_short:
             return
         rates = ("dt", "beta") if self.is_delta else ("dt",)
-        self.rates = torch.cat([load(prefix + name, torch.float32) for name in rates])
+        self.rates = torch.cat([load(prefix + name, torch.float32) * own.scale_of(name) for name in rates])
+        self.scales: Tensor | None = None  # of the outputs of ``inputs``
+        if own.scales is not None:
+            sizes = [*own.parts, ("z", own.num_values)]
+            self.scales = torch.cat([torch.full((size,), own.scale_of(name)) for name, size in sizes]).to(load.device)
         self.dt_bias = load(prefix + "dt_bias", torch.float32)
         self.rate = load(prefix + "a_log", torch.float32).exp()
-        self.norm = load(prefix + "norm", torch.float32)
+        self.norm = None if own.normed == "never" else load(prefix + "norm", torch.float32)
         self.skip = None if self.is_delta else load(prefix + "skip", torch.float32)
 
     def __call__(self, x: Tensor, inputs: PagedStep) -> Tensor:
         own, step = self.spec, inputs.recurrent
         assert step is not None
         h = x[step.tokens]
-        u, z, beta = self.inputs(h).float().tensor_split((own.num_channels, own.num_channels + own.num_values), dim=1)
+        projected = self.inputs(h).float()
+        if not self.is_short and self.scales is not None:
+            projected *= self.scales
+        u, z, beta = projected.tensor_split((own.num_channels, own.num_channels + own.num_values), dim=1)
         if self.is_short:
             return self._short(h, u * beta, z, step)
         rates = linear(h.float(), self.rates)
-        dt = softplus(rates[:, : own.num_heads] + self.dt_bias)
+        dt = softplus(rates[:, : own.num_heads] + self.dt_bias).clamp(min=own.least_step)
         decay = torch.exp(-self.rate * dt)
         beta = rates[:, own.num_heads :].sigmoid() if self.is_delta else dt
 
@@ -127,10 +134,14 @@ class RecurrentLayer:
 
     def _gated(self, y: Tensor, gate: Tensor) -> Tensor:
         """The gated and normed outputs [T, num_values]. gate: [T, num_values]"""
+        if self.norm is None:
+            return y.flatten(1) * gate
         if self.is_delta:
             return rms_norm(y, self.norm.shape, self.norm, self.eps).flatten(1) * gate
-        out = (y.flatten(1) * gate).unflatten(1, (self.spec.num_key_heads, -1))
-        return rms_norm(out, out.shape[2:], None, self.eps).flatten(1) * self.norm
+        is_first = self.spec.normed == "first"
+        out = (y.flatten(1) if is_first else y.flatten(1) * gate).unflatten(1, (self.spec.num_key_heads, -1))
+        out = rms_norm(out, out.shape[2:], None, self.eps).flatten(1) * self.norm
+        return out * gate if is_first else out
 
 
 def unit(x: Tensor) -> Tensor:

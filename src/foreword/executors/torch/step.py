@@ -15,7 +15,7 @@ from foreword.executors.torch.attention import PagedAttention
 from foreword.executors.torch.loras import ProductChanges
 from foreword.executors.torch.rotation import Rotation
 from foreword.executors.torch.tensors import as_tensor
-from foreword.models.spec import RopeSpec
+from foreword.models.spec import QueryGrowth, RopeSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,13 @@ class PagedStep(Step):
     """A step over paged keys and values.
 
     attention: it has begun the step. rotations: of the tokens' positions. recurrent: None without recurrent layers.
+    growths: of the tokens' queries, [T, 1, 1].
     """
 
     attention: PagedAttention
     rotations: Mapping[RopeSpec, Rotation]
     recurrent: RecurrentStep | None
+    growths: Mapping[QueryGrowth, Tensor]
 
 
 class RecurrentStep:
