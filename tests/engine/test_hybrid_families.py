@@ -1,5 +1,5 @@
-"""Families with recurrent layers on the native executor: requests get the tokens that they get alone, whatever else
-runs, from chunks, cached states and after preemption.
+"""Families with recurrent layers or unusual attention on the native executor: requests get the tokens that they get
+alone, whatever else runs, from chunks, cached states and after preemption.
 """
 
 from functools import partial
@@ -18,6 +18,7 @@ from models.recorded import TINY, make
 
 pytestmark = pytest.mark.skipif(not available(), reason="without the native module")
 
+UNUSUAL = ["gpt-oss", "deepseek-v2", "deepseek-v3", "minicpm3", "llama4", "llama4-plain"]
 HYBRIDS = sorted(name for name, tiny in TINY.items() if any("conv" in tensor for tensor in tiny["shapes"]))
 M, UNIT = 64, 4
 
@@ -62,7 +63,7 @@ def tokens(output) -> list[int]:
     return output.outputs[0].token_ids
 
 
-@pytest.fixture(params=HYBRIDS)
+@pytest.fixture(params=[*HYBRIDS, *UNUSUAL])
 def work(request, tmp_path):
     return Work(tmp_path, request.param)
 
@@ -84,9 +85,10 @@ def test_chunks_states_of_others_and_preemption_change_no_token(work):
     engine.close()
 
     groups = batch_groups(work.model.spec, UNIT)
-    least = sum(1 if group.recurrent else -(-45 // UNIT) for group in groups)
+    kept = [min(45, (group.sliding_window or 45) + UNIT) for group in groups]
+    least = sum(1 if group.recurrent else -(-n // UNIT) for group, n in zip(groups, kept, strict=True))
     for caching in (False, True):
-        engine = work.engine(2 + 2 * least, max_num_batched_tokens=40, prefix_caching=caching)
+        engine = work.engine(2 + 2 * least, max_num_batched_tokens=16, prefix_caching=caching)
         outputs = work.results(engine, everyone)
         assert {i: tokens(output) for i, output in outputs.items()} == alone
         assert any(output.metrics.num_preemptions for output in outputs.values())

@@ -16,8 +16,9 @@ ARCHITECTURES = {
     "granitemoeshared": "granitemoe", "granitemoehybrid": "granitehybrid", "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe", "lfm2": "lfm2", "nemotron_h": "nemotron_h", "lfm2_moe": "lfm2moe",
     "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "minicpm3": "minicpm3",
-    "minicpm": "minicpm",
+    "minicpm": "minicpm", "llama4_text": "llama4", "falcon_h1": "falcon-h1",
 }  # fmt: skip
+MORE_ARCHITECTURES = {"nemotron_h_moe"}  # of models with experts of the same model_type
 INTERLEAVED = {
     "llama",
     "smollm3",
@@ -62,7 +63,8 @@ FLOATS = {"attention.layer_norm_rms_epsilon": "rms_norm_eps", "attn_logit_softca
 
 WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
          "model.embedding_norm": "token_embd_norm",
-         "model.embeddings": "token_embd", "model.norm_f": "output_norm"}  # fmt: skip
+         "model.embeddings": "token_embd", "model.norm_f": "output_norm",
+         "model.final_layernorm": "output_norm"}  # fmt: skip
 BLOCK = {
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
@@ -80,6 +82,12 @@ BLOCK = {
     "mixer.in_proj": "ssm_in", "mixer.conv1d": "ssm_conv1d", "mixer.out_proj": "ssm_out", "norm": "attn_norm",
     "mixer.q_proj": "attn_q", "mixer.k_proj": "attn_k", "mixer.v_proj": "attn_v", "mixer.o_proj": "attn_output",
     "mixer.up_proj": "ffn_up", "mixer.down_proj": "ffn_down",
+    "mixer.gate": "ffn_gate_inp", "mixer.shared_experts.up_proj": "ffn_up_shexp",
+    "mixer.shared_experts.down_proj": "ffn_down_shexp", "mixer.fc1_latent_proj": "ffn_latent_down",
+    "mixer.fc2_latent_proj": "ffn_latent_up", "feed_forward.router": "ffn_gate_inp",
+    "feed_forward.gate_proj": "ffn_gate", "feed_forward.up_proj": "ffn_up", "feed_forward.down_proj": "ffn_down",
+    "feed_forward.shared_expert.gate_proj": "ffn_gate_shexp", "feed_forward.shared_expert.up_proj": "ffn_up_shexp",
+    "feed_forward.shared_expert.down_proj": "ffn_down_shexp",
     "operator_norm": "attn_norm", "ffn_norm": "ffn_norm", "self_attn.out_proj": "attn_output",
     "self_attn.q_layernorm": "attn_q_norm", "self_attn.k_layernorm": "attn_k_norm",
     "feed_forward.w1": "ffn_gate", "feed_forward.w3": "ffn_up", "feed_forward.w2": "ffn_down",
@@ -104,6 +112,12 @@ OWN_BLOCK = {
 }
 
 
+def architecture_of(config):
+    """The ``general.architecture`` of the file of a model."""
+    more = "_moe" if "moe" in config.get("layers_block_type", ()) else ""
+    return ARCHITECTURES[config["model_type"]] + more
+
+
 def interleave(tensor, head_dim, rotated=None):
     """Rows of each head from split halves to interleaved rotary order."""
     n = rotated or head_dim
@@ -114,12 +128,14 @@ def interleave(tensor, head_dim, rotated=None):
 
 def gguf_tensors(config, tensors):
     """{name in a GGUF file: float32 array} of a checkpoint; the experts of a layer stacked in one tensor."""
-    architecture = ARCHITECTURES[config["model_type"]]
+    architecture = architecture_of(config)
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     block = {**BLOCK, **OWN_BLOCK.get(architecture, {})}
     experts, written = {}, {}
     for name, value in tensors.items():
         name = name.replace("backbone.", "model.", 1)
+        if architecture == "falcon-h1":
+            value = multiplied(config, name, value)
         more = converted(config, name, value)
         if more:
             written |= more
@@ -144,6 +160,23 @@ def gguf_tensors(config, tensors):
     return written | {name: np.stack([parts[e] for e in sorted(parts)]) for name, parts in experts.items()}
 
 
+def multiplied(config, name, value):
+    """A weight of Falcon-H1 times its multipliers."""
+    into, gates = config["attention_in_multiplier"], config["mlp_multipliers"]
+    factors = {
+        "down_proj": gates[1], "gate_proj": gates[0], "k_proj": config["key_multiplier"] * into, "q_proj": into,
+        "v_proj": into, "o_proj": config["attention_out_multiplier"], "out_proj": config["ssm_out_multiplier"],
+        "lm_head": config["lm_head_multiplier"], "embed_tokens": config["embedding_multiplier"],
+    }  # fmt: skip
+    stem = name.split(".")[-2]
+    if stem == "in_proj":
+        keys = config["mamba_n_groups"] * config["mamba_d_state"]
+        sizes = config["mamba_d_ssm"], config["mamba_d_ssm"], keys, keys, config["mamba_n_heads"]
+        rows = np.repeat(config["ssm_multipliers"], sizes) * config["ssm_in_multiplier"]
+        return (value * rows[:, None]).astype(np.float32)
+    return value * np.float32(factors.get(stem, 1))
+
+
 def converted(config, name, value):
     """The tensors that are not only renamed; none if the tensor is."""
     found = re.fullmatch(r"model\.layers\.(\d+)\.(\w+)\.(.+)", name)
@@ -157,6 +190,15 @@ def converted(config, name, value):
             return tiled_delta_net(config, layer, part, value)
         case "mamba":
             return mamba(config, layer, part, value)
+        case "mixer" if part == "gate.e_score_correction_bias":
+            return {f"blk.{layer}.exp_probs_b.bias": value}
+        case "pre_ff_layernorm":
+            return {f"blk.{layer}.ffn_norm": value}  # as converters name it
+        case "feed_forward" if part == "experts.gate_up_proj":
+            gate, up = np.split(value.swapaxes(1, 2), 2, axis=1)
+            return {f"blk.{layer}.ffn_gate_exps.weight": gate, f"blk.{layer}.ffn_up_exps.weight": up}
+        case "feed_forward" if part == "experts.down_proj":
+            return {f"blk.{layer}.ffn_down_exps.weight": value.swapaxes(1, 2)}
         case "mixer":
             return mamba({"mamba_n_groups": config["n_groups"]}, layer, part, value)
         case "block_sparse_moe" if part == "input_linear.weight":
@@ -299,7 +341,7 @@ def experts_everywhere(tiny, like):
 
 def metadata(config):
     """The metadata of the architecture, and a vocabulary of single characters with one merge."""
-    architecture = ARCHITECTURES[config["model_type"]]
+    architecture = architecture_of(config)
     rope = config.get("rope_parameters") or {"rope_theta": 10000.0}
     rope = rope.get("full_attention", rope)
     types = config.get("layer_types") or []
@@ -308,34 +350,59 @@ def metadata(config):
              f"{architecture}.rope.freq_base": ("f32", rope["rope_theta"])}  # fmt: skip
     found |= {f"{architecture}.{k}": ("u32", config[v]) for k, v in KEYS.items() if config.get(v)}
     found |= {f"{architecture}.{k}": ("f32", config[v]) for k, v in FLOATS.items() if config.get(v)}
+    if architecture == "falcon-h1":  # in its weights
+        del found["falcon-h1.embedding_scale"]
     if "linear_value_head_dim" in config:
         inner = config["linear_num_value_heads"] * config["linear_value_head_dim"]
         found[f"{architecture}.ssm.inner_size"] = ("u32", inner)
     if "mamba_n_heads" in config:
-        found |= {f"{architecture}.{k}": ("u32", config[v]) for k, v in MAMBA_KEYS.items()}
+        found |= {f"{architecture}.{k}": ("u32", config[v]) for k, v in MAMBA_KEYS.items() if v in config}
         found[f"{architecture}.ssm.inner_size"] = ("u32", config["mamba_n_heads"] * config["mamba_d_head"])
-        found[f"{architecture}.rope.scaling.finetuned"] = ("bool", config["position_embedding_type"] == "rope")
+        if "position_embedding_type" in config:
+            found[f"{architecture}.rope.scaling.finetuned"] = ("bool", config["position_embedding_type"] == "rope")
     elif config.get("shared_intermediate_size"):
         found[f"{architecture}.expert_shared_feed_forward_length"] = ("u32", config["shared_intermediate_size"])
-    if "mamba_n_heads" in config or "conv_L_cache" in config:
+    if ("mamba_n_heads" in config and types) or "conv_L_cache" in config:
         heads = [config["num_key_value_heads"] if kind == "full_attention" else 0 for kind in types]
         found[f"{architecture}.attention.head_count_kv"] = ("[i32]", heads)
     if config["model_type"] == "nemotron_h":
         kinds = config["layers_block_type"]
         heads = [config["num_key_value_heads"] if kind == "full_attention" else 0 for kind in kinds]
-        widths = [config["intermediate_size"] if kind == "mlp" else 0 for kind in kinds]
-        found |= {
-            "nemotron_h.block_count": ("u32", len(kinds)),
-            "nemotron_h.attention.head_count_kv": ("[i32]", heads),
-            "nemotron_h.feed_forward_length": ("[i32]", widths),
-            "nemotron_h.attention.layer_norm_rms_epsilon": ("f32", config["layer_norm_epsilon"]),
-            "nemotron_h.ssm.conv_kernel": ("u32", config["conv_kernel"]),
-            "nemotron_h.ssm.state_size": ("u32", config["ssm_state_size"]),
-            "nemotron_h.ssm.group_count": ("u32", config["n_groups"]),
-            "nemotron_h.ssm.time_step_rank": ("u32", config["mamba_num_heads"]),
-            "nemotron_h.ssm.inner_size": ("u32", config["mamba_num_heads"] * config["mamba_head_dim"]),
+        has_experts = "moe" in kinds
+        width = config["moe_intermediate_size" if has_experts else "intermediate_size"]
+        widths = [width if kind in ("mlp", "moe") else 0 for kind in kinds]
+        own = {
+            "block_count": ("u32", len(kinds)),
+            "attention.head_count_kv": ("[i32]", heads),
+            "feed_forward_length": ("[i32]", widths),
+            "attention.layer_norm_rms_epsilon": ("f32", config["layer_norm_epsilon"]),
+            "ssm.conv_kernel": ("u32", config["conv_kernel"]),
+            "ssm.state_size": ("u32", config["ssm_state_size"]),
+            "ssm.group_count": ("u32", config["n_groups"]),
+            "ssm.time_step_rank": ("u32", config["mamba_num_heads"]),
+            "ssm.inner_size": ("u32", config["mamba_num_heads"] * config["mamba_head_dim"]),
         }
-        del found["nemotron_h.expert_feed_forward_length"]
+        if has_experts:
+            own |= {
+                "expert_count": ("u32", config["n_routed_experts"]),
+                "expert_shared_count": ("u32", config["n_shared_experts"]),
+                "expert_shared_feed_forward_length": ("u32", config["moe_shared_expert_intermediate_size"]),
+                "expert_group_count": ("u32", config["n_group"]),
+                "expert_group_used_count": ("u32", config["topk_group"]),
+                "expert_weights_norm": ("bool", config["norm_topk_prob"]),
+                "expert_weights_scale": ("f32", config["routed_scaling_factor"]),
+            }
+            if config["moe_latent_size"]:
+                own["moe_latent_size"] = ("u32", config["moe_latent_size"])
+        else:
+            del found["nemotron_h.expert_feed_forward_length"]
+        found |= {f"{architecture}.{name}": typed for name, typed in own.items()}
+    if config["model_type"] == "llama4_text":
+        found |= {
+            "llama4.feed_forward_length": ("u32", config["intermediate_size_mlp"]),
+            "llama4.expert_feed_forward_length": ("u32", config["intermediate_size"]),
+            "llama4.interleave_moe_layer_step": ("u32", config["interleave_moe_layer_step"]),
+        }
     if config["model_type"] == "minicpm":
         found |= {
             "minicpm.embedding_scale": ("f32", config["scale_emb"]),

@@ -6,11 +6,12 @@ import numpy as np
 
 from foreword.models.quants import Quant
 from models import gguf_writer
-from models.gguf_models import ARCHITECTURES, BLOCK, INTERLEAVED, interleave
+from models.gguf_models import BLOCK, INTERLEAVED, architecture_of, interleave
 from models.tiny import write_safetensors
 
 LINEAR = (
     *("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj"),
+    *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa"),
     *("self_attn.out_proj", "feed_forward.w1", "feed_forward.w2", "feed_forward.w3", "mlp.c_fc", "mlp.c_proj"),
 )
 
@@ -64,7 +65,7 @@ def write_peft(folder, factors, **config):
 
 def gguf_parts(config, factors, alpha=8.0):
     """Metadata and tensors of the adapter as llama.cpp converts it."""
-    architecture = ARCHITECTURES[config["model_type"]]
+    architecture = architecture_of(config)
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     tensors = {}
     for name, (a, b) in factors.items():

@@ -14,7 +14,7 @@ from foreword.models.naming import split_halves
 from foreword.models.quants import Quant
 from foreword.models.weights import float_tensor
 from models import gguf_models, gguf_writer
-from models.gguf_models import ARCHITECTURES, experts_everywhere, interleave, write
+from models.gguf_models import ARCHITECTURES, MORE_ARCHITECTURES, architecture_of, experts_everywhere, interleave, write
 from models.recorded import TINY, assert_logits
 from models.running import EXECUTORS, all_logits, in_chunks
 from models.tiny import random_tensors, write_model
@@ -62,7 +62,9 @@ WITH_TRANSFORMERS_LOGITS = {
     "deepseek-v2": (DEEPSEEK, {}),
     **{name: ({}, {}) for name in ("ernie4_5", "arcee", "seed-oss", "olmo2", "starcoder2", "granite", "granite-moe")},
     **{name: ({}, {}) for name in ("granite-moe-shared", "granite-hybrid", "granite-hybrid-dense", "nemotron-h")},
-    **dict.fromkeys(("lfm2", "minicpm"), ({}, {})),
+    **dict.fromkeys(
+        ("lfm2", "minicpm", "falcon-h1", "falcon-h1-normed-last", "nemotron-h-latent"), ({}, {})
+    ),
     "olmo3": (OLMO3, {}),
     "glm4": ({"glm4.rope.dimension_count": HALF}, {}),
     "qwen3_5": (
@@ -92,6 +94,7 @@ def test_a_file_gives_the_logits_of_transformers(tmp_path, name, executor):
 
 LOCAL = {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0},
          "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}  # fmt: skip
+LLAMA4 = {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}
 # Settings that GGUF cannot express are changed in the directory: (changes, more metadata).
 LIKE_A_DIRECTORY = {
     "gpt-oss": ({"swiglu_limit": 7.0}, GPT_OSS),
@@ -102,6 +105,7 @@ LIKE_A_DIRECTORY = {
         )
         for kind in ("k_b and v_b apart", "kv_b in one")
     },
+    "llama4": ({**LLAMA4, "rope_parameters": {"rope_theta": 500.0}}, {}),
     "minicpm3": ({"scale_emb": 12.0, "dim_model_base": 256}, {}),
     "lfm2-moe": ({"routed_scaling_factor": 1.0}, {"lfm2moe.expert_gating_func": ("u32", 2)}),
     "mistral": ({"sliding_window": None, "layer_types": None}, {}),
@@ -142,8 +146,8 @@ def test_a_file_gives_the_logits_of_a_directory(tmp_path, case, executor):
 
 def test_every_architecture_is_tested():
     names = [*WITH_TRANSFORMERS_LOGITS, *(case.split(",")[0] for case in LIKE_A_DIRECTORY)]
-    assert {ARCHITECTURES[TINY[name]["config"]["model_type"]] for name in names} == set(GGUF_FAMILIES)
-    assert set(GGUF_FAMILIES) == set(ARCHITECTURES.values())
+    assert {architecture_of(TINY[name]["config"]) for name in names} == set(GGUF_FAMILIES)
+    assert set(GGUF_FAMILIES) == {*ARCHITECTURES.values(), *MORE_ARCHITECTURES}
 
 
 def test_frequencies_are_divided_by_the_tensor_of_a_file(tmp_path):

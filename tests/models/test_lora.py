@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from foreword.errors import ModelError
 from foreword.models.loader import load_model
 from foreword.models.lora import MAX_RANK, read_lora
 from models import gguf_writer
@@ -21,6 +22,8 @@ from models.tiny import random_tensors, write_model
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "models" / "lora.json").read_text())
 FAMILIES = sorted({tiny["config"]["model_type"]: name for name, tiny in TINY.items()}.values())
 """One tiny model of each family."""
+SCALED = {"falcon_h1"}  # whose GGUF files have the multipliers in their weights
+IN_GGUF = [name for name in FAMILIES if TINY[name]["config"]["model_type"] in ARCHITECTURES.keys() - SCALED]
 
 
 class Rig:
@@ -68,12 +71,24 @@ def test_an_adapter_of_each_family_gives_the_logits_of_merged_weights(tmp_path, 
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("name", [name for name in FAMILIES if TINY[name]["config"]["model_type"] in ARCHITECTURES])
+@pytest.mark.parametrize("name", IN_GGUF)
 def test_a_gguf_adapter_of_each_family_gives_the_logits_of_merged_weights(tmp_path, name, executor):
     rig = Rig(tmp_path, name)
     factors = random_factors(rig.tiny["shapes"])
     path = gguf_writer.write(tmp_path / "adapter.gguf", *gguf_parts(rig.tiny["config"], factors, alpha=6.0))
     assert_equal(rig.logits(rig.read(path), executor), rig.merged_logits(factors, 6 / 4), rig.tolerance)
+
+
+def test_a_gguf_model_that_has_multipliers_in_its_weights_refuses_adapters(tmp_path):
+    rig = Rig(tmp_path, "falcon-h1")
+    factors = random_factors(rig.tiny["shapes"])
+    folder = write_peft(tmp_path / "adapter", factors)
+    model = load_model(as_gguf(tmp_path, "falcon-h1"))
+    with pytest.raises(ModelError, match=r"falcon_h1 have its multipliers.* Use the model's directory of safetensors"):
+        read_lora(folder, model.spec, model.family)
+    path = gguf_writer.write(tmp_path / "adapter.gguf", *gguf_parts(rig.tiny["config"], factors))
+    with pytest.raises(ModelError, match="GGUF adapters for 'falcon_h1' models are not supported"):
+        rig.read(path)
 
 
 @pytest.mark.parametrize("name", ["llama-yarn", "smollm3", "qwen3", "phi3"])

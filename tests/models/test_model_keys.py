@@ -15,7 +15,7 @@ from foreword.models.families import ENCODER_FAMILIES, FAMILIES, GGUF_FAMILIES
 from foreword.models.gguf import GGUF
 from foreword.models.keys import WITHOUT_EFFECT, Key, only, table
 from foreword.models.loader import load_model
-from models.gguf_models import ARCHITECTURES, metadata, write
+from models.gguf_models import ARCHITECTURES, architecture_of, metadata, write
 from models.pooling_models import POOLING
 from models.recorded import TINY, make
 from models.reference_keys import RECORD
@@ -89,7 +89,7 @@ def variants(model_type):
         yield Config(PATH, values)
     if (family := FAMILIES.get(model_type)) and family.gguf:
         for values in (tiny["config"] for tiny in TINY.values()):
-            if ARCHITECTURES.get(values["model_type"]) == family.gguf:
+            if values["model_type"] in ARCHITECTURES and GGUF_FAMILIES[architecture_of(values)] is family:
                 yield config_from_gguf(GGUF(PATH, 3, plain(metadata(values)), {}), family.keys)
 
 

@@ -92,7 +92,8 @@ def families() -> Iterator[tuple[str, ...]]:
     titles = dict.fromkeys(family.title for family in ALL.values())
     for title in titles:
         types = [model_type for model_type, family in ALL.items() if family.title == title]
-        gguf = [family.gguf for family in FAMILIES.values() if family.title == title and family.gguf]
+        of_title = (family for family in FAMILIES.values() if family.title == title)
+        gguf = [name for family in of_title if family.gguf for name in (family.gguf, *family.more_gguf)]
         in_gguf = code(gguf) or "–"
         yield title, code(types), in_gguf, str(sum(map(recorded.count, types)))
 

@@ -162,7 +162,11 @@ ROPE_FACTORS = {
     "long_factor": "rope_factors_long.weight",
 }
 """Tensors of a GGUF file that are parameters of the rotary embedding."""
-_TOLD_BY_TENSORS = {"attention_bias": "blk.0.attn_q.bias", "attention_out_bias": "blk.0.attn_output.bias"}
+_TOLD_BY_TENSORS = {
+    "attention_bias": "blk.0.attn_q.bias",
+    "attention_out_bias": "blk.0.attn_output.bias",
+    "mamba_rms_norm": "blk.0.ssm_norm.weight",
+}
 """Keys that GGUF files do not have: whether the model has this tensor."""
 _SCALING, _SCALE = "rope.scaling.", "rope.scale_linear"
 _SCALING_NAMES = {

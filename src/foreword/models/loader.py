@@ -191,9 +191,13 @@ def _text_config(config: Config) -> Config:
 
 def _text_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of the text model of a model of images and texts, under their own names."""
-    prefix = "model.language_model."
-    own = {f"model.{name.removeprefix(prefix)}": tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    return own | {name: tensor for name, tensor in tensors.items() if not name.startswith("model.")}
+    own: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if (rest := name.removeprefix("model.language_model.")) != name:
+            own[f"model.{rest}"] = tensor
+        elif not name.startswith("model."):
+            own[name.removeprefix("language_model.")] = tensor
+    return own
 
 
 def _tensors(folder: Path, config: Config) -> tuple[Mapping[str, Tensor], list[ModelFile]]:

@@ -34,13 +34,14 @@ def weights_from_gguf(
     """All weights of a spec from a GGUF file. ModelError for a weight that is missing or has another shape,
     and for a tensor that the spec does not use: a bias, a scale, another type of layer.
     """
+    tensors = {f"{name}.weight" if name.endswith(".ffn_norm") else name: tensor for name, tensor in tensors.items()}
     if spec.mla is not None:
         tensors = _separate_latents(tensors, spec, spec.mla)
-    weights, used = _collect(path, tensors, weight_names(spec), family.names_in_gguf(spec))
+    weights, used = _collect(path, tensors, weight_names(spec), family.names_in_gguf(spec), family.parts_of_layer)
     if extra := sorted(tensors.keys() - used - set(ROPE_FACTORS.values())):
         fix = "Use a directory of safetensors, or another model"
         raise ModelError(f"{path}: tensor {extra[0]} is not part of a {spec.architecture} model. {fix}")
-    _split_interleaved(weights, spec, family.gguf_interleaved)
+    reorder_rows(weights, spec, family.gguf_interleaved)
     for i, layer in enumerate(spec.layers):
         if layer.recurrent is not None and layer.recurrent.kind != "short_conv":  # the file has −exp(a_log)
             rates = -weights[name := f"layers.{i}.state.a_log"].dequantize()
@@ -63,7 +64,7 @@ def weights_from_safetensors(
     if "experts.gate_up" not in names and any(name.endswith(_STACKED_EXPERTS) for name in tensors):
         names |= _stacked_experts(spec)
     wanted = chain(weight_names(spec), pooling.weight_names() if pooling else ())
-    weights, used = _collect(path, tensors, wanted, names, transposed=family.transposed_experts)
+    weights, used = _collect(path, tensors, wanted, names, family.parts_of_layer, transposed=family.transposed_experts)
     # Equal to the embedding, or of a model that computes no logits.
     heads = () if "lm_head" in weights else (SAFETENSORS_NAMES["lm_head"],)
     _check_unused(path, tensors, used, spec.architecture, (*family.unused, *heads))
@@ -71,7 +72,7 @@ def weights_from_safetensors(
         for name in weights:
             if name.endswith("_norm"):
                 weights[name] = float_tensor(weights[name].dequantize() + np.float32(1))
-    _split_interleaved(weights, spec, family.interleaved)
+    reorder_rows(weights, spec, family.interleaved)
     return weights
 
 
@@ -128,11 +129,15 @@ def _check_unused(
             raise ModelError(f"{path}: tensor {name} is not part of a {architecture} model as configured. {fix}")
 
 
-def _split_interleaved(weights: dict[str, Tensor], spec: DecoderSpec, is_interleaved: bool) -> None:
+def reorder_rows(weights: dict[str, Tensor], spec: DecoderSpec, is_interleaved: bool) -> None:
+    """Bring the rows of queries and keys, of those that are in ``weights``, from the order of a file to that of a
+    spec.
+    """
     if spec.mla is not None:
         _rotary_parts_first(weights, spec, spec.mla, is_interleaved=is_interleaved)
-    for name, rotated in interleaved(spec) if is_interleaved else ():
-        weights[name] = split_halves(weights[name], spec.head_dim, rotated)
+    for name, rotated in _interleaved(spec) if is_interleaved else ():
+        if name in weights:
+            weights[name] = split_halves(weights[name], spec.head_dim, rotated)
 
 
 def _rotary_parts_first(weights: dict[str, Tensor], spec: DecoderSpec, mla: MlaSpec, *, is_interleaved: bool) -> None:
@@ -141,7 +146,9 @@ def _rotary_parts_first(weights: dict[str, Tensor], spec: DecoderSpec, mla: MlaS
     rotary = np.arange(r).reshape(-1, 2).T.ravel() if is_interleaved else np.arange(r)
     for i in range(spec.num_layers):
         for name, rest in (("q", mla.nope_dim), ("kv_a", mla.kv_rank)):
-            tensor = weights[f"layers.{i}.{name}"]
+            tensor = weights.get(f"layers.{i}.{name}")
+            if tensor is None:
+                continue
             order = np.concatenate([rest + rotary, np.arange(rest)])
             rows = np.arange(tensor.shape[0]).reshape(-1, rest + r)[:, order]
             weights[f"layers.{i}.{name}"] = Tensor(tensor.data[rows.ravel()], tensor.quant, tensor.shape)
@@ -167,7 +174,7 @@ def _separate_latents(tensors: Mapping[str, Tensor], spec: DecoderSpec, mla: Mla
     return found
 
 
-def interleaved(spec: DecoderSpec) -> Iterator[tuple[str, int]]:
+def _interleaved(spec: DecoderSpec) -> Iterator[tuple[str, int]]:
     """The weights of queries and keys, with each a head's number of rows that are rotated; without rotation all."""
     for i, layer in enumerate(spec.layers):
         if layer.has_attention and spec.mla is None:
@@ -192,6 +199,7 @@ def _collect(
     tensors: Mapping[str, Tensor],
     wanted: Iterable[tuple[str, tuple[int, ...]]],
     names: Mapping[str, str | Rows],
+    parts_of_layer: int = 1,
     *,
     transposed: bool = False,
 ) -> tuple[dict[str, Tensor], set[str]]:
@@ -200,7 +208,7 @@ def _collect(
     """
     weights, used = {}, set()
     for name, shape in wanted:
-        found, rows, expert = source_of(name, names)
+        found, rows, expert = source_of(name, names, parts_of_layer)
         used.add(found)
         tensor = tensors.get(found)
         if tensor is None:
@@ -222,14 +230,19 @@ def _collect(
     return weights, used
 
 
-def source_of(name: str, names: Mapping[str, str | Rows]) -> tuple[str, Rows | None, int | None]:
-    """(tensor, rows, expert) that hold a canonical weight. rows: of a fused tensor; expert: of a stacked tensor."""
+def source_of(
+    name: str, names: Mapping[str, str | Rows], parts_of_layer: int = 1
+) -> tuple[str, Rows | None, int | None]:
+    """(tensor, rows, expert) that hold a canonical weight. rows: of a fused tensor; expert: of a stacked tensor.
+    parts_of_layer: see `Family`.
+    """
     layer, experts, e, rest = re.fullmatch(_CANONICAL, name).groups()  # type: ignore[union-attr]
     source = names[f"{experts}.{rest}" if experts else rest]
     rows = source if isinstance(source, Rows) else None
     template = names[rows.name] if rows else source
     assert isinstance(template, str)
-    return template.format(i=layer, e=e), rows, int(e) if e and "{e}" not in template else None
+    i = layer and int(layer) // parts_of_layer
+    return template.format(i=i, e=e), rows, int(e) if e and "{e}" not in template else None
 
 
 def _of_expert(tensor: Tensor, expert: int, *, transposed: bool) -> Tensor:

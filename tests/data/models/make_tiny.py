@@ -43,6 +43,11 @@ MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_s
 DELTA = {"head_dim": 16, "linear_key_head_dim": 10, "linear_value_head_dim": 12, "linear_num_key_heads": 2,
          "linear_num_value_heads": 4}  # fmt: skip
 LFM_LAYERS = ["conv", "full_attention", "conv", "full_attention"]
+FALCON = {"embedding_multiplier": 3.0, "lm_head_multiplier": 0.4, "key_multiplier": 1.5, "ssm_in_multiplier": 1.25,
+          "attention_in_multiplier": 0.9, "attention_out_multiplier": 0.8, "ssm_out_multiplier": 0.7,
+          "mlp_multipliers": [0.6, 1.3], "ssm_multipliers": [0.35, 0.8, 1.4, 0.5, 1.2]}  # fmt: skip
+NEMOTRON = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "n_group": 4, "topk_group": 2,
+            "moe_shared_expert_intermediate_size": 20, "routed_scaling_factor": 1.5}  # fmt: skip
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 12}
 
 MLA = {"num_key_value_heads": 4, "kv_lora_rank": 16, "qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "v_head_dim": 12}
@@ -137,6 +142,37 @@ MODELS = {
         **{name: size for name, size in SIZES.items() if name != "num_hidden_layers"}, head_dim=10, mamba_num_heads=4,
         mamba_head_dim=12, n_groups=2, ssm_state_size=10, conv_kernel=3, chunk_size=8,
         layers_block_type=["linear_attention", "mlp", "linear_attention", "full_attention", "mlp"],
+    ),
+    "nemotron-h-moe": transformers.NemotronHConfig(
+        **{name: size for name, size in SIZES.items() if name != "num_hidden_layers"}, head_dim=10, mamba_num_heads=4,
+        mamba_head_dim=12, n_groups=2, ssm_state_size=10, conv_kernel=3, chunk_size=8, time_step_min=0.2,
+        layers_block_type=["linear_attention", "moe", "mlp", "full_attention", "moe"], **NEMOTRON,
+    ),
+    "nemotron-h-latent": transformers.NemotronHConfig(
+        **{name: size for name, size in SIZES.items() if name != "num_hidden_layers"}, head_dim=10, mamba_num_heads=4,
+        mamba_head_dim=12, n_groups=2, ssm_state_size=10, conv_kernel=3, chunk_size=8,
+        layers_block_type=["linear_attention", "moe", "linear_attention", "full_attention", "moe"], **NEMOTRON,
+        moe_latent_size=20,
+    ),
+    "llama4-plain": transformers.Llama4TextConfig(
+        **SIZES, head_dim=12, intermediate_size_mlp=52, num_local_experts=4, moe_layers=[0], use_qk_norm=False,
+        no_rope_layers=[1, 0, 1, 0], attn_temperature_tuning=False, tie_word_embeddings=True, rope_parameters=ROPE,
+        layer_types=["chunked_attention", "full_attention", "full_attention", "chunked_attention"],
+        attention_chunk_size=6,
+    ),
+    "llama4": transformers.Llama4TextConfig(
+        **SIZES, head_dim=12, intermediate_size_mlp=52, num_local_experts=4, num_experts_per_tok=2,
+        interleave_moe_layer_step=2, attention_chunk_size=7, floor_scale=5, attn_scale=0.3, rope_parameters=LLAMA3,
+    ),
+    "falcon-h1-normed": transformers.FalconH1Config(
+        **SIZES, **MAMBA, mamba_d_ssm=64, mamba_rms_norm=True, head_dim=12, tie_word_embeddings=True,
+        rope_parameters=ROPE,
+    ),
+    "falcon-h1-normed-last": transformers.FalconH1Config(
+        **SIZES, **MAMBA, mamba_d_ssm=64, mamba_rms_norm=True, mamba_norm_before_gate=False, rope_parameters=ROPE,
+    ),
+    "falcon-h1": transformers.FalconH1Config(
+        **SIZES, **MAMBA, **FALCON, mamba_d_ssm=64, head_dim=12, rope_parameters=ROPE,
     ),
     "deepseek-v2": transformers.DeepseekV2Config(
         **{**SIZES, **MLA}, **GROUPS, n_shared_experts=2, q_lora_rank=None, topk_method="group_limited_greedy",

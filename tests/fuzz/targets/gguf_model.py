@@ -7,7 +7,7 @@ from foreword.models.families import GGUF_FAMILIES
 from foreword.models.loader import load_model
 from fuzz.mutations import mutate_bytes
 from fuzz.target import Target
-from models.gguf_models import ARCHITECTURES, experts_everywhere, write
+from models.gguf_models import architecture_of, experts_everywhere, write
 from models.recorded import TINY
 from models.running import EXECUTORS, all_logits, whole
 from models.tiny import random_tensors
@@ -16,13 +16,13 @@ NAMES = (
     "llama3", "mixtral", "smollm3", "qwen2", "qwen3", "qwen2-moe", "qwen3-moe", "qwen3-next", "gemma2", "gemma3",
     "phi3", "ernie4_5", "arcee", "seed-oss", "olmo2", "glm4", "starcoder2", "granite", "granite-moe", "granite-hybrid",
     "qwen3_5", "qwen3_5-moe", "nemotron-h", "lfm2", "lfm2-moe", "gpt-oss", "deepseek-v3",
-    "minicpm3", "minicpm",
+    "minicpm3", "minicpm", "llama4", "falcon-h1", "nemotron-h-latent",
 )  # fmt: skip
 ALL_SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": []}
 
 
 def valid():
-    assert {ARCHITECTURES[TINY[name]["config"]["model_type"]] for name in NAMES} == set(GGUF_FAMILIES)
+    assert {architecture_of(TINY[name]["config"]) for name in NAMES} == set(GGUF_FAMILIES)
     with tempfile.TemporaryDirectory() as folder:
         return [made(name, Path(folder) / "model.gguf").read_bytes() for name in NAMES]
 

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from foreword.models.families import (
     deepseek,
     delta,
+    falcon_h1,
     gemma,
     glm,
     gpt_oss,
     granite,
     lfm,
     llama,
+    llama4,
     mamba,
     minicpm,
     nemotron,
@@ -40,11 +42,15 @@ FAMILIES: Mapping[str, Family] = {
     **gpt_oss.FAMILIES,
     **deepseek.FAMILIES,
     **minicpm.FAMILIES,
+    **llama4.FAMILIES,
+    **falcon_h1.FAMILIES,
 }
 """By ``model_type`` of a config.json."""
 
-GGUF_FAMILIES: Mapping[str, Family] = {family.gguf: family for family in FAMILIES.values() if family.gguf}
+GGUF_FAMILIES: Mapping[str, Family] = {
+    name: family for family in FAMILIES.values() if family.gguf for name in (family.gguf, *family.more_gguf)
+}
 """By ``general.architecture`` of a GGUF file."""
 
-TEXT_MODELS: Mapping[str, str] = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+TEXT_MODELS: Mapping[str, str] = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "llama4": "llama4_text"}
 """``model_type`` of models of images and texts → the family of their text model, which alone is run."""

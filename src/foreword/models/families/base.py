@@ -162,10 +162,12 @@ class Family:
     names: where its safetensors differ from `SAFETENSORS_NAMES`. unused: beginnings of the names of tensors that are
     left out: of heads that are not run, and of what its reference leaves out.
     norms_less_one: safetensors hold norm weights as w − 1. interleaved: they hold q and k rows in interleaved rotary
-    order. gguf: the architecture's name in GGUF files, if it has one.
+    order. gguf: the architecture's name in GGUF files, if it has one; more_gguf: other names.
     gguf_names: where its GGUF files differ from `GGUF_NAMES`. gguf_interleaved: they hold q and k rows in interleaved
     rotary order. transposed_experts: safetensors with all experts of a layer in one tensor of floats hold each as
     [in, out]. fused: weights that are rows of another tensor. gguf_fused: these of GGUF files; None: the same.
+    parts_of_layer: as many layers of a spec are one layer of its files. is_scaled_in_gguf: weights of GGUF files are
+    multiplied by the numbers of the spec already.
     """
 
     title: str
@@ -176,11 +178,14 @@ class Family:
     norms_less_one: bool = False
     interleaved: bool = False
     gguf: str | None = None
+    more_gguf: tuple[str, ...] = ()
     gguf_names: Mapping[str, str] = field(default_factory=dict)
     gguf_interleaved: bool = False
     transposed_experts: bool = False
     fused: Callable[[DecoderSpec], Mapping[str, Rows]] = lambda spec: {}
     gguf_fused: Callable[[DecoderSpec], Mapping[str, Rows]] | None = None
+    parts_of_layer: int = 1
+    is_scaled_in_gguf: bool = False
 
     def names_in_gguf(self, spec: DecoderSpec) -> Mapping[str, str | Rows]:
         """Canonical weight → tensor of a GGUF file, or rows of one."""
@@ -302,6 +307,16 @@ def experts(config: Config, *, shared: bool = False) -> MoeSpec:
         reason = f"num_experts_per_tok = {moe.experts_per_token} of {moe.num_experts} experts"
         raise config.error(reason, USE_ITS_CONFIG)
     return moe
+
+
+def check_groups(config: Config, moe: MoeSpec) -> None:
+    """ModelError for groups of experts that are not equal, or have fewer than a token takes."""
+    size, rest = divmod(moe.num_experts, moe.num_groups)
+    if rest or moe.groups_per_token > moe.num_groups or moe.experts_per_token > moe.groups_per_token * size:
+        reason = (
+            f"{moe.experts_per_token} experts of {moe.groups_per_token} of {moe.num_groups} groups of {moe.num_experts}"
+        )
+        raise config.error(reason, USE_ITS_CONFIG)
 
 
 def sparse_layers(config: Config, moe: MoeSpec) -> list[MoeSpec | None]:

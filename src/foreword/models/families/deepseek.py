@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from foreword.models.config import USE_ITS_CONFIG, Config
-from foreword.models.families.base import BIASES, DECODER, HIDDEN_ACT, Family, Rows, decoder, num_layers
+from foreword.models.families.base import BIASES, DECODER, HIDDEN_ACT, Family, Rows, check_groups, decoder, num_layers
 from foreword.models.keys import Key, only, only_in_gguf, table
 from foreword.models.rope import ROTARY_DIM, rope_parameters, rope_spec
 from foreword.models.spec import DecoderSpec, LayerSpec, MlaSpec, MoeSpec, RopeSpec
@@ -115,12 +115,7 @@ def _experts(config: Config, *, is_sigmoid: bool, grouped: bool) -> MoeSpec:
         num_groups=config.size("n_group", 1) if grouped else 1,
         groups_per_token=config.size("topk_group", 1) if grouped else 1,
     )
-    size, rest = divmod(moe.num_experts, moe.num_groups)
-    if rest or moe.groups_per_token > moe.num_groups or moe.experts_per_token > moe.groups_per_token * size:
-        reason = (
-            f"{moe.experts_per_token} experts of {moe.groups_per_token} of {moe.num_groups} groups of {moe.num_experts}"
-        )
-        raise config.error(reason, USE_ITS_CONFIG)
+    check_groups(config, moe)
     return moe
 
 

@@ -1,25 +1,26 @@
-"""Nemotron-H: layers that are Mamba 2, attention without rotation, or an MLP of squared ReLU, each alone."""
+"""Nemotron-H: layers that are Mamba 2, attention without rotation, an MLP of squared ReLU or experts, each alone."""
 
 from __future__ import annotations
 
 import math
 
 from foreword.models.config import USE_ITS_CONFIG, Config
-from foreword.models.families.base import DECODER, Family, decoder, num_layers, rope
+from foreword.models.families.base import DECODER, Family, check_groups, decoder, num_layers, rope
 from foreword.models.families.mamba import fused_mamba
 from foreword.models.families.states import STATE_NAMES_IN_GGUF, check_state, state_names
 from foreword.models.keys import Key, only, table
 from foreword.models.recurrent import RecurrentSpec
-from foreword.models.spec import DecoderSpec, LayerSpec
+from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec
 
-_KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "linear_attention": "mamba", "full_attention": "attention"}
+_KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe", "linear_attention": "mamba",
+          "full_attention": "attention"}  # fmt: skip
 """Other names of the kinds of layers: in ``hybrid_override_pattern``, and in configurations of transformers 5."""
 
 
 def nemotron_h(config: Config) -> DecoderSpec:
     kinds = _kinds_in_gguf(config) if config.prefix else _kinds(config)
-    if not kinds or not set(kinds) <= {"mamba", "attention", "mlp"}:
-        reason = f"layers {kinds!r:.80} are not of mamba, attention and mlp"
+    if not kinds or not set(kinds) <= {"mamba", "attention", "mlp", "moe"}:
+        reason = f"layers {kinds!r:.80} are not of mamba, attention, mlp and moe"
         raise config.error(reason, "Use a model with layers of these kinds")
     if (count := config.optional("num_hidden_layers", int)) not in (None, len(kinds)):
         raise config.error(f"num_hidden_layers = {count}, but {len(kinds)} kinds are given", USE_ITS_CONFIG)
@@ -38,6 +39,7 @@ def nemotron_h(config: Config) -> DecoderSpec:
         value_dim=max(1, inner // heads),
         conv_kernel=config.size("conv_kernel", most=1 << 8),
         conv_bias=config.get("use_conv_bias", bool),
+        least_step=0.0 if config.prefix else config.get("time_step_min", float),  # llama.cpp has none
     )
     check_state(config, recurrent)
     layer = {
@@ -45,7 +47,9 @@ def nemotron_h(config: Config) -> DecoderSpec:
         "attention": LayerSpec(None, has_mlp=False),
         "mlp": LayerSpec(None, has_mixer=False),
     }
-    for name in (*(key.name for key in _OF_EXPERTS), "expand"):  # without effect: the heads have widths
+    if "moe" in kinds:
+        layer["moe"] = LayerSpec(None, moe=_experts(config), has_mixer=False)
+    for name in ("n_shared_experts", "moe_shared_expert_overlap", "expand"):  # without effect: what has a width counts
         config.value(name)
     rope(config)  # no layer rotates, but the keys are checked
     return decoder(
@@ -59,6 +63,26 @@ def nemotron_h(config: Config) -> DecoderSpec:
     )
 
 
+def _experts(config: Config) -> MoeSpec:
+    moe = MoeSpec(
+        num_experts=config.size("n_routed_experts", most=1 << 16),
+        experts_per_token=config.size("num_experts_per_tok"),
+        intermediate_size=config.size("moe_intermediate_size"),
+        norm_topk=config.get("norm_topk_prob", bool),
+        shared_intermediate_size=config.size("moe_shared_expert_intermediate_size"),
+        shared_gate=False,
+        scoring="sigmoid",
+        router_bias=True,
+        scale=config.positive("routed_scaling_factor"),
+        sum_eps=1e-20,
+        num_groups=config.size("n_group"),
+        groups_per_token=config.size("topk_group"),
+        latent_size=0 if config.value("moe_latent_size") is None else config.size("moe_latent_size"),
+    )
+    check_groups(config, moe)
+    return moe
+
+
 def _kinds(config: Config) -> list[str]:
     pattern = config.optional("hybrid_override_pattern", str)
     if pattern is not None and not (pattern and set(pattern) <= {"M", "*", "-", "E"}):
@@ -68,12 +92,13 @@ def _kinds(config: Config) -> list[str]:
 
 
 def _kinds_in_gguf(config: Config) -> list[str]:
-    """A layer with key/value heads has attention, one with a width an MLP."""
+    """A layer with key/value heads has attention, one with a width experts, of a model that has some, or an MLP."""
     heads, widths = config.sequence("num_key_value_heads"), config.sequence("intermediate_size")
     if not len(heads) == len(widths) == num_layers(config):
         reason = "num_key_value_heads and intermediate_size are not lists of one number per layer"
         raise config.error(reason, USE_ITS_CONFIG)
-    return ["attention" if n else "mlp" if width else "mamba" for n, width in zip(heads, widths, strict=True)]
+    wide = "moe" if config.value("n_routed_experts") else "mlp"
+    return ["attention" if n else wide if width else "mamba" for n, width in zip(heads, widths, strict=True)]
 
 
 def _width(config: Config) -> int:
@@ -92,16 +117,29 @@ _NAMES = {
     "embed": "backbone.embeddings.weight",
     **dict.fromkeys(("attn_norm", "mlp_norm"), _LAYER + "norm.weight"),
     **{name: f"{_LAYER}mixer.{name}_proj.weight" for name in ("q", "k", "v", "o", "up", "down")},
+    "router": _LAYER + "mixer.gate.weight",
+    "router_bias": _LAYER + "mixer.gate.e_score_correction_bias",
+    "latent_in": _LAYER + "mixer.fc1_latent_proj.weight",
+    "latent_out": _LAYER + "mixer.fc2_latent_proj.weight",
+    **{f"experts.{name}": f"{_LAYER}mixer.experts.{{e}}.{name}_proj.weight" for name in ("up", "down")},
+    **{f"shared.{name}": f"{_LAYER}mixer.shared_experts.{name}_proj.weight" for name in ("up", "down")},
 }
 _OF_EXPERTS = (
-    *(Key(name, kind=int) for name in ("moe_intermediate_size", "moe_latent_size", "n_group", "n_routed_experts")),
-    *(Key(name, kind=int) for name in ("moe_shared_expert_intermediate_size", "n_shared_experts", "topk_group")),
-    *(Key(name, kind=bool) for name in ("moe_shared_expert_overlap", "norm_topk_prob")),
-    *(Key("num_experts_per_tok", gguf="expert_used_count", kind=int), Key("routed_scaling_factor", kind=float)),
+    Key("n_routed_experts", 8, gguf="expert_count", kind=int),
+    Key("num_experts_per_tok", 2, gguf="expert_used_count", kind=int),
+    Key("moe_intermediate_size", 7688, gguf="expert_feed_forward_length", kind=int),
+    Key("moe_shared_expert_intermediate_size", 7688, gguf="expert_shared_feed_forward_length", kind=int),
+    Key("n_shared_experts", 1, gguf="expert_shared_count", kind=int),
+    Key("moe_latent_size", gguf="moe_latent_size", kind=int),
+    Key("n_group", 1, gguf="expert_group_count", gguf_default=1),
+    Key("topk_group", 1, gguf="expert_group_used_count", gguf_default=1),
+    Key("norm_topk_prob", True, gguf="expert_weights_norm", gguf_default=True),
+    Key("routed_scaling_factor", 1.0, gguf="expert_weights_scale", gguf_default=1.0),
+    Key("moe_shared_expert_overlap", kind=bool),
 )
-"""Keys of layers with experts, which are refused."""
+"""Keys of layers with experts."""
 _KEYS = (
-    *(only("sliding_window", None), only("num_nextn_predict_layers", 0)),
+    *(only("sliding_window", None), Key("num_nextn_predict_layers", 0), Key("time_step_min", 0.001)),
     only("time_step_limit", [0.0, math.inf], [0.0, {"__float__": "Infinity"}]),
     *(key for key in DECODER if key.name not in ("num_hidden_layers", "rms_norm_eps")),
     *(*_OF_EXPERTS, Key("expand", kind=int)),
@@ -121,13 +159,19 @@ _KEYS = (
 )
 FAMILIES = {
     "nemotron_h": Family(
-        "Nemotron-H: Mamba 2, attention and MLP layers",
+        "Nemotron-H: Mamba 2, attention, MLP and experts, a layer each",
         nemotron_h,
         table(_KEYS, head_dim=128),
         names=_NAMES,
         fused=fused_mamba,
         unused=("score.", "mtp."),
         gguf="nemotron_h",
-        gguf_names={**STATE_NAMES_IN_GGUF, "mlp_norm": "blk.{i}.attn_norm.weight"},
+        more_gguf=("nemotron_h_moe",),
+        gguf_names={
+            **STATE_NAMES_IN_GGUF,
+            "mlp_norm": "blk.{i}.attn_norm.weight",
+            "latent_in": "blk.{i}.ffn_latent_down.weight",
+            "latent_out": "blk.{i}.ffn_latent_up.weight",
+        },
     )
 }

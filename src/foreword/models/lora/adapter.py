@@ -11,7 +11,7 @@ import numpy as np
 
 from foreword.errors import ModelError
 from foreword.models.families.base import Rows
-from foreword.models.naming import interleaved, select_rows, source_of, split_halves
+from foreword.models.naming import reorder_rows, select_rows, source_of
 from foreword.models.spec import DecoderSpec, weight_names
 from foreword.models.weights import Tensor
 
@@ -19,7 +19,7 @@ FileStates = tuple[str, ...]
 """`foreword.models.files.identity_of` each file."""
 
 MAX_RANK = 64
-_TARGET = re.compile(r"layers\.\d+\.(q|k|v|attn_gate|o|gate|up|down)")
+_TARGET = re.compile(r"layers\.\d+\.(q|k|v|q_a|kv_a|attn_gate|o|gate|up|down)")
 _OF_THIS_MODEL = "Use an adapter that was made for this model"
 
 
@@ -45,14 +45,13 @@ class LoraAdapter:
     content: bytes = b""
 
 
-def in_halves(adapter: LoraAdapter, spec: DecoderSpec) -> LoraAdapter:
-    """The adapter of a file in which rows of queries and keys are in interleaved rotary order, in a spec's order."""
-    changed = {
-        name: replace(pair, b=split_halves(pair.b, spec.head_dim, rotated))
-        for name, rotated in interleaved(spec)
-        if (pair := adapter.pairs.get(name)) is not None
-    }
-    return replace(adapter, pairs={**adapter.pairs, **changed})
+def in_order(adapter: LoraAdapter, spec: DecoderSpec, *, is_interleaved: bool) -> LoraAdapter:
+    """The adapter of a file in a spec's order of rows. is_interleaved: the rows of queries and keys are in interleaved
+    rotary order in the file.
+    """
+    outputs = {name: pair.b for name, pair in adapter.pairs.items()}
+    reorder_rows(outputs, spec, is_interleaved)
+    return replace(adapter, pairs={name: replace(pair, b=outputs[name]) for name, pair in adapter.pairs.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +63,16 @@ class Module:
     parts: tuple[tuple[str, Rows], ...]
 
 
-def modules_of(spec: DecoderSpec, names: Mapping[str, str | Rows]) -> dict[str, Module]:
+def modules_of(spec: DecoderSpec, names: Mapping[str, str | Rows], parts_of_layer: int) -> dict[str, Module]:
     """Module name → module, for the linear layers that an adapter may change: attention and dense MLP.
 
-    names: canonical weight → tensor of a file, or rows of one.
+    names: canonical weight → tensor of a file, or rows of one. parts_of_layer: see `Family`.
     """
     modules: dict[str, Module] = {}
     for name, shape in weight_names(spec):
-        if not _TARGET.fullmatch(name) or (spec.mla is not None and name.endswith(".q")):  # in another order in files
+        if not _TARGET.fullmatch(name):
             continue
-        tensor, rows, _ = source_of(name, names)
+        tensor, rows, _ = source_of(name, names, parts_of_layer)
         rows = rows or Rows(tensor, 0, shape[0])
         stop = rows.stop if rows.period is None else shape[0] // (rows.stop - rows.start) * rows.period
         other = modules.get(key := tensor.removesuffix(".weight"), Module(0, shape[1], ()))

@@ -9,7 +9,7 @@ from foreword.errors import ModelError
 from foreword.models.families import GGUF_FAMILIES
 from foreword.models.families.base import Family
 from foreword.models.gguf import read_gguf
-from foreword.models.lora.adapter import LoraAdapter, LoraPair, factors_of, in_halves, modules_of, pairs_of
+from foreword.models.lora.adapter import LoraAdapter, LoraPair, factors_of, in_order, modules_of, pairs_of
 from foreword.models.spec import DecoderSpec
 
 _TENSOR = re.compile(r"(.+)\.weight\.lora_([ab])")
@@ -23,20 +23,19 @@ def read_gguf_lora(path: Path, spec: DecoderSpec, family: Family) -> LoraAdapter
         if (kind := gguf.get(key, str, "")) != expected:
             raise ModelError(f"{path}: {key} is {kind!r:.80}, not {expected!r}. Give a LoRA adapter")
     architecture = gguf.get("general.architecture", str)
-    if spec.state_size and not family.gguf:
+    if (spec.state_size and not family.gguf) or family.is_scaled_in_gguf:
         fix = "Use the adapter's PEFT directory"
         raise ModelError(f"{path}: GGUF adapters for {spec.architecture!r} models are not supported. {fix}")
     shared = "deepseek2" if spec.mla else "llama"  # there Mistral is "llama", and DeepSeek V2 and V3 are one
-    if architecture != (family.gguf or shared):
+    if architecture not in (family.gguf or shared, *family.more_gguf):
         reason = f"is for the architecture {architecture!r:.80}, the model is {spec.architecture!r}"
         raise ModelError(f"{path}: {reason}. Use an adapter that was made for this model")
     if "adapter.alora.invocation_tokens" in gguf.metadata:
         raise ModelError(f"{path}: adapter.alora.invocation_tokens is not supported. Use a plain LoRA adapter")
     family = GGUF_FAMILIES[architecture]
     alpha = gguf.get("adapter.lora.alpha", float, 0.0)
-    modules = modules_of(spec, family.names_in_gguf(spec))
+    modules = modules_of(spec, family.names_in_gguf(spec), family.parts_of_layer)
     pairs: dict[str, LoraPair] = {}
     for name, (a, b) in factors_of(path, gguf.tensors, _TENSOR, modules, _CONVERT_AGAIN).items():
         pairs |= pairs_of(path, name, modules[name], a, b, alpha / a.shape[0] if alpha else 1.0)
-    adapter = LoraAdapter(path, pairs)
-    return in_halves(adapter, spec) if family.gguf_interleaved else adapter
+    return in_order(LoraAdapter(path, pairs), spec, is_interleaved=family.gguf_interleaved)

@@ -10,7 +10,7 @@ from foreword.errors import ModelError, reason_of
 from foreword.models.digests import Digests
 from foreword.models.families.base import SAFETENSORS_NAMES, Family, Rows
 from foreword.models.files import identity_of
-from foreword.models.lora.adapter import FileStates, LoraAdapter, Module, in_halves, modules_of
+from foreword.models.lora.adapter import FileStates, LoraAdapter, Module, in_order, modules_of
 from foreword.models.lora.gguf import read_gguf_lora
 from foreword.models.lora.peft import CONFIG, WEIGHTS, read_peft
 from foreword.models.spec import DecoderSpec
@@ -26,8 +26,12 @@ def read_lora(path: str | Path, spec: DecoderSpec, family: Family) -> LoraAdapte
     def read(path: Path) -> LoraAdapter:
         if not path.is_dir():
             return read_gguf_lora(path, spec, family)
-        adapter = read_peft(path, modules_of(spec, {**SAFETENSORS_NAMES, **family.names, **family.fused(spec)}))
-        return in_halves(adapter, spec) if family.interleaved else adapter
+        if family.is_scaled_in_gguf and spec.gate_scale == 1 and spec.logit_scale == 1:
+            reason = f"the weights of a GGUF file of {spec.architecture} have its multipliers, those of an adapter not"
+            raise ModelError(f"{path}: {reason}. Use the model's directory of safetensors")
+        names: dict[str, str | Rows] = {**SAFETENSORS_NAMES, **family.names, **family.fused(spec)}
+        adapter = read_peft(path, modules_of(spec, names, family.parts_of_layer))
+        return in_order(adapter, spec, is_interleaved=family.interleaved)
 
     return _read_unchanged(Path(path), read)
 

@@ -1,0 +1,100 @@
+"""Falcon-H1: Mamba 2 and attention beside each other in every layer, and multipliers everywhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from foreword.models.config import USE_ITS_CONFIG, Config
+from foreword.models.families.base import BIASES, DECODER, Family, decoder, head_dim, num_layers, rope
+from foreword.models.families.mamba import MAMBA, fused_mamba
+from foreword.models.families.states import STATE_NAMES_IN_GGUF, check_state, state_names
+from foreword.models.keys import Key, only, table
+from foreword.models.recurrent import Normed, RecurrentSpec
+from foreword.models.spec import DecoderSpec, LayerSpec
+
+
+def falcon_h1(config: Config) -> DecoderSpec:
+    """A layer of a file is two of the spec: Mamba 2 alone, and attention beside it with the MLP. A multiplier of a
+    product's input or output is one of what is computed from it.
+    """
+    into, gates = config.positive("attention_in_multiplier"), _multipliers(config, "mlp_multipliers", 2)
+    keys = config.positive("key_multiplier")
+    mamba = LayerSpec(None, recurrent=_mamba2(config), has_mlp=False, mixer_scale=config.positive("ssm_out_multiplier"))
+    attention = LayerSpec(
+        rope(config), beside=True, mixer_scale=into * config.positive("attention_out_multiplier"), mlp_scale=gates[1]
+    )
+    return decoder(
+        config,
+        "falcon_h1",
+        (mamba, attention) * num_layers(config),
+        query_scale=head_dim(config) ** -0.5 * into * into * keys,
+        gate_scale=gates[0],
+        embedding_scale=config.positive("embedding_multiplier"),
+        logit_scale=config.positive("lm_head_multiplier"),
+    )
+
+
+def _mamba2(config: Config) -> RecurrentSpec:
+    heads, inner = config.size("mamba_n_heads"), config.size("mamba_expand") * config.size("hidden_size")
+    inner = config.size("mamba_d_ssm", inner)
+    head = config.value("mamba_d_head")
+    z, v, k, q, dt = (config.positive("ssm_in_multiplier") * x for x in _multipliers(config, "ssm_multipliers", 5))
+    normed: Normed = "never"
+    if config.get("mamba_rms_norm", bool):
+        normed = "first" if config.get("mamba_norm_before_gate", bool) and not config.prefix else "last"
+    recurrent = RecurrentSpec(
+        "mamba2",
+        num_heads=heads,
+        num_key_heads=config.size("mamba_n_groups"),
+        key_dim=config.size("mamba_d_state"),
+        value_dim=max(1, inner // heads) if head in (None, "auto") else config.size("mamba_d_head"),
+        conv_kernel=config.size("mamba_d_conv", most=1 << 8),
+        conv_bias=config.get("mamba_conv_bias", bool),
+        normed=normed,
+        scales=None if z == v == k == q == dt == 1 else (v, k, q, z, dt),
+    )
+    if recurrent.num_values != inner:
+        reason = f"{heads} heads of mamba_d_head = {recurrent.value_dim} are not mamba_d_ssm = {inner}"
+        raise config.error(reason, USE_ITS_CONFIG)
+    check_state(config, recurrent)
+    return recurrent
+
+
+def _multipliers(config: Config, key: str, count: int) -> Sequence[float]:
+    found = config.sequence(key) or [1.0] * count
+    if len(found) != count or not all(type(x) in (int, float) and 0 < x < math.inf for x in found):
+        raise config.error(f"{key} {found!r:.80} is not {count} numbers above 0", USE_ITS_CONFIG)
+    return [float(x) for x in found]
+
+
+_FACTORS = (
+    *("lm_head_multiplier", "embedding_multiplier", "key_multiplier", "ssm_in_multiplier", "ssm_out_multiplier"),
+    *("attention_in_multiplier", "attention_out_multiplier"),
+)
+_KEYS = (
+    *(*DECODER, *BIASES, only("hidden_act", "silu", "swish"), only("projectors_bias", False)),
+    *(key for key in MAMBA if key.name != "mamba_inner"),
+    Key("mamba_d_ssm", 1024, gguf="ssm.inner_size", kind=int),
+    *(Key("mamba_rms_norm", False), Key("mamba_norm_before_gate", True)),
+    *(Key(name, 1.0) for name in _FACTORS),
+    *(Key("mlp_multipliers"), Key("ssm_multipliers")),
+)
+FAMILIES = {
+    "falcon_h1": Family(
+        "Falcon-H1: Mamba 2 beside attention",
+        falcon_h1,
+        table(_KEYS, num_key_value_heads=8, rms_norm_eps=1e-5),
+        names={
+            **state_names("mamba"),
+            "mlp_norm": "model.layers.{i}.pre_ff_layernorm.weight",
+            "final_norm": "model.final_layernorm.weight",
+            **{name: f"model.layers.{{i}}.feed_forward.{name}_proj.weight" for name in ("gate", "up", "down")},
+        },
+        fused=fused_mamba,
+        gguf="falcon-h1",
+        gguf_names=STATE_NAMES_IN_GGUF,
+        parts_of_layer=2,
+        is_scaled_in_gguf=True,
+    )
+}
