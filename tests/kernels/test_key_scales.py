@@ -56,7 +56,9 @@ def test_scaled_and_rotated_queries_and_keys_have_the_same_scores(name):
 
     for i, layer in enumerate(spec.layers):
         of_rope = layer.rope or RopeSpec(())
-        q_scales, k_scales = (s.astype(np.float64) for s in key_scales(spec, layer, weights, f"layers.{i}."))
+        q_scales, k_scales = (
+            s.astype(np.float64) for s in key_scales(spec, layer, weights, f"layers.{i}.", f"layers.{i}.attn_norm")
+        )
         assert np.isfinite(q_scales).all()
         assert k_scales.max() / k_scales.min() > 50
         want = scores(embedded(q, positions, of_rope), embedded(k, positions, of_rope))
@@ -85,8 +87,8 @@ def test_dimensions_without_weights_have_finite_scales():
     zeros[[2, 10, 7]] = 0  # a whole rotary pair, and half of one
     for norm in ("q_norm", "k_norm"):
         weights[f"layers.0.{norm}"] = float_tensor(zeros)
-    for scales in key_scales(spec, spec.layers[0], weights, "layers.0."):
+    for scales in key_scales(spec, spec.layers[0], weights, "layers.0.", "layers.0.attn_norm"):
         np.testing.assert_allclose(scales, 1)
     weights["layers.0.k_norm"] = float_tensor(np.zeros(16))
-    for scales in key_scales(spec, spec.layers[0], weights, "layers.0."):
+    for scales in key_scales(spec, spec.layers[0], weights, "layers.0.", "layers.0.attn_norm"):
         assert np.isfinite(scales).all()

@@ -45,6 +45,16 @@ def test_the_text_model_of_a_model_of_images_is_run(tmp_path, name, stacked):
     assert_logits(load_model(write_model(tmp_path / "model", outer, tensors)), name)
 
 
+def test_the_text_model_of_llama_4_with_images_is_run(tmp_path):
+    """Its tensors have a prefix, others belong to images, and its configuration may be an older one."""
+    tiny = TINY["llama4-plain"]
+    tensors = {f"language_model.{key}": value for key, value in random_tensors(tiny["shapes"]).items()}
+    tensors |= {name: np.ones((2, 2), "<f4") for name in ("vision_model.a", "multi_modal_projector.b")}
+    text = older({**tiny["config"], "attn_temperature_tuning": False})
+    outer = {"model_type": "llama4", "text_config": text, "vocab_size": text["vocab_size"]}
+    assert_logits(load_model(write_model(tmp_path / "model", outer, tensors)), "llama4-plain")
+
+
 def test_every_family_has_recorded_logits():
     assert {tiny["config"]["model_type"] for tiny in TINY.values()} == set(FAMILIES)
 

@@ -11,8 +11,10 @@ from foreword.models.weights import Weights
 _FLOOR = 1e-4  # of the mean square of a layer: a dimension that the model leaves at zero keeps a finite scale
 
 
-def key_scales(spec: DecoderSpec, layer: LayerSpec, weights: Weights, prefix: str) -> tuple[F32, F32]:
+def key_scales(spec: DecoderSpec, layer: LayerSpec, weights: Weights, prefix: str, norm: str) -> tuple[F32, F32]:
     """Factors of the queries [num_heads, head_dim] and of the keys [num_kv_heads, head_dim] of an attention layer.
+
+    norm: the weight of the norm of its input, if the model has such norms.
 
     A dimension of a key is multiplied by s, the same dimension of its queries by 1 / s, so q · k is unchanged. An 8-bit
     key has one step for all its dimensions, and the error of a score is that step times the length of the query:
@@ -31,7 +33,9 @@ def key_scales(spec: DecoderSpec, layer: LayerSpec, weights: Weights, prefix: st
         if spec.qk_norm:
             squares = np.square(weight(name + "_norm"))
             return squares if spec.joint_qk_norm else np.tile(squares, spec.num_kv_heads)
-        of_inputs = np.square(weight("attn_norm")) if spec.pre_norms else np.ones(spec.hidden_size, np.float32)
+        of_inputs = np.ones(spec.hidden_size, np.float32)
+        if spec.pre_norms:
+            of_inputs = np.square(weights[norm].dequantize())
         of_rows: F32 = np.square(weight(name)) @ of_inputs
         return of_rows + np.square(weight(name + "_bias")) if spec.qkv_bias else of_rows
 

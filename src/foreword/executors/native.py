@@ -320,6 +320,7 @@ class _Packer:
         self.spec, self.parts, self.core, self.weight_format = spec, parts, parts.core, weight_format
         self.weights, self.scaled_keys = parts.weights, scaled_keys
         self.ropes: dict[RopeSpec, int] = {}
+        self.input_norm = ""  # of the mixer that is packed
 
     def pack_all(self) -> None:
         spec = self.spec
@@ -346,6 +347,7 @@ class _Packer:
             packed |= {"group": place[0], "slot": place[1], "sliding_window": layer.sliding_window or 0}
             packed |= {"rope": self._rope(layer.rope), "beside": layer.beside, "chunked": layer.chunked}
             packed["mixer_scale"] = self.spec.residual_scale * layer.mixer_scale
+            self.input_norm = self.input_norm if layer.beside else prefix + "attn_norm"
             vectors += [name for name in self._norms("attn_norm", "post_attn_norm") if not self._is_shared(layer, name)]
             if layer.recurrent is not None:
                 packed["recurrent"] = self._recurrent(prefix + "state.", layer.recurrent)
@@ -377,7 +379,7 @@ class _Packer:
         if spec.mla is not None:
             return self._latent(prefix, spec.mla, packed)
         if self.scaled_keys:
-            both = cache(lambda: key_scales(spec, layer, self.weights, prefix))
+            both = cache(partial(key_scales, spec, layer, self.weights, prefix, self.input_norm))
             packed["q_scales"] = self.parts.vector(prefix + "q_scales", lambda: both()[0])
             packed["k_scales"] = self.parts.vector(prefix + "k_scales", lambda: both()[1])
         for name in ("q", "k", "v", "o", *(["attn_gate"] if spec.attn_gate else [])):

@@ -70,7 +70,7 @@ def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> R
         linear    f_j / factor
         divided   f_j / divisors_j
         llama3    f_j where the wavelength 2π/f_j is short (< original/high), f_j / factor where it is long
-                  (> original/low), in between interpolated by the number of waves in the original length
+                  (> original/low), in between, if low < high, interpolated by the number of waves in that length
         yarn      f_j for dimensions with more than beta_fast rotations in the original length, f_j / factor for those
                   with fewer than beta_slow, a linear ramp between; scaled by attention_factor, or by m(mscale) /
                   m(mscale_all_dim) if both are set, or by m(1) attn_factor, with m(x) = 0.1 x ln(factor) + 1
@@ -139,10 +139,10 @@ def _mrope_axes(rules: Config, num_pairs: int) -> tuple[int, ...]:
 
 def _llama3(base: F64, rules: Config, config: Config) -> F64:
     low, high = rules.positive("low_freq_factor"), rules.positive("high_freq_factor")
-    if low >= high:
-        raise rules.error(f"low_freq_factor {low} is not below high_freq_factor {high}", USE_ITS_CONFIG)
+    if low > high:
+        raise rules.error(f"low_freq_factor {low} is above high_freq_factor {high}", USE_ITS_CONFIG)
     waves = _original_length(rules, config) * base / (2 * math.pi)
-    kept = np.clip((waves - low) / (high - low), 0, 1)
+    kept = np.clip((waves - low) / (high - low), 0, 1) if low < high else (waves > low).astype(np.float64)
     return np.asarray(kept * base + (1 - kept) * base / rules.positive("factor"))
 
 

@@ -156,7 +156,8 @@ MODELS = {
     ),
     "llama4-plain": transformers.Llama4TextConfig(
         **SIZES, head_dim=12, intermediate_size_mlp=52, num_local_experts=4, moe_layers=[0], use_qk_norm=False,
-        no_rope_layers=[1, 0, 1, 0], attn_temperature_tuning=False, tie_word_embeddings=True, rope_parameters=ROPE,
+        no_rope_layers=[1, 0, 1, 0], attn_temperature_tuning=False, tie_word_embeddings=True,
+        rope_parameters={**LLAMA3, "high_freq_factor": 1.0},
         layer_types=["chunked_attention", "full_attention", "full_attention", "chunked_attention"],
         attention_chunk_size=6,
     ),

@@ -62,7 +62,7 @@ def _mamba2(config: Config) -> RecurrentSpec:
 
 
 def _multipliers(config: Config, key: str, count: int) -> Sequence[float]:
-    found = config.sequence(key) or [1.0] * count
+    found = [1.0] * count if config.value(key) is None else config.sequence(key)
     if len(found) != count or not all(type(x) in (int, float) and 0 < x < math.inf for x in found):
         raise config.error(f"{key} {found!r:.80} is not {count} numbers above 0", USE_ITS_CONFIG)
     return [float(x) for x in found]
