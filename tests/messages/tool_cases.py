@@ -127,6 +127,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=40, help="of each group")
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--form", choices=("own", "generic"), help="one alone: the model's own, or tools in words")
     options = parser.parse_args()
     package = find_spec("bfcl_eval")
     if package is None or package.origin is None:
@@ -134,7 +135,7 @@ def main() -> int:
         return 2
     directory, num_malformed = Path(package.origin).parent / "data", 0
     llm = LLM(options.model, max_model_len=4096)
-    for format in (None, "generic"):
+    for format in {"own": (None,), "generic": ("generic",)}.get(options.form, (None, "generic")):
         for choice in ("auto", "required"):
             for group in GROUPS if choice == "auto" else GROUPS[:3]:
                 start = time.perf_counter()

@@ -64,9 +64,9 @@ async def _slots(context: Context, request: Request) -> Response:
 
 async def _act(context: Context, request: Request) -> Response:
     slots, action, file = context.slots, request.query_params.get("action", ""), await FILE.read(request)
-    context.check_model(file.model)
     if slots is None or context.config.slot_save_path is None:
         raise HttpError(FORBIDDEN, NOT_SAVED)
+    context.check_model(file.model)
     number = request.path_params["id"]
     if not number.isascii() or not number.isdigit() or len(number) > 9 or int(number) >= len(slots):
         raise HttpError(INVALID, f"slot {number!r:.80}: must be a number from 0 to {len(slots) - 1}", param="id")
