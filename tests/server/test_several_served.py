@@ -371,6 +371,22 @@ def test_a_batch_loads_each_model_that_its_lines_name_once_and_goes_on_after_a_r
         assert not any(entry.num_requests for entry in server.models.entries)
 
 
+def test_batches_whose_models_have_no_room_together_use_them_in_turns(models, tmp_path, monkeypatch):
+    monkeypatch.setattr(batches, "PAUSE", 0.02)
+    settings = {"load_on_demand": True, "ram_budget": size_of(models["a"]) + 1000, "data_directory": str(tmp_path)}
+    with serving_several(rows(models), api_key=("one", "two"), **settings) as server:
+        client, found = server.client, []
+        for key, name in (("one", "a"), ("two", "b")):
+            client.headers["Authorization"] = f"Bearer {key}"
+            lines = [(str(i), {"model": name, "prompt": f"x{i}", **GREEDY}) for i in range(30)]
+            body = {"input_file_id": upload(server, lines), "endpoint": "/v1/completions", "completion_window": "24h"}
+            found.append(server.post("/v1/batches", body).json()["id"])
+        for key, batch_id in zip(("one", "two"), found, strict=True):
+            client.headers["Authorization"] = f"Bearer {key}"
+            assert finished(server, batch_id)["request_counts"] == {"total": 30, "completed": 30, "failed": 0}
+        assert [entry.num_loads for entry in server.models.entries] == [1, 1, 0, 0]
+
+
 def test_a_line_for_a_model_that_cannot_be_loaded_has_the_reason(models, tmp_path, monkeypatch):
     monkeypatch.setattr(batches, "PAUSE", 0.02)
     gone = ServedModel(model=str(tmp_path / "gone"), names=("gone",), options=OPTIONS)

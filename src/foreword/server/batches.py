@@ -47,6 +47,7 @@ PRIORITY = 2**31 - 1
 MOST_LINES = 50_000
 MOST_ERRORS = 20  # of a file that a batch tells
 MOST_AT_ONCE = 512  # lines of a batch in memory
+MODEL_SECONDS = 60.0  # for which a batch has its model before it may be unloaded for a line of another batch
 PAUSE = 1.0  # seconds between looks for new batches, of other processes or cancelled there
 
 
@@ -72,6 +73,7 @@ class Batches:
 
     def __init__(self, models: Models) -> None:
         self._models, self._store, self._admission = models, models.shared.store, models.shared.admission
+        self._used: dict[str, ModelEntry] = {}  # the model of the latest line of each owner's batch
 
     async def run(self) -> None:
         """Run until it is cancelled."""
@@ -107,8 +109,9 @@ class Batches:
             return False
         await asyncio.wait(running.values(), timeout=PAUSE, return_when=asyncio.FIRST_COMPLETED)
         done = [running.pop(owner) for owner, task in list(running.items()) if task.done()]
-        for task in done:
-            task.result()
+        for error in await asyncio.gather(*done, return_exceptions=True):
+            if error is not None:
+                raise error
         return bool(done)
 
     async def _answer_one(self, owner: str, batch: Row) -> None:
@@ -121,6 +124,8 @@ class Batches:
             print_exception(error)
             message = error if isinstance(error, HttpError | ConfigError | OSError) else type(error).__name__
             await self._end(batch, "failed", errors=_errors([(None, "server_error", str(message))]))
+        finally:
+            self._used.pop(owner, None)
 
     def _is_first(self, stack: ExitStack) -> bool:
         """Become the one process that answers batches, if none is."""
@@ -164,9 +169,12 @@ class Batches:
         """Return lines with those of one model together, so that it is loaded once for them."""
         of_models: dict[ModelEntry | None, list[_LinePlace]] = {}
         for place in places:
-            entry = self._models.entries[0] if place.model is None else self._models.owner(place.model)
-            of_models.setdefault(entry, []).append(place)
+            of_models.setdefault(self._entry(place.model), []).append(place)
         return [place for together in of_models.values() for place in together]
+
+    def _entry(self, name: str | None) -> ModelEntry | None:
+        """Return the model that answers lines with this name; None if there is none."""
+        return self._models.entries[0] if name is None else self._models.owner(name)
 
     async def _run_lines(
         self, owner: str, batch: Row, lines: Iterator[BatchLine], results: Results, counts: dict[str, int]
@@ -208,7 +216,7 @@ class Batches:
                 async with turn:
                     while not uses.has_tokens(owner):  # before its model is loaded for it, or kept from going
                         await asyncio.sleep(PAUSE)
-                    context = await self._model(line, name, stack)
+                    context = await self._model(owner, line, name, stack)
                     engine = context.engine
                     ready = await self._ready(owner, line, name, context, stack)
                 answer = ready.answer
@@ -227,10 +235,17 @@ class Batches:
             except Exception as error:  # whatever a line causes, the others are answered
                 return failure(line, error)
 
-    async def _model(self, line: BatchLine, name: str, stack: AsyncExitStack) -> Context:
-        """Return the context of the model that a line names, which is loaded if it is not, and one of the places that
+    async def _model(self, owner: str, line: BatchLine, name: str, stack: AsyncExitStack) -> Context:
+        """Return the context of the model that a line names, which is loaded if it is not, with one of the places that
         lines may have in its engine. Both are the line's until the stack is closed. HttpError if it cannot be loaded.
+
+        Batches whose models have no room together use them in turns, not line by line.
         """
+        if (entry := self._entry(_model_name(line))) is not None:
+            until = time.monotonic() + MODEL_SECONDS
+            while entry.state != "loaded" and self._others_use_models(owner) and time.monotonic() < until:
+                await asyncio.sleep(PAUSE)
+            self._used[owner] = entry
         while True:
             try:
                 context = await stack.enter_async_context(self._models.using(_model_name(line), name))
@@ -241,6 +256,9 @@ class Batches:
                 await asyncio.sleep(PAUSE)
         await stack.enter_async_context(context.lines)
         return context
+
+    def _others_use_models(self, owner: str) -> bool:
+        return any(entry.state == "loaded" for other, entry in self._used.items() if other != owner)
 
     async def _ready(
         self, owner: str, line: BatchLine, name: str, context: Context, stack: AsyncExitStack
