@@ -73,7 +73,7 @@ class Batches:
 
     def __init__(self, models: Models) -> None:
         self._models, self._store, self._admission = models, models.shared.store, models.shared.admission
-        self._used: dict[str, ModelEntry] = {}  # the model of the latest line of each owner's batch
+        self._used: dict[str, ModelEntry] = {}  # the model that each owner's batch has or loads
 
     async def run(self) -> None:
         """Run until it is cancelled."""
@@ -243,7 +243,8 @@ class Batches:
         """
         if (entry := self._entry(_model_name(line))) is not None:
             until = time.monotonic() + MODEL_SECONDS
-            while entry.state != "loaded" and self._others_use_models(owner) and time.monotonic() < until:
+            while entry.state != "loaded" and self._has_other(owner, entry) and time.monotonic() < until:
+                self._used.pop(owner, None)
                 await asyncio.sleep(PAUSE)
             self._used[owner] = entry
         while True:
@@ -257,8 +258,9 @@ class Batches:
         await stack.enter_async_context(context.lines)
         return context
 
-    def _others_use_models(self, owner: str) -> bool:
-        return any(entry.state == "loaded" for other, entry in self._used.items() if other != owner)
+    def _has_other(self, owner: str, entry: ModelEntry) -> bool:
+        """Return whether the batch of another owner has another model, or waits until it is loaded."""
+        return any(used is not entry for other, used in self._used.items() if other != owner)
 
     async def _ready(
         self, owner: str, line: BatchLine, name: str, context: Context, stack: AsyncExitStack
