@@ -842,8 +842,11 @@ def update_committed_marker_cache(rng: Rng) -> Launch:
     is_first = rng.random(state.rows) < 0.5
 
     def cached() -> np.ndarray:
-        return i32(np.where(is_first, -1, rng.integers(-1, WIDTH, state.rows)))
+        places = np.where(rng.random(state.rows) < 0.5, rng.integers(-1, 1, state.rows), rng.integers(0, WIDTH))
+        return i32(np.where(is_first, -1, places))
 
+    scanned = np.where(rng.random(state.rows) < 0.5, length, rng.integers(0, WIDTH + 2, state.rows))
+    scanned[rng.random(state.rows) < 0.25] = 0
     return (state.requests,), {
         "req_ids_ptr": state.idx,
         "thinking_token_budget_ptr": i32(rng.integers(-1, 9, state.rows)),
@@ -852,7 +855,7 @@ def update_committed_marker_cache(rng: Rng) -> Launch:
         "total_len_ptr": length,
         "cached_last_start_ptr": cached(),
         "cached_last_end_ptr": cached(),
-        "cached_scan_pos_ptr": i32(np.where(is_first, 0, rng.integers(0, WIDTH + 2, state.rows))),
+        "cached_scan_pos_ptr": i32(np.where(is_first, 0, scanned)),
         "reasoning_start_token_ids_ptr": start,
         "natural_reasoning_end_token_ids_ptr": end,
         "START_LEN": len(start),

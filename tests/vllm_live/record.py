@@ -1,10 +1,12 @@
-"""Record the golden vectors: python record.py DIRECTORY OUT, with the package directory of vLLM 0.33 and the file.
+"""Record the golden vectors: python record.py DIRECTORY FILE [MODULE …], with the package directory of vLLM 0.33. Of
+modules that are not named the file's vectors stay; without names all are recorded.
 
 Of random launches of each kernel, a few small ones that notice every mutant of its function that any of them notices.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -19,7 +21,7 @@ from foreword.vllm import inputs, sampling, thinking, verification
 from foreword.vllm.kernels import KERNELS
 from foreword.vllm.vectors import Vector, after, memory_of, write_line
 
-SEEDS = range(24)
+SEEDS = range(48)
 
 
 def launches_of(sources: Sources, name: str) -> list[Vector]:
@@ -60,14 +62,18 @@ def covering(vectors: list[Vector], seen: dict[int, set[int]]) -> list[int]:
 
 
 def main() -> None:
-    sources, lines = Sources(Path(sys.argv[1])), []
+    sources, file, lines = Sources(Path(sys.argv[1])), Path(sys.argv[2]), []
     for module in (inputs, sampling, thinking, verification):
+        if sys.argv[3:] and module.__name__.rpartition(".")[2] not in sys.argv[3:]:
+            kept = (line for line in file.read_text(encoding="utf-8").splitlines() if line)
+            lines += [line for line in kept if KERNELS[json.loads(line)["kernel"]].__module__ == module.__name__]
+            continue
         names = [name for name, function in KERNELS.items() if function.__module__ == module.__name__]
         for vector in chosen(module, {name: launches_of(sources, name) for name in names}):
             assert vector.differences(KERNELS[vector.kernel]) == []
             lines.append(write_line(vector))
         print(module.__name__, len(lines), flush=True)
-    Path(sys.argv[2]).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
