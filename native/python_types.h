@@ -7,6 +7,8 @@
 
 #define PY_I32 "foreword.arrays.I32"
 #define PY_I64 "foreword.arrays.I64"
+#define PY_F32 "foreword.arrays.F32"
+#define PY_F64 "foreword.arrays.F64"
 #define PY_BOOLS "foreword.arrays.Bools"
 #define PY_ARRAY "foreword.arrays.AnyArray"
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from foreword.errors import ConfigError
+from foreword.vllm import sampling
 from foreword.vllm.kernels import KERNELS, check_arguments
-from foreword.vllm.sampling import as_float32, gumbel_noise, hash32
+from foreword.vllm.sampling import as_float32, gumbel_noise, hash32, vocabulary_noise
 from foreword.vllm.vectors import Vector, golden_vectors, memory_of
 from foreword.vllm.verification import gather_draft_sampled_kernel, philox_uniform
 
@@ -126,6 +127,22 @@ def test_the_hash_of_the_noise_is_murmur3_of_seed_position_and_token(seed, posit
         for t in tokens
     ]
     assert hash32(np.array([seed]), np.array([position]), tokens).tolist() == [expected]
+
+
+@pytest.mark.parametrize("fp64", [False, True])
+@pytest.mark.parametrize("vocab_size", [1, 7, 1000, 49_157])
+def test_the_noise_of_native_code_has_the_bits_of_numpys(fp64, vocab_size):
+    rng = np.random.default_rng(vocab_size)
+    seeds, positions = rng.integers(-(2**63), 2**63, 12), rng.integers(0, 2**32, 12)
+    noise = vocabulary_noise(seeds[::2], positions[::2], vocab_size, fp64)
+    expected = gumbel_noise(seeds[::2], positions[::2], np.arange(vocab_size), fp64)
+    assert (noise.dtype, noise.tobytes()) == (expected.dtype, expected.tobytes())
+
+
+@pytest.mark.parametrize("kernel", [name for name in KERNELS if "gumbel" in name or "resample" in name])
+def test_draws_without_native_code_are_those_of_vllm_too(kernel, monkeypatch):
+    monkeypatch.setattr(sampling, "native", None)
+    assert [line for vector in VECTORS[kernel] for line in vector.differences(KERNELS[kernel])] == []
 
 
 @pytest.mark.parametrize("fp64", [False, True])

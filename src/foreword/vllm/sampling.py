@@ -12,6 +12,7 @@ import numpy as np
 
 from foreword.arrays import F32, F64, I64, U64, AnyArray, Bools, Floats, Ints
 from foreword.errors import ConfigError
+from foreword.native import native
 from foreword.vllm.inputs import Grid, ranges
 
 U32 = np.ndarray[tuple[int, ...], np.dtype[np.uint32]]
@@ -287,7 +288,7 @@ def gumbel_sample_kernel(
         )
     rows = expanded_idx_mapping_ptr[: grid[0]]
     temperatures = np.where(rows >= 0, temp_ptr[rows], np.float32(0))
-    tokens, together = np.arange(vocab_size), max(_CHUNK // vocab_size, 1)
+    together = max(_CHUNK // vocab_size, 1)
     blocks = Blocks(grid[1], BLOCK_SIZE, np.float64 if USE_FP64 else np.float32, together)
     for start in range(0, grid[0], together):
         logits: Floats = as_float32(logits_ptr[start : start + together, :vocab_size])
@@ -295,7 +296,7 @@ def gumbel_sample_kernel(
         if (drawn := np.flatnonzero(temperature)).size:
             hot: Floats = logits[drawn] / temperature[drawn, None] if APPLY_TEMPERATURE else logits[drawn]
             positions = pos_ptr[start + drawn] + (_DRAFT_NOISE if IS_DRAFTING else 0)
-            hot = hot + gumbel_noise(seeds_ptr[rows[start + drawn]], positions, tokens, USE_FP64)
+            hot = hot + vocabulary_noise(seeds_ptr[rows[start + drawn]], positions, vocab_size, USE_FP64)
             logits = logits.astype(hot.dtype)
             logits[drawn] = hot
         blocks.argmax(logits, local_argmax_ptr[start : start + together], local_max_ptr[start : start + together])
@@ -346,6 +347,25 @@ def gumbel_noise(seeds: I64, positions: Ints, tokens: Ints, fp64: bool = False) 
     if fp64:
         return -np.log(-np.log(_uniform64(seeds, positions, words)))
     return -np.log(-_log_of_one_minus(_uniform32(seeds, positions, words)))
+
+
+def vocabulary_noise(seeds: I64, positions: Ints, vocab_size: int, fp64: bool = False) -> Floats:
+    """Return `gumbel_noise` of all tokens of a vocabulary, the same bits: hash and series are native where that is
+    built, and logarithms NumPy's.
+    """
+    if native is None:
+        return gumbel_noise(seeds, positions, np.arange(vocab_size), fp64)
+    seeds, at = np.ascontiguousarray(seeds, np.int64), np.ascontiguousarray(positions, np.int64)
+    noise: Floats
+    if fp64:
+        noise = np.empty((len(seeds), vocab_size), np.float64)
+        native.noise_uniform64(seeds, at, noise)
+        np.negative(np.log(noise, out=noise), out=noise)
+    else:
+        noise, series = np.empty((2, len(seeds), vocab_size), np.float32)
+        native.noise_uniform32(seeds, at, noise, series)
+        native.noise_select(series, np.log(noise, out=noise))
+    return np.negative(np.log(noise, out=noise), out=noise)
 
 
 def _rotated(value: U32, by: int) -> U32:

@@ -13,7 +13,7 @@ import numpy as np
 from foreword.arrays import F32, I64, AnyArray, Floats, Ints
 from foreword.errors import ConfigError
 from foreword.vllm.inputs import Grid, ranges
-from foreword.vllm.sampling import Blocks, argmax, as_float32, gumbel_noise
+from foreword.vllm.sampling import Blocks, argmax, as_float32, vocabulary_noise
 
 
 def flatten_sampled_kernel(
@@ -305,7 +305,7 @@ def resample_kernel(
         elif rejected >= 0:
             residual = np.where(tokens != rejected, residual, np.float32(-np.inf))
         if temperature != 0:
-            noise = gumbel_noise(seed_ptr[row : row + 1], pos_ptr[logit : logit + 1], tokens, USE_FP64)
+            noise = vocabulary_noise(seed_ptr[row : row + 1], pos_ptr[logit : logit + 1], vocab_size, USE_FP64)
             residual = residual + noise[0]
         blocks.argmax(residual[None], resampled_local_argmax_ptr[b : b + 1], resampled_local_max_ptr[b : b + 1])
 

@@ -1,0 +1,58 @@
+// The noise of vLLM's second model runner: foreword/vllm/sampling.py.
+#include <stdexcept>
+
+#include "batch/bind.h"
+#include "batch/noise.h"
+
+namespace foreword {
+namespace {
+
+using Seeds = Vector<const int64_t>;
+
+template <class... Arrays>
+void check(const Seeds &seeds, const Seeds &positions, size_t num_tokens, const Arrays &...arrays) {
+  if (positions.shape(0) != seeds.shape(0) || ((arrays.shape(0) != seeds.shape(0)) || ...) ||
+      ((arrays.shape(1) != num_tokens) || ...) || num_tokens > size_t(1) << 31)
+    throw std::invalid_argument("expected as many rows as seeds and positions, of the same number of tokens");
+}
+
+void noise_uniform32(const Seeds &seeds, const Seeds &positions, Matrix<float> ones, Matrix<float> series) {
+  const size_t count = ones.shape(1);
+  check(seeds, positions, count, ones, series);
+  for (size_t i = 0; i < seeds.shape(0); ++i)
+    uniform32(mixed_seed(seeds.data()[i], positions.data()[i], 0), int64_t(count), ones.data() + i * count,
+              series.data() + i * count);
+}
+
+void noise_select(const Matrix<const float> &series, Matrix<float> values) {
+  if (series.size() != values.size()) throw std::invalid_argument("expected two arrays of the same shape");
+  select_series(int64_t(series.size()), series.data(), values.data());
+}
+
+void noise_uniform64(const Seeds &seeds, const Seeds &positions, Matrix<double> uniforms) {
+  const size_t count = uniforms.shape(1);
+  check(seeds, positions, count, uniforms);
+  for (size_t i = 0; i < seeds.shape(0); ++i) {
+    const int64_t seed = seeds.data()[i], position = positions.data()[i];
+    uniform64(mixed_seed(seed, position, 0), mixed_seed(seed, position, kHighDomain), int64_t(count),
+              uniforms.data() + i * count);
+  }
+}
+
+}  // namespace
+
+void bind_noise(nb::module_ &m) {
+  m.def("noise_uniform32", &noise_uniform32,
+        nb::sig("def noise_uniform32(seeds: " PY_I64 ", positions: " PY_I64 ", ones: " PY_F32 ", series: " PY_F32
+                ", /) -> None"),
+        "Of a uniform number u per seed with its position [n] and token [V]: 1 - u, and -log(1 - u) by a series where u "
+        "is small, else -1.");
+  m.def("noise_select", &noise_select,
+        nb::sig("def noise_select(series: " PY_F32 ", values: " PY_F32 ", /) -> None"),
+        "Replace each value by that of the series, or by its negative where the series has -1.");
+  m.def("noise_uniform64", &noise_uniform64,
+        nb::sig("def noise_uniform64(seeds: " PY_I64 ", positions: " PY_I64 ", uniforms: " PY_F64 ", /) -> None"),
+        "A uniform number of 53 bits per seed with its position [n] and token [V].");
+}
+
+}  // namespace foreword

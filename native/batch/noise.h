@@ -1,0 +1,21 @@
+// The hash and the uniform numbers of vLLM's second model runner: foreword/vllm/sampling.py defines them.
+#pragma once
+
+#include <cstdint>
+
+namespace foreword {
+
+constexpr uint32_t kHighDomain = 0x9E3779B9;  // of the hash of a number's upper half
+
+// A seed and a position, mixed: what the hashes of all tokens begin with.
+uint32_t mixed_seed(int64_t seed, int64_t position, uint32_t domain);
+
+// For each token v in [0, count) with the uniform number u: ones[v] = 1 - u, at least 2^-24, and
+// series[v] = -log(1 - u) by its first terms where u < 0.25, else -1.
+void uniform32(uint32_t mixed, int64_t count, float *ones, float *series);
+// values[v] = series[v] where that is not -1, else -values[v].
+void select_series(int64_t count, const float *series, float *values);
+// uniforms[v]: of 53 bits of two hashes.
+void uniform64(uint32_t mixed_low, uint32_t mixed_high, int64_t count, double *uniforms);
+
+}  // namespace foreword
