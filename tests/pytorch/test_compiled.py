@@ -1,7 +1,5 @@
 """The torch executor through torch.compile: the same logits and tokens. Takes a minute of a compiler."""
 
-import shutil
-
 import numpy as np
 import pytest
 
@@ -15,12 +13,12 @@ from kernels.kernel_adapters import merged, random_adapter
 from kernels.kernel_driver import Driver
 from kernels.kernel_reference import SPECS, Reference, random_weights
 from kernels.kernel_traffic import BLOCK_SIZE, assert_traffic_changes_nothing, engine
+from pytorch.compiling import compiles
 
 OPTIONS = {"num_blocks": 90, "block_size": BLOCK_SIZE, "dtype": "fp32", "num_threads": 1}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Distutils was imported")  # of PyTorch's own
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++")
+@compiles
 @pytest.mark.parametrize("name", ["gemma", "moe"])
 def test_a_compiled_model_gives_the_same_logits_and_tokens(name):
     """In steps of many tokens and of one, and with adapters, which are not compiled."""
