@@ -143,6 +143,7 @@ transformers: $(STAMPS)/test  ## models of transformers: their tests, and every 
 	$(PIP) --no-build-isolation '.[vision,speech]'
 	$(PIP) peft
 	$(BIN)/python -m pytest tests/pytorch/test_transformers.py tests/pytorch/test_transformers_adapters.py \
+		tests/pytorch/test_own_cache.py \
 		tests/pytorch/test_transformers_memory.py tests/pytorch/test_transformers_compiled.py \
 		tests/pytorch/test_reference_keys.py tests/pytorch/test_vision.py tests/pytorch/test_vision_commands.py \
 		tests/pytorch/test_hearing.py tests/pytorch/test_encoder_decoder.py tests/pytorch/test_speech.py tests/server/test_vision_routes.py \

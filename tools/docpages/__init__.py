@@ -11,6 +11,7 @@ from docpages import (
     errors,
     life,
     migration,
+    model_types,
     models,
     routes,
     sampling_parameters,
@@ -36,6 +37,7 @@ PAGES: dict[str, Callable[[str], str]] = {
     "docs/vllm-compatibility.md": lambda page: vllm.page(),
     "docs/from-other-engines.md": migration.with_table_of_names,
     "docs/models.md": models.with_tables,
+    "docs/model-types.md": lambda page: model_types.page(),
     "docs/server.md": routes.with_table_of_routes,
     **tour.PAGES,
 }

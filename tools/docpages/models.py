@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from docpages.marks import with_table, with_text
+from docpages.marks import with_table
 from foreword.models import registry
-from foreword.models.families import ENCODER_FAMILIES, FAMILIES, TEXT_MODELS
+from foreword.models.families import ENCODER_FAMILIES, FAMILIES
 from foreword.models.families.base import Family
 from foreword.models.families.encoders import EncoderFamily
 from foreword.models.keys import WITHOUT_EFFECT
@@ -21,7 +20,6 @@ ALL: Mapping[str, Family | EncoderFamily] = {**FAMILIES, **ENCODER_FAMILIES}
 
 def with_tables(page: str) -> str:
     """Return the page with its tables."""
-    page = with_text(page, "native", native_types())
     of_others = ("recommended", recommended())
     for name, rows in (
         ("known", known()),
@@ -57,28 +55,6 @@ def recommended() -> Iterator[tuple[str, ...]]:
     for model in RECOMMENDED:
         sizes = f"{model.size / 1e9:.1f} GB", f"{model.memory / 1e9:.1f} GB"
         yield f"`{model.model}`", *sizes, model.license, model.good_at, model.confirmed or "–"
-
-
-def native_types() -> str:
-    """Which causal types of transformers have a family here, run there alone, or run in neither, with the reason."""
-    reasons: dict[str, str] = json.loads((ROOT / "tools" / "transformers_coverage" / "coverage.json").read_text())
-    native = [name for name in reasons if name in {*FAMILIES, *TEXT_MODELS}]
-    others = [name for name, reason in reasons.items() if name not in native and not reason]
-    neither: dict[str, list[str]] = {}
-    for name, reason in reasons.items():
-        if reason and name not in native:
-            neither.setdefault(reason.rstrip(":"), []).append(name)
-    rows = [f"| {code(types)} | {reason} |" for reason, types in sorted(neither.items())]
-    lines = [
-        *wrap(f"{len(native)} of {len(reasons)} causal types have a family: {code(native)}."),
-        "",
-        *wrap(f"{len(others)} have none and run on the executor `transformers`: {code(others)}."),
-        "",
-        "| run in neither | reason |",
-        "| --- | --- |",
-        *rows,
-    ]
-    return "\n".join(lines)
 
 
 def families() -> Iterator[tuple[str, ...]]:
@@ -132,7 +108,3 @@ def ignored() -> Iterator[tuple[str, ...]]:
 
 def code(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names if name)
-
-
-def wrap(text: str) -> list[str]:
-    return textwrap.wrap(text, 120, break_on_hyphens=False, break_long_words=False)

@@ -2,10 +2,11 @@
 
     python tools/transformers_coverage/check.py            or: make transformers
     python tools/transformers_coverage/check.py llama gpt2
-    python tools/transformers_coverage/check.py --write    record what runs, and write docs/transformers.md
+    python tools/transformers_coverage/check.py --write    record what runs, for the page that `make pages` writes
 
-A type that runs in coverage.json and does not run here fails the check. Prompts in chunks, mixed steps, requests that
-are preempted and prompts with cached prefixes: each token's log-probability is compared with an eager forward pass.
+A type that runs in coverage.json and does not run here, or runs with a cache of its own where it had paged attention,
+fails the check. Prompts in chunks, mixed steps, requests that are preempted and prompts with cached prefixes: each
+token's log-probability is compared with an eager forward pass.
 """
 
 from __future__ import annotations
@@ -15,9 +16,7 @@ import json
 import logging
 import os
 import sys
-import textwrap
 import warnings
-from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,8 +24,8 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from tiny import VOCAB_SIZE, causal_class, causal_types, tiny_model
-from transformers import CONFIG_MAPPING, PreTrainedModel
+from tiny import VOCAB_SIZE, causal_types, tiny_model
+from transformers import PreTrainedModel
 
 from foreword.batch import SamplingParams
 from foreword.engine import Engine, EngineConfig, EngineMetrics, RequestOutput
@@ -34,14 +33,18 @@ from foreword.errors import ModelError
 from foreword.executors.pool import batch_groups
 from foreword.executors.transformers.executor import TransformersExecutor
 from foreword.executors.transformers.interface import attention_of, forward
-from foreword.executors.transformers.trace import Trace, check_class, trace
-from foreword.executors.transformers.verify import Inputs, inputs_of
+from foreword.executors.transformers.model import served
+from foreword.executors.transformers.own_cache import OwnCacheExecutor, OwnCacheTrace
+from foreword.executors.transformers.trace import Trace
+from foreword.executors.transformers.verify import Inputs
 from foreword.scheduler import SchedulerConfig
 
 HERE = Path(__file__).resolve().parent
-RECORD, PAGE = HERE / "coverage.json", HERE.parents[1] / "docs/transformers.md"
+RECORD = HERE / "coverage.json"
 MAX_LEN, BLOCK_SIZE = 96, 4
 BLOCKS, WINDOW_BLOCKS = 30, 12  # of a KV group, and of one with a window: too few for six requests
+CACHES = 5  # of models with caches of their own: too few for six requests
+PAGED, OWN_CACHE, NOT = "paged attention", "own cache", "no"
 TOLERANCE = 1e-3  # of log-probabilities, in float32
 
 
@@ -53,67 +56,53 @@ def main() -> None:
     types = options.types or causal_types()
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         found = {}
-        for model_type, reason in zip(types, pool.map(reason_against, types), strict=True):
-            found[model_type] = reason
-            print(f"{model_type}: {reason or 'runs'}", flush=True)
-    print(f"{len(runs_of(found))} of {len(found)} types run")
-    recorded = json.loads(RECORD.read_text())
+        for model_type, result in zip(types, pool.map(checked, types), strict=True):
+            found[model_type] = result
+            print(f"{model_type}: {result['runs']}{result['reason'] and ': '}{result['reason']}", flush=True)
+    num_run = sum(result["runs"] != NOT for result in found.values())
+    print(f"{num_run} of {len(found)} types run")
+    recorded = json.loads(RECORD.read_text())["types"]
     if options.write:
-        RECORD.write_text(json.dumps(recorded | found, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
-        write_page(recorded | found)
-    elif lost := [model_type for model_type in runs_of(recorded) if found.get(model_type)]:
-        sys.exit(f"no longer running: {', '.join(lost)}")
+        record = {"transformers": transformers.__version__, "types": recorded | found}
+        RECORD.write_text(json.dumps(record, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
+    elif lost := [name for name in found if rank(found[name]) < rank(recorded.get(name, {"runs": NOT}))]:
+        sys.exit(f"no longer running as recorded: {', '.join(lost)}")
 
 
-def runs_of(reasons: dict[str, str]) -> list[str]:
-    """The types without a reason against them."""
-    return sorted(model_type for model_type, reason in reasons.items() if not reason)
+def rank(result: dict[str, str]) -> int:
+    """The place of a result among those from the worst to the best."""
+    return (NOT, OWN_CACHE, PAGED).index(result["runs"])
 
 
-def write_page(reasons: dict[str, str]) -> None:
-    """Replace the tables of the page, which begin at its first "## Types"."""
-    runs, by_reason = runs_of(reasons), defaultdict(list)
-    for model_type, reason in sorted(reasons.items()):
-        if reason:
-            by_reason[reason].append(f"`{model_type}`")
-    rows = [f"| {', '.join(types)} | {reason.rstrip(':')} |" for reason, types in sorted(by_reason.items())]
-    lines = [
-        f"## Types that run: {len(runs)} of {len(reasons)} in transformers {transformers.__version__}",
-        "",
-        *textwrap.wrap(", ".join(f"`{model_type}`" for model_type in runs), 120, break_on_hyphens=False),
-        "",
-        "## Types that are refused",
-        "",
-        "| types | reason |",
-        "|---|---|",
-        *rows,
-    ]
-    before = PAGE.read_text().partition("## Types")[0]
-    PAGE.write_text(before + "\n".join(lines) + "\n")
-
-
-def reason_against(model_type: str) -> str:
-    """Why a type does not run; "" if it does."""
+def checked(model_type: str) -> dict[str, str]:
+    """How a type runs, and the reason why it does not run better."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     logging.disable()
     try:
-        check_class(causal_class(model_type), CONFIG_MAPPING[model_type]())
         model = tiny_model(model_type)
-        found = trace(model, MAX_LEN)
-        compare(model, found, inputs_of(model, found))
+        found, inputs = served(model, MAX_LEN)
+        compare(model, found, inputs)
     except ModelError as error:
-        return str(error)
+        return {"runs": NOT, "reason": str(error)}
     except Exception as error:  # of configurations and models, of any kind
-        return f"error: {' '.join(str(error).split()) or type(error).__name__:.200}"
-    return ""
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return {"runs": NOT, "reason": f"error: {reason:.200}"}
+    if isinstance(found, OwnCacheTrace):
+        return {"runs": OWN_CACHE, "reason": found.why_not_paged}
+    return {"runs": PAGED, "reason": ""}
 
 
 def compare(model: PreTrainedModel, found: Trace, inputs: Inputs) -> None:
     """Serve waves of requests, then check the log-probability of every token. ModelError for a difference."""
     rng = np.random.default_rng(0)
-    num_blocks = 1 + sum(BLOCKS if group.sliding_window is None else WINDOW_BLOCKS for group in found.groups)
-    executor = TransformersExecutor(model, found, num_blocks=num_blocks, block_size=BLOCK_SIZE, **inputs._asdict())
+    executor: TransformersExecutor | OwnCacheExecutor
+    if isinstance(found, OwnCacheTrace):
+        num_blocks = 1 + CACHES
+        executor = OwnCacheExecutor(model, found, num_blocks=num_blocks, block_size=BLOCK_SIZE)
+    else:
+        num_blocks = 1 + sum(BLOCKS if group.sliding_window is None else WINDOW_BLOCKS for group in found.groups)
+        executor = TransformersExecutor(model, found, num_blocks=num_blocks, block_size=BLOCK_SIZE, **inputs._asdict())
     metrics = EngineMetrics()
     engine = Engine(
         executor,
@@ -134,7 +123,8 @@ def compare(model: PreTrainedModel, found: Trace, inputs: Inputs) -> None:
     outputs = [output for wave, max_tokens in waves for output in serve(engine, wave, max_tokens)]
     executor.close()
     # A request whose layers all have windows holds few blocks, and is admitted only when they are free.
-    preempts = any(group.sliding_window is None for group in found.groups)
+    # One with a cache of its own needs no further block, and is not preempted for one.
+    preempts = any(group.sliding_window is None and not group.recurrent for group in found.groups)
     if not metrics.num_cached_tokens or (preempts and not metrics.num_preemptions):
         raise ModelError("the engine preempted no request, or found no prefix in its cache")
     with torch.inference_mode(), attention_of(model, "eager"):

@@ -54,6 +54,13 @@ SIZES: dict[str, Any] = {
     "use_cache": False,
     **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 1),
     **dict.fromkeys(("encoder_layers", "vision_layers"), 1),
+    **dict.fromkeys(("mamba_n_heads", "n_mamba_heads", "mamba_num_heads", "linear_num_value_heads"), 4),
+    **dict.fromkeys(("linear_num_heads", "linear_num_key_heads"), 2),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "linear_head_dim"), 8),
+    **dict.fromkeys(("mamba_d_state", "ssm_state_size", "state_size", "mamba_head_dim"), 8),
+    "mamba_n_groups": 2,
+    "mamba_d_ssm": 64,
+    "mamba_chunk_size": 8,
 }
 """Sizes by the names that configurations have for them."""
 
@@ -69,6 +76,26 @@ OWN: dict[str, dict[str, Any]] = {
         "attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 8.0},
         "ffn_config": {"hidden_size": 32, "ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2},
     },
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "xlm": {"causal": True},
+    "zamba": {"layers_block_type": ["linear_attention"] * 2 + ["hybrid"] * 2},
+    "bamba": {"attn_layer_indices": [1, 3], "mamba_n_heads": 8},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2, "mamba_n_heads": 8},
+    "falcon_h1": {"mamba_n_heads": 8},
+    "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 8},
+    "nemotron_h": {"layers_block_type": ["mamba", "moe", "attention", "mlp"], "n_groups": 2, "chunk_size": 8},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 8,
+        "indexer_budget": 8,
+        "indexer_compress_ratio": 2,
+    },
+    "recurrent_gemma": {"lru_width": 32},
+    "xlstm": {"num_blocks": 4, "chunk_size": 8, "hidden_size": 128},
+    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "mamba_ngroups": 2, "chunk_size": 8},
+    "zaya": {"num_experts_per_tok": 1},
+    "reformer": {"axial_pos_embds": False, "attn_layers": ["local"] * 2, "hash_seed": 0},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     **{name: {"sliding_window": WINDOW} for name in ("mistral", "mixtral", "phi3", "phimoe", "starcoder2")},
@@ -97,7 +124,7 @@ def tiny_config(model_type: str) -> PreTrainedConfig:
     for name, part in kind.sub_configs.items():
         of_part = getattr(default, name, None) or (None if part is AutoConfig else part())
         if of_part is not None and name not in chosen:
-            chosen[name] = _chosen(of_part, {})
+            chosen[name] = _chosen(of_part, OWN.get(of_part.model_type, {}))
     return kind(**chosen)
 
 

@@ -18,7 +18,8 @@ from foreword.executors.pool import PoolSize, batch_groups
 from foreword.executors.torch.cache import slot_sizes
 from foreword.executors.transformers.encoder_decoder import EncoderDecoderExecutor, cross_bytes
 from foreword.executors.transformers.executor import TransformersExecutor
-from foreword.executors.transformers.model import LoadedEncoderDecoder, LoadedTransformers
+from foreword.executors.transformers.model import LoadedEncoderDecoder, LoadedOwnCache, LoadedTransformers
+from foreword.executors.transformers.own_cache import OwnCacheExecutor
 from foreword.machine import own_memory_bytes
 from foreword.media.encoder import Media
 from foreword.media.limits import MediaLimits
@@ -86,6 +87,20 @@ class TransformersModel(Model[T]):
         return Media(self.loaded.media, self.loaded.refused, limits)
 
 
+class OwnCacheModel(TransformersModel[LoadedOwnCache]):
+    """A causal model of transformers whose requests have caches of its own: a block is the place of a whole one."""
+
+    def pool(self, config: EngineConfig, memory: HostMemory | None = None) -> PoolSize:
+        loaded = self.loaded
+        length = request_length(loaded.max_model_len, loaded.max_model_len, config)
+        groups = batch_groups(loaded.trace, config.block_size)
+        return pool_of(length, groups, loaded.trace.cache_bytes(length), config, memory)
+
+    def executor(self, size: PoolSize) -> Executor:
+        loaded = self.loaded
+        return OwnCacheExecutor(loaded.module, loaded.trace, num_blocks=size.num_blocks, block_size=size.block_size)
+
+
 class EncoderDecoderModel(TransformersModel[LoadedEncoderDecoder]):
     """An encoder–decoder of transformers."""
 
@@ -139,4 +154,6 @@ def transformers_model(loaded: LoadedTransformers, options: TransformersOptions)
     """Return the model of what transformers loaded."""
     if isinstance(loaded, LoadedEncoderDecoder):
         return EncoderDecoderModel(loaded, options)
+    if isinstance(loaded, LoadedOwnCache):
+        return OwnCacheModel(loaded, options)
     return TransformersModel(loaded, options)

@@ -33,12 +33,16 @@ from foreword.executors.transformers.encoder_decoder_load import (
 from foreword.executors.transformers.encoder_prompts import EncoderPromptReader
 from foreword.executors.transformers.interface import text_attention
 from foreword.executors.transformers.media import ARGUMENTS, TransformersEncoder, load_processor
-from foreword.executors.transformers.trace import Trace, check_class, trace
+from foreword.executors.transformers.own_cache import OwnCacheTrace, trace_own_cache
+from foreword.executors.transformers.trace import Trace, trace
 from foreword.executors.transformers.verify import Inputs, check_media, inputs_of
 from foreword.models.pooling import PoolingSpec
 from foreword.models.sentence_transformers import read_sentence_transformer
 from foreword.models.tokenizer import Tokenizer
 from foreword.models.weights import Weights
+
+ANY_LENGTH = 1 << 17
+"""The tokens of a request of a model without a longest position."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +70,13 @@ class LoadedTransformers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedOwnCache(LoadedTransformers):
+    """A causal model of transformers each of whose requests has a cache of the model's own."""
+
+    trace: OwnCacheTrace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedEncoderDecoder(LoadedTransformers):
     """An encoder–decoder of transformers. encoder: reads its prompts."""
 
@@ -75,12 +86,12 @@ class LoadedEncoderDecoder(LoadedTransformers):
 
 def load_transformers(
     folder: Path, name: str, **given: Unpack[TransformersKeywords]
-) -> LoadedTransformers | LoadedEncoderDecoder:
+) -> LoadedTransformers | LoadedOwnCache | LoadedEncoderDecoder:
     """Load a directory that transformers can read. Code of the directory is never run.
 
-    ModelError, with the reason, for a model that is missing, damaged, or that paged attention cannot serve: each model
-    is compared with its own forward pass. ConfigError for a device that is not here, and without the compiler that
-    torch.compile needs.
+    A model that paged attention cannot serve has a cache of its own per request. ModelError, with the reason, for one
+    that is missing, damaged, or served by neither: each model is compared with its own forward pass. ConfigError for a
+    device that is not here, and without the compiler that torch.compile needs.
     """
     options = TransformersOptions(**given)
     target = device_of(options.device)
@@ -90,11 +101,11 @@ def load_transformers(
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         of_encoder = encoder_decoder_class(config)
-        if (kind := of_encoder or causal_class(config)) is None:
+        if (of_encoder or causal_class(config)) is None:
             raise ModelError(f"transformers has no causal language model of type {config.model_type!r}")
-        if of_encoder is None:
-            check_class(kind, config)
-        elif options.compile:
+        if of_encoder is None and config.is_encoder_decoder:
+            raise ModelError("it is an encoder–decoder")
+        if of_encoder is not None and options.compile:
             raise ModelError("encoder–decoders are not compiled: leave compile out")
         hidden_size = config.get_text_config(decoder=True).hidden_size
         files = read_sentence_transformer(folder, hidden_size)
@@ -129,9 +140,20 @@ def load_transformers(
             )
         length = max_model_len(config)
         length = min(length, files.max_text_len or length)
-        found = trace(module, length)
-        rule = getattr(getattr(module, "model", None), "get_rope_index", None)
-        inputs = inputs_of(module, found, mrope_dims=3 if rule is not None else 0)
+        found, inputs = served(module, length, must_page=options.compile or not generates)
+        if isinstance(found, OwnCacheTrace):
+            return LoadedOwnCache(
+                module=module,
+                trace=found,
+                inputs=inputs,
+                media=None,
+                refused=dict.fromkeys(ARGUMENTS, "each of its requests has a cache of the model's own"),
+                max_model_len=length,
+                tokenizer=tokenizer,
+                eos_token_ids=tokenizer.eos_ids,
+                name=name,
+                path=folder,
+            )
     except ModelError as error:
         raise ModelError(f"{folder}: cannot run on transformers: {error}. Use another model or executor") from None
     except Exception as error:  # of configurations, files and models, of any kind
@@ -163,6 +185,25 @@ def load_transformers(
         generates=generates,
         pooling=pooling,
     )
+
+
+def served(module: PreTrainedModel, max_model_len: int, *, must_page: bool = False) -> tuple[Trace, Inputs]:
+    """How a causal model is served: with paged attention, or else each request with a cache of the model's own
+    (`OwnCacheTrace`), unless it must page. ModelError, with the reasons, if neither is possible.
+    """
+    rule = getattr(getattr(module, "model", None), "get_rope_index", None)
+    try:
+        found = trace(module, max_model_len)
+        return found, inputs_of(module, found, mrope_dims=3 if rule is not None else 0)
+    except MemoryError:
+        raise
+    except Exception as error:  # of models that are given no cache of their own, of any kind
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if must_page:
+            raise ModelError(
+                f"{reason:.200}; with a cache of its own it is not compiled, and has no embeddings"
+            ) from None
+        return trace_own_cache(module, f"{reason:.200}"), Inputs(0, 0, 0)
 
 
 def _media(
@@ -216,14 +257,14 @@ def causal_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
 
 
 def max_model_len(config: PreTrainedConfig) -> int:
-    """The tokens that a model was made for. ModelError if its configuration does not say.
+    """The tokens that a model was made for: `ANY_LENGTH` if its configuration names no longest position.
 
     Rotary frequencies that depend on the longest position of a step would differ between steps of one request: the
     model is then used up to the length at which they begin to.
     """
     text = config.get_text_config(decoder=True)
-    names = "max_position_embeddings", "max_seq_len", "seq_length"
-    length = next((value for name in names if (value := getattr(text, name, None)) is not None), None)
+    names = "max_position_embeddings", "max_seq_len", "seq_length", "context_length"
+    length = next((value for name in names if (value := getattr(text, name, None)) is not None), ANY_LENGTH)
     if not isinstance(length, int) or length < 2:
         raise ModelError(f"its configuration has max_position_embeddings = {length!r}")
     fixed = [

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from foreword.arrays import F32
 from foreword.batch import InputBuffers, NewRequest, RequestStates, prepare_inputs
 from foreword.errors import ModelError
+from foreword.executors.host import HostExecutor
 from foreword.executors.pool import batch_groups
 from foreword.executors.transformers.executor import TransformersExecutor
 from foreword.executors.transformers.interface import attention_of, forward
@@ -27,7 +28,7 @@ BLOCK_SIZE = 4
 PROMPTS = {"a": (3, 4, 5, 6, 7, 8, 9, 10, 11), "b": (12, 3, 9, 4, 7, 14)}
 STEPS: Sequence[Mapping[str, int]] = ({"a": 4, "b": 1}, {"a": 1}, {"a": 3, "b": 4}, {"a": 1, "b": 1})
 """Chunks of two prompts, mixed with steps of one token. A token follows each prompt, so that nothing is sampled."""
-MakeExecutor = Callable[..., TransformersExecutor]
+MakeExecutor = Callable[..., HostExecutor]
 """Makes an executor with a number of blocks, ``num_blocks``."""
 IMAGE_SIZES = (56, 84), (112, 56)
 
@@ -167,8 +168,11 @@ def _logits(
     """The logits at wanted positions of each request, which are ascending, as an executor computes them in steps."""
     groups = batch_groups(trace, BLOCK_SIZE)
     lengths = {request.req_id: len(request.prompt_token_ids or ()) + 1 for request in requests}
-    blocks_of = {name: -(-length // BLOCK_SIZE) for name, length in lengths.items()}
-    num_blocks, longest = 1 + len(groups) * sum(blocks_of.values()), max(lengths.values()) + 1
+    blocks_of = {
+        name: [1 if group.recurrent else -(-length // BLOCK_SIZE) for group in groups]
+        for name, length in lengths.items()
+    }
+    num_blocks, longest = 1 + sum(map(sum, blocks_of.values())), max(lengths.values()) + 1
     states = RequestStates(
         max_num_reqs=len(requests), max_model_len=longest, vocab_size=trace.vocab_size, kv_groups=groups
     )
@@ -177,7 +181,7 @@ def _logits(
     try:
         free = list(range(1, num_blocks))
         for request in requests:
-            blocks = [[free.pop() for _ in range(blocks_of[request.req_id])] for _ in groups]
+            blocks = [[free.pop() for _ in range(count)] for count in blocks_of[request.req_id]]
             states.add_request(replace(request, block_ids=blocks))
         logits: dict[str, list[F32]] = {name: [] for name in lengths}
         for step in steps:
