@@ -91,9 +91,21 @@ def test_requests_get_the_tokens_of_generate(tmp_path, name):
     assert [output.outputs[0].token_ids for output in found] == generated(folder, prompts, 8)
 
 
-@pytest.mark.parametrize("name", ["BambaConfig", "OpenAIGPTConfig"])
+def test_single_tokens_are_computed_together_where_caches_have_one_size(tmp_path):
+    prompts, rows = list(prompts_of((9, 6, 3, 8))), []
+    params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+    with LLM(saved(tmp_path, "MambaConfig"), max_model_len=64, max_num_batched_tokens=64, **OPTIONS) as llm:
+        model = llm.engine.executor.model
+        model.register_forward_pre_hook(
+            lambda _, args, given: rows.append(tuple(given["input_ids"].shape)), with_kwargs=True
+        )
+        llm.generate(prompts, params, progress=False)
+    assert rows == [(1, 9), (1, 6), (1, 3), (1, 8), *[(4, 1)] * 4]
+
+
+@pytest.mark.parametrize("name", ["BambaConfig", "MambaConfig", "OpenAIGPTConfig"])
 def test_a_failed_step_changes_no_token(tmp_path, name):
-    """The third step fails when the model has changed the cache of its first request, and is run again."""
+    """The third step fails when the model has changed a cache, and is run again."""
     folder = saved(tmp_path, name)
     prompts = list(prompts_of((9, 6)))
     params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ ARGUMENTS = "past_key_values", "cache_params", "state"
 IN_MODULES: Mapping[str, tuple[str, ...]] = {"recurrent_gemma": ("conv1d_state", "recurrent_states")}
 """Type of a model → the attributes of its modules that are part of a request's cache. It does not return the other
 part."""
-MEASURED = 16, 32
+MEASURED = 2, 16, 32
 """Tokens after which the bytes of a cache are measured."""
 
 
@@ -44,14 +45,16 @@ class OwnCacheTrace(Trace):
 
     argument: the name of the cache in its inputs and outputs; None for a model without, which computes all tokens again
     in every step. inputs: the other optional inputs that it takes. why_not_paged: the reason why paged attention cannot
-    serve it. takes_chunks: whether several tokens can continue a cache; else one at a time. fixed_bytes, token_bytes:
-    of a cache, and of each of its tokens.
+    serve it. takes_chunks: whether several tokens can continue a cache; else one at a time. takes_batches: whether
+    single tokens of several requests can be computed together, for caches that never grow. fixed_bytes, token_bytes: of
+    a cache, and of each of its tokens.
     """
 
     argument: str | None
     inputs: frozenset[str]
     why_not_paged: str
     takes_chunks: bool = True
+    takes_batches: bool = False
     fixed_bytes: int = 0
     token_bytes: int = 0
 
@@ -72,7 +75,8 @@ class RequestCache:
 
 
 class OwnCacheExecutor(HostExecutor):
-    """Runs a causal model of transformers, one request after the other, each with a cache of the model's own.
+    """Runs a causal model of transformers, each request with a cache of the model's own, one after the other. Single
+    tokens of several requests are computed together where all caches have one size.
 
     num_blocks: of caches. block_size: tokens between two copies of a cache that the prefix cache may keep.
     """
@@ -88,12 +92,21 @@ class OwnCacheExecutor(HostExecutor):
 
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
         logits = np.empty((len(logits_indices), self.trace.vocab_size), np.float32)
-        for b in range(batch.num_reqs):
-            first, end = batch.query_start_loc[b : b + 2].tolist()
+        starts, B = batch.query_start_loc, batch.num_reqs
+        is_single = (np.diff(starts[: B + 1]) == 1) & (batch.num_computed_tokens[:B] > 0) & self.trace.takes_batches
+        together = np.flatnonzero(is_single) if is_single.sum() > 1 else np.zeros(0, np.int64)
+        for b in np.setdiff1d(np.arange(B), together).tolist():
+            first, end = starts[b : b + 2].tolist()
             rows = np.flatnonzero((logits_indices >= first) & (logits_indices < end))
             ids = as_tensor(batch.input_ids[first:end], self.model.device).long()[None]
             wanted = as_tensor(logits_indices[rows] - first, self.model.device)
             logits[rows] = as_floats(self.advance(self._cache_of(batch, b), ids, wanted))
+        if len(together):
+            caches = [self._cache_of(batch, b) for b in together.tolist()]
+            tokens = batch.input_ids[starts[together]]
+            found = as_floats(self.advance_together(caches, as_tensor(tokens, self.model.device).long()))
+            rows = np.flatnonzero(np.isin(logits_indices, starts[together]))
+            logits[rows] = found[np.searchsorted(starts[together], logits_indices[rows])]
         return logits
 
     def _cache_of(self, batch: InputBatch, b: int) -> RequestCache:
@@ -116,9 +129,26 @@ class OwnCacheExecutor(HostExecutor):
         """Add tokens ids [1, T] to the cache. Returns the logits [L, V] at tokens ``wanted``."""
         with torch.inference_mode():
             if cache.num_tokens == 0 or ids.shape[1] == 1 or self.trace.takes_chunks:
-                return self._forward(cache, ids, wanted)
+                return self._forward(cache, ids, wanted)[0]
             last = wanted.new_zeros(1)
-            return torch.cat([self._forward(cache, one, last) for one in ids.split(1, 1)])[wanted]
+            return torch.cat([self._forward(cache, one, last)[0] for one in ids.split(1, 1)])[wanted]
+
+    def advance_together(self, caches: Sequence[RequestCache], ids: torch.Tensor) -> torch.Tensor:
+        """Add one token of ids [B] to each cache. Returns their logits [B, V]."""
+        with torch.inference_mode():
+            parts = list(zip(*map(_tensors, caches), strict=True))  # of each tensor of a cache, those of all caches
+            memo: dict[int, Any] = {id(own[0]): torch.cat(own) for own in parts}
+            merged = RequestCache(copy.deepcopy(caches[0].own, memo), num_tokens=caches[0].num_tokens)
+            lengths = [cache.num_tokens + 1 for cache in caches]
+            for cache in caches:
+                cache.num_tokens = -1
+            logits = self._forward(merged, ids[:, None], ids.new_zeros(1))[:, 0]
+            for own, both in zip(parts, _tensors(merged), strict=True):
+                for tensor, part in zip(own, both.split(1), strict=True):
+                    tensor.copy_(part)
+            for cache, length in zip(caches, lengths, strict=True):
+                cache.num_tokens = length
+            return logits
 
     def copy_blocks(self, sources: I32, destinations: I32) -> None:
         with torch.inference_mode():
@@ -133,7 +163,7 @@ class OwnCacheExecutor(HostExecutor):
         self._caches.clear()
 
     def _forward(self, cache: RequestCache, ids: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        """See `advance`, for tokens that the model takes at a time."""
+        """The logits [B, L, V] at tokens ``wanted`` of ids [B, T], which are added to the cache."""
         argument, inputs, first = self.trace.argument, self.trace.inputs, cache.num_tokens
         given: dict[str, Any] = {}
         cache.num_tokens = -1  # until the model has changed all of it
@@ -156,8 +186,8 @@ class OwnCacheExecutor(HostExecutor):
         if argument is not None and not self._places:
             cache.own = out[argument]
         cache.num_tokens = num_tokens
-        logits: torch.Tensor = out.logits[0]
-        return logits if "logits_to_keep" in inputs else logits[wanted]
+        logits: torch.Tensor = out.logits
+        return logits if "logits_to_keep" in inputs else logits[:, wanted]
 
 
 def trace_own_cache(model: PreTrainedModel, why_not_paged: str) -> OwnCacheTrace:
@@ -189,15 +219,17 @@ def _traced(model: PreTrainedModel, why_not_paged: str) -> OwnCacheTrace:
     groups, vocab_size = (KVGroupSpec((0,), None, recurrent=True),), own["a"].shape[-1]
     found = _measured(model, OwnCacheTrace((), (), groups, vocab_size, argument, inputs, why_not_paged))
     expected = {name: logits[-1] for name, logits in own.items()}
-    try:
-        if (furthest := _furthest(model, found, expected)) < tolerance(model):
-            return found
-    except Exception:  # of a model that takes no chunks, of any kind
-        pass
-    found = replace(found, takes_chunks=False)
-    if (furthest := _furthest(model, found, expected)) < tolerance(model):
-        return found
-    raise ModelError(f"its logits differ from those without, by {furthest:.2g} of their norm")
+    reasons = []
+    for takes_batches in (True, False) if found.takes_batches else (False,):
+        for takes_chunks in (True, False):
+            found = replace(found, takes_chunks=takes_chunks, takes_batches=takes_batches)
+            try:
+                if (furthest := _furthest(model, found, expected)) < tolerance(model):
+                    return found
+                reasons.append(f"its logits differ from those without, by {furthest:.2g} of their norm")
+            except Exception as error:  # of a model that takes no chunks or batches, of any kind
+                reasons.append(str(error))
+    raise ModelError(reasons[-1])
 
 
 def _furthest(model: PreTrainedModel, trace: OwnCacheTrace, expected: Mapping[str, F32]) -> float:
@@ -212,7 +244,9 @@ def _own_logits(model: PreTrainedModel, prompt: tuple[int, ...]) -> F32:
 
 
 def _measured(model: PreTrainedModel, trace: OwnCacheTrace) -> OwnCacheTrace:
-    """The trace with the bytes of caches. A cache that grows up to a window is measured as one that grows for ever."""
+    """The trace with the bytes of caches. They have one size where batches are possible. One that grows up to a window
+    is measured as one that grows for ever.
+    """
     executor, sizes = OwnCacheExecutor(model, trace, num_blocks=1, block_size=BLOCK_SIZE), []
     for num_tokens in MEASURED:
         cache = executor.new_cache()
@@ -221,8 +255,14 @@ def _measured(model: PreTrainedModel, trace: OwnCacheTrace) -> OwnCacheTrace:
         if cache.own is None:
             raise ModelError("it returns no cache of its tokens")
         sizes.append(sum({tensor.data_ptr(): tensor.nbytes for tensor in _tensors(cache)}.values()))
-    token_bytes = max(0, -(-(sizes[1] - sizes[0]) // (MEASURED[1] - MEASURED[0])))
-    return replace(trace, token_bytes=token_bytes, fixed_bytes=max(sizes[0] - token_bytes * MEASURED[0], 1))
+    *_, (before, last) = pairwise(MEASURED)
+    token_bytes = max(0, -(-(sizes[-1] - sizes[-2]) // (last - before)))
+    return replace(
+        trace,
+        takes_batches=trace.argument is not None and len(set(sizes)) == 1,
+        token_bytes=token_bytes,
+        fixed_bytes=max(sizes[-1] - token_bytes * last, 1),
+    )
 
 
 def _tensors(cache: RequestCache) -> list[torch.Tensor]:
