@@ -103,6 +103,14 @@ def test_single_tokens_are_computed_together_where_caches_have_one_size(tmp_path
     assert rows == [(1, 9), (1, 6), (1, 3), (1, 8), *[(4, 1)] * 4]
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("name", "chunks", "batches"), [("Mamba2Config", True, True), ("MambaConfig", False, True)])
+def test_chunks_that_lose_the_state_are_known_in_numbers_of_few_bits_too(tmp_path, name, chunks, batches, dtype):
+    """transformers continues the state of Mamba by single tokens alone, and that of Mamba 2 by several."""
+    trace = load_transformers(Path(saved(tmp_path, name)), name, dtype=dtype, num_threads=1).trace
+    assert (trace.takes_chunks, trace.takes_batches) == (chunks, batches)
+
+
 @pytest.mark.parametrize("name", ["BambaConfig", "MambaConfig", "OpenAIGPTConfig"])
 def test_a_failed_step_changes_no_token(tmp_path, name):
     """The third step fails when the model has changed a cache, and is run again."""

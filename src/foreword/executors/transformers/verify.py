@@ -30,6 +30,8 @@ STEPS: Sequence[Mapping[str, int]] = ({"a": 4, "b": 1}, {"a": 1}, {"a": 3, "b": 
 """Chunks of two prompts, mixed with steps of one token. A token follows each prompt, so that nothing is sampled."""
 MakeExecutor = Callable[..., HostExecutor]
 """Makes an executor with a number of blocks, ``num_blocks``."""
+NO_DISTANCE = 1e-3
+"""A `distance` of logits in float32 that counts as none."""
 IMAGE_SIZES = (56, 84), (112, 56)
 
 
@@ -141,7 +143,7 @@ def _maker(model: PreTrainedModel, trace: Trace, inputs: Inputs) -> MakeExecutor
 
 def tolerance(model: PreTrainedModel) -> float:
     """The largest `distance` of logits that counts as none, which depends on the model's numbers."""
-    return 1e-3 if model.dtype == torch.float32 else 0.2
+    return NO_DISTANCE if model.dtype == torch.float32 else 0.2
 
 
 def _floats(tensor: torch.Tensor) -> F32:
