@@ -135,6 +135,25 @@ def test_a_failed_step_changes_no_token(tmp_path, name):
     assert [found["0"], found["1"]] == generated(folder, prompts, 5)
 
 
+@pytest.mark.parametrize("caches", [True, False])
+def test_a_preempted_request_is_computed_again(tmp_path, caches):
+    """No request needs a further block, so the test preempts: in the middle of a prompt, and of the outputs."""
+    folder = saved(tmp_path, "BambaConfig")
+    prompts, found = list(prompts_of((9, 5, 21))), {}
+    params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
+    options = {"max_model_len": 64, "block_size": 4, "max_num_batched_tokens": 16, "prefix_caching": caches}
+    with LLM(folder, **OPTIONS, **options) as llm:
+        engine = llm.engine
+        for i, prompt in enumerate(prompts):
+            engine.add_request(str(i), prompt, params)
+        for step in range(20):
+            if step in (1, 5):
+                engine.scheduler._preempt_last()
+            found |= {output.request_id: output for output in engine.step() if output.finished}
+    assert found["2"].metrics.num_preemptions == 2
+    assert [found[str(i)].outputs[0].token_ids for i in range(3)] == generated(folder, prompts, 9)
+
+
 def test_several_samples_continue_copies_of_one_cache(tmp_path):
     folder = saved(tmp_path, "BambaConfig")
     [prompt] = prompts_of((22,))
@@ -174,5 +193,7 @@ def test_what_a_cache_of_its_own_cannot_do_is_refused_by_name(tmp_path):
             llm.embed([[5, 6]], progress=False)
         with pytest.raises(RequestError, match="cache of the model's own"):
             llm.chat([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}])
+        with pytest.raises(ConfigError, match="runs no LoRA adapters"):
+            llm.load_lora("adapter", tmp_path)
     with pytest.raises(ModelError, match="attention interface; with a cache of its own: its tokens see later ones"):
         LLM(saved(tmp_path / "xlm", "XLMConfig"), **OPTIONS)

@@ -90,6 +90,10 @@ class TransformersModel(Model[T]):
 class OwnCacheModel(TransformersModel[LoadedOwnCache]):
     """A causal model of transformers whose requests have caches of its own: a block is the place of a whole one."""
 
+    def __init__(self, loaded: LoadedOwnCache, options: TransformersOptions) -> None:
+        super().__init__(loaded, options)
+        self.read_lora = None
+
     def pool(self, config: EngineConfig, memory: HostMemory | None = None) -> PoolSize:
         loaded = self.loaded
         length = request_length(loaded.max_model_len, loaded.max_model_len, config)
