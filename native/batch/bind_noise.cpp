@@ -45,14 +45,14 @@ void bind_noise(nb::module_ &m) {
   m.def("noise_uniform32", &noise_uniform32,
         nb::sig("def noise_uniform32(seeds: " PY_I64 ", positions: " PY_I64 ", ones: " PY_F32 ", series: " PY_F32
                 ", /) -> None"),
-        "Of a uniform number u per seed with its position [n] and token [V]: 1 - u, and -log(1 - u) by a series where u "
-        "is small, else -1.");
+        "Write 1 - u and, where u is small, -log(1 - u) by a series, else -1, per seed with its position, and token.\n\n"
+        "u: a uniform number. ones, series [n, V].");
   m.def("noise_select", &noise_select,
         nb::sig("def noise_select(series: " PY_F32 ", values: " PY_F32 ", /) -> None"),
         "Replace each value by that of the series, or by its negative where the series has -1.");
   m.def("noise_uniform64", &noise_uniform64,
         nb::sig("def noise_uniform64(seeds: " PY_I64 ", positions: " PY_I64 ", uniforms: " PY_F64 ", /) -> None"),
-        "A uniform number of 53 bits per seed with its position [n] and token [V].");
+        "Write a uniform number of 53 bits per seed, position [n] and token [V].");
 }
 
 }  // namespace foreword

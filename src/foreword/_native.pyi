@@ -116,13 +116,15 @@ class PacketCore:
     def pack(self, step: StepBuffers, out: I32, /) -> int: ...
 
 def noise_uniform32(seeds: I64, positions: I64, ones: F32, series: F32, /) -> None:
-    """Of a uniform number u per seed with its position [n] and token [V]: 1 - u, and -log(1 - u) by a series where u is small, else -1."""
+    """Write 1 - u and, where u is small, -log(1 - u) by a series, else -1, per seed with its position, and token.
+
+    u: a uniform number. ones, series [n, V]."""
 
 def noise_select(series: F32, values: F32, /) -> None:
     """Replace each value by that of the series, or by its negative where the series has -1."""
 
 def noise_uniform64(seeds: I64, positions: I64, uniforms: F64, /) -> None:
-    """A uniform number of 53 bits per seed with its position [n] and token [V]."""
+    """Write a uniform number of 53 bits per seed, position [n] and token [V]."""
 
 class StepCache:
     """What was made of the sampling columns of the last few batches."""

@@ -150,7 +150,7 @@ def test_images_are_told_with_their_identifiers_and_rotary_positions(traced, hea
     [new] = decision["new"]
     assert new["features"] == [{"identifier": "x", "offset": 1, "length": 2, "modality": "image"}]
     outputs = [2, 3] if header is HEADER else []  # they are part of the prompt there
-    assert new["prompt_token_ids"] == [1, 7, 7] + [8, 9][: len(outputs)]
+    assert new["prompt_token_ids"] == [1, 7, 7, *[8, 9][: len(outputs)]]
     assert new["rotary"] == ([[0, 1, 1, *outputs], [0, 1, 2, *outputs], [0, 1, 1, *outputs]], -1)
 
 

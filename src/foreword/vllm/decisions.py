@@ -257,7 +257,7 @@ def _feature(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rotary(add: Add, num_prompt_tokens: int) -> tuple[list[list[int]], int] | None:
-    """The rotary positions of the tokens that are told as the prompt: p + delta past those recorded."""
+    """The rotary positions of the tokens that are given as the prompt: p + delta past those recorded."""
     if not len(add.mrope_positions):
         return None
     rows = [[int(position) for position in row] for row in add.mrope_positions]

@@ -12,7 +12,7 @@ import numpy as np
 
 from foreword.arrays import F32, F64, I64, U64, AnyArray, Bools, Floats, Ints
 from foreword.errors import ConfigError
-from foreword.native import native
+from foreword.native import available, native
 from foreword.vllm.inputs import Grid, ranges
 
 U32 = np.ndarray[tuple[int, ...], np.dtype[np.uint32]]
@@ -353,18 +353,16 @@ def vocabulary_noise(seeds: I64, positions: Ints, vocab_size: int, fp64: bool = 
     """Return `gumbel_noise` of all tokens of a vocabulary, the same bits: hash and series are native where that is
     built, and logarithms NumPy's.
     """
-    if native is None:
+    if not available():
         return gumbel_noise(seeds, positions, np.arange(vocab_size), fp64)
     seeds, at = np.ascontiguousarray(seeds, np.int64), np.ascontiguousarray(positions, np.int64)
-    noise: Floats
     if fp64:
-        noise = np.empty((len(seeds), vocab_size), np.float64)
-        native.noise_uniform64(seeds, at, noise)
-        np.negative(np.log(noise, out=noise), out=noise)
-    else:
-        noise, series = np.empty((2, len(seeds), vocab_size), np.float32)
-        native.noise_uniform32(seeds, at, noise, series)
-        native.noise_select(series, np.log(noise, out=noise))
+        uniforms = np.empty((len(seeds), vocab_size), np.float64)
+        native.noise_uniform64(seeds, at, uniforms)
+        return -np.log(-np.log(uniforms))
+    noise, series = np.empty((2, len(seeds), vocab_size), np.float32)
+    native.noise_uniform32(seeds, at, noise, series)
+    native.noise_select(series, np.log(noise, out=noise))
     return np.negative(np.log(noise, out=noise), out=noise)
 
 
