@@ -1,7 +1,8 @@
-"""From the body of an Anthropic Messages request to a `ChatRequest`.
+"""Parse the body of an Anthropic Messages request into a `ChatRequest`.
 
 A body may have Anthropic's fields and, under their own names, the fields of `SamplingParams`. A field that is null
-counts as absent. RequestError, with the path of the field, for an unknown or unsupported one or a wrong type.
+counts as absent. An unknown or unsupported field, and a value of a wrong type, raise a RequestError with the path of
+the field.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _BLOCKS = either(STRING, list_of(OBJECT, "a list of content blocks"))
 
 
 def parse_messages(body: object, suggested: Suggested = NOTHING) -> ChatRequest:
-    """The request in a body of /v1/messages. RequestError if it cannot be served as given.
+    """Parse a body of /v1/messages. Raise RequestError if it cannot be served as given.
 
     ``cache_control`` is accepted everywhere, since every prefix is cached. The budget of thinking is a target, as
     Anthropic documents it, and does not end the thinking.
@@ -44,7 +45,7 @@ def parse_messages(body: object, suggested: Suggested = NOTHING) -> ChatRequest:
 
 
 def parse_count(body: object) -> ChatRequest:
-    """The request in a body of /v1/messages/count_tokens: the same conversation, with no parameters to sample with."""
+    """Parse a body of /v1/messages/count_tokens: the same conversation, without sampling parameters."""
     return _parse(Fields(body), NOTHING, is_count=True)
 
 
@@ -90,7 +91,7 @@ def _parse(given: Fields, suggested: Suggested, *, is_count: bool) -> ChatReques
 
 
 def _messages(given: Fields) -> Iterator[Fields]:
-    """The fields of each message. RequestError in the end if there is none."""
+    """Yield the fields of each message. Raise RequestError at the end if there are no messages."""
     is_empty = True
     for message in given.nested_list("messages") or ():
         is_empty = False
@@ -100,8 +101,8 @@ def _messages(given: Fields) -> Iterator[Fields]:
 
 
 def _output_config(given: Fields) -> tuple[object, str | None]:
-    """``output_config.format``, or ``structured_outputs`` itself, and the effort: None for "high", which is Anthropic's
-    default and so what the model does unasked.
+    """Return ``output_config.format`` or ``structured_outputs``, and the effort. The effort is None for "high", which
+    is Anthropic's default and leaves the model unchanged.
     """
     direct = given.take("structured_outputs", OBJECT)
     config = given.nested("output_config")
@@ -122,7 +123,7 @@ def _output_config(given: Fields) -> tuple[object, str | None]:
 
 
 def _thinking(given: Fields, max_tokens: int | None) -> bool | None:
-    """Return whether ``thinking`` asks for thinking; None: thinking that adapts is what the model does unasked."""
+    """Return whether ``thinking`` asks for thinking, or None for adaptive thinking, which changes nothing."""
     thinking = given.nested("thinking")
     if thinking is None:
         return None
@@ -137,7 +138,7 @@ def _thinking(given: Fields, max_tokens: int | None) -> bool | None:
 
 
 def _take_cache_control(given: Fields) -> None:
-    """Every prefix is cached, for as long as there is room."""
+    """Take ``cache_control`` and ignore it: every prefix is cached as long as there is room."""
     if (control := given.nested("cache_control")) is not None:
         for name in ("type", "ttl", "scope"):
             control.take(name, STRING)
@@ -145,7 +146,7 @@ def _take_cache_control(given: Fields) -> None:
 
 
 def _origins_of_tools(count: int) -> dict[str, str]:
-    """Return what the fields of tools and their choice are called in the body."""
+    """Return the names of the fields of tools and of their choice in the body."""
     found = {"parallel_tool_calls": "tool_choice.disable_parallel_tool_use"}
     for i in range(count):
         found |= {f"tools[{i}].function": f"tools[{i}]", f"tools[{i}].function.parameters": f"tools[{i}].input_schema"}
@@ -225,7 +226,7 @@ def _add_block(conversation: Conversation, role: str, block: Fields, at: str) ->
     else:
         failed = block.take("is_error", BOOLEAN, False)
         text = "\n".join(text for text, _ in _texts(block, "content"))
-        # Chat templates have no place for the flag, so the text says it.
+        # Chat templates do not show the flag, so the text contains it.
         conversation.result(block.require("tool_use_id", STRING), f"Error: {text}" if failed else text, at)
         block.end({"toolset_name": ()})
 
@@ -241,7 +242,7 @@ def _image_url(source: Fields) -> str:
 
 
 def _texts(given: Fields, name: str) -> list[tuple[str, str]]:
-    """Text and path of a field that is a text, or of each text block of a list."""
+    """Yield text and path of a field that is a text, or of each text block of a list."""
     value, at = given.take(name, _BLOCKS, ""), given.path(name)
     if isinstance(value, str):
         return [(value, at)] if value else []

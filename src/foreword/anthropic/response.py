@@ -1,4 +1,4 @@
-"""From the outputs of the engine to Anthropic's message bodies, stream events and errors."""
+"""Convert the outputs of the engine to Anthropic's message bodies, stream events and errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KIND_OF_STATUS = {
 
 
 def message_body(request: ChatRequest, output: RequestOutput, **named: Unpack[Named]) -> Body:
-    """The body that answers /v1/messages, which does not tell when it was created.
+    """Return the body of an answer to /v1/messages, which has no creation time.
 
     A request that failed (``output.error``) has no such body.
     """
@@ -44,7 +44,7 @@ def message_body(request: ChatRequest, output: RequestOutput, **named: Unpack[Na
 
 
 def usage(output: RequestOutput) -> Body:
-    """Tokens of a request; ``input_tokens`` is without those that the cache had."""
+    """Return the token counts of a request; ``input_tokens`` does not include cached tokens."""
     counted = output.usage
     found = {
         "input_tokens": counted.prompt_tokens - counted.cached_tokens,
@@ -58,7 +58,7 @@ def usage(output: RequestOutput) -> Body:
 
 
 def error_body(status: int, message: str) -> Body:
-    """The body of an error in Anthropic's form."""
+    """Return the body of an error in Anthropic's form."""
     kind = KIND_OF_STATUS.get(status, "api_error" if status >= 500 else "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": message}}
 
@@ -74,9 +74,9 @@ class MessageStream(AnswerStream[RequestOutput]):
 
     def __init__(self, request: ChatRequest, **named: Unpack[Named]) -> None:
         self._request, self._named = request, named
-        self._index = -1  # of the last block
-        self._block: str | None = None  # the type of the open one
-        self._at = ""  # the beginning of its deltas
+        self._index = -1  # index of the last block
+        self._block: str | None = None  # type of the open block
+        self._at = ""  # first bytes of its deltas
         self._has_calls = self._is_started = False
 
     def frames(self, output: RequestOutput) -> bytes:
@@ -108,7 +108,7 @@ class MessageStream(AnswerStream[RequestOutput]):
                 return self._close()
 
     def _open(self, block: Body) -> list[bytes]:
-        """Nothing if a block of this type is open."""
+        """Open a block, unless a block of this type is open."""
         if self._block == block["type"]:
             return []
         closing = self._close()
@@ -152,7 +152,7 @@ def _tool_use(call_id: str, name: str, arguments: Body) -> Body:
 
 
 def _input(call: ToolCall) -> Body:
-    """The arguments as an object. Damaged text is wrapped as Anthropic's documentation proposes."""
+    """Return the arguments as an object. Damaged text is wrapped as Anthropic's documentation proposes."""
     if call.error is None:
         found: Body = json.loads(call.arguments)
         return found
@@ -160,7 +160,7 @@ def _input(call: ToolCall) -> Body:
 
 
 def _stop(request: ChatRequest, completion: CompletionOutput, *, has_calls: bool) -> Body:
-    """Why the answer ended; null for one that was aborted."""
+    """Return why the answer ended; null for an aborted answer."""
     reason: str | None = None
     sequence = completion.stop_reason if isinstance(completion.stop_reason, str) else None
     if completion.finish_reason == "length":

@@ -1,4 +1,4 @@
-"""Messages back out of text: tool calls and reasoning, parsed incrementally by a declaration of the model's format."""
+"""Parse messages from text: tool calls and reasoning, incrementally, by a declaration of the model's format."""
 
 from foreword.messages.formats import FORMATS, Region, ResponseFormat, format_named, format_of_template
 from foreword.messages.message import (

@@ -1,4 +1,4 @@
-"""Readers of tool calls: the text of a call region, piece by piece, to events."""
+"""Readers of tool calls: they convert the text of a call region, piece by piece, to events."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _FENCE = re.compile(r"`{1,2}|```\w{0,20}[ \t\r\n]{0,20}")
 
 
 class CallSink:
-    """Collects the events of calls, which are numbered through a message, and the text that no event has.
+    """Collect the events of calls, which are numbered within a message, and the text that is not part of an event.
 
-    unread: text of the region since its beginning or the last event that is in no event.
+    unread: text since the beginning of the region, or since the last event, that is not part of an event.
     """
 
     __slots__ = ("_error", "_make_id", "_open", "allowed", "events", "num_calls", "unread")
@@ -62,8 +62,8 @@ class CallSink:
 
 
 def arguments_of(function: Mapping[str, Any]) -> object:
-    """The arguments of a call that was read as a whole, as `JsonCallsReader` takes them. LookupError if none of its
-    keys has them, but another one may.
+    """Return the arguments of a call that was read as a whole, as `JsonCallsReader` takes them. Raise LookupError if no
+    known key has them, but another key may.
     """
     others = {key: value for key, value in function.items() if key not in ("name", *_LABELS)}
     key = next((key for key in ARGUMENTS if key in others), None)
@@ -79,9 +79,9 @@ def arguments_of(function: Mapping[str, Any]) -> object:
 class JsonCalls:
     """Calls as JSON objects, alone or in lists: ``{"name": "f", "arguments": {…}}``.
 
-    name, arguments: the keys; another key of `ARGUMENTS` is read as arguments too. listed: a grammar writes a list.
-    separators: characters between two calls without a list. unmarked: no mark tells a call from other JSON, so it has
-    to have arguments and the name of a known tool. closed: it has no keys but these two and labels.
+    name, arguments: the keys; another key of `ARGUMENTS` is read as arguments, too. listed: a grammar writes a list.
+    separators: characters between two calls outside a list. unmarked: no mark distinguishes a call from other JSON, so
+    a call must have arguments and the name of a known tool. closed: a call has only these two keys and labels.
     """
 
     name: str = "name"
@@ -98,11 +98,11 @@ class JsonCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedCalls:
-    """Calls as a name with its arguments behind it: ``name{…}``, or ``[name(key=value), …]`` if listed.
+    """Calls as a name followed by its arguments: ``name{…}``, or ``[name(key=value), …]`` if listed.
 
-    capture: the group of the opening mark's pattern that has the name, if one has. header: what a grammar writes
-    between name and arguments; an output may have other text before its last mark, "<|message|>". The rest: see
-    `JsonCalls`.
+    capture: the group of the opening mark's pattern that contains the name, if any. header: the text that a grammar
+    writes between name and arguments; an output may have other text before its last mark, "<|message|>". For the other
+    fields see `JsonCalls`.
     """
 
     notation: Notation = JSON
@@ -115,7 +115,7 @@ class NamedCalls:
 
     @property
     def header_end(self) -> str:
-        """The last mark of the header."""
+        """Return the last mark of the header."""
         return self.header[self.header.rfind("<") :] if self.header else ""
 
     def reader(self, sink: CallSink, captures: Mapping[str, str]) -> NamedCallsReader:
@@ -123,7 +123,7 @@ class NamedCalls:
 
 
 class CallsReader:
-    """Reads the calls of a region. is_bad: the text is damaged where the last `read` ended."""
+    """Read the calls of a region. is_bad: the text is damaged at the end of the last `read`."""
 
     __slots__ = ("_expect", "_in_list", "_separators", "_sink", "_value", "is_bad")
 
@@ -136,11 +136,11 @@ class CallsReader:
 
     @property
     def is_resting(self) -> bool:
-        """Return whether it is outside every call and list, so that the region may end."""
+        """Return whether the reader is outside every call and list, so that the region may end."""
         return not self.is_bad and not self._in_list and self._expect == self._item
 
     def read(self, text: str, at: int) -> int:
-        """Consume text until the reader rests, or to the end of the text; returns the position behind it."""
+        """Consume text until the reader rests or the text ends. Return the position after the consumed text."""
         while at < len(text) and not self.is_bad:
             num_events = len(self._sink.events)
             behind = self._expect(text, at)
@@ -152,10 +152,10 @@ class CallsReader:
         return at
 
     def collect(self) -> None:
-        """The region has ended: send calls that are read as a whole."""
+        """End the region: send the calls that are read as a whole."""
 
     def take_held(self) -> str:
-        """The text inside arguments that was consumed and is in no event."""
+        """Take the text inside arguments that was consumed and is not part of an event."""
         return self._value.take_held() if self._value is not None and self._streams else ""
 
     @property
@@ -166,7 +166,7 @@ class CallsReader:
         raise NotImplementedError
 
     def _between_items(self, char: str, at: int, *, may_list: bool = True) -> int:
-        """A character where a call may begin, that begins none."""
+        """Read a character between calls that does not begin a call."""
         if char == "[" and may_list and not self._in_list:
             self._in_list = True
         elif char == "]" and self._in_list:
@@ -176,7 +176,7 @@ class CallsReader:
         return at + 1
 
     def _after_item(self, text: str, at: int) -> int:
-        """Behind an item of a list."""
+        """Read a character after an item of a list."""
         char = text[at]
         if char in _SPACE:
             return at + 1
@@ -199,7 +199,7 @@ class CallsReader:
 
 
 class JsonCallsReader(CallsReader):
-    """Reads `JsonCalls`."""
+    """Read `JsonCalls`."""
 
     __slots__ = ("_arguments", "_calls", "_has_arguments", "_has_others", "_is_streaming", "_key", "_keys", "_name")
 
@@ -212,9 +212,9 @@ class JsonCallsReader(CallsReader):
 
     def _begin(self) -> None:
         self._name: str | None = None
-        self._arguments: list[str] = []  # before the name is known
+        self._arguments: list[str] = []  # arguments that were read before the name
         self._has_arguments = self._is_streaming = False
-        self._has_others = False  # keys whose values are no part of the call
+        self._has_others = False  # there are keys whose values are not part of the call
 
     @property
     def _streams(self) -> bool:
@@ -230,7 +230,7 @@ class JsonCallsReader(CallsReader):
 
     def _first_key(self, text: str, at: int) -> int:
         if text[at] == "}":
-            return self._refuse(at)  # no name
+            return self._refuse(at)  # the call has no name
         return self._next_key(text, at)
 
     def _next_key(self, text: str, at: int) -> int:
@@ -299,7 +299,7 @@ class JsonCallsReader(CallsReader):
         return at
 
     def _take_arguments(self, written: str) -> None:
-        """Arguments that are null, in a string, or before the name. None at all, such as "" and "null", are {}."""
+        """Take arguments that are null, in a string, or before the name. Missing arguments, "" and "null" become {}."""
         if written.startswith('"'):
             written = decoded(written)
         self._arguments = ["{}" if written.strip() in ("", "null") else written]
@@ -312,12 +312,13 @@ class JsonCallsReader(CallsReader):
         self._arguments = []
 
     def _may_start(self) -> bool:
-        """Return whether the name, if it is known, may be that of a call."""
+        """Return whether the name, as far as it is known, may be that of a call."""
         allowed = self._sink.allowed
         return not self._calls.unmarked or allowed is None or self._name is None or self._name in allowed
 
     def _start_if_known(self) -> None:
-        # Behind other keys, which may be the arguments, a call begins with its arguments, so that no text is lost.
+        # After other keys, whose values may be the arguments, a call begins only with its arguments, so that no text is
+        # lost.
         if self._name is not None and (self._has_arguments or not (self._calls.unmarked or self._has_others)):
             if not self._sink.is_open:
                 self._sink.start(self._name)
@@ -331,7 +332,7 @@ class JsonCallsReader(CallsReader):
             if not self._sink.is_open:
                 return self._refuse(at)
             if not self._has_arguments:
-                if self._has_others:  # they may be the arguments
+                if self._has_others:  # their values may be the arguments
                     return self._refuse(at)
                 self._sink.arguments("{}")
             self._end_call()
@@ -341,9 +342,9 @@ class JsonCallsReader(CallsReader):
 
 
 class BareCalls:
-    """Recognises an answer that is nothing but one call without marks, or a list of calls, perhaps in a code fence.
+    """Recognise an answer that consists only of a call without marks, or of a list of calls, possibly in a code fence.
 
-    is_open: what was read may be such an answer, or the beginning of one.
+    is_open: the text so far may be such an answer, or the beginning of one.
     """
 
     __slots__ = ("_fence", "_is_behind", "_num_ticks", "_pieces", "_reader", "_sink", "is_open")
@@ -352,19 +353,19 @@ class BareCalls:
         self._sink = CallSink(str, allowed)
         self._reader = calls.reader(self._sink, {})
         self._pieces: list[str] = []
-        self._fence: str | None = ""  # what was read of "```json\n"; None behind it
-        self._is_behind = False  # the calls
-        self._num_ticks = 0  # of the closing fence
+        self._fence: str | None = ""  # the part of "```json\n" that was read; None after it
+        self._is_behind = False  # the position is after the calls
+        self._num_ticks = 0  # characters of the closing fence
         self.is_open = True
 
     @property
     def text(self) -> str:
-        """All that was read."""
+        """Return the whole text that was read."""
         return "".join(self._pieces)
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """The calls, none if what was read is not complete or one of them has an error."""
+        """Return the calls, or none if the text is not complete or a call has an error."""
         builder = MessageBuilder()
         builder.add(self._sink.events)
         calls = builder.message.tool_calls
@@ -391,7 +392,7 @@ class BareCalls:
 
 
 class NamedCallsReader(CallsReader):
-    """Reads `NamedCalls`."""
+    """Read `NamedCalls`."""
 
     __slots__ = ("_calls", "_header", "_is_streaming", "_name")
 
@@ -423,7 +424,7 @@ class NamedCallsReader(CallsReader):
         return self._begin_arguments(text, at)
 
     def _in_header(self, text: str, at: int) -> int:
-        """Read one character of what is between name and arguments."""
+        """Read one character between name and arguments."""
         if self._header.endswith(self._calls.header_end):
             return at + 1 if text[at].isspace() else self._begin_arguments(text, at)
         self._header += text[at]

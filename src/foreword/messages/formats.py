@@ -1,4 +1,4 @@
-"""Declarations of how models write messages, and the built-in ones."""
+"""Declarations of the formats in which models write messages, and the built-in formats."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ class Calls(Protocol):
 class Region:
     """A part of an output.
 
-    kind: what it has; "discard": nothing. open, close: marks around it; without close it ends with the output, or where
-    no call can follow. unmarked: characters one of which, at the beginning of the output, opens it instead of a mark.
-    strip: white space at its ends is dropped. join: between two regions of a kind. calls: how its calls are written.
-    padding: written by a grammar between the marks and the calls.
+    kind: the kind of its content; "discard": its text is dropped. open, close: the marks around it; without close it
+    ends with the output, or where no call can follow. unmarked: characters; at the beginning of the output, each of
+    them opens the region without a mark. strip: whitespace at its ends is dropped. join: the text between two regions
+    of a kind. calls: the notation of its calls. padding: the text that a grammar writes between the marks and the
+    calls.
     """
 
     kind: Literal["content", "reasoning", "calls", "discard"]
@@ -48,9 +49,10 @@ CONTENT = Region(kind="content")
 class ResponseFormat:
     """The format in which a family of models writes a message.
 
-    regions: its parts. outside: text outside of them. anchor: what begins an answer in a prompt, whose text behind the
-    last anchor is part of the answer. strip_ends: white space at the ends of the output is dropped. bare: how calls are
-    written that are the whole answer, without marks. signs: a chat template with all of these belongs to the format.
+    regions: its parts. outside: the text outside of them. anchor: the text that begins an answer in a prompt; text of
+    the prompt after the last anchor is part of the answer. strip_ends: whitespace at the ends of the output is dropped.
+    bare: the notation of calls that are the whole answer, without marks. signs: a chat template that contains all of
+    these texts has this format.
     """
 
     name: str
@@ -63,18 +65,20 @@ class ResponseFormat:
 
     @property
     def content(self) -> Region:
-        """Return how content outside of the regions is written."""
+        """Return the region of the text outside of all regions."""
         return self.outside if self.outside.kind == "content" else CONTENT
 
     @cached_property
     def owners(self) -> Mapping[str, Region]:
-        """The regions by the literal text of their opening mark; the outside by its closing mark."""
+        """Return the regions by the literal text of their opening mark; the outside region by its closing mark."""
         found = dict.fromkeys(_texts(self.outside.close), self.outside)
         return found | {text: region for region in self.regions for text in _texts(region.open)}
 
     @cached_property
     def openings(self) -> tuple[tuple[Marker, Region | None], ...]:
-        """Return what may end the text outside: all literal texts as one mark, and each pattern with its region."""
+        """Return the marks that may end the outside text: all literal texts as one mark, and each pattern with its
+        region.
+        """
         marks = [(self.outside.close, self.outside), *((region.open, region) for region in self.regions)]
         patterns = [(mark, region) for mark, region in marks if mark is not None and not isinstance(mark, Literals)]
         return (*([(Literals(tuple(self.owners)), None)] if self.owners else []), *patterns)
@@ -87,18 +91,20 @@ class ResponseFormat:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """The literal texts of all marks."""
+        """Return the literal texts of all marks."""
         regions = (self.outside, *self.regions)
         return tuple(text for region in regions for mark in (region.open, region.close) for text in _texts(mark))
 
     @cached_property
     def calls_region(self) -> Region | None:
-        """The first region of calls, which a grammar writes; None if the format has none."""
+        """Return the first region of calls, which a grammar writes, or None if the format has no calls."""
         return next((region for region in self.regions if region.calls is not None), None)
 
     @cached_property
     def reasoning_marks(self) -> tuple[str, str] | None:
-        """Return what opens and closes the reasoning; None if the format has none between literal texts."""
+        """Return the texts that open and close the reasoning, or None if the format has no reasoning between literal
+        texts.
+        """
         for region in self.regions:
             if region.kind == "reasoning" and isinstance(region.open, Literals) and isinstance(region.close, Literals):
                 return region.open.texts[0], region.close.texts[0]
@@ -106,28 +112,30 @@ class ResponseFormat:
 
     @cached_property
     def writes_calls(self) -> bool:
-        """Whether a grammar can write the calls: their marks and notation are known."""
+        """Return whether a grammar can write the calls, because their marks and notation are known."""
         region = self.calls_region
         is_marked = region is not None and (isinstance(region.open, Literals) or bool(region.unmarked))
         return region is not None and is_marked and isinstance(region.calls, JsonCalls | NamedCalls)
 
     @property
     def marks_calls(self) -> bool:
-        """Whether a grammar can write the calls, each behind a mark that no other text has."""
+        """Return whether a grammar can write the calls, each after a mark that no other text contains."""
         return self.writes_calls and self.calls_region is not None and self.calls_region.open is not None
 
     @property
     def is_generic(self) -> bool:
-        """Whether its calls are those of `with_generic_calls`."""
+        """Return whether its calls are those of `with_generic_calls`."""
         return self.calls_region is GENERIC_CALLS
 
     def with_generic_calls(self) -> ResponseFormat:
-        """The same format with calls as `foreword.messages.generic` describes them to a model, in place of its own."""
+        """Return the format with the calls that `foreword.messages.generic` describes to a model, in place of its
+        own.
+        """
         others = tuple(region for region in self.regions if region.calls is None)
         return replace(self, regions=(*others, GENERIC_CALLS), bare=_BARE)
 
     def without_calls(self) -> ResponseFormat:
-        """The same format for answers without tools: text that looks like a call is content."""
+        """Return the format for answers without tools: text that looks like a call is content."""
         return replace(self, regions=tuple(region for region in self.regions if region.calls is None), bare=None)
 
 
@@ -143,7 +151,7 @@ _HARMONY = "<|start|>assistant"
 
 
 def _channel(*names: str) -> Literals:
-    """What opens a message of these channels of harmony, with and without the beginning of an answer."""
+    """Return the marks that open a message of these channels of harmony, at the beginning of an answer and later."""
     marks = [f"<|channel|>{name}<|message|>" for name in names]
     return Literals([*marks, *(_HARMONY + mark for mark in marks)])
 
@@ -235,7 +243,7 @@ FORMATS = {
 
 
 def format_named(name: str) -> ResponseFormat:
-    """A built-in format. ConfigError for an unknown name."""
+    """Return a built-in format. Raise ConfigError for an unknown name."""
     if name not in FORMATS:
         fix = advice(name, FORMATS, f"Use one of {', '.join(FORMATS)}.")
         raise ConfigError(f"message_format={name!r}: unknown format. {fix}")
@@ -243,6 +251,6 @@ def format_named(name: str) -> ResponseFormat:
 
 
 def format_of_template(chat_template: str) -> ResponseFormat:
-    """The built-in format that a chat template belongs to, by the marks that it has; "plain" without any."""
+    """Return the built-in format of a chat template, by the marks that it contains, or "plain" if it has none."""
     found = (f for f in FORMATS.values() if f.signs and all(sign in chat_template for sign in f.signs))
     return next(found, FORMATS["plain"])

@@ -1,4 +1,6 @@
-"""Tools in words, for chat templates without a place for them: tools, calls and results as text of a conversation."""
+"""Describe tools in words for chat templates that do not show them: tools, calls and results become text of
+messages.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ _RESULT, _RESULT_END = "<tool_response>", "</tool_response>"
 
 
 def instructions(tools: Sequence[Mapping[str, Any]]) -> str:
-    """Return the description of the tools for a model, and of how it calls them."""
+    """Return a text for the model that describes the tools and the notation of calls."""
     described = "\n".join(_json(tool.get("function", tool)) for tool in tools)
     form = '{"name": "the name of the tool", "arguments": {"the name of a parameter": "its value"}}'
     return (
@@ -27,14 +29,15 @@ def instructions(tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 def in_words(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, takes_system: bool) -> list[Message]:
-    """Return checked messages as ones without tools: the tools are in the first message, calls in the content of their
-    message, and the results of neighbouring calls in one message of the user, with the user's own words behind them.
+    """Convert checked messages to messages without tools. The first message describes the tools, calls are in the
+    content of their message, and the results of adjacent calls are one message of the user, followed by the user's own
+    text.
 
-    takes_system: whether the chat template shows messages of the system; else the tools are in the user's first one.
+    takes_system: the chat template shows messages of the system; otherwise the tools are in the user's first message.
     """
     found: list[Message] = []
     names: dict[object, str] = {}
-    is_open = False  # the last message is of results, so that what the user says belongs to it
+    is_open = False  # the last message has results, so text of the user is added to it
     for message in messages:
         role, content = message["role"], message["content"] or ""
         if role in ("tool", "function"):
@@ -55,13 +58,13 @@ def in_words(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *,
 
 
 def _described(messages: list[Message], text: str, takes_system: bool) -> list[Message]:
-    """The messages with a text at the beginning."""
+    """Return the messages with the description of the tools at the beginning."""
     role = "system" if takes_system else "user"
     at = next((i for i, message in enumerate(messages) if message["role"] == role), None)
     if at is None or (takes_system and at > 0):
         return [{"role": role, "content": text}, *messages]
     first = messages[at]
-    # Behind words of the system, which say what the model is; before words of the user, which ask.
+    # The text comes after the system's, which says what the model is, and before the user's, which asks.
     content = _joined(first["content"], text, "\n\n") if takes_system else _joined(text, first["content"], "\n\n")
     return [*messages[:at], {**first, "content": content}, *messages[at + 1 :]]
 
@@ -74,7 +77,7 @@ def _call(call: Mapping[str, Any]) -> str:
 
 
 def _result(name: str | None, content: str | list[Any]) -> str | list[Any]:
-    """name: of the tool, if it is known. Parts that are not text come behind the text."""
+    """Return a result as content. name: the name of the tool, if known. Parts that are not text come after the text."""
     if isinstance(content, list):
         text = "\n".join(part["text"] for part in content if part["type"] == "text")
         return [{"type": "text", "text": _result(name, text)}, *(part for part in content if part["type"] != "text")]
@@ -83,7 +86,7 @@ def _result(name: str | None, content: str | list[Any]) -> str | list[Any]:
 
 
 def _joined(first: str | list[Any], second: str | list[Any], between: str) -> str | list[Any]:
-    """Two contents as one."""
+    """Join two contents."""
     if isinstance(first, str) and isinstance(second, str):
         return between.join(text for text in (first, second) if text)
     return [*_parts(first), *_parts(second)]

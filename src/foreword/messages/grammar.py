@@ -14,7 +14,11 @@ from foreword.messages.markers import Literals, Marker
 from foreword.messages.notation import JSON, Notation
 from foreword.schemas import drop_annotations, subschemas, with_options
 
-_SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as chat templates write
+_SEPARATORS = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}  # as in chat templates
 _EXPRESSED = frozenset((
     "type", "properties", "required", "additionalProperties", "items", "enum", "const", "anyOf", "oneOf",
     "title", "description", "default", "examples", "$schema", "$comment", "deprecated", "readOnly", "writeOnly",
@@ -24,7 +28,7 @@ _KEY = re.compile(r"[\w.+$-]+")
 
 
 class Tool(NamedTuple):
-    """A description of a tool. at: the field that has it, such as ``tools[0].function``. parameters: a JSON schema."""
+    """The description of a tool. at: its field, such as ``tools[0].function``. parameters: a JSON schema."""
 
     at: str
     name: str
@@ -33,16 +37,14 @@ class Tool(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The tools that an answer may call. mode: whether it has to call. names: of the tools that may be called,
-    None: of all.
-    """
+    """The tools that an answer may call. mode: whether it must call one. names: the allowed tools; None: all."""
 
     mode: Literal["none", "auto", "required"]
     names: frozenset[str] | None = None
 
 
 def read_tools(tools: Sequence[Mapping[str, Any]]) -> list[Tool]:
-    """Return the tools of descriptions. RequestError, with the path of the field, for one that is not valid."""
+    """Parse descriptions of tools. Raise a RequestError with the path of the field for an invalid one."""
     return [_read_tool(f"tools[{i}]", tool) for i, tool in enumerate(tools)]
 
 
@@ -61,7 +63,9 @@ def _read_tool(at: str, tool: object) -> Tool:
 
 
 def read_choice(choice: str | Mapping[str, Any]) -> Choice:
-    """Return what is chosen. RequestError if it is none of the choices that `call_grammar` lists, or "none"."""
+    """Parse a choice of tools. Raise RequestError unless it is "none" or one of the choices that `call_grammar`
+    lists.
+    """
     match choice:
         case "none" | "auto" | "required":
             return Choice(choice)
@@ -74,7 +78,7 @@ def read_choice(choice: str | Mapping[str, Any]) -> Choice:
 
 
 def chosen_tools(tools: Sequence[Tool], tool_choice: str | Mapping[str, Any]) -> list[Tool]:
-    """Return the tools that may be called. RequestError if there are none."""
+    """Return the tools that may be called. Raise RequestError if there are none."""
     names = read_choice(tool_choice).names
     missing = sorted(names - {tool.name for tool in tools}) if names is not None else []
     if missing or not tools or names == frozenset():
@@ -92,16 +96,16 @@ def call_grammar(
     special_token_ids: Mapping[str, int] | None = None,
     after_reasoning: bool = False,
 ) -> str:
-    """A Lark grammar whose texts are calls of the tools, as the format writes them.
+    """Return a Lark grammar whose texts are calls of the tools in the notation of the format.
 
     tools: descriptions with JSON schemas of their parameters. tool_choice: "required", {"type": "function",
     "function": {"name": …}}, {"type": "allowed_tools", "allowed_tools": {"mode": "required" or "auto", "tools": […]}},
-    or "auto": any text, in which calls are as they must be; there, only the arguments of strict tools follow their
-    schemas. parallel: several calls are allowed. special_token_ids: the ids of the tokenizer's special tokens by text,
-    which the grammar writes as tokens. after_reasoning: the text is what follows the end of reasoning, so white space
-    may come first.
+    or "auto": any text, in which calls must be well-formed; with "auto", only the arguments of strict tools follow
+    their schemas. parallel: several calls are allowed. special_token_ids: the ids of the tokenizer's special tokens by
+    text, which the grammar writes as tokens. after_reasoning: the text follows the end of the reasoning, so it may
+    begin with whitespace.
 
-    RequestError if there is no such tool, or the format's calls have no grammar.
+    Raise RequestError if there is no such tool, or the format's calls have no grammar.
     """
     chosen = chosen_tools(read_tools(tools), tool_choice)
     free = read_choice(tool_choice).mode == "auto"
@@ -144,14 +148,14 @@ def call_grammar(
 
 
 def call_schema(tool: Tool) -> dict[str, Any]:
-    """Return the schema of a tool's arguments, with the white space that chat templates write. RequestError if it is
-    not JSON.
+    """Return the schema of a tool's arguments, with the whitespace that chat templates write. Raise RequestError if it
+    is not JSON.
     """
     try:
         schema = json.loads(json.dumps(with_options(tool.parameters, _SEPARATORS)))
     except MemoryError:
         raise
-    except Exception as error:  # whatever a caller's objects raise
+    except Exception as error:  # objects of the caller may raise any exception
         reason, fix = f"is not JSON: {error!s:.200}", "Use plain dictionaries, lists, texts and numbers."
         raise RequestError(None, f"{tool.at}.parameters", tool.parameters, reason, fix) from None
     drop_annotations(schema)
@@ -159,7 +163,7 @@ def call_schema(tool: Tool) -> dict[str, Any]:
 
 
 def _many(item: str, separator: str, parallel: bool) -> str:
-    """One item, or several if calls may be parallel."""
+    """Return a rule for one item, or for several if calls may be parallel."""
     return f"{item} ({_quoted(separator) if separator else ''} {item})*" if parallel else item
 
 
@@ -189,7 +193,7 @@ class _Writer:
         return name
 
     def text(self, text: str) -> str:
-        """A fixed text, with its special tokens as tokens."""
+        """Return a rule for a fixed text, with its special tokens as tokens."""
         parts, at = [], 0
         for match in self._split.finditer(text) if self._split is not None else ():
             parts += [_quoted(text[at : match.start()]), f"<[{self._special[match[0]]}]>"]
@@ -197,7 +201,7 @@ class _Writer:
         return " ".join(part for part in [*parts, _quoted(text[at:])] if part != '""')
 
     def text_before(self, mark: str) -> str:
-        """Any text and the mark that ends it."""
+        """Return a rule for any text and the mark that ends it."""
         if mark in self._special:
             return f"TEXT_ {self.text(mark)}" if self.rule("TEXT_", r"/(?s:.*)/") else ""
         name = f"before{len(self._rules)}[suffix={_quoted(mark)}]"
@@ -205,7 +209,7 @@ class _Writer:
         return name.partition("[")[0]
 
     def other_text(self, format: ResponseFormat) -> str:
-        """A text that neither begins like a call nor has the mark of one."""
+        """Return a rule for a text that neither begins like a call nor contains the mark of a call."""
         regions = [region for region in format.regions if region.calls is not None]
         unmarked = "".join(region.unmarked for region in regions)
         first = rf"[^{re.escape(unmarked)}\s]" if unmarked else ""
@@ -238,14 +242,15 @@ class _Writer:
 
 
 class _Values:
-    """Rules of values in a notation, by the common part of JSON schema: type, properties, items, enum, anyOf.
+    """Rules for values in a notation. They support the common part of JSON schema: type, properties, items, enum,
+    anyOf.
 
-    Other keywords are not expressed; the calls are of the right notation and types.
+    Other keywords are ignored; the calls still have the right notation and types.
     """
 
     def __init__(self, writer: _Writer, notation: Notation, at: str) -> None:
         self._writer, self._notation, self._at = writer, notation, at
-        # The mark that is not JSON's, if there is one: models are trained on it.
+        # Use the quotation mark that is not JSON's, if there is one: models are trained on it.
         self._quote = next((mark for mark in notation.quotes if mark != '"'), '"')
         self._words = {json_word: word for word, json_word in reversed(list(notation.constants.items()))}
 
@@ -271,7 +276,9 @@ class _Values:
         return self._any()
 
     def object(self, schema: Mapping[str, Any], opening: str, closing: str, colon: str) -> str:
-        """Required properties, then any of the others, each group in the order given; any if none are listed."""
+        """Return a rule for an object: the required properties, then any of the others, each group in the given order.
+        If no properties are listed, any are allowed.
+        """
         if "properties" not in schema:
             return self._any_object(opening, closing, colon)
         properties, required = schema.get("properties") or {}, schema.get("required") or ()
@@ -284,7 +291,7 @@ class _Values:
             body = ' "," '.join(first) + "".join(f' ("," {item})?' for item in others)
         else:
             body = ""
-            for item in reversed(others):  # the first that is there has no comma before it
+            for item in reversed(others):  # the first property that is present has no comma before it
                 rest = f' ("," {body})?' if body else ""
                 body = self._rule(f"{item}{rest}" + (f" | {body}" if body else ""))
             body = f"({body})?" if body else ""
@@ -338,7 +345,7 @@ class _Values:
         return self._rule(f'{_quoted(opening)} ({pair} ("," {pair})*)? {_quoted(closing)}')
 
     def _literal(self, value: Any) -> str:
-        """A fixed value."""
+        """Return a rule for a fixed value."""
         if isinstance(value, str):
             quotes = self._notation.quotes[self._quote]
             text = (

@@ -1,4 +1,4 @@
-"""Marks in a model's output, such as "<tool_call>": where one is, and where one may be about to come."""
+"""Find marks in a model's output, such as "<tool_call>", and places where more text may complete a mark."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ class Match:
 
 
 class Marker(Protocol):
-    """Something that opens or closes a part of an output."""
+    """A mark that opens or closes a part of an output."""
 
     def find(self, text: str, at: int, *, at_end: bool) -> tuple[Match | None, int]:
-        """The first mark from ``at`` on that is certain, and the position from which on more text may make one.
+        """Return the first certain mark from ``at`` on, and the position from which more text may complete a mark.
 
-        at_end: no more text comes.
+        at_end: no more text follows.
         """
         ...
 
     def match(self, text: str, at: int) -> tuple[Match | None, bool]:
-        """The mark that begins at ``at``, and whether more text may make one there."""
+        """Return the mark that begins at ``at``, and whether more text may complete a mark there."""
         ...
 
     def cut(self, text: str, at: int) -> int:
-        """Return where a mark begins that the end of the text cuts off, from ``at`` on; the end of the text if none
-        does.
+        """Return the beginning, from ``at`` on, of a mark that the end of the text cuts off, or the end of the text if
+        there is none.
         """
         ...
 
     def last_end(self, text: str) -> int | None:
-        """The position behind the last mark in a text."""
+        """Return the position after the last mark in a text."""
         ...
 
 
-MAX_MARK = 1000  # characters that are held back for what a pattern may become
+MAX_MARK = 1000  # most characters that are held back because they may become a match
 NO_CAPTURES: Mapping[str, str] = {}
 
 
 class Literals:
-    """Any of some texts; of two that begin at the same place the longer one."""
+    """Any of several texts. If two of them begin at the same place, the longer one is the mark."""
 
     __slots__ = ("_longest", "_pattern", "_prefixes", "texts")
 
@@ -57,7 +57,7 @@ class Literals:
         self.texts = tuple(texts)
         self._pattern = re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)))
         self._longest = max(map(len, texts))
-        # Those that another one continues, which are certain only when the next character is known.
+        # Texts that are the beginning of another text are certain only when the next character is known.
         self._prefixes = {a for a in texts if any(b != a and b.startswith(a) for b in texts)}
 
     def find(self, text: str, at: int, *, at_end: bool) -> tuple[Match | None, int]:
@@ -98,7 +98,7 @@ class Pattern:
         found = self._pattern.search(text, at, partial=not at_end, timeout=1.0)
         if found is None:
             return None, len(text)
-        # A match that reaches the end of the text may become longer, and one of "$" is no match yet.
+        # A match that reaches the end of the text may become longer, and a match of "$" is not certain yet.
         if not at_end and (found.partial or found.end() == len(text)):
             return None, max(found.start(), len(text) - MAX_MARK)
         captures = {name: value for name, value in found.groupdict().items() if value is not None}
@@ -109,7 +109,7 @@ class Pattern:
         return (found if found is not None and found.start == at else None), pending == at
 
     def cut(self, text: str, at: int) -> int:
-        return len(text)  # a pattern may match any text in part
+        return len(text)  # any text may be a partial match of a pattern
 
     def last_end(self, text: str) -> int | None:
         ends = [found.end() for found in self._pattern.finditer(text, timeout=1.0)]

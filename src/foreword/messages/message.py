@@ -14,7 +14,7 @@ class ToolCall:
     """A call of a tool. arguments: JSON text, an object unless error says otherwise.
 
     error: "incomplete" if the output ended inside the call, "malformed" if its text is damaged; arguments is then the
-    text as far as it goes. None for a complete call.
+    text so far. None for a complete call.
     """
 
     id: str
@@ -33,7 +33,7 @@ class Message:
     role: str = "assistant"
 
     def as_dict(self) -> dict[str, Any]:
-        """The message as chat templates and OpenAI's clients have it, to be appended to a conversation."""
+        """Return the message in the form of chat templates and OpenAI's clients, to be appended to a conversation."""
         found: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.reasoning is not None:
             found["reasoning_content"] = self.reasoning
@@ -88,7 +88,7 @@ Event = ContentDelta | ReasoningDelta | CallStart | ArgumentsDelta | CallEnd
 
 
 class MessageBuilder:
-    """The message that events add up to. Adding one costs O(1)."""
+    """Build a message from events. Adding an event costs O(1)."""
 
     __slots__ = ("_arguments", "_content", "_errors", "_reasoning", "_starts")
 
@@ -117,7 +117,7 @@ class MessageBuilder:
 
     @property
     def message(self) -> Message:
-        """The message so far; a call that has not ended is incomplete."""
+        """Return the message so far; a call that has not ended is incomplete."""
         calls = zip(self._starts, self._arguments, self._errors, strict=True)
         return Message(
             content="".join(self._content),

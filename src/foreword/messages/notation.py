@@ -1,4 +1,4 @@
-"""Values in JSON and in notations like it, read piece by piece and written as JSON."""
+"""Read values in JSON and similar notations piece by piece, and write them as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from enum import Enum, auto
 
 @dataclass(frozen=True, slots=True)
 class Quotes:
-    """The notation of a string. close: what ends it. escapes: how a backslash is read; "none" if it is a character."""
+    """The notation of a string. close: the text that ends it. escapes: the meaning of a backslash; "none" if it is an
+    ordinary character.
+    """
 
     close: str
     escapes: str = "json"
@@ -21,8 +23,9 @@ class Quotes:
 class Notation:
     """The notation of values.
 
-    quotes: strings, by what opens them. names_as_keys: keys are names without quotes. constants: words, and what they
-    are in JSON. call_brackets: an object is also written as the arguments of a call, ``(key=value, …)``.
+    quotes: the notations of strings, by their opening text. names_as_keys: keys are names without quotes. constants:
+    words and their values in JSON. call_brackets: an object may also be written as the arguments of a call,
+    ``(key=value, …)``.
     """
 
     quotes: Mapping[str, Quotes] = field(default_factory=lambda: {'"': Quotes('"')})
@@ -46,14 +49,14 @@ _ESCAPE = {
 }
 _LONGEST_ESCAPE = {"json": 6, "python": 10}
 _PYTHON_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "0": "\0", "\n": ""}
-MAX_WORD = 400  # characters of a number or a name: more than a float64 has
+MAX_WORD = 400  # most characters of a number or a name: more than a float64 needs
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _WORD = re.compile(r"[\w.+$-]+")
 _CLOSE_OF = {"{": "}", "[": "]", "(": ")"}
 
 
 class Status(Enum):
-    """OPEN: more text is needed. DONE: the value is complete. BAD: the text is not of the notation."""
+    """OPEN: more text is needed. DONE: the value is complete. BAD: the text does not follow the notation."""
 
     OPEN = auto()
     DONE = auto()
@@ -61,11 +64,11 @@ class Status(Enum):
 
 
 class ValueReader:
-    """Reads one value: an object, a list, a string, a number or a constant.
+    """Read one value: an object, a list, a string, a number or a constant.
 
     ``read`` consumes text up to the end of the value, or the first character that cannot belong to it, and appends the
-    value as JSON text to ``written``. What JSON allows is written as it was read, except for control characters in
-    strings, which are escaped. The cost is O(text), at any depth. depth: the most brackets that were open.
+    value as JSON text to ``written``. Text that is valid JSON is written unchanged, except for control characters in
+    strings, which are escaped. The cost is O(text), at any depth. depth: the largest number of open brackets so far.
     """
 
     __slots__ = ("_expect", "_held", "_notation", "_quotes", "_stack", "depth", "status", "written")
@@ -81,14 +84,14 @@ class ValueReader:
         self.written: list[str] = []
 
     def read(self, text: str, at: int) -> int:
-        """Continue in ``text`` at ``at``; returns the position behind what was consumed."""
+        """Continue in ``text`` at ``at``. Return the position after the consumed text."""
         end = len(text)
         while at < end and self.status is Status.OPEN:
             at = self._string(text, at) if self._quotes is not None else self._expect(text, at)
         return at
 
     def take_held(self) -> str:
-        """The text consumed, but not written, as it was read. For a value that ends early."""
+        """Take the text that was consumed but not written, unchanged. It is used for a value that ends early."""
         held, self._held = self._held, ""
         return held
 
@@ -148,7 +151,7 @@ class ValueReader:
         return self._skip(text, at) if text[at] in " \t\r\n" else self._refuse(at)
 
     def _after(self, text: str, at: int) -> int:
-        """Behind an item of the innermost bracket."""
+        """Read a character after an item of the innermost bracket."""
         char = text[at]
         if char == ",":
             self.written.append(",")
@@ -169,7 +172,7 @@ class ValueReader:
             self.status = Status.DONE
 
     def _word(self, text: str, at: int) -> int:
-        """A number or a constant. Only the next character shows where it ends."""
+        """Read a number or a constant. Only the next character shows where it ends."""
         word = _WORD.match(text, at)
         if word is not None and len(self._held) <= MAX_WORD:
             self._held += word[0]
@@ -185,7 +188,7 @@ class ValueReader:
         return at
 
     def _quote(self, text: str, at: int) -> int:
-        """The opening quotes of a string, which may have several characters."""
+        """Read the opening quotes of a string, which may have several characters."""
         held = self._held + text[at]
         if held in self._notation.quotes:
             self._held = ""
@@ -224,7 +227,9 @@ class ValueReader:
         return at + 1
 
     def _raw_string(self, text: str, at: int, close: str) -> int:
-        """Inside a string without escapes, up to its closing mark, whose beginning is held back."""
+        """Read inside a string without escapes, up to its closing mark. The beginning of a possible mark is held
+        back.
+        """
         if self._held:
             found, behind = self._held + text[at], at + 1
         else:
@@ -268,7 +273,7 @@ _WRONG_ESCAPE = {
 
 
 def _escaped(text: str) -> str:
-    """The text inside a JSON string."""
+    """Return the text as it is written inside a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
@@ -284,7 +289,7 @@ def _python_escape(escape: str) -> str:
 
 
 def overlap(text: str, marker: str) -> int:
-    """The length of the longest proper beginning of ``marker`` that ``text`` ends with."""
+    """Return the length of the longest proper prefix of ``marker`` that ``text`` ends with."""
     start = max(0, len(text) - len(marker) + 1)
     while (start := text.find(marker[0], start)) >= 0:
         if marker.startswith(text[start:]):
@@ -294,7 +299,7 @@ def overlap(text: str, marker: str) -> int:
 
 
 def decoded(string: str) -> str:
-    """The text of a JSON string, with U+FFFD for surrogates without their pair."""
+    """Return the text of a JSON string, with U+FFFD for unpaired surrogates."""
     text: str = json.loads(string)
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 

@@ -1,4 +1,4 @@
-"""The incremental parser: text in pieces of any size, events out, and the message that they add up to."""
+"""The incremental parser: it reads text in pieces of any size, and gives events and the message that they form."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from foreword.messages.message import ContentDelta, Event, Message, MessageBuild
 
 
 class MessageParser:
-    """Parses the output of a model in pieces. Every way of cutting a text gives the same message.
+    """Parse the output of a model in pieces. The message does not depend on how the text is cut.
 
-    format: how the model writes. prompt: what the output continues; a chat template may have opened the reasoning.
-    tool_names: the tools, None if they are not known; calls without a mark around them count only if known. An answer
-    that begins like such calls and may be nothing else is held back until that is certain.
-    call_id: the beginning of the ids of calls, which are numbered; None: a random one.
+    format: the format of the output. prompt: the text before the output; a chat template may have opened the reasoning.
+    tool_names: the tools, or None if they are not known; calls without a mark are recognised only if they are known. An
+    answer that may consist only of such calls is held back until this is certain. call_id: the prefix of the ids of
+    calls, which are numbered; None: a random one.
 
-    A call begins when its name is known. Damaged text before that is content; from then on it belongs to the call's
-    arguments. The cost is O(text) in total.
+    A call begins when its name is known. Damaged text is content before that, and part of the call's arguments
+    afterwards. The cost is O(text) in total.
 
     reasoning_end: number of characters of the output up to the first end of reasoning, its mark included; None before.
     """
@@ -37,19 +37,19 @@ class MessageParser:
         self._format = format
         self._sink = CallSink(lambda index: f"{prefix}{index}", None if tool_names is None else frozenset(tool_names))
         self._builder = MessageBuilder()
-        self._buffer = ""  # from _at on, text that may be the beginning of a mark
+        self._buffer = ""  # text from _at on may be the beginning of a mark
         self._at = 0
-        self._dropped = 0  # characters of the output before the buffer
+        self._dropped = 0  # number of characters of the output before the buffer
         self.reasoning_end: int | None = None
         self._content = _Text(ContentDelta, strip_start=format.strip_ends)
         self._reasoning = _Text(ReasoningDelta, strip_start=format.strip_ends)
         self._region = format.outside
         self._reader: CallsReader | None = None
         self._opening, self._calls_before = "", 0
-        self._at_start = True  # only white space so far
+        self._at_start = True  # only whitespace so far
         self._bare: BareCalls | None = None
         self._may_be_bare = False  # no content and no call so far
-        is_begun = False  # the answer, by the prompt
+        is_begun = False  # the prompt contains the beginning of the answer
         start = format.anchor.last_end(prompt) if format.anchor is not None else None
         if start is not None:
             self._advance(prompt[start:])
@@ -67,16 +67,16 @@ class MessageParser:
 
     @property
     def message(self) -> Message:
-        """The message so far."""
+        """Return the message so far."""
         return self._builder.message
 
     def push(self, text: str) -> list[Event]:
-        """More text; returns the events that it completes."""
+        """Add text. Return the events that it completes."""
         self._advance(text)
         return self._take_events()
 
     def finish(self) -> list[Event]:
-        """The end of the output. A call that has not ended is incomplete."""
+        """End the output. A call that has not ended is incomplete."""
         if self._bare is not None:
             self._end_bare(self._bare)
         self._process(at_end=True)
@@ -94,7 +94,7 @@ class MessageParser:
         return events
 
     def _advance(self, text: str) -> None:
-        # What a pattern matches may depend on where its text ends; one character at a time it cannot.
+        # The match of a pattern may depend on where the text ends. Reading one character at a time avoids this.
         for piece in text if self._format.has_patterns else (text,):
             self._buffer += piece
             self._process(at_end=False)
@@ -132,7 +132,7 @@ class MessageParser:
             self._bare = BareCalls(self._format.bare, self._sink.allowed or frozenset())
             return first
         stop = len(text)
-        if at_end and self._content.is_behind_mark:  # so the text is the beginning of a mark, if it can be
+        if at_end and self._content.is_behind_mark:  # so the text may be the beginning of a mark
             stop = min((marker.cut(text, at) for marker, _ in self._format.openings), default=stop)
         for marker, owner in self._format.openings:
             match, pending = marker.find(text, at, at_end=at_end)
@@ -147,7 +147,7 @@ class MessageParser:
         return self._open(region, found)
 
     def _in_bare(self, bare: BareCalls, at: int) -> int:
-        """Read calls that may be the whole answer; where they are not, their text is read as any other."""
+        """Read calls that may be the whole answer. If they are not, their text is read as usual."""
         bare.read(self._buffer[at:])
         if bare.is_open:
             return len(self._buffer)
@@ -157,7 +157,7 @@ class MessageParser:
         return at
 
     def _end_bare(self, bare: BareCalls) -> None:
-        """The output ends: it was a call, or a text."""
+        """End the output: it is either calls or text."""
         self._bare, calls = None, bare.calls
         for call in calls:
             self._sink.start(call.name)
@@ -230,7 +230,7 @@ class MessageParser:
         return self._damaged(at, at_end)
 
     def _damaged(self, at: int, at_end: bool) -> int:
-        """Text up to the closing mark, which no call can be read from."""
+        """Read text up to the closing mark that is not a call."""
         text, close = self._buffer, self._region.close
         found, stop = close.find(text, at, at_end=at_end) if close is not None else (None, len(text))
         if found is not None and found.start < stop:
@@ -245,7 +245,9 @@ class MessageParser:
         return len(text) if at_end else stop
 
     def _end_calls(self, closing: str | None) -> None:
-        """The region ends, with its closing mark or ""; None: with the output. Text that is in no call is content."""
+        """End the region: mark is its closing mark or "", or None at the end of the output. Text outside of calls is
+        content.
+        """
         sink, reader = self._sink, self._reader
         assert reader is not None
         reader.collect()
@@ -270,19 +272,19 @@ class MessageParser:
             self._sink.events += writer.write(text, region)
 
     def _mark(self) -> None:
-        """White space beside a mark is not part of a text."""
+        """Drop whitespace next to a mark."""
         self._content.mark()
         self._reasoning.mark()
 
 
-_CONTEXT = 100  # characters before the position that a pattern can look back at
+_CONTEXT = 100  # number of characters before the position that a pattern can read
 _TEXT_EVENTS = (ContentDelta, ReasoningDelta)
 
 
 class _Text:
-    """The content or the reasoning of a message, without white space beside marks.
+    """The content or the reasoning of a message, without whitespace next to marks.
 
-    White space at the end is held back until more text follows. Parts with a mark between them are joined.
+    Whitespace at the end is held back until more text follows. Parts with a mark between them are joined.
     """
 
     __slots__ = ("_event", "_is_fresh", "_space", "has_text", "is_behind_mark")
@@ -290,9 +292,9 @@ class _Text:
     def __init__(self, event: Callable[[str], Event], *, strip_start: bool) -> None:
         self._event = event
         self._space: list[str] = []
-        self._is_fresh = strip_start  # white space at the beginning is dropped, as behind a mark
+        self._is_fresh = strip_start  # whitespace at the beginning is dropped, as after a mark
         self.has_text = False
-        self.is_behind_mark = False  # with no text since
+        self.is_behind_mark = False  # and no text has followed
 
     def write(self, text: str, region: Region) -> list[Event]:
         kept = text.rstrip() if region.strip else text
@@ -310,17 +312,17 @@ class _Text:
         return [self._event(new)]
 
     def mark(self) -> None:
-        """A mark follows."""
+        """Record that a mark follows."""
         self._space = []
         self._is_fresh = self.is_behind_mark = True
 
     def forget(self) -> None:
-        """Forget what was written: it belongs to the prompt."""
+        """Drop the text so far, which belongs to the prompt."""
         self._space = []
         self.has_text = self.is_behind_mark = False
 
     def rest(self) -> list[Event]:
-        """The white space at the end of the output."""
+        """Return the whitespace at the end of the output."""
         space, self._space = "".join(self._space), []
         return [self._event(space)] if space else []
 
@@ -339,7 +341,7 @@ def parse_message(
     tool_names: Iterable[str] | None = None,
     call_id: str | None = None,
 ) -> Message:
-    """The message of a whole output. See `MessageParser`."""
+    """Return the message of a whole output. See `MessageParser`."""
     parser = MessageParser(format, prompt=prompt, tool_names=tool_names, call_id=call_id)
     parser.push(text)
     parser.finish()

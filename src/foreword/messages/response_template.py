@@ -1,4 +1,4 @@
-"""Hugging Face's ``response_template`` of tokenizer_config.json, as a `ResponseFormat`.
+"""Convert Hugging Face's ``response_template`` in tokenizer_config.json to a `ResponseFormat`.
 
 It is the inverse of the chat template, as data (transformers ≥ 5.13, version 1). Its fields are the regions of the
 output: "content", "thinking" (also "reasoning", "reasoning_content") and "tool_calls".
@@ -27,11 +27,13 @@ _KINDS = {
     "tool_calls": "calls",
 }
 _PLACEHOLDER = re.compile(r"\{(\w+(?:\.\w+)*)\}")
-_MAX_DEPTH = 200  # of arguments that are read as a whole
+_MAX_DEPTH = 200  # deepest nesting of arguments that are read as a whole
 
 
 def read_response_template(template: object) -> ResponseFormat:
-    """The format that a response template declares. ModelError if it is invalid, or has what is not supported."""
+    """Return the format that a response template declares. Raise ModelError if it is invalid or uses an unsupported
+    feature.
+    """
     if not isinstance(template, Mapping) or not isinstance(fields := template.get("fields"), Mapping) or not fields:
         _refuse("is not an object with fields", template)
     if template.get("version", 1) != 1:
@@ -87,7 +89,7 @@ def _marker(field: Mapping[str, Any], literal: str, pattern: str) -> Marker | No
 
 def _compiled(pattern: object) -> Any:
     try:
-        import regex  # here: few models have templates with patterns
+        import regex  # imported here, because few models have templates with patterns
     except ImportError:
         raise ModelError(
             f"the model's response_template has the pattern {shown(pattern)}, which needs the package regex. "
@@ -100,7 +102,9 @@ def _compiled(pattern: object) -> Any:
 
 
 def _calls(field: Mapping[str, Any], content: object, args: Mapping[str, Any]) -> Calls:
-    """A streaming reader where the field's content and transform allow one, else one that reads whole regions."""
+    """Return calls with a streaming reader if the field's content and transform allow it, else with one that reads
+    whole regions.
+    """
     transform = field.get("transform", "{content}")
     function = transform.get("function", transform) if isinstance(transform, Mapping) else transform
     if content == "json" and not args.get("allow_non_json"):
@@ -141,8 +145,8 @@ def _notation(args: Mapping[str, Any]) -> Notation:
 
 @dataclass(frozen=True, slots=True)
 class WholeCalls:
-    """Calls of which the region is read as a whole. read: its value. transform: the calls of it, as the template has
-    them.
+    """Calls whose region is read as a whole. read: parses the region. transform: the template's transform of this value
+    to calls.
     """
 
     read: Callable[[str], Any]
@@ -154,14 +158,14 @@ class WholeCalls:
 
 
 class WholeCallsReader(CallsReader):
-    """Reads `WholeCalls`: all of the text up to the closing mark, when it has come."""
+    """Read `WholeCalls`: the whole text up to the closing mark, when the mark has arrived."""
 
     __slots__ = ("_calls", "_captures")
 
     def __init__(self, calls: WholeCalls, sink: CallSink, captures: Mapping[str, str]) -> None:
         super().__init__(sink, "")
         self._calls, self._captures = calls, captures
-        self.is_bad = True  # not to be read piece by piece
+        self.is_bad = True  # the text cannot be read piece by piece
 
     def _item(self, text: str, at: int) -> int:
         return self._refuse(at)
@@ -184,7 +188,7 @@ class WholeCallsReader(CallsReader):
 
 
 def _filled(transform: Any, scope: Mapping[str, Any]) -> Any:
-    """The transform with values in place of "{name}" and "{name.key}"."""
+    """Return the transform with values in place of "{name}" and "{name.key}"."""
     if isinstance(transform, Mapping):
         return {key: _filled(value, scope) for key, value in transform.items()}
     if isinstance(transform, list):
@@ -198,7 +202,7 @@ def _filled(transform: Any, scope: Mapping[str, Any]) -> Any:
 
 
 def _content_parser(name: str, args: Mapping[str, Any]) -> Callable[[str], Any]:
-    """A reader of a field's text, or of a value inside it. It raises a ValueError for damaged text."""
+    """Return a parser for a field's text, or for a value inside it. It raises a ValueError for damaged text."""
 
     def text(value: str) -> str:
         return value.strip() if args.get("strip", True) else value

@@ -1,7 +1,7 @@
-"""From the body of one of Ollama's requests to a prompt and `SamplingParams`.
+"""Parse the body of a request of Ollama's interface into a prompt and `SamplingParams`.
 
-A field that is null counts as absent. RequestError, with the path of the field, for an unknown or unsupported one, for
-a wrong type, and for an option that cannot be followed.
+A field that is null counts as absent. An unknown or unsupported field, a value of a wrong type, and an option that
+cannot be applied raise a RequestError with the path of the field.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ _FORMAT = either(STRING, OBJECT)
 class GenerateRequest:
     """The body of /api/chat or /api/generate.
 
-    chat: the conversation; completion: the prompt, where it is raw or has a suffix. Without both, the model is to be
-    loaded or unloaded. text: of a prompt that a model without a chat template takes as it is. num_ctx: the most tokens
-    of the prompt and the answer together, which their options have, too. keep_alive: seconds, below 0 for ever; None:
-    as the server has it. of_chat: the answer has a message.
+    chat: the conversation. completion: the prompt, if it is raw or has a suffix. If both are absent, the model is to be
+    loaded or unloaded. text: the prompt for a model without a chat template, which takes it unchanged. num_ctx: the
+    maximum number of tokens of prompt and answer together, which the options of both also have. keep_alive: seconds,
+    below 0 for ever; None: the server's setting. of_chat: the answer has a message.
     """
 
     model: str | None
@@ -113,7 +113,7 @@ def too_long(num_ctx: int, error: ContextLengthError) -> ContextLengthError:
 
 
 def check_num_ctx(num_ctx: int | None, max_model_len: int) -> None:
-    """Raise RequestError if a server's requests cannot have as many tokens as are asked for."""
+    """Raise RequestError if the server's requests cannot have this many tokens."""
     if num_ctx is not None and num_ctx > max_model_len:
         reason = f"requests of this server have at most {max_model_len} tokens"
         fix = "Give at most that, or start the server with another --max-model-len."
@@ -141,7 +141,7 @@ class ModelRequest:
 
 
 def parse_chat(body: object, suggested: Suggested = NOTHING) -> GenerateRequest:
-    """The request in a body of /api/chat. RequestError if it cannot be served as given."""
+    """Parse a body of /api/chat. Raise RequestError if it cannot be served as given."""
     given = Fields(body)
     params, num_ctx = _params(given, suggested)
     conversation = _Messages()
@@ -169,7 +169,7 @@ def parse_chat(body: object, suggested: Suggested = NOTHING) -> GenerateRequest:
 
 
 def parse_generate(body: object, suggested: Suggested = NOTHING) -> GenerateRequest:
-    """The request in a body of /api/generate. RequestError if it cannot be served as given."""
+    """Parse a body of /api/generate. Raise RequestError if it cannot be served as given."""
     given = Fields(body)
     params, num_ctx = _params(given, suggested)
     prompt, suffix, system = (given.take(name, STRING, "") for name in ("prompt", "suffix", "system"))
@@ -219,7 +219,7 @@ def parse_generate(body: object, suggested: Suggested = NOTHING) -> GenerateRequ
 
 
 def parse_embed(body: object) -> EmbedRequest:
-    """The request in a body of /api/embed. ``truncate`` is true without it, as in Ollama: long texts lose their end."""
+    """Parse a body of /api/embed. ``truncate`` is true by default, as in Ollama: the end of a long text is cut off."""
     given = Fields(body)
     texts = given.require("input", either(STRING, STRINGS))
     cut, dimensions = given.take("truncate", BOOLEAN, True), given.take("dimensions", INTEGER)
@@ -237,7 +237,7 @@ def parse_embed(body: object) -> EmbedRequest:
 
 
 def parse_embeddings(body: object) -> EmbedRequest:
-    """The request in a body of /api/embeddings, which has one prompt."""
+    """Parse a body of /api/embeddings, which has one prompt."""
     given = Fields(body)
     num_ctx = _num_ctx(given)
     request = EmbedRequest(
@@ -253,13 +253,13 @@ def parse_embeddings(body: object) -> EmbedRequest:
 
 
 def parse_model(body: object) -> ModelRequest:
-    """The request in a body that names a model: as ``model``, or as ``name`` by older clients."""
+    """Parse a body that names a model, as ``model`` or, from older clients, as ``name``."""
     given = Fields(body)
     names = {name: given.take(name, STRING) for name in ("model", "name")}
     found = names["model"] or names["name"]
     if not found:
         raise RequestError(None, "model", None, "is missing", "Give the name of a model.")
-    given.take("verbose", BOOLEAN)  # all facts are told anyway
+    given.take("verbose", BOOLEAN)  # the answer always has all facts
     request = ModelRequest(model=found, stream=given.take("stream", BOOLEAN, True))
     given.end({"insecure": (False,), "system": ("",), "template": ("",), "options": ({},)})
     return request
@@ -307,7 +307,7 @@ def _take_sizes(options: Fields) -> int | None:
 
 
 def _num_ctx(given: Fields) -> int | None:
-    """Return ``num_ctx`` of the options of an embedding. No other one can be followed."""
+    """Return ``num_ctx`` of the options of an embedding. Other options cannot be applied."""
     options = given.nested("options")
     if options is None:
         return None
@@ -317,7 +317,7 @@ def _num_ctx(given: Fields) -> int | None:
 
 
 def _format(given: Fields) -> object:
-    """Return the structured outputs that ``format`` asks for; None for free text."""
+    """Return the structured outputs for ``format``, or None for free text."""
     asked = given.take("format", _FORMAT, "")
     if asked == "":
         return None
@@ -328,7 +328,7 @@ def _format(given: Fields) -> object:
 
 
 def _thinking(given: Fields) -> dict[str, Any]:
-    """Return the options of a chat that ``think`` asks for."""
+    """Return the options of a chat for ``think``."""
     asked = given.take("think", _THINK)
     if isinstance(asked, str):
         return {"reasoning_effort": asked}
@@ -336,7 +336,7 @@ def _thinking(given: Fields) -> dict[str, Any]:
 
 
 def keep_alive_of(body: Mapping[str, Any]) -> float | None:
-    """Return the seconds for which a body asks that its model stays loaded. RequestError for another value."""
+    """Return the seconds for which the model of a body stays loaded. Raise RequestError for an invalid value."""
     return _keep_alive(Fields({name: value for name, value in body.items() if name == "keep_alive"}))
 
 
@@ -367,11 +367,11 @@ class _Messages:
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self.origins: dict[str, str] = {}
-        self._calls: list[tuple[str, str]] = []  # ids and names of those without a result
+        self._calls: list[tuple[str, str]] = []  # ids and names of calls without a result
         self._num_calls = 0
 
     def add(self, message: Fields) -> None:
-        """Add a message. RequestError for one that is none."""
+        """Add a message. Raise RequestError if the value is not a message."""
         at = f"messages[{len(self.messages)}]"
         role = message.require("role", one_of("system", "user", "assistant", "tool"))
         content, images = message.take("content", STRING, ""), message.take("images", _IMAGES, [])
@@ -408,7 +408,7 @@ class _Messages:
         return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
     def _result(self, message: Fields) -> dict[str, Any]:
-        """Return the fields of a result: of the first call without one that has the name of the tool, if one is
+        """Return the fields of a result. It belongs to the first call without a result, of this tool if a name is
         given.
         """
         name, call_id = message.take("tool_name", STRING), message.take("tool_call_id", STRING)

@@ -1,4 +1,4 @@
-"""From the outputs of the engine to Ollama's bodies: an object, or lines of JSON as they come."""
+"""Convert the outputs of the engine to Ollama's bodies: one object, or lines of JSON as the outputs arrive."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def error_body(message: str) -> Body:
 
 
 def answer_body(request: GenerateRequest, output: RequestOutput, **named: Unpack[Named]) -> Body:
-    """The body that answers /api/chat or /api/generate as a whole."""
+    """Return the body of an answer to /api/chat or /api/generate without a stream."""
     (completion,) = output.outputs
     message = completion.message or Message(completion.text)
     text, calls = message.content or "", [_call(call) for call in message.tool_calls]
@@ -43,15 +43,17 @@ def answer_body(request: GenerateRequest, output: RequestOutput, **named: Unpack
 
 
 def state_body(request: GenerateRequest, model: str, reason: str) -> Body:
-    """The body that answers a request without a prompt. reason: "load" or "unload", which is done with the model."""
+    """Return the body of an answer to a request without a prompt. reason: "load" or "unload", its effect on the
+    model.
+    """
     found: Body = {"model": model, "created_at": _now(), **_part(request, "", "", [])}
     return {**found, "done": True, "done_reason": reason}
 
 
 class LineStream(AnswerStream[RequestOutput]):
-    """The lines of an answer. Calls of tools come as a whole, before the last line."""
+    """The lines of an answer. Tool calls are in one line before the last line."""
 
-    keep_alive: ClassVar[bytes] = b""  # clients read every line as JSON
+    keep_alive: ClassVar[bytes] = b""  # none, because clients parse every line as JSON
     media_type: ClassVar[str] = LINES
 
     def __init__(self, request: GenerateRequest, **named: Unpack[Named]) -> None:
@@ -83,7 +85,7 @@ class LineStream(AnswerStream[RequestOutput]):
 
 
 def embed_body(request: EmbedRequest, outputs: Sequence[PoolingRequestOutput], **named: Unpack[Named]) -> Body:
-    """The body that answers /api/embed."""
+    """Return the body of an answer to /api/embed."""
     return {
         "model": named["model"],
         "embeddings": [output.outputs.data.tolist() for output in outputs],
@@ -92,7 +94,7 @@ def embed_body(request: EmbedRequest, outputs: Sequence[PoolingRequestOutput], *
 
 
 def embeddings_body(request: EmbedRequest, outputs: Sequence[PoolingRequestOutput], **named: Unpack[Named]) -> Body:
-    """The body that answers /api/embeddings."""
+    """Return the body of an answer to /api/embeddings."""
     return {"embedding": outputs[0].outputs.data.tolist()}
 
 
@@ -105,7 +107,7 @@ def _now() -> str:
 
 
 def _part(request: GenerateRequest, text: str, thinking: str, calls: list[Body]) -> Body:
-    """Return what an answer says, or a piece of it."""
+    """Return the content of an answer, or of a piece of it."""
     thought = {"thinking": thinking} if thinking else {}
     if not request.of_chat:
         return {"response": text, **thought}
@@ -113,15 +115,15 @@ def _part(request: GenerateRequest, text: str, thinking: str, calls: list[Body])
 
 
 def _call(call: ToolCall) -> Body:
-    """Return a call. Arguments that are no JSON object, which a grammar prevents where calls are demanded, are a text
-    under "arguments".
+    """Return a call. If the arguments are not a JSON object, their text is the value of "arguments". (If calls are
+    required, a grammar prevents this.)
     """
     arguments = {"arguments": call.arguments} if call.error is not None else json.loads(call.arguments)
     return {"id": call.id, "function": {"name": call.name, "arguments": arguments}}
 
 
 def _end(output: RequestOutput, completion: CompletionOutput) -> Body:
-    """Return why an answer ended, its tokens, and its times in nanoseconds, as far as they were measured."""
+    """Return why an answer ended, its token counts, and the times that were measured, in nanoseconds."""
     metrics, reason = output.metrics, completion.finish_reason
     times = {
         "total_duration": metrics.e2e_latency,

@@ -1,4 +1,4 @@
-"""OpenAI's request and response bodies, without HTTP: what a server and a batch file share."""
+"""OpenAI's request and response bodies, without HTTP: the part that a server and a batch file share."""
 
 from foreword.openai.errors import error_body
 from foreword.openai.request import ChatRequest, CompletionRequest, parse_chat, parse_completion

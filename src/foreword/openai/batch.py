@@ -1,4 +1,4 @@
-"""Answers to the lines of OpenAI's batch files, by one engine."""
+"""Answer the lines of OpenAI's batch files with one engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ from foreword.openai.response import chat_completion, text_completion
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt of a line for the engine. at: its field in the body; origins: of other fields, for errors."""
+    """A prompt of a line for the engine. at: the field of the body that has it; origins: the paths of other fields, for
+    errors.
+    """
 
     name: str
     prompt: Given
@@ -40,7 +42,9 @@ class Prompt:
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """A line on its way. prompts: for the engine, with these options. outputs: of those that have ended, by index."""
+    """A line in progress. prompts: the prompts for the engine. options: those of its requests. outputs: those of the
+    prompts that have ended, by index.
+    """
 
     line: BatchLine
     request: ChatRequest | CompletionRequest
@@ -51,18 +55,18 @@ class Answer:
 
 
 class Lines:
-    """Reads lines for an engine, and writes their results.
+    """Read lines for an engine, and write their results.
 
-    names: of models that are this one; the first stands for a request without. A request may name an adapter instead.
-    media: what the model takes besides text.
+    names: the names of the model; a request without a model gets the first one. A request may name an adapter instead.
+    media: the inputs that the model takes besides text.
     """
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, media: Media, names: Sequence[str]) -> None:
         self._engine, self._tokenizer, self._media, self._names = engine, tokenizer, media, names
 
     def read(self, line: BatchLine, name: str) -> Answer:
-        """Return what the engine is to do for a line that is a request. name: the beginning of the names of its
-        requests there. ForewordError if it cannot be answered.
+        """Return the engine's work for a line that is a request. Raise ForewordError if it cannot be answered. name:
+        the prefix of the names of its requests in the engine.
         """
         parse = parse_chat if line.url.endswith("/chat/completions") else parse_completion
         request = parse(line.body, self._engine.suggested)
@@ -113,9 +117,9 @@ class Lines:
 
 
 class Batch:
-    """Answers lines, with a bounded number of them read and not yet answered.
+    """Answer lines; the number of lines that are read and not yet answered is bounded.
 
-    names: see `Lines`. ordered: results in the input's order.
+    names: see `Lines`. ordered: return results in the order of the input.
     """
 
     def __init__(self, llm: LLM, names: list[str], *, ordered: bool = False) -> None:
@@ -123,12 +127,12 @@ class Batch:
         self._lines = Lines(llm.engine, llm.tokenizer, llm.media.from_others(), names)
         self._limit = 2 * llm.engine.config.scheduler.max_num_seqs
         self._running: dict[str, tuple[Answer, CheckedRequest]] = {}  # by the engine's request id
-        self._open: dict[int, Record | None] = {}  # line number → its result, of lines that were read and not reported
+        self._open: dict[int, Record | None] = {}  # line number → result, for lines that were read and not reported
         self.num_lines = 0
 
     @property
     def is_full(self) -> bool:
-        """Return whether it should `step` before it gets more lines."""
+        """Return whether the caller must `step` before it starts more lines."""
         return len(self._open) >= self._limit
 
     @property
@@ -137,7 +141,7 @@ class Batch:
         return bool(self._running)
 
     def run(self, lines: Iterator[BatchLine]) -> Iterator[Record]:
-        """The results, each as soon as it is known. An error of the engine itself is raised."""
+        """Yield each result as soon as it is known. Raise an error of the engine itself."""
         exhausted = False
         while not exhausted or self._running:
             while not exhausted and not self.is_full:
@@ -148,17 +152,17 @@ class Batch:
             yield from self.step()
 
     def start(self, line: BatchLine) -> list[Record]:
-        """Take a line, whose number is not that of another one in work. The results that are known by that."""
+        """Start a line whose number differs from those in progress. Return the results that are known now."""
         self.num_lines += 1
         self._open[line.number] = None
         refusal = self._start(line)
         return [] if refusal is None else self._finish(line, refusal)
 
     def step(self) -> list[Record]:
-        """One step of the engine, if there is work. The results that are known by that."""
+        """Run one step of the engine, if there is work. Return the results that are known now."""
         found: list[Record] = []
         for output in self._llm.engine.step() if self._running else ():
-            if output.request_id not in self._running:  # another part of its line has failed in this step
+            if output.request_id not in self._running:  # another prompt of its line has failed in this step
                 continue
             answer, part = self._running.pop(output.request_id)
             try:
@@ -173,18 +177,18 @@ class Batch:
         return found
 
     def forget(self) -> None:
-        """Drop the lines in work, without results."""
+        """Drop the lines in progress, without results."""
         self._drop(list(self._running))
         self._open.clear()
 
     def _drop(self, names: Iterable[str]) -> None:
-        """Take requests out of the engine, without results."""
+        """Abort requests in the engine, without results."""
         for name in names:
             self._llm.engine.abort(name)
             self._running.pop(name, None)
 
     def _start(self, line: BatchLine) -> Record | None:
-        """Add the line to the engine; the result if it cannot be answered."""
+        """Add the line to the engine. Return its result if it cannot be answered."""
         if line.error is not None:
             return line.record(None, {"code": line.error.code, "message": str(line.error)})
         engine = self._llm.engine
@@ -197,14 +201,14 @@ class Batch:
                 parts.append(CheckedRequest(group, one.reader, one.index))
             for part in parts:
                 engine.add(part.group)
-        except Exception as error:  # whatever a line causes, the others are answered
+        except Exception as error:  # an error of one line does not end the others
             self._drop(part.group.request_id for part in parts)
             return failure(line, error)
         self._running.update((part.group.request_id, (answer, part)) for part in parts)
         return None
 
     def _finish(self, line: BatchLine, record: Record) -> list[Record]:
-        """The results that can be reported, now that this one is known."""
+        """Return the results that can be reported now that this one is known."""
         self._open[line.number] = record
         ready = takewhile(lambda n: self._open[n] is not None, list(self._open)) if self._ordered else [line.number]
         return [found for number in ready if (found := self._open.pop(number)) is not None]

@@ -1,4 +1,4 @@
-"""OpenAI's batch files: lines of requests in, and lines of results out, which a later run continues."""
+"""Read OpenAI's batch files of requests, and write files of results, which a later run continues."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BEGINNING = b'{"id": "batch_req_'
 
 
 class LineError(ForewordError, ValueError):
-    """A line that is not a request. code: for programs. custom_id: if the line has a usable one."""
+    """A line is not a request. code: the error code for programs. custom_id: that of the line, if it is usable."""
 
     def __init__(self, code: str, message: str, custom_id: str | None = None) -> None:
         self.code, self.custom_id = code, custom_id
@@ -40,7 +40,7 @@ class LineError(ForewordError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """A line of the input, numbered from 1: a request, or the reason why it is none."""
+    """A line of the input, numbered from 1: a request, or the reason why it is not a request."""
 
     number: int
     custom_id: str | None
@@ -50,7 +50,9 @@ class BatchLine:
 
     @property
     def key(self) -> str:
-        """Return what an earlier run is recognised by: its custom_id, or the number of a line that is not a request."""
+        """Return the key by which a later run finds the result: the custom_id, or the number of a line that is not a
+        request.
+        """
         return f"line {self.number}" if self.error is not None else f"id {self.custom_id}"
 
     def record(self, response: Record | None, error: Record | None) -> Record:
@@ -58,7 +60,7 @@ class BatchLine:
 
 
 def batch_lines(file: Iterable[bytes]) -> Iterator[BatchLine]:
-    """The lines of a batch file, read one by one; empty ones are skipped. The custom_id of a request is its first."""
+    """Yield the lines of a batch file, and skip empty ones. A custom_id must not appear twice."""
     seen: set[str] = set()
     for number, text in enumerate(file, 1):
         if not text.strip():
@@ -78,7 +80,7 @@ def batch_lines(file: Iterable[bytes]) -> Iterator[BatchLine]:
 
 
 def read_line(number: int, text: bytes) -> BatchLine:
-    """Return the request of a line, whose body is not looked at. LineError if it is none."""
+    """Return the request of a line, without parsing its body. Raise LineError if the line is not a request."""
     try:
         given = parse_object(text, f"line {number}", ConfigError)
     except ConfigError as error:
@@ -101,9 +103,9 @@ def read_line(number: int, text: bytes) -> BatchLine:
 class Results:
     """The output of a batch: a file to which each result is appended as a whole line, or standard output for "-".
 
-    An existing file is continued: `done` has the keys of its lines, and a last line that was cut off is removed.
-    retry_errors: its errors are removed too, so that their lines are not done. The file is locked against a second
-    writer. ConfigError for a file that cannot be written or has other lines.
+    An existing file is continued: `done` has the keys of its lines, and an incomplete last line is removed.
+    retry_errors: errors in the file are removed, too, so that their lines are answered again. The file is locked
+    against a second writer. Raise ConfigError if the file cannot be written or has other lines.
     """
 
     def __init__(self, name: str, *, retry_errors: bool = False) -> None:
@@ -140,7 +142,9 @@ class Results:
         self._closed_last.close()
 
     def write(self, record: Record) -> None:
-        """Append a result. It survives the end of this process; every few seconds, also that of the machine."""
+        """Append a result. It survives the end of this process; every few seconds, results are also flushed to the
+        disk.
+        """
         self.num_errors += _is_error(record)
         self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
         self._file.flush()
@@ -154,7 +158,7 @@ class Results:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ConfigError(f"{path}: another process writes this file. Wait for it, or give another") from None
-            except OSError:  # a file system without locks
+            except OSError:  # the file system has no locks
                 pass
 
     def _continue(self, path: Path) -> None:
@@ -169,7 +173,7 @@ class Results:
         self._file.truncate(end)
 
     def _remove_errors(self, path: Path) -> None:
-        """Replace the file, at once, by one without errors. The old one stays locked for writers that opened it."""
+        """Replace the file atomically by one without errors. The old one stays locked for writers that opened it."""
         target = path.resolve()
         self._file = self._closed_last.enter_context(
             tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False)  # noqa: SIM115
@@ -192,7 +196,7 @@ def _is_error(record: Record) -> bool:
 
 
 def _whole_lines(path: Path) -> Iterator[tuple[bytes, Record]]:
-    """The lines that an earlier run wrote, with their results, without a last one that was cut off."""
+    """Yield the lines that an earlier run wrote, with their results, except an incomplete last line."""
     with path.open("rb") as written:
         for number, text in enumerate(written, 1):
             beginning = text.rstrip(b"\0")[: len(_BEGINNING)]
@@ -202,7 +206,9 @@ def _whole_lines(path: Path) -> Iterator[tuple[bytes, Record]]:
 
 
 def _result(text: bytes, source: str) -> Record:
-    """A line that `Results.write` wrote. ConfigError for any other, so that no other file is appended to."""
+    """Parse a line that `Results.write` wrote. Raise ConfigError for any other line, so that other files are never
+    changed.
+    """
     record = parse_object(text, source, ConfigError)
     if (
         list(record) != ["id", "custom_id", "response", "error"]

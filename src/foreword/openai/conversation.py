@@ -1,4 +1,4 @@
-"""Conversations given as items or content blocks, gathered into the messages that chat templates take."""
+"""Convert conversations of items or content blocks to the messages that chat templates take."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from typing import Any
 
 
 class Conversation:
-    """Messages in OpenAI's chat form, made piece by piece. Neighbouring pieces of one role are one message.
+    """Messages in OpenAI's chat form, built piece by piece. Adjacent pieces of one role become one message.
 
     An assistant's reasoning, text and calls are one message; the result of each call is a message of its own.
 
-    at: the path in the body of what a piece is made from. origins: the path of each message and of its parts, by
-    their names in the messages.
+    at: the path in the body from which a piece is made. origins: the path in the body of each message and of its parts,
+    by their names in the messages.
     """
 
     def __init__(self) -> None:
         self._messages: list[dict[str, Any]] = []
-        self._reasoning: list[str] = []  # the pieces in the last message: joined once, since there may be many
+        self._reasoning: list[str] = []  # pieces of the last message: they are joined once, since there may be many
         self.origins: dict[str, str] = {}
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The messages so far."""
+        """Return the messages so far."""
         if self._reasoning:
             self._messages[-1]["reasoning_content"] = "".join(self._reasoning)
         return self._messages
@@ -34,7 +34,7 @@ class Conversation:
         self._part(role, {"type": "text", "text": text}, at)
 
     def image(self, role: str, url: str, at: str) -> None:
-        """url: a data: URL, or one of another machine."""
+        """Add an image. url: a data: URL, or the URL of a remote file."""
         self._part(role, {"type": "image_url", "image_url": {"url": url}}, at)
 
     def reasoning(self, text: str, at: str) -> None:
@@ -43,7 +43,7 @@ class Conversation:
         message["content"] = message["content"] or []
 
     def call(self, call_id: str, name: str, arguments: object, at: str) -> None:
-        """arguments: an object, its JSON text, or None. at: of the arguments."""
+        """Add a call. arguments: an object, its JSON text, or None. at: the path of the arguments."""
         calls = self._of("assistant", at).setdefault("tool_calls", [])
         self.origins[f"{self._last}.tool_calls[{len(calls)}].function.arguments"] = at
         calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
@@ -53,7 +53,7 @@ class Conversation:
 
     @property
     def _last(self) -> str:
-        """The name of the last message."""
+        """Return the name of the last message."""
         return f"messages[{len(self._messages) - 1}]"
 
     def _part(self, role: str, part: dict[str, Any], at: str) -> None:
@@ -63,7 +63,7 @@ class Conversation:
         parts.append(part)
 
     def _of(self, role: str, at: str) -> dict[str, Any]:
-        """The last message if it is of this role, else a new one."""
+        """Return the last message if it has this role, else a new one."""
         if self.last_role != role:
             self._add({"role": role, "content": None}, at)
         return self._messages[-1]

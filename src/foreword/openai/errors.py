@@ -1,4 +1,4 @@
-"""Errors as bodies of responses: the status of each, and the words in which an interface tells those with a code."""
+"""Convert errors to bodies of responses: the status of each, and the text for those with a code in each interface."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PARTS = {"messages": "messages", "input": "input", **dict.fromkeys(PROMPTS, "pr
 
 
 def text_in(interface: Interface, error: ForewordError) -> str:
-    """Return the text of an error, after the words of an interface if it has a code."""
+    """Return the text of an error. If the error has a code, the text begins as the interface words it."""
     if not isinstance(error, RequestError) or error.code is None:
         return str(error)
     part = _PARTS.get(error.field.partition("[")[0], "request")
@@ -55,9 +55,10 @@ def error_body(error: ForewordError) -> tuple[int, dict[str, Any]]:
 
 @contextmanager
 def named(field: str, origins: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
-    """Raise a RequestError as one of the field of the body that its own comes from: see `RequestError.renamed`.
+    """Within the block, a RequestError names the field of the body from which its own field comes: see
+    `RequestError.renamed`.
 
-    field: has the prompt or all messages. origins: of further fields.
+    field: the field with the prompt or all messages. origins: the paths of further fields.
     """
     known = dict.fromkeys(PROMPTS, field)
     try:

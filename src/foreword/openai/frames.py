@@ -1,4 +1,4 @@
-"""Answers in pieces: the bytes of a server-sent event, and what every stream of an answer has."""
+"""Streams of an answer: the bytes of a server-sent event, and the interface that all streams have."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _SEPARATORS = {ord(char): f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}
 
 
 def encoded(frames: str) -> bytes:
-    """Frames of JSON as bytes. Characters at which Unicode, and so some clients, end a line are escaped."""
+    """Return frames of JSON as bytes. Characters at which Unicode, and so some clients, end a line are escaped."""
     return (frames if frames.isascii() else frames.translate(_SEPARATORS)).encode(errors=ESCAPE)
 
 
 def named_frame(event: str, body: dict[str, Any]) -> bytes:
-    """An event with a name, as Anthropic's Messages and OpenAI's Responses have them."""
+    """Return an event with a name, as in Anthropic's Messages and OpenAI's Responses."""
     return f"event: {event}\ndata: {_encode(body)}\n\n".encode("ascii")
 
 
 def json_string(text: str) -> str:
-    """A text as a JSON string in ASCII, for frames made from a prebuilt part."""
+    """Return a text as a JSON string in ASCII, for frames that are made from a prebuilt part."""
     return _encode(text)
 
 
 class AnswerStream(Generic[T]):
-    """The frames of one answer, made of its outputs as they come. keep_alive: a frame for times without any, b"" for
-    none.
+    """The frames of one answer, made from its outputs as they arrive. keep_alive: the frame that is sent while the
+    stream is idle, b"" for none.
     """
 
     __slots__ = ()
@@ -45,17 +45,17 @@ class AnswerStream(Generic[T]):
         raise NotImplementedError
 
     def size(self, output: T) -> int:
-        """Return about how many values its frames will have, for whoever must know how long it takes to make them."""
+        """Return an estimate of the number of values in its frames, which determines how long it takes to make them."""
         return 1
 
     def waits(self, output: T) -> bool:
-        """Return whether making its frames waits for a disk."""
+        """Return whether creating its frames waits for a disk."""
         return False
 
     def end(self) -> bytes:
-        """Return the frames after those of the last output."""
+        """Return the frames that follow those of the last output."""
         return b""
 
     def failed(self, message: str) -> bytes | None:
-        """Return the frames that end an answer that failed; None: the frame of the interface's errors."""
+        """Return the frames that end a failed answer, or None for the error frame of the interface."""
         return None

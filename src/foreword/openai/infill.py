@@ -1,4 +1,4 @@
-"""llama.cpp's requests to fill a gap in a text, as editors send them, and the answers."""
+"""Requests of llama.cpp's interface to fill a gap in a text, as editors send them, and their answers."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from foreword.openai.response import Body, Named, num_new_values
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfillRequest:
-    """The body of /infill. before, after: the texts around the gap. fields: of the answer that are wanted, by their
-    paths such as "timings/prompt_n"; None: all. indent, predict_ms: see `LineEnd`. predicts: False for ``n_predict``
-    0, by which editors put a prompt into the cache.
+    """The body of /infill. before, after: the texts around the gap. fields: the requested fields of the answer, as
+    paths such as "timings/prompt_n"; None: all. indent, predict_ms: see `LineEnd`. predicts: False for ``n_predict`` 0,
+    with which editors put a prompt into the cache.
     """
 
     model: str | None
@@ -42,7 +42,7 @@ class InfillRequest:
 
     @property
     def prompt_field(self) -> str:
-        """The field of the body that errors of the prompt name."""
+        """Return the field of the body that errors about the prompt name."""
         return "input_prefix"
 
     def prompt(self, tokenizer: Tokenizer, max_model_len: int) -> tuple[str | list[int], SamplingParams]:
@@ -60,7 +60,7 @@ _SAMPLERS: Mapping[str, tuple[str, ...]] = {
     "top_p": ("top_p",),
     "typ_p": ("typical_p",),
     "xtc": ("xtc_probability",),
-    "infill": (),  # editors always ask for it; here the model's own tokens end a gap
+    "infill": (),  # editors always send it; in Foreword, the model's own tokens end a gap
 }
 """llama.cpp's samplers in the order in which they are applied here, with the parameters that turn them on."""
 _MOST_INDENT = 1 << 16
@@ -74,12 +74,13 @@ _ONE: Neutral = {"n": (1,), "best_of": (1,)}
 
 
 def parse_infill(body: object, suggested: Suggested = NOTHING) -> InfillRequest:
-    """The request in a body of /infill. RequestError if it cannot be served as given.
+    """Parse a body of /infill. Raise RequestError if it cannot be served as given.
 
-    The text of ``input_extra``, each after its file name, comes before ``input_prefix``, and ``prompt`` after that.
+    The prompt consists of the texts of ``input_extra``, each after its file name, then ``input_prefix``, then
+    ``prompt``.
     """
     given = Fields(body)
-    given.take("t_max_prompt_ms", NUMBER)  # which llama.cpp reads and does not follow, either
+    given.take("t_max_prompt_ms", NUMBER)  # llama.cpp reads this field and does not apply it, either
     samplers, limit = given.take("samplers", STRINGS), limit_of(given, "n_predict", suggested.get("max_tokens"))
     if samplers is not None:
         suggested = {name: value for name, value in suggested.items() if name not in left_out(samplers)}
@@ -109,12 +110,12 @@ def answer_fields(given: Fields) -> dict[str, Any]:
 
 
 def left_out(samplers: Sequence[str]) -> set[str]:
-    """Return the parameters of the samplers that are not among some."""
+    """Return the parameters of the samplers that are not in the list."""
     return {parameter for name, parameters in _SAMPLERS.items() if name not in samplers for parameter in parameters}
 
 
 def check_samplers(samplers: Sequence[str], params: SamplingParams) -> None:
-    """RequestError unless these are what is done with the parameters: each of them, in this order."""
+    """Raise RequestError unless the samplers are those that the parameters use, in the order of their application."""
     for name in samplers:
         if name not in _SAMPLERS:
             fix = f"Give some of {', '.join(_SAMPLERS)}, in this order."
@@ -132,19 +133,20 @@ def check_samplers(samplers: Sequence[str], params: SamplingParams) -> None:
 
 
 def _context(one: Fields) -> str:
-    """A part of another file, or of the same one."""
+    """Return the text of a part of another file, or of the same file."""
     name, text = one.take("filename", STRING, ""), one.require("text", STRING)
-    one.take("time", _TIME)  # when the editor took it, which changes nothing for the model
+    one.take("time", _TIME)  # the time of the snippet has no effect on the model
     one.end()
     return f"{name}\n{text}\n" if name else f"{text}\n"
 
 
 class LineEnd:
-    """Finds where a completion ends before the model ends it, as llama.cpp does for ``n_indent`` and
-    ``t_max_predict_ms``: at a line, the first excepted, with fewer than ``indent`` spaces and tabs before its text or
-    end; and ``predict_ms`` after the first token, once there is an end of a line. 0 or less: not for this reason.
+    """Find where a completion ends before the model ends it, as llama.cpp does for ``n_indent`` and
+    ``t_max_predict_ms``. It ends at a line, except the first, that begins with fewer than ``indent`` spaces and tabs.
+    It also ends ``predict_ms`` after the first token, as soon as the text contains an end of a line. A value of 0 or
+    less turns the rule off.
 
-    The text is given in pieces. clock: in seconds.
+    The text arrives in pieces. clock: returns seconds.
     """
 
     def __init__(self, indent: int, predict_ms: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -152,10 +154,12 @@ class LineEnd:
         self._seconds, self._clock = predict_ms / 1000, clock
         self._until: float | None = None
         self._has_line = False
-        self._margin = ""  # the last end of a line with the blanks behind it, while no text follows
+        self._margin = ""  # the last end of a line and the spaces after it, until text follows
 
     def find(self, piece: str) -> int | None:
-        """Return how much of the piece belongs to the completion; None if it goes on."""
+        """Return how many characters of the piece belong to the completion, or None if the completion does not end in
+        it.
+        """
         now, text = self._clock(), self._margin + piece
         if self._until is None:
             self._until = now + self._seconds
@@ -167,9 +171,9 @@ class LineEnd:
 
 
 def cut(output: RequestOutput, pieces: Sequence[str], num_tokens: int) -> RequestOutput:
-    """Return a final output with the first of its tokens and another text, as one that its limit of tokens ended.
+    """Return a final output with only its first tokens and another text, as if the token limit had ended it.
 
-    pieces: of the text. All but the last one were in outputs before it.
+    pieces: the pieces of the text, of which all but the last were in earlier outputs.
     """
     [last] = output.outputs
     transcript = replace(last.transcript, pieces=[*pieces], token_ids=last.token_ids[:num_tokens])
@@ -183,7 +187,7 @@ _STOPS = {"length": "limit", "stop": "eos"}
 
 
 def infill_body(request: InfillRequest, outputs: Sequence[RequestOutput], **named: Unpack[Named]) -> Body:
-    """The body that answers /infill or /completion."""
+    """Return the body of an answer to /infill or /completion."""
     [output] = outputs
     [completion] = output.outputs
     whole: Body = {
@@ -201,7 +205,9 @@ def infill_body(request: InfillRequest, outputs: Sequence[RequestOutput], **name
 
 
 def _chosen(whole: Mapping[str, Any], paths: Sequence[str]) -> Body:
-    """The fields of a body at some paths, under these; those that it lacks are left out, as llama.cpp does."""
+    """Return the fields of a body at some paths, under these paths. Fields that the body lacks are left out, as in
+    llama.cpp.
+    """
     found: Body = {}
     for path in paths:
         value: Any = whole

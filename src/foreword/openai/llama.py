@@ -1,4 +1,4 @@
-"""llama.cpp's requests to complete a prompt; their answers are those of `foreword.openai.infill`."""
+"""Requests of llama.cpp's interface to complete a prompt. `foreword.openai.infill` makes their answers."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class LlamaRequest(InfillRequest):
         return "prompt"
 
     def prompt(self, tokenizer: Tokenizer, max_model_len: int) -> tuple[str | list[int], SamplingParams]:
-        """Return the prompt as it is given, and its parameters."""
+        """Return the prompt unchanged, and its parameters."""
         return self.given, self.params
 
 
 def parse_llama(body: object, suggested: Suggested = NOTHING) -> LlamaRequest:
-    """The request in a body of /completion. RequestError if it cannot be served as given."""
+    """Parse a body of /completion. Raise RequestError if it cannot be served as given."""
     given = Fields(body)
     given.take("t_max_prompt_ms", NUMBER)  # as in a body of /infill
     samplers, limit = given.take("samplers", STRINGS), limit_of(given, "n_predict", suggested.get("max_tokens"))
@@ -71,7 +71,7 @@ def parse_llama(body: object, suggested: Suggested = NOTHING) -> LlamaRequest:
 
 
 def check_last_n(given: Fields, name: str, params: SamplingParams) -> None:
-    """Raise RequestError for a number of tokens that penalties look back at, if there are penalties: here it is all."""
+    """Raise RequestError if penalties are limited to the last tokens: here penalties count all tokens."""
     last, plain = given.take(name, INTEGER, -1), SamplingParams()
     used = [one for one in PENALTIES if getattr(params, one) != getattr(plain, one)]
     if last != -1 and used:

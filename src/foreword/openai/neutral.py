@@ -1,6 +1,6 @@
-"""Fields of bodies that are not supported, with the values that ask for nothing and are therefore accepted.
+"""Fields of bodies that are not supported, with the values that have no effect and are therefore accepted.
 
-The names are those that clients send without being asked: the official clients, LiteLLM, LangChain, Open WebUI,
+The names are those that clients send by default: the official clients, LiteLLM, LangChain, Open WebUI,
 SillyTavern, Zed, and clients of vLLM, llama.cpp and text-generation-webui with these servers' defaults. The first value
 of a field is the one that errors recommend. A field that is null counts as absent everywhere.
 """

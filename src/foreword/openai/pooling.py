@@ -1,7 +1,7 @@
 """Bodies of pooling requests and responses: OpenAI's embeddings, vLLM's score and classify, Jina's and Cohere's rerank.
 
-A field that is null counts as absent. Each parser raises RequestError, naming the field, for a field that is unknown
-and for a value of another type; ranges are checked by the engine.
+A field that is null counts as absent. Each parser raises a RequestError that names the field if a field is unknown or a
+value has another type. The engine checks ranges.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class EmbeddingRequest(ClassifyRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRequest:
-    """The body of /score or /rerank. names: of the fields of queries and documents. top_n: results; None: all."""
+    """The body of /score or /rerank. names: the names of the fields with queries and documents. top_n: the number of
+    results; None: all.
+    """
 
     model: str | None
     queries: list[str]
@@ -64,7 +66,7 @@ _DOCUMENTS = list_of(_DOCUMENT, 'a list of texts or of {"text": …}')
 
 
 def parse_embeddings(body: object) -> EmbeddingRequest:
-    """The request in a body of /v1/embeddings."""
+    """Parse a body of /v1/embeddings."""
     given = Fields(body)
     request = EmbeddingRequest(
         model=_model(given),
@@ -84,7 +86,7 @@ def parse_embeddings(body: object) -> EmbeddingRequest:
 
 
 def parse_classify(body: object) -> ClassifyRequest:
-    """The request in a body of /classify."""
+    """Parse a body of /classify."""
     given = Fields(body)
     request = ClassifyRequest(
         model=_model(given),
@@ -97,7 +99,7 @@ def parse_classify(body: object) -> ClassifyRequest:
 
 
 def parse_score(body: object) -> ScoreRequest:
-    """The request in a body of /score: text_1 against text_2, one with all or each with its own."""
+    """Parse a body of /score: one text_1 is compared with all of text_2, or each with its own."""
     given = Fields(body)
     first, second = given.require("text_1", _TEXTS), given.require("text_2", _TEXTS)
     request = ScoreRequest(
@@ -113,7 +115,7 @@ def parse_score(body: object) -> ScoreRequest:
 
 
 def parse_rerank(body: object) -> ScoreRequest:
-    """The request in a body of /rerank: the documents in the order of how well they fit the query."""
+    """Parse a body of /rerank: the documents are to be sorted by how well they fit the query."""
     given = Fields(body)
     documents = given.require("documents", _DOCUMENTS)
     top_n = given.take("top_n", INTEGER)
@@ -145,7 +147,7 @@ def _params(given: Fields, task: Any, **values: Any) -> PoolingParams:
 
 
 def embeddings_body(request: EmbeddingRequest, outputs: Sequence[PoolingRequestOutput], **named: Any) -> Body:
-    """The body that answers /v1/embeddings. Each vector is made when it is written."""
+    """Return the body of an answer to /v1/embeddings. Each vector is encoded when it is written."""
     vectors = (output.outputs.data for output in outputs)
     data = (
         {"object": "embedding", "index": i, "embedding": _base64(vector) if request.base64 else vector.tolist()}
@@ -155,7 +157,7 @@ def embeddings_body(request: EmbeddingRequest, outputs: Sequence[PoolingRequestO
 
 
 def classify_body(labels: Sequence[str], outputs: Sequence[PoolingRequestOutput], **named: Any) -> Body:
-    """The body that answers /classify. A model of one label gives its probability, and no other label."""
+    """Return the body of an answer to /classify. If the model has one label, only its probability is given."""
     data = (
         {"index": i, "label": labels[int(probs.argmax())], "probs": probs.tolist(), "num_classes": len(probs)}
         for i, probs in enumerate(output.outputs.data for output in outputs)
@@ -164,13 +166,13 @@ def classify_body(labels: Sequence[str], outputs: Sequence[PoolingRequestOutput]
 
 
 def score_body(outputs: Sequence[PoolingRequestOutput], **named: Any) -> Body:
-    """The body that answers /score."""
+    """Return the body of an answer to /score."""
     data = [{"index": i, "object": "score", "score": output.outputs.score} for i, output in enumerate(outputs)]
     return _list("score", data, outputs, named)
 
 
 def rerank_body(request: ScoreRequest, outputs: Sequence[PoolingRequestOutput], **named: Any) -> Body:
-    """The body that answers /rerank: the best documents first, of equal ones the first."""
+    """Return the body of an answer to /rerank: the best documents first; equal scores keep the order of the input."""
     scores = [output.outputs.score for output in outputs]
     order = sorted(range(len(scores)), key=lambda i: -scores[i])[: request.top_n]
     results = []

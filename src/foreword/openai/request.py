@@ -1,8 +1,8 @@
-"""From the body of an OpenAI request to a prompt and `SamplingParams`.
+"""Parse the body of an OpenAI request into a prompt and `SamplingParams`.
 
 A body may have OpenAI's fields and, under their own names, the fields of `SamplingParams` (vLLM's extensions are among
-them). A field that is null counts as absent. Each function raises RequestError, naming the field, for a field that is
-unknown or not supported and for a value of another type; ranges are checked by `SamplingParams.check`.
+them). A field that is null counts as absent. Each function raises a RequestError that names the field if a field is
+unknown or not supported, or a value has another type. `SamplingParams.check` checks ranges.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ from foreword.openai import neutral
 class ChatRequest:
     """A conversation to be answered, such as the body of /v1/chat/completions.
 
-    model: as given, or None. messages: as the chat template takes them. chat: how they are made a prompt, and how the
-    answer is read. options: of the request in the engine. stream: in chunks; include_usage: also the usage.
-    origins: what the body names otherwise than messages and chat, see `RequestError.renamed`.
+    model: the name in the body, or None. messages: in the form that the chat template takes. chat: how the messages
+    become a prompt, and how the answer is parsed. options: options of the request in the engine. stream: answer in
+    chunks. include_usage: the chunks contain the usage. origins: fields that have other names in the body, see
+    `RequestError.renamed`.
     """
 
     model: str | None
@@ -74,8 +75,8 @@ class CompletionRequest:
     include_usage: bool = False
 
     def filled(self, tokenizer: Tokenizer, max_model_len: int) -> CompletionRequest:
-        """Return the request with prompts that have the suffix, and parameters that end an output with the gap.
-        RequestError as `make_infill`, and for a prompt of token ids.
+        """Return the request with prompts that contain the suffix, and parameters that end an output at the end of the
+        gap. Raise RequestError as `make_infill` does, and for a prompt of token ids.
         """
         if not self.suffix:
             return self
@@ -89,7 +90,7 @@ class CompletionRequest:
         return replace(self, prompts=prompts, params=params)
 
 
-MAX_BIASES = 1 << 14  # entries of logit_bias
+MAX_BIASES = 1 << 14  # most entries of logit_bias
 MAX_IDS = 1 << 19  # token ids of a parameter: more than any vocabulary has
 
 IDS = list_of(INTEGER, "a list of token ids")
@@ -142,7 +143,7 @@ _KIND_OF_TYPE = {
 
 
 def _described(row: Parameter) -> Kind:
-    """The values of a parameter, with its meaning and its limits in the schema."""
+    """Return the type of a parameter, whose schema has its meaning and its limits."""
     kind = _KIND_OF_TYPE[row.type]
     limits = {"minimum": row.least, "exclusiveMinimum": row.above, "maximum": row.most}
     given = {name: limit for name, limit in limits.items() if limit is not None}
@@ -165,7 +166,7 @@ LABELS = {"user": STRING, "metadata": OBJECT, "safety_identifier": STRING, "prom
 
 
 def parse_chat(body: object, suggested: Suggested = NOTHING) -> ChatRequest:
-    """The request in a body of /v1/chat/completions. RequestError if it cannot be served as given."""
+    """Parse a body of /v1/chat/completions. Raise RequestError if it cannot be served as given."""
     given = Fields(body)
     sampling = _sampling(given, suggested)
     limits = {name: given.take(name, INTEGER) for name in ("max_completion_tokens", "max_tokens")}
@@ -197,7 +198,7 @@ def parse_chat(body: object, suggested: Suggested = NOTHING) -> ChatRequest:
 
 
 def parse_completion(body: object, suggested: Suggested = NOTHING) -> CompletionRequest:
-    """The request in a body of /v1/completions. RequestError if it cannot be served as given."""
+    """Parse a body of /v1/completions. Raise RequestError if it cannot be served as given."""
     given = Fields(body)
     sampling = _sampling(given, suggested)
     logprobs, echo = given.take("logprobs", _COUNT), given.take("echo", BOOLEAN, False)
@@ -224,7 +225,7 @@ def parse_completion(body: object, suggested: Suggested = NOTHING) -> Completion
 
 
 def params_of(names: Mapping[str, str], **values: Any) -> SamplingParams:
-    """Return the parameters of a body. names: of fields that the body names otherwise, as errors do then."""
+    """Return the sampling parameters of a body. names: the body's names of renamed fields, which errors use."""
     try:
         return SamplingParams(**values)
     except RequestError as error:
@@ -234,8 +235,8 @@ def params_of(names: Mapping[str, str], **values: Any) -> SamplingParams:
 def sampling_fields(
     given: Fields, suggested: Suggested = NOTHING, *, without: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
-    """The fields of a body that every dialect gives to `SamplingParams` under their own names, if present, and what is
-    suggested for those that are absent.
+    """Return the fields of a body that have the names of `SamplingParams` in every interface, with suggested values for
+    those that are absent.
     """
     found = {name: given.take(name, kind) for name, kind in SAMPLING.items() if name not in without}
     biases = given.take("logit_bias", _BIASES)
@@ -245,13 +246,13 @@ def sampling_fields(
 
 
 def _sampling(given: Fields, suggested: Suggested) -> dict[str, Any]:
-    """The fields of `SamplingParams` that both kinds of requests have."""
+    """Return the fields of `SamplingParams` that both kinds of requests have."""
     found, structured = sampling_fields(given, suggested), _structured_outputs(given)
     return found if structured is None else {**found, "structured_outputs": structured}
 
 
 def _structured_outputs(given: Fields) -> object:
-    """``structured_outputs`` itself (vLLM's), or what ``response_format`` (OpenAI's) asks for."""
+    """Return ``structured_outputs`` (vLLM's), or the equivalent of ``response_format`` (OpenAI's)."""
     direct = given.take("structured_outputs", OBJECT)
     format = given.take("response_format", OBJECT)
     found = None if format is None else _response_format(Fields(format, given.path("response_format")))
@@ -278,14 +279,14 @@ def _response_format(asked: Fields) -> object:
 
 
 def object_asked(asked: Fields) -> StructuredOutputs:
-    """Return what {"type": "json_object"} asks for; llama.cpp's form has a schema."""
+    """Return the structured outputs for {"type": "json_object"}; llama.cpp's form has a schema."""
     schema = asked.take("schema", OBJECT, {"type": "object"})
     return StructuredOutputs.of_schema(schema, Origin(asked.path("schema"), schema))
 
 
 def schema_asked(described: Fields) -> StructuredOutputs:
-    """Return what {name, description, schema, strict} asks for. The schema is followed whether it is to be strictly or
-    not.
+    """Return the structured outputs for {name, description, schema, strict}. The schema is enforced for any value of
+    ``strict``.
     """
     for name, label in {"name": STRING, "description": STRING, "strict": BOOLEAN}.items():
         described.take(name, label)
@@ -294,7 +295,7 @@ def schema_asked(described: Fields) -> StructuredOutputs:
 
 
 def _common(given: Fields) -> dict[str, Any]:
-    """Fields of both kinds of requests that are not for the sampler."""
+    """Return the fields that both kinds of requests have and that are not sampling parameters."""
     for name, kind in LABELS.items():
         given.take(name, kind)
     stream, in_stream = given.take("stream", BOOLEAN, False), given.nested("stream_options")
@@ -308,13 +309,13 @@ def _common(given: Fields) -> dict[str, Any]:
 
 
 def limit_of(given: Fields, name: str, default: int | None = None) -> int | None:
-    """A number of tokens, or that there is no limit."""
+    """Return a number of tokens, or None if there is no limit."""
     found: int | None = given.take(name, INTEGER, default)
     return None if found == _NO_LIMIT else found
 
 
 def request_options(given: Fields) -> RequestOptions:
-    """The fields of a body that are options of its request in the engine."""
+    """Return the fields of a body that are options of its request in the engine."""
     found = RequestOptions()
     if (priority := given.take("priority", INTEGER)) is not None:
         found["priority"] = priority
@@ -324,7 +325,7 @@ def request_options(given: Fields) -> RequestOptions:
 
 
 def template_variables(given: Fields) -> dict[str, Any]:
-    """``chat_template_kwargs``: variables of the chat template but those that other fields set."""
+    """Return ``chat_template_kwargs``: variables of the chat template, except those that other fields set."""
     wanted: dict[str, Any] = given.take("chat_template_kwargs", OBJECT, {})
     for name in wanted.keys() & OF_TEMPLATES:
         raise RequestError(
@@ -334,7 +335,7 @@ def template_variables(given: Fields) -> dict[str, Any]:
 
 
 def _chat_options(given: Fields) -> ChatOptions:
-    """Tools, and the variables of the chat template."""
+    """Return the options of a chat: tools, and the variables of the chat template."""
     choice = given.take("tool_choice", either(CHOICES, OBJECT), "auto")
     return ChatOptions(
         tools=tools_of(given),
@@ -348,7 +349,7 @@ def _chat_options(given: Fields) -> ChatOptions:
 
 
 def tools_of(given: Fields) -> list[dict[str, Any]] | None:
-    """``tools`` as given, without fields that are null or labels."""
+    """Return ``tools`` without fields that are null or only labels."""
     tools = given.take("tools", TOOLS)
     for i, tool in enumerate(tools or ()):
         _check_tool(Fields(tool, f"tools[{i}]"))
@@ -380,7 +381,7 @@ _FUNCTION = {
 
 
 def named_choice(chosen: Fields, function: Callable[[Fields], str]) -> dict[str, Any]:
-    """A choice of tools in the form of chats. function: takes the name out of an object that names a function."""
+    """Return a choice of tools in the form of chats. function: reads the name from an object that names a function."""
     if chosen.require("type", one_of("function", "allowed_tools")) == "function":
         name = function(chosen)
         chosen.end()
@@ -407,7 +408,7 @@ def _named_function(chosen: Fields) -> str:
 
 
 def prompts_of(given: Fields, name: str = "prompt") -> list[str | list[int]]:
-    """The field as a list of texts or of lists of token ids."""
+    """Return the field as a list of texts or of lists of token ids."""
     prompt = given.require(name, _PROMPTS)
     prompts: list[Any] = [prompt] if isinstance(prompt, str) or IDS.accepts(prompt) else prompt
     for i, one in enumerate(prompts):

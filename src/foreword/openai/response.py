@@ -1,4 +1,4 @@
-"""From the outputs of the engine to OpenAI's response bodies."""
+"""Convert the outputs of the engine to OpenAI's response bodies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEAST_LOGPROB = -9999.0
 
 
 class Named(TypedDict):
-    """The values that each body of a response has. created: seconds since 1970."""
+    """The values that every body of a response has. created: seconds since 1970."""
 
     response_id: str
     created: int
@@ -40,7 +40,7 @@ class Detokenizer(Protocol):
 
 
 class Tokens(Protocol):
-    """The part of a tokenizer that log-probabilities need."""
+    """The methods of a tokenizer that log-probabilities need."""
 
     def token_bytes(self, token_id: int) -> bytes: ...
 
@@ -57,7 +57,7 @@ class Tokens(Protocol):
 def chat_completion(
     request: ChatRequest, output: RequestOutput, tokens: Tokens, *, listed: Listing = list, **named: Unpack[Named]
 ) -> Body:
-    """The body that answers /v1/chat/completions. listed: of choices and log-probabilities.
+    """Return the body of an answer to /v1/chat/completions. listed: makes the lists of choices and log-probabilities.
 
     A request that failed (``output.error``) has no such body; see `foreword.openai.errors`.
     """
@@ -82,8 +82,8 @@ def text_completion(
     listed: Listing = list,
     **named: Unpack[Named],
 ) -> Body:
-    """The body that answers /v1/completions. outputs: one per prompt, whose choices follow one another. listed: of
-    choices and log-probabilities.
+    """Return the body of an answer to /v1/completions. outputs: one per prompt; their choices are in this order.
+    listed: makes the lists of choices and log-probabilities.
     """
 
     def choices() -> Iterator[Body]:
@@ -106,13 +106,13 @@ def _body(kind: str, prefix: str, named: Named, choices: object, outputs: Sequen
 
 
 def head(kind: str, prefix: str, named: Named) -> Body:
-    """The fields that bodies and chunks begin with."""
+    """Return the fields at the beginning of bodies and chunks."""
     response_id = f"{prefix}-{named['response_id']}"
     return {"id": response_id, "object": kind, "created": named["created"], "model": named["model"]}
 
 
 def _message(completion: CompletionOutput) -> Body:
-    """The message of a chat: its content is null if it has only tool calls."""
+    """Return the message of a chat: its content is null if it has only tool calls."""
     message = completion.message or Message(completion.text)
     found = {**message.as_dict(), "refusal": None}
     if message.tool_calls and not message.content:
@@ -127,10 +127,10 @@ def finish_reason(completion: CompletionOutput) -> str | None:
 
 
 def usage(outputs: Sequence[RequestOutput]) -> Body:
-    """The number of tokens: of the prompts, those of them that the cache had, of all completions, and of reasoning.
+    """Return the numbers of tokens: prompt tokens, cached prompt tokens, completion tokens and reasoning tokens.
 
-    loaded_tokens: those of the cached ones that were read from disk or from the host's memory, by the name of the tier.
-    cache_miss: of one prompt, why and where its reuse ends, if that is not at its last token.
+    loaded_tokens: the cached tokens that were read from disk or from the host's memory, by the name of the tier.
+    cache_miss: why and where the reuse of one prompt ends, if that is not at its last token.
     """
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
     completion = sum(c.num_tokens for output in outputs for c in output.outputs)
@@ -176,9 +176,10 @@ def chat_logprobs(
 
 
 class TextChoice:
-    """Reads the outputs of a choice of /v1/completions. beginning: of its text, the prompt if that is echoed.
+    """Read the outputs of a choice of /v1/completions. beginning: the beginning of its text, which is the prompt if it
+    is echoed.
 
-    A token is reported with the text that it is part of, so that its place in the text is certain.
+    A token is reported together with the text that it belongs to, when its place in the text is certain.
     """
 
     def __init__(self, request: CompletionRequest, output: RequestOutput, tokens: Tokens) -> None:
@@ -187,7 +188,7 @@ class TextChoice:
         self.beginning = prompt if request.echo else ""
         self._start = self._num_chars = len(prompt)
         self._detokenizer = _after_prompt(request, output, tokens) if wants_logprobs else None
-        self._ids: list[int] = []  # of the tokens that are not reported yet
+        self._ids: list[int] = []  # tokens that are not reported yet
         self._entries: list[TokenLogprobs | None] = []
         self._places: list[int] = []
         if request.echo and output.prompt_logprobs is not None:
@@ -203,8 +204,8 @@ class TextChoice:
         is_final: bool,
         listed: Listing = list,
     ) -> Body | None:
-        """Return the log-probabilities of the tokens whose place is certain with new text, tokens and entries; None if
-        they are not requested. is_final: nothing follows.
+        """Add new text, tokens and entries. Return the log-probabilities of the tokens whose place is certain now; None
+        if they are not requested. is_final: nothing follows.
         """
         self._num_chars += len(text)
         if entries is None or self._detokenizer is None:
@@ -219,7 +220,9 @@ class TextChoice:
         return found
 
     def _body(self, count: int, listed: Listing) -> Body:
-        """Return the log-probabilities of so many tokens. Those that a stop string cut off are at the text's end."""
+        """Return the log-probabilities of the first tokens. Tokens that a stop string cut off are placed at the end of
+        the text.
+        """
         ids, entries, places, end = self._ids[:count], self._entries[:count], self._places[:count], self._num_chars
         return {
             "tokens": listed(_text(self._tokens.token_bytes(token_id)) for token_id in ids),
@@ -230,7 +233,7 @@ class TextChoice:
 
 
 def _after_prompt(request: CompletionRequest, output: RequestOutput, tokens: Tokens) -> Detokenizer:
-    """Return the decoder of an output, which completes a character that a prompt of token ids has begun."""
+    """Return the decoder of an output. If a prompt of token ids ends inside a character, the decoder completes it."""
     params = request.params
     spaces = params.spaces_between_special_tokens
     prompt = output.prompt_token_ids if output.prompt is None else ()
@@ -240,8 +243,8 @@ def _after_prompt(request: CompletionRequest, output: RequestOutput, tokens: Tok
 
 
 def _places_in_prompt(output: RequestOutput, prompt: str, tokens: Tokens) -> list[int]:
-    """Return the places of a prompt's tokens in its text. The ends of both are one, also of a prompt that was cut, and
-    where the tokens begin with one that the text does not have.
+    """Return the places of a prompt's tokens in its text. Tokens and text are aligned at their ends, because the prompt
+    may have been cut, or may begin with a token that is not in the text.
     """
     detokenizer = tokens.detokenizer(output.prompt is None)
     *places, end = detokenizer.places(output.prompt_token_ids)
@@ -249,7 +252,7 @@ def _places_in_prompt(output: RequestOutput, prompt: str, tokens: Tokens) -> lis
 
 
 def _by_text(found: TokenLogprobs, tokens: Tokens) -> dict[str, float]:
-    """Return the largest value of tokens with the same text, such as bytes that are no characters."""
+    """Return, for each text, the largest value of the tokens with this text, such as bytes that are not characters."""
     largest: dict[str, float] = {}
     for token_id, logprob in found.by_token().items():
         text = _text(tokens.token_bytes(token_id))
@@ -258,12 +261,14 @@ def _by_text(found: TokenLogprobs, tokens: Tokens) -> dict[str, float]:
 
 
 def text_of_prompt(output: RequestOutput, tokens: Tokens) -> str:
-    """Return the text of a prompt, of token ids without an incomplete character at the end, which the output has."""
+    """Return the text of a prompt. For token ids, an incomplete character at the end is left out, because the output
+    has it.
+    """
     return tokens.detokenizer().push(output.prompt_token_ids) if output.prompt is None else output.prompt
 
 
 def num_values(outputs: Iterable[RequestOutput]) -> int:
-    """Count the tokens of final outputs, with the likeliest alternatives of each where there are log-probabilities."""
+    """Count the values of final outputs: the tokens and, with log-probabilities, the listed alternatives of each."""
     return sum(_num_values(output) for output in outputs)
 
 
@@ -273,12 +278,12 @@ def _num_values(output: RequestOutput) -> int:
 
 
 def num_new_values(output: RequestOutput) -> int:
-    """Count the same of what is new in an output."""
+    """Count the same values in the new part of an output."""
     return sum((one.end.tokens - one.start.tokens) * _width(one.transcript.logprobs) for one in output.outputs)
 
 
 def _width(logprobs: Sequence[TokenLogprobs | None] | None) -> int:
-    """Values of one token, with its alternatives if there are any."""
+    """Return the number of values of one token, with its alternatives if there are any."""
     return 1 if not logprobs else 1 + len(logprobs[-1] or ())
 
 

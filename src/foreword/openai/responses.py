@@ -1,7 +1,7 @@
-"""OpenAI's Responses API: bodies to requests, outputs to response bodies and stream events.
+"""OpenAI's Responses API: parse bodies into requests, and convert outputs to response bodies and stream events.
 
-What is stored is the caller's: a request has the items of earlier ones, and names what is to be kept of it.
-RequestError, with the path of the field, for a field that is unknown or not supported, and for a value of another type.
+The caller stores responses: it gives a request the items of earlier responses, and a function that stores the new one.
+A field that is unknown or not supported, and a value of another type, raise a RequestError with the path of the field.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def _keep_nothing(response: Body, items: list[Body]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesRequest:
-    """The body of /v1/responses. chat: the conversation. echo: the fields of the body that its response repeats.
-    items: its own input, as items. keep: stores a response with such items, if it is to be stored.
+    """The body of /v1/responses. chat: the conversation. echo: the fields of the body that its response repeats. items:
+    its own input, as items. keep: stores a response with its items.
     """
 
     chat: ChatRequest
@@ -63,7 +63,7 @@ class ResponsesRequest:
     keep: Callable[[Body, list[Body]], None] = field(default=_keep_nothing, compare=False)
 
     def stored(self, response: Body) -> None:
-        """Store the final response, if the request asks for it; that waits for a disk."""
+        """Store the final response, if the request asks for it. This may wait for a disk."""
         if response["store"]:
             self.keep(
                 response,
@@ -83,10 +83,10 @@ def parse_responses(
     stores: bool = False,
     keep: Callable[[Body, list[Body]], None] = _keep_nothing,
 ) -> ResponsesRequest:
-    """The request in a body of /v1/responses. RequestError if it cannot be served as given.
+    """Parse a body of /v1/responses. Raise RequestError if it cannot be served as given.
 
-    earlier: the items of the response before it and of all before that one. stores: responses are, if the body leaves
-    it open; keep: how.
+    earlier: returns the items of the previous response and of all responses before it. stores: the default of
+    ``store``. keep: stores a response.
     """
     given = Fields(body)
     sampling = sampling_fields(given, suggested, without=OWN_NAMES)
@@ -158,7 +158,7 @@ def parse_responses(
 
 
 def response_body(request: ResponsesRequest, output: RequestOutput, **named: Unpack[Named]) -> Body:
-    """The body that answers /v1/responses. A request that failed (``output.error``) has no such body."""
+    """Return the body of an answer to /v1/responses. A request that failed (``output.error``) has no such body."""
     (completion,) = output.outputs
     message = completion.message or Message(completion.text)
     items = _Items(named["response_id"])
@@ -176,7 +176,7 @@ def response_body(request: ResponsesRequest, output: RequestOutput, **named: Unp
 
 
 class ResponseStream(AnswerStream[RequestOutput]):
-    """The events of one response as frames of bytes, from response.created to the one that ends it.
+    """The events of one response as frames of bytes, from response.created to the last event.
 
     The cost of an output is O(new text).
     """
@@ -221,17 +221,17 @@ class ResponseStream(AnswerStream[RequestOutput]):
 
 
 class _Items:
-    """The output items of a response, and the frames of the events in which they arrive.
+    """The output items of a response, and the frames of their events.
 
-    output: the items that have ended. An item ends where the next one begins.
+    output: the complete items. An item ends where the next one begins.
     """
 
     def __init__(self, response_id: str) -> None:
         self.output: list[Body] = []
         self._response_id = response_id
         self._sequence = 0
-        self._item: Body = {}  # the open one; empty: none
-        self._texts: list[str] = []  # of the open one
+        self._item: Body = {}  # the open item; empty: none
+        self._texts: list[str] = []  # texts of the open item
 
     def frame(self, kind: str, body: Body) -> bytes:
         self._sequence += 1
@@ -251,7 +251,7 @@ class _Items:
                 return self.close(is_cut=error is not None)
 
     def close(self, *, is_cut: bool = False) -> list[bytes]:
-        """End the open item, if there is one. is_cut: its text is not complete."""
+        """Close the open item, if there is one. is_cut: its text is not complete."""
         if not self._item:
             return []
         item, at, text = self._item, self._at, "".join(self._texts)
@@ -280,7 +280,7 @@ class _Items:
         return {"item_id": self._item["id"], "output_index": len(self.output)}
 
     def _open(self, kind: str, **more: str) -> list[bytes]:
-        """Nothing if an item of this kind is open."""
+        """Open an item, unless an item of this kind is open."""
         if self._item.get("type") == kind:
             return []
         closing = self.close()
@@ -316,7 +316,7 @@ class _Items:
 
 
 def _part(kind: str, text: str) -> Body:
-    """The one part of the content of a message or of reasoning."""
+    """Return the only part of the content of a message or of reasoning."""
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
@@ -329,7 +329,7 @@ def _response(
     output: RequestOutput | None,
     completion: CompletionOutput | None,
 ) -> Body:
-    """A response; output and completion: the final ones, None before the end."""
+    """Return the body of a response. output, completion: the final ones, or None before the end."""
     reason = completion.finish_reason if completion is not None else None
     status = {None: "in_progress", "stop": "completed", "length": "incomplete"}.get(reason, "cancelled")
     return {
@@ -351,7 +351,7 @@ def _response(
 
 
 def usage(output: RequestOutput) -> Body:
-    """Tokens of a request, in the form of the Responses API."""
+    """Return the token counts of a request, in the form of the Responses API."""
     counted = output.usage
     return {
         "input_tokens": counted.prompt_tokens,
@@ -377,7 +377,7 @@ def _add_input(conversation: Conversation, given: Fields) -> list[Body]:
 
 
 def _listed(item: Mapping[str, Any]) -> Body:
-    """An item of the input as lists have it: with a type, and the content of a message as parts."""
+    """Return an item of the input in the form of item lists: with a type, and its content as parts."""
     kind, content = item.get("type") or "message", item.get("content")
     found = {name: value for name, value in item.items() if value is not None} | {"type": kind}
     if kind == "message" and isinstance(content, str):
@@ -431,7 +431,7 @@ def _add_content(conversation: Conversation, role: str, item: Fields) -> None:
 
 
 def _texts(given: Fields, name: str, *kinds: str) -> list[str]:
-    """A field that is a text or a list of text parts."""
+    """Return the texts of a field that is a text or a list of text parts."""
     value = given.take(name, _ITEMS, "")
     if isinstance(value, str):
         return [value]
@@ -450,7 +450,7 @@ def _text_of(part: Fields, kinds: tuple[str, ...]) -> str:
 
 
 def _format(given: Fields) -> Body:
-    """``text.format`` as given, {"type": "text"} by default."""
+    """Return ``text.format`` as given, {"type": "text"} by default."""
     text = given.nested("text")
     if text is None:
         return {"type": "text"}
@@ -460,7 +460,7 @@ def _format(given: Fields) -> Body:
 
 
 def _structured_outputs(given: Fields, format: Body) -> object:
-    """Return what ``text.format`` asks for, or ``structured_outputs`` itself."""
+    """Return the structured outputs for ``text.format``, or ``structured_outputs`` itself."""
     direct: Body | None = given.take("structured_outputs", OBJECT)
     asked = Fields(format, "text.format")
     kind, found = asked.require("type", one_of("text", "json_object", "json_schema")), None
@@ -476,7 +476,7 @@ def _structured_outputs(given: Fields, format: Body) -> object:
 
 
 def _tool(tool: Fields) -> Body:
-    """A description of a tool in the form of chats."""
+    """Return a description of a tool in the form of chats."""
     kind = tool.require("type", STRING)
     if kind != "function":
         raise tool.refuse("type", kind, "Describe a function of your own.")
@@ -488,6 +488,6 @@ def _tool(tool: Fields) -> Body:
 
 
 def _name(chosen: Fields) -> str:
-    """The name in a choice of a tool."""
+    """Return the name in a choice of a tool."""
     name: str = chosen.require("name", STRING)
     return name

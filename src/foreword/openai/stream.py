@@ -1,6 +1,6 @@
-"""From the outputs of the engine to OpenAI's chunks, as frames of server-sent events.
+"""Convert the outputs of the engine to OpenAI's chunks, as frames of server-sent events.
 
-What does not change in the chunks of a response is encoded once; an output costs the encoding of its new text.
+The constant parts of a response's chunks are encoded once; each output only encodes its new text.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DONE = "data: [DONE]\n\n"
 
 
 class Chunks:
-    """The frames of one response. A choice's chunk is ``index, what, logprobs, finish_reason``."""
+    """The frames of one response. The chunk of a choice is ``index, what, logprobs, finish_reason``."""
 
     def __init__(self, kind: str, prefix: str, named: Named, *, include_usage: bool) -> None:
         self._head = f"data: {_json(head(kind, prefix, named))[:-1]}"
@@ -41,14 +41,14 @@ class Chunks:
         self._suffix = f',"logprobs":null,"finish_reason":null}}]{self._end}'
 
     def chunk(self, index: int, what: str, logprobs: Body | None = None, reason: str | None = None) -> str:
-        """what: the choice's own field, as JSON."""
+        """Return a chunk. what: the choice's own field, as JSON."""
         if logprobs is None and reason is None:
             return f"{self._prefix}{index},{what}{self._suffix}"
         ending = f'"logprobs":{_of_items(logprobs)},"finish_reason":{_json(reason)}'
         return f"{self._prefix}{index},{what},{ending}}}]{self._end}"
 
     def end(self, outputs: Iterable[RequestOutput]) -> bytes:
-        """The last frames. outputs: the final one of each prompt."""
+        """Return the last frames. outputs: the final output of each prompt."""
         found = f'{self._head},"choices":[],"usage":{_json(usage(list(outputs)))}}}\n\n' if self._include_usage else ""
         return encoded(found + DONE)
 
@@ -63,7 +63,9 @@ class ChatStream(AnswerStream[RequestOutput]):
         self._outputs: list[RequestOutput] = []
 
     def frames(self, output: RequestOutput) -> bytes:
-        """The frames of an output that `foreword.engine.chat.ChatReader` has read: one per choice with news."""
+        """Return the frames of an output that `foreword.engine.chat.ChatReader` has read: one per choice that has new
+        values.
+        """
         if output.finished:
             self._outputs.append(output)
         return encoded("".join([self._frames(completion) for completion in output.outputs]))
@@ -81,7 +83,7 @@ class ChatStream(AnswerStream[RequestOutput]):
             self._begun.add(index)
             begin = self._chunks.chunk(index, '"delta":{"role":"assistant","content":""}')
         found = chat_logprobs(completion.new_token_ids, completion.new_logprobs, self._num_alternatives, self._tokens)
-        # The message is read as a whole at the end of all choices, and then they end.
+        # The message is parsed as a whole when all choices have ended, so they end together.
         reason = None if completion.message is None else finish_reason(completion)
         if not events and reason is None and (found is None or not found["content"]):
             return begin
@@ -94,12 +96,12 @@ class CompletionStream(AnswerStream[RequestOutput]):
     def __init__(self, request: CompletionRequest, tokens: Tokens, **named: Unpack[Named]) -> None:
         self._chunks = Chunks("text_completion", "cmpl", named, include_usage=request.include_usage)
         self._request, self._tokens = request, tokens
-        self._choices: dict[int, TextChoice] = {}  # those that have begun
+        self._choices: dict[int, TextChoice] = {}  # choices that have begun
         self._ended: set[int] = set()
         self._outputs: dict[int, RequestOutput] = {}
 
     def frames(self, output: RequestOutput) -> bytes:
-        """The frames of an output of one of the prompts, whose number it has: one per choice with news."""
+        """Return the frames of an output of one prompt, which has its number: one per choice that has new values."""
         if output.finished:
             self._outputs[output.prompt_index] = output
         return encoded("".join([self._frames(output, completion) for completion in output.outputs]))
@@ -131,12 +133,12 @@ class CompletionStream(AnswerStream[RequestOutput]):
 
 
 def error_frame(body: Body) -> bytes:
-    """The frame that ends a stream that failed."""
+    """Return the frame that ends a failed stream."""
     return encoded(f"data: {_json(body)}\n\n")
 
 
 def _delta(events: Iterable[Event]) -> str:
-    """Return what some events add to a message, as one object."""
+    """Return the part of a message that some events add, as one object."""
     texts: dict[str, str] = {}
     calls: dict[int, Body] = {}
     for event in events:
@@ -161,7 +163,9 @@ _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=Fa
 
 
 def _of_items(body: Body | None) -> str:
-    """Log-probabilities as JSON. Each item is encoded alone, as the encoder lets no other thread run meanwhile."""
+    """Return log-probabilities as JSON. Each item is encoded alone, because the encoder does not release the
+    interpreter lock.
+    """
     if body is None:
         return "null"
     return f"{{{','.join(f'{_json(name)}:{_of_list(items)}' for name, items in body.items())}}}"

@@ -1,4 +1,4 @@
-"""OpenAI's transcriptions and translations of sounds: the fields of their forms, and their answers."""
+"""Parse the forms of OpenAI's transcriptions and translations of sounds, and make their answers."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ NEUTRAL: Neutral = {"include[]": ([],), "chunking_strategy": ()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptionRequest:
-    """The form of /v1/audio/transcriptions or /v1/audio/translations. file: its bytes. format: of the answer, one of
-    `FORMATS`. The other fields are those of `ChatRequest` and of `LLM.transcribe`.
+    """The form of /v1/audio/transcriptions or /v1/audio/translations. file: the bytes of the file. format: the format
+    of the answer, one of `FORMATS`. The other fields are those of `ChatRequest` and of `LLM.transcribe`.
     """
 
     model: str | None
@@ -45,14 +45,14 @@ class TranscriptionRequest:
 
 
 def parse_transcription(body: object) -> TranscriptionRequest:
-    """The request in the fields of a form of /v1/audio/transcriptions. RequestError if it cannot be served as given."""
+    """Parse the fields of a form of /v1/audio/transcriptions. Raise RequestError if it cannot be served as given."""
     given = Fields(body)
     granularities = given.take(GRANULARITIES, STRINGS, [])
     return _parse(given, TRANSCRIBE, granularities)
 
 
 def parse_translation(body: object) -> TranscriptionRequest:
-    """The same of /v1/audio/translations."""
+    """Parse the fields of a form of /v1/audio/translations, with the same errors."""
     return _parse(Fields(body), TRANSLATE, [])
 
 
@@ -87,13 +87,13 @@ def _parse(given: Fields, task: str, granularities: Sequence[str]) -> Transcript
 
 
 def answer(request: TranscriptionRequest, found: Transcription) -> tuple[str, Body | str]:
-    """The media type of an answer that is not a stream, and the answer: a JSON value for JSON, else a text."""
+    """Return the media type of an answer that is not a stream, and the answer: a JSON value for JSON, else a text."""
     media_type, write = FORMATS[request.format]
     return media_type, write(request, found)
 
 
 class TranscriptionStream(AnswerStream[str | Transcription]):
-    """The events of one transcription: of the pieces of its text, then of the whole."""
+    """The events of one transcription: one per piece of its text, then one for the whole."""
 
     def frames(self, output: str | Transcription) -> bytes:
         if isinstance(output, str):
@@ -152,7 +152,7 @@ def _vtt(request: TranscriptionRequest, found: Transcription) -> str:
 
 
 def _cue(segment: Segment, point: str) -> str:
-    """Its times and its text, which may not look like times or end early."""
+    """Return a cue: its times and its text, which is changed if it could be read as times or as the end of the cue."""
     lines = (line.strip() for line in segment.text.replace("-->", "->").splitlines())
     text = "\n".join(line for line in lines if line)
     return f"{_time(segment.start, point)} --> {_time(segment.end, point)}\n{text}\n\n"
