@@ -32,14 +32,16 @@ FULL = (429, 503)
 
 
 class ProcessFront(Front):
-    """Routes over a cluster."""
+    """Serve all routes with the replicas of a cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__()
         self._cluster = cluster
 
     async def pass_on(self, scope: Scope, body: bytes, send: Send) -> None:
-        """Answer with the response of a replica; of another one, if that did not begin to answer or is full."""
+        """Answer with the response of a replica, or of another replica if the first did not begin to answer or is
+        full.
+        """
         num_tokens, pieces = await pieces_of(scope, body) if scope["method"] == "POST" else (1, [])
         tried: set[int] = set()
         while True:
@@ -116,11 +118,11 @@ class ProcessFront(Front):
 
 
 async def _answer(response: Response, whole: bytes | None, send: Send) -> None:
-    """Pass a response on. whole: its body; None if it comes in pieces. HttpError, after the last whole event or line of
-    a stream, if the replica is lost in the middle.
+    """Forward a response. whole: its body, or None if it arrives in pieces. If the replica is lost in the middle of a
+    stream, raise HttpError after the last whole event or line.
     """
     headers = [(name, value) for name, value in response.headers if name not in OF_FRONT]
-    if whole:  # none after HEAD
+    if whole:  # a response to HEAD has no body
         headers.append((b"content-length", b"%d" % len(whole)))
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
     if whole is None:

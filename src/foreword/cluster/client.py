@@ -1,4 +1,4 @@
-"""One HTTP request to a replica, over a connection of its own: closing the connection cancels the request."""
+"""Send one HTTP request to a replica over its own connection: closing the connection cancels the request."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SEPARATORS = {EVENTS.encode(): b"\n\n", LINES.encode(): b"\n"}
 
 
 class ReplicaLostError(Exception):
-    """The replica did not answer, or not to the end."""
+    """The replica did not answer, or its answer ended too early."""
 
 
 class Response:
-    """A response as it arrives. status and headers are known once it was `begin`ned; names are in lower case.
+    """A response that is arriving. status and headers are known after `begin`; names are in lower case.
 
     has_body: False for HEAD, whose responses end with their headers.
     """
@@ -38,22 +38,24 @@ class Response:
 
     @property
     def separator(self) -> bytes | None:
-        """Return the end of each piece of a stream, an event or a line of JSON; None for a body that is none."""
+        """Return the text that ends each piece of a stream (an event or a line of JSON), or None if the body is not a
+        stream.
+        """
         kind = next((value.partition(b";")[0] for name, value in self.headers if name == b"content-type"), b"")
         return SEPARATORS.get(kind)
 
     @property
     def is_short(self) -> bool:
-        """Return whether its body comes at once, or is none."""
+        """Return whether the response has no body, or its body is short enough to be read at once."""
         return not self._has_body or any(name == b"content-length" for name, _ in self.headers)
 
     async def begin(self) -> None:
-        """Wait for the headers. ReplicaLostError if they do not come, as in the other methods."""
+        """Wait for the headers. Raise ReplicaLostError if the connection ends; the other methods do the same."""
         while not self._is_begun:
             await self._read()
 
     async def parts(self) -> AsyncGenerator[bytes, None]:
-        """The body, in pieces as they arrive."""
+        """Yield the pieces of the body as they arrive."""
         while True:
             if self._parts:
                 data = b"".join(self._parts)
@@ -95,7 +97,9 @@ class Response:
 async def request(
     port: int, method: str, target: bytes, headers: Headers = (), body: bytes = b""
 ) -> AsyncGenerator[Response, None]:
-    """Send a request to a port of this machine; its response has begun. Leaving the block closes the connection."""
+    """Send a request to a port of this machine, and give its response when it has begun. Leaving the block closes the
+    connection.
+    """
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError as error:

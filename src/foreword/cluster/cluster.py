@@ -1,4 +1,4 @@
-"""The replicas of a model: started, watched, restarted, replaced one after the other."""
+"""The replicas of a model: start, watch and restart them, and replace them one after the other."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from foreword.server.adapter_routes import LOAD
 from foreword.server.config import ServerConfig
 
 PROBE_INTERVAL = 5.0
-PROBES = 3  # failed one after the other: the replica is killed
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # before a restart
+PROBES = 3  # after this many failed probes in a row, the replica is killed
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds before a restart
 MIN_POLL = 0.02
 
 
 class Cluster:
-    """N replicas with numbers from 0, and the router that chooses among those that are ready.
+    """N replicas, numbered from 0, and the router that chooses among the ready ones.
 
-    adapters: bodies of the loads of LoRA adapters, by name; a new process gets them before any request.
+    adapters: the bodies of requests that loaded LoRA adapters, by name; a new process gets them before other requests.
     """
 
     def __init__(self, model: str, config: ServerConfig, options: LLMOptions) -> None:
@@ -37,7 +37,7 @@ class Cluster:
         self._make: Callable[[int], ReplicaProcess] = lambda number: ReplicaProcess(
             model, configs[number], of_process(options, number), number
         )
-        self._has_addresses = config.kv_events is not None  # which only one process at a time can have
+        self._has_addresses = config.kv_events is not None  # only one process at a time can bind them
         self._drain_timeout = config.drain_timeout
         self.router = make_router(config.router, config.replicas)
         self.replicas: list[ReplicaProcess | None] = [None] * config.replicas
@@ -51,11 +51,11 @@ class Cluster:
 
     @property
     def ready(self) -> list[tuple[int, ReplicaProcess]]:
-        """Numbers and processes of those that take requests."""
+        """Return numbers and processes of the replicas that accept requests."""
         return [(n, r) for n, r in enumerate(self.replicas) if r is not None and self.router.is_open(n)]
 
     async def start(self) -> None:
-        """Start all replicas; returns when all are ready. ConfigError if one cannot be, and none is left."""
+        """Start all replicas and wait until they are ready. If one cannot be started, end all and raise ConfigError."""
         started = [self._make(number) for number in range(len(self.replicas))]
         try:
             await asyncio.gather(*(process.ready() for process in started))
@@ -78,7 +78,9 @@ class Cluster:
     async def chosen(
         self, num_tokens: int, pieces: Sequence[int], piece_size: int, avoid: set[int]
     ) -> AsyncGenerator[tuple[int, ReplicaProcess], None]:
-        """The replica of a request, which it has within the block. CapacityError if none is ready."""
+        """Choose the replica of a request, which counts as in progress within the block. Raise CapacityError if none is
+        ready.
+        """
         placement = self.router.choose(num_tokens, pieces, piece_size, avoid)
         process = self.replicas[placement.replica]
         assert process is not None
@@ -90,7 +92,7 @@ class Cluster:
             self.router.ended(placement)
 
     def replace_all(self) -> None:
-        """Replace the replicas by new processes, one after the other, while they serve."""
+        """Replace the replicas with new processes, one after the other, while they serve."""
         self._spawn(self._replace_all())
 
     async def _replace_all(self) -> None:
@@ -120,7 +122,7 @@ class Cluster:
             _note("all replicas were replaced")
 
     async def _drain(self, process: ReplicaProcess) -> None:
-        """End a process that gets no more requests when it has none."""
+        """End a process, which gets no more requests, when its last request has ended."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._drain_timeout):
                 while process.num_requests:
@@ -128,7 +130,7 @@ class Cluster:
         await process.end(self._drain_timeout)
 
     async def _admit(self, number: int, process: ReplicaProcess) -> None:
-        """Give requests to a process that is ready. ConfigError if it differs from the others."""
+        """Let a process that is ready accept requests. Raise ConfigError if it differs from the others."""
         if self._identity and process.identity != self._identity:
             raise ConfigError(
                 f"replica {number} is version, model, max_model_len = {process.identity}, the others are "
@@ -144,7 +146,7 @@ class Cluster:
         self._spawn(self._watch(number, process))
 
     async def _watch(self, number: int, process: ReplicaProcess) -> None:
-        """Kill a process that does not answer, and start another one in place of one that ended."""
+        """Kill a process that does not answer, and start a new one when a process has ended."""
         probing = asyncio.create_task(self._probe(number, process))
         try:
             await process.ended()
@@ -157,7 +159,9 @@ class Cluster:
         await self._start_again(number)
 
     async def _probe(self, number: int, process: ReplicaProcess) -> None:
-        """Ask a process now and then. It gets no requests while it does not answer, and is killed if it stays so."""
+        """Probe a process regularly. It gets no requests while it does not answer, and is killed after several failed
+        probes.
+        """
         failed = 0
         while failed < PROBES:
             await asyncio.sleep(PROBE_INTERVAL)
@@ -181,7 +185,7 @@ class Cluster:
             process = self._make(number)
             try:
                 await process.ready()
-                if self.replicas[number] is not None:  # all were replaced meanwhile
+                if self.replicas[number] is not None:  # all replicas were replaced meanwhile
                     await process.end(0.0, kill=True)
                     return
                 await self._admit(number, process)

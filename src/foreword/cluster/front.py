@@ -1,4 +1,4 @@
-"""The front end of the server's replicas, whatever these are."""
+"""The front end of the server's replicas, which are processes or Ray's replicas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ KEPT_BACK = frozenset((b"authorization", b"x-api-key", b"x-request-id", b"origin
 
 
 class Front(Replicas):
-    """An ASGI application of every operation: those that concern all replicas, and all others by one of them."""
+    """An ASGI application with every operation: some concern all replicas, and one replica answers each of the
+    others.
+    """
 
     def __init__(self) -> None:
         self.responses: Counter[int] = Counter()
@@ -38,7 +40,7 @@ class Front(Replicas):
             await (await answer(self, request))(scope, receive, send)
 
     def behind_gate(self, config: ServerConfig) -> ASGIApp:
-        """Return the application behind the keys and limits of the server."""
+        """Return the application with the checks of the server's keys and limits in front of it."""
         return behind_gate(self, config, self.responses)
 
     @abstractmethod
@@ -46,7 +48,7 @@ class Front(Replicas):
         """Answer with the response of one replica."""
 
     def passed_headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
-        """Return the headers with which a request is passed on."""
+        """Return the headers of the forwarded request."""
         kept = [(name, value) for name, value in scope["headers"] if name not in KEPT_BACK]
         return [*kept, (b"x-request-id", scope["request_id"].encode()), scope["requester"].header]
 

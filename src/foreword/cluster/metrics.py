@@ -1,4 +1,4 @@
-"""The metrics of all replicas as one page: each value has the number of its replica as a label."""
+"""Merge the metrics of all replicas into one page: each value has the number of its replica as a label."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 
 def merged(pages: Iterable[tuple[str, str]]) -> list[Metric]:
-    """The metrics of pages in Prometheus' text format, by the name of the replica."""
+    """Merge pages in Prometheus' text format, given by the name of the replica."""
     families: dict[str, Metric] = {}
     for name, page in pages:
         for found in text_string_to_metric_families(page):
@@ -22,7 +22,7 @@ def merged(pages: Iterable[tuple[str, str]]) -> list[Metric]:
 
 
 def responses_by_status(responses: Counter[int]) -> Metric:
-    """The responses of the front end."""
+    """Return the metric of the front end's responses."""
     answered = CounterMetricFamily("foreword:front_responses", "Answered HTTP requests.", labels=["status"])
     for status, count in list(responses.items()):
         answered.add_metric([str(status)], count)
@@ -30,7 +30,7 @@ def responses_by_status(responses: Counter[int]) -> Metric:
 
 
 def replica_metrics(pids: Mapping[int, int], restarts: Sequence[int]) -> Iterator[Metric]:
-    """Replicas that are ready, by number, and their processes; restarts of all."""
+    """Return the metrics of which replicas are ready, of their processes, and of restarts."""
     ready = GaugeMetricFamily("foreword:replica_ready", "Whether the replica takes requests.", labels=["replica"])
     process = GaugeMetricFamily("foreword:replica_pid", "Its process, if it does.", labels=["replica"])
     again = CounterMetricFamily("foreword:replica_restarts", "Restarts after an end.", labels=["replica"])
@@ -43,7 +43,7 @@ def replica_metrics(pids: Mapping[int, int], restarts: Sequence[int]) -> Iterato
 
 
 class Page:
-    """Metrics as a collector of Prometheus."""
+    """A collector of Prometheus with given metrics."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = list(metrics)

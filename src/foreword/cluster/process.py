@@ -1,4 +1,4 @@
-"""A replica as a process of its own, which ends with the one that started it."""
+"""A replica as a separate process, which ends when the process that started it ends."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ PROBE_SECONDS = 5.0
 class ReplicaProcess:
     """A process that serves the model on a port of this machine, with a key that only this object knows.
 
-    number: among the replicas. num_requests: those that the cluster has sent and that have not ended. identity:
-    version, names of the model and max_model_len, once it is ready.
+    number: its number among the replicas. num_requests: the requests that the cluster has sent and that have not ended.
+    identity: version, names of the model and max_model_len, when it is ready.
     """
 
     def __init__(self, model: str, config: ServerConfig, options: LLMOptions, number: int) -> None:
@@ -52,7 +52,7 @@ class ReplicaProcess:
         theirs.close()
 
     async def ready(self) -> None:
-        """Wait until it serves. ConfigError with the reason if it does not."""
+        """Wait until it serves. Raise a ConfigError with the reason if it cannot."""
         loop, told = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(self._pipe.fileno(), told.set)
         try:
@@ -73,14 +73,14 @@ class ReplicaProcess:
     async def call(
         self, method: str, path: str, body: object = None, *, seconds: float = CALL_SECONDS
     ) -> tuple[int, Any]:
-        """Return status and JSON value of a short request. ReplicaLostError if it does not answer in time."""
+        """Send a short request. Return status and JSON value; raise ReplicaLostError if there is no answer in time."""
         status, answer = await self.fetch(method, path, body, seconds=seconds)
         return status, msgspec.json.decode(answer)
 
     async def fetch(
         self, method: str, path: str, body: object = None, *, seconds: float = CALL_SECONDS
     ) -> tuple[int, bytes]:
-        """Return status and content of the answer to a short request. Errors: see `call`."""
+        """Send a short request. Return status and content of the answer, with the errors of `call`."""
         headers = [(b"authorization", b"Bearer " + self.key.encode()), (b"content-type", b"application/json")]
         data = b"" if body is None else msgspec.json.encode(body)
         try:
@@ -103,7 +103,7 @@ class ReplicaProcess:
             return False
 
     async def end(self, timeout: float, *, kill: bool = False) -> None:
-        """End it: requests in progress are finished within the time, unless it is killed."""
+        """End the process. Requests in progress are finished within the time, unless it is killed."""
         (self.process.kill if kill else self.process.terminate)()
         await asyncio.to_thread(self.process.join, timeout + 5.0)
         if self.process.is_alive():
@@ -122,8 +122,10 @@ class ReplicaProcess:
 
 
 def _serve(model: str, config: ServerConfig, number: int, options: LLMOptions, pipe: Connection) -> None:
-    """The replica's main function."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal; the first one tells us
+    """Run the server; this is the main function of the process."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches all processes of a terminal; the first process ends the others
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def end_with_parent() -> None:

@@ -1,4 +1,4 @@
-"""`foreword serve` with several replicas, as a process."""
+"""Run `foreword serve` with several replicas."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from foreword.server.run import allow_connections, announce, bound_socket
 def run_cluster(model: str, config: ServerConfig, options: LLMOptions) -> None:
     """Serve a model with ``config.replicas`` processes until SIGTERM or SIGINT. SIGHUP replaces them one by one.
 
-    options: of `AsyncLLM`; num_threads is by default the share of a replica in the cores. OSError if the address cannot
-    be used, before any replica is started; ConfigError if a replica cannot be started.
+    options: those of `AsyncLLM`; the default of num_threads is the number of cores divided by the number of replicas.
+    Raise OSError if the address cannot be used, before any replica is started, and ConfigError if a replica cannot be
+    started.
     """
     config.check_files()
     allow_connections()
@@ -29,7 +30,7 @@ def run_cluster(model: str, config: ServerConfig, options: LLMOptions) -> None:
 
 
 class _Server(AppServer):
-    """Starts the replicas before it listens, and ends them after the last request."""
+    """A server that starts the replicas before it listens, and ends them after the last request."""
 
     def __init__(
         self, model: str, cluster: Cluster, config: ServerConfig, sock: socket.socket, on_end: Callable[[], None]

@@ -1,4 +1,4 @@
-"""The cache events of an engine, kept for another thread."""
+"""Queue the cache events of an engine for another thread."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from foreword.engine import EngineObserver
 
 
 class CacheLog(EngineObserver):
-    """Queues the cache events of an engine, in order. Give it to the engine when that is made: see `Observers.add`.
+    """Queue the cache events of an engine, in order. It must be added when the engine is created: see `Observers.add`.
 
-    The engine's thread only appends to the queue; everything else is done by the thread that takes.
+    The engine's thread only appends to the queue; the thread that takes the events does all other work.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class CacheLog(EngineObserver):
         self._events.put(event)
 
     def take(self, most: int, timeout: float) -> list[CacheEvent]:
-        """The oldest events, at most this many; waits for the first one, at most timeout seconds."""
+        """Return the oldest events, at most this many. Wait for the first one for at most timeout seconds."""
         found: list[CacheEvent] = []
         try:
             found.append(self._events.get(timeout=timeout))

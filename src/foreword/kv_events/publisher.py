@@ -1,4 +1,4 @@
-"""The publisher: cache events out over ZMQ, and past batches again for a reader that missed some.
+"""Publish cache events over ZMQ, and send past batches again to a reader that missed some.
 
 PUB     topic, 8-byte big-endian sequence number, batch
 ROUTER  8-byte start number in; number and batch out for each one kept, at the end number −1 and an empty batch
@@ -22,16 +22,16 @@ from foreword.kv_events.source import EventFormat, KVEventSource
 from foreword.kv_events.wire import EventEncoder
 
 END = (-1).to_bytes(8, "big", signed=True)
-MOST_EVENTS = 4096  # of a batch
+MOST_EVENTS = 4096  # most events of a batch
 POLL_SECONDS = 0.05
 
 
 class KVEventPublisher:
-    """Publishes what a log has, in a thread of its own, until it is closed.
+    """Publish the events of a log in a separate thread, until it is closed.
 
-    groups: the engine's. endpoint: bound if it has "*" or "::" or is ipc or inproc, else connected to, as in vLLM.
-    replay_endpoint: bound. topic: such as ``kv@pod@model``. buffer_steps: batches kept for replay.
-    ConfigError for an endpoint that cannot be used.
+    groups: the engine's KV groups. endpoint: bound if it contains "*" or "::" or is ipc or inproc, else connected to,
+    as in vLLM. replay_endpoint: always bound. topic: such as ``kv@pod@model``. buffer_steps: the number of batches that
+    are kept for replay. Raise ConfigError if an endpoint cannot be used.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class KVEventPublisher:
         self._thread.start()
 
     def close(self) -> None:
-        """Send what the log has, and end. Closing twice is harmless."""
+        """Send the remaining events of the log, and end. A second call has no effect."""
         self._closing.set()
         self._thread.join()
 
@@ -116,7 +116,7 @@ class KVEventPublisher:
             reader, *_, start = self._replay.recv_multipart()
             if len(start) == len(END):
                 for number, batch in [*self._sent, (END, b"")]:
-                    if number >= start:  # END is the largest of all
+                    if number >= start:  # END is the largest number
                         self._replay.send_multipart((reader, b"", number, batch))
 
 

@@ -1,9 +1,9 @@
-"""Cache events in the format of vLLM's ``kv_events``: batches in msgpack.
+"""Encode cache events in the format of vLLM's ``kv_events``: batches in msgpack.
 
     [seconds since 1970, [event, …], data-parallel rank]
 
-Each event is a map with its ``type``, or an array that begins with it, as readers of older versions expect. A map is
-without optional fields that are null.
+Each event is a map with its ``type``, or an array that begins with the type, as readers of older versions expect.
+Optional fields that are null are left out of maps.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ MEDIUM = "CPU"
 
 
 class EventEncoder:
-    """Encodes the events of one engine; it has to get all of them, in order.
+    """Encode the events of one engine. It must get all events, in order.
 
-    groups: the engine's KV groups, of one block size, or ConfigError.
+    groups: the engine's KV groups. Raise ConfigError if their block sizes differ.
 
-    Blocks are named by 64 bits of their hash. Neighbouring blocks of a sequence are one event. Content that several
-    blocks hold is stored with the first and removed with the last of them. Partial blocks are not published.
+    Blocks are named by 64 bits of their hash. Adjacent blocks of a sequence are one event. If several blocks have the
+    same content, it is stored with the first of them and removed with the last. Partial blocks are not published.
     """
 
     def __init__(self, groups: Sequence[KVGroup], format: EventFormat = "map", rank: int = 0) -> None:
@@ -45,12 +45,12 @@ class EventEncoder:
         self._encode = msgspec.msgpack.Encoder().encode
 
     def encode(self, events: Iterable[CacheEvent], time: float) -> bytes | None:
-        """A batch; None if the events change nothing. time: seconds since 1970."""
+        """Return a batch, or None if the events change nothing. time: seconds since 1970."""
         made = [self._made(event) for event in self._merged(events)]
         return self._encode([time, made, self._rank]) if made else None
 
     def _merged(self, events: Iterable[CacheEvent]) -> list[list[CacheEvent]]:
-        """Events that say something new, in runs that are one event each."""
+        """Yield runs of events that change the published content; each run becomes one event."""
         runs: list[list[CacheEvent]] = []
         for event in events:
             if not self._is_news(event):
@@ -124,13 +124,13 @@ class EventEncoder:
 
 
 def _name(hash: bytes) -> int:
-    """64 bits of a hash, as vLLM takes them."""
+    """Return 64 bits of a hash, as vLLM takes them."""
     return int.from_bytes(hash[-8:], "big")
 
 
 def _extra_keys(event: BlockStored) -> Iterator[object]:
-    """Those of a block as vLLM has them: the adapter's name in every block, and others, such as ("salt", "x") or
-    ("image", hash, offset), without their kind.
+    """Return the extra keys of a block as vLLM has them: the adapter's name in every block, and others, such as
+    ("salt", "x") or ("image", hash, offset), without their kind.
     """
     if event.adapter is not None:
         yield event.adapter[1]

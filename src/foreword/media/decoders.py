@@ -1,4 +1,4 @@
-"""Catch what decoders in C print on standard error, which belongs in the error of the file."""
+"""Catch text that decoders in C print on standard error, so that the error about the file can contain it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from dataclasses import dataclass
 from io import BytesIO
 from threading import Lock
 
-MOST_PRINTED = 512  # bytes that are kept
+MOST_PRINTED = 512  # most bytes that are kept
 _UNBUFFERED = 2  # _IONBF of <stdio.h>
 _CAPTURING = Lock()  # C has one `stderr` per process
 
 
 @dataclass(slots=True)
 class Printed:
-    """text: the first line that was printed, without the place in the decoder's source; "" for none."""
+    """The printed text. text: the first line, without the place in the decoder's source; "" for none."""
 
     text: str = ""
 
 
 class SeekableBytes(BytesIO):
-    """A file in memory that stays where it is when a decoder seeks a place that no file has, where others raise."""
+    """A file in memory whose position does not change when a decoder seeks an invalid position. (Other files raise an
+    error.)
+    """
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
         try:
@@ -34,10 +36,11 @@ class SeekableBytes(BytesIO):
 
 @contextmanager
 def captured(printed: Printed) -> Iterator[None]:
-    """Within the block, keep the beginning of what C code prints on its `stderr`; its first line is then ``printed``.
+    """Within the block, capture the beginning of the text that C code prints on its `stderr`. Afterwards, ``printed``
+    has its first line.
 
-    Python's own streams are not concerned. One thread at a time is in such a block. Where the C library is not glibc,
-    nothing is captured.
+    Python's own streams are not affected. Only one thread at a time runs in such a block. If the C library is not
+    glibc, nothing is captured.
     """
     if not _is_glibc():
         yield

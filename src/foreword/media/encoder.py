@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 
 class MediaPrompt(NamedTuple):
-    """A prompt of T positions, some of them vectors.
+    """A prompt of T positions, some of which are vectors.
 
-    token_ids: of all positions, with the model's placeholders. is_token: bool [T], False at vectors. embeds: [T,
-    hidden], zero at tokens. positions: int32 [dims, T] of M-RoPE; None without. mrope_delta: what later ones add.
+    token_ids: the ids at all positions, with the model's placeholders at vectors. is_token: bool [T], False at vectors.
+    embeds: [T, hidden], zero at tokens. positions: int32 [dims, T], the M-RoPE positions, or None. mrope_delta: the
+    number that is added to later positions.
     """
 
     token_ids: list[int]
@@ -29,23 +30,26 @@ class MediaPrompt(NamedTuple):
 
 
 class MediaEncoder(Protocol):
-    """A model's encoders of images and sounds. May be used by several threads."""
+    """A model's encoders of images and sounds. Several threads may use it."""
 
     @property
     def placeholders(self) -> Mapping[str, str]:
-        """Each kind that the model takes, of "image" and "audio" → the text that stands for one in a prompt."""
+        """Return the kinds that the model takes ("image", "audio"), each with the text of its placeholder in a
+        prompt.
+        """
 
     def prompt(self, text: str, media: Sequence[Medium], encode: Callable[[str], list[int]]) -> MediaPrompt:
-        """The inputs of a text with one placeholder per image and sound, in order. encode: of a text with all of them.
+        """Return the inputs for a text with one placeholder per image and sound, in order. encode: tokenizes a text
+        with the expanded placeholders.
 
-        RequestError for other placeholders, and for an image or sound that the model cannot take.
+        Raise RequestError if the placeholders do not fit the media, or the model cannot take an image or sound.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """The media that a model takes besides text. encoder: None for text alone. refused: kind → why. speech: of
-    transcribers.
+    """The media that a model takes besides text. encoder: None if it takes only text. refused: the reason by kind.
+    speech: for models that transcribe.
     """
 
     encoder: MediaEncoder | None = None
@@ -54,7 +58,7 @@ class Media:
     speech: Speech | None = None
 
     def from_others(self) -> Media:
-        """For messages of others, whose files of this machine are not read."""
+        """Return the media for messages of remote clients, which may not read files of this machine."""
         return replace(self, limits=replace(self.limits, local_files=False))
 
 

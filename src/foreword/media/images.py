@@ -1,4 +1,6 @@
-"""Images from data URLs, bytes, files, URLs and Pillow's objects. What is read is limited before it is decoded."""
+"""Read images from data URLs, bytes, files, URLs and Pillow's objects. Limits are checked before an image is
+decoded.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ LONGEST = 200
 
 @dataclass(frozen=True, eq=False)
 class Image:
-    """An image as RGB. field: where it is in the messages, such as ``messages[0].content[1]``. pixels: of Pillow."""
+    """An image as RGB. field: its path in the messages, such as ``messages[0].content[1]``. pixels: an image of
+    Pillow.
+    """
 
     field: str
     pixels: Any
@@ -38,16 +42,16 @@ class Image:
 
     @cached_property
     def digest(self) -> str:
-        """A hash of its content: equal images have one, however they were given."""
+        """Return a hash of its content: equal images have equal hashes, regardless of their source."""
         hashed = blake2b(repr(self.pixels.size).encode(), digest_size=16)
         hashed.update(self.pixels.tobytes())
         return hashed.hexdigest()
 
 
 def read_image(field: str, source: object, limits: MediaLimits) -> Image:
-    """An image from what `read_file` takes, or an object of Pillow.
+    """Return an image from a source that `read_file` takes, or from an object of Pillow.
 
-    RequestError as `read_file`, and with the field for data that is not an image, damaged, or beyond the limits.
+    Raise RequestError as `read_file` does, and if the data is not an image, damaged, or beyond the limits.
     """
     try:
         from PIL import Image as pillow

@@ -11,7 +11,7 @@ _HOST = re.compile(r"(?:[a-z0-9_-]+(?:\.[a-z0-9_-]+)*\.?|\[[0-9a-f:.]+\])(?::\d{
 
 
 def _hosts(names: object) -> tuple[str, ...]:
-    """Return hosts, perhaps with ports. ValueError for one that the host of no address is equal to."""
+    """Return hosts, which may have ports. Raise ValueError for a text that cannot be the host of a URL."""
     if not isinstance(names, list | tuple) or not all(isinstance(n, str) and _HOST.fullmatch(n) for n in names):
         raise ValueError("give hosts alone, in lower case, such as images.example.com or images.example.com:8080")
     return tuple(names)
@@ -19,7 +19,9 @@ def _hosts(names: object) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaLimits:
-    """Limits of images, and of the one sound of a conversation. ConfigError for a value of another type or range."""
+    """Limits of images, and of the only sound of a conversation. Raise ConfigError for a value of another type or
+    range.
+    """
 
     max_images: int = setting(16, "Largest number of images of a conversation.", most=2**16)
     max_bytes: int = setting(16 << 20, "Largest file of an image or a sound.", least=1, unit="bytes")

@@ -1,4 +1,4 @@
-"""Images and sounds in the messages of a conversation."""
+"""Find images and sounds in the messages of a conversation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ Medium = Image | Sound
 
 
 def media_parts(messages: object) -> list[tuple[str, str, Mapping[str, Any]]]:
-    """Field, kind and part of every image and sound. What is not a message is left to others to refuse."""
+    """Yield field, kind and part of every image and sound. Values that are not messages are skipped; other code refuses
+    them.
+    """
     return [
         (f"messages[{i}].content[{j}]", KINDS[part["type"]], part)
         for i, message in enumerate(messages if isinstance(messages, Sequence) else ())
@@ -33,11 +35,13 @@ def media_parts(messages: object) -> list[tuple[str, str, Mapping[str, Any]]]:
 def take_media(
     messages: Sequence[Mapping[str, Any]], limits: MediaLimits
 ) -> tuple[list[Mapping[str, Any]], list[Medium]]:
-    """The messages with a place, such as {"type": "image"}, for each image and sound, and these in order.
+    """Return the messages with a placeholder, such as {"type": "image"}, for each image and sound, and the images and
+    sounds in order.
 
     A part is {"type": "image_url", "image_url": {"url": …}} or {"type": "input_audio", "input_audio": {"data": …,
     "format": "wav"}} as OpenAI's, or {"type": "image", "image": …} or {"type": "audio", "audio": …} with anything that
-    `read_image` or `read_sound` takes. RequestError as these, and for more than the limits.
+    `read_image` or `read_sound` takes. Raise RequestError as these functions do, and for more parts than the limits
+    allow.
     """
     found = media_parts(messages)
     for kind, most in (("image", limits.max_images), ("audio", 1)):
@@ -77,7 +81,7 @@ def _read(field: str, kind: str, part: Mapping[str, Any], limits: MediaLimits) -
 
 
 def _check_keys(field: str, given: Mapping[str, Any], known: Collection[str]) -> None:
-    """RequestError for a key that is not known, unless its value is null."""
+    """Raise RequestError for an unknown key, unless its value is null."""
     for name in (name for name, value in given.items() if value is not None and name not in known):
         raise RequestError(None, f"{field}.{name}", given[name], "unknown field", advice(name, known, "Leave it out."))
 

@@ -1,4 +1,4 @@
-"""Files of other machines, within limits of hosts, size and time."""
+"""Fetch files of other machines, within limits of hosts, size and time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ PORTS = {"http": 80, "https": 443}
 def fetch(field: str, url: str, limits: MediaLimits) -> bytes:
     """Return the content of an http(s) URL, at most one byte more than ``max_bytes``.
 
-    Raise RequestError if a host of it or its redirects is not allowed, or it is not read within ``timeout`` in all.
+    Raise RequestError if the host of the URL or of a redirect is not allowed, or if reading takes longer than
+    ``timeout`` in total.
     """
     deadline = time.monotonic() + limits.timeout
     try:
@@ -47,7 +48,9 @@ def fetch(field: str, url: str, limits: MediaLimits) -> bytes:
 
 @contextmanager
 def _sockets_until(seconds: float) -> Iterator[list[socket.socket]]:
-    """A list of sockets, which are shut down after some seconds: reading from them ends then, whatever is read."""
+    """Within the block, give a list of sockets that are shut down after some seconds, which ends every read from
+    them.
+    """
     sockets: list[socket.socket] = []
 
     def shut_down() -> None:
@@ -65,7 +68,7 @@ def _sockets_until(seconds: float) -> Iterator[list[socket.socket]]:
 
 
 class _Connection(HTTPConnection):
-    """A connection that lists its socket."""
+    """A connection that adds its socket to the list."""
 
     sockets: list[socket.socket]
 
@@ -75,7 +78,7 @@ class _Connection(HTTPConnection):
 
 
 class _SecureConnection(HTTPSConnection, _Connection):
-    """The same with TLS, which lists its socket before and after the handshake."""
+    """A connection with TLS that adds its socket to the list before and after the handshake."""
 
     def connect(self) -> None:
         super().connect()
@@ -83,7 +86,7 @@ class _SecureConnection(HTTPSConnection, _Connection):
 
 
 class _Opener(HTTPHandler, HTTPSHandler):
-    """Opens connections that list their sockets."""
+    """Open connections that add their sockets to the list."""
 
     def __init__(self, sockets: list[socket.socket]) -> None:
         super().__init__()
@@ -102,7 +105,7 @@ class _Opener(HTTPHandler, HTTPSHandler):
 
 
 class _Redirects(HTTPRedirectHandler):
-    """Follows redirects to hosts that are allowed."""
+    """Follow redirects only to allowed hosts."""
 
     max_redirections = 3
 
@@ -115,7 +118,9 @@ class _Redirects(HTTPRedirectHandler):
 
 
 def _check(field: str, url: str, limits: MediaLimits) -> None:
-    """Raise RequestError unless the host is allowed by its name, at the port of the scheme, or by name and port."""
+    """Raise RequestError unless the host is allowed: by its name if the port is the scheme's default, or by name and
+    port.
+    """
     parts = urlsplit(url)
     host, usual = parts.hostname or "", PORTS.get(parts.scheme)
     port = usual if parts.port is None else parts.port

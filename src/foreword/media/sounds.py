@@ -1,4 +1,4 @@
-"""Sounds from files. What is read is limited while it is decoded."""
+"""Read sounds from files. Limits are checked during decoding."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ from foreword.media.sources import fail, read_file
 FORMATS = {"WAV": "wav", "WAVEX": "wav", "FLAC": "flac", "OGG": "ogg", "MP3": "mp3"}
 """The names of libsndfile → those of messages. Ogg holds Vorbis or Opus."""
 MAX_CHANNELS = 8
-MAX_RATE = 48_000  # samples per second that max_seconds is counted in; faster ones have as many samples, and less time
-BLOCK = 1 << 16  # samples that are decoded at a time
+MAX_RATE = 48_000  # max_seconds allows this many samples per second, at any rate
+BLOCK = 1 << 16  # number of samples that are decoded at a time
 SILENT = (b"RIFF", b"fLaC", b"OggS")
 """Beginnings of files whose decoders print nothing. That of MP3 prints what is wrong."""
-UNKNOWN_SIZE = (0, 2**32 - 1)  # of a RIFF file that was written as a stream
+UNKNOWN_SIZE = (0, 2**32 - 1)  # sizes in a RIFF file that was written as a stream
 INSTALL = install("speech")
 
 
 @dataclass(frozen=True, eq=False)
 class Sound:
-    """A sound of one channel. field: its place in messages. samples: float32 [N], usually in [−1, 1]. rate: in Hz."""
+    """A sound with one channel. field: its path in the messages. samples: float32 [N], usually in [−1, 1]. rate:
+    in Hz.
+    """
 
     field: str
     samples: F32
@@ -53,13 +55,13 @@ class Sound:
 
     @cached_property
     def digest(self) -> str:
-        """A hash of its content."""
+        """Return a hash of its content."""
         hashed = blake2b(str(self.rate).encode(), digest_size=16)
         hashed.update(np.ascontiguousarray(self.samples).data)
         return hashed.hexdigest()
 
     def at(self, rate: int) -> Sound:
-        """The sound at another rate, band-limited."""
+        """Return the sound at another rate, band-limited."""
         if rate == self.rate:
             return self
         try:
@@ -71,7 +73,9 @@ class Sound:
 
 
 def sound_of(field: str, samples: object, rate: int) -> Sound:
-    """A sound from floats. RequestError for others, for more than one dimension, and for none."""
+    """Return a sound from an array of floats. Raise RequestError for another type, for more than one dimension, and for
+    an empty array.
+    """
     array = as_array(samples)
     got = samples if array is None else f"{array.dtype} {list(array.shape)}"
     if array is None or array.dtype.kind != "f" or array.ndim != 1 or not len(array):
@@ -85,9 +89,9 @@ def sound_of(field: str, samples: object, rate: int) -> Sound:
 
 
 def read_sound(field: str, source: object, limits: MediaLimits) -> Sound:
-    """A sound from a file in one of `FORMATS`, as `read_file` takes it; the mean of its channels.
+    """Return the sound of a file in one of `FORMATS`, from a source that `read_file` takes, with its channels averaged.
 
-    RequestError as `read_file`, and with the field for data that is no such file, damaged, or beyond the limits.
+    Raise RequestError as `read_file` does, and if the data is in another format, damaged, or beyond the limits.
     """
     if find_spec("soundfile") is None:
         raise RequestError(None, field, "a sound", "needs soundfile", INSTALL)
@@ -128,7 +132,7 @@ def _decoded(field: str, data: bytes, limits: MediaLimits) -> Sound:
 
 
 def _samples(field: str, file: Any, limits: MediaLimits) -> F32:
-    """All samples of an open file, the mean of its channels."""
+    """Return all samples of an open file, with its channels averaged."""
     rate, parts, count = file.samplerate, [], 0
     most = limits.max_seconds * min(rate, MAX_RATE)
     while count <= most and file.frames <= most:
@@ -149,6 +153,6 @@ def _samples(field: str, file: Any, limits: MediaLimits) -> F32:
 
 
 def _is_cut(data: bytes) -> bool:
-    """Return whether a RIFF file names more bytes than it has. Decoders read what is there."""
+    """Return whether a RIFF file declares more bytes than it has. (Decoders read the bytes that are present.)"""
     named = int.from_bytes(data[4:8], "little")
     return data[:4] == b"RIFF" and named not in UNKNOWN_SIZE and named + 8 > len(data)

@@ -1,4 +1,4 @@
-"""The bytes of files: from data URLs, bytes, files and URLs, within limits."""
+"""Read the bytes of files from data URLs, bytes, files and URLs, within limits."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from foreword.media.limits import MediaLimits
 
 
 def read_file(field: str, source: object, limits: MediaLimits) -> bytes:
-    """A file as a ``data:`` URL, an http(s) URL, a path, or its bytes.
+    """Return the content of a file, given as a ``data:`` URL, an http(s) URL, a path, or its bytes.
 
-    RequestError with the field for a source that is not allowed or cannot be read, and for a file above the limit.
+    Raise a RequestError with the field if the source is not allowed or cannot be read, or the file is above the limit.
     """
     data = _bytes_of(field, source, limits)
     if len(data) > limits.max_bytes:
@@ -39,7 +39,7 @@ def _bytes_of(field: str, source: object, limits: MediaLimits) -> bytes:
     if scheme == "data":
         return _of_data_url(field, source, limits)
     if scheme in ("http", "https"):
-        from foreword.media.remote import fetch  # what it needs is slow to import
+        from foreword.media.remote import fetch  # imported here, because its imports are slow
 
         return fetch(field, source, limits)
     return _of_file(field, Path(source.removeprefix("file://")), limits)

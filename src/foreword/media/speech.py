@@ -1,4 +1,4 @@
-"""The input of a model that transcribes speech: windows of a sound, and the decoder's first tokens."""
+"""Prepare the input of a model that transcribes speech: windows of a sound, and the decoder's first tokens."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ TRANSCRIBE, TRANSLATE = "transcribe", "translate"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Speech:
-    """A model of speech, after Whisper. Values are token ids; those that a model does not have are None or empty.
+    """A speech model like Whisper. Values are token ids; values that a model does not have are None or empty.
 
     log_mel: samples, and whether silence is added up to a whole window → [channels, frames]. sampling_rate: of the
-    samples. num_frames: of a window, which is what the encoder reads at a time. max_previous: most tokens of text that
-    may come before the first ones.
-    start: begins the decoder's prompt. forced: what follows if neither language nor task are asked for. languages: by
-    name and by code; a model without any has one language. language, task: what is meant if none is given; a language
-    of None is to be detected. tasks: by name. no_timestamps: ends a prompt whose output has no timestamps; the token
-    after it is that of 0 seconds. no_speech: of silence. timestamps: whether it writes them unasked.
+    samples. num_frames: the frames of a window, which the encoder reads at a time. max_previous: the maximum number of
+    text tokens before the first tokens. start: the first token of the decoder's prompt. forced: the tokens that follow
+    if neither language nor task is requested. languages: by name and by code; a model without this map has one
+    language. language, task: the defaults; if language is None, it is detected. tasks: by name. no_timestamps: the last
+    token of a prompt whose output has no timestamps; the next id is that of 0 seconds. no_speech: the token of silence.
+    timestamps: whether the model writes them by default.
     """
 
     log_mel: Callable[[F32, bool], F32]
@@ -49,13 +49,13 @@ class Speech:
 
     @property
     def first_timestamp(self) -> int | None:
-        """The token of 0 seconds; each further one is `SECONDS_PER_TIMESTAMP` later."""
+        """Return the token of 0 seconds; each following id is `SECONDS_PER_TIMESTAMP` later."""
         return None if self.no_timestamps is None else self.no_timestamps + 1
 
     def features(self, samples: F32, field: str = "audio") -> F32:
-        """Return what the encoder reads of a sound, [channels, frames]: a window, or more frames of a longer sound.
+        """Return the encoder's input for a sound, [channels, frames]: a window, or more frames if the sound is longer.
 
-        RequestError, with the field, for samples that are too large to have features.
+        Raise a RequestError with the field if samples are too large to compute features.
         """
         is_short = len(samples) <= self.window_seconds * self.sampling_rate
         with np.errstate(over="ignore", invalid="ignore"):
@@ -66,12 +66,12 @@ class Speech:
         return found
 
     def window(self, features: F32, start: int) -> F32:
-        """The frames [channels, num_frames] from a frame on, with zeros after the end."""
+        """Return the frames [channels, num_frames] that begin at a frame, with zeros after the end."""
         part = features[:, start : start + self.num_frames]
         return np.pad(part, ((0, 0), (0, self.num_frames - part.shape[1])))
 
     def language_of(self, name: str | None) -> int | None:
-        """The token of a language. None if it is to be detected, or if the model has one language."""
+        """Return the token of a language, or None if it is to be detected or the model has one language."""
         if name is None:
             return self.language
         if not self.languages:
@@ -85,11 +85,11 @@ class Speech:
         return token
 
     def name_of(self, language: int) -> str:
-        """The longest name of a language."""
+        """Return the longest name of a language."""
         return max((name for name, token in self.languages.items() if token == language), key=len)
 
     def first_tokens(self, language: int | None, task: str | None, *, timestamps: bool) -> list[int]:
-        """The decoder's prompt. RequestError for a task or timestamps that the model does not have."""
+        """Return the decoder's prompt. Raise RequestError for a task or timestamps that the model does not support."""
         if timestamps and self.no_timestamps is None:
             _refuse("timestamps", True, "the model writes no timestamps")
         asked = task is not None or language != self.language

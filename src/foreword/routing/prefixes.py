@@ -1,17 +1,18 @@
-"""Estimate which replicas have the keys and values of a prompt: a bounded memory of where prompts were sent."""
+"""Estimate which replicas have the keys and values of a prompt, from a bounded record of where prompts were sent."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-MAX_HOLDERS = 8  # replicas remembered per piece, the latest ones
-TEXT_PIECE = 512  # characters of a piece of text
+MAX_HOLDERS = 8  # replicas that are recorded per piece: the latest ones
+TEXT_PIECE = 512  # characters per piece of text
 
 
 class PrefixIndex:
-    """Pieces of prompts → the replicas that computed them last; the last capacity / 2 to ``capacity`` pieces.
+    """A map from pieces of prompts to the replicas that computed them last. It keeps the last capacity / 2 to
+    ``capacity`` pieces.
 
-    A prompt is a sequence of names of pieces; a name stands for the piece and all pieces before it.
+    A prompt is a sequence of names of pieces. A name identifies the piece together with all pieces before it.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -23,7 +24,7 @@ class PrefixIndex:
         return len(self._new) + len(self._old)
 
     def matches(self, pieces: Sequence[int]) -> dict[int, int]:
-        """Replica → leading pieces that it has, for those with at least one."""
+        """Return the number of leading pieces that each replica has, for replicas with at least one."""
         found: dict[int, int] = {}
         current: Sequence[int] = ()
         for n, piece in enumerate(pieces, 1):
@@ -36,7 +37,7 @@ class PrefixIndex:
         return found
 
     def add(self, pieces: Sequence[int], replica: int) -> None:
-        """The replica computes these pieces now."""
+        """Record that the replica computes these pieces."""
         alone = (replica,)
         for piece in pieces:
             known = self._new.get(piece)
@@ -49,7 +50,7 @@ class PrefixIndex:
             self._new, self._old = {}, self._new
 
     def forget(self, replica: int) -> None:
-        """The replica has lost what it had."""
+        """Record that the cache of the replica is empty."""
         for part in (self._new, self._old):
             for piece in [piece for piece, known in part.items() if replica in known]:
                 part[piece] = tuple(r for r in part[piece] if r != replica)
@@ -58,7 +59,9 @@ class PrefixIndex:
 
 
 def text_prefix(text: str, *, size: int = TEXT_PIECE) -> list[int]:
-    """The pieces of a text, for this process: one name per ``size`` characters, the last ones cut off."""
+    """Return the names of the pieces of a text: one per ``size`` characters; an incomplete last piece is left out. The
+    names are valid in this process.
+    """
     names, before = [], 0
     for at in range(0, len(text) - size + 1, size):
         before = hash((before, text[at : at + size]))

@@ -1,9 +1,9 @@
-"""Routers: each chooses a replica for a request from what it knows, which is what it sent and what has ended.
+"""Routers: each chooses a replica for a request. A router knows only which requests it sent and which have ended.
 
     choose ──▶ Placement (replica, work) ──▶ … ──▶ ended(placement)
 
-Work is counted in tokens that a replica has to compute: those of the prompt that it probably does not have, and
-`REQUEST_TOKENS` for the answer. A choice costs O(replicas) in a few array operations at most.
+Work is counted in tokens that a replica has to compute: the prompt tokens that are probably not in its cache, and
+`REQUEST_TOKENS` for the answer. A choice costs at most O(replicas), in a few array operations.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ NEW_TOKEN_WEIGHT = 4
 
 @dataclass(slots=True)
 class Placement:
-    """A request on its replica, and the work that it adds there until it ends. Not to be changed."""
+    """A request on its replica, and the work that it adds there until it ends. It must not be changed."""
 
     replica: int
     work: int
 
 
 class Router:
-    """Base class: the work of each replica, and which of them take requests.
+    """The base class: it stores the work of each replica, and which replicas accept requests.
 
-    work: int64 [replicas], of the requests in progress. Every router is deterministic.
+    work: int64 [replicas], the work of the requests in progress. Every router is deterministic.
     """
 
     def __init__(self, num_replicas: int) -> None:
@@ -49,9 +49,10 @@ class Router:
     def choose(
         self, num_tokens: int, pieces: Sequence[int] = (), piece_size: int = 512, avoid: Collection[int] = ()
     ) -> Placement:
-        """The replica of a request with this many prompt tokens. CapacityError if no replica takes it.
+        """Choose the replica of a request with this many prompt tokens. Raise CapacityError if no replica accepts it.
 
-        pieces: names of the prompt's pieces of ``piece_size`` tokens; see `PrefixIndex`. avoid: replicas not to choose.
+        pieces: names of the prompt's pieces of ``piece_size`` tokens; see `PrefixIndex`. avoid: replicas that must not
+        be chosen.
         """
         before = self._is_closed, self._any_closed
         if avoid:
@@ -67,15 +68,15 @@ class Router:
         return placement
 
     def ended(self, placement: Placement) -> None:
-        """The request of a placement has ended, however it did."""
+        """Record that the request of a placement has ended, for any reason."""
         self.work[placement.replica] -= placement.work
 
     def close(self, replica: int) -> None:
-        """Send the replica no more requests."""
+        """Stop sending requests to the replica."""
         self._is_closed[replica] = self._any_closed = True
 
     def open(self, replica: int, *, is_empty: bool = True) -> None:
-        """Send the replica requests again. is_empty: its cache was lost."""
+        """Send requests to the replica again. is_empty: its cache was lost."""
         self._is_closed[replica] = False
         self._any_closed = bool(self._is_closed.any())
 
@@ -86,13 +87,13 @@ class Router:
         raise NotImplementedError
 
     def _least(self) -> int:
-        """The open replica with the least work; the first of several."""
+        """Return the first open replica with the least work."""
         work = np.where(self._is_closed, np.iinfo(np.int64).max, self.work) if self._any_closed else self.work
         return int(work.argmin())
 
 
 class RoundRobin(Router):
-    """One replica after the other."""
+    """Choose one replica after the other."""
 
     def __init__(self, num_replicas: int) -> None:
         super().__init__(num_replicas)
@@ -124,7 +125,7 @@ class TwoChoices(Router):
 
 
 class LeastLoaded(Router):
-    """The replica with the least work."""
+    """Choose the replica with the least work."""
 
     def _choose(self, num_tokens: int, pieces: Sequence[int], piece_size: int) -> Placement:
         return Placement(self._least(), num_tokens + REQUEST_TOKENS)
@@ -138,7 +139,9 @@ MAX_PIECES = 2**21
 
 
 class Sticky(Router):
-    """The replica that had the longest prefix of the prompt, whatever its work; the one with the least if none had."""
+    """Choose the replica that had the longest prefix of the prompt, regardless of its work; if none had any, the one
+    with the least work.
+    """
 
     def __init__(self, num_replicas: int) -> None:
         super().__init__(num_replicas)
@@ -162,12 +165,12 @@ class Sticky(Router):
         return Placement(best, max(num_tokens - found.get(best, 0) * piece_size, 0) + REQUEST_TOKENS)
 
     def _cost(self, replica: int, num_new: int) -> tuple[int, int]:
-        """The cost to minimise. num_new: tokens of the prompt that it has to compute."""
+        """Return the cost to minimise. num_new: the prompt tokens that each replica has to compute."""
         return num_new, int(self.work[replica])
 
 
 class Prefix(Sticky):
-    """The least sum of the work of the replica and, weighted, the tokens of this prompt that it does not have."""
+    """Minimise the sum of the replica's work and the weighted number of prompt tokens that it does not have."""
 
     def _cost(self, replica: int, num_new: int) -> tuple[int, int]:
         return int(self.work[replica]) + NEW_TOKEN_WEIGHT * num_new, 0
@@ -183,7 +186,7 @@ ROUTERS: dict[str, type[Router]] = {
 
 
 def make_router(name: str, num_replicas: int) -> Router:
-    """A router by its name. ConfigError for an unknown one."""
+    """Return a router by its name. Raise ConfigError for an unknown name."""
     if name not in ROUTERS:
         raise ConfigError(f"router={name!r:.80}: must be one of {', '.join(map(repr, ROUTERS))}")
     return ROUTERS[name](num_replicas)

@@ -1,4 +1,4 @@
-"""Structured outputs: grammars compiled by llguidance from the tokenizer's own token bytes."""
+"""Structured outputs: llguidance compiles grammars over the bytes of the tokenizer's tokens."""
 
 from foreword.structured.compiler import GrammarCompiler
 

@@ -1,5 +1,5 @@
-"""llguidance: its tables of a vocabulary, and grammars compiled over them. The one user of this module imports it on
-first use, because llguidance is optional.
+"""llguidance: its tables of a vocabulary, and grammars compiled over them. This module is imported on first use,
+because llguidance is optional.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LIMITS = LLParserLimits(initial_lexer_fuel=300_000, max_lexer_states=50_000, ver
 
 
 class Backend:
-    """Compiles grammars over one vocabulary."""
+    """Compile grammars over one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._tables = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=vocabulary.eos_token_ids)
@@ -27,9 +27,9 @@ class Backend:
         self._num_words = num_words(len(vocabulary.tokens))
 
     def compile(self, value: StructuredOutputs) -> Matcher:
-        """ValueError with the reason for a grammar that cannot be compiled, or has no first token.
+        """Compile a grammar. Raise a ValueError with the reason if it cannot be compiled, or allows no first token.
 
-        The first mask is computed here: it takes longest, and many grammars that exceed a limit do so there.
+        The first mask is computed here: it takes longest, and most grammars that exceed a limit exceed it there.
         """
         grammar = grammar_text(value, self._special_tokens)
         matcher = Matcher(LLMatcher(self._tables, grammar, log_level=0, limits=LIMITS), self._end_ids)

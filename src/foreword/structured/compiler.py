@@ -1,4 +1,4 @@
-"""Grammars of requests, with limits of size and time."""
+"""Compile the grammars of requests within limits of size and time."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ CACHE_BYTES = 256 << 20
 
 
 class _Refusal(NamedTuple):
-    """seconds: how long it holds: what took too long once may be quick when the machine has less to do. place: of the
-    part of a JSON schema that is refused.
+    """The reason why a grammar is refused. seconds: how long the refusal is cached; a grammar that took too long may
+    compile in time when the machine is less busy. place: the part of a JSON schema that is refused.
     """
 
     reason: str
@@ -52,7 +52,7 @@ class _Refusal(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """An outcome with its memory in bytes, until a time of the monotonic clock."""
+    """A cached outcome, its memory in bytes, and the time of the monotonic clock until which it is valid."""
 
     made: Grammar | _Refusal
     num_bytes: int
@@ -60,10 +60,11 @@ class _Known(NamedTuple):
 
 
 class GrammarCompiler:
-    """Makes the grammars of one model's requests. May be used from any thread.
+    """Make the grammars of one model's requests. It may be used from any thread.
 
-    vocab_size: of the model's logits. cache_bytes: of compiled grammars, of which the latest used are kept; so are the
-    reasons why others cannot be compiled. The tables of the vocabulary are made on first use (0.3 s for 49,152 tokens).
+    vocab_size: the number of the model's logits. cache_bytes: the memory for compiled grammars, of which the most
+    recently used are kept. The reasons why grammars cannot be compiled are cached, too. The tables of the vocabulary
+    are made on first use (0.3 s for 49,152 tokens).
     """
 
     def __init__(
@@ -81,7 +82,9 @@ class GrammarCompiler:
         self._num_bytes = 0
 
     def grammar(self, request_id: str, params: SamplingParams) -> Grammar | None:
-        """Return what the parameters ask for, None for nothing. RequestError, with the reason, if it cannot be made."""
+        """Return the grammar of the parameters, or None if they have none. Raise a RequestError with the reason if it
+        cannot be made.
+        """
         grammar, value = None, params.structured_outputs
         if value is not None:
             grammar = self._matcher(request_id, StructuredOutputs.of(value, request_id))
@@ -90,8 +93,8 @@ class GrammarCompiler:
         return Thinking(self._thinking_end(request_id, params, has_grammar=grammar is not None), grammar)
 
     def settle(self, params: SamplingParams, seconds: float) -> bool:
-        """Find out if the constraint can be compiled, so that `grammar` knows it at once. False if this takes longer
-        than so many seconds.
+        """Compile the constraint, so that `grammar` has the outcome at once. Return False if this takes longer than the
+        given seconds.
         """
         value = params.structured_outputs
         return value is None or self._outcome(StructuredOutputs.of(value), seconds) is not None
@@ -107,7 +110,7 @@ class GrammarCompiler:
         raise value.refusal(request_id, outcome.reason, outcome.fix, *outcome.place)
 
     def _outcome(self, value: StructuredOutputs, seconds: float) -> Grammar | _Refusal | None:
-        """Return the grammar, or why there is none; None if compiling takes longer than so many seconds."""
+        """Return the grammar or the refusal, or None if compiling takes longer than the given seconds."""
         with self._lock:
             known = self._known.get(value)
             if known is not None and time.monotonic() < known.until:
@@ -119,7 +122,7 @@ class GrammarCompiler:
         return made
 
     def _compiled(self, value: StructuredOutputs, seconds: float) -> tuple[Grammar | _Refusal | None, int]:
-        """See `_outcome`; with the memory of the grammar."""
+        """Return the outcome, as `_outcome` does, with the memory of the grammar."""
         if len(value.text) > value.MAX_CHARS:
             reason = f"has {len(value.text)} characters, more than {value.MAX_CHARS}"
             return _Refusal(reason, "Use a smaller one."), 0
@@ -167,7 +170,7 @@ class GrammarCompiler:
             return WHOLE
 
     def _keep(self, value: StructuredOutputs, made: Grammar | _Refusal, num_bytes: int) -> None:
-        """Remember an outcome, and forget those that were not used for longest where it takes too much memory."""
+        """Cache an outcome, and drop the least recently used ones while they take too much memory."""
         with self._lock:
             if (before := self._known.pop(value, None)) is not None:
                 self._num_bytes -= before.num_bytes
@@ -178,7 +181,7 @@ class GrammarCompiler:
                 self._num_bytes -= self._known.popitem(last=False)[1].num_bytes
 
     def _made_backend(self) -> tuple[Backend, Trial, Trial]:
-        """Return what compiles, and the processes in which this is tried: for some tenths of a second, or for long."""
+        """Return the backend, and the processes that try to compile: one for short trials, one for long trials."""
         with self._lock:
             return self._backend
 
@@ -215,15 +218,15 @@ class GrammarCompiler:
                 )
             start = found[0]
         allowed = np.arange(32 * num_words(self._vocab_size)) < self._tokenizer.vocab_size
-        if has_grammar:  # else the output could end before it
+        if has_grammar:  # otherwise the output could end before the grammar
             allowed[list(self._eos_token_ids)] = False
         words = np.packbits(allowed, bitorder="little").view("<i4")
         return ThinkingEnd(text, tokens, budget, words, vocabulary.tokens, start)
 
 
 def in_deep_thread(work: Callable[[], T], seconds: float) -> T:
-    """The result of ``work()``, or its error, from a thread with a large stack; TimeoutError after these seconds, while
-    the thread continues.
+    """Run ``work()`` in a thread with a large stack. Return its result or raise its error; raise TimeoutError after
+    these seconds, while the thread continues.
     """
     outcome: SimpleQueue[tuple[T | None, Exception | None]] = SimpleQueue()
 
@@ -231,7 +234,7 @@ def in_deep_thread(work: Callable[[], T], seconds: float) -> T:
         try:
             outcome.put((work(), None))
         except BaseException as error:
-            # No interrupt comes here: what is no Exception is a panic in llguidance.
+            # Interrupts do not reach this thread: a BaseException that is not an Exception is a panic in llguidance.
             outcome.put((None, error if isinstance(error, Exception) else RuntimeError(str(error))))
 
     with _starting:
@@ -249,4 +252,4 @@ def in_deep_thread(work: Callable[[], T], seconds: float) -> T:
     return result  # type: ignore[return-value]
 
 
-_starting = threading.Lock()  # the size of new stacks is one setting of the process
+_starting = threading.Lock()  # the stack size of new threads is a setting of the whole process

@@ -1,4 +1,4 @@
-"""The grammar of one output, on llguidance."""
+"""The grammar of one output, implemented with llguidance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ with every token, and all requests of a step wait for it.
 
 
 class Budget:
-    """The budget that is left."""
+    """The processor time that the masks of an output may still use."""
 
     __slots__ = ("seconds",)
 
@@ -29,9 +29,9 @@ class Budget:
 class Matcher:
     """Implements `foreword.sampling.Grammar`.
 
-    compiled: the grammar with no token accepted, shared and never changed. end_ids: the model's end tokens, allowed
-    where the output may end; they are not passed to llguidance, which does not take them back. budget: shared with
-    copies; those of a matcher without one, which is not limited, have one each.
+    compiled: the grammar before the first token; it is shared and never changed. end_ids: the model's end tokens, which
+    are allowed where the output may end; they are not passed to llguidance, because it cannot roll them back. budget:
+    shared with copies. A matcher without a budget is not limited; each of its copies gets a budget of its own.
     """
 
     __slots__ = ("_budget", "_compiled", "_end_ids", "_is_ended", "_matcher")
@@ -42,7 +42,7 @@ class Matcher:
 
     @property
     def is_terminated(self) -> bool:
-        """Also where only an end token could follow."""
+        """Return whether the output has ended, or only an end token can follow."""
         return self._is_ended or bool(self._matcher.is_stopped() and not self._matcher.is_error())
 
     def fill_mask(self, words: I32) -> None:
@@ -71,12 +71,12 @@ class Matcher:
             self._is_ended = False
             num_tokens -= 1
         if num_tokens:
-            begin = thread_time()  # it is done even if no time is left
+            begin = thread_time()  # this is done even if no time is left
             self._matcher.rollback(num_tokens)
             self._check(begin)
 
     def reset(self) -> None:
-        """A new copy: the old one may be damaged."""
+        """Start again with a new copy, because the old one may be damaged."""
         self._matcher = self._compiled.deep_copy()
         self._is_ended = False
 
@@ -92,14 +92,16 @@ class Matcher:
         return tokens[:limit]
 
     def _begin(self) -> float:
-        """Return the time. GrammarStoppedError if none is left."""
+        """Return the thread's time. Raise GrammarStoppedError if the budget is used up."""
         if self._budget is not None and self._budget.seconds < 0:
             limit = f"{SECONDS:g} s and {SECONDS_PER_TOKEN * 1000:g} ms per token"
             raise GrammarStoppedError(f"the grammar takes more than {limit}: use one that is less ambiguous")
         return thread_time()
 
     def _check(self, begin: float) -> None:
-        """Count the time since ``begin``. GrammarStoppedError if llguidance gave up, such as at one of its limits."""
+        """Subtract the time since ``begin`` from the budget. Raise GrammarStoppedError if llguidance stopped, for
+        example at one of its limits.
+        """
         if self._budget is not None:
             self._budget.seconds -= thread_time() - begin
         if self._matcher.is_error():

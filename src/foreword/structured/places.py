@@ -16,7 +16,9 @@ MOST_TRIED = 256
 
 
 class Place(NamedTuple):
-    """path: from the schema to a part of it, ".properties.x" or "" for the schema itself. part: its value."""
+    """A part of a schema. path: from the schema to the part, such as ".properties.x", or "" for the schema itself.
+    part: its value.
+    """
 
     path: str
     part: object
@@ -25,8 +27,8 @@ class Place(NamedTuple):
 def refused_place(schema: Any, reason: str, refusal: Callable[[str], str | None], seconds: float) -> Place:
     """Return the innermost part of a schema that is refused for the same reason as the whole.
 
-    refusal: why the text of a schema cannot be compiled, None if it can. At most `MOST_TRIED` parts are compiled, and
-    none after these seconds: then the place is the innermost one so far.
+    refusal: returns why the text of a schema cannot be compiled, or None if it can. At most `MOST_TRIED` parts are
+    compiled, and none after these seconds; then the result is the innermost refused place so far.
     """
     end, left = time.monotonic() + seconds, MOST_TRIED
     place = Place("", schema)

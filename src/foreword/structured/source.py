@@ -1,4 +1,4 @@
-"""From `StructuredOutputs` to the grammars of llguidance."""
+"""Convert `StructuredOutputs` to grammars of llguidance."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ ANY_TEXT = r"(.|\n)*"
 
 
 def grammar_text(value: StructuredOutputs, special_tokens: Collection[str]) -> str:
-    """The grammar in llguidance's own form. ValueError, with the reason, for text that is not of its kind.
+    """Return the grammar in llguidance's own form. Raise a ValueError with the reason for an invalid text.
 
-    special_tokens: texts of the tokens that are no ordinary text.
+    special_tokens: the texts of the tokens that are not ordinary text.
     """
     match value.kind:
         case "json":
             return str(LLMatcher.grammar_from_json_schema(json.dumps(_schema(_parsed(value.text), value))))
         case "regex":
             return str(LLMatcher.grammar_from_regex(value.text))
-        case "choice":  # one lexeme: a rule of many alternatives exceeds the limits of a parser
+        case "choice":  # one lexeme, because a rule with many alternatives exceeds the limits of the parser
             return _lark("start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, _parsed(value.text))))
         case "grammar":
             return _lark(any_to_lark(value.text) if "::=" in value.text else value.text)
@@ -48,7 +48,7 @@ def _parsed(text: str) -> Any:
 
 
 def _schema(schema: Any, value: StructuredOutputs) -> Any:
-    """The schema with the whitespace and other options of the request."""
+    """Return the schema with the request's options of whitespace and properties."""
     if isinstance(schema, bool):
         schema = {} if schema else {"not": {}}
     if not isinstance(schema, dict):
@@ -66,14 +66,16 @@ def _schema(schema: Any, value: StructuredOutputs) -> Any:
 
 
 def _close(schema: object) -> None:
-    """Objects that list properties have no others, unless the schema says so; in place."""
+    """Forbid other properties in objects that list properties, unless the schema allows them. The schema is changed in
+    place.
+    """
     for part in subschemas(schema):
         if "properties" in part or "patternProperties" in part:
             part.setdefault("additionalProperties", False)
 
 
 def _tags(tags: Any, value: StructuredOutputs, special_tokens: Collection[str]) -> str:
-    """Free text in which each trigger begins one of the structures: {"begin", "schema", "end"}."""
+    """Return a grammar of free text in which each trigger begins one of the structures: {"begin", "schema", "end"}."""
     structures = tags.get("structures") if isinstance(tags, dict) else None
     triggers = tags.get("triggers") if isinstance(tags, dict) else None
     if not isinstance(structures, list) or not structures or not isinstance(triggers, list) or not triggers:

@@ -1,4 +1,4 @@
-"""A first part of the output, before the part that has a structure."""
+"""The thinking: a first, free part of the output, before the part with a structure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from foreword.sampling import Grammar
 
 @dataclass(frozen=True, slots=True)
 class ThinkingEnd:
-    """The end of the thinking. text: recognised where it is complete, however it is tokenized. tokens: forced when the
-    budget of tokens (None: no limit) is used up. words: the mask of the thinking. token_bytes: of every token. start:
-    the token that begins it, without which there is none; None: every output begins inside it.
+    """The end of the thinking. text: recognised as soon as it is complete, in any tokenization. tokens: forced when the
+    budget of tokens (None: no limit) is used up. words: the mask during the thinking. token_bytes: the bytes of every
+    token. start: the token that begins the thinking; an output that begins with another token has none. None: every
+    output begins inside it.
     """
 
     text: bytes
@@ -31,8 +32,8 @@ class ThinkingEnd:
 class Thinking:
     """Implements `foreword.sampling.Grammar`: free tokens, the end of the thinking, then ``grammar`` (None: free).
 
-    The token that completes the end belongs to the thinking as a whole. tokens: those of the thinking, its start
-    included. num_after: number of tokens after it.
+    The token that completes the end belongs completely to the thinking. tokens: the tokens of the thinking, with its
+    start. num_after: the number of tokens after it.
     """
 
     end: ThinkingEnd
@@ -47,7 +48,7 @@ class Thinking:
 
     @property
     def _may_begin(self) -> bool:
-        """Return whether the first token decides if there is thinking."""
+        """Return whether the next token is the first one and decides if there is thinking."""
         return self.end.start is not None and not self.tokens and not self.is_over
 
     def fill_mask(self, words: I32) -> None:
@@ -114,7 +115,7 @@ class Thinking:
         return forced[:limit]
 
     def _forced(self) -> Sequence[int]:
-        """The tokens of the end that have to follow now; none while there is a budget."""
+        """Return the tokens of the end that must follow now; none while the budget is not used up."""
         used = len(self.tokens) - (self.end.start is not None)
         if self.end.budget is None or used < self.end.budget:
             return ()

@@ -1,5 +1,5 @@
-"""A process that compiles each grammar first: llguidance can search without end whether a grammar allows any text, and
-unlike a thread a process can be stopped.
+"""Compile each grammar in a separate process first. llguidance may search for ever whether a grammar allows any text,
+and a process, unlike a thread, can be stopped.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from foreword.structured.vocabulary import Vocabulary
 if TYPE_CHECKING:
     import subprocess
 
-STACK_BYTES = 1 << 29  # llguidance recurses per reference of a grammar: the longest text holds enough for half of this
-MEMORY_BYTES = 1 << 28  # of one grammar
-SIZE = 8  # bytes of an answer of the process
+STACK_BYTES = (
+    1 << 29
+)  # llguidance recurses once per reference in a grammar; references in the longest text need half of this
+MEMORY_BYTES = 1 << 28  # most memory of one grammar
+SIZE = 8  # bytes of an answer from the process
 
 
 class BusyError(Exception):
-    """Other grammars take all the time."""
+    """Other grammars are being compiled, and this one waited too long."""
 
 
 class TooLargeError(Exception):
@@ -35,7 +37,7 @@ class TooLargeError(Exception):
 
 
 class Trial:
-    """Compiles grammars over one vocabulary, one at a time, in a process of its own. May be used from any thread.
+    """Compile grammars over one vocabulary, one at a time, in a separate process. It may be used from any thread.
 
     The process begins with the first grammar, and again after one that exceeded a limit. It ends with this object.
     """
@@ -50,9 +52,10 @@ class Trial:
         self._end: weakref.finalize[[subprocess.Popen[bytes]], Trial] | None = None
 
     def compile(self, value: StructuredOutputs, seconds: float) -> int:
-        """Return the bytes of the grammar if llguidance compiles or refuses it within its limits.
+        """Return the memory of the grammar in bytes if llguidance compiles or refuses it within its limits.
 
-        TimeoutError after these seconds; TooLargeError; BusyError after as many seconds of waiting for other grammars.
+        Raise TimeoutError after these seconds, BusyError after the same time of waiting for other grammars, and
+        TooLargeError.
         """
         if not self._turn.acquire(timeout=seconds):
             raise BusyError
@@ -74,13 +77,13 @@ class Trial:
         return int.from_bytes(done, "little")
 
     def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
-        """To and from the process, whose tables are made."""
+        """Return the pipes to and from the process, which has built its tables."""
         process = self._process
         if process is None:
-            import subprocess  # here: it takes 3 ms to import, which every start would pay for
+            import subprocess  # imported here, because it takes 3 ms, which every start would need
 
             program = f"import sys; sys.path[:] = {sys.path!r}; from foreword.structured import trial; trial.main()"
-            # A session of its own: Ctrl-C is for this process.
+            # The process has its own session, so that Ctrl-C does not end it.
             process = self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", program],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
@@ -112,7 +115,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 class _Tokens:
-    """A vocabulary that was sent, without its tokenizer: texts have no tokens."""
+    """A vocabulary that was sent to the process, without its tokenizer: it cannot tokenize texts."""
 
     def __init__(self, tokens: list[bytes], special_tokens: Mapping[str, int]) -> None:
         self._tokens, self.special_token_ids = tokens, special_tokens
@@ -139,7 +142,7 @@ def _compile_all(source: BinaryIO, answers: BinaryIO) -> None:
         except EOFError:
             return
         before, grammar = _resident(), None
-        with suppress(Exception):  # the other process finds the reason
+        with suppress(Exception):  # the main process finds the reason
             grammar = backend.compile(value)
         _answer(answers, max(_resident() - before, 0))
         del grammar
@@ -152,20 +155,20 @@ def _answer(answers: BinaryIO, number: int) -> None:
 
 
 def _resident() -> int:
-    """Return the bytes of memory that this process uses; 0 where the system does not tell."""
+    """Return the bytes of memory that this process uses, or 0 if the system does not report them."""
     with suppress(OSError), open("/proc/self/statm") as file:  # of Linux
         return int(file.read().split()[1]) * resource.getpagesize()
     return 0
 
 
 def _give_memory_back() -> None:
-    """Let what was freed leave the process, so that the next grammar's memory can be seen."""
+    """Return freed memory to the system, so that the memory of the next grammar can be measured."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)  # of glibc
 
 
 def _limit_memory(num_bytes: int) -> None:
-    """Let this process take so much more than it has."""
+    """Limit this process to its present memory plus this many bytes."""
     with suppress(OSError), open("/proc/self/statm") as file:  # of Linux
         limit = int(file.read().split()[0]) * resource.getpagesize() + num_bytes
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

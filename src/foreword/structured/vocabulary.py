@@ -1,15 +1,15 @@
-"""A tokenizer as llguidance reads it: the bytes of each token, and the tokens of a text."""
+"""A tokenizer in the form that llguidance reads: the bytes of each token, and the tokens of a text."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-GUARD = "\x02"  # no vocabulary merges it with what follows
+GUARD = "\x02"  # no vocabulary merges it with the text after it
 
 
 class TokenizerBytes(Protocol):
-    """The part of a tokenizer that a grammar is built from."""
+    """The methods of a tokenizer that grammars need."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -23,7 +23,8 @@ class TokenizerBytes(Protocol):
 
 
 class Vocabulary:
-    """The tokens of a model. vocab_size: of its logits; ids above the tokenizer's have no bytes and are never allowed.
+    """The tokens of a model. vocab_size: the number of its logits; ids above the tokenizer's have no bytes and are
+    never allowed.
 
     The attributes are those that `llguidance.TokenizerWrapper` reads.
     """
@@ -40,10 +41,11 @@ class Vocabulary:
         self.eos_token_id = self.eos_token_ids[0] if self.eos_token_ids else self.tokens.index(b"")
 
     def __call__(self, text: str) -> list[int]:
-        """The tokens whose bytes are exactly the text's, as the model's own texts are tokenized inside a text; none if
+        """Return the tokens of a text as they occur inside a longer text, with exactly the bytes of the text; none if
         the tokenizer has no such tokens.
 
-        A vocabulary that writes a space before every text does so before the guard.
+        The text is tokenized after a guard, so that a vocabulary that adds a space before every text adds it before the
+        guard.
         """
         wanted = text.encode()
         for prefix in ("", GUARD):
@@ -57,7 +59,7 @@ class Vocabulary:
         return b"".join([self.tokens[token] for token in tokens])
 
     def _end_of(self, prefix: bytes, tokens: Sequence[int]) -> int:
-        """Return how many tokens make the first text that ends with the prefix."""
+        """Return the smallest number of tokens whose text ends with the prefix."""
         found, count = b"", 0
         while not found.endswith(prefix) and count < len(tokens):
             found += self.tokens[tokens[count]]
