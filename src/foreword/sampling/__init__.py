@@ -1,4 +1,4 @@
-"""From logits to tokens: masks and processors, the draw, and the verification of drafts."""
+"""Convert logits to tokens: masks and processors, the draw, and the verification of drafts."""
 
 from foreword.sampling.failures import BadLogitsError, GrammarStoppedError, NoTokenLeftError
 from foreword.sampling.forced import GivenTokens

@@ -22,7 +22,9 @@ class NoTokenLeftError(RequestError):
 
 
 class GrammarStoppedError(ValueError):
-    """A grammar gave up in the middle of an output, such as at a limit of its size. Its request ends with an error."""
+    """A grammar stopped in the middle of an output, for example at a limit of its size. Its request ends
+    with an error.
+    """
 
 
 class BadLogitsError(ModelOutputError):

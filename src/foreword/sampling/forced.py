@@ -1,4 +1,4 @@
-"""Outputs that are given: a grammar that allows one token at each place."""
+"""Given outputs: a grammar that allows one token at each place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from foreword.arrays import I32
 
 @dataclass(slots=True)
 class GivenTokens:
-    """Implements `foreword.sampling.Grammar`: these tokens, then any. num_accepted: tokens so far."""
+    """Implement `foreword.sampling.Grammar`: these tokens must come first, and any may follow. num_accepted: tokens so
+    far.
+    """
 
     tokens: Sequence[int]
     num_accepted: int = 0

@@ -49,13 +49,15 @@ class TokenLogprobs(Mapping[int, Logprob]):
 
     @property
     def chosen(self) -> Logprob:
-        """That of the chosen token."""
+        """Return the entry of the chosen token."""
         if self._entries is None and self._arrays is not None:
             return self._arrays.chosen(self._at)
         return next(iter(self._read().values()))
 
     def by_token(self) -> dict[int, float]:
-        """Return token id → log-probability in the same order. No `Logprob` is made, and nothing of it is kept."""
+        """Return token id → log-probability in the same order. No `Logprob` is created, and the result is
+        not cached.
+        """
         if self._arrays is None:
             return {token: entry.logprob for token, entry in self._read().items()}
         return self._arrays.by_token(self._at)
@@ -92,32 +94,32 @@ class LogprobArrays:
 
     @classmethod
     def for_counts(cls, counts: Ints) -> LogprobArrays:
-        """Arrays for n tokens, each with its own number of most likely tokens; −1 for no entry."""
+        """Return arrays for n tokens, each with its own number of most likely tokens; −1 for no entry."""
         offsets = np.zeros(len(counts) + 1, np.int64)
         np.cumsum(counts + 1, out=offsets[1:])
         size = int(offsets[-1])
         return cls(offsets, np.empty(size, np.int32), np.empty(size, np.float64), np.empty(size, np.int32))
 
     def all(self) -> tuple[I64, I32, F64, I32]:
-        """The arrays in their order."""
+        """Return the arrays in their order."""
         return self.offsets, self.ids, self.logprobs, self.ranks
 
     def chosen(self, i: int) -> Logprob:
-        """The first of entry i."""
+        """Return the chosen token of entry i."""
         at = self.offsets[i]
         return Logprob(float(self.logprobs[at]), int(self.ranks[at]))
 
     def count(self, i: int) -> int:
-        """Number of tokens of entry i."""
+        """Return the number of tokens of entry i."""
         return len(set(self.ids[self.offsets[i] : self.offsets[i + 1]].tolist()))
 
     def by_token(self, i: int) -> dict[int, float]:
-        """Token id → log-probability of entry i, the chosen token first."""
+        """Return token id → log-probability of entry i, the chosen token first."""
         span = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
         return dict(zip(self.ids[span].tolist(), self.logprobs[span].tolist(), strict=True))
 
     def read(self, i: int, token_bytes: Callable[[int], bytes] | None = None) -> dict[int, Logprob]:
-        """Entry i: the chosen token first. token_bytes: tells what a token adds to the text."""
+        """Return entry i, the chosen token first. token_bytes: returns the bytes that a token adds to the text."""
         span = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
         found: dict[int, Logprob] = {}
         rows = zip(self.ids[span].tolist(), self.logprobs[span].tolist(), self.ranks[span].tolist(), strict=True)

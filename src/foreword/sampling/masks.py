@@ -1,4 +1,4 @@
-"""Token masks of a step, and the grammars they come from."""
+"""The token masks of a step, and the grammars that they come from."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Grammar(Protocol):
         """Write all of int32 [ceil(V / 32)]: bit t mod 32 of word t // 32 is 1 if token t may follow, else 0."""
 
     def accept(self, token_ids: Sequence[int]) -> int:
-        """Advance by the longest prefix that is allowed; returns its length."""
+        """Advance by the longest allowed prefix, and return its length."""
 
     def roll_back(self, num_tokens: int) -> None:
         """Undo the last ``num_tokens`` accepted tokens."""
@@ -34,11 +34,11 @@ class Grammar(Protocol):
         """Undo every accepted token, also after an interrupt in the middle of another method."""
 
     def copy(self) -> Self:
-        """The same grammar with no token accepted, for another completion."""
+        """Return the same grammar with no token accepted, for another completion."""
 
     def forced_tokens(self, limit: int) -> Sequence[int]:
-        """Up to ``limit`` tokens that have to follow, each the only one that the mask at its place allows. They are
-        drafts, verified as any: none, or wrong ones, cost time alone. An error here means none.
+        """Return up to ``limit`` tokens that must follow, each the only one that the mask at its place allows. They are
+        verified like all drafts, so missing or wrong ones only cost time. An error means that there are none.
         """
 
 
@@ -73,14 +73,14 @@ class TokenMasks:
         return self._failures
 
     def wait(self) -> None:
-        """Until they are computed; raises the error of the computation."""
+        """Wait until the masks are computed. Raise the error of the computation."""
         wait, self._wait = self._wait, None
         if wait is not None:
             wait()
 
 
 def num_words(vocab_size: int) -> int:
-    """The int32 words of a mask."""
+    """Return the number of int32 words of a mask."""
     return -(-vocab_size // WORD_BITS)
 
 
@@ -99,13 +99,13 @@ def token_masks(
     vocab_size: int,
     start: Callable[[Callable[[], None]], Wait] | None = None,
 ) -> TokenMasks | None:
-    """Masks for the scheduled requests that have a grammar, by state row; None without any.
+    """Return masks for the scheduled requests that have a grammar, by state row; None if there are none.
 
         for each request, j = 0 … its drafts:  mask of its logit row j = allowed after the first j drafts
 
-    Behind a draft that the grammar does not accept, or that ends the output, everything is allowed: those rows are
-    discarded. A prompt chunk that is not the last gets no mask. The grammars are left as they were, except one that
-    raises an error. start: starts the computation elsewhere, and returns what waits for its end.
+    After a draft that the grammar does not accept, or that ends the output, everything is allowed, because those rows
+    are discarded. A prompt chunk that is not the last gets no mask. The grammars do not change, except one that raises
+    an error. start: starts the computation in another thread, and returns a function that waits for its end.
     """
     states, requests = batch.states, list[Masked]()
     for b in np.flatnonzero(np.isin(batch.idx_mapping, list(grammars))).tolist():
@@ -140,7 +140,7 @@ def _fill_all(requests: Sequence[Masked], words: I32, failures: dict[int, Except
 
 
 def _fill(grammar: Grammar, words: I32, drafts: Sequence[int]) -> None:
-    """The masks [1 + drafts, ceil(V / 32)] of one request."""
+    """Fill the masks [1 + drafts, ceil(V / 32)] of one request."""
     accepted, filled = 0, 1
     grammar.fill_mask(words[0])
     for draft in drafts:

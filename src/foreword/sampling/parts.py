@@ -1,4 +1,5 @@
-"""Draws of tokens from logits whose vocabulary is divided among ranks: each draws from its part, the best draw counts.
+"""Draw tokens from logits whose vocabulary is divided among ranks: each rank draws from its part, and the best draw
+wins.
 
 Drawing is taking the largest of logit / temperature + noise, and the noise is a function of seed, position and token.
 So the largest of the ranks' largest is the token that one rank draws from all logits. Its log-probability follows from

@@ -1,4 +1,4 @@
-"""Logits processors: what changes the logits of some requests before their tokens are chosen."""
+"""Logits processors: they change the logits of some requests before their tokens are chosen."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from foreword.versions import Memo
 
 @runtime_checkable
 class LogitsProcessor(Protocol):
-    """Changes the logits of the requests in ``rows``.
+    """Change the logits of the requests in ``rows``.
 
     rows: a value for each state row that it applies to. extra_args: the names in `SamplingParams.extra_args` it reads.
     """
@@ -71,7 +71,7 @@ class Processors:
         self._is_behind = True  # a processor may have missed changes: before the first update, after one that failed
 
     def check(self, request_id: str, params: SamplingParams) -> None:
-        """RequestError for an entry of extra_args that no processor reads."""
+        """Raise RequestError for an entry of extra_args that no processor reads."""
         for name in params.extra_args or ():
             if name not in self._extra_args:
                 known = ", ".join(sorted(self._extra_args)) or "none"

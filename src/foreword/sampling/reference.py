@@ -1,4 +1,4 @@
-"""Sampling by definition, in NumPy: what native code computes, and what runs where that is not built.
+"""The definition of sampling, in NumPy: native code computes the same, and this code runs if native code is not built.
 
 From a row of logits z [V], for the token at position p, after a text of prompt and output (drafts before p included):
 
@@ -24,7 +24,7 @@ From a row of logits z [V], for the token at position p, after a text of prompt 
    14  top_p                of these, renormalised, keep the shortest prefix with at least this probability
    15  typical_p            of these, renormalised, order by |log p − Σ p log p|: the shortest prefix with at least this
    16  XTC                  of these, renormalised: if at least two have p ≥ xtc_threshold, drop all of them but the
-                            last; with the chance xtc_probability, as u(seed, p, −1) of `uniform_noise` decides
+                            last; with the probability xtc_probability, as u(seed, p, −1) of `uniform_noise` decides
    17  draw                 argmax of z + `gumbel_noise`(seed, p, token)
    18  log-probabilities    of the model's own logits, before 1
 

@@ -29,7 +29,7 @@ class RequestRules(NamedTuple):
 
     @classmethod
     def of(cls, params: SamplingParams, eos_token_ids: frozenset[int]) -> RequestRules:
-        """The rules of these parameters. eos_token_ids: the model's end tokens."""
+        """Return the rules of these parameters. eos_token_ids: the model's end tokens."""
         bias = params.logit_bias or {}
         words = [word for word in params.bad_words_token_ids if word]
         return cls(

@@ -1,4 +1,4 @@
-"""From a step's logits to its tokens."""
+"""Draw a step's tokens from its logits."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 A draft at position p is accepted if it equals the token that the target draws at p with its own noise. The noise
 depends on (seed, p, token) alone, so the output is, token for token, the output without speculation: greedy or
-sampled, its distribution is the target's by construction. For a draft d the chance of acceptance is p_target(d), that
-of rejection sampling against a deterministic drafter; a drafter that draws with the same noise does better, because
-both argmaxes then move together.
+sampled, its distribution is the target's by construction. A draft d is accepted with probability p_target(d), as in
+rejection sampling against a deterministic drafter. A drafter that draws with the same noise has a higher acceptance
+rate, because its noise and the target's are equal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Admission of waiting requests: how much of one fits into a step, then blocks from the cache, and a row with them."""
+"""Admit waiting requests: decide how many of their tokens fit into a step, take blocks from the cache, and
+add a row.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from foreword.scheduler.running import RunningSet
 from foreword.scheduler.shared_prompts import SharedPrompts
 from foreword.versions import Memo
 
-Fit = tuple[PrefixHit, int]  # the hit to admit a request with, and how many more tokens it computes
+Fit = tuple[PrefixHit, int]  # the reused prefix of a request, and how many more tokens it computes
 
 
 def admit(
@@ -30,11 +32,11 @@ def admit(
     keys: BlockKeys = NO_KEYS,
     **fields: Any,
 ) -> tuple[int, I32]:
-    """Add a row with blocks for the request's first ``num_tokens`` tokens, the hit's among them. fields: the other ones
-    of its `NewRequest`.
+    """Add a row with blocks for the request's first ``num_tokens`` tokens, the hit's among them. fields: the other
+    fields of its `NewRequest`.
 
-    Returns the row and the block copies, int32 [C, 2] (from, to), to make before the next forward pass.
-    CapacityError when blocks or rows are short, RequestError for a bad request; then nothing changes.
+    Return the row and the block copies, int32 [C, 2] (from, to), to make before the next forward pass. Raise
+    CapacityError if there are too few blocks or rows, and RequestError for an invalid request; then nothing changes.
     """
     blocks = cache.allocate(hit, num_tokens)
     try:
@@ -49,9 +51,10 @@ def admit(
 
 @dataclass(slots=True)
 class Admissions:
-    """The requests that a step admits, and how many tokens each computes; copies: the block copies of their hits.
+    """The requests that a step admits, and the number of tokens that each computes. copies: the block copies of their
+    hits.
 
-    head, blocked: the first request that stays waiting, and why; None if none waits.
+    head, blocked: the first request that still waits, and the reason; None if none waits.
     """
 
     requests: list[Request] = field(default_factory=list)
@@ -78,7 +81,9 @@ class AdmissionControl:
         self._hit = Memo[Request, PrefixHit](cache)  # by the waiting request
 
     def fit(self, request: Request, left: int) -> Fit | Reason:
-        """Return the hit to admit a waiting request with and the tokens to compute, at most ``left``; or why not."""
+        """Return the hit of a waiting request and the number of tokens to compute, at most ``left``; or the reason why
+        it does not fit.
+        """
         config, states, running = self._config, self._states, len(self._running)
         if running >= config.max_num_seqs or len(states) >= states.max_num_reqs:
             return reason("max_num_seqs", running=running, limit=config.max_num_seqs)
@@ -106,10 +111,10 @@ class AdmissionControl:
         return fitting, request.whole(fitting.num_tokens, fitting.cut(n), n) if config.chunked_prefill else n
 
     def _fitting_hit(self, hit: PrefixHit, n: int) -> PrefixHit | Reason:
-        """Return the hit to use for a request that computes n tokens; the reason if there are too few blocks.
+        """Return the hit to use for a request that computes n tokens, or the reason if there are too few blocks.
 
-        A copy needs its source block too, and a hit in a window more blocks than the window. When the pool is nearly
-        full, fall back to a smaller hit.
+        A copy also needs its source block, and a hit with a sliding window needs more blocks than the window. When the
+        pool is nearly full, fall back to a smaller hit.
         """
         free = self._cache.pool.num_free
         if len(self._running):
@@ -127,7 +132,7 @@ class AdmissionControl:
         return reason("no_blocks", need=need, free=max(free, 0))
 
     def place(self, request: Request, fit: Fit, admissions: Admissions) -> int:
-        """Give the request a row with blocks for the tokens that fit, and record it. Returns their number."""
+        """Give the request a row with blocks for the tokens that fit, and record it. Return the number of tokens."""
         hit, n = fit
         self._hit.forget()
         request.has_run = False

@@ -23,8 +23,8 @@ class Reason:
     max_num_seqs   max_num_seqs requests are running
     preemption     a running request was preempted in this step, so no request was admitted
     behind         the named request is first, and waits for the named reason
-    prompt_of      it shares the prompt, or its beginning, that the named request is computing
-    share          its owner had its share, so that about so many tokens of others are computed first
+    prompt_of      the named request is computing the same prompt, or the beginning of it
+    share          its owner has used its share, so about this many tokens of others are computed first
     unknown        the id is unknown
     """
 
@@ -42,10 +42,10 @@ def reason(code: Code, **details: int | str) -> Reason:
 
 @dataclass(slots=True)
 class Ledger:
-    """The accounts of one step. Not to be changed; not frozen, for speed.
+    """The record of one step. It must not be changed; it is not frozen, for speed.
 
-    num_tokens of token_budget were scheduled; num_running requests hold rows, num_waiting do not; num_free_blocks are
-    left. blocked: why admission stopped at the request ``head``; None if the queue was emptied.
+    num_tokens of the token_budget were scheduled; num_running requests have rows and num_waiting do not;
+    num_free_blocks are left. blocked: why admission stopped at the request ``head``; None if the queue was emptied.
     """
 
     num_tokens: int
@@ -57,7 +57,7 @@ class Ledger:
     blocked: Reason | None = None
 
     def reason_for(self, request_id: str, num_tokens: int) -> Reason:
-        """Why a waiting request that needs num_tokens was not admitted."""
+        """Return why a waiting request that needs num_tokens was not admitted."""
         if self.blocked is None or self.head is None:
             return reason("new")
         if request_id == self.head or self.blocked.code in ("max_num_seqs", "preemption"):

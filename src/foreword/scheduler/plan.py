@@ -12,7 +12,8 @@ from foreword.scheduler.request import Request
 
 @dataclass(slots=True, eq=False)
 class StepPlan:
-    """Not to be changed; not frozen, for speed. Rows are in the order of the running list.
+    """The plan of one step. It must not be changed; it is not frozen, for speed. Rows are in the order of the running
+    list.
 
     rows, num_scheduled: int32 [B], for `prepare_inputs`; the counts include drafts.
     draft_tokens: int32 [B, D] padded with −1, or None when the step verifies nothing.

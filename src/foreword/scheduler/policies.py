@@ -1,6 +1,6 @@
 """The order of admission and preemption. A policy is one function of a request, for requests of equal priority.
 
-A request is never preempted for one that comes after it.
+A request is never preempted for a request that comes later in this order.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,8 @@ Key = Callable[[Request], tuple[int, ...]]
 @dataclass(frozen=True, slots=True)
 class Policy:
     """An order of requests: the waiting one with the smallest key is admitted first, the running one with the largest
-    is preempted first. A key ends in ``request.arrival``, so that the order is total. The priority comes before the
-    key, under every policy.
+    is preempted first. A key ends in ``request.arrival``, so that the order is total. Under every policy, the priority
+    is compared before the key.
 
     is_fair: the key is made by the scheduler's `Shares`, in place of ``key``.
     """
@@ -30,9 +30,10 @@ class Policy:
     is_fair: bool = False
 
     def key_of(self, request: Request, name: str | None = None) -> tuple[int, ...]:
-        """Return the key of a request. It is made once, so that a policy cannot fail while requests run.
+        """Return the key of a request. It is computed once, so that a policy cannot fail while requests run.
 
-        RequestError if it cannot be made, or is not a tuple of integers. name: of the request as its caller knows it.
+        Raise RequestError if the policy fails, or its key is not a tuple of integers. name: the caller's name of the
+        request.
         """
         if request.key is None:
             try:
@@ -50,12 +51,14 @@ class Policy:
 
 
 def fcfs(request: Request) -> tuple[int, ...]:
-    """By arrival. A preempted request arrived before all waiting ones, so it is first again."""
+    """Order by arrival. A preempted request arrived before all waiting requests, so it is first again."""
     return (request.arrival,)
 
 
 def shortest_first(request: Request) -> tuple[int, ...]:
-    """By prompt tokens, fewer first: the least mean time to a first token. Under overload long prompts may starve."""
+    """Order by prompt length, shortest first: this minimises the mean time to the first token. Under overload, long
+    prompts may starve.
+    """
     return (len(request.prompt), request.arrival)
 
 
@@ -71,8 +74,8 @@ POLICIES = {
 
 
 def policy_of(given: object) -> Policy:
-    """Return the policy that is given: one of `POLICIES` by name, a `Policy`, a function from a request to its key, or
-    the name of one as `load_plugin` reads it. ValueError for others.
+    """Return the policy for a value: a name in `POLICIES`, a `Policy`, a function from a request to its key, or a name
+    that `load_plugin` reads. Raise ValueError for other values.
     """
     if isinstance(given, str):
         if given in POLICIES:

@@ -26,12 +26,12 @@ blocks of each tier.
 class Request:
     """One sequence to complete.
 
-    arrival: its number in the order of arrival, unique. priority: smaller first. owner, share: whose it is, and the
-    weight of that one, under the fair policy. max_len: number of known tokens at which it ends, prompt included; one
-    more than the prompt for a pooling request, which ends with it. pooling_params: in place of params, which are not
-    read then. keys: extra prefix keys, see `prefix_keys`. inputs: what its prompt has besides tokens. spans: int32
-    [n, 2], ascending (first, end) of prompt tokens that one step computes, none longer than a step. reuse_prefix:
-    whether it may start from cached blocks.
+    arrival: its unique number in the order of arrival. priority: smaller first. owner, share: its owner and the owner's
+    weight under the fair policy. max_len: the number of known tokens, with the prompt, at which it ends; one more than
+    the prompt for a pooling request. pooling_params: used in place of params, which are not read then. keys: extra
+    prefix keys, see `prefix_keys`. inputs: the inputs of its prompt other than tokens. spans: int32 [n, 2], ascending
+    (first, end) of prompt tokens that one step computes, none longer than a step. reuse_prefix: whether it may start
+    from cached blocks.
 
     The scheduler keeps:
     row             its row while it runs, −1 while it waits
@@ -74,7 +74,7 @@ class Request:
     has_run: bool = False
 
     def __len__(self) -> int:
-        """Known tokens while it waits."""
+        """Return the number of known tokens while it waits."""
         return len(self.prompt) + len(self.output)
 
     def whole(self, computed: int, n: int, most: int) -> int:
@@ -88,6 +88,6 @@ class Request:
         return before if before > 0 else through if through <= most else 0
 
     def tokens(self) -> I32:
-        """Prompt and output, int32 [len(self)], while it waits."""
+        """Return prompt and output, int32 [len(self)], while it waits."""
         prompt = self.prompt.token_ids if isinstance(self.prompt, CheckedPrompt) else self.prompt
         return np.concatenate([prompt, self.output]) if len(self.output) else prompt

@@ -1,4 +1,4 @@
-"""The running requests: their rows, and what the scheduler reads of them in every step."""
+"""The running requests: their rows, and the values that the scheduler reads in every step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Share(NamedTuple):
 
     @property
     def end(self) -> I32:
-        """The tokens of each row that are computed after the step, int32 [len(rows)]."""
+        """Return the number of computed tokens of each row after the step, int32 [len(rows)]."""
         return self.computed + self.num_scheduled
 
 
@@ -59,7 +59,7 @@ class RunningSet:
         return request
 
     def enter(self, request: Request) -> None:
-        """Add a request that was given its row."""
+        """Add a request that has got its row."""
         row = request.row
         self._by_row[row] = request
         self._is_running[row] = True
@@ -79,7 +79,7 @@ class RunningSet:
         return requests
 
     def clear(self) -> None:
-        """Remove every request, whatever an interrupted change left behind."""
+        """Remove every request, even if a change was interrupted."""
         self.rows = NO_TOKENS
         self._by_row[:] = [None] * len(self._by_row)
         self._is_running[:] = False
@@ -107,6 +107,6 @@ class RunningSet:
         ahead = np.flatnonzero((n > 0) & (self._spans_end[rows] > computed))
         if ahead.size:
             n = n.copy()
-            for i in ahead.tolist():  # requests with images that are not computed
+            for i in ahead.tolist():  # requests with images that are not computed yet
                 n[i] = self.request_in(int(rows[i])).whole(int(computed[i]), int(n[i]), most)
         return n

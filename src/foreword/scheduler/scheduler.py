@@ -1,4 +1,4 @@
-"""The scheduler: which requests compute how many tokens in the next step, and with which blocks.
+"""The scheduler: it decides which requests compute how many tokens in the next step, and with which blocks.
 
     running first, in the order of admission        need = known + drafts − computed, at most what the budget leaves
     short of blocks?  preempt the policy's last     it waits again with all its tokens, and no request is admitted
@@ -34,9 +34,9 @@ from foreword.versions import Memo
 
 
 class Scheduler:
-    """Plans steps over the rows of ``states`` and the blocks of ``cache``. Only the scheduler adds and removes rows.
+    """Plan steps over the rows of ``states`` and the blocks of ``cache``. Only the scheduler adds and removes rows.
 
-    running, waiting: its requests. drafts: what the next step verifies. ledger: what the last plan was made from.
+    running, waiting: its requests. drafts: the drafts that the next step verifies. ledger: the record of the last plan.
     """
 
     def __init__(self, states: RequestStates, cache: KVCacheManager, config: SchedulerConfig | None = None) -> None:
@@ -71,7 +71,7 @@ class Scheduler:
         return bool(len(self.running) or len(self.waiting))
 
     def add(self, request: Request) -> None:
-        """Queue a request. RequestError for an id that is waiting or running already."""
+        """Queue a request. Raise RequestError if its id is waiting or running already."""
         if request.request_id in self.waiting or request.request_id in self.states:
             raise RequestError(
                 request.request_id,
@@ -86,7 +86,7 @@ class Scheduler:
             self._shares.added(request, self.policy.key_of(request)[1])
 
     def remove(self, request_id: str) -> Request | None:
-        """Remove a waiting, taken or running request, at any time between two steps. None for an unknown id."""
+        """Remove a waiting, taken or running request, at any time between two steps. Return None if unknown."""
         if request_id not in self.states:
             waiting = self.waiting.remove(request_id) or self._taken.pop(request_id, None)
             if waiting is not None and self._shares is not None:
@@ -120,8 +120,8 @@ class Scheduler:
     def resolve(self, plan: StepPlan) -> StepPlan:
         """Update a plan that was made during a step in flight, after the commit of that step.
 
-        Requests that have ended are left out. Reserved draft slots get the drafts proposed since, as far as there are
-        any. Returns the plan itself if nothing changes.
+        Requests that have ended are left out. Reserved draft slots get the drafts that were proposed since. Return the
+        plan itself if nothing changes.
         """
         if plan.draft_tokens is None and (plan.rows is self.running.rows or self.states.live[plan.rows].all()):
             return plan
@@ -178,7 +178,9 @@ class Scheduler:
         return plan
 
     def commit(self, plan: StepPlan) -> None:
-        """After `RequestStates.commit`: the prompt tokens that the step computed can be hit from now on."""
+        """Publish the prompt tokens that the step computed, so that later requests can reuse them. Call it after
+        `RequestStates.commit`.
+        """
         for request in plan.admitted:
             request.has_run = True
         for row in plan.prefilling.tolist():
@@ -191,7 +193,7 @@ class Scheduler:
             self.drafts.discard(plan.rows)
 
     def free_all(self, requests: Iterable[Request], num_tokens: I32) -> None:
-        """After a failure anywhere in a step: no row or block is held, and nothing waits.
+        """Free all rows and blocks, and empty the queue, after a failure anywhere in a step.
 
         These requests, which may have rows, leave with the first num_tokens[row] tokens; `add` queues them again.
         Blocks that the failed step may have written are not found by lookups.
@@ -211,7 +213,7 @@ class Scheduler:
     # -- why -----------------------------------------------------------------------------------------------------
 
     def why(self, request_id: str) -> Reason:
-        """The reason why a request waits, or `running`."""
+        """Return the reason why a request waits, or `running`."""
         if request_id in self.states:
             row = self.states.row_of(request_id)
             if row in self._last_scheduled:
@@ -222,7 +224,7 @@ class Scheduler:
         return reason("unknown") if request is None else self._why_waiting(request)
 
     def reasons(self) -> dict[str, Reason]:
-        """`why` for every waiting request."""
+        """Return `why` for every waiting request."""
         return {request.request_id: self._why_waiting(request) for request in self.waiting}
 
     def _why_waiting(self, request: Request) -> Reason:
@@ -232,7 +234,8 @@ class Scheduler:
     # -- running -------------------------------------------------------------------------------------------------
 
     def _continue_running(self, in_flight: StepPlan | None) -> tuple[Share, list[Request] | None]:
-        """Return what running rows compute, with blocks for it, and the requests that were preempted for these.
+        """Return the share of running rows, with blocks for its tokens, and the requests that were preempted to get
+        them.
 
         None in place of the requests, and no share: a preemption is needed, but a step is in flight.
         """
@@ -261,7 +264,7 @@ class Scheduler:
             in_flight_tokens = states.num_placeholders[rows]
             n += in_flight_tokens
             ends = states.num_tokens[rows] + (in_flight_tokens > 0) >= self.running.max_len[rows]
-            n[ends] = 0  # one token is certain, drafts may be rejected
+            n[ends] = 0  # only one token is certain, because drafts may be rejected
         if self.config.long_prefill_threshold:
             n = np.minimum(n, self.config.long_prefill_threshold)
         n = self._cut(rows, computed, n, budget)
@@ -296,7 +299,7 @@ class Scheduler:
         self.cache.free_expired(share.rows, read_from)
 
     def _preempt_last(self) -> Request:
-        """Let the policy's last running request wait again, with all its tokens."""
+        """Move the policy's last running request back to the queue, with all its tokens."""
         last = max(self.running.rows.tolist(), key=lambda row: self.policy.key_of(self.running.request_in(row)))
         (request,) = self.running.leave(np.array([last], np.int32))
         self._free(request)
@@ -305,21 +308,21 @@ class Scheduler:
         return request
 
     def _free(self, request: Request) -> None:
-        """Free the row and the blocks of a request that has left the running ones."""
+        """Free the row and the blocks of a request that has left the running set."""
         row = request.row
         self._keep_output(request, int(self.states.num_tokens[row]))
         self._shared_prompts.forget(row)
-        self.cache.free(row, publish=request.has_run)  # else its block copies may not have been made
+        self.cache.free(row, publish=request.has_run)  # otherwise its block copies may not have been made
         self.states.remove_request(request.request_id)
         self.drafts.discard(row)
 
     def _keep_output(self, request: Request, num_tokens: int) -> None:
-        """The request leaves its row with this many tokens."""
+        """Keep this many tokens of a request that leaves its row."""
         request.output = self.states.token_ids[request.row, len(request.prompt) : num_tokens].copy()
         request.row = -1
 
     def _scheduled_drafts(self, share: Share) -> I32 | None:
-        """The drafts that fit into the tokens of each row, [B, D], or None. Prompt chunks verify nothing."""
+        """Return the drafts that fit into the tokens of each row, [B, D], or None. Prompt chunks verify nothing."""
         return self.drafts.fitting(share.rows, self._num_drafts(share)) if self.drafts.may_verify else None
 
     def _num_drafts(self, share: Share) -> I32:
@@ -372,7 +375,9 @@ class Scheduler:
 
 
 def check_pool(cache: KVCacheManager, max_model_len: int, max_new_tokens: int) -> None:
-    """ConfigError unless one request of max_model_len tokens fits the pool, with the numbers that would work."""
+    """Raise ConfigError, with the numbers that would work, unless one request of max_model_len tokens fits
+    in the pool.
+    """
 
     def needed(length: int) -> int:
         return 1 + sum(g.most_blocks(length, min(length, max_new_tokens)) for g in cache.groups)

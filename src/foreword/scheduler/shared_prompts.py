@@ -1,4 +1,4 @@
-"""Prompts that running requests compute: a waiting request with the same beginning is not computed beside them."""
+"""The prompts that running requests compute: a waiting request with the same beginning waits for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class SharedPrompts:
     A waiting request whose hit ends where such a block begins, and which continues with the same content, has a longer
     hit once the block is computed. Waiting for it takes no longer than computing it, and costs nothing.
 
-    is_used: false where prompts are computed in small chunks beside others. Not for recurrent models either.
+    is_used: false if prompts are computed in small chunks together with other requests, and for recurrent models.
     """
 
     def __init__(self, cache: KVCacheManager, *, is_used: bool) -> None:
@@ -24,7 +24,9 @@ class SharedPrompts:
         self._blocks: dict[int, _Block] = {}  # by row
 
     def follow(self, row: int, hit: PrefixHit | None = None) -> None:
-        """After a request's admission with a hit, and without one whenever more of its prompt can be hit."""
+        """Update the block of a request: after its admission with a hit, and whenever more of its prompt can
+        be reused.
+        """
         self.forget(row)
         if self._is_used:
             block = self._cache.next_block(row) if hit is None else (hit.num_full, hit.next_block)
@@ -32,7 +34,7 @@ class SharedPrompts:
                 self._blocks[row], self._rows[block] = block, row
 
     def forget(self, row: int) -> None:
-        """The row's request leaves, or its block changes."""
+        """Remove the block of a row whose request leaves, or whose block changes."""
         block = self._blocks.pop(row, None)
         if block is not None and self._rows.get(block) == row:
             del self._rows[block]
@@ -42,7 +44,7 @@ class SharedPrompts:
         self._blocks.clear()
 
     def computing(self, hit: PrefixHit, keys: BlockKeys) -> int:
-        """The row whose request computes the block after a waiting request's hit; −1 without one."""
+        """Return the row whose request computes the block after a waiting request's hit, or −1."""
         block = hit.num_full, hit.next_block
         row = self._rows.get(block, -1)
         return row if self._blocks.get(row) == block and self._cache.continues(row, hit, keys) else -1

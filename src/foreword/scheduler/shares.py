@@ -1,10 +1,10 @@
-"""Shares of owners, such as API keys, in what the model computes: each request gets its place in a virtual time.
+"""Divide the computed tokens among owners, such as API keys: each request gets its place in a virtual time.
 
     start  = max(now, end of its owner's latest request)        now: the latest start of an admitted request
     end    = start + tokens / share
 
 Requests in the order of their starts serve owners that always have some in the proportion of their shares, and an owner
-that was idle gains nothing by it (start-time fair queueing). A place is found once, when a request arrives.
+that was idle gains nothing by it (start-time fair queueing). A place is determined once, when a request arrives.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ class Shares:
         return max(self._now, self._ends.get(request.owner, 0)), request.arrival
 
     def added(self, request: Request, start: int) -> None:
-        """The request waits at its place: charge its owner for the expected tokens. Once for each request."""
+        """Charge the owner of a request that waits now for the expected tokens. Call it once per request."""
         if request.request_id not in self._starts:
             self._starts[request.request_id] = start
             end = max(start, self._ends.get(request.owner, 0))
             self._ends[request.owner] = end + _units(request, _expected(request))
 
     def admitted(self, request: Request) -> None:
-        """The request has got a row."""
+        """Record that the request has got a row."""
         self._now = max(self._now, self._starts.get(request.request_id, 0))
 
     def ended(self, request: Request) -> None:
-        """The request has left, with its tokens: its owner is charged for these in place of the expected ones."""
+        """Charge the owner of a request that has left for its actual tokens, in place of the expected ones."""
         if self._starts.pop(request.request_id, None) is None:
             return
         has_run = request.has_run or len(request.output) > 0

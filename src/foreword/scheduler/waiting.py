@@ -28,7 +28,7 @@ class WaitingQueue:
         return request_id in self._here
 
     def __iter__(self) -> Iterator[Request]:
-        """In no particular order."""
+        """Iterate over the requests, in no particular order."""
         return iter(self._here.values())
 
     def get(self, request_id: str) -> Request | None:
@@ -45,20 +45,20 @@ class WaitingQueue:
         self._heap, self._here = [], {}
 
     def peek(self) -> Request:
-        """The first one. IndexError if the queue is empty."""
+        """Return the first request. Raise IndexError if the queue is empty."""
         while not self._is_current(self._heap[0][2]):
             heappop(self._heap)
         return self._heap[0][2]
 
     def pop(self) -> Request:
-        """Remove and return the first one."""
+        """Remove and return the first request."""
         request = self.peek()
         heappop(self._heap)
         del self._here[request.request_id]
         return request
 
     def remove(self, request_id: str) -> Request | None:
-        """Remove a request from anywhere in the queue; None if it is not waiting."""
+        """Remove a request from anywhere in the queue. Return None if it is not waiting."""
         request = self._here.pop(request_id, None)
         if len(self._heap) > 64 and len(self._heap) > 2 * len(self._here):
             self._heap = [entry for entry in self._heap if self._is_current(entry[2])]
