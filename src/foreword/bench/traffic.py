@@ -96,10 +96,12 @@ class Workload:
             return admit(context, context - 1)
 
         def columns(requests: list[_Request]) -> Arrivals:
-            numbers, n, computed, held = np.array([astuple(r) for r in requests], np.int32).reshape(-1, 4).T.copy()
+            numbers, n, computed, num_blocks = (
+                np.array([astuple(r) for r in requests], np.int32).reshape(-1, 4).T.copy()
+            )
             tokens = rng.integers(0, VOCAB_SIZE, int(n.sum()), dtype=np.int32)
-            blocks = np.arange(next_block - int(held.sum()), next_block, dtype=np.int32)
-            return Arrivals(numbers, tokens, n, blocks, held, computed)
+            blocks = np.arange(next_block - int(num_blocks.sum()), next_block, dtype=np.int32)
+            return Arrivals(numbers, tokens, n, blocks, num_blocks, computed)
 
         live: list[_Request] = []
         for t in range(count):

@@ -53,10 +53,10 @@ class ReplicaProcess:
 
     async def ready(self) -> None:
         """Wait until it serves. Raise a ConfigError with the reason if it cannot."""
-        loop, told = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(self._pipe.fileno(), told.set)
+        loop, is_readable = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._pipe.fileno(), is_readable.set)
         try:
-            await told.wait()
+            await is_readable.wait()
         finally:
             loop.remove_reader(self._pipe.fileno())
         try:

@@ -35,11 +35,11 @@ class _Engine:
     def tokens(self, count: int) -> list[int]:
         return [self.random.randrange(VOCAB) for _ in range(count)]
 
-    def blocks(self, held: list[int], num_tokens: int) -> list[list[int]]:
+    def blocks(self, num_held: list[int], num_tokens: int) -> list[list[int]]:
         """New block ids per group, so that each can hold this many tokens."""
         out = []
-        for table, have in zip(self.states.block_tables, held, strict=True):
-            count = max(-(-num_tokens // table.tokens_per_block) - have, 0)
+        for table, num_blocks in zip(self.states.block_tables, num_held, strict=True):
+            count = max(-(-num_tokens // table.tokens_per_block) - num_blocks, 0)
             out.append(list(range(self.next_block, self.next_block + count)))
             self.next_block += count
         return out
@@ -59,8 +59,8 @@ class _Engine:
         s = self.states
         for req_id, count in plan.items():
             row = s.row_of(req_id)
-            held = [int(t.num_blocks[row]) for t in s.block_tables]
-            s.append_blocks(req_id, self.blocks(held, int(s.num_computed_tokens[row]) + count))
+            num_held = [int(t.num_blocks[row]) for t in s.block_tables]
+            s.append_blocks(req_id, self.blocks(num_held, int(s.num_computed_tokens[row]) + count))
         batch = prepare_inputs(s, plan, self.buffers, draft_tokens=drafts, pad_to=pad_to, backend="loops")
         self.trace.step(batch)
         sampled = {}

@@ -92,13 +92,13 @@ def blocks_picture(batch: InputBatch, text_of: TextOf, num_blocks: int, group: i
     owners: dict[int, int] = {}
     texts: dict[int, str] = {}
     for row in states.explain().rows:
-        owner, held = int(row.req_id), [block for block in row.blocks[group] if block != states.null_block]
+        owner, row_blocks = int(row.req_id), [block for block in row.blocks[group] if block != states.null_block]
         picture.label(GAP, y, f"request {owner}")
-        for entry, block in enumerate(held):
+        for entry, block in enumerate(row_blocks):
             owners.setdefault(block, owner)
             picture.box(LABEL + entry * (LINE + 12), y, LINE + 8, str(block), owners[block])
         for p in range(row.num_computed_tokens):
-            texts[held[p // size] * size + p % size] = text_of(int(states.token_ids[row.row, p]))
+            texts[row_blocks[p // size] * size + p % size] = text_of(int(states.token_ids[row.row, p]))
         y += LINE + 4
     written = batch.slot_mapping[group][: batch.num_tokens].tolist()
     texts |= {slot: text_of(int(i)) for slot, i in zip(written, batch.input_ids, strict=False)}

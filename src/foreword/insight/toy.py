@@ -137,8 +137,8 @@ class _NumberedFromZero:
             if req_id not in self.states:
                 prompt = self._source.token_ids[row, : self._source.prompt_len[row]]
                 self.states.add_request(NewRequest(req_id, prompt, [blocks]))
-            held = int(ours.num_blocks[self.states.row_of(req_id)])
-            self.states.append_blocks(req_id, [blocks[held:]])
+            num_held = int(ours.num_blocks[self.states.row_of(req_id)])
+            self.states.append_blocks(req_id, [blocks[num_held:]])
         return prepare_inputs(
             self.states, dict(zip(batch.req_ids, batch.num_scheduled_tokens.tolist(), strict=True)), self._buffers
         )

@@ -189,13 +189,13 @@ class ValueReader:
 
     def _quote(self, text: str, at: int) -> int:
         """Read the opening quotes of a string, which may have several characters."""
-        held = self._held + text[at]
-        if held in self._notation.quotes:
+        opening_text = self._held + text[at]
+        if opening_text in self._notation.quotes:
             self._held = ""
-            self._quotes = self._notation.quotes[held]
+            self._quotes = self._notation.quotes[opening_text]
             self.written.append('"')
-        elif any(opening.startswith(held) for opening in self._notation.quotes):
-            self._held = held
+        elif any(opening.startswith(opening_text) for opening in self._notation.quotes):
+            self._held = opening_text
         else:
             return self._refuse(at)
         return at + 1

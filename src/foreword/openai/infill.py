@@ -173,7 +173,7 @@ class LineEnd:
 def cut(output: RequestOutput, pieces: Sequence[str], num_tokens: int) -> RequestOutput:
     """Return a final output with only its first tokens and another text, as if the token limit had ended it.
 
-    pieces: the pieces of the text, of which all but the last were in earlier outputs.
+    pieces: the pieces of the text, all except the last were in earlier outputs.
     """
     [last] = output.outputs
     transcript = replace(last.transcript, pieces=[*pieces], token_ids=last.token_ids[:num_tokens])

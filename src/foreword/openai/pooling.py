@@ -67,83 +67,83 @@ _DOCUMENTS = list_of(_DOCUMENT, 'a list of texts or of {"text": …}')
 
 def parse_embeddings(body: object) -> EmbeddingRequest:
     """Parse a body of /v1/embeddings."""
-    given = Fields(body)
+    fields = Fields(body)
     request = EmbeddingRequest(
-        model=_model(given),
-        prompts=prompts_of(given, "input"),
-        base64=given.take("encoding_format", one_of("float", "base64"), "float") == "base64",
+        model=_model(fields),
+        prompts=prompts_of(fields, "input"),
+        base64=fields.take("encoding_format", one_of("float", "base64"), "float") == "base64",
         params=_params(
-            given,
+            fields,
             "embed",
-            dimensions=given.take("dimensions", INTEGER),
-            normalize=given.take("normalize", BOOLEAN, True),
-            prompt_name=given.take("prompt_name", STRING),
+            dimensions=fields.take("dimensions", INTEGER),
+            normalize=fields.take("normalize", BOOLEAN, True),
+            prompt_name=fields.take("prompt_name", STRING),
         ),
-        options=request_options(given),
+        options=request_options(fields),
     )
-    given.end(neutral.POOLING)
+    fields.end(neutral.POOLING)
     return request
 
 
 def parse_classify(body: object) -> ClassifyRequest:
     """Parse a body of /classify."""
-    given = Fields(body)
+    fields = Fields(body)
     request = ClassifyRequest(
-        model=_model(given),
-        prompts=prompts_of(given, "input"),
-        params=_params(given, "classify"),
-        options=request_options(given),
+        model=_model(fields),
+        prompts=prompts_of(fields, "input"),
+        params=_params(fields, "classify"),
+        options=request_options(fields),
     )
-    given.end(neutral.POOLING)
+    fields.end(neutral.POOLING)
     return request
 
 
 def parse_score(body: object) -> ScoreRequest:
     """Parse a body of /score: one text_1 is compared with all of text_2, or each with its own."""
-    given = Fields(body)
-    first, second = given.require("text_1", _TEXTS), given.require("text_2", _TEXTS)
+    fields = Fields(body)
+    first, second = fields.require("text_1", _TEXTS), fields.require("text_2", _TEXTS)
     request = ScoreRequest(
-        model=_model(given),
+        model=_model(fields),
         queries=[first] if isinstance(first, str) else first,
         documents=[second] if isinstance(second, str) else second,
-        params=_params(given, "score"),
-        options=request_options(given),
+        params=_params(fields, "score"),
+        options=request_options(fields),
         names=("text_1", "text_2"),
     )
-    given.end(neutral.POOLING)
+    fields.end(neutral.POOLING)
     return request
 
 
 def parse_rerank(body: object) -> ScoreRequest:
     """Parse a body of /rerank: the documents are to be sorted by how well they fit the query."""
-    given = Fields(body)
-    documents = given.require("documents", _DOCUMENTS)
-    top_n = given.take("top_n", INTEGER)
+    fields = Fields(body)
+    documents = fields.require("documents", _DOCUMENTS)
+    top_n = fields.take("top_n", INTEGER)
     if top_n is not None and top_n < 1:
         raise RequestError(None, "top_n", top_n, "must be 1 or more", "Leave it out for all documents.")
     request = ScoreRequest(
-        model=_model(given),
-        queries=[given.require("query", STRING)],
+        model=_model(fields),
+        queries=[fields.require("query", STRING)],
         documents=[one if isinstance(one, str) else one["text"] for one in documents],
         top_n=top_n,
-        return_documents=given.take("return_documents", BOOLEAN, True),
-        params=_params(given, "score"),
-        options=request_options(given),
+        return_documents=fields.take("return_documents", BOOLEAN, True),
+        params=_params(fields, "score"),
+        options=request_options(fields),
         names=("query", "documents"),
     )
-    given.end(neutral.POOLING)
+    fields.end(neutral.POOLING)
     return request
 
 
-def _model(given: Fields) -> str | None:
+def _model(fields: Fields) -> str | None:
     for name, kind in LABELS.items():
-        given.take(name, kind)
-    model: str | None = given.take("model", STRING)
+        fields.take(name, kind)
+    model: str | None = fields.take("model", STRING)
     return model
 
 
-def _params(given: Fields, task: Any, **values: Any) -> PoolingParams:
-    return PoolingParams(task=task, truncate_prompt_tokens=given.take("truncate_prompt_tokens", INTEGER), **values)
+def _params(fields: Fields, task: Any, **values: Any) -> PoolingParams:
+    return PoolingParams(task=task, truncate_prompt_tokens=fields.take("truncate_prompt_tokens", INTEGER), **values)
 
 
 def embeddings_body(request: EmbeddingRequest, outputs: Sequence[PoolingRequestOutput], **named: Any) -> Body:
@@ -184,8 +184,8 @@ def rerank_body(request: ScoreRequest, outputs: Sequence[PoolingRequestOutput], 
 
 
 def _list(prefix: str, data: Iterable[Body], outputs: Sequence[PoolingRequestOutput], named: Any) -> Body:
-    given: Named = named
-    return {**head("list", prefix, given), "data": data, "usage": _usage(outputs)}
+    fields: Named = named
+    return {**head("list", prefix, fields), "data": data, "usage": _usage(outputs)}
 
 
 def _usage(outputs: Sequence[PoolingRequestOutput]) -> Body:

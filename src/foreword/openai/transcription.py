@@ -46,9 +46,9 @@ class TranscriptionRequest:
 
 def parse_transcription(body: object) -> TranscriptionRequest:
     """Parse the fields of a form of /v1/audio/transcriptions. Raise RequestError if it cannot be served as given."""
-    given = Fields(body)
-    granularities = given.take(GRANULARITIES, STRINGS, [])
-    return _parse(given, TRANSCRIBE, granularities)
+    fields = Fields(body)
+    granularities = fields.take(GRANULARITIES, STRINGS, [])
+    return _parse(fields, TRANSCRIBE, granularities)
 
 
 def parse_translation(body: object) -> TranscriptionRequest:
@@ -56,33 +56,33 @@ def parse_translation(body: object) -> TranscriptionRequest:
     return _parse(Fields(body), TRANSLATE, [])
 
 
-def _parse(given: Fields, task: str, granularities: Sequence[str]) -> TranscriptionRequest:
-    format, stream = given.take("response_format", one_of(*FORMATS), "json"), given.take("stream", BOOLEAN, False)
+def _parse(fields: Fields, task: str, granularities: Sequence[str]) -> TranscriptionRequest:
+    format, stream = fields.take("response_format", one_of(*FORMATS), "json"), fields.take("stream", BOOLEAN, False)
     if stream and format not in STREAMED:
-        raise given.refuse("response_format", format, f"Give {' or '.join(STREAMED)} for a stream.")
+        raise fields.refuse("response_format", format, f"Give {' or '.join(STREAMED)} for a stream.")
     for name in granularities:
         if name != "segment":
-            raise given.refuse(GRANULARITIES, name, "Give segment.")
+            raise fields.refuse(GRANULARITIES, name, "Give segment.")
         if format != "verbose_json":
             reason = "needs response_format: verbose_json"
             raise RequestError(None, GRANULARITIES, name, reason, "Leave it out.")
-    sampling = {name: value for name in SAMPLED if (value := given.take(name, SAMPLING[name])) is not None}
+    sampling = {name: value for name in SAMPLED if (value := fields.take(name, SAMPLING[name])) is not None}
     request = TranscriptionRequest(
-        model=given.take("model", STRING),
-        file=given.require("file", FILE),
+        model=fields.take("model", STRING),
+        file=fields.require("file", FILE),
         params=SamplingParams(**{"temperature": 0.0, "max_tokens": None, **sampling}),
         what=TranscriptionOptions(
-            language=given.take("language", STRING),
+            language=fields.take("language", STRING),
             task=task,
-            prompt=given.take("prompt", STRING, ""),
+            prompt=fields.take("prompt", STRING, ""),
             timestamps=format in TIMED,
             scores=format == "verbose_json",
         ),
         format=format,
-        options=request_options(given),
+        options=request_options(fields),
         stream=stream,
     )
-    given.end(NEUTRAL)
+    fields.end(NEUTRAL)
     return request
 
 

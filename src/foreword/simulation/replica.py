@@ -36,7 +36,7 @@ class _Decoding:
     rows: I64
     known: I32
     context: int
-    left: int
+    steps_left: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ class Replica:
     def advance(self, until: float) -> float:
         """Begin every step before ``until``; all arrivals before that time are known.
 
-        Returns a time before which no step begins that ends a request; infinity when nothing is left.
+        Return a time before which no step begins that ends a request; infinity when nothing is left.
         """
         scheduler, pending = self.scheduler, self._pending
         while True:
@@ -150,11 +150,11 @@ class Replica:
         if not self._repeats:
             return self.now
         decoding, size = self._decoding, self._block_size
-        count, left = len(decoding.rows), decoding.left - 1
-        if self.cache.pool.num_free * size < count * (left + size):  # a preemption would make steps shorter
+        count, steps_left = len(decoding.rows), decoding.steps_left - 1
+        if self.cache.pool.num_free * size < count * (steps_left + size):  # a preemption would make steps shorter
             return self.now
-        growth = self.cost.context * count * left * (left - 1) / 2
-        return self.now + left * self.cost.seconds(count, decoding.context) + growth
+        growth = self.cost.context * count * steps_left * (steps_left - 1) / 2
+        return self.now + steps_left * self.cost.seconds(count, decoding.context) + growth
 
     def _step(self, plan: StepPlan) -> bool:
         """Take the step. Returns whether the next one repeats it: all requests decoded, and none can be admitted."""
@@ -216,16 +216,16 @@ class Replica:
         report.num_steps += steps
         report.num_output_tokens += steps * len(rows)
         self._note_memory()
-        if steps < decoding.left:
+        if steps < decoding.steps_left:
             decoding.context += steps * len(rows)
-            decoding.left -= steps
+            decoding.steps_left -= steps
             return self._admits_none(False)
         return self._admits_none(self._end(rows, known)) and len(self._decoding.rows) > 0
 
     def _times(self, until: float) -> list[float]:
         """Now, and the end of each decode step from now on, up to the first that is not before ``until``."""
         now, count, context = self.now, len(self._decoding.rows), self._decoding.context
-        times, most = [now], min(self._decoding.left, MAX_REPEAT)
+        times, most = [now], min(self._decoding.steps_left, MAX_REPEAT)
         fixed, per_token = self.cost.step + self.cost.token * count, self.cost.context
         while now < until and len(times) <= most:
             now += fixed + per_token * context
@@ -235,9 +235,9 @@ class Replica:
 
     def _end(self, rows: I64, known: I32) -> bool:
         """Free those of the rows that have all their tokens. Whether there were any; the others go on to decode."""
-        left = self.scheduler.running.max_len[rows] - known
-        if ended := min(left.tolist(), default=1) < 1:
-            stays = left > 0
+        tokens_left = self.scheduler.running.max_len[rows] - known
+        if ended := min(tokens_left.tolist(), default=1) < 1:
+            stays = tokens_left > 0
             done = rows[~stays].astype(np.int32)
             for row in done.tolist():
                 request = cast(SimulatedRequest, self.scheduler.running.request_in(row))
@@ -245,8 +245,8 @@ class Replica:
                     self.report.add_times(request, self.now)
                 self.ended.append(request.arrival)
             self.scheduler.finish(done)
-            rows, known, left = rows[stays], known[stays], left[stays]
-        self._decoding = _Decoding(rows, known, sum(known.tolist()), min(left.tolist(), default=0))
+            rows, known, tokens_left = rows[stays], known[stays], tokens_left[stays]
+        self._decoding = _Decoding(rows, known, sum(known.tolist()), min(tokens_left.tolist(), default=0))
         return ended
 
     def _admits_none(self, ended: bool, *, published: bool = False) -> bool:

@@ -30,12 +30,12 @@ def refused_place(schema: Any, reason: str, refusal: Callable[[str], str | None]
     refusal: returns why the text of a schema cannot be compiled, or None if it can. At most `MOST_TRIED` parts are
     compiled, and none after these seconds; then the result is the innermost refused place so far.
     """
-    end, left = time.monotonic() + seconds, MOST_TRIED
+    end, tries_left = time.monotonic() + seconds, MOST_TRIED
     place = Place("", schema)
     definitions = {name: schema[name] for name in _DEFINITIONS if isinstance(schema, dict) and name in schema}
     while True:
         for path, part in _parts(place.part):
-            if (left := left - 1) < 0 or time.monotonic() > end:
+            if (tries_left := tries_left - 1) < 0 or time.monotonic() > end:
                 return place
             whole = {**definitions, **part} if isinstance(part, dict) else part
             if refusal(json.dumps(whole)) == reason:
