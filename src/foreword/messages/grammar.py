@@ -14,11 +14,7 @@ from foreword.messages.markers import Literals, Marker
 from foreword.messages.notation import JSON, Notation
 from foreword.schemas import drop_annotations, subschemas, with_options
 
-_SEPARATORS = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-}  # as in chat templates
+_SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as in chat templates
 _EXPRESSED = frozenset((
     "type", "properties", "required", "additionalProperties", "items", "enum", "const", "anyOf", "oneOf",
     "title", "description", "default", "examples", "$schema", "$comment", "deprecated", "readOnly", "writeOnly",
