@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -66,6 +67,7 @@ class Files:
     gate: threading.Event = field(default_factory=threading.Event)
     running: dict[str, int] = field(default_factory=dict)
     num_ids: int = 0
+    ends: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self):
         self.gate.set()
@@ -76,7 +78,9 @@ class Files:
     def models(self, *served, **settings) -> Models:
         rows = [one if isinstance(one, ServedModel) else ServedModel(model=one, names=(one,)) for one in served]
         config = ServerConfig(**{"load_on_demand": True, "ram_budget": 2 * SIZE, **settings})
-        return Models(rows, config, self, Shared.of(config))
+        shared = Shared.of(config)
+        self.ends.callback(shared.store.close)
+        return Models(rows, config, self, shared)
 
     @asynccontextmanager
     async def using(self, models, name):
@@ -96,8 +100,10 @@ class Files:
 
 
 @pytest.fixture
-def files() -> Files:
-    return Files()
+def files() -> Iterator[Files]:
+    made = Files()
+    with made.ends:
+        yield made
 
 
 def run(coroutine):

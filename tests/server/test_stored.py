@@ -298,19 +298,20 @@ def test_a_repeated_request_id_replaces_no_response(started):
 
 
 def test_a_circle_of_responses_is_gone_through_once():
-    responses = Responses(Store(None, 1 << 20), 1 << 20, is_open=True)
-    for name, previous in (("a", "b"), ("b", "a")):
-        said = {"id": name, "created_at": 1, "output": [{"of": name}], "previous_response_id": previous}
-        responses.keep("one", said, [])
-    assert responses.conversation("one", "a") == [{"of": "b"}, {"of": "a"}]
+    with closing(Store(None, 1 << 20)) as store:
+        responses = Responses(store, 1 << 20, is_open=True)
+        for name, previous in (("a", "b"), ("b", "a")):
+            said = {"id": name, "created_at": 1, "output": [{"of": name}], "previous_response_id": previous}
+            responses.keep("one", said, [])
+        assert responses.conversation("one", "a") == [{"of": "b"}, {"of": "a"}]
 
 
 def test_room_is_made_of_one_owner_alone():
-    store = Store(None, 1000)
-    for owner in "ab":
-        store.add("response", owner, "same", {})
-    store.make_room("response", 1, 1000)
-    assert (store.count("response", "a"), store.count("response", "b")) == (0, 1)
+    with closing(Store(None, 1000)) as store:
+        for owner in "ab":
+            store.add("response", owner, "same", {})
+        store.make_room("response", 1, 1000)
+        assert (store.count("response", "a"), store.count("response", "b")) == (0, 1)
 
 
 def test_a_server_that_stores_no_responses_refuses_what_needs_them(started):
@@ -323,16 +324,16 @@ def test_a_server_that_stores_no_responses_refuses_what_needs_them(started):
 
 
 def test_a_store_has_a_limit_and_drops_what_was_not_used_for_longest(tmp_path):
-    store = Store(tmp_path, 1000)
-    for i in range(3):
-        store.add("response", "a", f"r{i}", {"x": "y" * 200})
-    with pytest.raises(HttpError, match="more than 1000 bytes"):
-        store.add("file", "a", "f", {}, size=900)
-    store.get("response", "a", "r0")
-    store.make_room("response", 2, 1000)
-    assert [store.state(f"r{i}") for i in range(3)] == ["", None, ""]
-    items, has_more = store.listed("response", "a", Page(1))
-    assert (len(items), has_more) == (1, True)
+    with closing(Store(tmp_path, 1000)) as store:
+        for i in range(3):
+            store.add("response", "a", f"r{i}", {"x": "y" * 200})
+        with pytest.raises(HttpError, match="more than 1000 bytes"):
+            store.add("file", "a", "f", {}, size=900)
+        store.get("response", "a", "r0")
+        store.make_room("response", 2, 1000)
+        assert [store.state(f"r{i}") for i in range(3)] == ["", None, ""]
+        items, has_more = store.listed("response", "a", Page(1))
+        assert (len(items), has_more) == (1, True)
 
 
 def test_a_directory_that_cannot_be_used_is_refused(tmp_path):
