@@ -14,7 +14,7 @@ from scenes import GROUPS, Scene, V, check_idle, outcome, run
 from foreword.batch import InputBatch, SamplingParams
 from foreword.engine import Engine
 from foreword.executors import Capability
-from foreword.models.lora import LoraAdapter
+from foreword.models.lora import LoraAdapter, file_states
 
 SCENE = Scene("full", "no drafts", 65, {"max_num_seqs": 4, "lora_bytes": 250})
 PARAMS = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
@@ -54,7 +54,7 @@ class AdapterExecutor(HashExecutor):
 
 def make_engine(folder: Path) -> Engine:
     """Two adapters in memory, one that left it, and a request that uses the first one and has begun."""
-    engine = SCENE.engine(executor=AdapterExecutor(), read_lora=lambda path: LoraAdapter(Path(path), {}, states(path)))
+    engine = SCENE.engine(executor=AdapterExecutor(), read_lora=read)
     for name in ("verse", *HELD):
         engine.load_lora(name, folder / name)
     engine.add_request("running", PROMPT, PARAMS, lora="law")
@@ -62,9 +62,8 @@ def make_engine(folder: Path) -> Engine:
     return engine
 
 
-def states(path):
-    status = Path(path).stat()
-    return ((Path(path).name, status.st_size, status.st_mtime_ns),)
+def read(path: str) -> LoraAdapter:
+    return LoraAdapter(Path(path), {}, file_states(Path(path)))
 
 
 CHANGES: dict[str, Callable[[Engine, Path], object]] = {
