@@ -26,7 +26,8 @@ class _Short(reprlib.Repr):
             return f"<int of {value.bit_length()} bits>"
 
 
-_SECRET = re.compile(r"(?:^|_)(?:keys?|key_limits?|password|secret|token)$", re.IGNORECASE)
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_SECRETS = frozenset({"key", "keys", "password", "passwords", "secret", "secrets", "token"})
 _SHORT = _Short()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = _SHORT.maxfrozenset = 40
@@ -84,8 +85,10 @@ def shown(value: object) -> str:
 
 
 def setting_text(name: str, value: object) -> str:
-    """Return "name=value" for a message, or the name alone if its value may be a secret."""
-    return name if _SECRET.search(name) else f"{name}={shown(value)}"
+    """Return "name=value" for a message, or the name alone if its value may be a secret, or is a table of others."""
+    tables = value if isinstance(value, list | tuple) else (value,)
+    has_secret = not _SECRETS.isdisjoint(word.lower() for word in _WORD.findall(name))
+    return name if has_secret or any(isinstance(one, dict) for one in tables) else f"{name}={shown(value)}"
 
 
 class ConfigError(ForewordError, ValueError):

@@ -163,6 +163,10 @@ def test_an_unknown_option_is_answered_with_the_nearest(run_here, words):
         ('admin_key = ["s3cret"]', "admin_key: expected a text or a number"),
         ('key_limit = ["s3cret"]', "key_limit: number 1: give a key and its limits"),
         ('hf_token = "s3cret"', "hf_token: unknown setting"),
+        ('api-key = ["s3cret"]', "api-key: unknown setting"),
+        ('APIKey1 = "s3cret"', "APIKey1: unknown setting"),
+        ('[server]\napi_key = ["s3cret"]', "server: unknown setting"),
+        ('key_limit = ["a share=s3cret"]', "key_limit: number 1: share: must be a number"),
         ('[[model]]\nmodel = "a"\napi_key = "s3cret"', "model[0].api_key: unknown setting"),
     ],
 )

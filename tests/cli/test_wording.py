@@ -117,6 +117,7 @@ def test_a_value_of_a_file_is_refused_with_the_name_of_the_file(tmp_path):
     parts = ".".join(["a"] * 100_000)
     (tmp_path / "f.toml").write_text(f"\n[{parts}]\n" + "".join(f"b{i} = 1\n" for i in range(100_000)))
     (tmp_path / "g.toml").write_text("x = {" + " . ".join(["'a b'"] * 33) + " = 1}")
+    (tmp_path / "i.toml").write_text(".".join([r'"\""'] * 33) + " = 1")
     (tmp_path / "h.toml").write_text("model = '" + ".".join(["a"] * 32) + "/" + "b" * 1_000_000 + "'\nx = 1")
     for name, message in (
         ("a", "a.toml: max_num_seqs='a': expected an integer from 1 to 65536"),
@@ -126,6 +127,7 @@ def test_a_value_of_a_file_is_refused_with_the_name_of_the_file(tmp_path):
         ("e", "to increase the limit)"),
         ("f", "f.toml: not valid TOML (a key of more than 32 parts at line 2)"),
         ("g", "g.toml: not valid TOML (a key of more than 32 parts at line 1)"),
+        ("i", "i.toml: not valid TOML (a key of more than 32 parts at line 1)"),
         ("h", "h.toml: x=1: unknown setting. `foreword run --help` lists the names."),
     ):
         result = CliRunner().invoke(app, ["run", "hi", "--config", str(tmp_path / f"{name}.toml")])

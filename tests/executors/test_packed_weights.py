@@ -348,6 +348,17 @@ def test_digests_in_a_folder_that_others_may_write_to_are_not_used(model, tmp_pa
     assert not list(Digests().folder.iterdir())
 
 
+@pytest.mark.parametrize("damage", [b"\0" * 64, b"\xff" * 64, b"", b"0" * 63 + b"\n"])
+def test_a_record_that_is_not_a_digest_is_made_anew(model, monkeypatch, damage):
+    monkeypatch.setattr(digests, "_YOUNG", 0)
+    file = ModelFile(model / "model.safetensors", 0)
+    right = Digests().of(file)
+    [record] = Digests().folder.iterdir()
+    record.write_bytes(damage)
+    assert Digests().of(file) == right
+    assert record.read_text() == right
+
+
 def written(own, recipe=RECIPE, values=PARTS):
     """Keep parts as a process would, and return whether this one wrote them."""
     if own.find(recipe) is not None:

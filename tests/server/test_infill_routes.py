@@ -127,7 +127,9 @@ def test_a_line_that_is_indented_less_ends_the_completion(reciting, indent, want
 
 def test_a_completion_ends_after_its_time_once_it_has_an_end_of_a_line(reciting):
     body = {"input_prefix": BEFORE, "n_predict": len(TEXT), "t_max_predict_ms": 0.001}
-    assert reciting.post("/infill", body).json()["content"] == "\1\n"
+    found = reciting.post("/infill", body).json()["content"]
+    assert found.startswith("\1\n")
+    assert len(found) < len(TEXT)  # some tokens may arrive at the same time
     assert reciting.post("/infill", {**body, "t_max_predict_ms": 60_000}).json()["content"] == TEXT
     assert reciting.post("/infill", {**body, "t_max_predict_ms": -1}).json()["content"] == TEXT
 

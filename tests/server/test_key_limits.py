@@ -46,10 +46,7 @@ def test_a_wrong_limit_is_refused(text, reason):
 
 def test_no_error_has_a_key():
     refused = (
-        (
-            {"api_key": ("one",), "key_limit": ("one share=1", "s3cret share=0")},
-            "key_limit: number 2: share=0: must be",
-        ),
+        ({"api_key": ("one",), "key_limit": ("one share=1", "s3cret share=0")}, "key_limit: number 2: share: must be"),
         ({"key_limit": "s3cret share=1"}, "key_limit: give a list of texts"),
         ({"key_limit": ("s3cret",)}, "key_limit: number 1: give a key and its limits, such as"),
         ({"key_limit": ("s3cret share=1",)}, "key_limit: has a key that is not one of api_key"),

@@ -272,6 +272,8 @@ def test_an_adapter_cannot_take_the_name_of_another_model_or_of_its_adapter(serv
         refused = server.post("/v1/load_lora_adapter", {**body, "model": model, "lora_name": name})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "lora_name")
         assert f"is a name of the model '{owner}' or of its adapter" in refused.json()["error"]["message"]
+    refused = server.post("/v1/load_lora_adapter", {**body, "lora_name": "a:latest"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "lora_name")
     assert server.post("/v1/completions", {"model": "b", "prompt": "hello", **GREEDY}).json()["model"] == "b"
     assert server.post("/v1/unload_lora_adapter", {"lora_name": "law"}).status_code == 200
 

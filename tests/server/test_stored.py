@@ -1,7 +1,9 @@
 """Files, batches and stored responses, by the unchanged `openai` client, over restarts of the server."""
 
+import errno
 import json
 import sqlite3
+import threading
 import time
 from contextlib import ExitStack, closing, contextmanager
 
@@ -11,6 +13,7 @@ from server_rig import HI, PATIENCE, serving
 
 import openai
 from foreword.errors import ConfigError
+from foreword.openai.batch_file import Results
 from foreword.server import batches
 from foreword.server import store as stores
 from foreword.server.batches import Batches
@@ -129,6 +132,31 @@ def test_a_batch_is_cancelled_and_requests_of_clients_come_first(started):
         assert batch.status == "cancelled"
         assert batch.request_counts.completed < 200
         server.check_nothing_is_left()
+
+
+def test_a_batch_that_is_cancelled_while_its_file_is_checked_is_not_answered(started, monkeypatch):
+    check, gate = batches._checked, threading.Event()
+    monkeypatch.setattr(batches, "_checked", lambda *args: gate.wait(20) and check(*args))
+    with started() as server:
+        client = client_of(server)
+        batch = ask(client, line("a"), line("b"))
+        assert finished(client, client.batches.cancel(batch.id)).status == "cancelled"
+        gate.set()
+        assert finished(client, ask(client, line("c"))).status == "completed"  # the next one of the key
+        assert client.batches.retrieve(batch.id).request_counts.completed == 0
+        assert not server.context.store.path("batches", batch.id).exists()
+
+
+def test_a_batch_waits_while_the_disk_is_full(started, monkeypatch, capfd):
+    monkeypatch.setattr(batches, "PAUSE", 0.05)
+    write, full = Results.write, OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(Results, "write", lambda *_: (_ for _ in ()).throw(full))
+    with started() as server:
+        client, told = client_of(server), []
+        batch = ask(client, line("a"), line("b"))
+        server.wait_until(lambda: told.append(capfd.readouterr().err) or "No space left" in told[-1])
+        monkeypatch.setattr(Results, "write", write)
+        assert finished(client, batch).request_counts.completed == 2
 
 
 def test_a_batch_goes_on_after_another_program_has_locked_the_database(started, monkeypatch, capfd):

@@ -156,11 +156,15 @@ class KVCacheManager:
         end = path[-1] if path else self.tree.root
         following = self.tree.best_partial(end, known, data[4 * known * size :], keys.get(known, NO_EXTRA))
         num_known = known * size + (following[1] if following else 0)
+        blocks = self._hit_blocks(held, full) if full else (NO_BLOCKS,) * len(self.groups)
+        if full and not copy_from.any() and not any(ids.any() for ids in blocks):
+            # Windows of one token read no block of the hit: taking the request's blocks might evict all of its path.
+            full, num_partial, blocks = 0, 0, (NO_BLOCKS,) * len(self.groups)
         return PrefixHit(
             prompt_len=len(token_ids),
             num_full=full,
             num_partial=num_partial,
-            blocks=self._hit_blocks(held, full) if full else (NO_BLOCKS,) * len(self.groups),
+            blocks=blocks,
             copy_from=copy_from,
             path=tuple(path),
             num_known=num_known,

@@ -183,7 +183,7 @@ def read_toml(file: Path) -> dict[str, Any]:
 
 
 _MOST_PARTS = 32
-_PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
+_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
 _LONG_KEY = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{_MOST_PARTS}}}")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Iterable
 from hashlib import sha256
@@ -18,6 +19,7 @@ from foreword.models.registry import cache_dir
 from foreword.native import NATIVE_FILE, native
 from foreword.ownership import is_own
 
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _DAYS_KEPT = 90  # of digests that are not used
 _YOUNG = 2 * 10**9  # nanoseconds: see `identity_of`
 _SUFFIXES = (".gguf", ".safetensors", ".bin", ".json", ".model", ".pt")  # of the files of a model
@@ -35,10 +37,11 @@ class Digests:
     def of(self, file: ModelFile) -> str:
         """Return the digest of a file, in hexadecimal. ModelError if it changes meanwhile."""
         record = self.folder / sha256(file.identity.encode()).hexdigest()[:32]
-        with contextlib.suppress(OSError):
-            known = record.read_text()
-            if len(known) == 64 and is_own(record.stat()) and is_own(self.folder.stat()):
-                os.utime(record)
+        with contextlib.suppress(OSError, ValueError):  # ValueError: what it has is not text
+            known = record.read_text() if record.is_file() else ""
+            if _DIGEST.fullmatch(known) and is_own(record.stat()) and is_own(self.folder.stat()):
+                with contextlib.suppress(OSError):  # a folder that cannot be written
+                    os.utime(record)
                 return known
         digest = file.sha256()
         if not is_young(file.identity):

@@ -67,7 +67,7 @@ async def _load(models: Models, request: Request) -> Response:
         if owner is not None and owner.context is not context:
             reason = f"is a name of the model {owner.name!r:.80} or of its adapter. Use another"
             raise HttpError(INVALID, f"lora_name = {name!r:.80}: {reason}", param="lora_name")
-        if not name or name in context.names:
+        if not name or {name, name.removesuffix(":latest")} & {*context.names}:
             raise HttpError(INVALID, f"lora_name = {name!r:.80}: is not free for an adapter", param="lora_name")
         if name in engine.loras and not replaces:
             reason = f"lora_name = {name!r:.80}: is loaded already. Use load_inplace: true to replace it"
@@ -100,7 +100,10 @@ async def _unload(context: Context, request: Request) -> Response:
     name = await UNLOAD_BODY.read(request)
     if name not in context.engine.loras:
         raise HttpError(NOT_FOUND, f"lora_name = {name!r:.80}: is not loaded", param="lora_name")
-    await context.engine.drop_lora(name)
+    try:
+        await context.engine.drop_lora(name)
+    except ConfigError as error:  # another request has dropped it meanwhile
+        raise HttpError(NOT_FOUND, f"lora_name = {name!r:.80}: {error}", param="lora_name") from None
     return reply({"lora_name": name, "unloaded": True})
 
 

@@ -10,6 +10,7 @@ is counted, so a batch goes on where it was when its process ends.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import sqlite3
 import sys
@@ -90,9 +91,9 @@ class Batches:
                                 running[owner] = asyncio.create_task(self._answer_one(owner, batch))
                         if await self._wait(running):
                             is_told = False
-                    except sqlite3.Error as error:  # a full disk, or a lock of another program: they go on afterwards
+                    except (sqlite3.Error, OSError) as error:  # a full disk, or a lock of another program
                         if not is_told:
-                            line = f"foreword: batches wait: the database in data_directory: {error}"
+                            line = f"foreword: batches wait: data_directory: {error}"
                             print(line, file=sys.stderr, flush=True)
                         is_told = True
                         await asyncio.sleep(PAUSE)
@@ -103,7 +104,9 @@ class Batches:
 
     @staticmethod
     async def _wait(running: dict[str, asyncio.Task[None]]) -> bool:
-        """Wait a moment for the end of a batch, and return whether one has ended. sqlite3.Error if it is to go on."""
+        """Wait a moment for the end of a batch, and return whether one has ended. sqlite3.Error, or OSError of a full
+        disk, if it is to go on.
+        """
         if not running:
             await asyncio.sleep(PAUSE)
             return False
@@ -115,12 +118,14 @@ class Batches:
         return bool(done)
 
     async def _answer_one(self, owner: str, batch: Row) -> None:
-        """Answer a batch, and end it. sqlite3.Error if that is to be tried again."""
+        """Answer a batch, and end it. sqlite3.Error, or OSError of a full disk, if that is to be tried again."""
         try:
             await self._answer(owner, batch)
         except sqlite3.Error:
             raise
         except Exception as error:  # of the disk, for one: the next batch may do better
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
             print_exception(error)
             message = error if isinstance(error, HttpError | ConfigError | OSError) else type(error).__name__
             await self._end(batch, "failed", errors=_errors([(None, "server_error", str(message))]))
@@ -152,6 +157,8 @@ class Batches:
         counts = {"total": len(places), "completed": 0, "failed": 0}
         begun = {"request_counts": counts, "in_progress_at": batch.get("in_progress_at") or int(time.time())}
         await self._change(batch_id, {**begun, "status": RUNNING}, RUNNING, (WAITING, RUNNING))
+        if await asyncio.to_thread(self._store.state, batch_id) not in (RUNNING, CANCELLING):
+            return  # it was cancelled while its file was checked
         path = self._store.path("batches", batch_id)
         with Results(str(path)) as results, source.open("rb") as file:
             left = self._in_order(place for place in places if place.key not in results.done)
@@ -181,7 +188,8 @@ class Batches:
     ) -> str:
         """Answer lines, some at a time, until there are no more, or it is cancelled or too late; return the status."""
         running: set[asyncio.Task[Record]] = set()
-        told, state, turn = time.monotonic(), None, asyncio.Lock()
+        told, turn = time.monotonic(), asyncio.Lock()
+        state: str | None = RUNNING
         try:
             while True:
                 while len(running) < MOST_AT_ONCE and (line := next(lines, None)) is not None:
@@ -199,8 +207,8 @@ class Batches:
                     with suppress(sqlite3.Error):  # it is tried again, and lines need no database
                         state = await asyncio.to_thread(self._store.state, batch["id"])
                         await self._change(batch["id"], {"request_counts": counts}, RUNNING, (RUNNING,))
-                    if state == CANCELLING or time.time() > batch["expires_at"]:
-                        return "cancelled" if state == CANCELLING else "expired"
+                    if state != RUNNING or time.time() > batch["expires_at"]:  # not there: it was cancelled before
+                        return "cancelled" if state != RUNNING else "expired"
         finally:
             for task in running:
                 task.cancel()
@@ -229,7 +237,7 @@ class Batches:
             except HttpError as error:
                 return line.record(response(error.status, openai_error(error)), None)
             except EngineError as error:
-                if engine is not None and engine.is_closed:
+                if engine is not None and engine.is_closed and len(self._models.entries) == 1:
                     raise asyncio.CancelledError from None  # the line is done again by the next process
                 return failure(line, error)
             except Exception as error:  # whatever a line causes, the others are answered

@@ -80,7 +80,7 @@ def read_limit(text: str) -> tuple[str, KeyLimits]:
             value = 0
         if not (2**-10 <= value <= 2**10 if name == "share" else 1 <= value < 2**31):
             allowed = "a number from 1/1024 to 1024" if name == "share" else "a whole number above 0"
-            raise ValueError(f"{name}={number:.20}: must be {allowed}")
+            raise ValueError(f"{name}: must be {allowed}")
         values[name] = value
     return found["key"], KeyLimits(**values)  # type: ignore[arg-type]
 

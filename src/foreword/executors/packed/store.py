@@ -185,7 +185,7 @@ class PackedStore:
         record = path.with_suffix(".checked")
         try:
             is_checked = record.read_text() == identity and is_own(record.stat())
-        except OSError:
+        except (OSError, ValueError):  # ValueError: what it has is not text
             is_checked = False
         with contextlib.suppress(OSError):
             if is_checked:
