@@ -85,10 +85,21 @@ def shown(value: object) -> str:
 
 
 def setting_text(name: str, value: object) -> str:
-    """Return "name=value" for a message, or the name alone if its value may be a secret, or is a table of others."""
-    tables = value if isinstance(value, list | tuple) else (value,)
-    has_secret = not _SECRETS.isdisjoint(word.lower() for word in _WORD.findall(name))
-    return name if has_secret or any(isinstance(one, dict) for one in tables) else f"{name}={shown(value)}"
+    """Return "name=value" for a message, or the name alone if its value, or a part of it, may be a secret."""
+    return name if _may_be_secret(name, value) else f"{name}={shown(value)}"
+
+
+def _may_be_secret(name: str, value: object) -> bool:
+    parts: list[tuple[object, object]] = [(name, value)]
+    while parts:
+        of, inner = parts.pop()
+        if isinstance(of, str) and not _SECRETS.isdisjoint(word.lower() for word in _WORD.findall(of)):
+            return True
+        if isinstance(inner, dict):
+            parts.extend(inner.items())
+        elif isinstance(inner, list | tuple):
+            parts.extend(("", item) for item in inner)
+    return False
 
 
 class ConfigError(ForewordError, ValueError):

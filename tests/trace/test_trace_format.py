@@ -144,11 +144,13 @@ def test_covered_traces_have_no_texts_of_requests(tmp_path):
     for token_ids in ("hashed", "omitted"):
         path = tmp_path / f"{token_ids}.jsonl"
         with TraceWriter(path, replace(HEADER, token_ids=token_ids)) as writer:
-            extras = {"sampling_params": {"temperature": 0.5, "stop": ["secret"], "stop_token_ids": [41, 42]}}
+            extras = {
+                "sampling_params": {"temperature": 0.5, "stop": ["secret"], "stop_token_ids": [98765432, 98765433]}
+            }
             writer.add("a", [1], [[], []], cache_salt="secret", extras=extras)
         text = path.read_text()
         assert "secret" not in text
-        assert "41" not in text
+        assert "98765432" not in text
         assert '"temperature":0.5' in text
 
 
