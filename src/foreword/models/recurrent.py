@@ -33,6 +33,8 @@ from typing import Literal, get_args
 RecurrentKind = Literal["mamba2", "gated_delta", "short_conv"]
 Normed = Literal["last", "first", "never"]
 """Where the outputs of mamba2 are normed: after the gate, before it, or not at all."""
+Scales = tuple[float, float, float, float, float]
+"""Factors of the inputs v, k, q, z and dt of mamba2."""
 RECURRENT_KINDS: tuple[RecurrentKind, ...] = get_args(RecurrentKind)
 
 
@@ -52,7 +54,7 @@ class RecurrentSpec:
     tiled: bool = False
     normed: Normed = "last"
     least_step: float = 0.0
-    scales: tuple[float, float, float, float, float] | None = None
+    scales: Scales | None = None
 
     def scale_of(self, part: str) -> float:
         """Return the number that the product of v, k, q, z or dt is multiplied by."""

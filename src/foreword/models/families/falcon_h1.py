@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import BIASES, DECODER, Family, decoder, head_dim, num_layers, rope
-from foreword.models.families.mamba import MAMBA, fused_mamba
+from foreword.models.families.mamba import MAMBA, fused_mamba, mamba2
 from foreword.models.families.states import STATE_NAMES_IN_GGUF, check_state, state_names
 from foreword.models.keys import Key, only, table
 from foreword.models.recurrent import Normed, RecurrentSpec
@@ -36,27 +36,12 @@ def falcon_h1(config: Config) -> DecoderSpec:
 
 
 def _mamba2(config: Config) -> RecurrentSpec:
-    heads, inner = config.size("mamba_n_heads"), config.size("mamba_expand") * config.size("hidden_size")
-    inner = config.size("mamba_d_ssm", inner)
-    head = config.value("mamba_d_head")
     z, v, k, q, dt = (config.positive("ssm_in_multiplier") * x for x in _multipliers(config, "ssm_multipliers", 5))
     normed: Normed = "never"
     if config.get("mamba_rms_norm", bool):
         normed = "first" if config.get("mamba_norm_before_gate", bool) and not config.prefix else "last"
-    recurrent = RecurrentSpec(
-        "mamba2",
-        num_heads=heads,
-        num_key_heads=config.size("mamba_n_groups"),
-        key_dim=config.size("mamba_d_state"),
-        value_dim=max(1, inner // heads) if head in (None, "auto") else config.size("mamba_d_head"),
-        conv_kernel=config.size("mamba_d_conv", most=1 << 8),
-        conv_bias=config.get("mamba_conv_bias", bool),
-        normed=normed,
-        scales=None if z == v == k == q == dt == 1 else (v, k, q, z, dt),
-    )
-    if recurrent.num_values != inner:
-        reason = f"{heads} heads of mamba_d_head = {recurrent.value_dim} are not mamba_d_ssm = {inner}"
-        raise config.error(reason, USE_ITS_CONFIG)
+    scales = None if z == v == k == q == dt == 1 else (v, k, q, z, dt)
+    recurrent = mamba2(config, "mamba_d_ssm", normed, scales)
     check_state(config, recurrent)
     return recurrent
 

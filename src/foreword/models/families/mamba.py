@@ -9,15 +9,20 @@ from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import BIASES, DECODER, Family, Rows, decoder, num_layers, rope
 from foreword.models.families.states import mixed_layers, recurrent_of, stacked, state_names
 from foreword.models.keys import Key, only, table
-from foreword.models.recurrent import RecurrentSpec
+from foreword.models.recurrent import Normed, RecurrentSpec, Scales
 from foreword.models.rope import PARTIAL_ROTARY
 from foreword.models.spec import DecoderSpec
 
 
-def mamba2(config: Config) -> RecurrentSpec:
-    """Return the state of the keys `MAMBA`. ModelError if its heads do not have the width of the layer."""
+def mamba2(
+    config: Config, width: str | None = None, normed: Normed = "last", scales: Scales | None = None
+) -> RecurrentSpec:
+    """Return the state of the keys `MAMBA`. ModelError if its heads do not have the width of the layer.
+
+    width: the family's own key of that width. normed, scales: see `RecurrentSpec`.
+    """
     heads, inner = config.size("mamba_n_heads"), config.size("mamba_expand") * config.size("hidden_size")
-    inner = config.size("mamba_inner", inner)  # of a GGUF file
+    inner = config.size(width or "mamba_inner", inner)  # mamba_inner: of a GGUF file
     head = None if config.prefix else config.value("mamba_d_head")
     recurrent = RecurrentSpec(
         "mamba2",
@@ -27,9 +32,12 @@ def mamba2(config: Config) -> RecurrentSpec:
         value_dim=max(1, inner // heads) if head in (None, "auto") else config.size("mamba_d_head"),
         conv_kernel=config.size("mamba_d_conv", most=1 << 8),
         conv_bias=config.get("mamba_conv_bias", bool),
+        normed=normed,
+        scales=scales,
     )
     if recurrent.num_values != inner:
-        reason = f"{heads} heads of mamba_d_head = {recurrent.value_dim} are not mamba_expand * hidden_size = {inner}"
+        expected = f"{width or 'mamba_expand * hidden_size'} = {inner}"
+        reason = f"{heads} heads of mamba_d_head = {recurrent.value_dim} are not {expected}"
         raise config.error(reason, USE_ITS_CONFIG)
     return recurrent
 
