@@ -207,7 +207,7 @@ vllm-compat: $(BIN)/python  ## what the newest release of vLLM changes of what t
 LOCK = $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-header --no-annotate \
   --no-emit-index-url --upgrade
 
-lock: $(BIN)/python  ## the packages of the tests, and of make vllm, with their hashes: tests/requirements.txt, benchmarks/peers/vllm_tests.txt
+lock: $(BIN)/python  ## tests/requirements.txt and benchmarks/peers/vllm_tests.txt: packages and hashes
 	$(PIP) uv
 	$(LOCK) --universal --extra test -o tests/requirements.txt pyproject.toml
 	PYTHONPATH=benchmarks $(BIN)/python -m peers.environments vllm_tests | $(LOCK) --no-emit-find-links \
