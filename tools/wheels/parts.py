@@ -1,29 +1,75 @@
-"""The list of parts (SBOM) of a release, as CycloneDX: what an installation with every extra of the server brings."""
+"""Write the list of parts (SBOM) of a release, as CycloneDX: what an installation with every extra of the server has,
+and what is compiled into the native module.
+
+python parts.py FOLDER                with cyclonedx-bom and nanobind in the environment
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
+import re
 import subprocess
+import sys
 import tempfile
 import venv
 from pathlib import Path
+from typing import Any
+
+import nanobind
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 
 EXTRAS = "serve,hub,templates,events"
+ROBIN_MAP = Path(nanobind.include_dir()).parent / "ext/robin_map/include/tsl/robin_growth_policy.h"
 
 
-def write(python: Path, folder: Path) -> None:
-    """Write a list for the wheel of this Python, and one for that of the layer. python: with cyclonedx-bom."""
+def write(folder: Path) -> None:
+    """Write a list for the wheel of this machine, and one for that of the layer."""
     for wheel in sorted(folder.glob("*x86_64.whl")):
         name, _, rest = wheel.name.partition("-")
         target = folder / f"{name}-{rest.partition('-')[0]}.cdx.json"
         if target.exists():
             continue
         wanted = str(wheel) if name == "foreword_batch" else f"{wheel}[{EXTRAS}]"
-        with tempfile.TemporaryDirectory() as environment:
-            venv.create(environment, with_pip=True)
-            other = Path(environment, "bin", "python")
-            subprocess.run(
-                [other, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wanted], check=True
-            )
-            subprocess.run([other, "-m", "pip", "uninstall", "--quiet", "--yes", "pip", "setuptools"], check=True)
-            options = ["--output-reproducible", "--output-format", "JSON", "--output-file", target]
-            subprocess.run([python, "-m", "cyclonedx_py", "environment", *options, other], check=True)
+        listed = json.loads(installed(wanted))
+        (whole,) = (part for part in listed["components"] if part["name"].replace("-", "_") == name)
+        del whole["externalReferences"]  # the path of the wheel on this machine
+        whole["components"] = compiled_in()
+        text = json.dumps(listed, indent=2) + "\n"
+        if fault := JsonStrictValidator(SchemaVersion.from_version(listed["specVersion"])).validate_str(text):
+            sys.exit(f"{target.name}: {fault}")
+        target.write_text(text)
+
+
+def installed(wanted: str) -> str:
+    """Return the list of what an installation of a wheel brings."""
+    with tempfile.TemporaryDirectory() as environment:
+        venv.create(environment, with_pip=True)
+        other = Path(environment, "bin", "python")
+        pip = [other, "-m", "pip", "--disable-pip-version-check"]
+        subprocess.run([*pip, "install", "--quiet", wanted], check=True)
+        subprocess.run([*pip, "uninstall", "--quiet", "--yes", "pip", "setuptools"], check=True)
+        command = [sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible", "--output-format",
+                   "JSON", other]  # fmt: skip
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def compiled_in() -> list[dict[str, Any]]:
+    """Return what THIRD_PARTY_NOTICES.md names, with the versions of this environment."""
+    version = importlib.metadata.version("nanobind")
+    robin_map = ".".join(re.findall(r"#define TSL_RH_VERSION_\w+ (\d+)", ROBIN_MAP.read_text()))
+    return [
+        part("nanobind", version, "BSD-3-Clause", f"pkg:pypi/nanobind@{version}"),
+        part("robin-map", robin_map, "MIT", f"pkg:github/tessil/robin-map@v{robin_map}"),
+    ]
+
+
+def part(name: str, version: str, licence: str, purl: str) -> dict[str, Any]:
+    reference = f"compiled-in-{name}"
+    return {"type": "library", "bom-ref": reference, "name": name, "version": version, "purl": purl,
+            "licenses": [{"license": {"id": licence}}]}  # fmt: skip
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))
