@@ -8,17 +8,24 @@ A test compares the list of the last release with what there is: a name that is 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from foreword.batch.step.layout import FIELDS
 from foreword.cli.app import COMMANDS, real_command
+from foreword.engine.config import GROUPS
+from foreword.engine.options import ADAPTER, EXECUTOR, MODEL, PLUG_INS
+from foreword.executors.kinds import KINDS
+from foreword.server.config import ServerConfig
 from foreword.server.operations import OPERATIONS
+from foreword.settings import settings_of
 from foreword.trace.header import READABLE
 
-LIST = Path(__file__).parents[1] / "tests" / "data" / "surface.json"
+ROOT = Path(__file__).parents[1]
+LIST = ROOT / "tests" / "data" / "surface.json"
 MODULES = ("foreword", "foreword.batch", "foreword.batch.adapters", "foreword.batch.difference", "foreword.shadow")
 
 
@@ -28,10 +35,24 @@ def surface() -> dict[str, list[str]]:
         **{f"names of {module}": import_module(module).__all__ for module in MODULES},
         **{f"options of foreword {words}": options for words, options in commands().items()},
         "routes": (f"{one.method} {one.shown_path}" for one in OPERATIONS),
+        **{
+            f"fields of {one.method} {one.shown_path}": one.body.schema()["properties"]
+            for one in OPERATIONS
+            if one.body is not None
+        },
+        "settings": set(settings()),
+        "extras": tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"],
         "tensors": FIELDS,
         "versions of traces that are read": map(str, READABLE),
     }
-    return {kind: sorted(names) for kind, names in found.items()}
+    return {kind: sorted(names) for kind, names in found.items() if names}
+
+
+def settings() -> Iterator[str]:
+    """Yield the names of options of `LLM`, of lines of files and, without their beginnings, of variables."""
+    yield from (one.name for one in (MODEL, ADAPTER, EXECUTOR, *PLUG_INS))
+    for known in (*GROUPS.values(), *(settings_of(kind.options) for kind in KINDS.values()), settings_of(ServerConfig)):
+        yield from known
 
 
 def commands() -> dict[str, list[str]]:
@@ -48,4 +69,5 @@ def commands() -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    LIST.write_text(json.dumps(surface(), indent=1) + "\n")
+    lines = ",\n".join(f" {json.dumps(kind)}: {json.dumps(names)}" for kind, names in surface().items())
+    LIST.write_text(f"{{\n{lines}\n}}\n")
