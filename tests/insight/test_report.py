@@ -45,6 +45,16 @@ def test_a_report_has_the_sizes_of_the_last_steps_that_failed(tmp_path):
     assert SECRET not in json.dumps([made, again])
 
 
+def test_a_folder_that_a_variable_names_is_shown_as_the_variable(tmp_path, monkeypatch):
+    for name in ("FOREWORD_HOME", "XDG_CACHE_HOME"):
+        path = f"{tmp_path}/{SECRET}"
+        made = report([Finding("model", f"{path}/model")], {name: path}, tmp_path)
+        assert made["findings"][0]["value"] == f"${name}/model"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    made = report([Finding("model", f"{tmp_path}/{SECRET}/model")], {"FOREWORD_HOME": f"~/{SECRET}"}, tmp_path)
+    assert made["findings"][0]["value"] == "$FOREWORD_HOME/model"
+
+
 def test_the_command_prints_it(monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     done = CliRunner().invoke(app, ["doctor", "--quick", "--report"])

