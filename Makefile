@@ -197,7 +197,8 @@ deploy-check: build/deploy-env $(PROMTOOL)  ## workflows, container, manifests, 
 	$(PROMTOOL) check rules deploy/prometheus-alerts.yaml
 	$(PROMTOOL) test rules deploy/prometheus-alerts.test.yaml
 	sed 's,/opt/foreword/bin/foreword,/bin/true,' deploy/foreword.service > build/foreword.service
-	if command -v systemd-analyze; then systemd-analyze verify build/foreword.service; fi
+	if command -v systemd-analyze; then systemd-analyze verify build/foreword.service && \
+	  systemd-analyze security --offline=true --no-pager --threshold=20 build/foreword.service >build/exposure; fi
 
 container: $(BIN)/python  ## build the image with buildah and use it; BASE=debian where no registry is reached (minutes)
 	$(BIN)/python tools/container.py $(if $(BASE),--base $(BASE))
