@@ -1,6 +1,7 @@
 """Ollama's routes, called by its own client, and what they refuse."""
 
 import json
+import re
 from base64 import b64encode
 from datetime import UTC, datetime, timedelta
 
@@ -84,11 +85,31 @@ def test_num_ctx_bounds_the_prompt_with_its_answer(client):
         ) as error:
             call()
         assert error.value.status_code == 400
-    for wrong in (0, -1, 2**40):
-        with pytest.raises(ollama.ResponseError, match=r"options\.num_ctx"):
-            client.generate("talker", "x", options={"num_ctx": wrong})
+    calls = (
+        lambda wrong: client.generate("talker", "x", options={"num_ctx": wrong}),
+        lambda wrong: client.generate("talker", options={"num_ctx": wrong}),  # the model is only to be loaded
+        lambda wrong: client.generate("talker", options={"num_ctx": wrong}, keep_alive=0),
+        lambda wrong: client.chat("talker", [], options={"num_ctx": wrong}, stream=False),
+        lambda wrong: client.embed("talker", "x", options={"num_ctx": wrong}),
+    )
+    for call in calls:
+        for wrong, words in (
+            (0, "must be a number of tokens above 0"),
+            (-1, "must be a number of tokens above 0"),
+            (513, "requests of this server have at most 512 tokens"),
+            (2**31, "requests of this server have at most 512 tokens"),
+            (2**40, "requests of this server have at most 512 tokens"),
+        ):
+            with pytest.raises(ollama.ResponseError, match=rf"options\.num_ctx = {wrong}: {words}") as error:
+                call(wrong)
+            assert error.value.status_code == 400
     short = client.embed("talker", prompt, options={"num_ctx": 8})
     assert short.prompt_eval_count == 8  # a text loses its end, as without num_ctx
+    reason = r"options\.num_ctx = 8: the input has 2\d tokens or more, and truncate is false. Give at least (2\d)"
+    with pytest.raises(ollama.ResponseError, match=reason) as error:
+        client.embed("talker", prompt, truncate=False, options={"num_ctx": 8})
+    enough = int(re.search(reason, str(error.value))[1])
+    assert client.embed("talker", prompt, truncate=False, options={"num_ctx": enough}).prompt_eval_count == enough
 
 
 def test_a_format_constrains_the_answer(client):

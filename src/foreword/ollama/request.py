@@ -102,10 +102,13 @@ def _of_context(num_ctx: int | None) -> RequestOptions:
     return RequestOptions() if num_ctx is None else RequestOptions(max_len=num_ctx)
 
 
-def too_long(num_ctx: int, error: ContextLengthError) -> ContextLengthError:
-    """Return the error of a prompt that ``num_ctx`` leaves no room for, in the words of its client."""
-    reason = f"the prompt has {error.num_tokens} tokens or more, and prompts are not cut"
-    fix = f"Give at least {error.num_tokens + 1}, or shorten the prompt."
+def too_long(num_ctx: int, error: ContextLengthError, *, is_embedded: bool = False) -> ContextLengthError:
+    """Return the error of a prompt that ``num_ctx`` leaves no room for, in the words of its client. is_embedded: no
+    answer follows it.
+    """
+    what, why = ("input", "truncate is false") if is_embedded else ("prompt", "prompts are not cut")
+    reason = f"the {what} has {error.num_tokens} tokens or more, and {why}"
+    fix = f"Give at least {error.num_tokens + (not is_embedded)}, or shorten the {what}."
     return ContextLengthError(
         error.request_id, "options.num_ctx", num_ctx, reason, fix,
         num_tokens=error.num_tokens, longest=error.longest, max_model_len=error.max_model_len,
@@ -301,7 +304,7 @@ def _take_sizes(options: Fields) -> int | None:
     for name, kind in _OF_PROMPTS.items():
         options.take(name, kind)
     found: int | None = options.take("num_ctx", INTEGER)
-    if found is not None and not 1 <= found < 2**31:
+    if found is not None and found < 1:
         raise RequestError(None, options.path("num_ctx"), found, "must be a number of tokens above 0", "Correct it.")
     return found
 

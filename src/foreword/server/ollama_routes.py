@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -64,17 +65,24 @@ LONG = timedelta(days=365 * 100)
 async def _generate(generation: Generation, wanted: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
     context = generation.context
     wanted = _fitted(context, wanted)
-    longest = context.engine.engine.states.max_model_len
-    check_num_ctx(wanted.num_ctx, longest)
-    try:
+    with _bounded(context, wanted.num_ctx):
         if wanted.chat is not None:
             return await generation.chat(wanted.chat)
         assert wanted.completion is not None
         return await completions(generation, wanted.completion)
+
+
+@contextmanager
+def _bounded(context: Context, num_ctx: int | None, *, is_embedded: bool = False) -> Iterator[None]:
+    """Check ``num_ctx``; within the block, the error of a prompt for which it has no room names it."""
+    longest = context.engine.engine.states.max_model_len
+    check_num_ctx(num_ctx, longest)
+    try:
+        yield
     except ContextLengthError as error:
-        if wanted.num_ctx is None or wanted.num_ctx == longest:
+        if num_ctx is None or num_ctx == longest:
             raise
-        raise too_long(wanted.num_ctx, error) from None
+        raise too_long(num_ctx, error, is_embedded=is_embedded) from None
 
 
 def _fitted(context: Context, wanted: GenerateRequest) -> GenerateRequest:
@@ -82,8 +90,8 @@ def _fitted(context: Context, wanted: GenerateRequest) -> GenerateRequest:
 
 
 async def _embed(generation: Generation, wanted: EmbedRequest) -> AsyncGenerator[PoolingRequestOutput, None]:
-    check_num_ctx(wanted.num_ctx, generation.context.engine.engine.states.max_model_len)
-    return await pooled(generation, wanted)
+    with _bounded(generation.context, wanted.num_ctx, is_embedded=True):
+        return await pooled(generation, wanted)
 
 
 def _api(body: Body[GenerateRequest]) -> Api[GenerateRequest, RequestOutput]:
@@ -130,22 +138,27 @@ async def _answer(models: Models, request: Request, api: Api[Any, Any]) -> Respo
     entry, body = models.find(await operation.model_name(request)), request.scope["fields"]
     deadline(request, body, models.config)
     seconds = keep_alive_of(body)
-    is_state = isinstance(wanted := None if _has_prompt(body) else api.body.parse(body), GenerateRequest)
-    if is_state and seconds == 0:
+    wanted = None if _has_prompt(body) else api.body.parse(body)
+    if isinstance(wanted, GenerateRequest) and seconds == 0:
+        if entry.context is not None:
+            check_num_ctx(wanted.num_ctx, entry.context.engine.engine.states.max_model_len)
         models.set_keep_alive(entry, 0)
         return _state(wanted, entry.name, "unload")
     context = await operation.context(models, request)
+    if isinstance(wanted, GenerateRequest):
+        check_num_ctx(wanted.num_ctx, context.engine.engine.states.max_model_len)
     if seconds is not None and (seconds or not entry.served.pin):  # after a prompt, a pinned model stays
         models.set_keep_alive(entry, seconds)
-    return _state(wanted, entry.name, "load") if is_state else await api(context, request)
+    if isinstance(wanted, GenerateRequest):
+        return _state(wanted, entry.name, "load")
+    return await api(context, request)
 
 
 def _has_prompt(body: dict[str, Any]) -> bool:
     return any(body.get(name) for name in ("messages", "prompt", "suffix", "images", "raw"))
 
 
-def _state(wanted: GenerateRequest | None, name: str, reason: str) -> Response:
-    assert wanted is not None
+def _state(wanted: GenerateRequest, name: str, reason: str) -> Response:
     body = state_body(wanted, name, reason)
     return Response(line(body), media_type=LINES) if wanted.stream else reply(body)
 
