@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         PlanError,
         RequestError,
         StepError,
+        UnknownAdapterError,
         UnsupportedModelError,
     )
 
@@ -47,6 +48,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "StepError",
+    "UnknownAdapterError",
     "UnsupportedModelError",
     "__version__",
 ]
@@ -69,6 +71,7 @@ _HOMES = {
     "PlanError": "foreword.errors",
     "RequestError": "foreword.errors",
     "StepError": "foreword.errors",
+    "UnknownAdapterError": "foreword.errors",
     "UnsupportedModelError": "foreword.errors",
 }
 

@@ -71,6 +71,7 @@ class Declared:
     unit: str = ""
     value_name: str = ""
     convert: Callable[[Any], Any] | None = None
+    is_shown: bool = True
     kind: Kind = field(init=False)
 
     def __post_init__(self) -> None:
@@ -123,8 +124,8 @@ class Declared:
 
 
 def declared(default: T, help: str, *, is_shown: bool = True, **facts: Any) -> T:
-    """Declare a field. is_shown: whether the ``repr`` of its owner has it. facts: of its row, apart from those that the
-    annotation tells.
+    """Declare a field. is_shown: whether the ``repr`` of its owner, and messages, have it. facts: of its row, apart
+    from those that the annotation tells.
     """
     return field(default=default, repr=is_shown, metadata={_KEY: {"help": help, **facts}})
 
@@ -147,7 +148,7 @@ def _row(owner: Any, item: Field[Any], form: type[D]) -> D:
         hint = get_type_hints(owner)[item.name]
         hint = get_args(hint)[0] if get_origin(hint) in (Union, UnionType) else hint
         type, facts["choices"] = "str", get_args(hint) if get_origin(hint) is Literal else ()
-    return form(name=item.name, type=type, optional=optional, default=item.default, **facts)
+    return form(name=item.name, type=type, optional=optional, default=item.default, is_shown=item.repr, **facts)
 
 
 def _plain(number: float | None) -> str:

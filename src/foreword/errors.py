@@ -84,9 +84,11 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def setting_text(name: str, value: object) -> str:
-    """Return "name=value" for a message, or the name alone if its value, or a part of it, may be a secret."""
-    return name if _may_be_secret(name, value) else f"{name}={shown(value)}"
+def setting_text(name: str, value: object, *, is_known: bool = False) -> str:
+    """Return "name=value" for a message, or the name alone if its value, or a part of it, may be a secret. is_known:
+    the name is that of a setting without secrets, whatever words it has.
+    """
+    return name if _may_be_secret("" if is_known else name, value) else f"{name}={shown(value)}"
 
 
 def _may_be_secret(name: str, value: object) -> bool:
@@ -165,6 +167,12 @@ class ContextLengthError(RequestError):
     ) -> None:
         self.num_tokens, self.longest, self.max_model_len = num_tokens, longest, max_model_len
         super().__init__(request_id, field, value, reason, fix)
+
+
+class UnknownAdapterError(RequestError):
+    """A request for a LoRA adapter that is not loaded, or not any more."""
+
+    code = "model_not_found"
 
 
 class ModelOutputError(RequestError):

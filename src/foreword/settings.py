@@ -56,7 +56,7 @@ class Setting(Declared):
             reason = str(error) or f"expected {self.expected}"
         if reason is None:
             return kept
-        raise ConfigError(f"{setting_text(self.name, value)}: {reason}")
+        raise ConfigError(f"{setting_text(self.name, value, is_known=self.is_shown)}: {reason}")
 
 
 def settings_of(owner: type) -> Mapping[str, Setting]:

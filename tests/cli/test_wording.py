@@ -119,6 +119,12 @@ def test_a_value_of_a_file_is_refused_with_the_name_of_the_file(tmp_path):
     (tmp_path / "g.toml").write_text("x = {" + " . ".join(["'a b'"] * 33) + " = 1}")
     (tmp_path / "i.toml").write_text(".".join([r'"\""'] * 33) + " = 1")
     (tmp_path / "h.toml").write_text("model = '" + ".".join(["a"] * 32) + "/" + "b" * 1_000_000 + "'\nx = 1")
+    many = ".".join(["a"] * 40)
+    lines = ("z = 1", f"# {many} = 1", f'a = "{many} = 1"', f"b = '{many}' # '", f'c = """\n{many} = 1\n\\"""', '"""')
+    (tmp_path / "j.toml").write_text("\n".join(lines))
+    (tmp_path / "k.toml").write_text(f"x = '''\n{many} = 1\n'''\n{many} = 1")
+    (tmp_path / "l.toml").write_text("record_token_ids = 'secret'")
+    (tmp_path / "m.toml").write_text("token = 'secret'")
     for name, message in (
         ("a", "a.toml: max_num_seqs='a': expected an integer from 1 to 65536"),
         ("b", "b.toml: not valid TOML (Invalid value (at line 1, column 5))"),
@@ -127,6 +133,10 @@ def test_a_value_of_a_file_is_refused_with_the_name_of_the_file(tmp_path):
         ("e", "to increase the limit)"),
         ("f", "f.toml: not valid TOML (a key of more than 32 parts at line 2)"),
         ("g", "g.toml: not valid TOML (a key of more than 32 parts at line 1)"),
+        ("j", "j.toml: z=1: unknown setting. `foreword run --help` lists the names."),
+        ("k", "k.toml: not valid TOML (a key of more than 32 parts at line 4)"),
+        ("l", "l.toml: record_token_ids='secret': must be one of 'plain', 'hashed', 'omitted'."),
+        ("m", "m.toml: token: unknown setting. Did you mean 'min_tokens'?"),
         ("i", "i.toml: not valid TOML (a key of more than 32 parts at line 1)"),
         ("h", "h.toml: x=1: unknown setting. `foreword run --help` lists the names."),
     ):

@@ -9,6 +9,7 @@ from server_rig import HI, serving
 from talking_model import write_adapter
 
 from foreword import LLM, SamplingParams
+from foreword.server.generation import Generation
 from models.pooling_models import make_pooling
 
 GREEDY = {"prompt": "Hi", "max_tokens": 8, "temperature": 0}
@@ -111,6 +112,24 @@ def test_only_what_is_below_the_directory_is_loaded(server, path):
     refused = load(server, "x", path)
     assert refused.status_code in (400, 403)
     assert "x" not in models(server)
+
+
+def test_an_adapter_that_is_dropped_before_its_request_begins_is_missed_as_a_model_is(server, monkeypatch):
+    choose = Generation.choose_model
+
+    def choose_and_drop(self, name):
+        model = choose(self, name)
+        server.llm.engine.loras.drop("law")
+        return model
+
+    missing = post(server, "/v1/completions", GREEDY | {"model": "none"}, "one").json()["error"]
+    monkeypatch.setattr(Generation, "choose_model", choose_and_drop)
+    response = post(server, "/v1/completions", GREEDY | {"model": "law"}, "one")
+    error = response.json()["error"]
+    assert response.status_code == 404
+    assert {**error, "message": ""} == {**missing, "message": ""}
+    assert error["param"] == "model"
+    assert "model = 'law': is not the name of an adapter" in error["message"]
 
 
 def test_a_server_without_a_directory_loads_nothing(talker, directory):

@@ -168,10 +168,10 @@ def read_toml(file: Path) -> dict[str, Any]:
     """Return the lines of a TOML file. ConfigError for another file."""
     try:
         text = read_bytes(file, ConfigError).decode()
-        if (long := _LONG_KEY.search(text)) is not None:  # each costs its length in time for each line below it
-            raise ValueError(
-                f"a key of more than {_MOST_PARTS} parts at line {text.count(chr(10), 0, long.start()) + 1}"
-            )
+        for found in _TOKEN.finditer(text):
+            if found["long"] is not None:  # each costs its length in time for each line below it
+                line = text.count("\n", 0, found.start()) + 1
+                raise ValueError(f"a key of more than {_MOST_PARTS} parts at line {line}")
         return tomllib.loads(text)
     except UnicodeDecodeError as error:
         reason = f"not UTF-8 at byte {error.start}"
@@ -183,8 +183,14 @@ def read_toml(file: Path) -> dict[str, Any]:
 
 
 _MOST_PARTS = 32
-_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
-_LONG_KEY = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{_MOST_PARTS}}}")
+_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"?|'[^'\n]*+'?)"""
+_DOTTED = rf"(?:[ \t]*+\.[ \t]*+{_PART})"
+_TOKEN = re.compile(
+    r"#[^\n]*+"
+    r"""|"{3}(?:[^"\\]|\\[\s\S]|"(?!""))*+(?:"{3})?|'{3}(?:[^']|'(?!''))*+(?:'{3})?"""
+    rf"|(?P<long>{_PART}{_DOTTED}{{{_MOST_PARTS}}})|{_PART}{_DOTTED}*+"
+)
+"""The parts of a TOML file that can have dots between words: comments, texts of several lines, values, keys."""
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one result per line.")]

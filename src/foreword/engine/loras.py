@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from foreword.batch import LoraRequest
-from foreword.errors import ConfigError, ModelError, RequestError, shown
+from foreword.errors import ConfigError, ModelError, RequestError, UnknownAdapterError, shown
 from foreword.executors import Capability, Executor, LoraExecutor
 from foreword.models.lora import FileStates, LoraAdapter, file_states, with_content
 from foreword.names import nearest
@@ -116,10 +116,10 @@ class Loras:
             raise ConfigError(f"there is no adapter {name!r:.80}{self._hint(name)}")
 
     def check(self, request_id: str, name: object) -> None:
-        """RequestError unless the name is known."""
+        """UnknownAdapterError unless the name is known."""
         if not isinstance(name, str) or name not in self._current:
             fix = f"Load it first{self._hint(name) or '.'}"
-            raise RequestError(request_id, "lora", name, "is not the name of an adapter", fix)
+            raise UnknownAdapterError(request_id, "lora", name, "is not the name of an adapter", fix)
 
     def read_again(self, request_id: str, name: str | None) -> LoraAdapter | None:
         """Return what a new request's adapter needs to `enter`: None if the executor holds it, and for None. Changes

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, Literal
 
-from foreword.errors import ContextLengthError, ForewordError, ModelOutputError, RequestError
+from foreword.errors import ContextLengthError, ForewordError, ModelOutputError, RequestError, UnknownAdapterError
 
 Interface = Literal["openai", "anthropic"]
 
 STATUSES: tuple[tuple[type[ForewordError], int, str], ...] = (
     (ModelOutputError, 500, "server_error"),
+    (UnknownAdapterError, 404, "not_found_error"),
     (RequestError, 400, "invalid_request_error"),
     (ForewordError, 500, "server_error"),
 )
@@ -33,8 +34,8 @@ _PARTS = {"messages": "messages", "input": "input", **dict.fromkeys(PROMPTS, "pr
 
 
 def text_in(interface: Interface, error: ForewordError) -> str:
-    """Return the text of an error. If the error has a code, the text begins as the interface words it."""
-    if not isinstance(error, RequestError) or error.code is None:
+    """Return the text of an error. If its code has words of the interface, the text begins with them."""
+    if not isinstance(error, RequestError) or error.code not in WORDS:
         return str(error)
     part = _PARTS.get(error.field.partition("[")[0], "request")
     return f"{WORDS[error.code][interface].format(part=part, **vars(error))} {error}"
@@ -45,8 +46,14 @@ def status_of(error: ForewordError) -> tuple[int, str]:
     return next((status, kind) for known, status, kind in STATUSES if isinstance(error, known))
 
 
+def as_sent(error: ForewordError) -> ForewordError:
+    """Return an error with the field that a client has given: it names an adapter as its model."""
+    return error.renamed({"lora": "model"}) if isinstance(error, UnknownAdapterError) else error
+
+
 def error_body(error: ForewordError) -> tuple[int, dict[str, Any]]:
     """Return the HTTP status and OpenAI's body for a request that cannot be served."""
+    error = as_sent(error)
     (status, kind), param, code = status_of(error), None, None
     if isinstance(error, RequestError) and status < 500:
         param, code = error.field, error.code

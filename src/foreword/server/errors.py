@@ -9,7 +9,7 @@ from typing import Any
 from foreword import anthropic, ollama
 from foreword.errors import EngineError, ForewordError, StepError
 from foreword.openai import error_body, error_frame
-from foreword.openai.errors import Interface, text_in
+from foreword.openai.errors import Interface, as_sent, text_in
 from foreword.server.failures import ENGINE_CLOSED, FAILED, NOT_FOUND, TIMEOUT, Failure, failure
 
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -55,6 +55,7 @@ def as_http_error(error: Exception) -> HttpError:
     if isinstance(error, StepError):
         return HttpError(FAILED, "a step of the engine failed, and the request with it. Send it again")
     if isinstance(error, ForewordError):
+        error = as_sent(error)
         status, body = error_body(error)
         is_closed = isinstance(error, EngineError) and "closed" in str(error)
         found = ENGINE_CLOSED if is_closed else failure(status, body["error"]["code"])
