@@ -1,11 +1,24 @@
-"""Tell files that follow from this user alone from those that others may have written."""
+"""Files in folders that others may write to: which follow from this user alone, and how to open only regular ones."""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+from pathlib import Path
 
 
 def is_own(status: os.stat_result) -> bool:
     """Return whether nobody but this user and the system's can have written the file, or a file in the folder."""
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def open_regular(path: Path) -> int:
+    """Open a regular file for reading, and return its descriptor. OSError for any other, such as a pipe, whose writer
+    would be waited for.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return descriptor

@@ -23,7 +23,7 @@ from foreword.executors.packed import parts, store
 from foreword.executors.packed.file import Part
 from foreword.executors.packed.store import NotKeptError, PackedStore
 from foreword.models import digests
-from foreword.models.digests import Digests
+from foreword.models.digests import Digests, model_key
 from foreword.models.files import ModelFile
 from foreword.models.loader import load_model
 from foreword.native import available
@@ -550,3 +550,34 @@ def test_processes_share_the_memory_of_weights(tmp_path, home):
     assert len({tokens for _, tokens in found}) == 1
     assert path.stat().st_size > 70e6
     assert sum(int(size) for size, _ in found) < 1.5 * path.stat().st_size
+
+
+@pytest.mark.parametrize("refused", ["utime", "open", "mkdir"])
+def test_a_folder_of_digests_that_cannot_be_read_or_written_costs_only_time(model, monkeypatch, refused):
+    monkeypatch.setattr(digests, "_YOUNG", 0)
+    file = ModelFile(model / "model.safetensors", 0)
+    right = Digests().of(file)
+    if refused == "mkdir":
+        shutil.rmtree(Digests().folder)
+
+    def deny(*args, **options):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, refused, deny)
+        assert Digests().of(file) == right
+    assert Digests().of(file) == right
+
+
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(model, monkeypatch):
+    monkeypatch.setattr(digests, "_YOUNG", 0)
+    file = ModelFile(model / "model.safetensors", 0)
+    right = Digests().of(file)
+    [record] = Digests().folder.iterdir()
+    for pipe in (record, record.with_name(f"{record.name}.{os.getpid()}")):  # the second one is that of a new record
+        record.unlink()
+        os.mkfifo(pipe)
+        assert Digests().of(file) == right
+    os.mkfifo(model / "pipe.json")
+    with pytest.raises(ModelError, match=r"pipe.json: cannot be read \(not a regular file\)"):
+        model_key(model)

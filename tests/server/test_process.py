@@ -78,13 +78,12 @@ def test_a_key_of_a_variable_is_one_whatever_spaces_it_has(talker):
 
 
 def test_a_thread_that_is_stuck_does_not_keep_the_process(talker, tmp_path):
-    os.mkfifo(tmp_path / "endless.gguf")
     given = "--port", 0, "--adapter-directory", tmp_path, "--drain-timeout", 0.1
-    # The time that it has after the last request is 10 s else.
-    process, _, url = started(
-        talker, *given, program=f"from foreword.server import listener; listener.GRACE = 0.5; {MAIN}"
-    )
-    body = {"lora_name": "x", "lora_path": "endless.gguf"}
+    # Reading an adapter never ends, and the time that the process has after the last request is 10 s else.
+    stuck = "from foreword.engine import loras; import time; loras.Loras.read = lambda *_: time.sleep(1e6)"
+    program = f"from foreword.server import listener; listener.GRACE = 0.5; {stuck}; {MAIN}"
+    process, _, url = started(talker, *given, program=program)
+    body = {"lora_name": "x", "lora_path": "endless"}
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{url}/v1/load_lora_adapter", json=body, timeout=0.5, trust_env=False)
     process.send_signal(signal.SIGTERM)

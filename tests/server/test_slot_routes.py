@@ -92,7 +92,9 @@ def test_what_is_no_slot_file_is_refused_and_nothing_is_lost(talker, folder):
         (folder / "cut.bin").write_bytes(whole[:-100])
         (folder / "changed.bin").write_bytes(whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:])
         os.symlink(talker / "config.json", folder / "link.bin")
-        for name in ("text.bin", "cut.bin", "changed.bin", "link.bin", "missing.bin"):
+        os.mkfifo(folder / "pipe.bin")  # which nobody writes to
+        (folder / "folder.bin").mkdir()
+        for name in ("text.bin", "cut.bin", "changed.bin", "link.bin", "missing.bin", "pipe.bin", "folder.bin"):
             response = act(server, "restore", name)
             assert response.status_code == 400, name
             assert str(folder) not in response.text
@@ -101,6 +103,25 @@ def test_what_is_no_slot_file_is_refused_and_nothing_is_lost(talker, folder):
         assert act(server, "save", slot=9).status_code == 400  # no request ran there
         assert act(server, "dance").status_code == 400
         assert cached(server)[0] == text
+
+
+def test_what_a_query_or_a_body_has_is_followed_or_refused(talker, folder):
+    with serving(talker, slot_save_path=str(folder)) as server:
+        cached(server)
+        act(server, "save")
+        for path, body, param in (
+            ("/slots/0?action=erase&action=save", {}, "action"),
+            ("/slots/0?action=save&action=save", {"filename": "talk.bin"}, "action"),
+            ("/slots/0?action=restore&model=talker", {"filename": "talk.bin"}, "model"),
+            ("/slots/0?action=erase&x=1", {}, "x"),
+            ("/slots/0?action=erase", {"filename": "talk.bin"}, "filename"),
+        ):
+            response = server.post(path, body)
+            assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+        for query in ("x=1", "model=talker&model=talker"):
+            assert server.get(f"/slots?{query}").status_code == 400
+        assert server.get("/slots?model=talker").json()[0]["n_tokens"] == 124
+        assert act(server, "erase").json()["n_erased"] == 124
 
 
 def test_without_the_setting_nothing_is_saved(talker, folder):

@@ -25,6 +25,7 @@ import numpy as np
 
 from foreword.arrays import U8
 from foreword.cache.tiers import NAME_BYTES, BlockFormat
+from foreword.ownership import open_regular
 
 MAGIC = b"FWBLOCK1"
 SUFFIX = ".blocks"
@@ -76,8 +77,10 @@ def write_segment(path: Path, blocks: BlockFormat, names: Sequence[bytes], data:
 
 
 def read_segment(path: Path, blocks: BlockFormat) -> Segment:
-    """Read the beginning of a file. DamagedError unless it is one of this format; OSError if it cannot be read."""
-    with path.open("rb", buffering=0) as file:
+    """Read the beginning of a file. DamagedError unless it is one of this format; OSError if it cannot be read, or
+    is no regular file.
+    """
+    with os.fdopen(open_regular(path), "rb", buffering=0) as file:
         head = file.read(_HEADER.size + _CHECK.size) or b""
         if len(head) < _HEADER.size + _CHECK.size:
             raise DamagedError(f"{path}: is too short")
@@ -98,7 +101,7 @@ def read_segment(path: Path, blocks: BlockFormat) -> Segment:
 
 def read_blocks(segment: Segment, indices: Sequence[int], blocks: BlockFormat, data: U8, rows: Sequence[int]) -> None:
     """Read block indices[i] into data[rows[i]]. DamagedError for bytes that do not have their checksum."""
-    with segment.path.open("rb", buffering=0) as file:
+    with os.fdopen(open_regular(segment.path), "rb", buffering=0) as file:
         for index, row in zip(indices, rows, strict=True):
             part = data[row]
             count = os.preadv(file.fileno(), [part.data], segment.start + index * blocks.block_bytes)

@@ -17,9 +17,10 @@ from foreword.errors import ConfigError, ModelError, reason_of
 from foreword.models.files import ModelFile, identity_of
 from foreword.models.registry import cache_dir
 from foreword.native import NATIVE_FILE, native
-from foreword.ownership import is_own
+from foreword.ownership import is_own, open_regular
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_LONGEST = 65  # characters of a record that are read: those of a digest, and one more
 _DAYS_KEPT = 90  # of digests that are not used
 _YOUNG = 2 * 10**9  # nanoseconds: see `identity_of`
 _SUFFIXES = (".gguf", ".safetensors", ".bin", ".json", ".model", ".pt")  # of the files of a model
@@ -38,7 +39,8 @@ class Digests:
         """Return the digest of a file, in hexadecimal. ModelError if it changes meanwhile."""
         record = self.folder / sha256(file.identity.encode()).hexdigest()[:32]
         with contextlib.suppress(OSError, ValueError):  # ValueError: what it has is not text
-            known = record.read_text() if record.is_file() else ""
+            with os.fdopen(open_regular(record), encoding="utf-8") as kept:
+                known = kept.read(_LONGEST)
             if _DIGEST.fullmatch(known) and is_own(record.stat()) and is_own(self.folder.stat()):
                 with contextlib.suppress(OSError):  # a folder that cannot be written
                     os.utime(record)
@@ -98,7 +100,8 @@ def is_young(identity: str) -> bool:
 def write_private(path: Path, text: str) -> None:
     """Write a small file that only this user may read, whole or not at all."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
     temporary.replace(path)

@@ -16,6 +16,7 @@ import numpy as np
 
 from foreword.arrays import I64, U8
 from foreword.errors import ModelError, reason_of
+from foreword.ownership import open_regular
 
 T = TypeVar("T", int, float, bool, str)
 
@@ -36,7 +37,7 @@ class ModelFile:
         """ModelError if the file cannot be read or has fewer than ``at_least`` bytes."""
         self.path = path
         try:
-            self._descriptor = os.open(path, os.O_RDONLY)
+            self._descriptor = open_regular(path)
             weakref.finalize(self, os.close, self._descriptor)
             self._opened = self._state()
             self.identity = identity_of(os.fstat(self._descriptor))

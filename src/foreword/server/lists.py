@@ -26,10 +26,14 @@ def page_of(request: Request, *, limit: int = 20, also: Collection[str] = ()) ->
 
 
 def check_query(request: Request, names: Collection[str] = ()) -> dict[str, str]:
-    """Return the query, which has no other names than these. HttpError 400 if it has."""
-    query = dict(request.query_params)
-    for name in query.keys() - set(names):
-        raise HttpError(INVALID, f"{name}: the query cannot have it. Leave it out", param=name)
+    """Return the query, which has no other names than these, and each once. HttpError 400 for any other."""
+    query: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if name not in names:
+            raise HttpError(INVALID, f"{name:.80}: the query cannot have it. Leave it out", param=name)
+        if name in query:
+            raise HttpError(INVALID, f"{name}: the query has it twice. Give it once", param=name)
+        query[name] = value
     return query
 
 

@@ -16,6 +16,7 @@ from foreword.fields import STRING, Fields
 from foreword.server.context import Context
 from foreword.server.errors import HttpError
 from foreword.server.failures import FORBIDDEN, INVALID
+from foreword.server.lists import check_query
 from foreword.server.operation import Body, Operation
 from foreword.server.replicas import Replicas, Spread
 from foreword.server.reply import reply
@@ -43,6 +44,7 @@ FILE = Body(parse_file, {"filename": "talk.bin", "model": "name"})
 
 
 async def _slots(context: Context, request: Request) -> Response:
+    check_query(request, ("model",))
     engine = context.engine.engine
     speculates, states, slots = engine.speculation is not None, engine.states, context.slots
 
@@ -63,7 +65,7 @@ async def _slots(context: Context, request: Request) -> Response:
 
 
 async def _act(context: Context, request: Request) -> Response:
-    slots, action, file = context.slots, request.query_params.get("action", ""), await FILE.read(request)
+    slots, file, action = context.slots, await FILE.read(request), check_query(request, ("action",)).get("action", "")
     if slots is None or context.config.slot_save_path is None:
         raise HttpError(FORBIDDEN, NOT_SAVED)
     context.check_model(file.model)
@@ -72,6 +74,9 @@ async def _act(context: Context, request: Request) -> Response:
         raise HttpError(INVALID, f"slot {number!r:.80}: must be a number from 0 to {len(slots) - 1}", param="id")
     slot, started = int(number), time.perf_counter()
     if action == "erase":
+        if file.name:
+            reason = f"filename = {file.name!r:.80}: erase has no file. Leave it out; delete the file yourself"
+            raise HttpError(INVALID, reason, param="filename")
         return reply({"id_slot": slot, "n_erased": await context.engine.call(partial(slots.erase, slot))})
     if action not in ("save", "restore"):
         raise HttpError(INVALID, f"action = {action!r:.80}: must be save, restore or erase", param="action")

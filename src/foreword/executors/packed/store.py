@@ -70,7 +70,7 @@ class PackedStore:
         """
         path = self._path(recipe)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -184,7 +184,7 @@ class PackedStore:
         """Compare the bytes with their digest, unless that was done of a file with this identity; note its use."""
         record = path.with_suffix(".checked")
         try:
-            is_checked = record.read_text() == identity and is_own(record.stat())
+            is_checked = record.is_file() and record.read_text() == identity and is_own(record.stat())
         except (OSError, ValueError):  # ValueError: what it has is not text
             is_checked = False
         with contextlib.suppress(OSError):
