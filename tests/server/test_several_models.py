@@ -197,6 +197,18 @@ def test_a_pinned_model_stays_and_a_model_that_never_fits_is_refused_with_figure
     run(main())
 
 
+def test_a_model_without_memory_of_the_host_is_not_unloaded_for_others(files):
+    models = files.models("gpu", "a", "b", ram_budget=SIZE)
+    files.sizes["gpu"] = 0
+
+    async def main():
+        for name in ("gpu", "a", "b"):
+            await files.ask(models, name)
+        assert files.log == ["+gpu", "+a", "-a", "+b"]
+
+    run(main())
+
+
 def test_weights_that_models_share_count_once(files):
     models = files.models("a", "b", "c", "d", ram_budget=270)
     files.sizes |= {"a": Memory(SIZE, 60, "x"), "b": Memory(SIZE, 60, "x"), "c": Memory(150, 60, "y"), "d": Memory(260)}

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,11 +13,16 @@ from several_rig import PATIENCE, serving_several
 from talking_model import write_adapter, write_talking_model
 
 from foreword import LLM, SamplingParams
+from foreword.engine import engine_config
 from foreword.engine.build import load
 from foreword.engine.footprint import footprint
+from foreword.engine.model import model_of
 from foreword.engine.options import split_options
+from foreword.errors import ConfigError
+from foreword.executors.kinds import DEVICE, TORCH
 from foreword.executors.packed import parts, store
 from foreword.machine import own_memory_bytes
+from foreword.models.loader import load_model
 from foreword.native import available
 from foreword.server import batches
 from foreword.server.config import ServerConfig
@@ -217,6 +223,14 @@ def test_blocks_kept_in_host_memory_are_part_of_a_model_s_memory(models):
     assert footprint(model, given.config, budget=None).total == size_of(models["a"]) + (1 << 22)
 
 
+def test_a_model_on_a_gpu_takes_none_of_the_host_s_memory(models):
+    on_gpu = DEVICE.read_options({"device": "cuda"})
+    model = model_of(load_model(str(models["a"])), DEVICE, on_gpu)
+    assert footprint(model, engine_config({"max_model_len": 256}), budget=1).total == 0
+    assert not TORCH.read_options({"device": "cuda:1"}).is_on_host
+    assert all(kind.read_options({"device": "cpu"}).is_on_host for kind in (TORCH, DEVICE))
+
+
 def test_a_model_that_embeds_is_served_beside_one_that_generates(models, tmp_path):
     bert = make_pooling(tmp_path, "bert")
     served = [
@@ -389,17 +403,31 @@ def test_batches_whose_models_have_no_room_together_use_them_in_turns(models, tm
         assert [entry.num_loads for entry in server.models.entries] == [1, 1, 0, 0]
 
 
-def test_a_line_for_a_model_that_cannot_be_loaded_has_the_reason(models, tmp_path, monkeypatch):
+def test_a_model_that_cannot_be_loaded_is_tried_once_for_all_lines_of_a_batch(models, tmp_path, monkeypatch):
     monkeypatch.setattr(batches, "PAUSE", 0.02)
     gone = ServedModel(model=str(tmp_path / "gone"), names=("gone",), options=OPTIONS)
     settings = {"load_on_demand": True, "data_directory": str(tmp_path / "data")}
     with serving_several([*rows(models), gone], **settings) as server:
-        file_id = upload(server, [(name, {"model": name, "prompt": "x", **GREEDY}) for name in ("gone", "a")])
-        body = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
-        batch = finished(server, server.post("/v1/batches", body).json()["id"])
-        assert batch["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
-        failed = records_of(server, batch["error_file_id"])["gone"]
-        assert (failed["status_code"], failed["body"]["error"]["code"]) == (503, "model_failed")
+        read, tried = server.models._read, []
+        monkeypatch.setattr(server.models, "_read", lambda *given: tried.append(given[0].names[0]) or read(*given))
+        lines = [(f"{name} {i}", {"model": name, "prompt": "x", **GREEDY}) for name in ("gone", "a") for i in range(5)]
+        body = {"input_file_id": upload(server, lines), "endpoint": "/v1/completions", "completion_window": "24h"}
+        for count in (1, 2):
+            batch = finished(server, server.post("/v1/batches", body).json()["id"])
+            assert batch["request_counts"] == {"total": 10, "completed": 5, "failed": 5}
+            for failed in records_of(server, batch["error_file_id"]).values():
+                assert (failed["status_code"], failed["body"]["error"]["code"]) == (503, "model_failed")
+                assert "model = 'gone': cannot be loaded" in failed["body"]["error"]["message"]
+            assert tried.count("gone") == count
+
+
+def test_a_server_of_other_models_does_not_start_on_the_data_of_one(models, tmp_path):
+    settings = {"load_on_demand": True, "data_directory": str(tmp_path)}
+    with serving_several(rows(models), **settings) as server, serving_several(rows(models), **settings):
+        others = several(rows(models)[:2], server.models.config)
+        with pytest.raises(ConfigError, match="a server of other models uses it"), socket.socket() as sock:
+            SeveralServer(others, sock)
+        others.shared.store.close()
 
 
 def test_slots_are_of_the_model_that_a_request_names(models, tmp_path):

@@ -386,3 +386,61 @@ def test_a_query_is_followed_or_refused(started):
         assert (page["data"], page["has_more"]) == ([made], True)
         assert made["id"] == ids[1]
         assert client.post("/v1/files", data={"purpose": "assistants"}, files={"file": b"x"}).status_code == 400
+
+
+def test_a_full_disk_or_a_database_that_cannot_be_used_has_a_status_and_names_the_setting(started, monkeypatch):
+    monkeypatch.setattr(stores, "WAIT", 0.05)
+    with (
+        started() as server,
+        httpx.Client(base_url=server.url, headers={"Authorization": "Bearer one"}, trust_env=False) as client,
+    ):
+        folder, sent = server.context.store.directory, {"data": {"purpose": "batch"}, "files": {"file": b"{}"}}
+        file_id = client.post("/v1/files", **sent).json()["id"]
+        batch = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
+        answered = client.post("/v1/responses", json={"input": "x"}).json()["id"]
+
+        def check(found, status, reason):
+            code = {507: "disk_full", 503: "store_failed"}[status]
+            assert (found.status_code, found.json()["error"]["code"]) == (status, code)
+            assert "data_directory" in found.json()["error"]["message"]
+            assert reason in found.json()["error"]["message"]
+
+        def full(descriptor):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(stores.os, "fsync", full)
+            check(client.post("/v1/files", **sent), 507, "No space left")
+        assert [path.name for path in (folder / "files").iterdir()] == [file_id]
+        db = server.context.store._db
+        (pages,) = db.execute("PRAGMA page_count").fetchone()
+        db.execute(f"PRAGMA max_page_count = {pages}")
+        check(client.post("/v1/batches", json={**batch, "metadata": {"x": "y" * 50_000}}), 507, "disk is full")
+        db.execute("PRAGMA max_page_count = 1000000")
+        with locked(server):
+            for found in (
+                client.post("/v1/files", **sent),
+                client.post("/v1/batches", json=batch),
+                client.delete(f"/v1/responses/{answered}"),
+                client.delete(f"/v1/files/{file_id}"),
+            ):
+                check(found, 503, "database is locked")
+        assert [path.name for path in (folder / "files").iterdir()] == [file_id]
+        (folder / "files" / file_id).unlink()
+        (folder / "files" / file_id).mkdir()
+        check(client.delete(f"/v1/files/{file_id}"), 503, "Is a directory")
+        assert client.delete(f"/v1/responses/{answered}").json()["deleted"]
+
+
+def test_a_directory_is_of_servers_with_the_same_models(tmp_path):
+    with closing(Store(tmp_path, 1000)) as first, closing(Store(tmp_path, 1000)) as replica:
+        first.claim(["b", "a"])
+        replica.claim(["a", "b"])
+        first.close()
+        with closing(Store(tmp_path, 1000)) as other:
+            with pytest.raises(
+                ConfigError, match=r'data_directory=.*a server of other models uses it \(\["a", "b"\]\)'
+            ):
+                other.claim(["a"])
+            replica.close()
+            other.claim(["a"])

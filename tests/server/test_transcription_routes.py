@@ -11,9 +11,14 @@ import re
 
 import numpy as np
 from server_rig import PATIENCE, serving
+from several_rig import serving_several
 
 import openai
 from foreword import LLM
+from foreword.engine.build import load
+from foreword.engine.footprint import footprint
+from foreword.engine.options import split_options
+from foreword.server.served import ServedModel
 from pytorch.speech_models import encoded, own_tokens, samples, save
 
 pytestmark = pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # of the client: translations
@@ -248,3 +253,22 @@ def test_a_damaged_form_is_status_400(server, content, boundary, reason):
         response = client.post(PATH, content=content, headers={"content-type": f"multipart/form-data{boundary}"})
     assert (response.status_code, reason in response.text) == (400, True), response.text
     server.check_nothing_is_left()
+
+
+def test_speech_is_served_beside_text_and_both_are_loaded_and_unloaded_as_requests_ask(server, llm, talker):
+    expected = llm.transcribe(SHORT, task="transcribe").text
+    text = ServedModel(model=str(talker), names=("text",), options={"max_model_len": 256, "kv_cache_bytes": 1 << 20})
+    speech = ServedModel(model=str(server.folder), names=("speech",), options={**ENGINE, "kv_cache_bytes": 1 << 20})
+    given = [(one, split_options(one.options)) for one in (text, speech)]
+    sizes = [footprint(load(one.model, of.executor, of.of_executor), of.config, budget=None) for one, of in given]
+    weights = sum(weight.nbytes for weight in load(str(server.folder), "transformers", {}).loaded.module.parameters())
+    assert sizes[1].weights == weights
+    for budget, loads in ((sum(size.total for size in sizes), 1), (max(size.total for size in sizes), 3)):
+        with serving_several([text, speech], load_on_demand=True, ram_budget=budget) as several:
+            for _ in range(3):
+                found = several.client.post(PATH, files={"file": encoded(SHORT)}, data={"model": "speech"})
+                assert found.json()["text"] == expected, found.text
+                assert several.post("/v1/completions", {"model": "text", "prompt": "x"}).status_code == 200
+            refused = several.client.post(PATH, files={"file": encoded(SHORT)}, data={"model": "text"})
+            assert refused.status_code == 404
+            assert [entry.num_loads for entry in several.models.entries] == [loads, loads]

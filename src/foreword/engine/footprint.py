@@ -36,9 +36,12 @@ def footprint(model: Model[Any], config: EngineConfig, *, budget: int | None, nu
     """Return the memory of a model under settings of an engine.
 
     budget: bytes that it may use, alone; None: no limit but that of the machine. num_models: that share the budget: a
-    pool without a configured size has its part of what the model's weights leave, as `HostMemory.pool_bytes` says.
+    pool without a configured size has its part of what the model's weights leave, as `HostMemory.pool_bytes` says. A
+    model on a GPU takes none of the host's.
     ConfigError, with figures, if the model does not fit into the budget, or if no request fits into its pool.
     """
+    if not model.options.is_on_host:
+        return Footprint(0, 0, 0, 0)
     config = model.configured(config)
     memory = model.memory(config)
     needed: dict[str, int] = {}

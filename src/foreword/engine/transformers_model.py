@@ -47,22 +47,25 @@ class TransformersModel(Model[T]):
         return sum(weight.nbytes for weight in self.loaded.module.parameters())
 
     def memory(self, config: EngineConfig) -> HostMemory | None:
-        """See `Model.memory`. The weights are part of the process, unless they are read from their file when used."""
+        """See `Model.memory`. The weights are a part of the process already, unless they are read from their file when
+        used.
+        """
         loaded = self.loaded
-        if self.options.device != "cpu":
+        if not self.options.is_on_host:
             return None
         num_tokens, widest = (
             config.scheduler.max_num_batched_tokens,
             max(w.shape[-1] for w in loaded.module.parameters()),
         )
-        return host_memory(
+        memory = host_memory(
             config,
-            weights=max(0, self.weight_bytes - own_memory_bytes()),
+            weights=self.weight_bytes,
             activations=_VECTORS_PER_TOKEN * 4 * widest * num_tokens,
             vocab_size=self.vocab_size if self.generates else 0,
             length=config.max_model_len or loaded.max_model_len,
             num_groups=len(loaded.trace.kv_groups()),
         )
+        return None if memory is None else memory.beside("process", max(0, own_memory_bytes() - self.weight_bytes))
 
     def pool(self, config: EngineConfig, memory: HostMemory | None = None) -> PoolSize:
         loaded = self.loaded

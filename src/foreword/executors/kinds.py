@@ -194,7 +194,7 @@ class TorchKind(ExecutorKind[TorchOptions]):
     def host_bytes(
         self, spec: DecoderSpec, weights: Weights, options: TorchOptions, *, num_tokens: int, length: int
     ) -> HostBytes | None:
-        if options.device != "cpu":
+        if not options.is_on_host:
             return None
         from foreword.executors.torch.options import dtype_of
 

@@ -31,6 +31,11 @@ class ExecutorOptions:
     def __post_init__(self) -> None:
         check_settings(self)
 
+    @property
+    def is_on_host(self) -> bool:
+        """Whether weights and KV pool are in the memory of the host, not of a GPU."""
+        return True
+
     def values(self) -> dict[str, Any]:
         """Return the options as keyword arguments of the executor."""
         return values_of(self)
@@ -60,6 +65,10 @@ class TorchPlace(ThreadOptions):
         "cpu", "Device: cpu; cuda, PyTorch's current GPU; or cuda:N, GPU N of those in CUDA_VISIBLE_DEVICES, from 0.",
         value_name="cpu|cuda|cuda:N", convert=_device,
     )
+
+    @property
+    def is_on_host(self) -> bool:
+        return self.device == "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,3 +171,7 @@ class DeviceOptions(TorchMatrices):
         "auto", "Memory of the tokens of all requests, max_num_seqs · max_model_len · 4 bytes: the GPU's, or the "
         "host's, which the GPU reads where it is. auto: the host's above 1 GiB.", value_name="NAME",
     )
+
+    @property
+    def is_on_host(self) -> bool:
+        return self.device == "cpu"

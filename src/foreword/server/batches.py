@@ -4,19 +4,18 @@ One process of those that share a store answers batches: those of one owner one 
 owners at the same time, so that none waits for the tokens of another's key. Each result is in a file before the next
 is counted, so a batch goes on where it was when its process ends.
 
-    lines, those of one model together ─▶ turn of the batch: tokens of the key ─▶ model ─▶ checks, memory ─▶ engine
+    lines, those of one model together ─▶ one at a time: tokens of the key ─▶ model ─▶ checks, memory ─▶ engine
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
-import sqlite3
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AsyncExitStack, ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import print_exception
 from typing import IO, Any, NamedTuple
@@ -31,10 +30,12 @@ from foreword.openai.errors import named
 from foreword.server.admission import Place
 from foreword.server.context import Context
 from foreword.server.errors import HttpError, openai_error
-from foreword.server.failures import FULL, MODEL_LOADING
+from foreword.server.failures import DISK_FULL, FULL, MODEL_FAILED, MODEL_LOADING, STORE_FAILED
 from foreword.server.file_routes import BATCH_OUTPUT, add_file
 from foreword.server.generation import answer_bytes, check_completions, check_prompts, prompt_bytes
+from foreword.server.model_turns import ModelTurns
 from foreword.server.models import ModelEntry, Models
+from foreword.server.store import FULL as DISK_IS_FULL
 from foreword.server.store import Row, Store
 
 if sys.platform != "win32":
@@ -48,7 +49,6 @@ PRIORITY = 2**31 - 1
 MOST_LINES = 50_000
 MOST_ERRORS = 20  # of a file that a batch tells
 MOST_AT_ONCE = 512  # lines of a batch in memory
-MODEL_SECONDS = 60.0  # for which a batch has its model before it may be unloaded for a line of another batch
 PAUSE = 1.0  # seconds between looks for new batches, of other processes or cancelled there
 
 
@@ -69,12 +69,24 @@ class _ReadyLine(NamedTuple):
     groups: list[RequestGroup]
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A batch that is answered. turn: in which one line at a time waits for what it may use. failed: models that could
+    not be loaded, with the error that all their lines have.
+    """
+
+    owner: str
+    batch: Row
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    failed: dict[ModelEntry, HttpError] = field(default_factory=dict)
+
+
 class Batches:
     """Answers the batches of a server's store until it is cancelled."""
 
     def __init__(self, models: Models) -> None:
         self._models, self._store, self._admission = models, models.shared.store, models.shared.admission
-        self._used: dict[str, ModelEntry] = {}  # the model that each owner's batch has or loads
+        self._turns = ModelTurns(models)
 
     async def run(self) -> None:
         """Run until it is cancelled."""
@@ -91,7 +103,7 @@ class Batches:
                                 running[owner] = asyncio.create_task(self._answer_one(owner, batch))
                         if await self._wait(running):
                             is_told = False
-                    except (sqlite3.Error, OSError) as error:  # a full disk, or a lock of another program
+                    except (HttpError, OSError) as error:  # a full disk, or a lock of another program
                         if not is_told:
                             line = f"foreword: batches wait: data_directory: {error}"
                             print(line, file=sys.stderr, flush=True)
@@ -104,8 +116,8 @@ class Batches:
 
     @staticmethod
     async def _wait(running: dict[str, asyncio.Task[None]]) -> bool:
-        """Wait a moment for the end of a batch, and return whether one has ended. sqlite3.Error, or OSError of a full
-        disk, if it is to go on.
+        """Wait a moment for the end of a batch, and return whether one has ended. HttpError of the store, or
+        OSError of a full disk, if it is to go on.
         """
         if not running:
             await asyncio.sleep(PAUSE)
@@ -118,19 +130,17 @@ class Batches:
         return bool(done)
 
     async def _answer_one(self, owner: str, batch: Row) -> None:
-        """Answer a batch, and end it. sqlite3.Error, or OSError of a full disk, if that is to be tried again."""
+        """Answer a batch, and end it. HttpError of the store, or OSError of a full disk, if it is to be tried again."""
         try:
             await self._answer(owner, batch)
-        except sqlite3.Error:
-            raise
         except Exception as error:  # of the disk, for one: the next batch may do better
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if _is_of_store(error):
                 raise
             print_exception(error)
             message = error if isinstance(error, HttpError | ConfigError | OSError) else type(error).__name__
             await self._end(batch, "failed", errors=_errors([(None, "server_error", str(message))]))
         finally:
-            self._used.pop(owner, None)
+            self._turns.leave(owner)
 
     def _is_first(self, stack: ExitStack) -> bool:
         """Become the one process that answers batches, if none is."""
@@ -164,7 +174,7 @@ class Batches:
             left = self._in_order(place for place in places if place.key not in results.done)
             lines = (_line_at(file, place) for place in left)
             counts["completed"], counts["failed"] = len(results.done) - results.num_errors, results.num_errors
-            status = await self._run_lines(owner, batch, lines, results, counts)
+            status = await self._run_lines(_Run(owner, batch), lines, results, counts)
         state = CANCELLING if status == "cancelled" else RUNNING
         await self._change(batch_id, {"status": "finalizing", "finalizing_at": int(time.time())}, state, UNFINISHED)
         made, lost = await asyncio.to_thread(self._outputs, owner, batch_id, path)
@@ -183,17 +193,15 @@ class Batches:
         """Return the model that answers lines with this name; None if there is none."""
         return self._models.entries[0] if name is None else self._models.owner(name)
 
-    async def _run_lines(
-        self, owner: str, batch: Row, lines: Iterator[BatchLine], results: Results, counts: dict[str, int]
-    ) -> str:
+    async def _run_lines(self, run: _Run, lines: Iterator[BatchLine], results: Results, counts: dict[str, int]) -> str:
         """Answer lines, some at a time, until there are no more, or it is cancelled or too late; return the status."""
         running: set[asyncio.Task[Record]] = set()
-        told, turn = time.monotonic(), asyncio.Lock()
+        batch, told = run.batch, time.monotonic()
         state: str | None = RUNNING
         try:
             while True:
                 while len(running) < MOST_AT_ONCE and (line := next(lines, None)) is not None:
-                    running.add(asyncio.create_task(self._line(owner, batch["id"], line, turn)))
+                    running.add(asyncio.create_task(self._line(run, line)))
                 if not running:
                     return "completed"
                 done, running = await asyncio.wait(running, timeout=PAUSE, return_when=asyncio.FIRST_COMPLETED)
@@ -204,7 +212,7 @@ class Batches:
                     counts["failed" if is_error else "completed"] += 1
                 if time.monotonic() - told > PAUSE:
                     told = time.monotonic()
-                    with suppress(sqlite3.Error):  # it is tried again, and lines need no database
+                    with suppress(HttpError):  # it is tried again, and lines need no database
                         state = await asyncio.to_thread(self._store.state, batch["id"])
                         await self._change(batch["id"], {"request_counts": counts}, RUNNING, (RUNNING,))
                     if state != RUNNING or time.time() > batch["expires_at"]:  # not there: it was cancelled before
@@ -214,17 +222,16 @@ class Batches:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def _line(self, owner: str, batch_id: str, line: BatchLine, turn: asyncio.Lock) -> Record:
-        """Return the result of a line, which has the limits of a request. turn: of the batch, in which one line at a
-        time waits for what it may use.
-        """
-        name, uses, engine = f"{batch_id}.{line.number}", self._admission.keys, None
+    async def _line(self, run: _Run, line: BatchLine) -> Record:
+        """Return the result of a line, which has the limits of a request."""
+        owner, uses, engine = run.owner, self._admission.keys, None
+        name = f"{run.batch['id']}.{line.number}"
         async with AsyncExitStack() as stack:
             try:
-                async with turn:
+                async with run.turn:
                     while not uses.has_tokens(owner):  # before its model is loaded for it, or kept from going
                         await asyncio.sleep(PAUSE)
-                    context = await self._model(owner, line, name, stack)
+                    context = await self._model(run, line, name, stack)
                     engine = context.engine
                     ready = await self._ready(owner, line, name, context, stack)
                 answer = ready.answer
@@ -243,32 +250,35 @@ class Batches:
             except Exception as error:  # whatever a line causes, the others are answered
                 return failure(line, error)
 
-    async def _model(self, owner: str, line: BatchLine, name: str, stack: AsyncExitStack) -> Context:
+    async def _model(self, run: _Run, line: BatchLine, name: str, stack: AsyncExitStack) -> Context:
         """Return the context of the model that a line names, which is loaded if it is not, with one of the places that
-        lines may have in its engine. Both are the line's until the stack is closed. HttpError if it cannot be loaded.
-
-        Batches whose models have no room together use them in turns, not line by line.
+        lines may have in its engine. Both are the line's until the stack is closed. HttpError if it cannot be loaded,
+        which is tried once for all lines of the batch.
         """
-        if (entry := self._entry(_model_name(line))) is not None:
-            until = time.monotonic() + MODEL_SECONDS
-            while entry.state != "loaded" and self._has_other(owner, entry) and time.monotonic() < until:
-                self._used.pop(owner, None)
-                await asyncio.sleep(PAUSE)
-            self._used[owner] = entry
+        entry = self._models.find(_model_name(line))
+        if entry in run.failed:
+            raise run.failed[entry].with_traceback(None)
+        try:
+            await self._turns.take(run.owner, entry)
+            context = await self._loaded(line, name, stack)
+        except HttpError as error:
+            if error.failure is MODEL_FAILED:
+                run.failed[entry] = error
+            self._turns.leave(run.owner)
+            raise
+        self._turns.begin(run.owner)
+        await stack.enter_async_context(context.lines)
+        return context
+
+    async def _loaded(self, line: BatchLine, name: str, stack: AsyncExitStack) -> Context:
+        """Return the context of a line's model, once it is loaded. HttpError if it cannot be."""
         while True:
             try:
-                context = await stack.enter_async_context(self._models.using(_model_name(line), name))
-                break
+                return await stack.enter_async_context(self._models.using(_model_name(line), name, of_batch=True))
             except HttpError as error:
                 if error.failure not in (FULL, MODEL_LOADING):
                     raise
                 await asyncio.sleep(PAUSE)
-        await stack.enter_async_context(context.lines)
-        return context
-
-    def _has_other(self, owner: str, entry: ModelEntry) -> bool:
-        """Return whether the batch of another owner has another model, or waits until it is loaded."""
-        return any(used is not entry for other, used in self._used.items() if other != owner)
 
     async def _ready(
         self, owner: str, line: BatchLine, name: str, context: Context, stack: AsyncExitStack
@@ -330,6 +340,8 @@ class Batches:
                     )
                     made[f"{name}_file_id"] = file_id
             except HttpError as error:
+                if _is_of_store(error):
+                    raise
                 lost.append((None, error.code or "", f"the {name} file found no room, and is lost: {error}"))
         return made, lost
 
@@ -342,6 +354,13 @@ class Batches:
         await self._change(batch["id"], ended, status, UNFINISHED)
         with suppress(OSError):
             self._store.path("batches", batch["id"]).unlink(missing_ok=True)
+
+
+def _is_of_store(error: Exception) -> bool:
+    """Whether a batch goes on once the disk has room again, or another program leaves the database."""
+    if isinstance(error, OSError):
+        return error.errno in DISK_IS_FULL
+    return isinstance(error, HttpError) and error.failure in (DISK_FULL, STORE_FAILED)
 
 
 def _lock_file(store: Store) -> Path:

@@ -124,6 +124,12 @@ MODEL_FAILED = Failure(
     "The model could not be loaded, such as for a damaged file or too little memory; the message says why.",
     "Correct what the message names. The next request tries to load it again.", "engine",
 )
+STORE_FAILED = Failure(
+    503, "store_failed",
+    "What is in `data_directory` cannot be read or written: another program has locked the database, the directory is"
+    " gone or read-only, or the disk fails; the message says which.",
+    "Send it again a little later. If that does not help, correct what the message names.", "key",
+)
 NOT_READY = Failure(
     503, "not_ready", "No replica is ready.", "Send it again a little later.",
 )
@@ -137,6 +143,11 @@ TIMEOUT = Failure(
     504, "timeout",
     "The time is over: `timeout` in the body, the header `X-Request-Timeout`, or the server's setting.",
     "Ask for less, or allow more time.", "engine",
+)
+DISK_FULL = Failure(
+    507, "disk_full",
+    "The disk of `data_directory` is full; `max_data_bytes` is larger than the room on it.",
+    "Free some room on the disk, or delete files and responses.", "key",
 )
 # fmt: on
 FAILURES = (
@@ -164,10 +175,12 @@ FAILURES = (
     ENGINE_CLOSED,
     MODEL_LOADING,
     MODEL_FAILED,
+    STORE_FAILED,
     NOT_READY,
     REPLICA_LOST,
     STOPPED,
     TIMEOUT,
+    DISK_FULL,
 )  # fmt: skip
 _KNOWN = {(one.status, one.code): one for one in FAILURES}
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
@@ -85,7 +86,8 @@ def add_file(
     try:
         store.add(FILE, owner, file_id, body, size=len(data))
     except BaseException:
-        path.unlink(missing_ok=True)
+        with suppress(HttpError):
+            store.remove(path)
         raise
     return body
 
@@ -113,16 +115,23 @@ async def _content(shared: Shared, request: Request) -> Response:
     store, file_id = durable(shared), request.path_params["id"]
     await asyncio.to_thread(store.get, FILE, owner_of(request), file_id)
     path = store.path("files", file_id)
-    if not path.is_file():
-        raise HttpError(NOT_FOUND, f"file {file_id!r:.80}: its content is lost")
+    await asyncio.to_thread(_check_content, store, path)
     return FileResponse(path, media_type="application/octet-stream", filename=file_id)
+
+
+def _check_content(store: Store, path: Path) -> None:
+    """HttpError 404 for a content that is not there, 503 for one that cannot be read."""
+    with store.told():
+        if not path.is_file():
+            raise HttpError(NOT_FOUND, f"file {path.name!r:.80}: its content is lost")
+        path.open("rb").close()
 
 
 async def _delete(shared: Shared, request: Request) -> Response:
     check_query(request)
     store, file_id = durable(shared), request.path_params["id"]
     await asyncio.to_thread(store.delete, FILE, owner_of(request), file_id)
-    await asyncio.to_thread(partial(store.path("files", file_id).unlink, missing_ok=True))
+    await asyncio.to_thread(store.remove, store.path("files", file_id))
     return reply({"id": file_id, "object": "file", "deleted": True})
 
 

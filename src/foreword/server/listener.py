@@ -203,6 +203,7 @@ class ModelServer(AppServer):
         logs_end: bool = False,
     ) -> None:
         super().__init__(make_app(models), models.config, sock, on_ready, on_end, logs_end=logs_end)
+        models.shared.store.claim(name for entry in models.entries for name in entry.served.names)
         self._models = models
         self._batches: asyncio.Task[None] | None = None
 

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from traceback import print_exception
 from typing import Literal, NamedTuple, Protocol
@@ -35,6 +35,7 @@ from foreword.server.shared import Shared
 
 State = Literal["loaded", "loading", "unloaded", "unloading"]
 FIRST_LOAD = 5.0  # seconds that a load probably takes, before one is measured
+CLIENT_SECONDS = 60.0  # after a client's request, in which its model is not unloaded for a batch
 
 
 class Memory(NamedTuple):
@@ -80,16 +81,20 @@ Reader = Callable[[ServedModel, Mapping[str, str | Path]], ReadModel]
 class ModelEntry:
     """One model of a server.
 
-    context: None unless it is loaded. memory: while it is loaded. num_requests: that use it
-    or wait until it is loaded. error: why it could not be loaded the last time, "" if it could. keep_alive: seconds.
-    used_at: the end of its last request, of `time.monotonic`. num_loads: how often it was loaded. about: what its files
+    context: None unless it is loaded. memory: while it is loaded. needs: the memory that it has when it is loaded; None
+    before its files were read. num_requests: that use it or wait until it is loaded; num_clients: those of them that
+    are no lines of a batch. error: why it could not be loaded the last time, "" if it could. keep_alive: seconds.
+    used_at: the end of its last request, client_at: of its last one of a client, turn_until: until when other batches
+    leave it to those that use it, all of `time.monotonic`. num_loads: how often it was loaded. about: what its files
     say, once they were asked.
     """
 
     def __init__(self, served: ServedModel, context: Context | None = None) -> None:
         self.served, self.context = served, context
         self.state: State = "unloaded" if context is None else "loaded"
-        self.memory, self.num_requests, self.num_loads = NO_MEMORY, 0, 0
+        self.memory, self.num_requests, self.num_clients, self.num_loads = NO_MEMORY, 0, 0, 0
+        self.needs: Memory | None = None
+        self.client_at, self.turn_until = -inf, -inf
         self.error, self.keep_alive = "", served.keep_alive
         self.used_at = self.began_at = time.monotonic()
         self.load_seconds: float | None = None
@@ -119,6 +124,16 @@ class ModelEntry:
         if self.context is not None:
             return self.context.served
         return *self.served.names, *self.loras
+
+    @property
+    def is_of_clients(self) -> bool:
+        """Whether clients use it, or did so a moment ago."""
+        return self.num_clients > 0 or time.monotonic() - self.client_at < CLIENT_SECONDS
+
+    @property
+    def is_in_turn(self) -> bool:
+        """Whether a batch may use it for some more time before it goes for another batch."""
+        return time.monotonic() < self.turn_until
 
     @property
     def expires_in(self) -> float | None:
@@ -248,8 +263,11 @@ class Models:
             await self._unload(entry)
 
     @asynccontextmanager
-    async def using(self, name: str | None, request_id: str) -> AsyncGenerator[Context, None]:
-        """The context of a model, which is loaded if it is not, and stays so within the block.
+    async def using(
+        self, name: str | None, request_id: str, *, of_batch: bool = False
+    ) -> AsyncGenerator[Context, None]:
+        """The context of a model, which is loaded if it is not, and stays so within the block. of_batch: for a line
+        of a batch, not for a client.
 
         HttpError: 404 for an unknown name, 503 if it cannot be loaded, or not within load_timeout, 429 if as many
         requests as may be in progress wait for models already.
@@ -258,11 +276,36 @@ class Models:
             yield self.single
             return
         entry = self.find(name)
-        context = await self._enter(entry, request_id)
+        entry.num_clients += not of_batch
         try:
-            yield context
+            context = await self._enter(entry, request_id)
+            try:
+                yield context
+            finally:
+                self._leave(entry)
         finally:
-            self._leave(entry)
+            if not of_batch:
+                entry.num_clients -= 1
+                entry.client_at = time.monotonic()
+
+    async def measure(self, entry: ModelEntry) -> None:
+        """Read what memory a model needs, unless it is known. HttpError 503 if its files cannot be read."""
+        async with self._turn:
+            if entry.needs is not None:
+                return
+            try:
+                entry.needs = (await asyncio.to_thread(self._read, entry.served, entry.loras)).memory
+            except Exception as error:
+                _note_failure(entry, error)
+                raise _failed(entry) from None
+
+    def has_room(self, entry: ModelEntry, beside: Iterable[ModelEntry]) -> bool:
+        """Return whether a model whose needs are known has room beside these, which are loaded or going to be, and
+        beside the pinned ones.
+        """
+        kept = {*beside, *(one for one in self.entries if one.served.pin)} - {entry}
+        needs = total_bytes(one.needs or NO_MEMORY for one in (*kept, entry))
+        return self.budget is None or needs <= self.budget
 
     async def start(self) -> None:
         """Load the models that do not wait for a request. ConfigError for one that cannot be, or if they do not fit."""
@@ -332,8 +375,7 @@ class Models:
                     entry.loading = asyncio.create_task(self._load(entry))
                 await asyncio.shield(entry.loading)
             if entry.context is None:
-                reason = f"cannot be loaded: {entry.error}"
-                raise HttpError(MODEL_FAILED, f"model = {entry.name!r:.80}: {reason}", param="model")
+                raise _failed(entry)
         except BaseException:
             self._leave(entry)
             raise
@@ -370,9 +412,7 @@ class Models:
         try:
             await self._load_now(entry, may_unload=True)
         except Exception as error:
-            if not isinstance(error, ForewordError | OSError | MemoryError):
-                print_exception(error)
-            entry.error = _reason(error)
+            _note_failure(entry, error)
         finally:
             entry.loading = None
             if not entry.num_requests:  # its requests did not wait for it
@@ -385,9 +425,9 @@ class Models:
                 entry.began_at = time.monotonic()
                 read = await asyncio.to_thread(self._read, entry.served, entry.loras)
                 await self._make_room(entry, read.memory, may_unload=may_unload)
-                entry.memory = read.memory
+                entry.memory = entry.needs = read.memory
                 entry.context = await asyncio.to_thread(read.load)
-                entry.memory = read.memory
+                entry.memory = entry.needs = read.memory
                 entry.load_seconds = time.monotonic() - entry.began_at
         except BaseException:
             entry.state, entry.memory = "unloaded", NO_MEMORY
@@ -396,7 +436,8 @@ class Models:
         entry.num_loads += 1
 
     async def _make_room(self, entry: ModelEntry, memory: Memory, *, may_unload: bool) -> None:
-        """Unload models until this memory is free: those without requests first, of these the least recently used.
+        """Unload models until this memory is free: those of clients last, and before them those in a turn of a batch;
+        of others those without requests first, of these the least recently used.
 
         ConfigError, with figures, if models that stay loaded leave too little.
         """
@@ -418,8 +459,8 @@ class Models:
             if going:
                 await going[0].gone.wait()
                 continue
-            loaded = [one for one in self.entries if one.state == "loaded" and not one.served.pin]
-            await self._unload(min(loaded, key=lambda one: (one.num_requests > 0, one.used_at)))
+            loaded = [one for one in self.entries if one.state == "loaded" and one.num_bytes and not one.served.pin]
+            await self._unload(min(loaded, key=_rank))
 
     async def _unload(self, entry: ModelEntry) -> None:
         """Give a loaded model no more requests, wait until those that it has end, and unload it."""
@@ -460,6 +501,23 @@ class Models:
         if loading:
             left -= min(now - min(entry.began_at for entry in loading), left)
         return {"Retry-After": str(min(max(ceil(left), 1), LONGEST_WAIT))}
+
+
+def _rank(entry: ModelEntry) -> tuple[bool, bool, bool, bool, float]:
+    """Return the rank of a loaded model among those that may be unloaded: the smallest goes first."""
+    return entry.num_clients > 0, entry.is_of_clients, entry.is_in_turn, entry.num_requests > 0, entry.used_at
+
+
+def _note_failure(entry: ModelEntry, error: Exception) -> None:
+    if not isinstance(error, ForewordError | OSError | MemoryError):
+        print_exception(error)
+    entry.error = _reason(error)
+
+
+def _failed(entry: ModelEntry) -> HttpError:
+    """Return the error of requests for a model that could not be loaded."""
+    reason = f"cannot be loaded: {entry.error}"
+    return HttpError(MODEL_FAILED, f"model = {entry.name!r:.80}: {reason}", param="model")
 
 
 async def _end(context: Context) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sqlite3
 from typing import Any
 
 from foreword.server.errors import HttpError
-from foreword.server.failures import NOT_FOUND, NOT_STORED
+from foreword.server.failures import NOT_FOUND, NOT_STORED, STORAGE_FULL
 from foreword.server.store import Row, Store
 
 RESPONSE = "response"
@@ -33,10 +32,12 @@ class Responses:
                 self._store.make_room(RESPONSE, MOST, self._max_bytes)
             try:
                 self._store.add(RESPONSE, owner, response["id"], row)
-            except HttpError:
+            except HttpError as error:
+                if error.failure is not STORAGE_FULL:
+                    raise
                 self._store.make_room(RESPONSE, MOST // 2, self._max_bytes // 2)
                 self._store.add(RESPONSE, owner, response["id"], row)
-        except (HttpError, sqlite3.Error):  # files take the room, the disk is full, or another program has a lock
+        except HttpError:  # files take the room, the disk is full, or another program has a lock
             response["store"] = False
 
     def get(self, owner: str, response_id: str) -> tuple[Row, list[Row]]:
@@ -59,7 +60,9 @@ class Responses:
             seen.add(previous)
             try:
                 response, items = self.get(owner, previous)
-            except HttpError:
+            except HttpError as error:
+                if error.failure is not NOT_FOUND:
+                    raise
                 reason = f"previous_response_id: response {previous!r:.80} was not stored, or was dropped or deleted"
                 raise HttpError(NOT_FOUND, reason, param="previous_response_id") from None
             turns.append([*items, *response["output"]])

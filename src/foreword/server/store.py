@@ -6,21 +6,31 @@ it; without a directory it is in memory, where there are responses alone.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
 import sqlite3
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import wraps
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import IO, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from foreword.errors import ConfigError, reason_of
 from foreword.server.errors import HttpError
-from foreword.server.failures import NOT_FOUND, STORAGE_FULL
+from foreword.server.failures import DISK_FULL, NOT_FOUND, STORAGE_FULL, STORE_FAILED
 
+if sys.platform != "win32":
+    import fcntl
+
+P = ParamSpec("P")
+T = TypeVar("T")
 Row = dict[str, Any]
+FULL = (errno.ENOSPC, errno.EDQUOT)
 _TABLES = """
 CREATE TABLE IF NOT EXISTS items (
     id TEXT NOT NULL, kind TEXT NOT NULL, owner TEXT NOT NULL, created INTEGER NOT NULL, used REAL NOT NULL,
@@ -43,17 +53,30 @@ class Page(NamedTuple):
     newest_first: bool = True
 
 
+def _told(method: Callable[Concatenate[Store, P], T]) -> Callable[Concatenate[Store, P], T]:
+    """Make a method of a store raise what `Store.told` says."""
+
+    @wraps(method)
+    def guarded(store: Store, *args: P.args, **keywords: P.kwargs) -> T:
+        with store.told():
+            return method(store, *args, **keywords)
+
+    return guarded
+
+
 class Store:
     """Items by kind and id. Only their owner sees them. It may be used in any thread.
 
     max_bytes: of all items, with the contents of files, and at most `IN_MEMORY` without a directory. ConfigError for a
-    directory that cannot be used.
+    directory that cannot be used. Its methods raise HttpError 507 if the disk is full, and 503 if the directory cannot
+    be used any more, or another program has locked it.
     """
 
     def __init__(self, directory: str | Path | None, max_bytes: int) -> None:
         self.directory = None if directory is None else Path(directory)
         self.max_bytes = max_bytes if directory is not None else min(max_bytes, IN_MEMORY)
         self._lock = self._read_lock = Lock()
+        self._claim: IO[bytes] | None = None
         self._used: dict[tuple[str, str], float] = {}  # when items were read, by owner and id; the next change notes it
         try:
             if self.directory is not None:
@@ -73,12 +96,52 @@ class Store:
             reason = reason_of(error) if isinstance(error, OSError) else str(error)
             raise ConfigError(f"data_directory={str(directory)!r:.200}: cannot be used ({reason})") from None
 
+    def claim(self, names: Iterable[str]) -> None:
+        """Let no server of other models use the directory until this one is closed: it would answer their batches.
+        ConfigError if one does.
+        """
+        if self.directory is None or sys.platform == "win32":
+            return
+        own = json.dumps(sorted(names)).encode()
+        with suppress(OSError):  # a file system without locks
+            self._claim = (self.directory / "models.lock").open("a+b")
+            try:
+                fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._claim.truncate(0)
+                self._claim.write(own)
+                self._claim.flush()
+            except BlockingIOError:
+                pass
+            fcntl.flock(self._claim, fcntl.LOCK_SH)
+            self._claim.seek(0)
+            if (found := self._claim.read()) != own:
+                self._claim.close()
+                raise ConfigError(
+                    f"data_directory={str(self.directory)!r:.200}: a server of other models uses it "
+                    f"({found.decode(errors='replace'):.200}), which would answer the batches of this one. Give each "
+                    "of them a directory of its own, or serve the models in one server"
+                )
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Within the block, an error of the directory or of the database is the HttpError that clients get."""
+        try:
+            yield
+        except OSError as error:
+            raise _failed(reason_of(error), is_full=error.errno in FULL) from error
+        except sqlite3.Error as error:
+            is_full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+            raise _failed(str(error), is_full=is_full) from error
+
     def close(self) -> None:
         """Closing twice is harmless."""
+        if self._claim is not None:
+            self._claim.close()
         for db, lock in ((self._read_db, self._read_lock), (self._db, self._lock)):
             with lock:  # a thread may use it still
                 db.close()
 
+    @_told
     def add(
         self, kind: str, owner: str, item_id: str, body: Mapping[str, Any], *, state: str = "", size: int = 0
     ) -> None:
@@ -96,6 +159,7 @@ class Store:
             row = item_id, kind, owner, body.get("created_at", int(now)), now, state, len(text) + size, text
             self._db.execute("INSERT OR REPLACE INTO items VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
+    @_told
     def make_room(self, kind: str, count: int, num_bytes: int) -> None:
         """Drop items that were not used for longest, so that at most this many are left, with so many bytes."""
         with self._lock, self._db:
@@ -110,6 +174,7 @@ class Store:
                     dropped.append((row_id,))
             self._db.executemany("DELETE FROM items WHERE rowid = ?", dropped)
 
+    @_told
     def get(self, kind: str, owner: str, item_id: str) -> Row:
         """Return an item. HttpError 404 if its owner has none of this id."""
         with self._read_lock:
@@ -127,6 +192,7 @@ class Store:
         rows = [(when, owner, item_id) for (owner, item_id), when in list(used.items())]
         self._db.executemany("UPDATE items SET used = ? WHERE owner = ? AND id = ?", rows)
 
+    @_told
     def delete(self, kind: str, owner: str, item_id: str) -> None:
         """Remove an item. HttpError 404 if its owner has none of this id."""
         with self._lock:
@@ -134,6 +200,7 @@ class Store:
             if not self._db.execute(query, (item_id, kind, owner)).rowcount:
                 raise HttpError(NOT_FOUND, f"{kind} {item_id!r:.80}: there is none", param="id")
 
+    @_told
     def listed(
         self, kind: str, owner: str, page: Page, *, fields: Mapping[str, str] | None = None
     ) -> tuple[list[Row], bool]:
@@ -156,6 +223,7 @@ class Store:
             rows = self._read_db.execute(query, [*values, page.limit + 1]).fetchall()
         return [json.loads(text) for (text,) in rows[: page.limit]], len(rows) > page.limit
 
+    @_told
     def count(self, kind: str, owner: str, states: Sequence[str] = ()) -> int:
         """Return the number of an owner's items, in one of these states if some are given."""
         marks = f" AND state IN ({', '.join('?' * len(states))})" if states else ""
@@ -164,6 +232,7 @@ class Store:
             (found,) = self._read_db.execute(query, [kind, owner, *states]).fetchone()
         return int(found)
 
+    @_told
     def oldest(self, kind: str, states: Sequence[str]) -> list[tuple[str, Row]]:
         """Return each owner with the body of the oldest of its items that are in one of these states."""
         query = (
@@ -173,12 +242,14 @@ class Store:
             found = self._read_db.execute(f"{query} GROUP BY owner ORDER BY MIN(rowid)", [kind, *states]).fetchall()
         return [(owner, json.loads(text)) for owner, text, _ in found]
 
+    @_told
     def state(self, item_id: str) -> str | None:
         """Return the state of an item; None if there is none of this id."""
         with self._read_lock:
             found = self._read_db.execute("SELECT state FROM items WHERE id = ?", (item_id,)).fetchone()
         return None if found is None else str(found[0])
 
+    @_told
     def change(self, item_id: str, changes: Mapping[str, Any], *, state: str, instead_of: Sequence[str]) -> bool:
         """Change the body and the state of an item that is in one of these states; return whether it was."""
         with self._lock, self._db:
@@ -195,14 +266,32 @@ class Store:
         assert self.directory is not None
         return self.directory / folder / item_id
 
+    @_told
     def write(self, path: Path, data: bytes) -> None:
         """Write the content of an item as a whole or not at all."""
         part = path.with_name(f".{path.name}.part")
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        try:
+            with part.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise
+
+    @_told
+    def remove(self, path: Path) -> None:
+        """Remove the content of an item, if there is one."""
+        path.unlink(missing_ok=True)
+
+
+def _failed(reason: str, *, is_full: bool) -> HttpError:
+    """Return the error of requests that need the directory."""
+    if is_full:
+        return HttpError(DISK_FULL, f"the disk of the server's data_directory is full ({reason}). Free some of it")
+    return HttpError(STORE_FAILED, f"the server's data_directory cannot be used ({reason}). Try again later")
 
 
 def new_id(prefix: str) -> str:
