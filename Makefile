@@ -78,6 +78,8 @@ storms: $(STAMPS)/test  ## interrupts and failures at random moments of the engi
 	$(BIN)/python tests/storms/fault_storm.py --runs 100
 	$(BIN)/python tests/storms/async_storm.py --runs 50
 	$(BIN)/python tests/storms/disk_storm.py --runs 100
+	PYTHONPATH=tests:tests/cli $(BIN)/python tests/storms/restart_storm.py --runs 30
+	PYTHONPATH=tests:tests/cli $(BIN)/python tests/storms/restart_storm.py --runs 30 --replicas 2
 
 shadow: $(STAMPS)/test  ## another engine's random traffic under a shadow, healthy and with changed tensors (minutes)
 	PYTHONPATH=tests/shadow $(BIN)/python tests/shadow/traffic.py --steps $(or $(STEPS),10000)

@@ -1,12 +1,12 @@
 """Three kills of processes that save blocks; `tests/storms/disk_storm.py` makes any number."""
 
-from disk_storm import storm
+from disk_storm import KINDS, storm
 
 
 def test_what_killed_processes_saved_gives_equal_tokens(tmp_path):
     loaded = []
-    for seed in range(3):
-        folder = tmp_path / str(seed)
+    for seed, kind in enumerate(KINDS):
+        folder = tmp_path / kind
         folder.mkdir()
-        loaded.append(storm(folder, seed))
+        loaded.append(storm(folder, seed, kind))
     assert sum(loaded) > 0
