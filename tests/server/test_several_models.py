@@ -197,6 +197,25 @@ def test_a_pinned_model_stays_and_a_model_that_never_fits_is_refused_with_figure
     run(main())
 
 
+def test_a_model_that_was_loaded_before_is_read_when_there_is_room_for_it(files, monkeypatch):
+    models = files.models("a", "b", ram_budget=SIZE)
+    read, used = models._read, []
+    monkeypatch.setattr(models, "_read", lambda *given: used.append(models.num_bytes) or read(*given))
+
+    async def main():
+        for name in "abab":
+            await files.ask(models, name)
+        assert used == [0, SIZE, 0, 0]
+        files.sizes["a"] = 2 * SIZE  # it changed, and is refused as before
+        for _ in range(2):
+            with pytest.raises(HttpError, match="'a': needs"):
+                await files.ask(models, "a")
+        files.sizes["a"] = SIZE
+        assert await files.ask(models, "a") == "a"
+
+    run(main())
+
+
 def test_a_model_without_memory_of_the_host_is_not_unloaded_for_others(files):
     models = files.models("gpu", "a", "b", ram_budget=SIZE)
     files.sizes["gpu"] = 0

@@ -423,6 +423,10 @@ class Models:
         try:
             async with self._turn:
                 entry.began_at = time.monotonic()
+                if entry.needs is not None and self.has_room(
+                    entry, ()
+                ):  # the library transformers reads weights at once
+                    await self._make_room(entry, entry.needs, may_unload=may_unload)
                 read = await asyncio.to_thread(self._read, entry.served, entry.loras)
                 await self._make_room(entry, read.memory, may_unload=may_unload)
                 entry.memory = entry.needs = read.memory
