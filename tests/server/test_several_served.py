@@ -14,21 +14,25 @@ from talking_model import write_adapter, write_talking_model
 
 from foreword import LLM, SamplingParams
 from foreword.engine import engine_config
+from foreword.engine.async_llm import AsyncLLM
 from foreword.engine.build import load
 from foreword.engine.footprint import footprint
 from foreword.engine.model import model_of
 from foreword.engine.options import split_options
 from foreword.errors import ConfigError
-from foreword.executors.kinds import DEVICE, TORCH
+from foreword.executors.kinds import DEVICE, TORCH, TRANSFORMERS
+from foreword.executors.options import ExecutorOptions
 from foreword.executors.packed import parts, store
 from foreword.machine import own_memory_bytes
 from foreword.models.loader import load_model
 from foreword.native import available
 from foreword.server import batches
 from foreword.server.config import ServerConfig
+from foreword.server.loading import Loader
 from foreword.server.run import bound_socket
 from foreword.server.run_several import SeveralServer, several
 from foreword.server.served import ServedModel
+from foreword.server.shared import Shared
 from models.pooling_models import POOLING, make_pooling
 
 OPTIONS = {"max_model_len": 256, "max_num_seqs": 8, "max_num_batched_tokens": 64, "kv_cache_bytes": 1 << 20, "seed": 0}
@@ -228,7 +232,21 @@ def test_a_model_on_a_gpu_takes_none_of_the_host_s_memory(models):
     model = model_of(load_model(str(models["a"])), DEVICE, on_gpu)
     assert footprint(model, engine_config({"max_model_len": 256}), budget=1).total == 0
     assert not TORCH.read_options({"device": "cuda:1"}).is_on_host
+    assert not TRANSFORMERS.read_options({"device": "cuda"}).is_on_host
     assert all(kind.read_options({"device": "cpu"}).is_on_host for kind in (TORCH, DEVICE))
+
+
+def test_only_engines_on_the_host_take_turns(models, monkeypatch):
+    made, of = [], AsyncLLM.of
+    monkeypatch.setattr(AsyncLLM, "of", lambda llm, turns: made.append(turns) or of(llm, turns=turns))
+    shared = Shared.of(ServerConfig())
+    loader = Loader(ServerConfig(), shared, 2)
+    for is_on_host in (True, False):
+        monkeypatch.setattr(ExecutorOptions, "is_on_host", is_on_host)
+        read = loader(rows(models)[0], {})
+        asyncio.run(read.load().engine.close())
+    assert made == [loader.turns, None]
+    shared.store.close()
 
 
 def test_a_model_that_embeds_is_served_beside_one_that_generates(models, tmp_path):

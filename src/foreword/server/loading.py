@@ -25,7 +25,7 @@ from foreword.server.shared import Shared
 
 
 class Loader:
-    """Reads models for a server of so many, whose engines take turns."""
+    """Reads models for a server of so many, whose engines take turns, unless they compute on a GPU."""
 
     def __init__(self, config: ServerConfig, shared: Shared, num_models: int) -> None:
         self.config, self.shared, self.num_models = config, shared, num_models
@@ -56,7 +56,8 @@ class ReadFiles:
     def load(self) -> Context:
         """Make the engine. Errors are those of `LLM`."""
         slots, options = with_slots(self.loader.config, self.options)
-        llm = AsyncLLM.of(LLM(self.model, **options), turns=self.loader.turns)
+        turns = self.loader.turns if self.model.options.is_on_host else None
+        llm = AsyncLLM.of(LLM(self.model, **options), turns=turns)
         if slots is not None:
             slots.attach(llm.engine)
         executor = llm.engine.executor
