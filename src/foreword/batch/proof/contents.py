@@ -154,8 +154,10 @@ class CacheContents:
         mixed = _mixed(np.arange(known), s.token_ids[row, :known])
         for feature in s.extras.mm_features.get(row, ()):
             mixed[feature.offset : feature.offset + 1] += _of_text(feature.identifier)
-        if (embeds := s.extras.prompt_embeds.get(row)) is not None:
-            mixed[: len(embeds)] += _spread([zlib.crc32(np.asarray(vector).tobytes()) for vector in embeds])
+        embeds, is_embedding = s.extras.prompt_embeds.get(row), s.extras.is_embedding
+        if embeds is not None and is_embedding is not None:
+            at = np.flatnonzero(is_embedding[row, : len(embeds)])  # elsewhere it has tokens, as other prompts
+            mixed[at] += _spread([zlib.crc32(np.asarray(embeds[i]).tobytes()) for i in at])
         mixed[:1] += self._start(row)
         self._prints[row, :known] = np.cumsum(mixed, dtype=np.uint64)
         self._settled[row] = self._entered[row] = known
