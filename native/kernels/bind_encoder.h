@@ -49,27 +49,33 @@ class CpuEncoder : public CpuModel {
   }
 
   void finish_encoder(const Integers &d) {
-    if (!model_.embedding.data || encoder_.layers.empty() || pass_) {
-      throw std::invalid_argument("finish_encoder() needs an embedding and a layer, once");
-    }
+    if (encoder_.layers.empty() || pass_) throw std::invalid_argument("finish_encoder() needs a layer, once");
     encoder_.embed_norm = norm(d, "embed_norm");
     encoder_.final_norm = norm(d, "final_norm");
-    if (!encoder_.embed_norm.weight || encoder_.norms_before != bool(encoder_.final_norm.weight)) {
-      throw std::invalid_argument("finish_encoder() needs embed_norm, and final_norm if norms come before");
+    if (bool(encoder_.embed_norm.weight) != bool(model_.embedding.data) ||
+        encoder_.norms_before != bool(encoder_.final_norm.weight)) {
+      throw std::invalid_argument(
+          "finish_encoder() needs embed_norm if there is an embedding, and final_norm if norms come before");
     }
     pass_ = std::make_unique<EncoderPass>(model_, encoder_);
     is_finished_ = true;
   }
 
-  // The hidden states [T, hidden_size] of whole texts, valid until the next call.
-  FloatView encode(int num_tokens, int num_reqs, const Array1<int32_t> &input_ids, const Array1<int64_t> &positions,
-                   const Array1<int32_t> &query_start_loc, const std::optional<Array1<int32_t>> &token_types) {
+  // The hidden states [T, hidden_size] of whole texts, valid until the next call. Inputs are token ids, or without an
+  // embedding x [T, hidden_size].
+  FloatView encode(int num_tokens, int num_reqs, const std::optional<Array1<int32_t>> &input_ids,
+                   const Array1<int64_t> &positions, const Array1<int32_t> &query_start_loc,
+                   const std::optional<Array1<int32_t>> &token_types, const std::optional<Array2<float>> &x) {
     if (!pass_) throw std::invalid_argument("the encoder is not finished: call finish_encoder() first");
     const int t = in_range(num_tokens, 1, kMostTokens, "num_tokens");
     const int b = in_range(num_reqs, 1, kMostTokens, "num_reqs");
+    if (bool(input_ids) != bool(model_.embedding.data) || bool(x) == bool(input_ids)) {
+      throw std::invalid_argument("encode() takes input_ids if there is an embedding, else x");
+    }
     const EncoderInput in{.num_tokens = t,
                           .num_reqs = b,
-                          .input_ids = at_least(input_ids, t, "input_ids"),
+                          .input_ids = input_ids ? at_least(*input_ids, t, "input_ids") : nullptr,
+                          .x = x ? shaped(*x, t, model_.config.hidden_size, "x") : nullptr,
                           .positions = at_least(positions, t, "positions"),
                           .query_start_loc = at_least(query_start_loc, b + 1, "query_start_loc"),
                           .token_types = token_types ? at_least(*token_types, t, "token_types") : nullptr};
@@ -107,8 +113,9 @@ inline void bind_encoder(nb::module_ &m) {
       .def("set_tables", &CpuEncoder::set_tables, nb::arg("positions").noconvert(), nb::arg("token_types").noconvert())
       .def("add_encoder_layer", &CpuEncoder::add_encoder_layer, nb::arg("layer"))
       .def("finish_encoder", &CpuEncoder::finish_encoder, nb::arg("norms"))
-      .def("encode", &CpuEncoder::encode, nb::arg("num_tokens"), nb::arg("num_reqs"), nb::arg("input_ids").noconvert(),
-           nb::arg("positions").noconvert(), nb::arg("query_start_loc").noconvert(), nb::arg("token_types").none());
+      .def("encode", &CpuEncoder::encode, nb::arg("num_tokens"), nb::arg("num_reqs"),
+           nb::arg("input_ids").noconvert().none(), nb::arg("positions").noconvert(), nb::arg("query_start_loc").noconvert(),
+           nb::arg("token_types").none(), nb::arg("x").noconvert().none() = nb::none());
 }
 
 }  // namespace foreword::kernels

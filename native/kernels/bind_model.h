@@ -192,6 +192,7 @@ class CpuModel {
                   const std::optional<Array1<int64_t>> &logits_indices,
                   const std::optional<Array1<int64_t>> &embed_rows, const std::optional<Array2<float>> &embeds,
                   const std::optional<Array2<int64_t>> &mrope_positions,
+                  const std::optional<Array1<int64_t>> &last_seen,
                   const std::optional<Array1<int32_t>> &lora_ids, bool greedy) {
     check_finished();
     const int t = in_range(num_tokens, 0, kMostTokens, "num_tokens");
@@ -215,6 +216,7 @@ class CpuModel {
                     .embed_rows = nullptr,
                     .embeds = nullptr,
                     .mrope_positions = nullptr,
+                    .last_seen = last_seen ? at_least(*last_seen, t, "last_seen") : nullptr,
                     .lora_ids = lora_ids ? at_least(*lora_ids, b, "lora_ids") : nullptr,
                     .groups = {}};
     if (in.num_logits && model_.lm_head.parts.empty()) throw std::invalid_argument("the model has no logits");

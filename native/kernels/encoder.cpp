@@ -62,7 +62,7 @@ void EncoderPass::check(const EncoderInput &in) const {
   }
   require(in.query_start_loc, in.num_reqs, in.num_tokens, int64_t(in.num_tokens) + 1, "query_start_loc");
   for (int t = 0; t < in.num_tokens; ++t) {
-    require(in.input_ids, t, 0, model_.config.vocab_size, "input_ids");
+    if (in.input_ids) require(in.input_ids, t, 0, model_.config.vocab_size, "input_ids");
     if (encoder_.num_positions) require(in.positions, t, 0, encoder_.num_positions, "positions");
     if (in.token_types) require(in.token_types, t, 0, std::max(1, encoder_.num_token_types), "token_types");
   }
@@ -128,14 +128,20 @@ void EncoderPass::embed(int thread) {
   const Share share = share_of(input_.num_tokens, thread, pool_.size());
   for (int t = share.begin; t < share.end; ++t) {
     float *x = x_.row(t);
-    isa_.decode_row(model_.embedding, input_.input_ids[t], x);
+    if (input_.x) {
+      std::copy_n(input_.x + size_t(t) * size_t(model_.config.hidden_size), model_.config.hidden_size, x);
+    } else {
+      isa_.decode_row(model_.embedding, input_.input_ids[t], x);
+    }
     if (encoder_.num_positions) isa_.add_row(encoder_.positions.row(input_.positions[t]), size_t(x_.stride()), x);
     if (encoder_.num_token_types) {
       const int type = input_.token_types ? input_.token_types[t] : 0;
       isa_.add_row(encoder_.token_types.row(type), size_t(x_.stride()), x);
     }
     const Norm &norm = encoder_.embed_norm;
-    isa_.layer_norm(x, norm.weight, norm.bias, model_.config.hidden_size, model_.config.norm_eps, x);
+    if (norm.weight) {
+      isa_.layer_norm(x, norm.weight, norm.bias, model_.config.hidden_size, model_.config.norm_eps, x);
+    }
     for (size_t r = 0; r < model_.ropes.size(); ++r) {
       const int64_t at = int64_t(r) * input_.num_tokens + t;
       model_.ropes[r].angles([&](size_t) { return input_.positions[t]; }, cosines_.row(at), sines_.row(at));

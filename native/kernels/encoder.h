@@ -1,7 +1,7 @@
 // One forward pass of an encoder over whole texts side by side, in one parallel region. Each token sees every token of
 // its own text, or those within a distance; keys and values are not kept.
 //
-//   x = norm(embed[ids] + positions[p] + token_types[type])
+//   x = norm(embed[ids] + positions[p] + token_types[type]), or rows that are given
 //   per layer, norms after   x = norm(x + attention(x));  x = norm(x + mlp(x))
 //              norms before  x += attention(norm(x));     x += mlp(norm(x))       and a final norm
 //
@@ -28,7 +28,7 @@ struct EncoderLayer {
 
 struct Encoder {
   bool norms_before = false;
-  Norm embed_norm, final_norm;
+  Norm embed_norm, final_norm;  // without an embedding there is no embed_norm
   FloatRows positions{1}, token_types{1};  // [count, hidden_size]
   int num_positions = 0, num_token_types = 0;  // 0: the model has none
   std::vector<EncoderLayer> layers;
@@ -36,7 +36,8 @@ struct Encoder {
 
 struct EncoderInput {
   int num_tokens, num_reqs;
-  const int32_t *input_ids;        // [T]
+  const int32_t *input_ids;        // [T]; null: x is given
+  const float *x;                  // [T, hidden_size]; null: of input_ids
   const int64_t *positions;        // [T], from 0 in each text
   const int32_t *query_start_loc;  // [B + 1]
   const int32_t *token_types;      // [T]; null: all 0

@@ -236,6 +236,7 @@ class CpuModel:
         embed_rows: I64 | None = None,
         embeds: F32 | None = None,
         mrope_positions: I64 | None = None,
+        last_seen: I64 | None = None,
         lora_ids: I32 | None = None,
         greedy: bool = False,
     ) -> F32: ...
@@ -286,10 +287,11 @@ class CpuEncoder(CpuModel):
         self,
         num_tokens: int,
         num_reqs: int,
-        input_ids: I32,
+        input_ids: I32 | None,
         positions: I64,
         query_start_loc: I32,
         token_types: I32 | None,
+        x: F32 | None = None,
     ) -> F32: ...
 
 class SamplingRows:

@@ -9,7 +9,7 @@ from io import BytesIO
 
 import pytest
 
-pillow = pytest.importorskip("PIL.Image", reason="needs the extra foreword[vision]")
+pillow = pytest.importorskip("PIL.Image", reason="needs the extra foreword[images]")
 
 import numpy as np
 

@@ -16,27 +16,15 @@ from foreword import LLM, AsyncLLM, SamplingParams
 from foreword.engine.observer import EngineMetrics
 from foreword.errors import RequestError
 from foreword.executors.transformers import executor
-from foreword.executors.transformers.media import TransformersEncoder, load_processor
+from foreword.executors.transformers.media import TransformersEncoder
 from foreword.media import MediaLimits
-from pytorch.vision_models import MODELS, data_url, image, save
+from models.seeing import CONVERSATIONS, IMAGES, PART_A, image
+from pytorch.vision_models import MODELS, conversation_tokens, load, save
 
 SEEING = ("qwen2-vl", "qwen2.5-vl", "llava", "pixtral", "idefics3", "smolvlm", "gemma3", "qwen3-vl")
 NEEDS = {"pixtral": "torchvision", "smolvlm": "num2words"}
 OPTIONS = {"executor": "transformers", "dtype": "fp32", "num_threads": 1, "max_model_len": 160, "block_size": 4}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-
-
-A, B = image(0, 60, 40), image(1, 30, 84)
-PART_A = {"type": "image", "image": A}
-CONVERSATIONS = [
-    [{"role": "user", "content": [PART_A, {"type": "text", "text": "what"}, {"type": "image", "image": B}]}],
-    [{"role": "system", "content": "brief"}, {"role": "user", "content": [{"type": "text", "text": "see "}, PART_A]}],
-    [{"role": "user", "content": "no image"}],
-    [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": data_url(A)}}]}],
-    [{"role": "user", "content": [{"type": "image", "image": B}]}],
-    [{"role": "user", "content": [PART_A, {"type": "text", "text": "what"}, PART_A]}],
-]
-IMAGES = [[A, B], [A], [], [A], [B], [A, A]]
 
 
 def saved(folder, name):
@@ -48,18 +36,7 @@ def saved(folder, name):
 
 def expected(folder, texts):
     """The tokens of transformers' own generate."""
-    model = transformers.AutoModelForImageTextToText.from_pretrained(
-        folder, attn_implementation="eager", dtype=torch.float32
-    ).eval()
-    processor = load_processor(folder, model)
-    tokens = []
-    for text, images in zip(texts, IMAGES, strict=True):
-        inputs = processor(text=[text], images=images or None, return_tensors="pt", add_special_tokens=False)
-        output = model.generate(
-            **inputs, max_new_tokens=12, min_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=256
-        )
-        tokens.append(output[0, inputs["input_ids"].shape[1] :].tolist())
-    return tokens
+    return conversation_tokens(*load(folder), texts, IMAGES)[1]
 
 
 @pytest.mark.parametrize("name", SEEING)
@@ -129,12 +106,12 @@ def test_another_image_in_the_same_place_finds_no_cached_prefix(tmp_path):
 def test_encoder_outputs_are_kept_within_the_budget(tmp_path, cache_bytes, monkeypatch):
     with LLM(saved(tmp_path, "llava"), **OPTIONS, media_cache_bytes=cache_bytes) as llm:
         encoder, encoded = llm.media.encoder, []
-        before = encoder._encode
-        monkeypatch.setattr(encoder, "_encode", lambda picture: encoded.append(picture.digest) or before(picture))
-        encoder._cache.clear()
+        before = encoder.cache._encode
+        monkeypatch.setattr(encoder.cache, "_encode", lambda image: encoded.append(image.digest) or before(image))
+        encoder.cache._kept.clear()
         for seed in (0, 1, 0, 2, 0, 1):
             llm.chat([{"role": "user", "content": [{"type": "image", "image": image(seed, 30, 30)}]}], GREEDY)
-            assert sum(one.vectors.nbytes for one in encoder._cache.values()) <= cache_bytes
+            assert encoder.cache.num_bytes <= cache_bytes
     assert len(encoded) == {0: 6, 4096: 4, 1 << 20: 3}[cache_bytes]
 
 

@@ -13,7 +13,8 @@ pytest.importorskip("PIL.Image", reason="needs the extra foreword[vision]")
 from cli.processes import run
 from foreword import LLM, SamplingParams
 from foreword.cli.conversation import Conversation
-from pytorch.vision_models import image, save
+from models.seeing import image
+from pytorch.vision_models import save
 
 OPTIONS = ("--max-model-len", 160, "--num-threads", 1, "--max-tokens", 8, "--ignore-eos")
 

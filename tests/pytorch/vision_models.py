@@ -1,14 +1,12 @@
 """Tiny random models of transformers that see or hear, each saved with a processor and a tokenizer of bytes."""
 
-import base64
 import json
-from io import BytesIO
 
-import numpy as np
 import torch
 import transformers as hf
-from PIL import Image as pillow
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from foreword.executors.transformers.media import load_processor
 
 TEXT = {
     "vocab_size": 320,
@@ -160,17 +158,6 @@ MODELS = {
 """Name → model and image processor, class of processor, placeholder of an image, settings of the processor."""
 
 
-def image(seed, width, height):
-    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return pillow.fromarray(pixels)
-
-
-def data_url(picture):
-    file = BytesIO()
-    picture.save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-
-
 def save(folder, name):
     """Write a model. Returns it."""
     make, processor, place, settings = MODELS[name]
@@ -186,6 +173,43 @@ def save(folder, name):
     (folder / "processor_config.json").write_text(json.dumps({"processor_class": processor, **settings}))
     (folder / "chat_template.jinja").write_text(TEMPLATE.replace("PLACE", place))
     return model.eval()
+
+
+def load(folder):
+    """The model in float32, and its processor."""
+    model = hf.AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+    return model.eval(), load_processor(folder, model)
+
+
+def texts_of(folder, conversations):
+    """The prompts of conversations by the chat template of a directory."""
+    template = hf.AutoTokenizer.from_pretrained(folder).apply_chat_template
+    texts = [template(one, tokenize=False, add_generation_prompt=True) for one in map(_plain, conversations)]
+    assert all(isinstance(text, str) for text in texts)
+    return texts
+
+
+def _plain(messages):
+    """The messages with the only type of images that the templates know."""
+    return [
+        {**m, "content": [{"type": "image"} if part["type"] == "image_url" else part for part in m["content"]]}
+        if isinstance(m["content"], list)
+        else m
+        for m in messages
+    ]
+
+
+def conversation_tokens(model, processor, texts, images):
+    """The tokens of prompts with images, and those of transformers' own generate after each."""
+    prompts, tokens = [], []
+    for text, given in zip(texts, images, strict=True):
+        inputs = processor(text=[text], images=given or None, return_tensors="pt", add_special_tokens=False)
+        output = model.generate(
+            **inputs, max_new_tokens=12, min_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=256
+        )
+        prompts.append(inputs["input_ids"][0].tolist())
+        tokens.append(output[0, len(prompts[-1]) :].tolist())
+    return prompts, tokens
 
 
 def tokenizer(image):

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra foreword[torch]")
 transformers = pytest.importorskip("transformers", reason="needs the extra foreword[transformers]")
-pytest.importorskip("PIL.Image", reason="needs the extra foreword[vision]")
+pytest.importorskip("PIL.Image", reason="needs the extra foreword[images]")
 pytest.importorskip("soundfile", reason="needs the extra foreword[speech]")
 
 import base64

@@ -4,12 +4,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra foreword[torch]")
 transformers = pytest.importorskip("transformers", reason="needs the extra foreword[transformers]")
-pytest.importorskip("PIL.Image", reason="needs the extra foreword[vision]")
+pytest.importorskip("PIL.Image", reason="needs the extra foreword[images]")
 
 from server_rig import serving
 
 from foreword import LLM, SamplingParams
-from pytorch.vision_models import data_url, image, save
+from models.seeing import data_url, image
+from pytorch.vision_models import save
 
 ENGINE = {"executor": "transformers", "dtype": "fp32", "num_threads": 1, "max_model_len": 160}
 A, B = image(0, 60, 40), image(1, 30, 84)

@@ -8,10 +8,11 @@
 
 namespace foreword::kernels {
 
-// Consecutive queries of one request against the keys [key_begin, key_end).
+// Consecutive queries of one request against the keys [key_begin, key_end). The mask is that of queries at positions
+// from first_position on with a window of this size: of those in a span, which see each other, both are moved.
 struct AttentionTask {
   int req, first_token, num_queries;
-  int64_t first_position, key_begin, key_end;
+  int64_t first_position, key_begin, key_end, window;
   int partial;  // index of its partial result; −1: it writes the output itself
 };
 
@@ -39,7 +40,8 @@ struct AttentionPlan {
 };
 
 // Tiles of at most `max_queries` queries. With few tiles per thread, the splits of long contexts become tasks of their
-// own. Results do not depend on that choice: splits are merged in the same order.
+// own. Results do not depend on that choice: splits are merged in the same order. A span is a run of tokens that see
+// each other (`last_seen`), within the window.
 void plan_attention(const ForwardInput &input, int max_queries, AttentionWindow window, int num_kv_heads,
                     int num_threads, AttentionPlan &plan);
 

@@ -206,7 +206,7 @@ AttentionTile AttentionStage::tile_of(const Layer &layer, const AttentionTask &t
 // Threads take their team's tasks from a common counter, then merge their share of the tiles that were split.
 void AttentionStage::attend(int thread, const Layer &layer, std::atomic<int> &next_task) {
   const AttentionPlan &plan = plans_[size_t(layer.group)];
-  const AttentionConfig attention = config({layer.sliding_window, layer.chunked}, layer.sinks);
+  AttentionConfig attention = config({layer.sliding_window, layer.chunked}, layer.sinks);
   const KVLayer kv = ctx_.model.kv.layer(layer.slot);
   const ThreadPool::Team &team = ctx_.pool.team(thread);
   const Share own = heads_of(thread);
@@ -215,7 +215,9 @@ void AttentionStage::attend(int thread, const Layer &layer, std::atomic<int> &ne
   const int at_once = num_tasks >= 4 * team.size ? heads : 1;
   for (int i; (i = next_task.fetch_add(at_once, std::memory_order_relaxed)) < total;) {
     for (int unit = i; unit < i + at_once; ++unit) {
-      AttentionTile tile = tile_of(layer, plan.tasks[size_t(unit / heads)], own.begin + unit % heads);
+      const AttentionTask &now = plan.tasks[size_t(unit / heads)];
+      AttentionTile tile = tile_of(layer, now, own.begin + unit % heads);
+      attention.sliding_window = now.window;
       const int following = unit + 1 < i + at_once ? unit + 1 : next_task.load(std::memory_order_relaxed);
       if (following < total) {
         const AttentionTask &task = plan.tasks[size_t(following / heads)];

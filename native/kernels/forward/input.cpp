@@ -46,6 +46,7 @@ void check_input(const ForwardInput &in, const Model &model) {
     for (int t = begin; t < in.query_start_loc[b + 1]; ++t) {
       const int64_t position = first + (t - begin);
       require(in.positions, t, std::max<int64_t>(0, position), position + 1, "positions");
+      if (in.last_seen) require(in.last_seen, t, position, in.seq_lens[b], "last_seen");
     }
     for (const ForwardInput::Group &g : in.groups) {
       require(in.idx_mapping, b, 0, g.num_rows, "idx_mapping");

@@ -27,6 +27,7 @@ struct ForwardInput {
   const int64_t *embed_rows;       // [N] tokens, ascending, whose input is a row of `embeds` in place of a token id
   const float *embeds;             // [N, hidden_size]
   const int64_t *mrope_positions;  // [num_axes, T]; null: `positions` in every axis
+  const int64_t *last_seen;        // [T] the position of the last key that a token sees; null: its own
   const int32_t *lora_ids;         // [B] the adapter of each request, 0: none; null: none has one
   struct Group {
     const int64_t *slot_mapping;  // [T]; −1: not stored
@@ -42,6 +43,8 @@ struct ForwardInput {
   int64_t rotary_position(int axis, int t) const {
     return mrope_positions ? mrope_positions[int64_t(axis) * num_tokens + t] : positions[t];
   }
+  // The last key that token t sees.
+  int64_t last_key(int t) const { return last_seen ? last_seen[t] : positions[t]; }
   int query_len(int req) const { return query_start_loc[req + 1] - query_start_loc[req]; }
   int num_computed(int req) const { return seq_lens[req] - query_len(req); }
   // The entry of a row of a recurrent group with the state after the computed tokens.

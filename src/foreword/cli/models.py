@@ -216,6 +216,10 @@ def _facts(model: LoadedModel) -> Iterator[tuple[str, object]]:
     yield "heads", f"{spec.num_heads} of {spec.head_dim}{own}"
     yield "vocabulary", spec.vocab_size
     yield "context", f"{spec.max_model_len} tokens"
+    if model.images is not None:
+        yield "images", f"{model.images.spec.num_vectors} vectors for a tile"
+    elif model.no_images:
+        yield "images", f"none: {model.no_images}"
     yield "chat template", "yes" if model.tokenizer.has_chat_template else "no"
     suggested = model.generation.suggested
     yield "sampling", described(suggested_params(suggested)) or "none"

@@ -51,7 +51,7 @@ def load(
     if kind is not TRANSFORMERS:
         own = None if executor == "auto" else kind.read_options(given)
         try:
-            loaded = model if isinstance(model, LoadedModel) else load_model(model)
+            loaded = model if isinstance(model, LoadedModel) else load_model(model, mmproj=given.get("mmproj"))
             return model_of(loaded, kind, own or kind.read_options(given))
         except UnsupportedModelError as error:
             if executor != "auto" or isinstance(model, LoadedModel) or find_model(model)[0].is_file():

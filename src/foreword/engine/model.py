@@ -16,7 +16,7 @@ from foreword.engine.pool import pool_of, pool_size, request_length
 from foreword.engine.prompt import EncoderPrompts
 from foreword.errors import ConfigError
 from foreword.executors import Executor
-from foreword.executors.kinds import ExecutorKind
+from foreword.executors.kinds import KINDS, ExecutorKind
 from foreword.executors.options import ExecutorOptions
 from foreword.executors.pool import PoolSize
 from foreword.media.encoder import Media
@@ -124,7 +124,7 @@ class DecoderModel(Model[LoadedModel]):
         own = self.kind.host_bytes(self.spec, self.weights, self.options, num_tokens=num_tokens, length=length)
         if own is None:
             return None
-        return host_memory(
+        found = host_memory(
             config,
             weights=own.weights,
             activations=own.activations,
@@ -132,6 +132,10 @@ class DecoderModel(Model[LoadedModel]):
             length=length,
             num_groups=len(self.spec.kv_groups()),
         )
+        images = self.loaded.images
+        if found is None or images is None:
+            return found
+        return found.beside("the encoder of images", sum(tensor.stored.nbytes for tensor in images.weights.values()))
 
     def weights_key(self, config: EngineConfig) -> str | None:
         spec = self.spec.for_length(config.max_model_len or self.spec.max_model_len)
@@ -145,6 +149,17 @@ class DecoderModel(Model[LoadedModel]):
             bytes_per_value=self.kind.bytes_per_value(self.spec, self.weights, self.options),
             context_parallel_size=self.kind.num_context_ranks(self.options),
         )
+
+    def media(self, limits: MediaLimits) -> Media:
+        images = self.loaded.images
+        if images is None:
+            reason = self.loaded.no_images
+            return Media(refused={"image": reason}, limits=limits) if reason else Media(limits=limits)
+        if images.spec.sees_all and not self.kind.sees_spans:
+            able = " or ".join(repr(kind.name) for kind in KINDS.values() if kind.sees_spans)
+            reason = f"executor {self.kind.name!r} lets no token see later ones, as those of an image do; use {able}"
+            return Media(refused={"image": reason}, limits=limits)
+        return Media(self.kind.images(images, self.options), limits=limits)
 
     def head(self) -> NextTokenHead:
         """Return the head for further tokens. ConfigError without one, ModelError for a damaged one."""

@@ -46,6 +46,8 @@ class EngineOptions(TypedDict, total=False):
     speculation_saturated_cost: float
     speculation_model: str | None
     num_threads: int | None
+    media_cache_bytes: int | str
+    mmproj: str | None
     weight_format: Literal["auto", "fp32", "bf16", "int8", "q4"]
     kv_format: Literal["fp32", "bf16", "int8", "auto", "fp8"]
     numa_nodes: int | None
@@ -57,7 +59,6 @@ class EngineOptions(TypedDict, total=False):
     tensor_parallel_size: int
     context_parallel_size: int
     rank_timeout: float
-    media_cache_bytes: int | str
     num_splits: int | None
     max_graph_tokens: int | None
     token_table: Literal["auto", "device", "host"]

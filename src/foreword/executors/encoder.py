@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
-from foreword.arrays import F32, I32, I64
+from foreword.arrays import F32, I32, I64, Ints
 from foreword.batch import InputBatch
 from foreword.errors import EngineError, PlanError
 from foreword.executors.executor import Capability
@@ -17,6 +19,57 @@ from foreword.models.pooling import PoolingSpec
 from foreword.models.weights import Weights
 
 
+class EncoderLayers:
+    """The layers of an encoder. weight: the weights by their canonical names."""
+
+    def __init__(self, spec: EncoderSpec, weight: FloatWeights) -> None:
+        self.spec, self.weight = spec, weight
+
+    def run(self, x: F32, positions: I64, starts: Ints) -> F32:
+        """Return the hidden states [T, hidden] of texts, or of images.
+
+        x: [T, hidden]. positions: [T], from 0 in each text. starts: [B + 1], the first row of each, and T.
+        """
+        spec, act = self.spec, ACTIVATIONS[self.spec.activation]
+        for i, layer in enumerate(spec.layers):
+            p = f"layers.{i}."
+            h = self.norm(x, p + "attn_norm") if spec.norms_before and layer.has_attn_norm else x
+            x = x + self.linear(self.attention(h, p, layer, positions, starts), p + "o")
+            if not spec.norms_before:
+                x = self.norm(x, p + "attn_norm")
+            h = self.norm(x, p + "mlp_norm") if spec.norms_before else x
+            up = self.linear(h, p + "up")
+            x = x + self.linear(act(self.linear(h, p + "gate")) * up if spec.gated else act(up), p + "down")
+            if not spec.norms_before:
+                x = self.norm(x, p + "mlp_norm")
+        return self.norm(x, "final_norm") if spec.norms_before else x
+
+    def linear(self, h: F32, name: str) -> F32:
+        """h Wᵀ, plus the bias if the model has one."""
+        out = h @ self.weight(name).T
+        return out + self.weight(name + "_bias") if self.spec.biases else out
+
+    def norm(self, x: F32, name: str) -> F32:
+        """The layer norm ``name``."""
+        bias = self.weight(name + "_bias") if self.spec.biases else None
+        return layer_norm(x, self.weight(name), bias, self.spec.norm_eps)
+
+    def attention(self, h: F32, p: str, layer: EncoderLayerSpec, positions: I64, starts: Ints) -> F32:
+        """Each text attends to itself. [T, heads * head_dim]"""
+        spec = self.spec
+        q, k, v = (self.linear(h, p + name).reshape(len(h), spec.num_heads, spec.head_dim) for name in "qkv")
+        if layer.rope is not None:
+            q, k = rotate(q, positions[:, None], layer.rope), rotate(k, positions[:, None], layer.rope)
+        out = np.empty_like(q)
+        for start, end in pairwise(starts):
+            scores = np.einsum("qhd,khd->hqk", q[start:end], k[start:end], optimize=True) * np.float32(spec.query_scale)
+            if layer.window is not None:
+                at = np.arange(end - start)
+                scores = np.where(np.abs(at[:, None] - at) <= layer.window, scores, np.float32(-np.inf))
+            out[start:end] = np.einsum("hqk,khd->qhd", softmax(scores), v[start:end], optimize=True)
+        return out.reshape(len(h), -1)
+
+
 class EncoderExecutor(HostExecutor):
     """Runs ``spec`` over whole texts and pools. It keeps nothing between steps: its KV blocks have no memory."""
 
@@ -26,6 +79,7 @@ class EncoderExecutor(HostExecutor):
     def __init__(self, spec: EncoderSpec, weights: Weights, pooling: PoolingSpec) -> None:
         super().__init__(pooler=Pooler(pooling, weights))
         self.spec, self.weight = spec, FloatWeights(weights)
+        self.arithmetic = EncoderLayers(spec, self.weight)
         self._last: F32 = np.zeros((0, spec.hidden_size), np.float32)
 
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
@@ -53,20 +107,8 @@ class EncoderExecutor(HostExecutor):
         if spec.num_token_types:
             types = self.token_types(batch)
             x = x + self.weight("token_types")[0 if types is None else types]
-        x = self.norm(x, "embed_norm")
-        act = ACTIVATIONS[spec.activation]
-        for i, layer in enumerate(spec.layers):
-            p = f"layers.{i}."
-            h = self.norm(x, p + "attn_norm") if spec.norms_before and layer.has_attn_norm else x
-            x = x + self.linear(self.attention(h, p, layer, batch), p + "o")
-            if not spec.norms_before:
-                x = self.norm(x, p + "attn_norm")
-            h = self.norm(x, p + "mlp_norm") if spec.norms_before else x
-            up = self.linear(h, p + "up")
-            x = x + self.linear(act(self.linear(h, p + "gate")) * up if spec.gated else act(up), p + "down")
-            if not spec.norms_before:
-                x = self.norm(x, p + "mlp_norm")
-        return self.norm(x, "final_norm") if spec.norms_before else x
+        starts = batch.query_start_loc[: batch.num_reqs + 1]
+        return self.arithmetic.run(self.arithmetic.norm(x, "embed_norm"), positions, starts)
 
     def token_types(self, batch: InputBatch) -> I32 | None:
         """int32 [T]: 1 for the tokens of the second of two texts; None if all are 0."""
@@ -78,31 +120,6 @@ class EncoderExecutor(HostExecutor):
             return None
         ends = np.array([np.iinfo(np.int32).max if first is None else first for first in firsts], np.int64)
         return (batch.positions[: batch.num_tokens] >= ends[batch.req_indices]).astype(np.int32)
-
-    def linear(self, h: F32, name: str) -> F32:
-        """h Wᵀ, plus the bias if the model has one."""
-        out = h @ self.weight(name).T
-        return out + self.weight(name + "_bias") if self.spec.biases else out
-
-    def norm(self, x: F32, name: str) -> F32:
-        """The layer norm ``name``."""
-        bias = self.weight(name + "_bias") if self.spec.biases else None
-        return layer_norm(x, self.weight(name), bias, self.spec.norm_eps)
-
-    def attention(self, h: F32, p: str, layer: EncoderLayerSpec, batch: InputBatch) -> F32:
-        """Each text attends to itself. [T, heads * head_dim]"""
-        spec, positions = self.spec, batch.positions[: batch.num_tokens, None]
-        q, k, v = (self.linear(h, p + name).reshape(len(h), spec.num_heads, spec.head_dim) for name in "qkv")
-        if layer.rope is not None:
-            q, k = rotate(q, positions, layer.rope), rotate(k, positions, layer.rope)
-        out = np.empty_like(q)
-        for start, end in zip(batch.query_start_loc[: batch.num_reqs], batch.query_start_loc[1:], strict=False):
-            scores = np.einsum("qhd,khd->hqk", q[start:end], k[start:end], optimize=True) * np.float32(spec.query_scale)
-            if layer.window is not None:
-                at = np.arange(end - start)
-                scores = np.where(np.abs(at[:, None] - at) <= layer.window, scores, np.float32(-np.inf))
-            out[start:end] = np.einsum("hqk,khd->qhd", softmax(scores), v[start:end], optimize=True)
-        return out.reshape(len(h), -1)
 
 
 def check_whole(batch: InputBatch) -> None:

@@ -46,6 +46,18 @@ class StepInputs(NamedTuple):
         return TEXT if embeds is None and mrope is None else cls(embeds, mrope)
 
 
+def last_seen(batch: InputBatch, embeds: tuple[I64, AnyArray]) -> I64:
+    """Return the position of the last key that each token of a step sees, int64 [T].
+
+    embeds: tokens and their vectors, whose last value is how many positions after its own a vector sees. Equal values
+    are those of one span, all of which is in the step: its tokens see each other, as far as the window reaches.
+    """
+    tokens, vectors = embeds
+    seen = batch.positions[: batch.num_tokens].copy()
+    seen[tokens] += vectors[:, -1].astype(np.int64)
+    return seen
+
+
 TEXT = StepInputs()
 """A step whose inputs are token ids and positions alone."""
 

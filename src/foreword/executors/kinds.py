@@ -9,13 +9,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from foreword.errors import ConfigError, shown
 from foreword.executors.encoder import EncoderExecutor
 from foreword.executors.executor import Executor
 from foreword.executors.memory import HostBytes, activation_bytes, num_weights, score_bytes
-from foreword.executors.options import DeviceOptions, ExecutorOptions, NativeOptions, TorchOptions, TransformersOptions
+from foreword.executors.options import (
+    DeviceOptions,
+    ExecutorOptions,
+    NativeOptions,
+    ThreadOptions,
+    TorchOptions,
+    TransformersOptions,
+    VisionOptions,
+)
 from foreword.executors.pool import PoolSize
 from foreword.installation import install
 from foreword.models.encoder_spec import EncoderSpec
@@ -26,6 +34,10 @@ from foreword.native import available
 from foreword.plugins import load_plugin, made
 from foreword.settings import settings_of
 
+if TYPE_CHECKING:  # few models take images
+    from foreword.executors.vision.encoder import ImageEncoder
+    from foreword.models.vision_files import LoadedVision
+
 O = TypeVar("O", bound=ExecutorOptions)  # noqa: E741
 
 
@@ -35,6 +47,7 @@ class ExecutorKind(ABC, Generic[O]):
     name: as users write it. options: the class of its options. packages: modules that it needs. extra: the extra of
     pyproject.toml that brings them. prefers_async: whether steps are planned ahead unless the settings say otherwise.
     runs_drafts: whether it runs draft models, too; beside another, they run on `best_kind`.
+    sees_spans: whether its decoders compute prompt embeddings that see later ones (`DecoderSpec.sees_spans`).
     """
 
     name: str
@@ -43,6 +56,7 @@ class ExecutorKind(ABC, Generic[O]):
     extra: ClassVar[str] = ""
     prefers_async: ClassVar[bool] = False
     runs_drafts: ClassVar[bool] = True
+    sees_spans: ClassVar[bool] = False
 
     @property
     def is_installed(self) -> bool:
@@ -103,6 +117,22 @@ class ExecutorKind(ABC, Generic[O]):
         """Return an executor of an encoder. ConfigError if there is none."""
         raise ConfigError(f"executor={self.name!r}: runs decoders only; leave it out, or use executor='torch'")
 
+    def images(self, loaded: LoadedVision, options: O) -> ImageEncoder:
+        """Return an encoder of images beside a decoder. Errors are those of `NativeExecutor`."""
+        from foreword.executors.vision.encoder import ImageEncoder
+        from foreword.executors.vision.towers import native_tower, numpy_tower
+
+        own, spec = self.tower_options(options), loaded.spec.tower
+        tower = numpy_tower(spec, loaded.weights) if own is None else native_tower(spec, loaded.weights, own)
+        kept = options if isinstance(options, VisionOptions) else VisionOptions()
+        return ImageEncoder(loaded, tower, kept.media_cache_bytes)
+
+    def tower_options(self, options: O) -> NativeOptions | None:
+        """Return the options of the native layers of an encoder of images beside a decoder. None: NumPy runs them."""
+        if not available():
+            return None
+        return NativeOptions(num_threads=options.num_threads if isinstance(options, ThreadOptions) else None)
+
     def for_drafts(self, options: O) -> tuple[ExecutorKind[Any], ExecutorOptions]:
         """Return the kind and the options of a draft model beside a model on this executor."""
         if self.runs_drafts:
@@ -114,7 +144,7 @@ class ExecutorKind(ABC, Generic[O]):
 class NativeKind(ExecutorKind[NativeOptions]):
     """The CPU kernels."""
 
-    name, options = "native", NativeOptions
+    name, options, sees_spans = "native", NativeOptions, True
 
     @property
     def is_installed(self) -> bool:
@@ -126,6 +156,9 @@ class NativeKind(ExecutorKind[NativeOptions]):
 
     def bytes_per_value(self, spec: DecoderSpec, weights: Weights, options: NativeOptions) -> float:
         return {"fp32": 4, "bf16": 2, "int8": 2}[options.kv_format]
+
+    def tower_options(self, options: NativeOptions) -> NativeOptions:
+        return options
 
     def host_bytes(
         self, spec: DecoderSpec, weights: Weights, options: NativeOptions, *, num_tokens: int, length: int
@@ -156,26 +189,29 @@ class NativeKind(ExecutorKind[NativeOptions]):
         return NativeEncoderExecutor(spec, weights, pooling, **options.values())
 
 
-class NumpyKind(ExecutorKind[ExecutorOptions]):
+class NumpyKind(ExecutorKind[VisionOptions]):
     """The NumPy arithmetic: short and slow, the one that the others are compared with."""
 
-    name, options = "numpy", ExecutorOptions
+    name, options, sees_spans = "numpy", VisionOptions, True
+
+    def tower_options(self, options: VisionOptions) -> None:
+        return None
 
     def host_bytes(
-        self, spec: DecoderSpec, weights: Weights, options: ExecutorOptions, *, num_tokens: int, length: int
+        self, spec: DecoderSpec, weights: Weights, options: VisionOptions, *, num_tokens: int, length: int
     ) -> HostBytes:
         activations = activation_bytes(spec, num_tokens) + score_bytes(spec, num_tokens, length)
         return HostBytes(4 * num_weights(weights), activations)
 
     def decoder(
-        self, spec: DecoderSpec, weights: Weights, size: PoolSize, pooling: PoolingSpec, options: ExecutorOptions
+        self, spec: DecoderSpec, weights: Weights, size: PoolSize, pooling: PoolingSpec, options: VisionOptions
     ) -> Executor:
         from foreword.executors.numpy import NumpyExecutor
 
         return NumpyExecutor(spec, weights, num_blocks=size.num_blocks, block_size=size.block_size, pooling=pooling)
 
     def encoder(
-        self, spec: EncoderSpec, weights: Weights, pooling: PoolingSpec, options: ExecutorOptions
+        self, spec: EncoderSpec, weights: Weights, pooling: PoolingSpec, options: VisionOptions
     ) -> EncoderExecutor:
         return EncoderExecutor(spec, weights, pooling)
 

@@ -18,6 +18,7 @@ from foreword.batch import InputBatch, InputBuffers, lora_mapping
 from foreword.errors import ConfigError, EngineError, PlanError
 from foreword.executors.executor import Capability
 from foreword.executors.host import TransferPagedExecutor
+from foreword.executors.inputs import last_seen
 from foreword.executors.key_scales import key_scales
 from foreword.executors.nodes import first_nodes
 from foreword.executors.option_types import NativeKeywords
@@ -189,6 +190,7 @@ class NativeExecutor(TransferPagedExecutor):
             Sampler(threads=self.core),  # the model's threads are idle while tokens are sampled
             pooler=Pooler(pooling or PoolingSpec(), weights),
             hidden_size=spec.hidden_size,
+            extra_size=int(spec.sees_spans),
             mrope_dims=spec.mrope_dims,
         )
         if own.preallocate_kv:
@@ -290,7 +292,9 @@ class NativeExecutor(TransferPagedExecutor):
         embeds, mrope = self.inputs_of(batch)
         if embeds is not None:
             tokens, vectors = embeds
-            given = {"embed_rows": tokens, "embeds": np.ascontiguousarray(vectors, np.float32)}
+            given = {"embed_rows": tokens, "embeds": np.ascontiguousarray(vectors[:, : self.hidden_size], np.float32)}
+            if vectors.shape[1] > self.hidden_size and vectors[:, -1].any():
+                given["last_seen"] = last_seen(batch, embeds)
         if mrope is not None:
             given["mrope_positions"] = mrope
         if batch.states.loras:

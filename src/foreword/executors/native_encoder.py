@@ -27,6 +27,62 @@ from foreword.native import native
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 
 
+def native_core(
+    spec: EncoderSpec, weights: Weights, options: NativeOptions, *, isa: str | None = None, what: str = "encoder"
+) -> native.CpuEncoder:
+    """Return the native encoder of a spec. Errors are those of `NativeExecutor`. what: it is, among those of a file."""
+    core: native.CpuEncoder = built(
+        lambda: _new_core(spec, options, isa), partial(_fill, spec, options.weight_format), weights, options, spec, what
+    ).core
+    return core
+
+
+def _new_core(spec: EncoderSpec, options: NativeOptions, isa: str | None) -> native.CpuEncoder:
+    """Return a native encoder without layers. ConfigError for an instruction set that the machine lacks."""
+    try:
+        return native.CpuEncoder(
+            hidden_size=spec.hidden_size,
+            num_heads=spec.num_heads,
+            head_dim=spec.head_dim,
+            vocab_size=max(1, spec.vocab_size),
+            norm_eps=spec.norm_eps,
+            query_scale=spec.query_scale,
+            activation=spec.activation,
+            norms_before=spec.norms_before,
+            isa=isa or "",
+            num_threads=options.num_threads or default_threads(),
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _fill(spec: EncoderSpec, weight_format: WeightFormat, parts: Parts[native.CpuEncoder]) -> None:
+    core = parts.core
+    tables = {name: np.zeros((0, spec.hidden_size), np.float32) for name in ("positions", "token_types")}
+    ids: dict[str, dict[str, Any]] = {"": {}, **{f"layers.{i}.": {} for i in range(spec.num_layers)}}
+    for name, _ in encoder_weight_names(spec):
+        prefix, _, last = name.rpartition(".")
+        tensor = parts.weights[name]
+        if name in tables:
+            tables[name] = parts.table(name, tensor.dequantize)
+        elif name == "embed":
+            parts.embedding(name, spec.hidden_size)
+        elif last in MATRICES:
+            ids[f"{prefix}."][last] = parts.matrix(name, packed_format(tensor.quant, weight_format))
+        else:
+            ids[f"{prefix}." if prefix else ""][last] = parts.weight(name)
+    core.set_tables(tables["positions"], tables["token_types"])
+    ropes: dict[object, int] = {}
+    for i, layer in enumerate(spec.layers):
+        own = ids[f"layers.{i}."]
+        if layer.rope is not None and layer.rope not in ropes:
+            ropes[layer.rope] = core.add_rope(list(layer.rope.inv_freq), layer.rope.scale)
+        own["rope"] = -1 if layer.rope is None else ropes[layer.rope]
+        own["window"] = -1 if layer.window is None else layer.window
+        core.add_encoder_layer(own)
+    core.finish_encoder(ids[""])
+
+
 class NativeEncoderExecutor(EncoderExecutor):
     """Runs ``spec`` with ``weights`` on this machine's CPU. Options and errors are those of `NativeExecutor`."""
 
@@ -41,54 +97,7 @@ class NativeEncoderExecutor(EncoderExecutor):
     ) -> None:
         own = NativeOptions(**options).of_encoder()
         super().__init__(spec, weights, pooling)
-        self.core: native.CpuEncoder = built(
-            lambda: self._new_core(isa, own), partial(self._fill, own.weight_format), weights, own, spec, "encoder"
-        ).core
-
-    def _new_core(self, isa: str | None, options: NativeOptions) -> native.CpuEncoder:
-        """Return a native encoder without layers. ConfigError for an instruction set that the machine lacks."""
-        spec = self.spec
-        try:
-            return native.CpuEncoder(
-                hidden_size=spec.hidden_size,
-                num_heads=spec.num_heads,
-                head_dim=spec.head_dim,
-                vocab_size=spec.vocab_size,
-                norm_eps=spec.norm_eps,
-                query_scale=spec.query_scale,
-                activation=spec.activation,
-                norms_before=spec.norms_before,
-                isa=isa or "",
-                num_threads=options.num_threads or default_threads(),
-            )
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
-
-    def _fill(self, weight_format: WeightFormat, parts: Parts[native.CpuEncoder]) -> None:
-        spec, core = self.spec, parts.core
-        tables = {name: np.zeros((0, spec.hidden_size), np.float32) for name in ("positions", "token_types")}
-        ids: dict[str, dict[str, Any]] = {"": {}, **{f"layers.{i}.": {} for i in range(spec.num_layers)}}
-        for name, _ in encoder_weight_names(spec):
-            prefix, _, last = name.rpartition(".")
-            tensor = parts.weights[name]
-            if name in tables:
-                tables[name] = parts.table(name, tensor.dequantize)
-            elif name == "embed":
-                parts.embedding(name, spec.hidden_size)
-            elif last in MATRICES:
-                ids[f"{prefix}."][last] = parts.matrix(name, packed_format(tensor.quant, weight_format))
-            else:
-                ids[f"{prefix}." if prefix else ""][last] = parts.weight(name)
-        core.set_tables(tables["positions"], tables["token_types"])
-        ropes: dict[object, int] = {}
-        for i, layer in enumerate(spec.layers):
-            own = ids[f"layers.{i}."]
-            if layer.rope is not None and layer.rope not in ropes:
-                ropes[layer.rope] = core.add_rope(list(layer.rope.inv_freq), layer.rope.scale)
-            own["rope"] = -1 if layer.rope is None else ropes[layer.rope]
-            own["window"] = -1 if layer.window is None else layer.window
-            core.add_encoder_layer(own)
-        core.finish_encoder(ids[""])
+        self.core = native_core(spec, weights, own, isa=isa)
 
     def encode(self, batch: InputBatch) -> F32:
         """The hidden states [T, hidden], valid until the next call."""

@@ -17,7 +17,7 @@ from foreword.batch import InputBatch, visible
 from foreword.executors.executor import Capability
 from foreword.executors.functions import ACTIVATIONS, FloatWeights, cap, layer_norm, rms_norm, sigmoid, softmax
 from foreword.executors.host import TransferPagedExecutor
-from foreword.executors.inputs import step_adapters
+from foreword.executors.inputs import last_seen, step_adapters
 from foreword.executors.numpy_recurrent import recurrent_layer
 from foreword.executors.pooling import Pooler
 from foreword.models.lora import LoraAdapter
@@ -97,11 +97,14 @@ class NumpyAdapters:
 
 
 class NumpyStep(NamedTuple):
-    """The inputs of the layers in a step. mrope: see `StepInputs`."""
+    """The inputs of the layers in a step. mrope: see `StepInputs`. seen: see `last_seen`; None if no token sees later
+    ones.
+    """
 
     batch: InputBatch
     loras: LoraTokens
     mrope: I64 | None
+    seen: I64 | None
 
     def rotary_positions(self, rope: RopeSpec) -> I64:
         """Return the position by which each pair of a token is rotated: [T, 1] for all pairs, or [T, pairs]."""
@@ -137,6 +140,7 @@ class NumpyExecutor(TransferPagedExecutor):
             NumpyAdapters(),
             pooler=Pooler(pooling or PoolingSpec(), weights),
             hidden_size=spec.hidden_size,
+            extra_size=int(spec.sees_spans),
             mrope_dims=spec.mrope_dims,
         )
         self.num_blocks, self.block_size = num_blocks, block_size
@@ -148,12 +152,14 @@ class NumpyExecutor(TransferPagedExecutor):
         """Compute the batch, write its keys and values, and return the logits [L, V] at ``logits_indices``."""
         spec, T = self.spec, batch.num_tokens
         embeds, mrope = self.inputs_of(batch)
-        step = NumpyStep(batch, self.adapters.of_step(batch), mrope)
+        has_spans = embeds is not None and embeds[1].shape[1] > spec.hidden_size
+        seen = last_seen(batch, embeds) if embeds is not None and has_spans else None
+        step = NumpyStep(batch, self.adapters.of_step(batch), mrope, seen)
         place = {layer: (g, j) for g, group in enumerate(self.groups) for j, layer in enumerate(group.layers)}
         x = self.weight("embed")[batch.input_ids[:T]] * np.float32(spec.embedding_scale)  # [T, hidden]
         if embeds is not None:
             tokens, vectors = embeds
-            x[tokens] = vectors
+            x[tokens] = vectors[:, : spec.hidden_size]
         h = x
         for i, layer in enumerate(spec.layers):
             p = f"layers.{i}."
@@ -224,7 +230,7 @@ class NumpyExecutor(TransferPagedExecutor):
             at = step.rotary_positions(layer.rope)
             q, k = rotate(q, at, layer.rope), rotate(k, at, layer.rope)
         sinks = self.weight(p + "sinks").reshape(spec.num_kv_heads, -1, 1, 1) if spec.attn_sinks else None
-        a = self.attend(q, k, v, layer, group, slot, step.batch, sinks).reshape(len(h), -1)
+        a = self.attend(q, k, v, layer, group, slot, step, sinks).reshape(len(h), -1)
         if spec.attn_gate:
             a = a * sigmoid(self.linear(h, p + "attn_gate", loras))
         out = self.linear(a, p + "o", loras)
@@ -248,7 +254,7 @@ class NumpyExecutor(TransferPagedExecutor):
         assert layer.rope is not None
         at = step.rotary_positions(layer.rope)
         query, c = rotate(query, at, layer.rope), rotate(c, at, layer.rope)
-        a = self.attend(query, c, c, layer, group, slot, step.batch, None)
+        a = self.attend(query, c, c, layer, group, slot, step, None)
         out = np.einsum("thc,hvc->thv", a[..., r:], v_b).reshape(len(h), -1)
         return self.linear(out, p + "o", loras)
 
@@ -266,13 +272,13 @@ class NumpyExecutor(TransferPagedExecutor):
         return recurrent_layer(h, weight, spec, self.spec.norm_eps, self.cache.states[slot], group, batch)
 
     def attend(
-        self, q: F32, k: F32, v: F32, layer: LayerSpec, group: int, slot: int, batch: InputBatch, sinks: F32 | None
+        self, q: F32, k: F32, v: F32, layer: LayerSpec, group: int, slot: int, step: NumpyStep, sinks: F32 | None
     ) -> F32:
         """Write k and v to their slots, then attend from each request to its own blocks. [T, heads, head_dim]
 
         sinks: [key heads, heads per key head, 1, 1].
         """
-        spec = self.spec
+        spec, batch = self.spec, step.batch
         keys, values = self.cache.keys[slot], self.cache.values[slot]
         flat = (-1, spec.num_kv_heads, spec.head_dim)
         slots = batch.slot_mapping[group][: len(q)]
@@ -294,6 +300,11 @@ class NumpyExecutor(TransferPagedExecutor):
             mask = visible(at := batch.positions[start:end], length, layer.sliding_window)
             if layer.chunked and layer.sliding_window is not None:
                 mask &= np.arange(length) >= (at - at % layer.sliding_window)[:, None]
+            if step.seen is not None:  # those of a span have equal values, others have values of their own
+                own = step.seen[start:end]
+                mask[:, length - len(own) :] |= own[:, None] == own
+                if layer.sliding_window is not None:
+                    mask &= np.arange(length) > at[:, None] - layer.sliding_window
             weights = softmax(np.where(mask, scores, np.float32(-np.inf)), sinks)
             out[start:end] = np.einsum("gqts,sgd->tgqd", weights, past_v, optimize=True).reshape(-1, *q.shape[1:])
         return out

@@ -9,6 +9,8 @@ class NativeKeywords(TypedDict, total=False):
     """See `NativeOptions`."""
 
     num_threads: int | None
+    media_cache_bytes: int
+    mmproj: str | None
     weight_format: Literal["auto", "fp32", "bf16", "int8", "q4"]
     kv_format: Literal["fp32", "bf16", "int8"]
     numa_nodes: int | None
@@ -16,9 +18,18 @@ class NativeKeywords(TypedDict, total=False):
     preallocate_kv: bool
 
 
+class VisionKeywords(TypedDict, total=False):
+    """See `VisionOptions`."""
+
+    media_cache_bytes: int
+    mmproj: str | None
+
+
 class TorchKeywords(TypedDict, total=False):
     """See `TorchOptions`."""
 
+    media_cache_bytes: int
+    mmproj: str | None
     num_threads: int | None
     device: str
     dtype: Literal["auto", "fp32", "bf16", "fp16"]
@@ -32,11 +43,11 @@ class TorchKeywords(TypedDict, total=False):
 class TransformersKeywords(TypedDict, total=False):
     """See `TransformersOptions`."""
 
+    media_cache_bytes: int
     num_threads: int | None
     device: str
     dtype: Literal["auto", "fp32", "bf16", "fp16"]
     compile: bool
-    media_cache_bytes: int
 
 
 class DeviceKeywords(TypedDict, total=False):

@@ -48,6 +48,26 @@ class ExecutorOptions:
 
 # fmt: off
 @dataclass(frozen=True, kw_only=True)
+class MediaOptions(ExecutorOptions):
+    """The option of executors beside which encoders of images run."""
+
+    media_cache_bytes: int = setting(
+        256 << 20, "Memory for the encoded images and sounds that are kept for reuse.", most=2**50, unit="bytes",
+        decoders_only=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionOptions(MediaOptions):
+    """Options of executors beside which Foreword's own encoders of images run."""
+
+    mmproj: str | None = setting(
+        None, "GGUF file of the encoder of images, for a model in a GGUF file. None: the one beside it whose name "
+        "begins with mmproj, if there is one.", value_name="FILE", decoders_only=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ThreadOptions(ExecutorOptions):
     """The option of executors with threads of their own."""
 
@@ -88,7 +108,7 @@ class TorchMatrices(TorchNumbers):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NativeOptions(ThreadOptions):
+class NativeOptions(VisionOptions, ThreadOptions):
     """Options of the native executor."""
 
     weight_format: WeightFormat = setting(
@@ -114,7 +134,7 @@ class NativeOptions(ThreadOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TorchOptions(TorchMatrices, TorchPlace):
+class TorchOptions(TorchMatrices, TorchPlace, VisionOptions):
     """Options of the torch executor."""
 
     compile: bool = setting(
@@ -138,13 +158,10 @@ class TorchOptions(TorchMatrices, TorchPlace):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformersOptions(TorchNumbers, TorchPlace):
+class TransformersOptions(TorchNumbers, TorchPlace, MediaOptions):
     """Options of the transformers executor."""
 
     compile: bool = setting(False, "Compile the model with torch.compile, which takes minutes in the first steps.")
-    media_cache_bytes: int = setting(
-        256 << 20, "Memory for the encoded images and sounds that are kept for reuse.", most=2**50, unit="bytes",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

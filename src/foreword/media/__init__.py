@@ -1,4 +1,4 @@
-"""Images and sounds, read within limits: with Pillow (foreword[vision]), soundfile and soxr (foreword[speech])."""
+"""Images and sounds, read within limits: with Pillow (foreword[images]), soundfile and soxr (foreword[speech])."""
 
 from foreword.media.images import Image
 from foreword.media.limits import MediaLimits

@@ -57,7 +57,7 @@ def read_image(field: str, source: object, limits: MediaLimits) -> Image:
         from PIL import Image as pillow
         from PIL import ImageOps
     except ModuleNotFoundError:
-        raise RequestError(None, field, source, "needs Pillow", install("vision")) from None
+        raise RequestError(None, field, source, "needs Pillow", install("images")) from None
     if isinstance(source, pillow.Image):
         opened = source
     else:

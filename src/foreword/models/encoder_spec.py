@@ -4,6 +4,7 @@ An executor reads an `EncoderSpec` and a `Weights` mapping with the canonical na
 ``x`` [T, hidden] and ``norm`` a layer norm, every W with a bias if ``biases``:
 
     x = norm(embed[input_ids] + positions[p] + token_types[type], embed_norm)          p from 0 in each text
+                                                                                       or given rows: vocab_size 0
     h = norm(x, attn_norm) if norms_before and the layer has that norm, else x
     q, k, v = h Wq, h Wk, h Wv;   a = softmax(rope(q) · rope(k) * query_scale + mask) v Wo
     x = x + a if norms_before, else norm(x + a, attn_norm)
@@ -40,6 +41,7 @@ class EncoderLayerSpec:
 class EncoderSpec:
     """An encoder-only transformer; the module docstring gives the arithmetic.
 
+    vocab_size: 0 for an encoder of rows that are given, such as the patches of an image: it has no embedding.
     num_positions, num_token_types: rows of the learned tables; 0 for a model without. biases: of all products and
     norms. max_model_len: the longest text.
     """
@@ -78,12 +80,14 @@ def encoder_weight_names(spec: EncoderSpec) -> Iterator[tuple[str, tuple[int, ..
         if spec.biases:
             yield f"{name}_bias", shape[:1]
 
-    yield "embed", (spec.vocab_size, d)
+    if spec.vocab_size:
+        yield "embed", (spec.vocab_size, d)
     if spec.num_positions:
         yield "positions", (spec.num_positions, d)
     if spec.num_token_types:
         yield "token_types", (spec.num_token_types, d)
-    yield from with_bias("embed_norm", d)
+    if spec.vocab_size:
+        yield from with_bias("embed_norm", d)
     for i, layer in enumerate(spec.layers):
         p = f"layers.{i}."
         if layer.has_attn_norm:

@@ -15,6 +15,7 @@ from foreword.models.encoder_spec import EncoderSpec
 from foreword.models.families import ENCODER_FAMILIES, FAMILIES, GGUF_FAMILIES, TEXT_MODELS
 from foreword.models.families.base import Family
 from foreword.models.families.encoders import EncoderFamily
+from foreword.models.families.vision import VISION_FAMILIES, plain_name
 from foreword.models.files import FileRows, ModelFile
 from foreword.models.generation_files import GenerationFiles, generation_of_gguf, read_generation
 from foreword.models.gguf import read_gguf
@@ -28,6 +29,7 @@ from foreword.models.safetensors import read_directory
 from foreword.models.sentence_transformers import read_sentence_transformer
 from foreword.models.spec import DecoderSpec
 from foreword.models.tokenizer import Tokenizer
+from foreword.models.vision_files import LoadedVision, find_mmproj, is_mmproj, read_mmproj, read_vision
 from foreword.models.weights import FileWeights, Tensor, Weights
 
 
@@ -51,6 +53,8 @@ class LoadedModel:
     pooling: PoolingSpec = field(default_factory=PoolingSpec)
     unread_keys: tuple[str, ...] = ()  # of its configurations: they have no influence
     generation: GenerationFiles = field(default_factory=GenerationFiles)
+    images: LoadedVision | None = None
+    no_images: str = ""  # the reason why it takes none although it is a model of images and texts
     head: Callable[[], NextTokenHead | None] = no_head  # that predicts further tokens, read when it is called
 
     @property
@@ -61,16 +65,31 @@ class LoadedModel:
         return self.spec
 
 
-def load_model(model: str | Path) -> LoadedModel:
+def load_model(model: str | Path, *, mmproj: str | Path | None = None) -> LoadedModel:
     """Load a model. Weights stay in the file until an executor reads them.
 
     model: a .gguf file; a directory with config.json, tokenizer.json and safetensors, or with one .gguf file; a known
     name, fetched if it is not cached; a hub id such as "org/model" or "org/model@REVISION:Q4_K_M", see `from_hub`; or a
     name of Ollama's such as "llama3.2:1b", see `from_ollama`.
+    mmproj: the GGUF file of the encoder of images of a model in a GGUF file; None: that beside it, see `find_mmproj`.
     ModelError if the model is missing, damaged or not supported; UnsupportedModelError for its architecture alone.
     """
     path, name = find_model(model)
-    return _load_directory(path, name) if path.is_dir() else _load_gguf(path, name)
+    loaded = _load_directory(path, name) if path.is_dir() else _load_gguf(path, name)
+    if loaded.path.is_dir():
+        if mmproj is not None:
+            fix = "A directory of safetensors has its own; leave mmproj out"
+            raise ModelError(f"{loaded.path}: takes no encoder of images from a GGUF file. {fix}")
+        return loaded
+    if mmproj is not None:
+        return _with_images(loaded, read_mmproj(Path(mmproj), loaded.tokenizer, loaded.decoder.hidden_size))
+    try:
+        beside = find_mmproj(loaded.path)
+        if beside is None:
+            return loaded
+        return _with_images(loaded, read_mmproj(beside, loaded.tokenizer, loaded.decoder.hidden_size))
+    except ModelError as error:
+        return replace(loaded, no_images=str(error))
 
 
 def find_model(model: str | Path) -> tuple[Path, str]:
@@ -132,7 +151,7 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
 def _load_directory(folder: Path, name: str) -> LoadedModel:
     config_path = folder / "config.json"
     if not config_path.exists():
-        files = sorted(folder.glob("*.gguf"))
+        files = sorted(path for path in folder.glob("*.gguf") if not is_mmproj(path))
         if len(files) == 1:
             return _load_gguf(files[0], files[0].stem)
         fix = "Give a .gguf file, or a directory with config, tokenizer and safetensors"
@@ -141,13 +160,15 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
     model_type = config.get("model_type", str)
     if (encoder := ENCODER_FAMILIES.get(model_type)) is not None:
         return _load_encoder(folder, config, encoder, name)
-    is_text_part = model_type in TEXT_MODELS
+    whole, is_text_part, of_images = config, model_type in TEXT_MODELS, VISION_FAMILIES.get(model_type)
     if is_text_part:
-        config, model_type = _text_config(config), TEXT_MODELS[model_type]
+        config = _text_config(config)
+        model_type = config.get("model_type", str, TEXT_MODELS[model_type])
     family = FAMILIES.get(model_type)
     if family is None:
         raise _unsupported(config_path, f"model_type {model_type!r}", "directories", {**FAMILIES, **ENCODER_FAMILIES})
     tensors, sources = _tensors(folder, config)
+    all_tensors = tensors
     if is_text_part:
         tensors = _text_tensors(tensors)
     spec = family.read(config)
@@ -164,7 +185,19 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
     tokenizer = Tokenizer.from_directory(folder, lowercase=beside.lowercase)
     generation = read_generation(folder)
     loaded = _loaded(spec, weights, tokenizer, name, folder, pooling, generation, config, family.keys, family)
-    return replace(loaded, head=partial(read_head, folder, tensors, spec, family))
+    loaded = replace(loaded, head=partial(read_head, folder, tensors, spec, family))
+    if of_images is None:
+        return loaded
+    try:
+        images = read_vision(folder, of_images, whole, all_tensors, sources, tokenizer, spec.hidden_size)
+    except ModelError as error:
+        return replace(loaded, no_images=str(error))
+    return _with_images(loaded, images)
+
+
+def _with_images(loaded: LoadedModel, images: LoadedVision) -> LoadedModel:
+    """Return a decoder with an encoder of images."""
+    return replace(loaded, spec=loaded.decoder.changed(sees_spans=images.spec.sees_all), images=images)
 
 
 def _load_encoder(folder: Path, config: Config, family: EncoderFamily, name: str) -> LoadedModel:
@@ -193,7 +226,10 @@ def _text_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of the text model of a model of images and texts, under their own names."""
     own: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        if (rest := name.removeprefix("model.language_model.")) != name:
+        if plain_name(name) is not None:
+            continue
+        rest = name.removeprefix("model.language_model.").removeprefix("model.text_model.")
+        if rest != name:
             own[f"model.{rest}"] = tensor
         elif not name.startswith("model."):
             own[name.removeprefix("language_model.")] = tensor

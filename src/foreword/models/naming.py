@@ -15,9 +15,11 @@ from foreword.models.config import ROPE_FACTORS
 from foreword.models.encoder_spec import EncoderSpec, encoder_weight_names
 from foreword.models.families.base import SAFETENSORS_NAMES, Family, Rows
 from foreword.models.families.encoders import EncoderFamily
+from foreword.models.families.vision import UNUSED
 from foreword.models.files import OrderedRows, TransposedRows
 from foreword.models.pooling import PoolingSpec
 from foreword.models.spec import DecoderSpec, MlaSpec, weight_names
+from foreword.models.vision_spec import VisionSpec, vision_weight_names
 from foreword.models.weights import Tensor, float_tensor
 
 _ROWS_COMPARED = 1024
@@ -112,6 +114,19 @@ def encoder_weights(
     wanted = chain(encoder_weight_names(spec), pooling.weight_names())
     weights, used = _collect(path, plain, wanted, {**family.names, **rows})
     _check_unused(path, plain, used, spec.architecture, family.unused)
+    return weights
+
+
+def vision_weights(
+    path: Path, tensors: Mapping[str, Tensor], spec: VisionSpec, names: Mapping[str, str], *, norms_less_one: bool
+) -> dict[str, Tensor]:
+    """All weights of an encoder of images. ModelError as `weights_from_safetensors`. norms_less_one: see
+    `VisionFamily`.
+    """
+    weights, used = _collect(path, tensors, vision_weight_names(spec), names)
+    _check_unused(path, tensors, used, f"{spec.tower.architecture} encoder of an image", UNUSED)
+    if norms_less_one and "proj_norm" in weights:
+        weights["proj_norm"] = float_tensor(weights["proj_norm"].dequantize() + np.float32(1))
     return weights
 
 

@@ -176,6 +176,7 @@ class KVGroupSpec:
 class DecoderSpec:
     """A decoder-only transformer. Sizes are element counts; the module docstring gives the arithmetic.
 
+    sees_spans: each prompt embedding has one more value, by which it sees later ones: see `Executor.extra_size`.
     has_logits: whether it has an output projection; classifiers have another head, see `PoolingSpec`.
     longer: the same model for requests of more than ``max_model_len`` tokens, if those use other rotary frequencies
     (longrope). An engine uses one of the two for all requests, so that cached keys stay consistent: see `for_length`.
@@ -213,6 +214,7 @@ class DecoderSpec:
     logit_scale: float = 1.0
     attn_softcap: float | None = None
     final_softcap: float | None = None
+    sees_spans: bool = False
     has_logits: bool = True
     longer: DecoderSpec | None = None
 

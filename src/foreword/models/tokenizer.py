@@ -30,6 +30,7 @@ class Tokenizer:
     ``chat_templates`` are Jinja sources by name: "default", and "tool_use" if there is a separate one for tools.
     ``special_tokens`` are variables of the templates: bos_token, eos_token, unk_token, pad_token.
     ``special_token_ids`` are the ids of all special tokens by their text, which `decode` leaves out.
+    ``added_token_ids`` are these and those of other tokens that a text is cut at wherever it has them.
     ``response_template`` is Hugging Face's declaration of the model's outputs, as it was read; None without one.
     """
 
@@ -43,6 +44,7 @@ class Tokenizer:
         added = self.backend.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self.special_token_ids = {token.content: i for i, token in added.items() if token.special}
+        self.added_token_ids = {token.content: i for i, token in added.items()}
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object]) -> Self:

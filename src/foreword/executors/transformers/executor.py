@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
@@ -18,7 +17,7 @@ from foreword.batch import InputBatch
 from foreword.errors import EngineError
 from foreword.executors.executor import Capability
 from foreword.executors.host import TransferPagedExecutor
-from foreword.executors.inputs import StepInputs
+from foreword.executors.inputs import StepInputs, last_seen
 from foreword.executors.pooling import Pooler
 from foreword.executors.torch.cache import PagedCache
 from foreword.executors.torch.kernel_attention import paged_attention
@@ -155,15 +154,12 @@ class TransformersExecutor(TransferPagedExecutor):
         if given.embeds is None:
             self.attention.begin(batch)
             return {"input_ids": ids}
-        last_seen, (tokens, embeds) = None, given.embeds
-        if self.extra_size:
-            last_seen = batch.positions[: batch.num_tokens].copy()
-            last_seen[tokens] += embeds[:, -1].astype(np.int32)
-        self.attention.begin(batch, last_seen)
+        tokens, embeds = given.embeds
+        self.attention.begin(batch, last_seen(batch, given.embeds) if self.extra_size else None)
         vectors, at = self.model.get_input_embeddings()(ids), as_tensor(tokens, ids.device)
         first, *deep = as_tensor(embeds, ids.device).to(vectors.dtype).split(self.hidden_size, 1)
         vectors[0, at] = first
-        if len(deep) > 1:  # the last one is what `last_seen` was made of
+        if len(deep) > 1:  # `last_seen` reads the last one
             is_vector = torch.zeros(ids.shape, dtype=torch.bool, device=ids.device).index_fill_(1, at, True)
             hooks.append(_with_deepstack(self.model, is_vector, deep[:-1]))
         return {"inputs_embeds": vectors}

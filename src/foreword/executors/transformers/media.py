@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +15,9 @@ import transformers
 from transformers import PreTrainedModel
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
-from foreword.arrays import F32, I32, I64, Bools
+from foreword.arrays import F32, I32
 from foreword.errors import ModelError, RequestError
+from foreword.executors.media_prompt import MediaCache, Places, vector_prompt
 from foreword.executors.torch.tensors import as_floats
 from foreword.media.encoder import MediaPrompt
 from foreword.media.parts import Medium
@@ -49,14 +47,13 @@ class TransformersEncoder:
     def __init__(self, model: PreTrainedModel, processor: Any, cache_bytes: int) -> None:
         self.processor = processor
         self.placeholders: dict[str, str] = {}
-        self._model, self._core, self._cache_bytes = model, getattr(model, "model", model), cache_bytes
+        self._model, self._core = model, getattr(model, "model", model)
         self._rule = getattr(self._core, "get_rope_index", None)
         self._token_ids: dict[str, int] = {}
         self._seeing_all: set[str] = set()
         self._hidden_size = model.get_input_embeddings().weight.shape[1]
         self._num_deep = 0  # layers of the decoder with vectors of their own
-        self._cache: OrderedDict[str, _Encoded] = OrderedDict()
-        self._lock = threading.Lock()
+        self.cache = MediaCache(self._encode, cache_bytes)
 
     def add(self, kind: str) -> None:
         """Take media of a kind. ModelError, with the reason, if the model takes none as vectors in place of tokens."""
@@ -84,26 +81,10 @@ class TransformersEncoder:
         return self._num_deep * self._hidden_size + 1 if self._num_deep or self._seeing_all else 0
 
     def prompt(self, text: str, media: Sequence[Medium], encode: Callable[[str], list[int]]) -> MediaPrompt:
-        kinds = {placeholder: kind for kind, placeholder in self.placeholders.items()}
-        pieces = re.split(f"({'|'.join(map(re.escape, kinds))})", text)
-        places, given = [kinds[place] for place in pieces[1::2]], [medium.kind for medium in media]
-        if places != given:
-            reason = f"the prompt has places for {_counted(places)}, the messages have {_counted(given)}"
-            fix = "Leave placeholders out of texts; the chat template must have a place for each image and sound."
-            raise RequestError(None, "messages", f"{len(given)} parts", reason, fix)
-        encoded = [self._encoded(medium) for medium in media]
-        pieces[1::2] = [one.text for one in encoded]
-        token_ids = encode("".join(pieces))
-        is_token = ~np.isin(np.array(token_ids, np.int32), list(self._token_ids.values()))
-        vectors = np.concatenate([one.vectors for one in encoded])
-        if len(vectors) != np.count_nonzero(~is_token):
-            reason = f"the prompt has {np.count_nonzero(~is_token)} places for {len(vectors)} vectors"
-            raise RequestError(None, "messages", f"{len(given)} parts", reason, "Check the text of the messages.")
-        embeds = np.zeros((len(token_ids), self._hidden_size + self.extra_size), np.float32)
-        embeds[~is_token, : vectors.shape[1]] = vectors
-        for kind in self._seeing_all:
-            embeds[:, -1] += _following(np.array(token_ids) == self._token_ids[kind])
-        return MediaPrompt(token_ids, is_token, embeds, *self._positions(token_ids, encoded))
+        places = Places(self.placeholders, self._token_ids, self._seeing_all)
+        found = vector_prompt(text, media, places, self.cache, encode, lambda: self._hidden_size + self.extra_size)
+        positions = self._positions(found.token_ids, found.encoded)
+        return MediaPrompt(found.token_ids, found.is_token, found.embeds, *positions)
 
     def processed(self, text: str, media: Sequence[Medium], **options: Any) -> Any:
         """Return what the processor makes of a text with media of one kind."""
@@ -112,22 +93,6 @@ class TransformersEncoder:
             media = [medium.at(rate) if isinstance(medium, Sound) else medium for medium in media]
         contents = {ARGUMENTS[media[0].kind]: [medium.content for medium in media]}
         return self.processor(text=[text], **contents, return_tensors="pt", add_special_tokens=False, **options)
-
-    def _encoded(self, medium: Medium) -> _Encoded:
-        digest = medium.digest
-        with self._lock:
-            found = self._cache.pop(digest, None)
-            if found is None:
-                found = self._encode(medium)
-                self._drop_until(self._cache_bytes - found.vectors.nbytes)
-            if found.vectors.nbytes <= self._cache_bytes:
-                self._cache[digest] = found
-        return found
-
-    def _drop_until(self, num_bytes: int) -> None:
-        used = sum(one.vectors.nbytes for one in self._cache.values())
-        while self._cache and used > num_bytes:
-            used -= self._cache.popitem(last=False)[1].vectors.nbytes
 
     def _encode(self, medium: Medium) -> _Encoded:
         features = getattr(self._core, f"get_{medium.kind}_features")
@@ -164,17 +129,6 @@ def _joined(found: torch.Tensor | Sequence[torch.Tensor]) -> F32:
     """The vectors [N, hidden] of an encoder's output."""
     joined = found if isinstance(found, torch.Tensor) else torch.cat(list(found))
     return as_floats(joined.flatten(0, -2))
-
-
-def _following(marked: Bools) -> I64:
-    """Return how many positions follow each one of a run of marked ones, up to its end; 0 elsewhere."""
-    places = np.arange(len(marked))
-    ends = np.minimum.accumulate(np.where(marked, len(marked), places)[::-1])[::-1]
-    return np.where(marked, ends - 1 - places, 0)
-
-
-def _counted(kinds: Sequence[str]) -> str:
-    return " and ".join(f"{kinds.count(kind)} of {kind}" for kind in sorted(set(kinds))) or "none"
 
 
 def named(function: Callable[..., Any] | None, given: Any) -> dict[str, torch.Tensor]:

@@ -25,6 +25,7 @@ from foreword.models.families import (
 )
 from foreword.models.families.base import Family
 from foreword.models.families.encoders import ENCODER_FAMILIES as ENCODER_FAMILIES
+from foreword.models.families.vision import VISION_FAMILIES
 
 FAMILIES: Mapping[str, Family] = {
     **llama.FAMILIES,
@@ -52,5 +53,12 @@ GGUF_FAMILIES: Mapping[str, Family] = {
 }
 """By ``general.architecture`` of a GGUF file."""
 
-TEXT_MODELS: Mapping[str, str] = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "llama4": "llama4_text"}
-"""``model_type`` of models of images and texts → the family of their text model, which alone is run."""
+TEXT_MODELS: Mapping[str, str] = {
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+    "llama4": "llama4_text",
+    **{name: family.text for name, family in VISION_FAMILIES.items()},
+}
+"""``model_type`` of models of images and texts → the family of their text model, unless its configuration has another.
+Without a `VisionFamily` it alone is run.
+"""

@@ -132,7 +132,7 @@ def _modernbert_head(config: Config, labels: int) -> tuple[HeadLayer, ...]:
     return HeadLayer(hidden, hidden, bias=bias, activation=activation, norm=True), HeadLayer(hidden, labels)
 
 
-def _pairs(names: Mapping[str, str]) -> dict[str, str]:
+def weight_and_bias(names: Mapping[str, str]) -> dict[str, str]:
     """Each canonical name with its module in files: the weight, and the bias."""
     weights = {name: f"{module}.weight" for name, module in names.items()}
     return weights | {f"{name}_bias": f"{module}.bias" for name, module in names.items()}
@@ -173,7 +173,7 @@ _BERT_NAMES = {
     "embed": "embeddings.word_embeddings.weight",
     "positions": "embeddings.position_embeddings.weight",
     "token_types": "embeddings.token_type_embeddings.weight",
-    **_pairs(
+    **weight_and_bias(
         {
             "embed_norm": "embeddings.LayerNorm",
             "q": _LAYER + "attention.self.query",
@@ -194,7 +194,7 @@ _ROBERTA = EncoderFamily(
     "roberta.",
     {
         **_BERT_NAMES,
-        **_pairs({"head.0": "classifier.dense", "head.1": "classifier.out_proj"}),
+        **weight_and_bias({"head.0": "classifier.dense", "head.1": "classifier.out_proj"}),
         "table": _BERT_NAMES["positions"],
     },
     _bert_head,
@@ -210,7 +210,7 @@ _MODERNBERT_NAMES = {
     "down": "layers.{i}.mlp.Wo.weight",
     "final_norm": "final_norm.weight",
     "head.0_norm": "head.norm.weight",
-    **_pairs({"head.0": "head.dense", "head.1": "classifier"}),
+    **weight_and_bias({"head.0": "head.dense", "head.1": "classifier"}),
 }
 
 
@@ -226,7 +226,7 @@ ENCODER_FAMILIES: Mapping[str, EncoderFamily] = {
         bert,
         _BERT,
         "bert.",
-        {**_BERT_NAMES, **_pairs({"head.0": "pooler.dense", "head.1": "classifier"})},
+        {**_BERT_NAMES, **weight_and_bias({"head.0": "pooler.dense", "head.1": "classifier"})},
         _bert_head,
     ),
     "roberta": _ROBERTA,

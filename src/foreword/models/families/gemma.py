@@ -99,6 +99,10 @@ _GEMMA2 = table(
     ],
     **_DEFAULTS,
 )
+_GEMMA3_SIZES = {
+    "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+    "num_attention_heads": 8, "max_position_embeddings": 131072,
+}  # that configurations of images and texts leave out  # fmt: skip
 _GEMMA3 = table(
     _COMMON,
     [
@@ -110,6 +114,7 @@ _GEMMA3 = table(
     ],
     rope_theta=1e6,
     **_DEFAULTS,
+    **_GEMMA3_SIZES,
 )
 FAMILIES = {
     "gemma2": Family("Gemma 2", gemma2, _GEMMA2, names=_NAMES, norms_less_one=True, gguf="gemma2"),

@@ -1,0 +1,1 @@
+"""Images of prompts without PyTorch: how they become tiles, and the encoder of these."""

@@ -1,0 +1,326 @@
+"""Encoders of images: SigLIP with the projectors of Idefics 3, SmolVLM and Gemma 3."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from foreword.models.config import USE_ITS_CONFIG, Config
+from foreword.models.encoder_spec import EncoderLayerSpec, EncoderSpec
+from foreword.models.families.base import ACTIVATIONS, num_layers
+from foreword.models.families.encoders import weight_and_bias
+from foreword.models.keys import Key, Keys, only, table
+from foreword.models.vision_spec import ImageProcessing, ImagePrompt, VisionSpec
+
+FILTERS = range(6)  # of Pillow
+LARGEST_SIDE = 4096
+"""The longest side that processors resize images to, in pixels."""
+
+
+class VisionConfigs(NamedTuple):
+    """The configurations of a model of images and texts: its own, of the encoder, and of the processor of images.
+
+    tokens: id → text of the tokens that a text is cut at. vector_size: hidden_size of the decoder.
+    """
+
+    model: Config
+    tower: Config
+    images: Config
+    tokens: Mapping[int, str]
+    vector_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class VisionFamily:
+    """The description of a family of models of images and texts: how the files of its encoder are read.
+
+    title: its name on pages. text: the ``model_type`` of its decoder, unless the configuration has another. spec: its
+    `VisionSpec`. model_keys, tower_keys, image_keys: those of `VisionConfigs`. names: canonical names in safetensors,
+    after `plain_name`. norms_less_one: the norm of the projector is stored as w − 1 there.
+    gguf: the name of the projector in GGUF files; gguf_names: canonical names in these; gguf_values: what these leave
+    out of the configurations of the model and of the processor, from that of the encoder and the tokenizer's ids.
+    """
+
+    title: str
+    text: str
+    spec: Callable[[VisionConfigs], VisionSpec]
+    model_keys: Keys
+    tower_keys: Keys
+    image_keys: Keys
+    names: Mapping[str, str]
+    gguf: str
+    gguf_names: Mapping[str, str]
+    gguf_values: Callable[[Config, Mapping[str, int]], tuple[dict[str, object], dict[str, object]]]
+    norms_less_one: bool = False
+
+
+_PREFIXES = (
+    ("vision_tower.vision_model.", "vision."),
+    ("vision_tower.", "vision."),
+    ("vision_model.", "vision."),
+    ("connector.", "connector."),
+    ("multi_modal_projector.", "multi_modal_projector."),
+)
+UNUSED = ("vision.head.",)
+"""Beginnings of the names of tensors that are left out: the head of SigLIP alone."""
+
+
+def plain_name(name: str) -> str | None:
+    """Return the name of a tensor of the encoder without the prefixes that files have; None for one of the decoder."""
+    own = name.removeprefix("model.")
+    return next((new + own[len(old) :] for old, new in _PREFIXES if own.startswith(old)), None)
+
+
+def idefics3(given: VisionConfigs) -> VisionSpec:
+    """Tiles; the squares of ``scale_factor`` patches along each side become one vector."""
+    images = given.images
+    tile, longest = (_edge(images, key) for key in ("max_image_size", "size"))
+    processing = _processing(images, tile, longest=longest, splits=images.get("do_image_splitting", bool))
+    token = given.tokens.get(given.model.get("image_token_id", int), "<image>")
+    if token != "<image>":
+        raise given.model.error(f"image_token_id is that of {token!r:.80}, not of <image>", USE_ITS_CONFIG)
+    fake = "<fake_token_around_image>"
+    prompt = ImagePrompt(
+        placeholder=token,
+        token=token,
+        begin=fake + "<global-img>",
+        end=fake,
+        tile=fake + "<row_{row}_col_{column}>",
+        row_end="\n",
+    )
+    tower = siglip(given.tower)
+    return _checked(
+        given,
+        VisionSpec(
+            tower=tower,
+            patch_size=given.tower.size("patch_size", most=LARGEST_SIDE),
+            num_positions=_side(given.tower) ** 2,
+            is_fractional=True,
+            factor=given.model.size("scale_factor", most=64),
+            projector="shuffle",
+            vector_size=given.vector_size,
+            processing=processing,
+            prompt=prompt,
+        ),
+    )
+
+
+def gemma3(given: VisionConfigs) -> VisionSpec:
+    """One tile; vectors are means of squares of patches, and see each other in the decoder."""
+    images, side = given.images, _side(given.tower)
+    along = math.isqrt(given.model.size("mm_tokens_per_image"))
+    if along**2 != given.model.size("mm_tokens_per_image") or side % along:
+        reason = f"mm_tokens_per_image {along} is not a square of a divisor of {side}, the patches along a side"
+        raise given.model.error(reason, USE_ITS_CONFIG)
+    size = images.value("size")
+    tile = given.tower.size("image_size", most=LARGEST_SIDE)
+    if size != {"height": tile, "width": tile}:
+        raise images.error(f"size is {size!r:.80}, not that of the encoder, {tile} × {tile}", USE_ITS_CONFIG)
+    names = [given.tokens.get(given.model.get(f"{name}_token_index", int)) for name in ("image", "boi", "eoi")]
+    image, begin, end = names
+    if image is None or begin is None or end is None:
+        reason = "its tokenizer has no special tokens of image_token_index, boi_token_index or eoi_token_index"
+        raise given.model.error(reason, USE_ITS_CONFIG)
+    return _checked(
+        given,
+        VisionSpec(
+            tower=siglip(given.tower),
+            patch_size=given.tower.size("patch_size", most=LARGEST_SIDE),
+            num_positions=side**2,
+            is_fractional=False,
+            factor=side // along,
+            projector="pool",
+            vector_size=given.vector_size,
+            processing=_processing(images, tile, longest=None, splits=False),
+            prompt=ImagePrompt(placeholder=begin, token=image, begin=f"\n\n{begin}", end=f"{end}\n\n"),
+            sees_all=True,
+        ),
+    )
+
+
+def siglip(config: Config) -> EncoderSpec:
+    """Return the layers of a SigLIP, whose inputs are patches with positions."""
+    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads", most=512)
+    if hidden % heads:
+        raise config.error(f"hidden_size {hidden} is not a multiple of {heads} heads", USE_ITS_CONFIG)
+    return EncoderSpec(
+        architecture="siglip",
+        vocab_size=0,
+        hidden_size=hidden,
+        intermediate_size=config.size("intermediate_size"),
+        num_heads=heads,
+        head_dim=hidden // heads,
+        max_model_len=_side(config) ** 2,
+        layers=(EncoderLayerSpec(),) * num_layers(config),
+        norm_eps=config.positive("layer_norm_eps"),
+        activation=ACTIVATIONS[config.get("hidden_act", str)],
+        norms_before=True,
+    )
+
+
+def _side(config: Config) -> int:
+    """Return the patches along a side of the table of positions."""
+    size, patch = config.size("image_size", most=LARGEST_SIDE), config.size("patch_size", most=LARGEST_SIDE)
+    if patch > size:
+        raise config.error(f"patch_size {patch} is larger than image_size {size}", USE_ITS_CONFIG)
+    return size // patch
+
+
+def _checked(given: VisionConfigs, spec: VisionSpec) -> VisionSpec:
+    """Return the spec. ModelError unless a tile has whole patches, and these make whole vectors."""
+    tile, patch, factor = spec.processing.tile_size, spec.patch_size, spec.factor
+    if tile % (patch * factor):
+        reason = f"tiles of {tile} pixels are not {factor} patches of {patch} pixels times a whole number"
+        raise given.images.error(reason, USE_ITS_CONFIG)
+    return spec
+
+
+def _edge(config: Config, key: str) -> int:
+    """Return the longest edge that a size names. ModelError for a size of another form."""
+    value = config.value(key)
+    given = {name: one for name, one in value.items() if one is not None} if isinstance(value, Mapping) else {}
+    edge = given.pop("longest_edge", None)
+    if given or type(edge) is not int or not 1 <= edge <= LARGEST_SIDE:
+        reason = f"{key} is {value!r:.80}, not a longest_edge of 1 to {LARGEST_SIDE} pixels"
+        raise config.error(reason, USE_ITS_CONFIG)
+    return edge
+
+
+def _processing(config: Config, tile: int, *, longest: int | None, splits: bool) -> ImageProcessing:
+    resample = config.get("resample", int)
+    if resample not in FILTERS:
+        raise config.error(f"resample = {resample} is not a filter of Pillow", USE_ITS_CONFIG)
+    mean, std = _channels(config, "image_mean"), _channels(config, "image_std")
+    if 0 in std:
+        raise config.error(f"image_std {std} has a zero", USE_ITS_CONFIG)
+    return ImageProcessing(tile, longest, splits, resample, config.positive("rescale_factor"), mean, std)
+
+
+def _channels(config: Config, key: str) -> tuple[float, float, float]:
+    """Return a number per channel."""
+    values = config.value(key)
+    if not isinstance(values, Sequence) or len(values) != 3 or not all(type(one) in (int, float) for one in values):
+        raise config.error(f"{key} is {values!r:.80}, not three numbers", USE_ITS_CONFIG)
+    red, green, blue = map(float, values)
+    return red, green, blue
+
+
+def _idefics3_in_gguf(tower: Config, ids: Mapping[str, int]) -> tuple[dict[str, object], dict[str, object]]:
+    side = tower.size("image_size", most=LARGEST_SIDE)
+    longest = tower.size("preproc_image_size", 4 * side, most=LARGEST_SIDE)
+    images: dict[str, object] = {"size": {"longest_edge": longest}, "max_image_size": {"longest_edge": side}}
+    return {"image_token_id": ids.get("<image>"), "scale_factor": tower.size("projector_scale", most=64)}, images
+
+
+def _gemma3_in_gguf(tower: Config, ids: Mapping[str, int]) -> tuple[dict[str, object], dict[str, object]]:
+    side = tower.size("image_size", most=LARGEST_SIDE)
+    texts = {"image": "<image_soft_token>", "boi": "<start_of_image>", "eoi": "<end_of_image>"}
+    along = _side(tower) // tower.size("projector_scale", 4, most=64)
+    tokens: dict[str, object] = {f"{name}_token_index": ids.get(text) for name, text in texts.items()}
+    return {**tokens, "mm_tokens_per_image": along**2}, {"size": {"height": side, "width": side}}
+
+
+_SIGLIP = table(
+    [
+        Key("hidden_size", gguf="embedding_length"),
+        Key("intermediate_size", 3072, gguf="feed_forward_length"),
+        Key("num_hidden_layers", 12, gguf="block_count"),
+        Key("num_attention_heads", gguf="attention.head_count"),
+        only("num_channels", 3),
+        Key("image_size", 224, gguf="image_size"),
+        Key("patch_size", gguf="patch_size"),
+        Key("hidden_act", "gelu_pytorch_tanh", tuple(ACTIVATIONS)),
+        Key("layer_norm_eps", 1e-6, gguf="attention.layer_norm_epsilon", gguf_default=1e-6),
+        Key("preproc_image_size", gguf="preproc_image_size"),
+        Key("projector_scale", gguf="projector.scale_factor"),
+        Key("vision_use_head", values=(True, False)),  # its output is not read
+    ]
+)
+_IDEFICS3_TOWER = table(_SIGLIP.values(), hidden_size=1152, num_attention_heads=16, patch_size=32)
+_IMAGES = table(
+    [
+        *(only(name, True) for name in ("do_resize", "do_rescale", "do_normalize")),
+        *(only(name, None, False) for name in ("do_center_crop", "do_pan_and_scan")),
+        Key("do_convert_rgb", True, (True, False)),  # images are RGB
+        Key("do_pad", True, (True, False)),  # all tiles are of one size
+        *(Key("size"), Key("resample"), Key("rescale_factor", 1 / 255)),
+        *(Key("image_mean", [0.5, 0.5, 0.5], kind=list), Key("image_std", [0.5, 0.5, 0.5], kind=list)),
+    ]
+)
+_TILES = table(
+    _IMAGES.values(),
+    [Key("max_image_size", {"longest_edge": 364}), Key("do_image_splitting", True)],
+    size={"longest_edge": 4 * 364},
+    resample=1,
+)
+_ONE_TILE = table(_IMAGES.values(), size={"height": 224, "width": 224}, resample=2)
+
+_LAYER, _BLOCK = "vision.encoder.layers.{i}.", "v.blk.{i}."
+_NAMES = weight_and_bias(
+    {
+        "patch": "vision.embeddings.patch_embedding",
+        "attn_norm": _LAYER + "layer_norm1",
+        "mlp_norm": _LAYER + "layer_norm2",
+        **{name: f"{_LAYER}self_attn.{name}_proj" for name in "qkv"},
+        "o": _LAYER + "self_attn.out_proj",
+        "up": _LAYER + "mlp.fc1",
+        "down": _LAYER + "mlp.fc2",
+        "final_norm": "vision.post_layernorm",
+    }
+) | {"positions": "vision.embeddings.position_embedding.weight"}
+_GGUF_NAMES = weight_and_bias(
+    {
+        "patch": "v.patch_embd",
+        "attn_norm": _BLOCK + "ln1",
+        "mlp_norm": _BLOCK + "ln2",
+        **{name: f"{_BLOCK}attn_{name}" for name in "qkv"},
+        "o": _BLOCK + "attn_out",
+        "up": _BLOCK + "ffn_up",
+        "down": _BLOCK + "ffn_down",
+        "final_norm": "v.post_ln",
+    }
+) | {"positions": "v.position_embd.weight"}
+
+_IDEFICS3 = VisionFamily(
+    "Idefics 3, SmolVLM",
+    "llama",
+    idefics3,
+    table([Key("image_token_id", 128257), Key("scale_factor", 2)]),
+    _IDEFICS3_TOWER,
+    _TILES,
+    _NAMES | {"proj": "connector.modality_projection.proj.weight"},
+    "idefics3",
+    _GGUF_NAMES | {"proj": "mm.model.fc.weight"},
+    _idefics3_in_gguf,
+)
+VISION_FAMILIES: Mapping[str, VisionFamily] = {
+    "idefics3": _IDEFICS3,
+    "smolvlm": _IDEFICS3,
+    "gemma3": VisionFamily(
+        "Gemma 3",
+        "gemma3_text",
+        gemma3,
+        table(
+            [
+                Key("mm_tokens_per_image", 256),
+                *(Key("image_token_index", 262144), Key("boi_token_index", 255999), Key("eoi_token_index", 256000)),
+            ]
+        ),
+        table(_SIGLIP.values(), hidden_size=768, num_attention_heads=12, patch_size=16),
+        _ONE_TILE,
+        _NAMES
+        | {
+            "proj": "multi_modal_projector.mm_input_projection_weight",
+            "proj_norm": "multi_modal_projector.mm_soft_emb_norm.weight",
+        },
+        "gemma3",
+        _GGUF_NAMES | {"proj": "mm.input_projection.weight", "proj_norm": "mm.soft_emb_norm.weight"},
+        _gemma3_in_gguf,
+        norms_less_one=True,
+    ),
+}
+"""By ``model_type`` of a config.json."""
+GGUF_VISION_FAMILIES: Mapping[str, VisionFamily] = {family.gguf: family for family in VISION_FAMILIES.values()}
+"""By ``clip.projector_type`` of a GGUF file."""

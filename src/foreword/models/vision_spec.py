@@ -1,0 +1,118 @@
+"""An encoder of images as data: a vision transformer over patches, and a projector to the vectors of a decoder.
+
+An image becomes one or more square tiles of ``grid`` × ``grid`` patches (`ImageProcessing`). Of each tile, with its
+patches as rows [grid², 3 · patch_size²], channel by channel:
+
+    x = patches Wpatch + bpatch + positions[ids]       ids: 0 … grid² − 1, or see `VisionSpec.is_fractional`
+    x = tower(x)                                       the layers of `EncoderSpec`: every patch sees the whole tile
+    v = shuffled(x, factor) Wproj                      projector "shuffle"
+    v = norm(pooled(x, factor), proj_norm) Wproj       projector "pool"
+
+``shuffled`` joins the patches of each factor × factor square to one vector, row by row; ``pooled`` is their mean; norm
+is that of `foreword.models.spec`. The vectors v [(grid / factor)², vector_size] take the place of the embeddings of as
+many tokens of a prompt (`ImagePrompt`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from foreword.models.encoder_spec import EncoderSpec, encoder_weight_names
+
+Projector = Literal["shuffle", "pool"]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageProcessing:
+    """How an image becomes tiles: pixels [3, tile_size, tile_size] are (pixel · scale − mean) / std of each channel.
+
+    longest: None: the whole image is resized to one tile. Else its longer side is resized to this length, and the
+    shorter one in proportion; with ``splits``, both sides are then enlarged to multiples of a tile and cut into tiles,
+    which the whole image as a tile follows, unless there is only one.
+    resample: the number of a filter of Pillow.
+    """
+
+    tile_size: int
+    longest: int | None
+    splits: bool
+    resample: int
+    scale: float
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePrompt:
+    """The text of an image in a prompt. Each ``token`` in it has a vector in place of its embedding.
+
+    placeholder: the text that chat templates write for an image, which is replaced. begin, end: around the tokens of an
+    image of one tile. tile, row_end: before the tokens of a tile, with its row and column, and after a row of tiles.
+    """
+
+    placeholder: str
+    token: str
+    begin: str
+    end: str
+    tile: str = ""
+    row_end: str = ""
+
+    def text(self, rows: int, columns: int, num_tokens: int) -> str:
+        """Return the text of an image of rows × columns tiles and one of all of it, or without rows of one tile.
+
+        num_tokens: of a tile.
+        """
+        tokens = self.token * num_tokens
+        tiles = "".join(
+            "".join(self.tile.format(row=r + 1, column=c + 1) + tokens for c in range(columns)) + self.row_end
+            for r in range(rows)
+        )
+        return f"{tiles}{self.row_end if rows else ''}{self.begin}{tokens}{self.end}"
+
+
+@dataclass(frozen=True, slots=True)
+class VisionSpec:
+    """An encoder of images; the module docstring gives the arithmetic.
+
+    tower: without an embedding. num_positions: rows of the table of positions. is_fractional: the row and the column of
+    a patch are those of the table, a square, at the same fraction of its side, as float32 rounds it. vector_size: the
+    decoder's hidden_size. sees_all: the vectors of an image see each other in the decoder.
+    """
+
+    tower: EncoderSpec
+    patch_size: int
+    num_positions: int
+    is_fractional: bool
+    factor: int
+    projector: Projector
+    vector_size: int
+    processing: ImageProcessing
+    prompt: ImagePrompt
+    sees_all: bool = False
+
+    @property
+    def grid(self) -> int:
+        """The patches along a side of a tile."""
+        return self.processing.tile_size // self.patch_size
+
+    @property
+    def num_vectors(self) -> int:
+        """The vectors of a tile."""
+        return (self.grid // self.factor) ** 2
+
+
+def vision_weight_names(spec: VisionSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Every canonical weight name with its shape, in execution order. Matrices are [out, in]; Wproj of "pool" is [in,
+    out], as files have it.
+    """
+    d = spec.tower.hidden_size
+    yield "patch", (d, 3, spec.patch_size, spec.patch_size)
+    yield "patch_bias", (d,)
+    yield "positions", (spec.num_positions, d)
+    yield from encoder_weight_names(spec.tower)
+    if spec.projector == "pool":
+        yield "proj_norm", (d,)
+        yield "proj", (d, spec.vector_size)
+    else:
+        yield "proj", (spec.vector_size, d * spec.factor**2)

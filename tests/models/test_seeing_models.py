@@ -1,0 +1,197 @@
+"""Small models of images and texts without PyTorch: equal to what transformers recorded."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("PIL.Image", reason="needs the extra foreword[images]")
+
+from cli.conftest import run_here as run_here
+from foreword import LLM, SamplingParams
+from foreword.engine.observer import EngineMetrics
+from foreword.errors import RequestError
+from foreword.executors.vision.encoder import ImageEncoder
+from foreword.executors.vision.processing import tiles_of
+from foreword.executors.vision.towers import native_tower, numpy_tower
+from foreword.models.loader import load_model
+from foreword.native import available
+from models.running import FLOATS, all_logits
+from models.seeing import CONVERSATIONS, IMAGES, PART_A, SIZES, image, recorded, write_seeing_model
+
+RECORDED = recorded()
+OPTIONS = {"max_model_len": 160, "block_size": 4}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    place = tmp_path_factory.mktemp("seeing")
+    return {name: write_seeing_model(place / name, record) for name, record in RECORDED.items()}
+
+
+def executors(name):
+    """The kinds of executors that compute images of a model, each with the options of float32."""
+    return [kind for kind in FLOATS if kind != "torch" or name != "gemma3"]
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_tiles_are_those_of_the_processor_to_the_last_bit(folders, name):
+    processing = load_model(folders[name]).images.spec.processing
+    tiles = [tiles_of(image(7, *size), processing).pixels for size in SIZES]
+    assert [[len(one), hashlib.sha256(one.tobytes()).hexdigest()] for one in tiles] == RECORDED[name]["pixels"]
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_vectors_are_those_of_the_encoder(folders, name):
+    loaded = load_model(folders[name]).images
+    towers = [numpy_tower(loaded.spec.tower, loaded.weights)]
+    if available():
+        from foreword.executors.options import NativeOptions
+
+        towers.append(native_tower(loaded.spec.tower, loaded.weights, NativeOptions(weight_format="fp32")))
+    for tower in towers:
+        encoder = ImageEncoder(loaded, tower, 0)
+        for picture, expected in zip(IMAGES[0], RECORDED[name]["vectors"], strict=True):
+            tiles = tiles_of(picture, loaded.spec.processing)
+            found = encoder.vectors(tiles.pixels).reshape(-1, loaded.spec.vector_size)[::3]
+            np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in RECORDED for kind in executors(name)])
+def test_conversations_with_images_get_the_tokens_of_transformers(folders, name, kind):
+    small = {"num_blocks": 42, "watermark": 0.0, "async_scheduling": True, "prefix_caching": False}
+    if name == "gemma3":  # two KV groups, and images that a step has whole
+        small |= {"num_blocks": 50, "max_model_len": 96, "max_num_batched_tokens": 32, "reserve_full_prompt": False}
+    for options in ({"max_num_batched_tokens": 16, "check": "full"}, small):
+        metrics = EngineMetrics()
+        with LLM(folders[name], executor=kind, **FLOATS[kind], **{**OPTIONS, **options}, observers=[metrics]) as llm:
+            waves = [llm.chat(CONVERSATIONS, GREEDY, progress=False) for _ in range(2)]
+        for wave in waves:
+            assert [list(output.prompt_token_ids) for output in wave] == without_vectors(name)
+            assert [output.outputs[0].token_ids for output in wave] == RECORDED[name]["tokens"]
+        if "num_blocks" in options:
+            assert metrics.num_preemptions
+        else:
+            assert all(output.metrics.num_cached_tokens for output in waves[1])
+
+
+def without_vectors(name):
+    """The recorded prompts; tokens that have vectors are 0 in an output."""
+    special = RECORDED[name]["files"]["config.json"]
+    token = special.get("image_token_id", special.get("image_token_index"))
+    return [[0 if one == token else one for one in prompt] for prompt in RECORDED[name]["prompts"]]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FLOATS if kind != "torch"])
+def test_another_image_in_the_same_place_finds_no_cached_prefix(folders, kind):
+    def ask(picture):
+        return [{"role": "user", "content": [{"type": "text", "text": "0123"}, {"type": "image", "image": picture}]}]
+
+    with LLM(folders["gemma3"], executor=kind, **FLOATS[kind], **OPTIONS) as llm:
+        first, other, same = (llm.chat(ask(image(seed, 28, 28)), GREEDY, progress=False)[0] for seed in (5, 6, 5))
+        assert llm.media.encoder.cache.num_bytes == 2 * 16 * 32 * 4
+    assert other.metrics.num_cached_tokens < 16 < same.metrics.num_cached_tokens
+    assert first.outputs[0].token_ids == same.outputs[0].token_ids
+
+
+@pytest.mark.skipif(not available(), reason="needs the native module")
+def test_spans_of_any_length_see_what_the_definition_says(folders):
+    model = load_model(folders["gemma3"])
+    rng = np.random.default_rng(3)
+    texts, inputs = [], []
+    for spans in ([(0, 1)], [(3, 20), (20, 24)], [(5, 61)], [(1, 14), (40, 90)], []):
+        length = 100
+        embeds = np.zeros((length + 1, model.spec.hidden_size + 1), np.float32)  # one token more than is computed
+        is_token = np.ones(length + 1, np.bool_)
+        for first, end in spans:
+            is_token[first:end] = False
+            embeds[first:end, :-1] = rng.standard_normal((end - first, model.spec.hidden_size))
+            embeds[first:end, -1] = np.arange(end - first)[::-1]
+        texts.append(np.where(is_token[:-1], rng.integers(5, 200, length), 0).tolist())
+        inputs.append({"prompt_embeds": embeds, "prompt_is_token_id": is_token} if spans else {})
+    whole = [[(i, 100) for i in range(len(texts))]]
+    parts = [[(0, 40), (1, 24), (2, 61), (3, 30)], [(4, 100), (0, 60)], [(1, 76), (2, 39), (3, 70)]]
+    expected = all_logits(model, texts, whole, "numpy", inputs=inputs)
+    for chunks in (whole, parts):
+        found = all_logits(model, texts, chunks, "native", block_size=8, inputs=inputs)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=3e-4 * np.abs(other).max())
+    causal = replace(model, spec=model.spec.changed(sees_spans=False))
+    plain = [{**one, "prompt_embeds": one["prompt_embeds"][:, :-1].copy()} if one else {} for one in inputs]
+    others = all_logits(causal, texts, whole, "numpy", inputs=plain)
+    assert [np.abs(a - b).max() > 1e-2 for a, b in zip(others, expected, strict=True)] == [
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "change", "reason"),
+    [
+        ("gemma3", "preprocessor_config.json", {"do_pan_and_scan": True}, "do_pan_and_scan = True is not supported"),
+        (
+            "gemma3",
+            "preprocessor_config.json",
+            {"size": {"height": 28, "width": 56}},
+            "not that of the encoder, 28 × 28",
+        ),
+        ("gemma3", "config.json", {"mm_tokens_per_image": 10}, "mm_tokens_per_image"),
+        ("gemma3", "config.json", {"boi_token_index": 3}, "its tokenizer has no special tokens of"),
+        ("idefics3", "preprocessor_config.json", {"do_resize": False}, "do_resize = False is not supported"),
+        ("idefics3", "preprocessor_config.json", {"size": {"height": 8, "width": 8}}, "not a longest_edge"),
+        ("idefics3", "preprocessor_config.json", {"max_image_size": {"longest_edge": 30}}, "tiles of 30 pixels"),
+        ("idefics3", "preprocessor_config.json", {"image_std": [1, 0, 1]}, "image_std .* has a zero"),
+        ("idefics3", "config.json", {"scale_factor": 3}, "tiles of 28 pixels are not 3 patches of 7"),
+        ("idefics3", "preprocessor_config.json", None, "has no preprocessor_config.json"),
+    ],
+)
+def test_images_that_are_not_computed_are_refused_by_name_and_texts_are_not(tmp_path, name, file, change, reason):
+    record = RECORDED[name]
+    files = {**record["files"], file: {**record["files"][file], **(change or {})}}
+    if change is None:
+        del files[file]
+    write_seeing_model(tmp_path, {**record, "files": files})
+    with LLM(tmp_path, executor="numpy", **OPTIONS) as llm:
+        with pytest.raises(RequestError, match=rf"messages\[0\]\.content\[0\].*the model takes no image: .*{reason}"):
+            llm.chat(CONVERSATIONS[0], GREEDY)
+        assert llm.chat(CONVERSATIONS[2], GREEDY, progress=False)[0].outputs[0].token_ids == record["tokens"][2]
+
+
+@pytest.mark.skipif("torch" not in FLOATS, reason="needs PyTorch")
+def test_an_executor_that_computes_no_spans_refuses_images_that_see_all_of_themselves(folders):
+    message = r"the model takes no image: executor 'torch' .* use 'native' or 'numpy'"
+    with (
+        LLM(folders["gemma3"], executor="torch", **FLOATS["torch"], **OPTIONS) as llm,
+        pytest.raises(RequestError, match=message),
+    ):
+        llm.chat(CONVERSATIONS[0], GREEDY)
+
+
+def test_an_image_of_a_span_must_fit_in_a_step(folders):
+    with (
+        LLM(folders["gemma3"], executor="numpy", **OPTIONS, max_num_batched_tokens=15) as llm,
+        pytest.raises(RequestError, match=r"more positions than the 15 of a step.*max_num_batched_tokens"),
+    ):
+        llm.chat(CONVERSATIONS[1], GREEDY)
+
+
+def test_the_images_of_a_command_are_seen(folders, tmp_path, run_here):
+    file = tmp_path / "a.png"
+    PART_A["image"].save(file)
+    given = ("-m", folders["idefics3"], "--executor", "numpy", "--max-model-len", 160, "--image", file, "--json")
+    status, shown, error = run_here("run", "what", *given, "--max-tokens", 4, "--ignore-eos")
+    assert status == 0, error
+    with LLM(folders["idefics3"], executor="numpy", **OPTIONS) as llm:
+        [output] = llm.chat(
+            [{"role": "user", "content": [PART_A, {"type": "text", "text": "what"}]}],
+            SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True),
+            progress=False,
+        )
+    assert str(output.outputs[0].token_ids) in shown.replace("\n", "")
