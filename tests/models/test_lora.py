@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from foreword.engine.model import model_of
 from foreword.errors import ModelError
+from foreword.executors.kinds import KINDS
 from foreword.models.loader import load_model
 from foreword.models.lora import MAX_RANK, read_lora
 from models import gguf_writer
@@ -85,10 +87,20 @@ def test_a_gguf_model_that_has_multipliers_in_its_weights_refuses_adapters(tmp_p
     folder = write_peft(tmp_path / "adapter", factors)
     model = load_model(as_gguf(tmp_path, "falcon-h1"))
     with pytest.raises(ModelError, match=r"falcon_h1 have its multipliers.* Use the model's directory of safetensors"):
-        read_lora(folder, model.spec, model.family)
+        read_lora(folder, model.spec, model.family, from_gguf=model.from_gguf)
     path = gguf_writer.write(tmp_path / "adapter.gguf", *gguf_parts(rig.tiny["config"], factors))
     with pytest.raises(ModelError, match="GGUF adapters for 'falcon_h1' models are not supported"):
         rig.read(path)
+
+
+def test_a_directory_of_falcon_h1_whose_multipliers_are_all_1_takes_adapters(tmp_path):
+    config = TINY["falcon-h1"]["config"]
+    ones = {name: 1.0 for name in config if name.endswith("_multiplier")}
+    ones |= {name: [1.0] * len(config[name]) for name in ("mlp_multipliers", "ssm_multipliers")}
+    model = load_model(make(tmp_path, "falcon-h1", **ones))
+    assert (model.spec.gate_scale, model.spec.logit_scale, model.from_gguf) == (1, 1, False)
+    folder = write_peft(tmp_path / "adapter", random_factors(TINY["falcon-h1"]["shapes"]))
+    assert model_of(model, KINDS["numpy"], KINDS["numpy"].read_options({})).read_lora(folder).pairs
 
 
 @pytest.mark.parametrize("name", ["llama-yarn", "smollm3", "qwen3", "phi3"])

@@ -106,7 +106,7 @@ class DecoderModel(Model[LoadedModel]):
         self.vocab_size, self.generates = self.spec.vocab_size, self.spec.has_logits
         self.suggested = loaded.generation.suggested
         if loaded.family is not None:
-            self.read_lora = partial(read_lora, spec=self.spec, family=loaded.family)
+            self.read_lora = partial(read_lora, spec=self.spec, family=loaded.family, from_gguf=loaded.from_gguf)
         if (never := loaded.generation).suppressed or never.suppressed_first:
             from foreword.sampling.generation_rules import GenerationProcessor, GenerationRules  # few models have rules
 

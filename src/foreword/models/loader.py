@@ -56,6 +56,7 @@ class LoadedModel:
     images: LoadedVision | None = None
     no_images: str = ""  # the reason why it takes none although it is a model of images and texts
     head: Callable[[], NextTokenHead | None] = no_head  # that predicts further tokens, read when it is called
+    from_gguf: bool = False
 
     @property
     def decoder(self) -> DecoderSpec:
@@ -145,7 +146,8 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
         raise ModelError(f"{path}: {error}") from None
     pooling = PoolingSpec(hidden_size=spec.hidden_size, pooling=gguf_pooling(config))
     generation = generation_of_gguf(path, gguf.metadata)
-    return _loaded(spec, weights, tokenizer, name, path, pooling, generation, config, family.keys, family)
+    loaded = _loaded(spec, weights, tokenizer, name, path, pooling, generation, config, family.keys, family)
+    return replace(loaded, from_gguf=True)
 
 
 def _load_directory(folder: Path, name: str) -> LoadedModel:

@@ -16,8 +16,9 @@ from foreword.models.lora.peft import CONFIG, WEIGHTS, read_peft
 from foreword.models.spec import DecoderSpec
 
 
-def read_lora(path: str | Path, spec: DecoderSpec, family: Family) -> LoraAdapter:
-    """The adapter at a path, checked and wholly in memory. spec, family: of the model that it changes.
+def read_lora(path: str | Path, spec: DecoderSpec, family: Family, *, from_gguf: bool = False) -> LoraAdapter:
+    """The adapter at a path, checked and wholly in memory. spec, family: of the model that it changes. from_gguf:
+    whether the weights of that are those of a GGUF file.
 
     path: a directory with adapter_config.json and adapter_model.safetensors, or a .gguf file. ModelError if it is
     missing or damaged, if its layers or shapes are not the model's, or if it needs what is not supported.
@@ -26,7 +27,7 @@ def read_lora(path: str | Path, spec: DecoderSpec, family: Family) -> LoraAdapte
     def read(path: Path) -> LoraAdapter:
         if not path.is_dir():
             return read_gguf_lora(path, spec, family)
-        if family.is_scaled_in_gguf and spec.gate_scale == 1 and spec.logit_scale == 1:
+        if from_gguf and family.is_scaled_in_gguf:
             reason = f"the weights of a GGUF file of {spec.architecture} have its multipliers, those of an adapter not"
             raise ModelError(f"{path}: {reason}. Use the model's directory of safetensors")
         names: dict[str, str | Rows] = {**SAFETENSORS_NAMES, **family.names, **family.fused(spec)}
