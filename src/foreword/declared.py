@@ -54,8 +54,9 @@ class Declared:
     name: of the field. type: its annotation without None, a key of `KINDS`, which has its ``kind``. optional: None is a
     value too. help: one sentence or two, for users. fix: what the error of another value recommends; "": what its kind
     does, or the most similar choice. choices: the only texts, if there are some. least, above, most: the limits of a
-    number; ``above`` is excluded. unit: "bytes" also takes texts such as "2GiB". value_name: stands for the value in
-    help. convert: makes the value in place of its kind, which then has no check; ValueError with the reason.
+    number; ``above`` is excluded. unit: "bytes" also takes texts such as "2GiB", "path" an os.PathLike. value_name:
+    stands for the value in help. convert: makes the value in place of its kind, which then has no check; ValueError
+    with the reason.
     """
 
     name: str = ""

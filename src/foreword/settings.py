@@ -12,6 +12,7 @@ A setting is a row of `foreword.declared`.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -48,6 +49,8 @@ class Setting(Declared):
         if value is None and self.optional:
             return None
         try:
+            if self.unit == "path" and isinstance(value, os.PathLike):
+                value = os.fspath(value)
             if self.convert is not None:
                 return self.convert(value)
             kept = bytes_of(value) if self.unit == "bytes" and isinstance(value, str) else self.kind.convert(value)

@@ -106,6 +106,24 @@ def test_a_size_may_be_a_text(text, number):
     assert ServerConfig(max_body_bytes=text).max_body_bytes == number
 
 
+@pytest.mark.parametrize("name", ["cache_dir", "answer_log", "record", "flight_folder", "speculation_model"])
+def test_a_path_of_an_engine_may_be_an_object(name, tmp_path):
+    more = {"speculation": "draft_model"} if name == "speculation_model" else {}
+    made = [engine_config({name: given, **more}) for given in (tmp_path / "x", str(tmp_path / "x"))]
+    assert made[0] == made[1]
+
+
+def test_every_setting_that_is_a_path_takes_an_object(tmp_path):
+    rows = [row for owner in (EngineConfig, ServerConfig) for row in settings_of(owner).values()]
+    paths = [row for row in rows if row.unit == "path"]
+    assert {row.value_name for row in paths} == {"DIR", "FILE", "FILE[:SIZE]", "FOLDER"}
+    assert all(row.unit == "path" for row in rows if row.value_name in ("DIR", "FILE", "FILE[:SIZE]", "FOLDER"))
+    for row in paths:
+        assert row.checked(tmp_path / "x") == str(tmp_path / "x")
+        with pytest.raises(ConfigError, match=row.name):
+            row.checked(7)
+
+
 @pytest.mark.parametrize(
     "text", ["", "GB", "-1", "1e9", "1.5", "2 PB", "0x10", "1..2", "9" * 5000, "9" * 5000 + ".5GB"]
 )

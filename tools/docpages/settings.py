@@ -18,8 +18,9 @@ def option_types() -> str:
     """Return the source of `foreword.engine.option_types`."""
     names = [*(name for group in GROUPS.values() for name in group), *executor_settings()]
     flat = {name: known for group in option_settings().values() for name, known in group.items()}
-    lines = [f"    {name}: {_python_type(flat[name], sizes=True)}" for name in names if name not in BY_HAND]
-    return "\n".join([_TYPES_HEAD + _ENGINE_HEAD, *lines, ""])
+    lines = [f"    {name}: {_python_type(flat[name], given=True)}" for name in names if name not in BY_HAND]
+    head = _TYPES_HEAD.replace("from typing", "from os import PathLike\nfrom typing")
+    return "\n".join([head + _ENGINE_HEAD, *lines, ""])
 
 
 def executor_option_types() -> str:
@@ -46,10 +47,13 @@ class EngineOptions(TypedDict, total=False):
 '''
 
 
-def _python_type(known: Setting, *, sizes: bool = False) -> str:
-    """Return a type of Python. sizes: whether sizes in bytes may be texts."""
+_MORE_TYPES = {"bytes": " | str", "path": " | PathLike[str]"}
+
+
+def _python_type(known: Setting, *, given: bool = False) -> str:
+    """Return a type of Python. given: of what users give, which is converted."""
     text = f"Literal[{', '.join(map(_quoted, known.choices))}]" if known.choices else known.type
-    text += " | str" * (sizes and known.unit == "bytes")
+    text += _MORE_TYPES.get(known.unit, "") if given else ""
     return f"{text} | None" if known.optional else text
 
 

@@ -59,7 +59,7 @@ class EngineConfig:
         None, "Directory where computed KV blocks are saved, so that equal prefixes are reused after a restart too; "
         "several processes may share it. None: they are not saved. Files are readable by their owner alone, and hold "
         "keys and values, from which texts can be inferred.",
-        value_name="FOLDER", decoders_only=True,
+        unit="path", value_name="FOLDER", decoders_only=True,
     )
     cache_bytes: int | None = setting(
         None, "Largest size of the files in cache_dir; the least recently used make room for new ones. None: 16GiB.",
@@ -92,7 +92,7 @@ class EngineConfig:
     answer_log: str | None = setting(
         None, "File to which the prompt and the answers of each finished request are appended, as a line of JSON. Only "
         "its owner may read it.",
-        value_name="FILE", decoders_only=True,
+        unit="path", value_name="FILE", decoders_only=True,
     )
     answer_log_bytes: int = setting(
         64 << 20, "Largest size of answer_log. A full file is renamed to FILE.1, and replaces an earlier one.",
@@ -105,7 +105,7 @@ class EngineConfig:
     record: str | None = setting(
         None, "Record each step in this file, a trace. It is compressed if its name ends with .gz. With a size, as in "
         "steps.jsonl.gz:100MB, only the last steps are kept, in two files of half that size before compression.",
-        value_name="FILE[:SIZE]", convert=checked_destination,
+        unit="path", value_name="FILE[:SIZE]", convert=checked_destination,
     )
     record_tensors: int = setting(64, "Also record the tensors of every N-th step; 0: of none.", value_name="N")
     record_token_ids: Literal["plain", "hashed", "omitted"] | None = setting(
@@ -118,7 +118,8 @@ class EngineConfig:
         most=2**20,
     )
     flight_folder: str | None = setting(
-        None, "Folder for the files of failed steps; None: the folder of temporary files.", value_name="FOLDER",
+        None, "Folder for the files of failed steps; None: the folder of temporary files.", unit="path",
+        value_name="FOLDER",
     )
     # fmt: on
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from typing import Literal, TypedDict
 
 
@@ -15,7 +16,7 @@ class EngineOptions(TypedDict, total=False):
     lora_bytes: int | str
     max_logprobs: int
     grammar_cache_bytes: int | str
-    cache_dir: str | None
+    cache_dir: str | PathLike[str] | None
     cache_bytes: int | str | None
     host_cache_bytes: int | str
     prefix_caching: bool
@@ -24,14 +25,14 @@ class EngineOptions(TypedDict, total=False):
     max_forced_tokens: int
     generation_config: Literal["model", "ignore"]
     seed: int | None
-    answer_log: str | None
+    answer_log: str | PathLike[str] | None
     answer_log_bytes: int | str
     check: Literal["off", "bounds", "full"]
-    record: str | None
+    record: str | PathLike[str] | None
     record_tensors: int
     record_token_ids: Literal["plain", "hashed", "omitted"] | None
     flight_steps: int
-    flight_folder: str | None
+    flight_folder: str | PathLike[str] | None
     max_num_batched_tokens: int
     max_num_seqs: int
     chunked_prefill: bool
@@ -44,7 +45,7 @@ class EngineOptions(TypedDict, total=False):
     speculation_adaptive: bool
     speculation_step_overhead: float
     speculation_saturated_cost: float
-    speculation_model: str | None
+    speculation_model: str | PathLike[str] | None
     num_threads: int | None
     media_cache_bytes: int | str
     mmproj: str | None

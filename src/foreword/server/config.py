@@ -61,15 +61,19 @@ class ServerConfig:
         (), "LoRA adapter, which requests name as their model. Repeatable.", value_name="NAME=PATH"
     )
     adapter_directory: str | None = setting(
-        None, "Directory whose adapters requests may load; without it they load none.", value_name="DIR"
+        None, "Directory whose adapters requests may load; without it they load none.", unit="path", value_name="DIR"
     )
     slot_save_path: str | None = setting(
         None,
         "Directory where /slots saves conversations, with their keys and values; without it, it saves none.",
+        unit="path",
         value_name="DIR",
     )
     models_dir: str | None = setting(
-        None, "Directory whose models are served, too: .gguf files, and directories of one model.", value_name="DIR"
+        None,
+        "Directory whose models are served, too: .gguf files, and directories of one model.",
+        unit="path",
+        value_name="DIR",
     )
     load_on_demand: bool = setting(False, "Load each model at its first request, not at the start.")
     ram_budget: int | None = setting(
@@ -86,7 +90,7 @@ class ServerConfig:
     )
     data_directory: str | None = setting(
         None, "Directory for files, batches and stored responses, which survive restarts there. Without it there are "
-        "no files and batches, and responses are stored in memory.", value_name="DIR",
+        "no files and batches, and responses are stored in memory.", unit="path", value_name="DIR",
     )  # fmt: skip
     store_responses: bool = setting(
         True, "Store responses, so that others can follow them; with replicas that needs data_directory."
@@ -118,8 +122,8 @@ class ServerConfig:
         (), "Name that clients may call the server by; * for any. Default: localhost if the server listens on a "
         "loopback address and needs no key, else any. Repeatable.", value_name="NAME",
     )  # fmt: skip
-    tls_certificate: str | None = setting(None, "Certificate file (PEM), for https.", value_name="FILE")
-    tls_key: str | None = setting(None, "File of the certificate's private key.", value_name="FILE")
+    tls_certificate: str | None = setting(None, "Certificate file (PEM), for https.", unit="path", value_name="FILE")
+    tls_key: str | None = setting(None, "File of the certificate's private key.", unit="path", value_name="FILE")
     max_requests: int = setting(1024, "Largest number of completions in progress; beyond it: status 429.", least=1)
     max_completions: int = setting(
         128, "Largest number of completions of one prompt (n, best_of); beyond it: status 400.", least=1

@@ -38,7 +38,9 @@ class SpeculationConfig:
         2.8, "Cost of a token in a step so large that arithmetic takes longer than reading the weights, relative to a "
         "token of a small step.", least=1, most=1e6,
     )
-    model: str | None = setting(None, "The draft model, for draft_model: any model name.", value_name="MODEL")
+    model: str | None = setting(
+        None, "The draft model, for draft_model: any model name.", unit="path", value_name="MODEL"
+    )
     # fmt: on
 
     def __post_init__(self) -> None:
