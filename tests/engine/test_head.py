@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from engine_rig import run
 
-from foreword.batch import InputBuffers, NewRequest, RequestStates, SamplingParams, prepare_inputs
+from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, SamplingParams, prepare_inputs
 from foreword.engine import engine_config
 from foreword.engine.build import build_engine
 from foreword.engine.footprint import footprint
 from foreword.engine.model import model_of
+from foreword.engine.speculation.gone_rows import GoneRows
 from foreword.errors import ConfigError, ModelError
 from foreword.executors.functions import rms_norm
 from foreword.executors.inputs import StepInputs
@@ -18,11 +19,17 @@ from foreword.executors.kinds import KINDS
 from foreword.executors.numpy import NumpyExecutor
 from foreword.executors.pool import batch_groups
 from foreword.models.loader import load_model
+from models import gguf_models
 from models.recorded import TINY, make
 from models.running import FLOATS
 from models.tiny import random_tensors, write_model
 
 LENGTH = 18
+IN_GGUF = {
+    "qwen3-next": {"rope.dimension_count": 4}, "qwen3_5": {"rope.dimension_count": 8}, "deepseek-v3": {},
+    "glm4-moe": {"rope.dimension_count": 6},
+}  # fmt: skip
+"""Metadata of the GGUF files of the families with a head."""
 KIND = "native" if "native" in FLOATS else "numpy"
 
 
@@ -34,7 +41,7 @@ def head_shapes(name: str) -> dict[str, list[int]]:
     prefix, own = f"model.layers.{max(numbers)}.", "mtp.layers.0."
     norms = ["mtp.norm", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden"]
     projection, copies = "mtp.fc", {}
-    if name == "deepseek-v3":
+    if name in ("deepseek-v3", "glm4-moe"):
         own = f"model.layers.{max(numbers) + 1}."
         norms, projection = [f"{own}{n}" for n in ("shared_head.norm", "enorm", "hnorm")], f"{own}eh_proj"
         copies = {f"{own}{n}.weight": shapes["lm_head.weight"] for n in ("embed_tokens", "shared_head.head")}
@@ -43,10 +50,19 @@ def head_shapes(name: str) -> dict[str, list[int]]:
     return layer | more | copies
 
 
-def with_head(folder: Path, name: str, drop: str = ""):
-    shapes = TINY[name]["shapes"] | head_shapes(name)
+def with_head(folder: Path, name: str, drop: str = "", form: str = "safetensors"):
+    config, shapes = TINY[name]["config"], TINY[name]["shapes"]
+    if name == "qwen3-next":  # GGUF files have experts in every layer
+        config, shapes = config | {"mlp_only_layers": []}, gguf_models.experts_everywhere(TINY[name], 3)
+    shapes = shapes | head_shapes(name)
     shapes.pop(drop, None)
-    return load_model(write_model(folder / name, TINY[name]["config"], random_tensors(shapes)))
+    tensors = random_tensors(shapes)
+    if form == "safetensors":
+        return load_model(write_model(folder / name, config, tensors))
+    architecture = gguf_models.architecture_of(config)
+    more = dict(IN_GGUF[name]) | {"block_count": config["num_hidden_layers"] + 1, "nextn_predict_layers": 1}
+    typed = {f"{architecture}.{key}": ("u32", value) for key, value in more.items()}
+    return load_model(gguf_models.write(folder / f"{name}.gguf", config, tensors, typed))
 
 
 def whole(spec, weights, tokens, given=None):
@@ -79,9 +95,9 @@ def drafts_of(model, tokens: list[int], count: int) -> list[int]:
     return drafts
 
 
-def engine_of(model, kind: str, **config):
+def engine_of(model, kind: str, more=(), **config):
     threads = {"num_threads": 1} if kind == "native" else {}
-    chosen = KINDS[kind].read_options(FLOATS[kind] | threads)
+    chosen = KINDS[kind].read_options(FLOATS[kind] | threads | dict(more))
     settings = {"max_num_seqs": 4, "block_size": 4, "max_model_len": 64, "kv_cache_bytes": 1 << 22}
     return build_engine(model_of(model, KINDS[kind], chosen), engine_config(settings | config))
 
@@ -102,7 +118,10 @@ def prompts_of(model) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("kind", "name", "async_scheduling"),
-    [*((kind, "qwen3_5", True) for kind in FLOATS), *((KIND, name, False) for name in ("qwen3-next", "deepseek-v3"))],
+    [
+        *((kind, "qwen3_5", True) for kind in FLOATS),
+        *((KIND, name, False) for name in ("qwen3-next", "deepseek-v3", "glm4-moe")),
+    ],
 )
 def test_a_head_drafts_what_its_definition_says_and_changes_no_token(kind, name, async_scheduling, tmp_path):
     """In chunks, beside others, after rejected drafts, and behind a hit, where it sees the rest of the prompt."""
@@ -133,6 +152,67 @@ def test_a_head_drafts_what_its_definition_says_and_changes_no_token(kind, name,
     cached = engine_of(model, kind, async_scheduling=async_scheduling, **options)
     assert [results(cached, prompts), results(cached, prompts)] == [want, want]
     cached.close()
+
+
+@pytest.mark.parametrize("name", IN_GGUF)
+def test_a_head_in_a_gguf_file_is_that_of_the_directory(name, tmp_path):
+    """Its layer is counted as one of the model there."""
+    want, model = with_head(tmp_path, name), with_head(tmp_path, name, form="gguf")
+    assert model.spec.num_layers == want.spec.num_layers
+    head, found = want.head(), model.head()
+    assert found.weights.keys() == head.weights.keys()
+    for one in ("token_norm", "hidden_norm", "projection"):
+        np.testing.assert_allclose(getattr(found, one).dequantize(), getattr(head, one).dequantize(), rtol=1e-6)
+    for key, tensor in head.weights.items():
+        np.testing.assert_allclose(found.weights[key].dequantize(), tensor.dequantize(), rtol=1e-6, atol=1e-7)
+    prompts = prompts_of(model)
+    options = {"speculation": "head", "speculation_num_tokens": 3, "speculation_adaptive": False}
+    plain, engine = engine_of(model, KIND), engine_of(model, KIND, **options)
+    assert results(plain, prompts) == results(engine, prompts)
+    assert engine.speculation.stats.num_drafted > 60
+
+
+def test_a_head_in_a_gguf_file_without_a_norm_of_its_own_has_that_of_the_model(tmp_path):
+    model = with_head(tmp_path, "qwen3_5", drop="mtp.norm.weight", form="gguf")
+    own, whole = (weights["final_norm"].dequantize() for weights in (model.head().weights, model.weights))
+    np.testing.assert_array_equal(own, whole)
+
+
+def test_the_cache_of_a_head_has_the_requests_that_are_there(tmp_path):
+    model = with_head(tmp_path, "qwen3_5")
+    engine = engine_of(model, "numpy", speculation="head")
+    drafter = engine.speculation.drafter
+    for _ in range(2):
+        results(engine, prompts_of(model))
+        assert len(drafter.states) <= 4
+    engine.add_request("a", [5, 6], SamplingParams(max_tokens=3, ignore_eos=True))
+    engine.step()
+    assert len(drafter.states) == 1
+    assert drafter.cache.pool.num_free == drafter.cache.pool.num_blocks - 1 - int(drafter.states.live.sum())
+
+
+def test_a_row_whose_removal_was_interrupted_is_named_again():
+    states = RequestStates(max_num_reqs=3, max_model_len=8, vocab_size=9, kv_groups=[KVGroup(8)])
+    gone = GoneRows(states)
+    rows = [states.add_request(NewRequest(name, [1, 2], [[i + 1]])) for i, name in enumerate("abc")]
+    for name in "ac":
+        states.remove_request(name)
+    assert next(gone.take()) == rows[0]
+    assert (list(gone.take()), list(gone.take())) == ([rows[0], rows[2]], [])
+
+
+@pytest.mark.skipif("torch" not in FLOATS, reason="needs torch")
+@pytest.mark.parametrize("sizes", [{"tensor_parallel_size": 2}, {"context_parallel_size": 2}])
+def test_a_head_follows_a_model_that_processes_divide(sizes, tmp_path):
+    model = with_head(tmp_path, "qwen3_5")
+    prompts, stats = prompts_of(model)[1:3], []
+    options = {"speculation": "head", "speculation_num_tokens": 3, "speculation_adaptive": False}
+    for chosen in ({}, sizes):
+        engine = engine_of(model, "torch", chosen, **options)
+        stats.append((results(engine, prompts), engine.speculation.stats.num_drafted_at.tolist()))
+        engine.close()
+    assert stats[0] == stats[1]
+    assert sum(stats[0][1]) > 30
 
 
 def test_a_head_that_is_right_saves_steps(tmp_path):
@@ -171,6 +251,6 @@ def test_a_model_without_a_head_and_a_head_without_a_weight_are_refused(tmp_path
         engine_of(load_model(make(tmp_path, "qwen3_5")), "numpy", speculation="head")
     for name in ("mtp.norm.weight", "mtp.pre_fc_norm_hidden.weight", "mtp.layers.0.self_attn.k_norm.weight"):
         model = with_head(tmp_path, "qwen3_5", drop=name)
-        with pytest.raises(ModelError, match="missing"):
+        with pytest.raises(ModelError, match=rf"tensor {name} .*missing"):
             engine_of(model, "numpy", speculation="head")
         engine_of(model, "numpy").close()

@@ -16,7 +16,7 @@ ARCHITECTURES = {
     "granitemoeshared": "granitemoe", "granitemoehybrid": "granitehybrid", "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe", "lfm2": "lfm2", "nemotron_h": "nemotron_h", "lfm2_moe": "lfm2moe",
     "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "minicpm3": "minicpm3",
-    "minicpm": "minicpm", "llama4_text": "llama4", "falcon_h1": "falcon-h1",
+    "minicpm": "minicpm", "llama4_text": "llama4", "falcon_h1": "falcon-h1", "glm4_moe": "glm4moe",
 }  # fmt: skip
 MORE_ARCHITECTURES = {"nemotron_h_moe"}  # of models with experts of the same model_type
 INTERLEAVED = {
@@ -96,6 +96,8 @@ BLOCK = {
     "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa", "self_attn.kv_a_layernorm": "attn_kv_a_norm",
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp", "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp", "self_attn.kv_b_proj": "attn_kv_b",
+    **{name: f"nextn.{name}" for name in ("eh_proj", "enorm", "hnorm", "embed_tokens")},
+    **{f"shared_head.{name}": f"nextn.shared_head_{name}" for name in ("norm", "head")},
     "conv.in_proj": "shortconv.in_proj", "conv.conv": "shortconv.conv", "conv.out_proj": "shortconv.out_proj",
 }  # fmt: skip
 DELTA_BLOCK = {
@@ -108,6 +110,7 @@ OWN_BLOCK = {
     **dict.fromkeys(("gemma2", "gemma3", "olmo2", "seed_oss"), POST_NORMS),
     **dict.fromkeys(DELTA, DELTA_BLOCK),
     "gpt-oss": {"post_attention_layernorm": "post_attention_norm"},
+    "glm4moe": {"post_attention_layernorm": "post_attention_norm"},
     "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
 }
 
@@ -133,7 +136,7 @@ def gguf_tensors(config, tensors):
     block = {**BLOCK, **OWN_BLOCK.get(architecture, {})}
     experts, written = {}, {}
     for name, value in tensors.items():
-        name = name.replace("backbone.", "model.", 1)
+        name = further_layer(config, name.replace("backbone.", "model.", 1))
         if architecture == "falcon-h1":
             value = multiplied(config, name, value)
         more = converted(config, name, value)
@@ -158,6 +161,19 @@ def gguf_tensors(config, tensors):
         else:
             written[f"blk.{layer}.{block[rest]}.{kind}"] = value
     return written | {name: np.stack([parts[e] for e in sorted(parts)]) for name, parts in experts.items()}
+
+
+HEAD = {"mtp.fc": "eh_proj", "mtp.pre_fc_norm_embedding": "enorm", "mtp.pre_fc_norm_hidden": "hnorm",
+        "mtp.norm": "shared_head.norm"}  # fmt: skip
+
+
+def further_layer(config, name):
+    """The name of a tensor of a head for further tokens in the place of a further layer."""
+    stem, kind = name.rsplit(".", 1)
+    place = f"model.layers.{config.get('num_hidden_layers')}."
+    if stem in HEAD:
+        return f"{place}{HEAD[stem]}.{kind}"
+    return name.replace("mtp.layers.0.", place, 1)
 
 
 def multiplied(config, name, value):
@@ -298,7 +314,7 @@ def delta_net(config, layer, part, value):
 
 
 def latent(architecture, config):
-    """The metadata of latent attention, and of experts in groups. Older files have the lengths of a head of q and v."""
+    """The metadata of latent attention. Older files have the lengths of a head of q and v."""
     rank, query = config["kv_lora_rank"], config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
     found = {"rope.dimension_count": config["qk_rope_head_dim"], "attention.kv_lora_rank": rank}
     if config["q_lora_rank"]:
@@ -311,21 +327,21 @@ def latent(architecture, config):
             "attention.key_length_mla": query, "attention.value_length_mla": config["v_head_dim"],
             "attention.head_count_kv": 1,
         }  # fmt: skip
-    if "n_routed_experts" in config:
-        found |= {
-            "leading_dense_block_count": config["first_k_dense_replace"], "expert_count": config["n_routed_experts"],
-            "expert_shared_count": config["n_shared_experts"], "expert_group_count": config["n_group"],
-            "expert_group_used_count": config["topk_group"],
-            "expert_gating_func": 2 if config["model_type"] == "deepseek_v3" else 1,
-        }  # fmt: skip
-    return {f"{architecture}.{key}": ("u32", value) for key, value in found.items()} | (
-        {
-            f"{architecture}.expert_weights_scale": ("f32", config["routed_scaling_factor"]),
-            f"{architecture}.expert_weights_norm": ("bool", config["norm_topk_prob"]),
-        }
-        if "n_routed_experts" in config
-        else {}
-    )
+    return {f"{architecture}.{key}": ("u32", value) for key, value in found.items()}
+
+
+def routed(architecture, config):
+    """The metadata of experts in groups."""
+    found = {
+        "leading_dense_block_count": config["first_k_dense_replace"], "expert_count": config["n_routed_experts"],
+        "expert_shared_count": config["n_shared_experts"], "expert_group_count": config["n_group"],
+        "expert_group_used_count": config["topk_group"],
+        "expert_gating_func": 1 if config["model_type"] == "deepseek_v2" else 2,
+    }  # fmt: skip
+    return {f"{architecture}.{key}": ("u32", value) for key, value in found.items()} | {
+        f"{architecture}.expert_weights_scale": ("f32", config["routed_scaling_factor"]),
+        f"{architecture}.expert_weights_norm": ("bool", config["norm_topk_prob"]),
+    }
 
 
 def experts_everywhere(tiny, like):
@@ -411,6 +427,8 @@ def metadata(config):
         }
     if "kv_lora_rank" in config:
         found |= latent(architecture, config)
+    if "first_k_dense_replace" in config:
+        found |= routed(architecture, config)
     if config.get("block_auto_adjust_ff_dim"):
         inner = int(config["block_ffn_dim_multiplier"] * int(2 * config["intermediate_size"] / 3))
         unit = config["block_multiple_of"]

@@ -67,6 +67,7 @@ WITH_TRANSFORMERS_LOGITS = {
     ),
     "olmo3": (OLMO3, {}),
     "glm4": ({"glm4.rope.dimension_count": HALF}, {}),
+    "glm4-moe": ({"glm4moe.rope.dimension_count": HALF}, {}),
     "qwen3_5": (
         {"qwen35.rope.dimension_count": ("u32", 8), "qwen35.rope.dimension_sections": ("[i32]", [2, 1, 1, 0])}, {}
     ),

@@ -30,9 +30,10 @@ WITH_ATTENTION = {
     "nemotron_h": {"layers_block_type": ["linear_attention", "full_attention", "mlp"]},
     "lfm2_moe": {"layer_types": ["full_attention", *["conv"] * 31]},
     "deepseek_v2": {"num_experts_per_tok": 6},
+    "glm4_moe": {"head_dim": 128},
 }
-"""Where the defaults of a reference are of a model that is refused: without attention, with experts, or without their
-number per token.
+"""Where the defaults of a reference are of a model that is refused: without attention, with experts, without their
+number per token, or with an odd number of dimensions that rotate.
 """
 LOADER = {"architectures", "model_type"}  # which choose the family
 PATH = Path("config.json")
@@ -371,3 +372,18 @@ def test_a_key_that_is_not_declared_cannot_be_read():
     assert (config.value("a"), config.value("b"), config.read) == (1, True, {"a", "b"})
     with pytest.raises(KeyError):
         config.value("c")
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("minicpm", "*.residual_scale", 3.0),
+        ("qwen3_5", "*.rope.dimension_sections", [4, 2, 2]),
+        ("deepseek-v3", "*.expert_gating_func", 1),
+        ("llama3", "*.attention.scale", 0.5),
+    ],
+)
+def test_a_key_of_gguf_files_has_no_influence_in_a_directory(tmp_path, name, key, value):
+    want, model = load_model(make(tmp_path / "a", name)), load_model(make(tmp_path / "b", name, **{key: value}))
+    assert model.spec == want.spec
+    assert (want.unread_keys, model.unread_keys) == ((), (key,))

@@ -191,7 +191,10 @@ def _head(model: Model[Any], config: EngineConfig, size: PoolSize, target: Execu
     if config.speculation is None or config.speculation.method != "head":
         return None
     if not isinstance(model, DecoderModel):
-        raise ConfigError(f"speculation='head': {model.name} has no head for further tokens (MTP); use 'ngram'")
+        raise ConfigError(
+            f"speculation='head': executor {model.kind.name!r} runs no head for further tokens (MTP); use 'ngram', or "
+            "another executor"
+        )
     head = model.head()
     own = model.of_head(head)
     settings = replace(config, max_model_len=size.max_model_len, num_blocks=None, speculation=None)

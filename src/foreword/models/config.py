@@ -13,7 +13,7 @@ from foreword.errors import ModelError
 from foreword.jsonfile import read_object
 from foreword.models.files import T, typed_value
 from foreword.models.gguf import GGUF
-from foreword.models.keys import WITHOUT_EFFECT, Keys
+from foreword.models.keys import ONLY_IN_GGUF, WITHOUT_EFFECT, Keys
 
 USE_ITS_CONFIG = "Use the configuration that came with the weights"
 """The fix of most errors about a configuration."""
@@ -39,7 +39,8 @@ class Config:
     def value(self, key: str) -> Any:
         """Return the value of a key: None if it is null, the default of ``keys`` if the file lacks it."""
         self.read.add(key)
-        return self.values[key] if key in self.values else self._default(key)
+        is_there = key in self.values and self._is_of_file(key)
+        return self.values[key] if is_there else self._default(key)
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
         """Return the value of a key. ModelError if it is absent without a default, or not a ``kind``."""
@@ -113,7 +114,17 @@ class Config:
     def unread(self, declared: Keys) -> tuple[str, ...]:
         """Return the keys of the file that were not read, are not declared and not known to have no effect, sorted."""
         known = {*self.read, *declared, *(self.prefix + name for name in WITHOUT_EFFECT), *WITHOUT_EFFECT}
-        return tuple(sorted(key for key, value in self.values.items() if value is not None and key not in known))
+        return tuple(
+            sorted(
+                key
+                for key, value in self.values.items()
+                if value is not None and not (key in known and self._is_of_file(key))
+            )
+        )
+
+    def _is_of_file(self, key: str) -> bool:
+        """Return whether a file may have the key: a config.json has none of those of GGUF files alone."""
+        return bool(self.prefix) or not key.startswith(ONLY_IN_GGUF)
 
     def error(self, what: str, fix: str) -> ModelError:
         return ModelError(f"{self.path}: {self.part}{what}. {fix}")
@@ -164,6 +175,7 @@ ROPE_FACTORS = {
 """Tensors of a GGUF file that are parameters of the rotary embedding."""
 _TOLD_BY_TENSORS = {
     "attention_bias": "blk.0.attn_q.bias",
+    "use_qk_norm": "blk.0.attn_q_norm.weight",
     "attention_out_bias": "blk.0.attn_output.bias",
     "mamba_rms_norm": "blk.0.ssm_norm.weight",
 }

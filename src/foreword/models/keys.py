@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+ONLY_IN_GGUF = "*."
+"""Names of keys that only GGUF files have begin with this, in place of the architecture."""
+
 
 @dataclass(frozen=True, slots=True)
 class Key:
@@ -60,7 +63,7 @@ def only(name: str, *values: object, gguf: str = "") -> Key:
 
 def only_in_gguf(gguf: str, *values: object) -> Key:
     """Return a key that only GGUF files have. It is computed for these values alone; None: for no value."""
-    return only(f"*.{gguf}", *values, gguf=gguf)
+    return only(ONLY_IN_GGUF + gguf, *values, gguf=gguf)
 
 
 _REASONS: Mapping[str, str] = {

@@ -139,7 +139,8 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
     config = config_from_gguf(gguf, family.keys)
     spec = family.read(config)
     files = dict.fromkeys(t.stored.file for t in gguf.tensors.values() if isinstance(t.stored, FileRows))
-    weights = FileWeights(weights_from_gguf(path, gguf.tensors, spec, family), files)
+    own = without_head(gguf.tensors, spec.num_layers)
+    weights = FileWeights(weights_from_gguf(path, own, spec, family), files)
     try:
         tokenizer = Tokenizer.from_gguf(gguf.metadata)
     except ModelError as error:
@@ -147,7 +148,7 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
     pooling = PoolingSpec(hidden_size=spec.hidden_size, pooling=gguf_pooling(config))
     generation = generation_of_gguf(path, gguf.metadata)
     loaded = _loaded(spec, weights, tokenizer, name, path, pooling, generation, config, family.keys, family)
-    return replace(loaded, from_gguf=True)
+    return replace(loaded, head=partial(read_head, path, gguf.tensors, spec, family), from_gguf=True)
 
 
 def _load_directory(folder: Path, name: str) -> LoadedModel:

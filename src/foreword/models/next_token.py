@@ -11,23 +11,22 @@ The layer is as the model's last one with attention.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 from foreword.errors import ModelError
-from foreword.models.families.base import Family
-from foreword.models.naming import weights_from_safetensors
+from foreword.models.families.base import GGUF_NAMES, SAFETENSORS_NAMES, Family
+from foreword.models.naming import weights_from_gguf, weights_from_safetensors
 from foreword.models.spec import DecoderSpec
 from foreword.models.weights import Tensor, Weights, float_tensor
-
-_SHARED = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """Of the tensors of a head in safetensors. layer: the beginning of those of its layer. copies: tensors that equal
-    the model's own.
+    """Of the tensors of a head. layer: the beginning of those of its layer. copies: tensors that equal the model's own.
+    in_gguf: whether they are those of a GGUF file.
     """
 
     layer: str
@@ -36,6 +35,7 @@ class _Names:
     hidden_norm: str
     final_norm: str
     copies: tuple[str, ...] = ()
+    in_gguf: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,17 +52,17 @@ class NextTokenHead:
 
 
 def without_head(tensors: Mapping[str, Tensor], num_layers: int) -> Mapping[str, Tensor]:
-    """Return the tensors of safetensors that are not of a head in the place of a further layer."""
-    names = _names(tensors, num_layers)
-    return tensors if names is None else {n: t for n, t in tensors.items() if not n.startswith(names.layer)}
+    """Return the tensors of a model's files that are not of heads in the place of further layers."""
+    layers = tuple(names.layer for names in _heads(tensors, num_layers))
+    return {n: t for n, t in tensors.items() if not n.startswith(layers)} if layers else tensors
 
 
 def read_head(path: Path, tensors: Mapping[str, Tensor], spec: DecoderSpec, family: Family) -> NextTokenHead | None:
-    """Return the head of a model in safetensors; None if they have none.
+    """Return the head of a model's files, the first if they have several; None if they have none.
 
     ModelError for a weight that is missing or has another shape, and for one that is not part of a head.
     """
-    names = _names(tensors, spec.num_layers)
+    names = next(_heads(tensors, spec.num_layers), None)
     if names is None:
         return None
     own = (names.token_norm, names.hidden_norm, names.projection)
@@ -71,30 +71,43 @@ def read_head(path: Path, tensors: Mapping[str, Tensor], spec: DecoderSpec, fami
             got = f"has the shape {list(tensors[name].shape)}" if name in tensors else "is missing"
             fix = "Use configuration and weights of the same model"
             raise ModelError(f"{path}: tensor {name} {got}, the head needs one of {shape}. {fix}")
-    left_out = {*own, names.final_norm, *names.copies}
-    layer = {n: t for n, t in tensors.items() if n.startswith(names.layer) and n not in left_out}
-    renamed = {f"model.layers.0.{name.removeprefix(names.layer)}": tensor for name, tensor in layer.items()}
-    renamed |= {name: tensors[name] for name in _SHARED if name in tensors}
-    if names.final_norm in tensors:
-        renamed["model.norm.weight"] = tensors[names.final_norm]
-    one = spec.changed(layers=(next(layer for layer in reversed(spec.layers) if layer.has_attention),))
-    weights = weights_from_safetensors(path, renamed, one, replace(family, fused=lambda _: family.fused(spec)))
     token_norm, hidden_norm, projection = (tensors[name] for name in own)
-    if family.norms_less_one:
-        token_norm, hidden_norm = (float_tensor(norm.dequantize() + 1) for norm in (token_norm, hidden_norm))
+    one = spec.changed(layers=(next(layer for layer in reversed(spec.layers) if layer.has_attention),))
+    usual = GGUF_NAMES if names.in_gguf else SAFETENSORS_NAMES
+    is_own = names.final_norm in tensors or not names.in_gguf
+    final_norm = {"final_norm": names.final_norm if is_own else usual["final_norm"]}
+    shared = {usual["embed"], usual["lm_head"], *final_norm.values()}
+    used = {n: t for n, t in tensors.items() if n in shared or n.startswith(names.layer)}
+    used = {n: t for n, t in used.items() if n not in {*own, *names.copies}}
+    if names.in_gguf:
+        fused = family.gguf_fused or family.fused
+        family = replace(family, gguf_names={**family.gguf_names, **final_norm}, gguf_fused=lambda _: fused(spec))
+        weights = weights_from_gguf(path, used, one, family, names.layer)
+    else:
+        fused = family.fused
+        family = replace(family, names={**family.names, **final_norm}, fused=lambda _: fused(spec), unused=())
+        weights = weights_from_safetensors(path, used, one, family, layer=names.layer)
+        if family.norms_less_one:
+            token_norm, hidden_norm = (float_tensor(norm.dequantize() + 1) for norm in (token_norm, hidden_norm))
     return NextTokenHead(one, weights, token_norm, hidden_norm, projection)
 
 
-def _names(tensors: Mapping[str, Tensor], num_layers: int) -> _Names | None:
-    """Return the names of the tensors of a head; None without one."""
-    p = f"model.layers.{num_layers}."
-    copies = f"{p}embed_tokens.weight", f"{p}shared_head.head.weight"
-    for names in (
-        _Names("mtp.layers.0.", "mtp.fc.weight", "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight",
-               "mtp.norm.weight"),  # Qwen3-Next, Qwen3.5
-        _Names(p, f"{p}eh_proj.weight", f"{p}enorm.weight", f"{p}hnorm.weight", f"{p}shared_head.norm.weight",
-               copies),  # DeepSeek V3
-    ):  # fmt: skip
-        if names.projection in tensors:
-            return names
-    return None
+def _heads(tensors: Mapping[str, Tensor], num_layers: int) -> Iterator[_Names]:
+    """Yield the names of the tensors of each head."""
+    if "mtp.fc.weight" in tensors:  # Qwen3-Next, Qwen3.5
+        pre = "mtp.pre_fc_norm"
+        yield _Names(
+            "mtp.layers.0.", "mtp.fc.weight", f"{pre}_embedding.weight", f"{pre}_hidden.weight", "mtp.norm.weight"
+        )
+    for i in count(num_layers):  # in the place of further layers
+        for p, own, shared, in_gguf in (
+            (f"model.layers.{i}.", "", "shared_head.", False),
+            (f"blk.{i}.", "nextn.", "nextn.shared_head_", True),
+        ):
+            if (projection := f"{p}{own}eh_proj.weight") in tensors:
+                ends = [f"{p}{own}{name}.weight" for name in ("enorm", "hnorm")]
+                copies = f"{p}{own}embed_tokens.weight", f"{p}{shared}head.weight"
+                yield _Names(p, projection, *ends, f"{p}{shared}norm.weight", copies, in_gguf)
+                break
+        else:
+            return

@@ -115,6 +115,10 @@ MODELS = {
     "olmo3": transformers.Olmo3Config(**SIZES, sliding_window=6, rope_parameters=OLMO_ROPE),
     "glm": transformers.GlmConfig(**SIZES, head_dim=12, attention_bias=False, rope_parameters=HALF),
     "glm4": transformers.Glm4Config(**SIZES, head_dim=12, rope_parameters=HALF),
+    "glm4-moe": transformers.Glm4MoeConfig(
+        **SIZES, **{**GROUPS, "n_group": 1, "topk_group": 1}, head_dim=12, attention_bias=True, use_qk_norm=True,
+        rope_parameters=HALF, routed_scaling_factor=1.5,
+    ),
     "starcoder2": transformers.Starcoder2Config(**SIZES, sliding_window=9, rope_parameters=ROPE),
     "granite": transformers.GraniteConfig(**SIZES, **GRANITE, rope_parameters=ROPE),
     "granite-moe": transformers.GraniteMoeConfig(

@@ -16,7 +16,7 @@ NAMES = (
     "llama3", "mixtral", "smollm3", "qwen2", "qwen3", "qwen2-moe", "qwen3-moe", "qwen3-next", "gemma2", "gemma3",
     "phi3", "ernie4_5", "arcee", "seed-oss", "olmo2", "glm4", "starcoder2", "granite", "granite-moe", "granite-hybrid",
     "qwen3_5", "qwen3_5-moe", "nemotron-h", "lfm2", "lfm2-moe", "gpt-oss", "deepseek-v3",
-    "minicpm3", "minicpm", "llama4", "falcon-h1", "nemotron-h-latent",
+    "minicpm3", "minicpm", "llama4", "falcon-h1", "nemotron-h-latent", "glm4-moe",
 )  # fmt: skip
 ALL_SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": []}
 

@@ -10,6 +10,7 @@ import numpy as np
 from foreword.arrays import I32
 from foreword.batch import BlockOps, InputBuffers, KVGroup, RequestStates, SamplingParams, prepare_inputs, step_needs
 from foreword.cache import KVCacheManager
+from foreword.engine.speculation.gone_rows import GoneRows
 from foreword.errors import ConfigError
 from foreword.executors import Capability, Executor
 from foreword.sampling import Processors
@@ -58,19 +59,20 @@ class DraftModelDrafter:
             kv_groups=list(kv_groups),
             max_num_draft_tokens=int(has_states),
         )
+        self._gone = GoneRows(target)
         self._state_tables = [table.table for table in self.states.block_tables if table.group.recurrent]
         self._num_known = np.zeros(target.max_num_reqs, np.int32)  # by row: tokens of the target, when last mirrored
         self.cache = KVCacheManager(self.states, num_blocks, prefix_caching=False)
         self.buffers = InputBuffers.for_states(self.states, max_num_batched_tokens)
         self.processors = Processors(self.states)
-        self._mirrored: dict[int, tuple[int, int]] = {}  # target row → its generation, and its mirror row
+        self._mirrored: dict[int, int] = {}  # target row → its mirror row
 
     def propose(self, rows: I32, most: I32) -> I32:
         """Rows whose blocks do not fit the draft cache get no drafts."""
         drafts = np.full((len(rows), self.target.max_num_draft_tokens), -1, np.int32)
         self._drop_gone()
         drafted = [i for i in np.flatnonzero(most > 0).tolist() if self._mirror(int(rows[i]), int(most[i]))]
-        ours = np.array([self._mirrored[int(rows[i])][1] for i in drafted], np.int32)
+        ours = np.array([self._mirrored[int(rows[i])] for i in drafted], np.int32)
         at = np.array(drafted, np.int64)
         for j in range(int(most.max(initial=0))):
             still = most[at] > j
@@ -110,7 +112,7 @@ class DraftModelDrafter:
         known = int(target.num_tokens[row])
         if row not in self._mirrored and not self._admit(row, known):
             return False
-        ours = self._mirrored[row][1]
+        ours = self._mirrored[row]
         start, computed = int(self._num_known[ours]), int(states.num_computed_tokens[ours])
         differs = states.token_ids[ours, start:computed] != target.token_ids[row, start:computed]
         right = min(start + int(differs.argmax()) if differs.any() else computed, known - 1)
@@ -134,13 +136,12 @@ class DraftModelDrafter:
         params = replace(self.target.sampling.params.get(row, GREEDY), logprobs=None, prompt_logprobs=None)
         ours, _ = admit(self.states, self.cache, str(row), tokens, hit, known, sampling_params=params)
         self.processors.update()
-        self._mirrored[row] = int(self.target.row_generation[row]), ours
+        self._mirrored[row] = ours
         self._num_known[ours] = 0
         return True
 
     def _drop_gone(self) -> None:
-        for row, (generation, ours) in list(self._mirrored.items()):
-            if self.target.row_generation[row] != generation or not self.target.live[row]:
+        for row in self._gone.take():
+            if (ours := self._mirrored.pop(row, None)) is not None:
                 self.cache.free(ours)
                 self.states.remove_request(str(row))
-                del self._mirrored[row]

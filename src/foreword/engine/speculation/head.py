@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from foreword.arrays import F32, I32, I64
 from foreword.batch import InputBatch, InputBuffers, KVGroup, RequestStates, SamplingParams, prepare_inputs, step_needs
 from foreword.cache import KVCacheManager
+from foreword.engine.speculation.gone_rows import GoneRows
 from foreword.executors.functions import rms_norm
 from foreword.executors.host import PagedExecutor
 from foreword.executors.inputs import StepInputs
@@ -44,6 +45,7 @@ class HeadDrafter:
     ) -> None:
         """model: runs the target. executor: runs the layer of the head."""
         self.target, self.relative_cost, self._model, self._executor = target, relative_cost, model, executor
+        self._gone = GoneRows(target)
         self.states = RequestStates(
             max_num_reqs=target.max_num_reqs,
             max_model_len=target.max_model_len,
@@ -69,7 +71,7 @@ class HeadDrafter:
     def follow(self, batch: InputBatch, sampled: I32) -> None:
         """Compute what a committed step of the target has computed. sampled: its tokens, [B] or [B, D + 1]."""
         target, states = self.target, self.states
-        self._drop_gone()
+        self._drop(self._gone.take())
         rows = batch.idx_mapping.astype(np.int64)
         self._admit(batch, rows)
         at = np.flatnonzero((target.row_generation[rows] == batch.row_generation) & (self._row[rows] >= 0))
@@ -81,7 +83,7 @@ class HeadDrafter:
         n = batch.num_scheduled_tokens[at] - batch.num_draft_tokens[at] + accepted
         mine, start = self._row[rows], computed - self._first[rows]
         if not self.cache.grow_to(mine, start + n):
-            self._drop(rows)
+            self._drop(rows.tolist())
             return
         owner = np.repeat(np.arange(len(rows)), n)
         within = np.arange(len(owner)) - (np.cumsum(n) - n)[owner]
@@ -133,13 +135,10 @@ class HeadDrafter:
         if is_new.any():
             self.processors.update()
 
-    def _drop_gone(self) -> None:
-        is_gone = (self._generation != self.target.row_generation) | ~self.target.live
-        self._drop(np.flatnonzero((self._row >= 0) & is_gone))
-
-    def _drop(self, rows: I64) -> None:
-        """Remove the rows here of these target rows."""
-        for row in rows.tolist():
-            self.cache.free(int(self._row[row]))
-            self.states.remove_request(str(row))
-            self._row[row] = self._next[row] = -1
+    def _drop(self, rows: Iterable[int]) -> None:
+        """Remove the rows here of these target rows, where there are some."""
+        for row in rows:
+            if self._row[row] >= 0:
+                self.cache.free(int(self._row[row]))
+                self.states.remove_request(str(row))
+                self._row[row] = self._next[row] = -1

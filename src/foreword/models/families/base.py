@@ -23,6 +23,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
 """Functions of an MLP by their names in a config.json."""
 
 MAX_WINDOW = 2**31 - 1
+_OF_HEADS = "*.nextn_predict_layers"
 _SAME_AS_HEAD_DIM = ("v_head_dim", "head_dim_swa", "v_head_dim_swa")
 DECODER = (
     Key("vocab_size", gguf="vocab_size"),
@@ -46,7 +47,7 @@ DECODER = (
         only_in_gguf(name, 0)
         for name in (
             *("attention.clamp_kqv", "attention.max_alibi_bias", "attention.scale", "attention.temperature_length"),
-            *("expert_count", "expert_used_count", "leading_dense_block_count", "nextn_predict_layers"),
+            *("expert_count", "expert_used_count", "leading_dense_block_count", _OF_HEADS.removeprefix("*.")),
             *("router_logit_softcapping", "use_parallel_residual"),
         )
     ),
@@ -71,6 +72,8 @@ DECODER = (
 HIDDEN_ACT = Key("hidden_act", "silu", tuple(ACTIVATIONS))
 MLP_BIAS = only("mlp_bias", False)
 BIASES = (only("attention_bias", False), MLP_BIAS, only("use_bias", False))
+NEXT_TOKEN_HEADS = (Key(_OF_HEADS, gguf=_OF_HEADS.removeprefix("*."), kind=int),)
+"""Of families whose heads for further tokens are run."""
 WINDOWS = (Key("sliding_window", gguf="attention.sliding_window"), Key("layer_types"))
 EXPERTS = (
     Key("num_experts", gguf="expert_count", kind=int),
@@ -85,7 +88,7 @@ SPARSE_LAYERS = (Key("decoder_sparse_step", 1), Key("mlp_only_layers"))
 SHARED_EXPERT = Key("shared_expert_intermediate_size", gguf="expert_shared_feed_forward_length")
 
 # Canonical name without layer and expert → name in a file; {i} is the layer, {e} the expert.
-_LAYER = "model.layers.{i}."
+SAFETENSORS_LAYER = _LAYER = "model.layers.{i}."
 SAFETENSORS_NAMES: Mapping[str, str] = {
     "embed": "model.embed_tokens.weight",
     "final_norm": "model.norm.weight",
@@ -107,7 +110,7 @@ SAFETENSORS_NAMES: Mapping[str, str] = {
     **{f"experts.{name}": f"{_LAYER}mlp.experts.{{e}}.{name}_proj.weight" for name in ("gate", "up", "down")},
     **{f"shared.{name}": f"{_LAYER}mlp.shared_expert.{name}_proj.weight" for name in ("gate", "up", "down")},
 }
-_BLOCK = "blk.{i}."
+GGUF_LAYER = _BLOCK = "blk.{i}."
 GGUF_NAMES: Mapping[str, str] = {
     "embed": "token_embd.weight",
     "final_norm": "output_norm.weight",
@@ -257,8 +260,12 @@ def head_dim(config: Config) -> int:
 
 
 def num_layers(config: Config) -> int:
-    """Return the number of layers."""
-    return config.size("num_hidden_layers", most=4096)
+    """Return the number of layers. GGUF files count those of heads for further tokens, too."""
+    num = config.size("num_hidden_layers", most=4096)
+    of_heads = config.value(_OF_HEADS) or 0 if config.prefix else 0
+    if not 0 <= of_heads < num:
+        raise config.error(f"{of_heads} of {num} layers are of heads for further tokens", USE_ITS_CONFIG)
+    return num - of_heads
 
 
 def rope(config: Config, layer_type: str = "") -> RopeSpec:

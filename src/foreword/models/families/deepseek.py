@@ -7,7 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 from foreword.models.config import USE_ITS_CONFIG, Config
-from foreword.models.families.base import BIASES, DECODER, HIDDEN_ACT, Family, Rows, check_groups, decoder, num_layers
+from foreword.models.families.base import (
+    BIASES,
+    DECODER,
+    HIDDEN_ACT,
+    NEXT_TOKEN_HEADS,
+    Family,
+    Rows,
+    check_groups,
+    decoder,
+    num_layers,
+)
 from foreword.models.keys import Key, only, only_in_gguf, table
 from foreword.models.rope import ROTARY_DIM, rope_parameters, rope_spec
 from foreword.models.spec import DecoderSpec, LayerSpec, MlaSpec, MoeSpec, RopeSpec
@@ -29,7 +39,8 @@ def _deepseek(config: Config, architecture: str, *, grouped: bool) -> DecoderSpe
     config = _with_mscale(config)
     mla = _mla(config)
     rotary, dense = _rope(config, mla), config.get("first_k_dense_replace", int)
-    moe = _experts(config, is_sigmoid=architecture == "deepseek_v3", grouped=grouped)
+    is_sigmoid = config.value(_GATING) == 2 if config.prefix else architecture == "deepseek_v3"
+    moe = routed_experts(config, is_sigmoid=is_sigmoid, grouped=grouped)
     layers = tuple(LayerSpec(rotary, moe=moe if i >= dense else None) for i in range(num_layers(config)))
     return decoder(config, architecture, layers, **_latent(config, mla))
 
@@ -96,10 +107,11 @@ def _with_mscale(config: Config) -> Config:
     )
 
 
-def _experts(config: Config, *, is_sigmoid: bool, grouped: bool) -> MoeSpec:
+def routed_experts(config: Config, *, is_sigmoid: bool, grouped: bool) -> MoeSpec:
+    """Return the experts of all sparse layers. is_sigmoid: whether the router has a sigmoid and a bias; else a softmax.
+    grouped: whether they may be in groups.
+    """
     inner = config.size("moe_intermediate_size")
-    if config.prefix:
-        is_sigmoid = config.value(_GATING) == 2
     shared = config.get("n_shared_experts", int)
     moe = MoeSpec(
         num_experts=config.size("n_routed_experts", most=1 << 16),
@@ -121,14 +133,18 @@ def _experts(config: Config, *, is_sigmoid: bool, grouped: bool) -> MoeSpec:
 
 _LAYER = "model.layers.{i}."
 _ATTN, _MLP = _LAYER + "self_attn.", _LAYER + "mlp."
+ROUTED_NAMES = {
+    "router_bias": _MLP + "gate.e_score_correction_bias",
+    **{f"shared.{name}": f"{_MLP}shared_experts.{name}_proj.weight" for name in ("gate", "up", "down")},
+}
+"""Of `routed_experts` in safetensors."""
 _NAMES = {
     "q_a": _ATTN + "q_a_proj.weight",
     "q_a_norm": _ATTN + "q_a_layernorm.weight",
     "kv_a": _ATTN + "kv_a_proj_with_mqa.weight",
     "kv_a_norm": _ATTN + "kv_a_layernorm.weight",
     "kv_b": _ATTN + "kv_b_proj.weight",
-    "router_bias": _MLP + "gate.e_score_correction_bias",
-    **{f"shared.{name}": f"{_MLP}shared_experts.{name}_proj.weight" for name in ("gate", "up", "down")},
+    **ROUTED_NAMES,
 }
 _Q_B = {"q": _ATTN + "q_b_proj.weight"}
 _Q_B_IN_GGUF = {"q": "blk.{i}.attn_q_b.weight"}
@@ -162,8 +178,7 @@ _MLA = (
     ),
     Key(_VALUE_DIM, 128, gguf="attention.value_length_mla"),
 )
-_DEEPSEEK = (
-    *_MLA,
+ROUTED_EXPERTS = (
     *(
         Key("first_k_dense_replace", 0, gguf="leading_dense_block_count", gguf_default=0),
         Key("topk_group", gguf="expert_group_used_count", kind=int),
@@ -178,6 +193,8 @@ _DEEPSEEK = (
     Key("norm_topk_prob", False, gguf="expert_weights_norm", gguf_default=False),
     Key("routed_scaling_factor", 1.0, gguf="expert_weights_scale", gguf_default=1.0),
 )
+"""Keys of `routed_experts`, and of the layers that have them."""
+_DEEPSEEK = (*_MLA, *ROUTED_EXPERTS)
 FAMILIES = {
     "deepseek_v2": Family(
         "DeepSeek V2: latent attention",
@@ -193,7 +210,11 @@ FAMILIES = {
         "DeepSeek V3 and R1, Kimi K2: latent attention",
         deepseek_v3,
         table(
-            *(_DEEPSEEK, [only("rope_interleave", True), Key("num_nextn_predict_layers", 1, kind=int)]),
+            *(
+                _DEEPSEEK,
+                NEXT_TOKEN_HEADS,
+                [only("rope_interleave", True), Key("num_nextn_predict_layers", 1, kind=int)],
+            ),
             [Key(_GATING, gguf="expert_gating_func", kind=int)],
             first_k_dense_replace=3,
             moe_intermediate_size=2048,

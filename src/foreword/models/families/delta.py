@@ -11,6 +11,7 @@ from foreword.models.families.base import (
     BIASES,
     DECODER,
     EXPERTS,
+    NEXT_TOKEN_HEADS,
     NORMED_EXPERTS,
     SHARED_EXPERT,
     SPARSE_LAYERS,
@@ -132,7 +133,7 @@ def _qwen3_5_in_gguf(spec: DecoderSpec) -> Mapping[str, Rows]:
 
 # The activation is that of the recurrent layers, too.
 _COMMON = (
-    *(*DECODER, *BIASES, PARTIAL_ROTARY, only("hidden_act", "silu", "swish")),
+    *(*DECODER, *BIASES, *NEXT_TOKEN_HEADS, PARTIAL_ROTARY, only("hidden_act", "silu", "swish")),
     Key("layer_types"),
     Key("full_attention_interval", 4, gguf="full_attention_interval", gguf_default=4),
     Key("linear_num_value_heads", 32, gguf="ssm.time_step_rank"),

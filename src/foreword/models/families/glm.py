@@ -1,12 +1,25 @@
-"""GLM 4: queries and keys in which a part of each head rotates, with biases; gate and up fused; norms around, too."""
+"""GLM 4: queries and keys in which a part of each head rotates, with biases. Dense: gate and up fused; norms around,
+too. With experts: as DeepSeek V3's, norms of queries and keys.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from foreword.models.config import Config
-from foreword.models.families.base import DECODER, HIDDEN_ACT, MLP_BIAS, Family, Rows, decoder, num_layers, rope
-from foreword.models.keys import Key, table
+from foreword.models.families.base import (
+    DECODER,
+    HIDDEN_ACT,
+    MLP_BIAS,
+    NEXT_TOKEN_HEADS,
+    Family,
+    Rows,
+    decoder,
+    num_layers,
+    rope,
+)
+from foreword.models.families.deepseek import ROUTED_EXPERTS, ROUTED_NAMES, routed_experts
+from foreword.models.keys import Key, only_in_gguf, table
 from foreword.models.rope import PARTIAL_ROTARY
 from foreword.models.spec import DecoderSpec, LayerSpec
 
@@ -18,6 +31,15 @@ def glm(config: Config) -> DecoderSpec:
 def glm4(config: Config) -> DecoderSpec:
     """As GLM, with a norm after attention and after the MLP, too."""
     return decoder(config, "glm4", _layers(config), qkv_bias=config.get("attention_bias", bool), post_norms=True)
+
+
+def glm4_moe(config: Config) -> DecoderSpec:
+    """The first layers have a dense MLP. Models differ in whether they have biases, and norms of queries and keys."""
+    rotary, dense = rope(config), config.get("first_k_dense_replace", int)
+    moe = routed_experts(config, is_sigmoid=True, grouped=True)
+    layers = tuple(LayerSpec(rotary, moe=moe if i >= dense else None) for i in range(num_layers(config)))
+    has_bias, has_norms = config.get("attention_bias", bool), config.get("use_qk_norm", bool)
+    return decoder(config, "glm4_moe", layers, qkv_bias=has_bias, qk_norm=has_norms)
 
 
 def _layers(config: Config) -> tuple[LayerSpec, ...]:
@@ -51,5 +73,28 @@ FAMILIES = {
         fused=_fused,
         gguf="glm4",
         gguf_interleaved=True,
+    ),
+    "glm4_moe": Family(
+        "GLM 4.5 to 4.7, with experts",
+        glm4_moe,
+        table(
+            (*DECODER, HIDDEN_ACT, PARTIAL_ROTARY, MLP_BIAS, *ROUTED_EXPERTS, *NEXT_TOKEN_HEADS),
+            (Key("attention_bias", False), Key("use_qk_norm", False), only_in_gguf("expert_gating_func", 2, 0)),
+            (Key("num_nextn_predict_layers", 1, kind=int), Key("num_mtp_layers", 1, kind=int)),
+            num_key_value_heads=8,
+            rms_norm_eps=1e-5,
+            partial_rotary_factor=0.5,
+            first_k_dense_replace=1,
+            moe_intermediate_size=1408,
+            n_routed_experts=128,
+            n_shared_experts=1,
+            n_group=1,
+            topk_group=1,
+            num_experts_per_tok=8,
+            norm_topk_prob=True,
+        ),
+        names=ROUTED_NAMES,
+        gguf="glm4moe",
+        gguf_names={"mlp_norm": "blk.{i}.post_attention_norm.weight"},
     ),
 }
