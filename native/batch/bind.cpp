@@ -416,6 +416,7 @@ nb::typed<nb::dict, nb::str, Names> array_names() {
 
 }  // namespace
 
+void bind_lookup(nb::module_ &m);
 void bind_noise(nb::module_ &m);
 void bind_sampling(nb::module_ &m);
 void bind_vllm(nb::module_ &m);
@@ -493,6 +494,7 @@ void bind_batch(nb::module_ &m) {
              return core.pack(step, out.writable_data(), out.size);
            },
            nb::sig("def pack(self, step: StepBuffers, out: " PY_I32 ", /) -> int"));
+  bind_lookup(m);
   bind_noise(m);
   bind_sampling(m);
   bind_vllm(m);

@@ -126,6 +126,14 @@ def noise_select(series: F32, values: F32, /) -> None:
 def noise_uniform64(seeds: I64, positions: I64, uniforms: F64, /) -> None:
     """Write a uniform number of 53 bits per seed, position [n] and token [V]."""
 
+class TokenLookup:
+    """Drafts from the rows of one RequestStates: foreword.engine.speculation."""
+
+    def __init__(self, token_ids: I32, num_tokens: I32, min_match: int, max_match: int) -> None: ...
+    def propose(self, rows: I32, first: I32 | None, most: I32, is_max_len: bool, drafts: I32, lengths: I32, /) -> int:
+        """Write drafts [n, width] and the lengths of their matches [n], 0 without. Returns how many rows have some.
+        most: int32 [n]; if it is_max_len, int32 [R], the tokens at which the request of each row ends."""
+
 class StepCache:
     """What was made of the sampling columns of the last few batches."""
 

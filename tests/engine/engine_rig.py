@@ -1,5 +1,7 @@
 """An engine on the oracle model."""
 
+import time
+
 import numpy as np
 from oracle_model import START, LetterTokenizer, OracleExecutor, following, logits_after
 
@@ -21,6 +23,7 @@ def make_engine(
     observers=(),
     logits_processors=(),
     tiers=(),
+    clock=time.perf_counter,
     **config,
 ) -> Engine:
     settings = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "block_size": 4, "watermark": 0.0}
@@ -39,6 +42,7 @@ def make_engine(
         observers=observers,
         logits_processors=logits_processors,
         tiers=tiers,
+        clock=clock,
     )
 
 

@@ -141,10 +141,12 @@ def test_none_stands_for_the_default_unless_it_is_a_value():
 @pytest.mark.parametrize(
     ("options", "method", "num_tokens"),
     [
-        ({"speculation": "suffix"}, "suffix", 4),
+        ({}, "auto", 8),
+        ({"speculation": "suffix"}, "suffix", 8),
         ({"speculation": {"method": "ngram", "num_tokens": 2}}, "ngram", 2),
         ({"speculation": "ngram", "speculation_num_tokens": 7}, "ngram", 7),
         ({"speculation": {"num_tokens": 2}, "speculation_num_tokens": 7}, "ngram", 7),
+        ({"speculation_num_tokens": 7}, "auto", 7),
     ],
 )
 def test_speculation_is_given_by_its_method_a_mapping_or_flat_options(options, method, num_tokens):
@@ -156,9 +158,9 @@ def test_speculation_is_given_by_its_method_a_mapping_or_flat_options(options, m
     ("options", "reason"),
     [
         ({"speculation": "ngrm"}, r"speculation='ngrm': must be one of .*Did you mean 'ngram'\?"),
-        ({"speculation": True}, "speculation=True: expected one of 'ngram'"),
+        ({"speculation": True}, "speculation=True: expected one of 'auto', 'off', 'ngram'"),
         ({"speculation": {"num_token": 2}}, r"speculation\['num_token'\]: unknown option. Did you mean 'num_tokens'"),
-        ({"speculation_num_tokens": 2}, "speculation_num_tokens=2: there is no speculation; give speculation too"),
+        ({"speculation": "off", "speculation_num_tokens": 2}, "speculation_num_tokens=2: speculation is off; leave one"),
         ({"speculation": "ngram", "speculation_num_tokens": 0}, "speculation_num_tokens=0: must be from 1 to 1024"),
         ({"speculation": "draft_model"}, "a draft model goes with 'draft_model'"),
         ({"scheduler": 3}, "scheduler=3: expected a SchedulerConfig"),
@@ -291,7 +293,7 @@ def test_a_number_that_python_cannot_convert_is_refused_by_name(name, value):
         ({"speculation": "custom"}, "speculation='custom': there is no drafter; give drafter too"),
         ({"speculation": "ngram", "drafter": print}, "speculation='ngram': a drafter is given too; give 'custom', or"),
         ({"speculation": "ngram", "speculation_num_tokens": "3"}, "^speculation_num_tokens='3': expected an integer"),
-        ({"speculation": "ngram", "speculation_min_match": 9}, "^speculation_min_match=9, speculation_max_match=4: "),
+        ({"speculation": "ngram", "speculation_min_match": 9}, "^speculation_min_match=9, speculation_max_match=8: "),
         ({"speculation": {"nonsense": 1}}, r"speculation\['nonsense'\]: unknown option. The options are method, num_"),
         ({"max_tokens": 5}, r"It is a parameter of a request: pass SamplingParams\(max_tokens=…\)"),
     ],

@@ -8,15 +8,23 @@ from hypothesis import strategies as st
 from oracle_model import START, OracleExecutor, following, logits_after, plain_output
 
 from foreword.batch import KVGroup, NewRequest, RequestStates, SamplingParams
+from foreword.engine import engine_config
+from foreword.engine.build import build_engine, load
 from foreword.engine.speculation import (
+    Credit,
     DraftLengths,
     DraftModelDrafter,
     LookupDrafter,
     SpeculationConfig,
     SpeculationStats,
+    StepCosts,
 )
+from foreword.engine.speculation import lookup as lookup_module
+from foreword.engine.speculation.adaptive import WORTH
 from foreword.errors import ConfigError
 from foreword.executors import Capability
+from foreword.native import available
+from models.recorded import make
 
 
 def states_with(sequences: list[tuple[list[int], list[int]]], D: int = 4) -> RequestStates:
@@ -29,14 +37,19 @@ def states_with(sequences: list[tuple[list[int], list[int]]], D: int = 4) -> Req
 
 
 def plain_lookup(tokens: list[int], first: int, most: int, low: int, high: int) -> list[int]:
-    best, at = (-1, 0), 0
+    best, at = 0, 0
     for j in range(1, len(tokens)):
         m = 0
         while m < high and j - m - 1 >= first and tokens[j - m - 1] == tokens[len(tokens) - m - 1]:
             m += 1
-        if (m, min(len(tokens) - j, most)) >= best:
-            best, at = (m, min(len(tokens) - j, most)), j
-    return tokens[at : at + most] if best[0] >= low else []
+        if m >= best:
+            best, at = m, j
+    if best < low:
+        return []
+    repeated = list(tokens)
+    for i in range(most):
+        repeated.append(repeated[at + i])
+    return repeated[len(tokens) :]
 
 
 sequences = st.lists(
@@ -49,29 +62,103 @@ sequences = st.lists(
 @given(sequences, st.integers(1, 3), st.integers(0, 2), st.sampled_from(["ngram", "suffix"]), st.integers(0, 4))
 def test_lookup_drafts_what_followed_the_best_match(work, low, more, method, most):
     states = states_with(work)
-    config = SpeculationConfig(method=method, min_match=low, max_match=low + more)
+    config = SpeculationConfig(method=method, num_tokens=4, min_match=low, max_match=low + more)
     rows = np.array([states.row_of(str(i)) for i in range(len(work))], np.int32)
-    got = LookupDrafter(states, config).propose(rows, np.full(len(work), most, np.int32))
-    for (prompt, output), drafts in zip(work, got.tolist(), strict=True):
-        first = len(prompt) if method == "suffix" else 0
-        wanted = plain_lookup(prompt + output, first, most, low, low + more)
-        assert [d for d in drafts if d >= 0] == wanted
-        assert drafts == wanted + [-1] * (4 - len(wanted))
+    wanted = [
+        plain_lookup(prompt + output, len(prompt) if method == "suffix" else 0, most, low, low + more)
+        for prompt, output in work
+    ]
+    padded = [drafts + [-1] * (4 - len(drafts)) for drafts in wanted]
+    with pytest.MonkeyPatch.context() as patch:
+        for is_native in (True, False):
+            patch.setattr(lookup_module, "available", lambda is_native=is_native: is_native and available())
+            drafter = LookupDrafter(states, config)
+            assert drafter.propose(rows, np.full(len(work), most, np.int32)).tolist() == padded
+            assert (drafter.match_lengths >= low).tolist() == [bool(drafts) for drafts in wanted]
+
+
+def test_a_lookup_in_long_texts_finds_the_latest_of_the_longest_matches():
+    tokens = np.random.default_rng(0).integers(0, 40, 5000).tolist()
+    states = RequestStates(
+        max_num_reqs=1, max_model_len=5008, vocab_size=V + 10, kv_groups=[KVGroup(64)], max_num_draft_tokens=4
+    )
+    states.add_request(NewRequest("a", tokens, [list(range(1, 80))]))
+    drafter = LookupDrafter(states, SpeculationConfig(num_tokens=4, min_match=1, max_match=8))
+    drafts = drafter.propose(np.array([0], np.int32), np.array([4], np.int32))
+    assert drafts[0].tolist() == plain_lookup(tokens, 0, 4, 1, 8)
+
+
+def choose(lengths: DraftLengths, rows: list[int], offered: int = 8) -> list[int]:
+    n = len(rows)
+    return lengths.choose(np.array(rows, np.int32), np.full(n, offered, np.int32), np.zeros(n, np.int32)).tolist()
 
 
 def test_drafts_that_are_right_get_longer_and_wrong_ones_end():
     lengths = DraftLengths(3, 8, adaptive=True)
     for row in range(3):
         lengths.start(row)
-    chosen = [lengths.choose(np.array([row], np.int32)).item() for row in range(3)]
+    chosen = [choose(lengths, [row]) for row in range(3)]
     assert chosen == chosen[:1] * 3
     rows = np.arange(2, dtype=np.int32)
     for _ in range(30):
-        lengths.update(rows, np.array([4, 4]), np.array([4, 0]))
-    assert [lengths.choose(np.array([row], np.int32)).item() for row in range(3)] == [8, 0, chosen[2]]
-    lengths.start(1)
-    assert lengths.choose(np.array([1], np.int32)).item() == chosen[1]
-    assert DraftLengths(1, 5, adaptive=False).choose(np.array([0], np.int32)).item() == 5
+        lengths.update(rows, np.zeros(2, np.int32), np.array([4, 4]), np.array([4, 0]))
+    assert choose(lengths, [0]) == [8]
+    assert choose(lengths, [1]) == [0]
+    assert choose(lengths, [0], offered=3) == [3]
+    assert choose(DraftLengths(1, 5, adaptive=False), [0]) == [5]
+
+
+def test_a_new_row_begins_with_the_rate_of_the_rows_before_it():
+    row, kind, drafts = np.zeros(1, np.int32), np.ones(1, np.int32), np.full(1, 4, np.int32)
+    for accepted, longer in ((4, True), (0, False)):
+        lengths = DraftLengths(2, 8, adaptive=True, rates=(0.5, 0.5))
+        for _ in range(60):
+            lengths.update(row, kind, drafts, np.array([accepted]))
+        lengths.start(1)
+        other = np.ones(1, np.int32)
+        first, second = (lengths.choose(other, 2 * drafts, np.full(1, k, np.int32)).item() for k in (0, 1))
+        assert (second > first) is longer
+
+
+def test_nothing_is_drafted_without_credit_until_enough_steps_went_by():
+    lengths = DraftLengths(1, 8, adaptive=True)
+    assert choose(lengths, [0]) != [0]
+    lengths.credit.add(-0.6)
+    assert choose(lengths, [0]) == [0]
+    for _ in range(10):
+        lengths.credit.add(0.0)
+    assert choose(lengths, [0]) != [0]
+
+
+def test_wrong_drafts_cost_a_bounded_share_of_the_steps():
+    credit, lost = Credit(), 0.0
+    for _ in range(10_000):
+        if credit.steps > 0:
+            lost += 0.8
+            credit.add(-0.8)
+        else:
+            credit.add_unverified(-0.1)
+    assert lost <= 0.015 * 10_000
+
+
+@given(st.lists(st.integers(1, 40), min_size=200, max_size=300), st.integers(0, 1000))
+@settings(deadline=None, max_examples=20)
+def test_measured_steps_give_the_ratio_of_their_costs(sizes, seed):
+    """However slow the machine is, which may change slowly."""
+    rng, costs, slowness = np.random.default_rng(seed), StepCosts(64), 1.0
+    known = lambda n: 3.0 + n**0.8 + 4.0 * (n > 16)  # noqa: E731
+    for n in [*sizes, *sizes, *([8, 24] * 60)]:
+        slowness *= np.exp(0.01 * rng.normal())
+        costs.measure(n, slowness * known(n), follows=True)
+    assert costs.relative(8, 16)[16] == pytest.approx(known(24) / known(8), rel=0.1)
+
+
+def test_steps_of_other_requests_are_not_compared():
+    costs = StepCosts(64)
+    before = costs.relative(1, 32).tolist()
+    for n in (1, 5, 1, 5):
+        costs.measure(n, 1.0 + n**3, follows=False)
+    assert costs.relative(1, 32).tolist() == before
 
 
 @settings(deadline=None)
@@ -83,28 +170,28 @@ def test_drafts_that_are_right_get_longer_and_wrong_ones_end():
 )
 def test_the_chosen_drafts_yield_the_most_for_their_cost(rates, overhead, saturated, relative_cost):
     n, most = len(rates), 6
-    lengths = DraftLengths(n, most, adaptive=True, overhead=overhead, saturated=saturated, relative_cost=relative_cost)
-    lengths._accepted[:], lengths._judged[:] = rates, 1.0
-    price = 1 + relative_cost * (overhead + n) / n
+    costs = StepCosts(n * (most + 1), overhead=overhead, saturated=saturated)
+    lengths = DraftLengths(n, most, adaptive=True, costs=costs, relative_cost=relative_cost)
+    lengths._accepted[:, 0], lengths._judged[:] = rates, 1.0
 
     def cost(drafts: int) -> float:
-        tokens = n + price * drafts
-        return max(overhead + tokens, saturated * tokens)
+        seconds = [max(overhead + tokens, saturated * tokens) for tokens in (n, n + drafts)]
+        return seconds[1] / seconds[0] + relative_cost * drafts / n
 
-    chosen = lengths.choose(np.arange(n, dtype=np.int32)).tolist()
+    chosen = choose(lengths, list(range(n)))
     gained = sum(a**j for a, k in zip(rates, chosen, strict=True) for j in range(1, k + 1))
     gains = sorted((a**j for a in rates for j in range(1, most + 1)), reverse=True)
     best = max((n + sum(gains[:k])) / cost(k) for k in range(len(gains) + 1))
-    assert (n + gained) / cost(sum(chosen)) == pytest.approx(best)
+    assert (n + gained) / cost(sum(chosen)) == pytest.approx(best if best >= WORTH * n else n)
 
 
 def test_a_large_batch_verifies_nothing_that_may_be_wrong():
     rows = np.arange(64, dtype=np.int32)
     lengths = DraftLengths(64, 4, adaptive=True)
     for _ in range(30):
-        lengths.update(rows, np.full(64, 4), np.full(64, 3))
-    assert lengths.choose(rows[:1]).item() > 0
-    assert not lengths.choose(rows).any()
+        lengths.update(rows, np.zeros(64, np.int32), np.full(64, 4), np.full(64, 3))
+    assert choose(lengths, [0]) > [0]
+    assert not any(choose(lengths, list(range(64))))
 
 
 def test_guesses_are_judged_even_where_they_are_not_worth_verifying():
@@ -125,7 +212,7 @@ def test_guesses_are_judged_even_where_they_are_not_worth_verifying():
     plain.add_request("a", [1, 2, 3], params)
     full = run(plain)["a"].outputs[0].token_ids
     config = SpeculationConfig(method="draft_model", model="x", num_tokens=3)
-    engine = make_engine(speculation=config, drafter=Turning)
+    engine = make_engine(speculation=config, drafter=Turning, clock=lambda: 0.0)  # steps have no measured cost
     engine.add_request("a", [1, 2, 3], params)
     stats, drafted = engine.speculation.stats, []
     while engine.has_work:
@@ -220,7 +307,7 @@ def test_a_draft_model_drafts_what_it_says_after_the_known_tokens_whatever_was_r
         )
 
     config = SpeculationConfig(method="draft_model", model="x", num_tokens=4, adaptive=adaptive)
-    engine = make_engine(speculation=config, drafter=drafter, blocks=150, groups=groups)
+    engine = make_engine(speculation=config, drafter=drafter, blocks=150, groups=groups, clock=lambda: 0.0)
     for i in range(3):
         engine.add_request(str(i), list(range(1, 9 + i)), SamplingParams(temperature=0.0, max_tokens=30))
     for name, output in run(engine).items():
@@ -272,12 +359,64 @@ def test_lookup_takes_fewer_steps_where_the_output_repeats_the_prompt():
     """With a strong bias the model walks a cycle, which the lookup predicts."""
     params = SamplingParams(temperature=0.0, max_tokens=40, allowed_token_ids=[5])
     steps = []
-    for speculation in (None, SpeculationConfig()):
+    for speculation in ("off", SpeculationConfig(num_tokens=4, adaptive=False)):
         engine = make_engine(speculation=speculation)
         engine.add_request("a", [5] * 6, params)
         assert run(engine)["a"].outputs[0].token_ids == [5] * 40
         steps.append(engine.executor.num_steps)
     assert steps == [40, 9]
+
+
+@pytest.mark.parametrize(
+    ("settings", "speculates", "method"),
+    [
+        ({}, True, "ngram"),
+        ({}, False, None),
+        ({"async_scheduling": True}, True, None),
+        ({"speculation": "off"}, True, None),
+        ({"speculation": "suffix", "async_scheduling": True}, False, "suffix"),
+        ({"speculation_num_tokens": 3}, True, "ngram"),
+    ],
+)
+def test_the_default_drafts_where_the_executor_allows_it_and_other_settings_are_followed(settings, speculates, method):
+    found = engine_config(settings).resolved(speculates=speculates).speculation
+    assert (found and found.method) == method
+    assert found is None or found.num_tokens == settings.get("speculation_num_tokens", 8)
+
+
+@pytest.mark.parametrize("name", ["llama3", "qwen3_5"])
+@pytest.mark.skipif(not available(), reason="the native module is not built")
+def test_the_default_of_native_models_drafts_and_changes_no_token(tmp_path, name):
+    """Whatever sampling, penalties and log-probabilities requests of a batch have. Models with recurrent layers have no
+    drafts by default, because each takes a block of the pool.
+    """
+    asked = [
+        SamplingParams(temperature=0.0, max_tokens=50, ignore_eos=True),
+        SamplingParams(temperature=0.0, max_tokens=40, allowed_token_ids=[5, 6], logprobs=2, ignore_eos=True),
+        SamplingParams(temperature=0.9, seed=3, max_tokens=30, allowed_token_ids=[5, 6, 7], ignore_eos=True),
+        SamplingParams(temperature=0.0, max_tokens=30, repetition_penalty=1.3, presence_penalty=0.2, ignore_eos=True),
+    ]
+    model = load(str(make(tmp_path, name)), "native")
+
+    def served(**options):
+        engine = build_engine(model, engine_config({"max_model_len": 64, "block_size": 4, **options}))
+        for i, params in enumerate(asked):
+            engine.add_request(str(i), [5, 6, 7, 5, 6, 7, 5, 6 + i], params)
+        outputs = run(engine)
+        engine.close()
+        completions = [outputs[str(i)].outputs[0] for i in range(len(asked))]
+        return [(c.token_ids, c.logprobs) for c in completions], engine, outputs
+
+    want, plain, _ = served(speculation="off")
+    got, engine, outputs = served()
+    assert got == want
+    assert plain.speculation is None
+    if name == "qwen3_5":
+        assert engine.speculation is None
+        return
+    stats = engine.speculation.stats
+    assert 0 < stats.num_accepted <= stats.num_drafted
+    assert sum(output.metrics.num_accepted_drafts for output in outputs.values()) == stats.num_accepted
 
 
 def test_drafts_are_dropped_before_a_request_is_preempted():

@@ -90,7 +90,11 @@ def test_a_chat_completion_has_the_published_form():
             "completion_tokens": 4,
             "total_tokens": 6,
             "prompt_tokens_details": {"cached_tokens": 1},
-            "completion_tokens_details": {"reasoning_tokens": 5},
+            "completion_tokens_details": {
+                "reasoning_tokens": 5,
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+            },
         },
     }
     assert json.loads(json.dumps(body)) == body

@@ -332,6 +332,7 @@ class Chat:
         print(f"answers            {found.num_requests_ended}")
         print(f"prompt tokens      {found.num_prompt_tokens}, {found.num_cached_tokens} of them reused")
         print(f"output tokens      {found.num_sampled_tokens}")
+        print(f"drafts             {found.num_proposed_drafts}, {found.num_accepted_drafts} of them right")
         print(f"steps              {found.num_steps}")
         print(f"conversation       {used} of {states.max_model_len} tokens")
 

@@ -13,7 +13,7 @@ from typing import Any
 from foreword.batch import RequestStates
 from foreword.cache import HostTier, TierFactory
 from foreword.engine.answer_log import AnswerLog
-from foreword.engine.config import EngineConfig
+from foreword.engine.config import AUTO, EngineConfig
 from foreword.engine.defaults import suggested_params
 from foreword.engine.engine import Engine
 from foreword.engine.model import DecoderModel, Model, ProcessorFactory, model_of
@@ -87,7 +87,7 @@ def build_engine(
     drafter: makes the drafter of the method "custom", which it implies.
     tiers: make further places that keep blocks outside the pool, asked after those of the settings.
     """
-    config = with_drafter(model.configured(config or EngineConfig()), drafter)
+    config = model.configured(with_drafter(config or EngineConfig(), drafter))
     suggested = suggested_params(model.suggested) if config.generation_config == "model" else {}
     if config.answer_log is not None:
         log = AnswerLog(Path(config.answer_log).expanduser(), config.answer_log_bytes, model.name)
@@ -160,9 +160,9 @@ def with_drafter(config: EngineConfig, drafter: DrafterFactory | None) -> Engine
 
     ConfigError for a drafter with another method, and for that method without one.
     """
-    if drafter is not None and config.speculation is None:
-        return replace(config, speculation=SpeculationConfig(method="custom"))
-    method = None if config.speculation is None else config.speculation.method
+    method = "auto" if config.speculation is None else config.speculation.method
+    if drafter is not None and method == "auto":
+        return replace(config, speculation=replace(config.speculation or AUTO, method="custom"))
     if drafter is not None and method != "custom":
         raise ConfigError(f"speculation={method!r}: a drafter is given too; give 'custom', or leave the drafter out")
     if drafter is None and method == "custom":

@@ -14,12 +14,16 @@ from foreword.scheduler import SchedulerConfig
 from foreword.settings import Setting, check_settings, setting, settings_of
 from foreword.trace.destination import checked_destination
 
+AUTO = SpeculationConfig(method="auto")
+"""Speculation where the executor allows it, see `EngineConfig.resolved`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Settings of an engine, without its executor's. ConfigError for a value of another type or out of range.
 
-    speculation: None: one token per step. scheduler: see `SchedulerConfig`.
+    speculation: None: one token per step; with the method "auto": see `resolved`.
+    scheduler: see `SchedulerConfig`.
     """
 
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
@@ -75,7 +79,7 @@ class EngineConfig:
         None,
         "Plan and prepare the next step while one runs. The outputs are the same. None: as the executor prefers it.",
     )
-    speculation: SpeculationConfig | None = None
+    speculation: SpeculationConfig | None = AUTO
     max_forced_tokens: int = setting(
         8, "Largest number of tokens that one step takes without sampling because a grammar allows no others; "
         "0: none. A model with recurrent layers never takes any.", most=1024, decoders_only=True,
@@ -131,20 +135,39 @@ class EngineConfig:
             name = "host_cache_bytes" if self.cache_dir is None else "cache_dir"
             raise ConfigError(f"{name}={getattr(self, name)!r}: there is no prefix cache; leave prefix_caching on")
 
+    def resolved(self, *, speculates: bool, prefers_async: bool = False) -> EngineConfig:
+        """Return the settings with a value for each that the executor decides.
+
+        prefers_async: whether steps are planned ahead. speculates: whether the method "auto" means "ngram", unless
+        steps are planned ahead; otherwise it means no speculation.
+        """
+        if self.async_scheduling is None:
+            self = replace(self, async_scheduling=prefers_async)
+        if self.speculation is None or self.speculation.method != "auto":
+            return self
+        is_on = speculates and not self.async_scheduling
+        return replace(self, speculation=replace(self.speculation, method="ngram") if is_on else None)
+
     def most_forced_tokens(self, kv_groups: Sequence[KVGroup]) -> int:
         """Return max_forced_tokens, 0 with recurrent layers: their state cannot be taken back from a draft."""
         return 0 if any(group.recurrent for group in kv_groups) else self.max_forced_tokens
 
     def most_draft_tokens(self, kv_groups: Sequence[KVGroup]) -> int:
         """Return the largest number of draft tokens of a request in a step; forced ones are verified as drafts."""
-        return max(self.most_forced_tokens(kv_groups), self.speculation.num_tokens if self.speculation else 0)
+        speculation = self.resolved(speculates=False).speculation
+        return max(self.most_forced_tokens(kv_groups), speculation.num_tokens if speculation else 0)
+
+
+OFF = "off"
+"""No speculation, as the option ``speculation``."""
 
 
 def _speculation_settings() -> Mapping[str, Setting]:
-    """Return the options of speculation: ``method`` as "speculation", off by default, others with that prefix."""
+    """Return the options of speculation: ``method`` as "speculation", which may be "off", others with that prefix."""
     own = settings_of(SpeculationConfig)
     named = {name: replace(known, name=f"speculation_{name}") for name, known in own.items()}
-    method = replace(own["method"], name="speculation", default=None, optional=True)
+    choices = ("auto", OFF, *own["method"].choices[1:])
+    method = replace(own["method"], name="speculation", default="auto", choices=choices)
     return {known.name: known for known in (named | {"method": method}).values()}
 
 
@@ -196,12 +219,12 @@ def _speculation_of(given: Any, flat: Mapping[str, Any]) -> SpeculationConfig | 
         for name, value in flat.items()
         if name != "speculation"
     }
-    if given is None:
-        for name, value in flat.items():
-            if value is not None:
-                fix = "give speculation too, such as 'ngram'"
-                raise ConfigError(f"{name}={shown(value)}: there is no speculation; {fix}")
+    if given == OFF:
+        for name, value in own.items():
+            raise ConfigError(f"speculation_{name}={shown(value)}: speculation is off; leave one of both out")
         return None
+    if given is None:
+        given = AUTO
     if isinstance(given, SpeculationConfig):
         return replace(given, **own)
     if isinstance(given, str):

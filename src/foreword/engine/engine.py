@@ -85,7 +85,7 @@ class Engine:
         tiers: make the places that keep blocks outside the pool, the first one asked first. model_key: what tells the
         model from others whose blocks these may keep, too.
         """
-        self.config = config = config or EngineConfig()
+        self.config = config = (config or EngineConfig()).resolved(speculates=False)
         has_states = any(group.recurrent for group in kv_groups)
         if has_states and Capability.RECURRENT_STATE not in executor.capabilities:
             raise ConfigError(
@@ -380,6 +380,7 @@ class Engine:
         return outputs
 
     def _run_step(self) -> None:
+        begin = self.clock()
         step = None if self._planned is None else self._take_planned(self._planned)
         was_planned = step is not None
         if step is None:
@@ -413,6 +414,8 @@ class Engine:
         if error is not None:
             raise error
         self._planned = planned
+        if self.speculation is not None:
+            self.speculation.measure(step.plan, self.clock() - begin)
 
     def _take_planned(self, step: InFlightStep) -> InFlightStep | None:
         """The step planned during the last one, resolved; None if all its requests have ended."""
@@ -505,7 +508,8 @@ class Engine:
         self._committing = None
         self._save_blocks()
         if proposes:
-            others = self._forced.propose_next(self.scheduler, grown[states.live[grown]])
+            going_on = grown if readings is NOTHING_READ else grown[states.live[grown]]
+            others = self._forced.propose_next(self.scheduler, going_on)
             if self.speculation is not None:
                 self.speculation.propose_next(self.scheduler, others)
 

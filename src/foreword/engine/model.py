@@ -66,7 +66,7 @@ class Model(ABC, Generic[L]):
 
     def configured(self, config: EngineConfig) -> EngineConfig:
         """Return the settings as an engine for this model needs them. ConfigError for those that it cannot have."""
-        return config
+        return config.resolved(speculates=False)
 
     def memory(self, config: EngineConfig) -> HostMemory | None:
         """Return the memory of the host beside a new executor's KV pool, under settings that `configured` returned.
@@ -114,9 +114,8 @@ class DecoderModel(Model[LoadedModel]):
             self.processors = (partial(GenerationProcessor, rules=rules),)
 
     def configured(self, config: EngineConfig) -> EngineConfig:
-        if config.async_scheduling is None:
-            return replace(config, async_scheduling=self.kind.prefers_async)
-        return config
+        speculates = self.kind.speculates and self.generates and not self.spec.state_size
+        return config.resolved(speculates=speculates, prefers_async=self.kind.prefers_async)
 
     def memory(self, config: EngineConfig) -> HostMemory | None:
         length = config.max_model_len or self.spec.max_model_len
@@ -192,6 +191,7 @@ class EncoderModel(Model[LoadedModel]):
 
     def configured(self, config: EngineConfig) -> EngineConfig:
         """One KV block per request, which has no memory. ConfigError for a length or setting that it cannot have."""
+        config = config.resolved(speculates=False)
         check_of_encoder(config)
         check_of_encoder(config.scheduler)
         length = request_length(self.spec.max_model_len, self.spec.max_model_len, config)

@@ -118,6 +118,7 @@ class EngineMetrics(EngineObserver):
     num_requests_added, num_requests_ended: requests, however many completions each has.
     num_prompt_tokens, num_cached_tokens: prompt tokens of ended requests, and how many of them the cache had.
     loaded_tokens: how many of these were read from outside the pool, by tier.
+    num_proposed_drafts, num_accepted_drafts: of ended requests, see `RequestMetrics`.
     """
 
     num_steps: int = 0
@@ -129,6 +130,8 @@ class EngineMetrics(EngineObserver):
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     loaded_tokens: Counter[str] = field(default_factory=Counter)
+    num_proposed_drafts: int = 0
+    num_accepted_drafts: int = 0
 
     @property
     def cache_hit_rate(self) -> float:
@@ -143,6 +146,8 @@ class EngineMetrics(EngineObserver):
         self.num_prompt_tokens += len(output.prompt_token_ids)
         self.num_cached_tokens += output.metrics.num_cached_tokens
         self.loaded_tokens.update(output.metrics.loaded_tokens)
+        self.num_proposed_drafts += output.metrics.num_proposed_drafts
+        self.num_accepted_drafts += output.metrics.num_accepted_drafts
         self.num_sampled_tokens += sum(completion.num_tokens for completion in output.outputs)
 
     def step_committed(self, plan: StepPlan, batch: InputBatch, sampled: Sampled) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from foreword.cache import TierFactory
 from foreword.engine.build import DrafterFactory, with_drafter
@@ -42,7 +42,7 @@ class LLMOptions(EngineOptions, total=False):
 
     executor: ExecutorChoice
     scheduler: SchedulerConfig
-    speculation: Method | SpeculationConfig | Mapping[str, Any] | None
+    speculation: Method | Literal["off"] | SpeculationConfig | Mapping[str, Any] | None
     policy: str | Policy | Key
     observers: Sequence[EngineObserver | str]
     logits_processors: Sequence[ProcessorFactory | str]

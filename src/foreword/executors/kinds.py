@@ -48,6 +48,7 @@ class ExecutorKind(ABC, Generic[O]):
     pyproject.toml that brings them. prefers_async: whether steps are planned ahead unless the settings say otherwise.
     runs_drafts: whether it runs draft models, too; beside another, they run on `best_kind`.
     sees_spans: whether its decoders compute prompt embeddings that see later ones (`DecoderSpec.sees_spans`).
+    speculates: whether drafts are verified by default: where they change no token, as no result depends on the batch.
     """
 
     name: str
@@ -57,6 +58,7 @@ class ExecutorKind(ABC, Generic[O]):
     prefers_async: ClassVar[bool] = False
     runs_drafts: ClassVar[bool] = True
     sees_spans: ClassVar[bool] = False
+    speculates: ClassVar[bool] = False
 
     @property
     def is_installed(self) -> bool:
@@ -145,6 +147,7 @@ class NativeKind(ExecutorKind[NativeOptions]):
     """The CPU kernels."""
 
     name, options, sees_spans = "native", NativeOptions, True
+    speculates = True
 
     @property
     def is_installed(self) -> bool:

@@ -127,7 +127,8 @@ def finish_reason(completion: CompletionOutput) -> str | None:
 
 
 def usage(outputs: Sequence[RequestOutput]) -> Body:
-    """Return the numbers of tokens: prompt tokens, cached prompt tokens, completion tokens and reasoning tokens.
+    """Return the numbers of tokens: prompt, cached prompt, completion and reasoning tokens, and drafts of speculation
+    that were right (completion tokens, too) and wrong.
 
     loaded_tokens: the cached tokens that were read from disk or from the host's memory, by the name of the tier.
     cache_miss: why and where the reuse of one prompt ends, if that is not at its last token.
@@ -143,12 +144,17 @@ def usage(outputs: Sequence[RequestOutput]) -> Body:
     if len(outputs) == 1 and (miss := outputs[0].metrics.cache_miss) is not None:
         cached["cache_miss"] = {"reason": miss.public().reason, "position": miss.position}
     reasoning = sum(c.reasoning_tokens or 0 for output in outputs for c in output.outputs)
+    accepted = sum(output.metrics.num_accepted_drafts for output in outputs)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": cached,
-        "completion_tokens_details": {"reasoning_tokens": reasoning},
+        "completion_tokens_details": {
+            "reasoning_tokens": reasoning,
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": sum(o.metrics.num_proposed_drafts for o in outputs) - accepted,
+        },
     }
 
 

@@ -189,7 +189,7 @@ class Scheduler:
                 self._shared_prompts.follow(row)
         if self.cache.keeps_states:
             self.cache.publish_states()
-        if plan.draft_tokens is not None:
+        if self.drafts.may_verify:
             self.drafts.discard(plan.rows)
 
     def free_all(self, requests: Iterable[Request], num_tokens: I32) -> None:

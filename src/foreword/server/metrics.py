@@ -150,6 +150,8 @@ class ServerMetrics:
             ("generation_tokens", "Tokens sampled.", times.num_generated),
             ("prefix_cache_queries", "Prompt tokens looked up in the cache.", counts.num_prompt_tokens),
             ("prefix_cache_hits", "Prompt tokens found in the cache.", counts.num_cached_tokens),
+            ("spec_decode_num_draft_tokens", "Drafts verified.", counts.num_proposed_drafts),
+            ("spec_decode_num_accepted_tokens", "Drafts that were right.", counts.num_accepted_drafts),
             ("num_preemptions", "Preemptions.", counts.num_preemptions),
             ("foreword:num_steps", "Steps of the engine.", counts.num_steps),
             ("foreword:host_seconds", "Time between two runs of the model.", times.host_seconds),

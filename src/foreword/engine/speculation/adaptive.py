@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from foreword.arrays import F64, I32, I64
+from foreword.engine.speculation.costs import Credit, StepCosts
 
 FORGET = 0.9  # factor of a row's earlier counts, at each step with drafts
-START = 1.0, 2.0  # accepted, judged: a row begins with a rate of 1/2
+FORGET_ALL = 0.99  # the same of the counts of all rows
+JUDGED = 5.0  # drafts that the rate of a row begins with
+JUDGED_AT_FIRST = 10.0  # and that of all rows
+WORTH = 1.2  # the least yield per cost with drafts, relative to that without
 
 
 class DraftLengths:
     """The number of drafts of each row, at most ``most``; always that if not ``adaptive``.
 
-    Counted in tokens, a step of T tokens costs max(overhead + T, saturated · T): reading the weights plus a little per
-    token, until arithmetic takes longer than reading. If a row's drafts are right at the rate a, its j-th draft adds
-    a^j tokens and costs 1 + relative_cost · (overhead + B) / B, the drafter's share included. The chosen drafts
-    maximise the yield of a step of B rows per cost
+    If a row's drafts are right at the rate a, its j-th draft adds a^j tokens. The n chosen drafts maximise the yield of
+    a step of B rows per cost
 
-        (B + Σ a^j) / cost(B + Σ costs of the drafts)
+        (B + Σ a^j) / (cost(B + n) / cost(B) + relative_cost · n / B)        cost: of `StepCosts`
 
     so that a small batch verifies uncertain drafts too, and a large one, where every token has its full cost, almost
-    none. relative_cost: the cost of a step of the drafter relative to the target's, shared by the batch.
+    none. There are none without `Credit`. relative_cost: the cost of a step of the drafter relative to the target's,
+    shared by the batch.
+
+    A row has a rate for each kind of drafts. It begins with the rate of recent drafts of the kind in all rows, which
+    begins with ``rates``.
     """
 
     def __init__(
@@ -32,47 +39,74 @@ class DraftLengths:
         most: int,
         *,
         adaptive: bool,
-        overhead: float = 18.0,
-        saturated: float = 2.8,
+        costs: StepCosts | None = None,
         relative_cost: float = 0.0,
+        rates: Sequence[float] = (0.5,),
     ) -> None:
         self._most, self._adaptive, self._relative_cost = most, adaptive, relative_cost
-        self._overhead, self._saturated = overhead, saturated
-        self._accepted = np.full(max_num_reqs, START[0])
-        self._judged = np.full(max_num_reqs, START[1])
+        self.costs = costs or StepCosts(max_num_reqs * (most + 1))
+        self.credit = Credit()
+        self._all = JUDGED_AT_FIRST * np.array([rates, np.ones(len(rates))])  # accepted, judged
+        self._accepted = np.tile(JUDGED * np.array(rates), (max_num_reqs, 1))
+        self._judged = np.full((max_num_reqs, len(rates)), JUDGED)
         self._lengths = np.full(max_num_reqs, most, np.int32)  # as last chosen
+        self._place = np.arange(1, most + 1)
+        self._largest_cost = np.log(np.arange(1, most + 2) / WORTH)  # that j right drafts per row are worth
 
     def start(self, row: int) -> None:
         """A request was admitted to the row."""
-        self._accepted[row], self._judged[row] = START
+        self._accepted[row], self._judged[row] = JUDGED * self._all[0] / self._all[1], JUDGED
         self._lengths[row] = self._most
 
-    def choose(self, rows: I32) -> I32:
-        """The numbers of drafts for a step of these rows: int32 [n]."""
-        if self._adaptive and len(rows):
-            self._lengths[rows] = self._worth(self._accepted[rows] / self._judged[rows])
-        return self._lengths[rows]
+    def can_gain(self, num_rows: int) -> bool:
+        """Return whether drafts in a step of so many rows would be worth verifying if all of them were right."""
+        if not self._adaptive:
+            return True
+        cost = self.costs.logarithms(num_rows, num_rows * self._most, every=num_rows)
+        return bool((cost <= self._largest_cost).any())
+
+    def choose(self, rows: I32, offered: I32, kinds: I32) -> I32:
+        """Return the numbers of drafts for a step of these rows, int32 [n]: at most offered[i] of the kind kinds[i]."""
+        lengths = np.minimum(offered, self._most)
+        if self._adaptive and self.credit.steps <= 0:
+            lengths = np.zeros_like(lengths)
+        elif self._adaptive and len(rows):
+            lengths = self._worth(self._accepted[rows, kinds] / self._judged[rows, kinds], lengths)
+        self._lengths[rows] = lengths
+        return lengths
 
     def most_next(self, rows: I32) -> I32:
         """A likely upper bound of the next `choose`."""
         return np.minimum(2 * self._lengths[rows] + 1, self._most)
 
-    def update(self, rows: I32, judged: I32, accepted: I32) -> None:
+    def update(self, rows: I32, kinds: I32, judged: I32, accepted: I32) -> None:
         """After a step: of judged[i] drafts the first accepted[i] were right. Rows without drafts keep their rate."""
         some = judged > 0
-        rows, judged, accepted = rows[some], judged[some], accepted[some]
-        self._accepted[rows] = FORGET * self._accepted[rows] + accepted
-        # The drafts after a wrong one are not judged.
-        self._judged[rows] = FORGET * self._judged[rows] + np.minimum(accepted + 1, judged)
+        rows, kinds, judged, accepted = rows[some], kinds[some], judged[some], accepted[some]
+        judged = np.minimum(accepted + 1, judged)  # the drafts after a wrong one are not judged
+        self._accepted[rows, kinds] = FORGET * self._accepted[rows, kinds] + accepted
+        self._judged[rows, kinds] = FORGET * self._judged[rows, kinds] + judged
+        new = np.stack([np.bincount(kinds, counts, self._all.shape[1]) for counts in (accepted, judged)])
+        self._all = np.where(new[1] > 0, FORGET_ALL * self._all, self._all) + new
 
-    def _worth(self, rate: F64) -> I32:
-        gain = rate[:, None] ** np.arange(1, self._most + 1)
-        price = 1 + self._relative_cost * (self._overhead + len(rate)) / len(rate)
-        best_first = np.argsort(-gain, axis=None, kind="stable")
-        yielded = len(rate) + np.concatenate([[0.0], np.cumsum(gain.ravel()[best_first])])
-        tokens = len(rate) + price * np.arange(len(yielded))
-        count = int((yielded / np.maximum(self._overhead + tokens, self._saturated * tokens)).argmax())
-        return np.bincount(best_first[:count] // self._most, minlength=len(rate)).astype(np.int32)
+    def gain(self, num_rows: int, num_drafted: int, num_accepted: int) -> float:
+        """Return what so many drafts gained in a step of so many rows, in steps without drafts."""
+        cost = self.costs.relative(num_rows, num_drafted)[-1] - 1 + self._relative_cost * num_drafted / num_rows
+        return float(num_accepted / num_rows - cost)
+
+    def _worth(self, rate: F64, offered: I32) -> I32:
+        n = len(rate)
+        gain = np.where(self._place <= offered[:, None], rate[:, None] ** self._place, 0.0)
+        best_first = np.argsort(-gain, axis=None, kind="stable")[: int(offered.sum())]
+        yielded = n + np.concatenate([[0.0], np.cumsum(gain.ravel()[best_first])])
+        cost = self.costs.relative(n, len(best_first))
+        if self._relative_cost:
+            cost = cost + self._relative_cost * np.arange(len(cost)) / n
+        worth = yielded / cost
+        count = int(worth.argmax())
+        if worth[count] < WORTH * n:
+            return np.zeros(n, np.int32)
+        return np.bincount(best_first[:count] // self._most, minlength=n).astype(np.int32)
 
 
 @dataclass(slots=True)

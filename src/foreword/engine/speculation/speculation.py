@@ -11,6 +11,7 @@ from foreword.arrays import I32, Bools
 from foreword.batch import InputBatch, RequestStates
 from foreword.engine.speculation.adaptive import DraftLengths, SpeculationStats
 from foreword.engine.speculation.config import SpeculationConfig
+from foreword.engine.speculation.costs import StepCosts
 from foreword.engine.speculation.lookup import LookupDrafter
 from foreword.errors import ConfigError, PlanError, shown
 from foreword.plugins import made
@@ -39,10 +40,12 @@ class FollowingDrafter(Drafter, Protocol):
 
 
 PROBE_EVERY = 16  # tokens of a row between two drafts that are only compared, with a drafter that costs time
+RATES = 0.5, 0.6, 0.75, 0.85  # that drafts are right at first: of any drafter, and after 2, 3 to 4, 5 or more tokens
+KINDS = np.array([0, 1, 1, 2, 2, 3], np.int32)  # by the length of a match: which of these
 
 
 class Speculation:
-    """Proposes drafts for rows, and adapts their number to the acceptance in each step.
+    """Proposes drafts for rows, and adapts their number to the acceptance in each step and to the time of steps.
 
     For a row whose drafts are not worth verifying, a draft is still made and compared with the sampled token, to notice
     when drafts become right: at every token with a drafter that costs nothing, else every `PROBE_EVERY` tokens.
@@ -56,37 +59,62 @@ class Speculation:
     ) -> None:
         if drafter is None and config.method in ("draft_model", "head"):
             raise ConfigError(f"speculation method={config.method!r} needs a drafter that runs it; use build_engine")
-        self.drafter: Drafter = LookupDrafter(states, config)
-        if drafter is not None:
+        self._lookup: LookupDrafter | None = None
+        if drafter is None:
+            self._lookup = LookupDrafter(states, config)
+            self.drafter: Drafter = self._lookup
+        else:
             self.drafter = made("drafter", drafter, states, kind=Drafter)
+        num_tokens = states.max_num_reqs * (states.max_num_draft_tokens + 1)
         self.lengths = DraftLengths(
             states.max_num_reqs,
             config.num_tokens,
             adaptive=config.adaptive,
-            overhead=config.step_overhead,
-            saturated=config.saturated_cost,
+            costs=StepCosts(num_tokens, overhead=config.step_overhead, saturated=config.saturated_cost),
             relative_cost=self.drafter.relative_cost,
+            rates=RATES,
         )
         self._follows = self.drafter if isinstance(self.drafter, FollowingDrafter) else None
         self.stats = SpeculationStats.empty(config.num_tokens)
-        self._states = states
+        self._states, self._most = states, config.num_tokens
         self._guess = np.full(states.max_num_reqs, -1, np.int32)  # by row: the draft of the next token, −1 for none
+        self._kind = np.zeros(states.max_num_reqs, np.int32)  # by row: of its last drafts, see RATES
         self._unguessed = np.zeros(states.max_num_reqs, np.int32)  # by row: tokens since the last guess
+        self._has_guesses = False  # whether the last rows had one
+        self._decoded: I32 | None = None  # the rows of the last step, if it only decoded
 
     def start(self, row: int) -> None:
         """A request was admitted to the row."""
         self.lengths.start(row)
         self._guess[row], self._unguessed[row] = -1, PROBE_EVERY
 
-    def propose(self, rows: I32, room: I32) -> I32:
-        """Drafts for these rows, at most room[i], as many as are worth verifying: [n, D] padded with −1."""
-        most = np.minimum(self.lengths.choose(rows), np.maximum(room, 0))
-        probe = (self.drafter.relative_cost == 0) | (self._unguessed[rows] >= PROBE_EVERY)
-        drafts = self.drafter.propose(rows, np.where(probe & (room > 0), np.maximum(most, 1), most))
+    def propose(self, rows: I32, room: I32) -> I32 | None:
+        """Return drafts for these rows, at most room[i], as many as are worth verifying: [n, k] padded with −1.
+
+        None if there are none.
+        """
+        self._has_guesses = False
+        if not self.lengths.can_gain(len(rows)):
+            self._guess[rows] = -1
+            return None
+        most, takes_time = np.minimum(np.maximum(room, 0), self._most), self.drafter.relative_cost > 0
+        if takes_time:
+            chosen = self.lengths.choose(rows, most, self._kind[rows])
+            is_due = (self._unguessed[rows] >= PROBE_EVERY) & (most > 0)
+            most = np.where(is_due, np.maximum(chosen, 1), chosen)
+        drafts = self.drafter.propose(rows, most)
         self._check(drafts, len(rows))
-        self._guess[rows] = drafts[:, 0]
-        self._unguessed[rows] = np.where(drafts[:, 0] >= 0, 0, self._unguessed[rows] + 1)
-        return np.where(np.arange(drafts.shape[1]) < most[:, None], drafts, np.int32(-1))
+        self._guess[rows] = first = drafts[:, 0]
+        self._has_guesses = int(first.max()) >= 0
+        if takes_time:
+            self._unguessed[rows] = np.where(first >= 0, 0, self._unguessed[rows] + 1)
+        elif self._has_guesses:
+            if self._lookup is not None:
+                self._kind[rows] = KINDS.take(self._lookup.match_lengths, mode="clip")
+            chosen = self.lengths.choose(rows, (drafts >= 0).sum(1, dtype=np.int32), self._kind[rows])
+        if not self._has_guesses or not chosen.any():
+            return None
+        return np.where(np.arange(drafts.shape[1]) < chosen[:, None], drafts, np.int32(-1))
 
     def _check(self, drafts: object, num_rows: int) -> None:
         """Raise PlanError for drafts that are no int32 [num_rows, 1 … max_num_draft_tokens]."""
@@ -113,8 +141,10 @@ class Speculation:
     def propose_next(self, scheduler: Scheduler, rows: I32) -> None:
         """Propose drafts for the next step of rows that continue, within their length limits."""
         if len(rows):
-            room = scheduler.running.max_len[rows] - self._states.num_tokens[rows] - 1
-            scheduler.drafts.propose(rows, self.propose(rows, room))
+            room = scheduler.running.max_len.take(rows) - self._states.num_tokens.take(rows) - 1
+            drafts = self.propose(rows, room)
+            if drafts is not None:
+                scheduler.drafts.propose(rows, drafts)
 
     def reserve_draft_slots(self, scheduler: Scheduler, in_flight: StepPlan) -> None:
         """Reserve slots for the drafts that may be proposed once the samples of the step in flight are known."""
@@ -127,17 +157,32 @@ class Speculation:
         """Compare the drafts with the step's samples, [B] or [B, D + 1] padded with −1. is_forced: by row, whether its
         drafts are a grammar's, which say nothing of the drafter.
         """
+        if plan.draft_tokens is None and not self._has_guesses:
+            self.lengths.credit.add(0.0)
+            return
         sampled, rows, drafts = sampled.reshape(len(sampled), -1), plan.rows, plan.draft_tokens
         own = ~is_forced[rows]
         if not own.all():
             sampled, rows, drafts = sampled[own], rows[own], None if drafts is None else drafts[own]
-        guessed = (self._guess[rows] >= 0).astype(np.int32)
-        right = guessed * (self._guess[rows] == sampled[:, 0])
-        if drafts is None:
-            self.lengths.update(rows, guessed, right)
+        guess, kinds = self._guess[rows], self._kind[rows]
+        judged = (guess >= 0).astype(np.int32)
+        right = judged * (guess == sampled[:, 0])
+        if drafts is not None:
+            drafted = (drafts >= 0).sum(1, dtype=np.int32)
+            accepted = (sampled >= 0).sum(1, dtype=np.int32) - 1
+            accepted = np.minimum(np.maximum(accepted, 0), drafted)
+            judged, right = np.maximum(drafted, judged), np.where(drafted > 0, accepted, right)
+            self.stats.add(drafted, accepted)
+            self.lengths.credit.add(self.lengths.gain(len(plan.rows), int(drafted.sum()), int(accepted.sum())))
+        else:
+            gain = self.lengths.gain(len(plan.rows), int(judged.sum()), int(right.sum()))
+            self.lengths.credit.add_unverified(gain)
+        self.lengths.update(rows, kinds, judged, right)
+
+    def measure(self, plan: StepPlan, seconds: float) -> None:
+        """Learn from the time of a step what drafts cost."""
+        if len(plan.prefilling):
+            self._decoded = None
             return
-        drafted = (drafts >= 0).sum(1, dtype=np.int32)
-        accepted = (sampled >= 0).sum(1, dtype=np.int32) - 1
-        accepted = np.minimum(np.maximum(accepted, 0), drafted)
-        self.lengths.update(rows, np.maximum(drafted, guessed), np.where(drafted > 0, accepted, right))
-        self.stats.add(drafted, accepted)
+        self.lengths.costs.measure(plan.num_tokens, seconds, follows=plan.rows is self._decoded)
+        self._decoded = plan.rows
