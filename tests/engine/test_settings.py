@@ -160,7 +160,10 @@ def test_speculation_is_given_by_its_method_a_mapping_or_flat_options(options, m
         ({"speculation": "ngrm"}, r"speculation='ngrm': must be one of .*Did you mean 'ngram'\?"),
         ({"speculation": True}, "speculation=True: expected one of 'auto', 'off', 'ngram'"),
         ({"speculation": {"num_token": 2}}, r"speculation\['num_token'\]: unknown option. Did you mean 'num_tokens'"),
-        ({"speculation": "off", "speculation_num_tokens": 2}, "speculation_num_tokens=2: speculation is off; leave one"),
+        (
+            {"speculation": "off", "speculation_num_tokens": 2},
+            "speculation_num_tokens=2: speculation is off; leave one",
+        ),
         ({"speculation": "ngram", "speculation_num_tokens": 0}, "speculation_num_tokens=0: must be from 1 to 1024"),
         ({"speculation": "draft_model"}, "a draft model goes with 'draft_model'"),
         ({"scheduler": 3}, "scheduler=3: expected a SchedulerConfig"),
