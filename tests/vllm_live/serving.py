@@ -55,6 +55,24 @@ def write_model(directory: Path) -> None:
     save_file(weights, directory / "model.safetensors")
 
 
+def greedy_deficits(directory: Path, prompts: list[list[int]], outputs: list[list[int]]) -> list[list[float]]:
+    """Return by how much the logit of each output token is below the largest one, in float64 by transformers."""
+    import torch
+    from safetensors.torch import load_file
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    own = {"architectures", "model_type", "torch_dtype"}
+    model = LlamaForCausalLM(LlamaConfig(**{name: value for name, value in CONFIG.items() if name not in own})).double()
+    model.load_state_dict({k: v.double() for k, v in load_file(directory / "model.safetensors").items()})
+    deficits = []
+    with torch.no_grad():
+        for prompt, output in zip(prompts, outputs, strict=True):
+            logits = model(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
+            of_output = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
+            deficits.append((logits.max(-1).values - of_output).tolist())
+    return deficits
+
+
 def interpret_kernels() -> None:
     """Give vLLM the real Triton, whose interpreter runs its kernels, before the modules of the kernels are imported."""
     import interpreted  # noqa: F401  (what the interpreter lacks)
@@ -137,6 +155,7 @@ def main() -> None:
     outputs = llm.generate(prompts, parameters, use_tqdm=False)
     runner = core.model_executor.driver_worker.worker.model_runner
     result = {"runner": type(runner).__module__, "tokens": [list(o.outputs[0].token_ids) for o in outputs]}
+    result["prompts"] = [prompt["prompt_token_ids"] for prompt in prompts]
     result["preemptions"] = len(preempted)
     result["logprobs"] = [
         [[(t, lp.logprob, lp.rank) for t, lp in at.items()] for at in o.outputs[0].logprobs or []] for o in outputs

@@ -12,9 +12,14 @@ import pytest
 if find_spec("vllm") is None or "TRITON_DIRECTORY" not in os.environ:
     pytest.skip("needs vLLM and Triton: `make vllm`", allow_module_level=True)
 
-from serving import write_model
+from serving import greedy_deficits, write_model
 
 HERE = Path(__file__).parent
+TIE = 4e-5
+"""Logits this close are equal: of float32 in either runner they were at most 1.6e-5 from those of float64. In a step
+with other requests, or with drafts, the sums of a product are taken in another order. But for one tie of 1.3e-6 (a
+logit of 5.49), the two largest logits of the outputs are at least 1e-3 apart.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +45,18 @@ def served(model, kernels, *options):
 
 
 @pytest.mark.parametrize("options", [[], ["--drafts"]], ids=["plain", "drafts"])
-def test_greedy_tokens_are_those_of_the_first_model_runner(model, options):
+def test_greedy_tokens_are_those_of_the_first_model_runner_except_after_a_tie(model, options):
     first, second = (
         served(model, kernels, "--greedy", "--requests", "24", *options) for kernels in ("v1", "functions")
     )
     assert first["runner"] != second["runner"] == "vllm.v1.worker.cpu.model_runner"
     assert sum(map(len, second["tokens"])) > 200
     assert second["preemptions"] > 0
-    assert first["tokens"] == second["tokens"]
+    for runner in (first, second):
+        deficits = greedy_deficits(model, runner["prompts"], runner["tokens"])
+        assert max(map(max, deficits)) < TIE, "a token that is not the likeliest after the tokens before it"
+    differing = sum(a != b for a, b in zip(first["tokens"], second["tokens"], strict=True))
+    assert differing <= 1  # what follows the tie, where the runners took different sides
 
 
 @pytest.mark.parametrize("options", [[], ["--drafts"]], ids=["plain", "drafts"])
