@@ -115,6 +115,15 @@ class PacketCore:
     def generations(self) -> list[int]: ...
     def pack(self, step: StepBuffers, out: I32, /) -> int: ...
 
+class TokenLookup:
+    """Drafts from the rows of one RequestStates: foreword.engine.speculation."""
+
+    def __init__(self, token_ids: I32, num_tokens: I32, min_match: int, max_match: int) -> None: ...
+    def propose(self, rows: I32, first: I32 | None, most: I32, drafts: I32, lengths: I32, /) -> None:
+        """Write up to most[i] drafts of rows[i], [n, width] padded with -1, and the lengths of their matches, [n].
+
+        first[i]: the position where matches may begin; None: 0."""
+
 def noise_uniform32(seeds: I64, positions: I64, ones: F32, series: F32, /) -> None:
     """Write 1 - u and, where u is small, -log(1 - u) by a series, else -1, per seed with its position, and token.
 
@@ -125,14 +134,6 @@ def noise_select(series: F32, values: F32, /) -> None:
 
 def noise_uniform64(seeds: I64, positions: I64, uniforms: F64, /) -> None:
     """Write a uniform number of 53 bits per seed, position [n] and token [V]."""
-
-class TokenLookup:
-    """Drafts from the rows of one RequestStates: foreword.engine.speculation."""
-
-    def __init__(self, token_ids: I32, num_tokens: I32, min_match: int, max_match: int) -> None: ...
-    def propose(self, rows: I32, first: I32 | None, most: I32, is_max_len: bool, drafts: I32, lengths: I32, /) -> int:
-        """Write drafts [n, width] and the lengths of their matches [n], 0 without. Returns how many rows have some.
-        most: int32 [n]; if it is_max_len, int32 [R], the tokens at which the request of each row ends."""
 
 class StepCache:
     """What was made of the sampling columns of the last few batches."""
