@@ -41,7 +41,7 @@ class Server:
     def __init__(self, model: str, *options: object) -> None:
         self.process = start("serve", model, "--port", 0, *ENGINE, *options)
         line = ""
-        while (url := re.search(r"http://\S+", line)) is None:
+        while (url := re.search(r"http://[\w.:]+", line)) is None:
             line = self.process.stderr.readline().decode()
             assert line, "the server did not start"
         self.client = httpx.Client(base_url=url[0], timeout=PATIENCE, trust_env=False)

@@ -35,7 +35,7 @@ _PARTS = {"messages": "messages", "input": "input", **dict.fromkeys(PROMPTS, "pr
 
 def text_in(interface: Interface, error: ForewordError) -> str:
     """Return the text of an error. If its code has words of the interface, the text begins with them."""
-    if not isinstance(error, RequestError) or error.code not in WORDS:
+    if not isinstance(error, RequestError) or error.code is None or error.code not in WORDS:
         return str(error)
     part = _PARTS.get(error.field.partition("[")[0], "request")
     return f"{WORDS[error.code][interface].format(part=part, **vars(error))} {error}"

@@ -38,12 +38,12 @@ class ModelTurns:
         """Wait until a model is loaded, or may be loaded, for the batch of an owner, which uses no other model then.
         HttpError 503 if its files cannot be read.
         """
-        if self._used.get(owner) is not entry or entry.state != "loaded":
+        if self._used.get(owner) is not entry or not entry.is_loaded:
             self.leave(owner)
-        if entry.state != "loaded":
+        if not entry.is_loaded:
             self._waiting[owner] = _Waiting(entry, time.monotonic())
             try:
-                while entry.state != "loaded":
+                while not entry.is_loaded:
                     if self._others(entry):
                         await self._models.measure(entry)
                     if self._next() == owner:
@@ -51,7 +51,7 @@ class ModelTurns:
                     await asyncio.sleep(PAUSE)
             finally:
                 del self._waiting[owner]
-            if entry.state != "loaded":
+            if not entry.is_loaded:
                 entry.turn_until = inf
         self._used[owner] = entry
 
@@ -83,7 +83,7 @@ class ModelTurns:
         entry, models, used = waiting.entry, self._models, self._used.values()
         if not (others := self._others(entry)):
             return True
-        if entry.state == "loaded" or entry.needs is None:
+        if entry.is_loaded or entry.needs is None:
             return False
         is_patient = time.monotonic() - waiting.since < PATIENCE
         needed = [one for one in others if (one in used and one.is_in_turn) or (is_patient and one.is_of_clients)]

@@ -126,6 +126,11 @@ class ModelEntry:
         return *self.served.names, *self.loras
 
     @property
+    def is_loaded(self) -> bool:
+        """Whether it takes requests at once."""
+        return self.state == "loaded"
+
+    @property
     def is_of_clients(self) -> bool:
         """Whether clients use it, or did so a moment ago."""
         return self.num_clients > 0 or time.monotonic() - self.client_at < CLIENT_SECONDS

@@ -57,7 +57,7 @@ def _told(method: Callable[Concatenate[Store, P], T]) -> Callable[Concatenate[St
     """Make a method of a store raise what `Store.told` says."""
 
     @wraps(method)
-    def guarded(store: Store, *args: P.args, **keywords: P.kwargs) -> T:
+    def guarded(store: Store, /, *args: P.args, **keywords: P.kwargs) -> T:
         with store.told():
             return method(store, *args, **keywords)
 
