@@ -148,6 +148,22 @@ def test_a_turn_counts_from_the_end_of_a_slow_load_and_three_keys_have_their_tur
     run(main)
 
 
+def test_a_batch_waits_for_one_whose_model_is_about_to_be_loaded_and_not_read_yet(clock):
+    async def main():
+        files = Files(room=1)
+        models = files.models("ab")
+        turns = ModelTurns(models)
+        await turns.take("1", models.find("a"))  # its files are read later
+        waiting = await later(Batch(models, turns, "2").line("b"))
+        assert models.find("b").needs is not None
+        assert (files.log, waiting.done()) == ([], False)
+        turns.leave("1")
+        await waiting
+        assert files.log == ["+b"]
+
+    run(main)
+
+
 def test_a_turn_ends_with_its_batch(clock):
     async def main():
         files = Files(room=1)

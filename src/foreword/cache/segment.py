@@ -78,7 +78,7 @@ def write_segment(path: Path, blocks: BlockFormat, names: Sequence[bytes], data:
 
 def read_segment(path: Path, blocks: BlockFormat) -> Segment:
     """Read the beginning of a file. DamagedError unless it is one of this format; OSError if it cannot be read, or
-    is no regular file.
+    is not a regular file.
     """
     with os.fdopen(open_regular(path), "rb", buffering=0) as file:
         head = file.read(_HEADER.size + _CHECK.size) or b""

@@ -305,12 +305,15 @@ class Models:
                 raise _failed(entry) from None
 
     def has_room(self, entry: ModelEntry, beside: Iterable[ModelEntry]) -> bool:
-        """Return whether a model whose needs are known has room beside these, which are loaded or going to be, and
-        beside the pinned ones.
+        """Return whether a model has room beside these, which are loaded or going to be, and beside the pinned ones;
+        False while it is not known.
         """
-        kept = {*beside, *(one for one in self.entries if one.served.pin)} - {entry}
-        needs = total_bytes(one.needs or NO_MEMORY for one in (*kept, entry))
-        return self.budget is None or needs <= self.budget
+        if self.budget is None:
+            return True
+        kept = {*beside, *(one for one in self.entries if one.served.pin)}
+        needs = [one.needs for one in kept | {entry}]
+        known = [one for one in needs if one is not None]
+        return len(known) == len(needs) and total_bytes(known) <= self.budget
 
     async def start(self) -> None:
         """Load the models that do not wait for a request. ConfigError for one that cannot be, or if they do not fit."""
