@@ -13,6 +13,7 @@ from several_rig import PATIENCE, serving_several
 from talking_model import write_adapter, write_talking_model
 
 from foreword import LLM, SamplingParams
+from foreword.cli.served_models import served_models
 from foreword.engine import engine_config
 from foreword.engine.async_llm import AsyncLLM
 from foreword.engine.build import load
@@ -265,6 +266,31 @@ def test_a_model_that_embeds_is_served_beside_one_that_generates(models, tmp_pat
         refused = server.post("/v1/completions", {"model": "bert", "prompt": "x"})
         assert refused.status_code == 400, refused.text
         assert server.states == {"a": "loaded", "bert": "loaded"}
+
+
+def test_an_encoder_has_the_options_of_all_models_that_it_can_have_and_no_wrong_ones_of_its_own(models, tmp_path):
+    bert = make_pooling(tmp_path, "bert")
+    longest = load_model(str(bert)).spec.max_model_len
+    given = {"max_model_len": longest + 1, "kv_cache_bytes": 1 << 20, "kv_format": "bf16", "num_threads": 1}
+    config = ServerConfig(load_on_demand=True)
+    tables = [
+        {"model": str(bert), "name": ["of decoders"], "host_cache_bytes": 1 << 20},
+        {"model": str(bert), "name": ["too long"], "max_model_len": longest + 1},
+    ]
+    served = served_models([str(models["a"]), str(bert)], tables, config, given)
+    with serving_several(served, load_on_demand=True) as server:
+        body = {"model": str(bert), "input": POOLING["bert"]["texts"][0]["token_ids"]}
+        assert server.post("/v1/embeddings", body).status_code == 200
+        assert server.post("/v1/completions", {"model": str(models["a"]), "prompt": "x", **GREEDY}).status_code == 200
+        found = [entry.context.engine.engine.states.max_model_len for entry in server.models.entries[:2]]
+        assert found == [longest + 1, longest]
+        for name, reason in (
+            ("of decoders", "host_cache_bytes=1048576: only decoders have it"),
+            ("too long", f"max_model_len={longest + 1}: the model was made for {longest} tokens"),
+        ):
+            refused = server.post("/v1/embeddings", {**body, "model": name})
+            assert refused.status_code == 503
+            assert reason in refused.json()["error"]["message"]
 
 
 def soak(server, names, threads: int, requests: int) -> list[str]:

@@ -34,8 +34,10 @@ def served_models(
     """Return the models of a server, which `checked` has not seen. options: of the engines of all, in place of which a
     table has its own. ConfigError for what a table cannot have, with its number.
     """
+    common, keep_alive = frozenset(options), server.model_keep_alive
     found = [
-        ServedModel(model=model, names=(model,), options=options, keep_alive=server.model_keep_alive) for model in given
+        ServedModel(model=model, names=(model,), options=options, common=common, keep_alive=keep_alive)
+        for model in given
     ]
     found += [_of_table(i, table, server, options) for i, table in enumerate(tables)]
     if server.models_dir is not None:
@@ -53,7 +55,12 @@ def _of_table(index: int, table: Mapping[str, Any], server: ServerConfig, option
         values["loras"] = named_paths(adapters)
     own = cast(LLMOptions, {LISTS.get(name, name): value for name, value in values.items()})
     return ServedModel(
-        model=model, names=tuple(names) or (model,), options={**options, **own}, pin=pin, keep_alive=keep_alive
+        model=model,
+        names=tuple(names) or (model,),
+        options={**options, **own},
+        common=frozenset(options.keys() - own.keys()),
+        pin=pin,
+        keep_alive=keep_alive,
     )
 
 

@@ -115,6 +115,13 @@ def executor_settings() -> dict[str, dict[str, Setting]]:
     return found
 
 
+def decoders_only() -> frozenset[str]:
+    """Return the names of the options that encoders refuse."""
+    tables = [settings_of(EngineConfig), settings_of(SchedulerConfig)]
+    tables += [settings_of(kind.options) for kind in KINDS.values()]
+    return frozenset(name for table in tables for name, known in table.items() if known.decoders_only)
+
+
 def option_settings() -> dict[str, dict[str, Setting]]:
     """Return heading → name → setting, of all options of `LLM` that texts can give, and the model.
 

@@ -6,16 +6,20 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from foreword.engine.async_llm import AsyncLLM
 from foreword.engine.build import load
 from foreword.engine.footprint import footprint
 from foreword.engine.llm import LLM
 from foreword.engine.model import Model
-from foreword.engine.options import LLMOptions, split_options
+from foreword.engine.options import LLMOptions, decoders_only, split_options
 from foreword.engine.step_turns import StepTurns
+from foreword.errors import UnsupportedModelError
 from foreword.executors.host import HostExecutor
+from foreword.executors.kinds import TRANSFORMERS
+from foreword.models.encoder_spec import EncoderSpec
+from foreword.models.loader import LoadedModel, load_model
 from foreword.server.config import ENGINE_DEFAULTS, ServerConfig
 from foreword.server.context import Context
 from foreword.server.models import Memory
@@ -33,14 +37,37 @@ class Loader:
 
     def __call__(self, served: ServedModel, loras: Mapping[str, str | Path]) -> ReadFiles:
         """Read the files of a model, which are fetched if they are not here. Errors are those of `LLM`."""
-        options: LLMOptions = {**ENGINE_DEFAULTS, **served.options, "loras": loras, "media": self.config.media}
+        files, own = _fitted(served)
+        options: LLMOptions = {**ENGINE_DEFAULTS, **own, "loras": loras, "media": self.config.media}
         given = split_options(options)
-        model = load(served.model, given.executor, given.of_executor)
+        model = load(files, given.executor, given.of_executor)
         size = footprint(model, given.config, budget=self.config.ram_budget, num_models=self.num_models)
         if size.pool and options.get("kv_cache_bytes") is None and options.get("num_blocks") is None:
             options["kv_cache_bytes"] = size.pool
         key = model.weights_key(model.configured(given.config))
         return ReadFiles(self, served, model, options, Memory(size.total, size.weights, key))
+
+
+def _fitted(served: ServedModel) -> tuple[str | LoadedModel, LLMOptions]:
+    """Return a model, which is read if need be, and its options. Of those that were given for all models, an encoder
+    has not those of decoders, and max_model_len is at most the model's own. Errors are those of `load_model`.
+    """
+    if not served.common or served.options.get("executor") == TRANSFORMERS.name:
+        return served.model, served.options
+    try:
+        found = load_model(served.model, mmproj=served.options.get("mmproj"))
+    except UnsupportedModelError:  # the library transformers may load it
+        return served.model, served.options
+    spec, left_out = found.spec, frozenset[str]()
+    if isinstance(spec, EncoderSpec):
+        left_out, longest = decoders_only() & served.common, spec.max_model_len
+    else:
+        longest = spec.longest_model_len
+    own = cast(LLMOptions, {name: value for name, value in served.options.items() if name not in left_out})
+    length = own.get("max_model_len")
+    if isinstance(length, int) and "max_model_len" in served.common:
+        own["max_model_len"] = min(length, longest)
+    return found, own
 
 
 @dataclass(slots=True)

@@ -252,7 +252,8 @@ class Models:
         self.check_free(name)
         if all(name not in entry.names for entry in self.entries):
             keep_alive = self.config.model_keep_alive
-            served = ServedModel(model=name, names=(name,), options=self._options, keep_alive=keep_alive)
+            options, common = self._options, frozenset(self._options)
+            served = ServedModel(model=name, names=(name,), options=options, common=common, keep_alive=keep_alive)
             self.entries.append(ModelEntry(served))
 
     async def remove(self, entry: ModelEntry) -> None:

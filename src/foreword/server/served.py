@@ -21,13 +21,16 @@ _PART = re.compile(r"-\d{5}-of-\d{5}$")  # at the end of the name of one of seve
 class ServedModel:
     """A model of a server of several.
 
-    model: what `LLM` takes. names: in requests, the first one in responses. options: of its engine. pin: it is never
-    unloaded. keep_alive: seconds for which it stays loaded without requests; None: until its memory is needed.
+    model: what `LLM` takes. names: in requests, the first one in responses. options: of its engine. common: the names
+    of those that were given for all models: an encoder leaves out those of decoders, and a model that was made for
+    fewer tokens than max_model_len has its own number. pin: it is never unloaded. keep_alive: seconds for which it
+    stays loaded without requests; None: until its memory is needed.
     """
 
     model: str
     names: tuple[str, ...]
     options: LLMOptions = field(default_factory=LLMOptions)
+    common: frozenset[str] = frozenset()
     pin: bool = False
     keep_alive: float | None = None
 
@@ -46,7 +49,7 @@ def models_in(directory: str, options: LLMOptions, keep_alive: float | None) -> 
         reason = "has no .gguf file, and no directory with config.json or one .gguf file"
         raise ConfigError(f"models_dir={directory!r:.200}: {reason}. Give a directory of models")
     return [
-        ServedModel(model=str(path), names=(name,), options=options, keep_alive=keep_alive)
+        ServedModel(model=str(path), names=(name,), options=options, common=frozenset(options), keep_alive=keep_alive)
         for name, path in found.items()
     ]
 
