@@ -276,7 +276,7 @@ def test_a_request_waits_no_longer_than_load_timeout_and_is_told_when_to_come_ba
         with pytest.raises(HttpError, match=r"is loading, and was not ready within load_timeout = 0.05 s") as error:
             await files.ask(models, "a")
         assert (error.value.status, error.value.code) == (503, "model_loading")
-        assert error.value.headers["Retry-After"] == "8"
+        assert 1 <= int(error.value.headers["Retry-After"]) <= 8
         assert not models.waiting
         files.gate.set()
         await until(lambda: states(models)["a"] == "loaded")  # nobody waits, and it is there for the next one
