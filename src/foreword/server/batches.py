@@ -105,8 +105,8 @@ class Batches:
                             is_told = False
                     except (HttpError, OSError) as error:  # a full disk, or a lock of another program
                         if not is_told:
-                            line = f"foreword: batches wait: data_directory: {error}"
-                            print(line, file=sys.stderr, flush=True)
+                            reason = error if isinstance(error, HttpError) else f"data_directory: {error}"
+                            print(f"foreword: batches wait: {reason}", file=sys.stderr, flush=True)
                         is_told = True
                         await asyncio.sleep(PAUSE)
             finally:
