@@ -2,6 +2,7 @@
 alone, whatever else runs, from chunks, cached states and after preemption.
 """
 
+from dataclasses import replace
 from functools import partial
 from random import Random
 
@@ -61,6 +62,28 @@ class Work:
 
 def tokens(output) -> list[int]:
     return output.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_forced_tokens_in_few_steps_give_what_they_give_one_by_one(name, tmp_path):
+    work, steps = Work(tmp_path, name), []
+    forced = work.prompts[5][:11]
+    work.params = [replace(params, forced_tokens=forced) for params in work.params]
+    for most in (0, 8):
+        engine = work.engine(200, max_forced_tokens=most)
+        for i in (1, 2, 3):
+            engine.add_request(str(i), work.prompts[i], work.params[i])
+        outputs, count = {}, 0
+        while engine.has_work:
+            outputs |= {output.request_id: output for output in engine.step() if output.finished}
+            count += 1
+        steps.append((count, {name: (tokens(one), one.outputs[0].cumulative_logprob) for name, one in outputs.items()}))
+        engine.close()
+    (slow, want), (fast, found) = steps
+    assert fast <= slow - 8
+    for request, (ids, logprob) in want.items():
+        assert ids[:11] == forced
+        assert found[request] == (ids, pytest.approx(logprob, abs=1e-3))
 
 
 @pytest.fixture(params=[*HYBRIDS, *UNUSUAL])

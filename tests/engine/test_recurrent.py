@@ -83,6 +83,31 @@ def test_drafts_do_not_step_over_the_snapshots_along_an_output(kind):
 
 @both
 @kinds
+def test_tokens_that_a_grammar_forces_are_several_in_a_step(kind, async_scheduling):
+    prompt, forced, found = [5, 1, 9], [7, 3, 3, 28, 1, 0, 12, 5, 9, 20, 4], []
+    params = SamplingParams(temperature=0.0, max_tokens=16, forced_tokens=forced, detokenize=False)
+    for most in (0, 8):
+        engine = make_engine(groups=GROUPS[kind], async_scheduling=async_scheduling, max_forced_tokens=most)
+        engine.add_request("a", prompt, params)
+        assert run(engine)["a"].outputs[0].token_ids == [*forced, *alone([*prompt, *forced])]
+        found.append(engine.executor.num_steps)
+        engine.close()
+    assert found[1] <= found[0] - 8
+
+
+def test_an_executor_without_states_after_drafts_takes_forced_tokens_one_by_one():
+    class Plain(OracleExecutor):
+        capabilities = OracleExecutor.capabilities - {Capability.DRAFTED_STATES}
+
+    engine = make_engine(groups=GROUPS["states"], executor=Plain)
+    assert engine.states.max_num_draft_tokens == 0
+    params = SamplingParams(temperature=0.0, max_tokens=7, forced_tokens=[7, 3], detokenize=False)
+    engine.add_request("a", [5, 1], params)
+    assert run(engine)["a"].outputs[0].token_ids == [7, 3, *alone([5, 1, 7, 3])]
+
+
+@both
+@kinds
 def test_completions_of_one_prompt_share_its_state(kind, async_scheduling):
     engine = make_engine(groups=GROUPS[kind], async_scheduling=async_scheduling, max_num_seqs=3)
     prompt = list(range(1, 15))
@@ -172,7 +197,7 @@ def test_drafts_change_no_token(kind, drafter, async_scheduling):
     method = "ngram" if drafter is None else "custom"
     config = SpeculationConfig(method=method, num_tokens=3, min_match=1, adaptive=False)
     prompts = {str(i): [1, 2, 3, 4, 5, 6, 7, 8, 9, 10][: 3 + i] + [i] * (i % 4) for i in range(6)}
-    for blocks in (150, 30):
+    for blocks in (150, 32):
         engine = make_engine(
             groups=GROUPS[kind], blocks=blocks, async_scheduling=async_scheduling, speculation=config, drafter=drafter
         )
@@ -183,7 +208,7 @@ def test_drafts_change_no_token(kind, drafter, async_scheduling):
             for name, prompt in prompts.items():
                 assert outputs[name].outputs[0].token_ids == alone(prompt, params.max_tokens)
         stats = engine.speculation.stats
-        assert blocks == 30 or 0 < stats.num_accepted < stats.num_drafted
+        assert blocks == 32 or 0 < stats.num_accepted < stats.num_drafted
         engine.close()
 
 

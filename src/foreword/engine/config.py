@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from foreword.batch import Check, KVGroup, SamplingParams
+from foreword.batch import Check, SamplingParams
 from foreword.engine.speculation.config import SpeculationConfig
 from foreword.errors import ConfigError, setting_text, shown
 from foreword.names import advice
@@ -82,7 +82,7 @@ class EngineConfig:
     speculation: SpeculationConfig | None = AUTO
     max_forced_tokens: int = setting(
         8, "Largest number of tokens that one step takes without sampling because a grammar allows no others; "
-        "0: none. A model with recurrent layers never takes any.", most=1024, decoders_only=True,
+        "0: none.", most=1024, decoders_only=True,
     )
     generation_config: Literal["model", "ignore"] = setting(
         "model", "Source of the sampling parameters that a request leaves open. model: its "
@@ -148,14 +148,16 @@ class EngineConfig:
         is_on = speculates and not self.async_scheduling
         return replace(self, speculation=replace(self.speculation, method="ngram") if is_on else None)
 
-    def most_forced_tokens(self, kv_groups: Sequence[KVGroup]) -> int:
-        """Return max_forced_tokens, 0 with recurrent layers: their state cannot be taken back from a draft."""
-        return 0 if any(group.recurrent for group in kv_groups) else self.max_forced_tokens
-
-    def most_draft_tokens(self, kv_groups: Sequence[KVGroup]) -> int:
-        """Return the largest number of draft tokens of a request in a step; forced ones are verified as drafts."""
+    @property
+    def num_speculated_tokens(self) -> int:
+        """The largest number of tokens of a request in a step that a drafter proposes."""
         speculation = self.resolved(speculates=False).speculation
-        return max(self.most_forced_tokens(kv_groups), speculation.num_tokens if speculation else 0)
+        return speculation.num_tokens if speculation else 0
+
+    @property
+    def most_draft_tokens(self) -> int:
+        """The largest number of draft tokens of a request in a step; forced ones are verified as drafts."""
+        return max(self.max_forced_tokens, self.num_speculated_tokens)
 
 
 OFF = "off"

@@ -92,8 +92,8 @@ class Engine:
                 f"kv_groups: {type(executor).__name__} does not support recurrent KV groups "
                 "(Capability.RECURRENT_STATE); use an executor that does"
             )
-        has_drafts = has_states and config.most_draft_tokens(kv_groups) > 0
-        if has_drafts and Capability.DRAFTED_STATES not in executor.capabilities:
+        can_draft = not has_states or Capability.DRAFTED_STATES in executor.capabilities
+        if config.speculation and not can_draft:
             raise ConfigError(
                 f"speculation: {type(executor).__name__} does not support drafts with recurrent KV groups "
                 "(Capability.DRAFTED_STATES); use an executor that does, or leave speculation out"
@@ -110,14 +110,14 @@ class Engine:
         self.observers = Observers(observers)
         eos = frozenset(eos_token_ids)
         limits = config.scheduler
-        most_forced = config.most_forced_tokens(kv_groups)
+        most_forced = config.max_forced_tokens if can_draft else 0
         self.states = states = RequestStates(
             max_num_reqs=limits.max_num_seqs,
             max_model_len=max_model_len,
             vocab_size=vocab_size,
             kv_groups=list(kv_groups),
             context_parallel=context_parallel,
-            max_num_draft_tokens=config.most_draft_tokens(kv_groups),
+            max_num_draft_tokens=max(most_forced, config.num_speculated_tokens),
         )
         self.speculation = Speculation(states, config.speculation, drafter) if config.speculation else None
         self.cache = KVCacheManager(

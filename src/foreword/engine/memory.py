@@ -95,13 +95,12 @@ def host_memory(
     limits = config.scheduler
     rows, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
     tables = 4 * rows * -(-length // config.block_size) * num_groups + _ROW_BYTES * rows
-    drafts = max(config.max_forced_tokens, config.speculation.num_tokens if config.speculation else 0)
     needed = {
         "process": own_memory_bytes(),
         "weights": weights,
         "rows": 4 * rows * length + tables + _STEPS * (tables + _TOKEN_BYTES * tokens),
         "activations": activations,
-        "logits": _FACTOR_OF_LOGITS * 4 * vocab_size * min(tokens, rows * (1 + drafts)),
+        "logits": _FACTOR_OF_LOGITS * 4 * vocab_size * min(tokens, rows * (1 + config.most_draft_tokens)),
     }
     on_demand = {
         "log-probabilities of prompts": 4 * vocab_size * tokens if config.max_logprobs else 0,

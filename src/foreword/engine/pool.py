@@ -71,9 +71,9 @@ def pool_of(
     context_parallel: ContextParallel | None = None,
 ) -> PoolSize:
     """Return a pool of blocks of so many bytes; see `pool_size`."""
-    chunk = min(length, config.scheduler.max_num_batched_tokens + config.most_draft_tokens(groups))
+    chunk = min(length, config.scheduler.max_num_batched_tokens + config.most_draft_tokens)
     one = sum(cache_group(g, context_parallel).most_blocks(length, chunk) for g in groups)
-    drafted = config.most_draft_tokens(groups) * sum(g.recurrent for g in groups)  # states after drafts
+    drafted = config.num_speculated_tokens * sum(g.recurrent for g in groups)  # states after drafts
     most = config.scheduler.max_num_seqs
     num_blocks = config.num_blocks
     if num_blocks is None:
