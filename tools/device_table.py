@@ -27,7 +27,7 @@ from triton.backends.nvidia import driver as nvidia
 from triton.compiler import ASTSource
 from triton.compiler import compile as compile_kernel
 
-from foreword.device.attention import Tile
+from foreword.device.attention import MOST_OF_FLOAT32, Tile
 from foreword.device.catalog import KERNELS, Kernel, attend_kernel, constants_of, function_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "device.md"
@@ -57,6 +57,8 @@ MODELS = {  # heads, key heads, size of a head, of a value
     "gemma-3": (8, 4, 256, 256),
     "gemma-4": (16, 4, 512, 512),
     "deepseek": (16, 16, 192, 128),
+    "deepseek-v2-lite": (16, 1, 576, 576),
+    "deepseek-v3": (128, 1, 576, 576),
     "falcon": (71, 1, 64, 64),
     "starcoder": (48, 1, 128, 128),
     "128 heads of one key": (128, 1, 128, 128),
@@ -111,6 +113,8 @@ def of_models(begins: Sequence[str]) -> Iterator[tuple[str, Counts]]:
     """
     for name, (heads, kv_heads, dim, value_dim) in MODELS.items():
         for dot, fp8 in FORMATS:
+            if dot == "float32" and max(dim, value_dim) > MOST_OF_FLOAT32:
+                continue
             of = partial(Tile.of, heads // kv_heads, max(dim, value_dim), dot, fp8=fp8)
             tiles: dict[Tile, str] = {}  # with the words of the first steps that have them
             tiles.setdefault(of(), "")

@@ -13,6 +13,7 @@ from device_place import ON_GPU, WHERE, Device
 from kernel_reference import SPECS, random_weights, rope, tiny_spec
 
 from foreword.batch import KVGroup, PaddingBuckets, SamplingParams
+from foreword.device.attention import Tile
 from foreword.engine import Engine, engine_config
 from foreword.errors import ConfigError
 from foreword.executors.device import DeviceExecutor
@@ -21,7 +22,7 @@ from foreword.executors.torch import on_rows
 from foreword.executors.torch.executor import TorchExecutor
 from foreword.executors.torch.grouped import waits_for_host
 from foreword.executors.torch.on_rows import DecoderOnRows
-from foreword.models.spec import LayerSpec, MoeSpec
+from foreword.models.spec import LayerSpec, MlaSpec, MoeSpec
 
 POOL = {"num_blocks": 40, "block_size": 4}
 SMALL = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 40, "num_heads": 4, "num_kv_heads": 2}
@@ -33,6 +34,9 @@ DECODERS = {
     "experts, biases, a gate, no rotation": tiny_spec(
         **SMALL, qkv_bias=True, attn_gate=True, tie_embeddings=True,
         layers=(LayerSpec(rope(12), moe=MoeSpec(3, 2, 16)), LayerSpec(None)),
+    ),
+    "latent attention": tiny_spec(
+        **{**SMALL, "num_kv_heads": 1}, head_dim=28, mla=MlaSpec(24, 20, 12, 8, 18), layers=(LayerSpec(rope(8)),) * 2
     ),
 }  # fmt: skip
 
@@ -86,6 +90,12 @@ def test_rounded_weights_give_the_tokens_of_the_torch_executor(weight_format):
     found = tokens(spec, DeviceExecutor(DecoderOnRows(spec, weights, **options), Device()))
     assert found == tokens(spec, TorchExecutor(spec, weights, **options))
     assert [len(ids) for ids in found.values()] == [4, 4]
+
+
+def test_wide_heads_need_operands_of_16_bits():
+    assert Tile.of(16, 576, "bfloat16").rows
+    with pytest.raises(ConfigError, match=r"heads of 576 numbers.* use dtype='bf16'"):
+        Tile.of(16, 576, "float32")
 
 
 def test_a_model_with_recurrent_layers_is_refused():

@@ -9,6 +9,8 @@ from foreword.device.api import DeviceApi, Tensor
 from foreword.device.layout import GROUP, RowLayout
 from foreword.errors import ConfigError
 
+MOST_OF_FLOAT32 = 512
+"""Numbers of the largest head, as a power of two, with operands of 32 bits."""
 _LEAST_KEYS = 256  # of a program, where several share the keys of a request
 _MOST_SPLITS = 64
 _REGISTERS = 1 << 16  # of a multiprocessor
@@ -44,10 +46,15 @@ class Tile(NamedTuple):
         tools/device_table.py compiles the shapes of real models. Without ``large`` the shared memory fits every GPU
         from sm_80 on, 99 KiB, and no register spills on sm_80 and sm_90; ``large`` are the fastest tiles that were
         measured on an H100. Operands of 32 bits have no tensor cores: loads of the next
-        tile would take registers and save no time.
+        tile would take registers and save no time. ConfigError for wider heads with these than `MOST_OF_FLOAT32`.
         """
         width = power_of_two(dim)
         if dot == "float32":
+            if width > MOST_OF_FLOAT32:
+                raise ConfigError(
+                    f"heads of {dim} numbers: tiles of 32 bits take more shared memory than many GPUs have; use "
+                    "dtype='bf16', or executor='torch'"
+                )
             return cls(16, 16, 16 if width == 256 else 8, 1)
         if width > 256:
             return cls(16, 16, 8)

@@ -226,39 +226,54 @@ class PagedLayer(AttentionWeights):
         return q, k, v.unflatten(1, (-1, spec.head_dim)), gate
 
 
-class LatentLayer:
-    """Latent attention of one layer over paged keys, for its normed input [T, hidden]: see `MlaSpec`."""
+class LatentWeights:
+    """The weights of latent attention of one layer, and what it computes around attention: see `MlaSpec`."""
 
     def __init__(self, spec: DecoderSpec, mla: MlaSpec, index: int, load: Loader) -> None:
         prefix = f"layers.{index}."
         self.mla, self.rope, self._heads = mla, spec.layers[index].rope, spec.num_heads
+        self.scale = spec.query_scale
         self.index = sum(layer.has_attention for layer in spec.layers[:index])
         self.inputs = load.linear(prefix, ["q_a" if mla.q_rank else "q", "kv_a"])
         self.q = load.linear(prefix, ["q"]) if mla.q_rank else None
         self.q_norm = load(prefix + "q_a_norm") if mla.q_rank else None
         self.kv_norm = load(prefix + "kv_a_norm")
         self.k_b, self.v_b = (load(prefix + name).unflatten(0, (spec.num_heads, -1)) for name in ("k_b", "v_b"))
-        self.output = load.linear(prefix, ["o"])
-        self.products = [self.inputs, *([] if self.q is None else [self.q]), self.output]
-        self._call = AttentionCall(self.index, spec.query_scale)
+        self._output = load.linear(prefix, ["o"])
+        self.products = [self.inputs, *([] if self.q is None else [self.q]), self._output]
 
-    def __call__(self, h: Tensor, step: PagedStep) -> Tensor:
+    def heads(self, h: Tensor, loras: ProductChanges | None) -> Tensor:
+        """Return the queries and, behind them, the key, which is the value too, [T, heads + 1, head_dim], unrotated."""
         mla = self.mla
-        q, k = self.inputs(h, step.loras).tensor_split([len(self.inputs.outputs[0])], dim=1)
+        q, k = self.inputs(h, loras).tensor_split([len(self.inputs.outputs[0])], dim=1)
         if self.q is not None:
             assert self.q_norm is not None
-            q = self.q(rms_norm(q, self.q_norm.shape, self.q_norm, mla.norm_eps), step.loras)
+            q = self.q(rms_norm(q, self.q_norm.shape, self.q_norm, mla.norm_eps), loras)
         q = q.unflatten(1, (self._heads, -1))
         c = torch.cat(
             [k[:, : mla.rope_dim], rms_norm(k[:, mla.rope_dim :], self.kv_norm.shape, self.kv_norm, mla.norm_eps)], 1
         )
         absorbed = torch.einsum("thn,hnc->thc", q[..., mla.rope_dim :], self.k_b)
-        both = torch.cat([torch.cat([q[..., : mla.rope_dim], absorbed], -1), c[:, None]], 1)  # [T, heads + 1, head_dim]
+        return torch.cat([torch.cat([q[..., : mla.rope_dim], absorbed], -1), c[:, None]], 1)
+
+    def output(self, a: Tensor, loras: ProductChanges | None) -> Tensor:
+        """Return [T, hidden] of what attention gives, [T, heads, head_dim]."""
+        out = torch.einsum("thc,hvc->thv", a[..., self.mla.rope_dim :], self.v_b)
+        return self._output(out.flatten(1), loras)
+
+
+class LatentLayer(LatentWeights):
+    """Latent attention of one layer over paged keys, for its normed input [T, hidden]."""
+
+    def __init__(self, spec: DecoderSpec, mla: MlaSpec, index: int, load: Loader) -> None:
+        super().__init__(spec, mla, index, load)
+        self._call = AttentionCall(self.index, self.scale)
+
+    def __call__(self, h: Tensor, step: PagedStep) -> Tensor:
         assert self.rope is not None
-        query, key = step.rotations[self.rope](both).split([self._heads, 1], dim=1)
+        query, key = step.rotations[self.rope](self.heads(h, step.loras)).split([self._heads, 1], dim=1)
         step.attention.write(self.index, key, key)
-        a = step.attention.attend(self._call, query)[..., mla.rope_dim :]
-        return self.output(torch.einsum("thc,hvc->thv", a, self.v_b).flatten(1), step.loras)
+        return self.output(step.attention.attend(self._call, query), step.loras)
 
 
 def paged_mixer(spec: DecoderSpec, index: int, load: Loader, *, compile: bool = False) -> Mixer[PagedStep]:

@@ -23,7 +23,7 @@ from foreword.executors.device import IN_ROWS, DeviceExecutor, DeviceInputs
 from foreword.executors.option_types import DeviceKeywords
 from foreword.executors.options import DeviceOptions
 from foreword.executors.torch.cache import PagedCache
-from foreword.executors.torch.decoder import AttentionWeights, Decoder
+from foreword.executors.torch.decoder import AttentionWeights, Decoder, LatentWeights, Mixer
 from foreword.executors.torch.executor import cache_layers
 from foreword.executors.torch.grouped import waits_for_host
 from foreword.executors.torch.kernel_attention import dot_type
@@ -97,10 +97,6 @@ class DecoderOnRows:
             raise ConfigError(
                 f"{spec.architecture} has recurrent layers, which steps on a device lack; use executor='torch'"
             )
-        if spec.mla is not None:
-            raise ConfigError(
-                f"{spec.architecture} has latent attention, which steps on a device lack; use executor='torch'"
-            )
         if any(layer.chunked or layer.query_growth for layer in spec.layers):
             raise ConfigError(
                 f"{spec.architecture} has layers that attend in chunks, which steps on a device lack; use "
@@ -110,7 +106,7 @@ class DecoderOnRows:
         load = Loader(weights, device_of(own.device), dtype, weight_format=own.weight_format)
         self.spec, self.dtype, self.device, self.num_splits = spec, load.dtype, load.device, own.num_splits
         self.hidden_size, self.mrope_dims = spec.hidden_size, spec.mrope_dims
-        self.decoder = Decoder(spec, load, _RowLayer)
+        self.decoder = Decoder(spec, load, _row_mixer)
         layers, _ = cache_layers(spec)
         self.cache = PagedCache(
             layers,
@@ -262,3 +258,24 @@ class _RowLayer(AttentionWeights):
         )  # fmt: skip
         a = out.flatten(1)
         return self.output(a * projected[:, -a.shape[1] :].sigmoid() if spec.attn_gate else a, step.loras)
+
+
+class _RowLatentLayer(LatentWeights):
+    """Latent attention of one layer over the rows, for its normed input [T, hidden]."""
+
+    def __call__(self, h: Tensor, step: _RowStep) -> Tensor:
+        assert self.rope is not None
+        memory, T = step.memory, len(h)
+        attention, cache = memory.layers[self.index]
+        queries, out, (rope, rope_rows) = memory.queries[:T], memory.out[:T], step.rotations[self.rope]
+        heads = self.heads(h, step.loras)
+        qkv = torch.cat([heads, heads[:, -1:]], 1).flatten(1)  # of values, only what is not rotated is used
+        attention.write(qkv, queries, cache, num_tokens=T, rope=rope, rope_rows=rope_rows)
+        attention.attend(queries, cache, out, num_tokens=T, num_reqs=step.num_reqs, scale=self.scale)
+        return self.output(out, step.loras)
+
+
+def _row_mixer(spec: DecoderSpec, index: int, load: Loader) -> Mixer[_RowStep]:
+    if spec.mla is not None:
+        return _RowLatentLayer(spec, spec.mla, index, load)
+    return _RowLayer(spec, index, load)
