@@ -18,7 +18,7 @@ from foreword.executors.executor import Capability
 from foreword.executors.functions import ACTIVATIONS, FloatWeights, cap, layer_norm, rms_norm, sigmoid, softmax
 from foreword.executors.host import TransferPagedExecutor
 from foreword.executors.inputs import last_seen, step_adapters
-from foreword.executors.numpy_recurrent import recurrent_layer
+from foreword.executors.numpy_recurrent import StateRun, recurrent_layer, state_runs
 from foreword.executors.pooling import Pooler
 from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec
@@ -98,13 +98,14 @@ class NumpyAdapters:
 
 class NumpyStep(NamedTuple):
     """The inputs of the layers in a step. mrope: see `StepInputs`. seen: see `last_seen`; None if no token sees later
-    ones.
+    ones. runs: of each recurrent KV group, by its number.
     """
 
     batch: InputBatch
     loras: LoraTokens
     mrope: I64 | None
     seen: I64 | None
+    runs: Mapping[int, Sequence[StateRun]]
 
     def rotary_positions(self, rope: RopeSpec) -> I64:
         """Return the position by which each pair of a token is rotated: [T, 1] for all pairs, or [T, pairs]."""
@@ -154,7 +155,8 @@ class NumpyExecutor(TransferPagedExecutor):
         embeds, mrope = self.inputs_of(batch)
         has_spans = embeds is not None and embeds[1].shape[1] > spec.hidden_size
         seen = last_seen(batch, embeds) if embeds is not None and has_spans else None
-        step = NumpyStep(batch, self.adapters.of_step(batch), mrope, seen)
+        runs = {g: state_runs(batch, g) for g, group in enumerate(self.groups) if group.recurrent}
+        step = NumpyStep(batch, self.adapters.of_step(batch), mrope, seen, runs)
         place = {layer: (g, j) for g, group in enumerate(self.groups) for j, layer in enumerate(group.layers)}
         x = self.weight("embed")[batch.input_ids[:T]] * np.float32(spec.embedding_scale)  # [T, hidden]
         if embeds is not None:
@@ -171,7 +173,8 @@ class NumpyExecutor(TransferPagedExecutor):
                 elif layer.recurrent is None:
                     a = self.attention(h, p, layer, *place[i], step)
                 else:
-                    a = self.recurrent(h, p, layer.recurrent, *place[i], batch)
+                    group, slot = place[i]
+                    a = self.recurrent(h, p, layer.recurrent, slot, step.runs[group])
                 x = self.sum(x, a, p + "post_attn_norm", layer.mixer_scale)
             if layer.has_mlp:
                 h = self.norm(x, p + "mlp_norm") if spec.pre_norms else x
@@ -263,13 +266,13 @@ class NumpyExecutor(TransferPagedExecutor):
         flat = x.reshape(len(x), -1) if self.spec.joint_qk_norm else x
         return (rms_norm(flat, self.spec.norm_eps) * self.weight(name)).reshape(x.shape)
 
-    def recurrent(self, h: F32, p: str, spec: RecurrentSpec, group: int, slot: int, batch: InputBatch) -> F32:
+    def recurrent(self, h: F32, p: str, spec: RecurrentSpec, slot: int, runs: Sequence[StateRun]) -> F32:
         """A recurrent layer, for its normed input h. [T, hidden]"""
 
         def weight(name: str) -> F32:
             return self.weight(f"{p}state.{name}")
 
-        return recurrent_layer(h, weight, spec, self.spec.norm_eps, self.cache.states[slot], group, batch)
+        return recurrent_layer(h, weight, spec, self.spec.norm_eps, self.cache.states[slot], runs)
 
     def attend(
         self, q: F32, k: F32, v: F32, layer: LayerSpec, group: int, slot: int, step: NumpyStep, sinks: F32 | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -11,21 +11,19 @@ from foreword.batch import InputBatch, state_indices
 from foreword.executors.functions import rms_norm, sigmoid, silu
 from foreword.models.recurrent import RecurrentSpec
 
+StateRun = tuple[slice, int, int]
+"""Consecutive tokens of a request after which its state is kept, the block that it is read from, −1 for a new request,
+and the block that it is written to.
+"""
+
 
 def recurrent_layer(
-    h: F32,
-    weight: Callable[[str], F32],
-    spec: RecurrentSpec,
-    norm_eps: float,
-    states: F32,
-    group: int,
-    batch: InputBatch,
+    h: F32, weight: Callable[[str], F32], spec: RecurrentSpec, norm_eps: float, states: F32, runs: Sequence[StateRun]
 ) -> F32:
     """The layer's output [T, hidden] before the residual sum; h: its normed input [T, hidden].
 
-    states: float32 [num_blocks, ≥ state_size]: read and written as `state_indices` says.
+    states: float32 [num_blocks, ≥ state_size]: read and written as ``runs`` say, see `state_runs`.
     """
-    runs = _runs(batch, group)
     if spec.kind == "short_conv":
         return _short_conv(h, weight, spec, states, runs)
     inputs = {name: h @ weight(name).T * np.float32(spec.scale_of(name)) for name in ("q", "k", "v", "z", "dt")}
@@ -53,29 +51,30 @@ def recurrent_layer(
     return out @ weight("o").T
 
 
-def _runs(batch: InputBatch, group: int) -> Iterator[tuple[slice, int, int]]:
-    """Yield consecutive tokens of a request after which its state is kept, the block that it is read from, −1 for a new
-    request, and the block that it is written to.
-    """
+def state_runs(batch: InputBatch, group: int) -> list[StateRun]:
+    """Return the runs of a step for the layers of a KV group, in the order of their tokens."""
+    runs: list[StateRun] = []
     blocks = state_indices(batch, group)
     for b in range(batch.num_reqs):
         num_drafts, end = int(batch.num_draft_tokens[b]), int(batch.query_start_loc[b + 1])
         first_draft, before, after = end - num_drafts, int(blocks.read[b]), int(blocks.write[b])
-        yield slice(int(batch.query_start_loc[b]), first_draft), before, after
+        runs.append((slice(int(batch.query_start_loc[b]), first_draft), before, after))
         for t, block in enumerate(blocks.drafts[b, :num_drafts].tolist(), first_draft):
             before, after = after, block
-            yield slice(t, t + 1), before, after
+            runs.append((slice(t, t + 1), before, after))
+    return runs
 
 
-def _with_states(runs: Iterable[tuple[slice, int, int]], states: F32) -> Iterator[tuple[slice, F32]]:
+def _with_states(runs: Sequence[StateRun], states: F32) -> Iterator[tuple[slice, F32]]:
     """Yield the tokens of each run, and the state before them, to be replaced by the state after them."""
     for tokens, before, after in runs:
-        states[after] = 0 if before < 0 else states[before]
+        if before != after:
+            states[after] = 0 if before < 0 else states[before]
         yield tokens, states[after]
 
 
 def _short_conv(
-    h: F32, weight: Callable[[str], F32], spec: RecurrentSpec, states: F32, runs: Iterable[tuple[slice, int, int]]
+    h: F32, weight: Callable[[str], F32], spec: RecurrentSpec, states: F32, runs: Sequence[StateRun]
 ) -> F32:
     """See `recurrent_layer`."""
     u, z = (h @ weight("beta").T) * (h @ weight("v").T), h @ weight("z").T  # [T, channels]
