@@ -186,6 +186,8 @@ def test_what_a_cache_of_its_own_cannot_do_is_refused_by_name(tmp_path):
         LLM(folder, compile=True, **OPTIONS)
     with pytest.raises(ConfigError, match="recurrent"):
         LLM(folder, max_model_len=64, speculation=SpeculationConfig(num_tokens=2), **OPTIONS)
+    with pytest.raises(ConfigError, match="executor 'transformers' runs no head for further tokens"):
+        LLM(folder, max_model_len=64, speculation="head", **OPTIONS)
     with pytest.raises(ConfigError, match="host_cache_bytes"):
         LLM(folder, max_model_len=64, host_cache_bytes=1 << 20, **OPTIONS)
     with LLM(folder, max_model_len=64, **OPTIONS) as llm:
