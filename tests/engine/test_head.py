@@ -11,6 +11,7 @@ from foreword.engine import engine_config
 from foreword.engine.build import build_engine
 from foreword.engine.footprint import footprint
 from foreword.engine.model import model_of
+from foreword.engine.speculation import speculation
 from foreword.engine.speculation.gone_rows import GoneRows
 from foreword.errors import ConfigError, ModelError
 from foreword.executors.functions import rms_norm
@@ -72,7 +73,7 @@ def whole(spec, weights, tokens, given=None):
     blocks = [list(range(1 + 4 * g, 5 + 4 * g))[: table.width] for g, table in enumerate(states.block_tables)]
     states.add_request(NewRequest("a", [*tokens, 0], blocks))
     executor = NumpyExecutor(spec, weights, num_blocks=1 + 4 * len(groups), block_size=16)
-    executor.given = given and StepInputs((np.arange(len(tokens)), given))
+    executor.given = None if given is None else StepInputs((np.arange(len(tokens)), given))
     batch = prepare_inputs(states, {"a": len(tokens)}, InputBuffers.for_states(states, 64))
     every = np.arange(len(tokens))
     return executor.compute(batch, every), executor.hidden_states(every)
@@ -88,7 +89,7 @@ def drafts_of(model, tokens: list[int], count: int) -> list[int]:
         e = rms_norm(embed[known[1:]], spec.norm_eps) * head.token_norm.dequantize()
         h = rms_norm(hidden, spec.norm_eps) * head.hidden_norm.dequantize()
         x = np.concatenate([e, h], axis=1) @ head.projection.dequantize().T
-        logits, own = whole(head.spec, head.weights, known[1:], list(x))
+        logits, own = whole(head.spec, head.weights, known[1:], x)
         drafts.append(int(logits[-1].argmax()))
         known.append(drafts[-1])
         hidden = np.concatenate([hidden, own[-1:]])
@@ -180,7 +181,7 @@ def test_a_head_in_a_gguf_file_without_a_norm_of_its_own_has_that_of_the_model(t
 
 def test_the_cache_of_a_head_has_the_requests_that_are_there(tmp_path):
     model = with_head(tmp_path, "qwen3_5")
-    engine = engine_of(model, "numpy", speculation="head")
+    engine = engine_of(model, "numpy", speculation="head", speculation_adaptive=False)
     drafter = engine.speculation.drafter
     for _ in range(2):
         results(engine, prompts_of(model))
@@ -189,6 +190,28 @@ def test_the_cache_of_a_head_has_the_requests_that_are_there(tmp_path):
     engine.step()
     assert len(drafter.states) == 1
     assert drafter.cache.pool.num_free == drafter.cache.pool.num_blocks - 1 - int(drafter.states.live.sum())
+
+
+def test_a_head_that_is_wrong_computes_nothing_until_all_requests_are_probed_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(speculation, "PROBE_COST", 0.06)  # of so small a model, a head is a large part
+    model = with_head(tmp_path, "qwen3_5")
+    engine = engine_of(model, "numpy", speculation="head", max_num_seqs=2, prefix_caching=False)
+    drafter, runs = engine.speculation.drafter, []
+    monkeypatch.setattr(drafter, "_run", recorded(runs, engine, drafter._run))
+    for name in "ab":
+        engine.add_request(name, [5, 6, ord(name) % 9], SamplingParams(temperature=0.0, max_tokens=36, ignore_eos=True))
+    run(engine)
+    period = engine.speculation._period
+    assert speculation.PROBE_EVERY < period < 30
+    assert [step for step in runs if step > 6] == [*range(period, period + speculation.PROBED)]
+
+
+def recorded(steps, engine, call):
+    def called(*arguments):
+        steps.append(engine.speculation._num_steps)
+        return call(*arguments)
+
+    return called
 
 
 def test_a_row_whose_removal_was_interrupted_is_named_again():

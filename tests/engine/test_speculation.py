@@ -225,6 +225,23 @@ def test_guesses_are_judged_even_where_they_are_not_worth_verifying():
     assert any(drafted[30:])
 
 
+def test_a_drafter_that_costs_nothing_follows_every_step():
+    class Wrong(Guesser):
+        def propose(self, rows, most):
+            return np.full((len(rows), 3), V - 1, np.int32)
+
+        def follow(self, batch, sampled, wanted):
+            followed.append(wanted.tolist())
+
+    followed = []
+    engine = make_engine(speculation=SpeculationConfig(method="custom", num_tokens=3), drafter=Wrong)
+    for name in "ab":
+        engine.add_request(name, [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=30))
+    run(engine)
+    assert len(followed) > 25
+    assert all(all(wanted) for wanted in followed)
+
+
 def test_statistics_count_by_position():
     stats = SpeculationStats.empty(3)
     stats.add(np.array([3, 2, 0]), np.array([1, 2, 0]))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from foreword.arrays import F32, I32, I64
+from foreword.arrays import F32, I32, I64, Bools
 from foreword.batch import InputBatch, InputBuffers, KVGroup, RequestStates, SamplingParams, prepare_inputs, step_needs
 from foreword.cache import KVCacheManager
 from foreword.engine.speculation.gone_rows import GoneRows
@@ -22,11 +22,12 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 class HeadDrafter:
-    """Follows every step of the target: its layer computes the positions that the target has computed, from their
+    """Follows the steps of the target: its layer computes the positions that the target has computed, from their
     hidden states, and its most likely token is the first draft. Further drafts come from its own hidden states.
 
-    Its keys and values are in a cache of its own. Of a prompt whose beginning the target did not compute, it sees the
-    rest, with positions from 0. Prompts with embeddings, and requests for which its cache has no room, get no drafts.
+    Its keys and values are in a cache of its own. Where it begins to follow a request behind a hit, or again after
+    its drafts were not wanted, it sees what comes from there on, with positions from 0. Prompts with embeddings, and
+    requests for which its cache has no room, get no drafts.
 
     Position q of a row here is position p = first + q of the target's row; the token there is t[p + 1].
     """
@@ -68,14 +69,23 @@ class HeadDrafter:
         self._next = np.full(num_rows, -1, np.int32)
         self._hidden = np.zeros((num_rows, spec.hidden_size), np.float32)
 
-    def follow(self, batch: InputBatch, sampled: I32) -> None:
-        """Compute what a committed step of the target has computed. sampled: its tokens, [B] or [B, D + 1]."""
+    def follow(self, batch: InputBatch, sampled: I32, wanted: Bools) -> None:
+        """Compute what a committed step of the target has computed, of the requests that are wanted. sampled: its
+        tokens, [B] or [B, D + 1].
+        """
         target, states = self.target, self.states
         self._drop(self._gone.take())
         rows = batch.idx_mapping.astype(np.int64)
-        self._admit(batch, rows)
-        at = np.flatnonzero((target.row_generation[rows] == batch.row_generation) & (self._row[rows] >= 0))
         self._next[rows] = -1
+        resting = rows[~wanted & (self._row[rows] >= 0)]
+        if resting.size:
+            self._drop(resting.tolist())
+            self._generation[resting] = -1
+        if not wanted.any():
+            return
+        self._admit(batch, rows, wanted)
+        here = wanted & (target.row_generation[rows] == batch.row_generation)
+        at = np.flatnonzero(here & (self._row[rows] >= 0))
         if not at.size:
             return
         rows, computed = rows[at], batch.num_computed_tokens[at]
@@ -120,9 +130,9 @@ class HeadDrafter:
         self.states.commit(batch, sampled)
         return sampled.reshape(len(rows), -1)[:, 0]
 
-    def _admit(self, batch: InputBatch, rows: I64) -> None:
+    def _admit(self, batch: InputBatch, rows: I64, wanted: Bools) -> None:
         """Add rows for the requests that are new in a step."""
-        is_new = (self._generation[rows] != batch.row_generation) & (batch.row_generation >= 0)
+        is_new = wanted & (self._generation[rows] != batch.row_generation) & (batch.row_generation >= 0)
         for b in np.flatnonzero(is_new).tolist():
             row = int(rows[b])
             self._generation[row] = batch.row_generation[b]

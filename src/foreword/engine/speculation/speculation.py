@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
@@ -33,13 +34,18 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class FollowingDrafter(Drafter, Protocol):
-    """A drafter that reads every step of the target."""
+    """A drafter that reads steps of the target."""
 
-    def follow(self, batch: InputBatch, sampled: I32) -> None:
-        """A step was committed with these tokens, [B] or [B, D + 1]; its executor has not begun another one."""
+    def follow(self, batch: InputBatch, sampled: I32, wanted: Bools) -> None:
+        """A step was committed with these tokens, [B] or [B, D + 1]; its executor has not begun another one.
+
+        wanted: [B], whether drafts of the request may be proposed next. The others should cost no time.
+        """
 
 
-PROBE_EVERY = 16  # tokens of a row between two drafts that are only compared, with a drafter that costs time
+PROBE_COST = 0.005  # share of the time of steps for drafts that are only compared, of a drafter that costs time
+PROBE_EVERY = 16  # steps from the first of them to the next, at least
+PROBED = 4  # steps in a row with them, of a drafter that has to follow the target first
 RATES = 0.5, 0.6, 0.75, 0.85  # that drafts are right at first: of any drafter, and after 2, 3 to 4, 5 or more tokens
 KINDS = np.array([0, 1, 1, 2, 2, 3], np.int32)  # by the length of a match: which of these
 
@@ -47,8 +53,9 @@ KINDS = np.array([0, 1, 1, 2, 2, 3], np.int32)  # by the length of a match: whic
 class Speculation:
     """Proposes drafts for rows, and adapts their number to the acceptance in each step and to the time of steps.
 
-    For a row whose drafts are not worth verifying, a draft is still made and compared with the sampled token, to notice
-    when drafts become right: at every token with a drafter that costs nothing, else every `PROBE_EVERY` tokens.
+    For rows whose drafts are not worth verifying, a draft is still made and compared with the sampled token, to notice
+    when drafts become right: in every step with a drafter that costs nothing, else in a few steps, of all rows at the
+    same time, since a step of the drafter takes about as long for one row as for all.
     """
 
     def __init__(
@@ -79,14 +86,21 @@ class Speculation:
         self._states, self._most = states, config.num_tokens
         self._guess = np.full(states.max_num_reqs, -1, np.int32)  # by row: the draft of the next token, −1 for none
         self._kind = np.zeros(states.max_num_reqs, np.int32)  # by row: of its last drafts, see RATES
-        self._unguessed = np.zeros(states.max_num_reqs, np.int32)  # by row: tokens since the last guess
+        self._is_wanted = np.ones(states.max_num_reqs, np.bool_)  # by row: whether a drafter that costs time has to run
+        self._num_probed, self._num_steps = 1 if self._follows is None else PROBED, 0
+        self._period = self._num_probed  # steps from the first probed one to the next
+        if cost := self._num_probed * self.drafter.relative_cost:
+            self._period = max(PROBE_EVERY, math.ceil(cost / PROBE_COST))
         self._has_guesses = False  # whether the last rows had one
         self._decoded: I32 | None = None  # the rows of the last step, if it only decoded
 
     def start(self, row: int) -> None:
         """A request was admitted to the row."""
         self.lengths.start(row)
-        self._guess[row], self._unguessed[row] = -1, PROBE_EVERY
+        self._guess[row] = -1
+        if self._follows is not None:
+            one = np.array([row], np.int32)
+            self._is_wanted[row] = self.lengths.choose(one, np.full(1, self._most, np.int32), self._kind[one])[0] > 0
 
     def propose(self, rows: I32, room: I32) -> I32 | None:
         """Return drafts for these rows, at most room[i], as many as are worth verifying: [n, k] padded with −1.
@@ -95,20 +109,21 @@ class Speculation:
         """
         self._has_guesses = False
         if not self.lengths.can_gain(len(rows)):
-            self._guess[rows] = -1
+            self._guess[rows], self._is_wanted[rows] = -1, False
             return None
         most, takes_time = np.minimum(np.maximum(room, 0), self._most), self.drafter.relative_cost > 0
         if takes_time:
             chosen = self.lengths.choose(rows, most, self._kind[rows])
-            is_due = (self._unguessed[rows] >= PROBE_EVERY) & (most > 0)
-            most = np.where(is_due, np.maximum(chosen, 1), chosen)
+            self._is_wanted[rows] = chosen > 0
+            most = np.maximum(chosen, most > 0) if self._probes else chosen
+            if not most.any():
+                self._guess[rows] = -1
+                return None
         drafts = self.drafter.propose(rows, most)
         self._check(drafts, len(rows))
         self._guess[rows] = first = drafts[:, 0]
         self._has_guesses = int(first.max()) >= 0
-        if takes_time:
-            self._unguessed[rows] = np.where(first >= 0, 0, self._unguessed[rows] + 1)
-        elif self._has_guesses:
+        if not takes_time and self._has_guesses:
             if self._lookup is not None:
                 self._kind[rows] = KINDS.take(self._lookup.match_lengths, mode="clip")
             chosen = self.lengths.choose(rows, (drafts >= 0).sum(1, dtype=np.int32), self._kind[rows])
@@ -135,8 +150,14 @@ class Speculation:
 
     def follow(self, batch: InputBatch, sampled: I32) -> None:
         """A step was committed with these tokens."""
+        self._num_steps += 1
         if self._follows is not None:
-            self._follows.follow(batch, sampled)
+            self._follows.follow(batch, sampled, self._probes | self._is_wanted[batch.idx_mapping])
+
+    @property
+    def _probes(self) -> bool:
+        """Whether every row has a draft now, of a drafter that costs time; otherwise always."""
+        return self._num_steps % self._period < self._num_probed
 
     def propose_next(self, scheduler: Scheduler, rows: I32) -> None:
         """Propose drafts for the next step of rows that continue, within their length limits."""
