@@ -28,7 +28,7 @@ from models.tiny import random_tensors, write_model
 LENGTH = 18
 IN_GGUF = {
     "qwen3-next": {"rope.dimension_count": 4}, "qwen3_5": {"rope.dimension_count": 8}, "deepseek-v3": {},
-    "glm4-moe": {"rope.dimension_count": 6},
+    "qwen3_5-moe": {"rope.dimension_count": 8}, "glm4-moe": {"rope.dimension_count": 6},
 }  # fmt: skip
 """Metadata of the GGUF files of the families with a head."""
 KIND = "native" if "native" in FLOATS else "numpy"

@@ -210,6 +210,16 @@ def test_an_unsupported_architecture_is_named(tmp_path):
         load_model(path)
 
 
+def test_layers_with_a_state_may_be_listed(tmp_path):
+    """Those of heads for further tokens are, too."""
+    key, usual = "qwen35.attention.recurrent_layers", load_model(as_gguf(tmp_path, "qwen3_5")).spec
+    listed = [layer.recurrent is not None for layer in usual.layers]
+    more = {"qwen35.full_attention_interval": ("u32", 7)}
+    assert load_model(as_gguf(tmp_path, "qwen3_5", more | {key: ("[bool]", [*listed, False])})).spec == usual
+    with pytest.raises(ModelError, match=r"recurrent_layers .* does not say of each layer"):
+        load_model(as_gguf(tmp_path, "qwen3_5", more | {key: ("[bool]", listed[:-1])}))
+
+
 def test_rates_of_recurrent_layers_that_cannot_be_are_refused(tmp_path):
     tiny = TINY["qwen3-next"]
     config, tensors = tiny["config"] | {"mlp_only_layers": []}, random_tensors(experts_everywhere(tiny, 0))

@@ -20,6 +20,7 @@ from foreword.models.families.base import (
     decoder,
     experts,
     layers_of,
+    num_layers,
     rope,
     sparse_layers,
 )
@@ -84,8 +85,10 @@ def _delta_net(config: Config) -> RecurrentSpec:
 
 
 def _layers(config: Config, recurrent: RecurrentSpec) -> tuple[LayerSpec, ...]:
-    every = config.size("full_attention_interval")
-    linear = layers_of(config, "linear_attention", lambda i: (i + 1) % every > 0)
+    every, listed = config.size("full_attention_interval"), config.sequence(_RECURRENT)
+    if listed and (len(listed) < num_layers(config) or not all(type(one) in (bool, int) for one in listed)):
+        raise config.error(f"{_RECURRENT} {listed!r:.80} does not say of each layer whether it is", USE_ITS_CONFIG)
+    linear = layers_of(config, "linear_attention", lambda i: bool(listed[i]) if listed else (i + 1) % every > 0)
     if not any(linear):
         raise config.error("all layers are attention layers", "Use a model that has both kinds")
     return mixed_layers(config, [not one for one in linear], recurrent, rope(config))
@@ -131,10 +134,11 @@ def _qwen3_5_in_gguf(spec: DecoderSpec) -> Mapping[str, Rows]:
     return {**_fused_qkv(spec, "qkv"), **_fused_gate(spec)}
 
 
+_SECTIONS, _RECURRENT = "*.rope.dimension_sections", "*.attention.recurrent_layers"
 # The activation is that of the recurrent layers, too.
 _COMMON = (
     *(*DECODER, *BIASES, *NEXT_TOKEN_HEADS, PARTIAL_ROTARY, only("hidden_act", "silu", "swish")),
-    Key("layer_types"),
+    *(Key("layer_types"), Key(_RECURRENT, gguf=_RECURRENT.removeprefix("*."), kind=list)),
     Key("full_attention_interval", 4, gguf="full_attention_interval", gguf_default=4),
     Key("linear_num_value_heads", 32, gguf="ssm.time_step_rank"),
     Key("linear_num_key_heads", 16, gguf="ssm.group_count"),
@@ -143,7 +147,6 @@ _COMMON = (
     Key("linear_num_values", gguf="ssm.inner_size"),
     Key("linear_conv_kernel_dim", 4, gguf="ssm.conv_kernel"),
 )
-_SECTIONS = "*.rope.dimension_sections"
 _QWEN3_5 = (*_COMMON, Key(_SECTIONS, gguf="rope.dimension_sections", kind=list))
 _LAYER = "model.layers.{i}.linear_attn."
 _NAMES = {**state_names("linear_attn"), "q_proj": "model.layers.{i}.self_attn.q_proj.weight"}
