@@ -31,17 +31,17 @@ _CANONICAL = re.compile(r"(?:layers\.(\d+)\.)?(?:(experts)\.(\d+)\.)?(.+)")
 
 
 def weights_from_gguf(
-    path: Path, tensors: Mapping[str, Tensor], spec: DecoderSpec, family: Family, layer: str = GGUF_LAYER
+    path: Path, tensors: Mapping[str, Tensor], spec: DecoderSpec, family: Family, prefix: str = GGUF_LAYER
 ) -> dict[str, Tensor]:
     """All weights of a spec from a GGUF file. ModelError for a weight that is missing or has another shape,
     and for a tensor that the spec does not use: a bias, a scale, another type of layer.
 
-    layer: the beginning of the names of a layer's tensors, {i} its number.
+    prefix: the beginning of the names of a layer's tensors, {i} its number.
     """
     tensors = {f"{name}.weight" if name.endswith(".ffn_norm") else name: tensor for name, tensor in tensors.items()}
     if spec.mla is not None:
-        tensors = _separate_latents(tensors, spec, spec.mla, layer)
-    names = _with_layer(family.names_in_gguf(spec), GGUF_LAYER, layer)
+        tensors = _separate_latents(tensors, spec, spec.mla, prefix)
+    names = _with_layer(family.names_in_gguf(spec), GGUF_LAYER, prefix)
     weights, used = _collect(path, tensors, weight_names(spec), names, family.parts_of_layer)
     if extra := sorted(tensors.keys() - used - set(ROPE_FACTORS.values())):
         fix = "Use a directory of safetensors, or another model"
@@ -63,19 +63,19 @@ def weights_from_safetensors(
     spec: DecoderSpec,
     family: Family,
     pooling: PoolingSpec | None = None,
-    layer: str = SAFETENSORS_LAYER,
+    prefix: str = SAFETENSORS_LAYER,
 ) -> dict[str, Tensor]:
     """All weights of a spec, and of the head of its pooling, from safetensors. ModelError for a weight that is missing
     or has another shape, and for a tensor that the spec does not use: see `_check_unused`.
 
-    layer: the beginning of the names of a layer's tensors, {i} its number.
+    prefix: the beginning of the names of a layer's tensors, {i} its number.
     """
     if "embed_tokens.weight" in tensors:  # saved without a head
         tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
     names: dict[str, str | Rows] = {**SAFETENSORS_NAMES, **family.names, **family.fused(spec)}
     if "experts.gate_up" not in names and any(name.endswith(_STACKED_EXPERTS) for name in tensors):
         names |= _stacked_experts(spec)
-    names = _with_layer(names, SAFETENSORS_LAYER, layer)
+    names = _with_layer(names, SAFETENSORS_LAYER, prefix)
     wanted = chain(weight_names(spec), pooling.weight_names() if pooling else ())
     weights, used = _collect(path, tensors, wanted, names, family.parts_of_layer, transposed=family.transposed_experts)
     # Equal to the embedding, or of a model that computes no logits.
@@ -89,9 +89,9 @@ def weights_from_safetensors(
     return weights
 
 
-def _with_layer(names: Mapping[str, str | Rows], usual: str, layer: str) -> dict[str, str | Rows]:
+def _with_layer(names: Mapping[str, str | Rows], usual: str, prefix: str) -> dict[str, str | Rows]:
     """Return names of tensors with another beginning of those of layers."""
-    return {key: name if isinstance(name, Rows) else name.replace(usual, layer) for key, name in names.items()}
+    return {key: name if isinstance(name, Rows) else name.replace(usual, prefix) for key, name in names.items()}
 
 
 def _stacked_experts(spec: DecoderSpec) -> dict[str, str | Rows]:
@@ -185,13 +185,13 @@ def _rotary_parts_first(weights: dict[str, Tensor], spec: DecoderSpec, mla: MlaS
             weights[f"layers.{i}.{name}"] = Tensor(tensor.data[rows.ravel()], tensor.quant, tensor.shape)
 
 
-def _separate_latents(tensors: Mapping[str, Tensor], spec: DecoderSpec, mla: MlaSpec, layer: str) -> dict[str, Tensor]:
+def _separate_latents(tensors: Mapping[str, Tensor], spec: DecoderSpec, mla: MlaSpec, prefix: str) -> dict[str, Tensor]:
     """The tensors of a GGUF file with attn_k_b and attn_v_b of each layer as matrices [heads · rows, kv_rank]. Older
     files have both in one tensor; newer ones have them head by head, and those of k as [kv_rank, rows].
     """
     found, (nope, value) = dict(tensors), (mla.nope_dim, mla.value_dim)
     for i in range(spec.num_layers):
-        p = layer.format(i=i) + "attn_"
+        p = prefix.format(i=i) + "attn_"
         if (both := found.pop(f"{p}kv_b.weight", None)) is not None:
             found[f"{p}k_b.weight"] = select_rows(both, Rows("", 0, nope, nope + value))
             found[f"{p}v_b.weight"] = select_rows(both, Rows("", nope, nope + value, nope + value))

@@ -86,7 +86,7 @@ def read_head(path: Path, tensors: Mapping[str, Tensor], spec: DecoderSpec, fami
     else:
         fused = family.fused
         family = replace(family, names={**family.names, **final_norm}, fused=lambda _: fused(spec), unused=())
-        weights = weights_from_safetensors(path, used, one, family, layer=names.layer)
+        weights = weights_from_safetensors(path, used, one, family, prefix=names.layer)
         if family.norms_less_one:
             token_norm, hidden_norm = (float_tensor(norm.dequantize() + 1) for norm in (token_norm, hidden_norm))
     return NextTokenHead(one, weights, token_norm, hidden_norm, projection)
@@ -105,9 +105,9 @@ def _heads(tensors: Mapping[str, Tensor], num_layers: int) -> Iterator[_Names]:
             (f"blk.{i}.", "nextn.", "nextn.shared_head_", True),
         ):
             if (projection := f"{p}{own}eh_proj.weight") in tensors:
-                ends = [f"{p}{own}{name}.weight" for name in ("enorm", "hnorm")]
+                token_norm, hidden_norm = (f"{p}{own}{name}.weight" for name in ("enorm", "hnorm"))
                 copies = f"{p}{own}embed_tokens.weight", f"{p}{shared}head.weight"
-                yield _Names(p, projection, *ends, f"{p}{shared}norm.weight", copies, in_gguf)
+                yield _Names(p, projection, token_norm, hidden_norm, f"{p}{shared}norm.weight", copies, in_gguf)
                 break
         else:
             return
