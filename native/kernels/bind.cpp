@@ -87,7 +87,7 @@ void bind_model(nb::module_ &m) {
            "logits_indices"_a.noconvert().none() = nb::none(), "embed_rows"_a.noconvert().none() = nb::none(),
            "embeds"_a.noconvert().none() = nb::none(), "mrope_positions"_a.noconvert().none() = nb::none(),
            "last_seen"_a.noconvert().none() = nb::none(), "lora_ids"_a.noconvert().none() = nb::none(),
-           "greedy"_a = false)
+           "greedy"_a = false, "bidirectional"_a = false)
       .def("hidden_states", &CpuModel::hidden_states, "tokens"_a.noconvert())
       .def("add_lora", &CpuModel::add_lora, "id"_a, "factors"_a)
       .def("drop_lora", &CpuModel::drop_lora, "id"_a)

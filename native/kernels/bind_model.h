@@ -187,13 +187,13 @@ class CpuModel {
   }
 
   // The logits [L, V] at `logits_indices`, by default the inputs' own first num_logits, valid until the next call.
-  // `greedy`: only for SamplingRows, which take the tokens with the largest logits.
+  // `greedy`: only for SamplingRows, which take the tokens with the largest logits. `bidirectional`: see ForwardInput.
   nb::typed<nb::object, FloatView> step(ModelInputs &inputs, int num_tokens, int num_reqs, int num_logits,
                   const std::optional<Array1<int64_t>> &logits_indices,
                   const std::optional<Array1<int64_t>> &embed_rows, const std::optional<Array2<float>> &embeds,
                   const std::optional<Array2<int64_t>> &mrope_positions,
                   const std::optional<Array1<int64_t>> &last_seen,
-                  const std::optional<Array1<int32_t>> &lora_ids, bool greedy) {
+                  const std::optional<Array1<int32_t>> &lora_ids, bool greedy, bool bidirectional) {
     check_finished();
     const int t = in_range(num_tokens, 0, kMostTokens, "num_tokens");
     const int b = in_range(num_reqs, 0, kMostTokens, "num_reqs");
@@ -217,6 +217,7 @@ class CpuModel {
                     .embeds = nullptr,
                     .mrope_positions = nullptr,
                     .last_seen = last_seen ? at_least(*last_seen, t, "last_seen") : nullptr,
+                    .bidirectional = bidirectional,
                     .lora_ids = lora_ids ? at_least(*lora_ids, b, "lora_ids") : nullptr,
                     .groups = {}};
     if (in.num_logits && model_.lm_head.parts.empty()) throw std::invalid_argument("the model has no logits");

@@ -131,11 +131,11 @@ def test_a_value_that_is_not_computed_is_refused_with_key_value_and_fix(model_ty
     ("name", "changes"),
     [
         ("llama3", {"hidden_act": "mish"}),
-        ("llama3", {"is_causal": False}),
+        ("mistral", {"is_causal": False}),
         ("llama3", {"mlp_bias": True}),
         ("llama3", {"v_head_dim": 4}),
-        ("qwen2", {"is_causal": False}),
-        ("gemma3", {"use_bidirectional_attention": True}),
+        ("phi3", {"is_causal": False}),
+        ("gemma2", {"use_bidirectional_attention": True}),
         ("gemma2", {"hidden_activation": "mish"}),
     ],
 )
@@ -281,7 +281,6 @@ def as_gguf(tmp_path, name, **more):
 @pytest.mark.parametrize(
     ("key", "typed"),
     [
-        ("attention.causal", ("bool", False)),
         ("attention.scale", ("f32", 0.5)),
         ("attention.value_length", ("u32", 4)),
         ("attention.key_length_swa", ("u32", 4)),
@@ -295,6 +294,14 @@ def as_gguf(tmp_path, name, **more):
 def test_metadata_that_is_not_computed_is_refused_by_its_name_in_the_file(tmp_path, key, typed):
     with pytest.raises(ModelError, match=rf"model\.gguf: (llama\.)?{key} = .* is not supported"):
         load_model(as_gguf(tmp_path, "llama-linear-tied", **{f"llama.{key}": typed}))
+
+
+def test_a_file_whose_tokens_see_the_whole_text_has_no_logits_and_a_sliding_window_is_refused(tmp_path):
+    causal = {"llama.attention.causal": ("bool", False)}
+    spec = load_model(as_gguf(tmp_path, "llama-linear-tied", **causal)).spec
+    assert (spec.is_causal, spec.has_logits) == (False, False)
+    with pytest.raises(ModelError, match="is_causal = False is not supported with a sliding window"):
+        load_model(make(tmp_path, "qwen2-sliding", is_causal=False))
 
 
 @pytest.mark.parametrize("key", ["alpha", "zebra", "yarn_log_multiplier", "attn_factor"])

@@ -9,7 +9,8 @@ from foreword import LLM, PoolingParams
 from foreword.errors import ModelError, RequestError
 from foreword.models.loader import load_model
 from foreword.models.tokenizer import Tokenizer
-from models.pooling_models import make_pooling
+from models.pooling_models import POOLING, make_pooling
+from models.tiny import random_tensors, write_safetensors
 
 MODULES = [{"type": f"sentence_transformers.models.{kind}", "path": path}
            for kind, path in (("Transformer", ""), ("Pooling", "1_Pooling"))]  # fmt: skip
@@ -43,7 +44,8 @@ def test_the_pooling_of_sentence_transformers_is_read(tmp_path, pooling, want):
     [
         (MODULES, {"pooling_mode_max_tokens": True}, "pooling max_tokens is not supported"),
         (MODULES, {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, "pooling mean_tokens, cls_token"),
-        ([*MODULES, {"type": "a.Dense", "path": "2"}], {"pooling_mode": "mean"}, "module 'Dense' is not supported"),
+        ([*MODULES, {"type": "a.Router", "path": "2"}], {"pooling_mode": "mean"}, "module 'Router' is not supported"),
+        ([*MODULES, {"type": "a.Dense", "path": "2"}], {"pooling_mode": "mean"}, r"2/config\.json: cannot be read"),
         ([{"path": ""}], {}, "type = None: expected a module with texts type and path"),
         ({"type": "a.Pooling"}, {}, "not a list of modules"),
     ],
@@ -51,6 +53,61 @@ def test_the_pooling_of_sentence_transformers_is_read(tmp_path, pooling, want):
 def test_modules_that_cannot_be_followed_are_refused(tmp_path, modules, pooling, message):
     with pytest.raises(ModelError, match=message):
         load_model(with_modules(make_pooling(tmp_path, "bert"), modules, pooling))
+
+
+DENSE = [
+    {"in_features": 32, "out_features": 20, "bias": True, "activation_function": "torch.nn.ReLU"},
+    {"in_features": 20, "out_features": 12, "bias": False, "activation_function": "torch.nn.Identity"},
+]
+
+
+def with_dense(folder, **changes):
+    """The directory with two layers after the pooling, the second with changes, and the tensors of both."""
+    modules = [*MODULES, *({"type": "sentence_transformers.models.Dense", "path": f"{i}_Dense"} for i in (2, 3))]
+    with_modules(folder, modules, {"pooling_mode": "mean"})
+    layers = []
+    for i, config in enumerate((DENSE[0], {**DENSE[1], **changes})):
+        place = folder / f"{2 + i}_Dense"
+        place.mkdir()
+        (place / "config.json").write_text(json.dumps(config))
+        names = ("weight", "bias") if DENSE[i]["bias"] else ("weight",)
+        shape = DENSE[i]["out_features"], DENSE[i]["in_features"]
+        layers.append(random_tensors({f"linear.{name}": shape[: 2 - (name == "bias")] for name in names}, seed=i))
+        write_safetensors(place / "model.safetensors", layers[-1])
+    return folder, layers
+
+
+@pytest.mark.parametrize("name", ["bert", "gemma3-bidirectional"])
+def test_layers_after_the_pooling_change_embeddings_and_not_those_of_tokens(tmp_path, name):
+    folder, (first, second) = with_dense(make_pooling(tmp_path, name))
+    with LLM(folder, executor="numpy") as llm:
+        text = POOLING[name]["texts"][0]
+        [vector] = llm.embed([text["token_ids"]])
+        hidden = np.maximum(first["linear.weight"] @ np.array(text["mean"]) + first["linear.bias"], 0)
+        expected = second["linear.weight"] @ hidden
+        np.testing.assert_allclose(vector, expected / np.linalg.norm(expected), atol=2e-5)
+        [shorter] = llm.embed([text["token_ids"]], PoolingParams(dimensions=5, normalize=False))
+        np.testing.assert_allclose(shorter, expected[:5], atol=2e-4)
+        [output] = llm.encode([text["token_ids"]], PoolingParams(task="token_embed"))
+        assert output.outputs.data.shape == (len(text["token_ids"]), 32)
+        with pytest.raises(RequestError, match="dimensions = 13: the model has 12"):
+            llm.embed([text["token_ids"]], PoolingParams(dimensions=13))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"in_features": 32}, "in_features of 3_Dense is 32, not 20"),
+        ({"activation_function": "torch.nn.Hardswish"}, "activation_function 'Hardswish' is not supported"),
+        ({"bias": True}, r"dense\.1\.linear\.bias .* is missing"),
+        ({"use_residual": True}, "use_residual = True is not supported"),
+        ({"scale": 2}, "scale = 2 is not supported"),
+    ],
+)
+def test_layers_after_the_pooling_that_are_not_computed_are_refused(tmp_path, changes, message):
+    folder, _ = with_dense(make_pooling(tmp_path, "bert"), **changes)
+    with pytest.raises(ModelError, match=message):
+        load_model(folder)
 
 
 def with_files(folder, **files):

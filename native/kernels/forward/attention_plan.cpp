@@ -33,6 +33,20 @@ void tiles_with_spans(const ForwardInput &in, int req, int max_queries, Attentio
   }
 }
 
+// The same where a query sees the keys after it too: moved by one less than the window, a causal mask with a window of
+// both sides shows all at a smaller distance.
+template <class Tile>
+void bidirectional_tiles(const ForwardInput &in, int req, int max_queries, AttentionWindow window, Tile tile) {
+  const int begin = in.query_start_loc[req], end = in.query_start_loc[req + 1];
+  const int64_t length = in.seq_lens[req];
+  for (int first = begin; first < end; first += max_queries) {
+    const int count = std::min(max_queries, end - first);
+    const int64_t position = in.positions[first], moved = window.size ? window.size - 1 : length;
+    const int64_t key_end = std::min(length, position + count + moved);
+    tile({req, first, count, position + moved, window.begin(position), key_end, window.size ? 2 * moved + 1 : 0, -1});
+  }
+}
+
 }  // namespace
 
 void plan_attention(const ForwardInput &in, int max_queries, AttentionWindow window, int num_kv_heads, int num_threads,
@@ -59,7 +73,9 @@ void plan_attention(const ForwardInput &in, int max_queries, AttentionWindow win
     }
   };
   for (int b = 0; b < in.num_reqs; ++b) {
-    if (in.last_seen) {
+    if (in.bidirectional) {
+      bidirectional_tiles(in, b, max_queries, window, add);
+    } else if (in.last_seen) {
       tiles_with_spans(in, b, max_queries, window, add);
     } else {
       causal_tiles(in, b, max_queries, window, add);

@@ -28,6 +28,7 @@ struct ForwardInput {
   const float *embeds;             // [N, hidden_size]
   const int64_t *mrope_positions;  // [num_axes, T]; null: `positions` in every axis
   const int64_t *last_seen;        // [T] the position of the last key that a token sees; null: its own
+  bool bidirectional;              // a token sees the keys after it too, a window to both sides; no last_seen
   const int32_t *lora_ids;         // [B] the adapter of each request, 0: none; null: none has one
   struct Group {
     const int64_t *slot_mapping;  // [T]; −1: not stored

@@ -107,6 +107,8 @@ class DecoderModel(Model[LoadedModel]):
         self.suggested = loaded.generation.suggested
         if loaded.family is not None:
             self.read_lora = partial(read_lora, spec=self.spec, family=loaded.family, from_gguf=loaded.from_gguf)
+        if not (self.spec.is_causal or kind.sees_later):
+            raise ConfigError(f"executor={kind.name!r}: lets no token see later ones, as the model does; use {_SEEING}")
         if (never := loaded.generation).suppressed or never.suppressed_first:
             from foreword.sampling.generation_rules import GenerationProcessor, GenerationRules  # few models have rules
 
@@ -115,7 +117,8 @@ class DecoderModel(Model[LoadedModel]):
 
     def configured(self, config: EngineConfig) -> EngineConfig:
         speculates = self.kind.speculates and self.generates and not self.spec.state_size
-        return config.resolved(speculates=speculates, prefers_async=self.kind.prefers_async)
+        config = config.resolved(speculates=speculates, prefers_async=self.kind.prefers_async)
+        return config if self.spec.is_causal else _of_whole_texts(config, self.spec.max_model_len)
 
     def memory(self, config: EngineConfig) -> HostMemory | None:
         length = config.max_model_len or self.spec.max_model_len
@@ -154,9 +157,8 @@ class DecoderModel(Model[LoadedModel]):
         if images is None:
             reason = self.loaded.no_images
             return Media(refused={"image": reason}, limits=limits) if reason else Media(limits=limits)
-        if images.spec.sees_all and not self.kind.sees_spans:
-            able = " or ".join(repr(kind.name) for kind in KINDS.values() if kind.sees_spans)
-            reason = f"executor {self.kind.name!r} lets no token see later ones, as those of an image do; use {able}"
+        if images.spec.sees_all and not self.kind.sees_later:
+            reason = f"executor {self.kind.name!r} lets no token see later ones, as those of an image do; use {_SEEING}"
             return Media(refused={"image": reason}, limits=limits)
         return Media(self.kind.images(images, self.options), limits=limits)
 
@@ -194,25 +196,31 @@ class EncoderModel(Model[LoadedModel]):
         config = config.resolved(speculates=False)
         check_of_encoder(config)
         check_of_encoder(config.scheduler)
-        length = request_length(self.spec.max_model_len, self.spec.max_model_len, config)
-        if config.speculation is not None:
-            raise ConfigError("speculation: the model is an encoder and generates nothing; leave it out")
-        limits = config.scheduler
-        tokens = max(limits.max_num_batched_tokens, length)
-        return replace(
-            config,
-            scheduler=replace(limits, max_num_batched_tokens=tokens, chunked_prefill=False, long_prefill_threshold=0),
-            max_model_len=length,
-            block_size=length,
-            num_blocks=1 + limits.max_num_seqs,
-            prefix_caching=False,
-        )
+        config = _of_whole_texts(config, self.spec.max_model_len)
+        length = config.max_model_len or self.spec.max_model_len
+        return replace(config, block_size=length, num_blocks=1 + config.scheduler.max_num_seqs)
 
     def pool(self, config: EngineConfig, memory: HostMemory | None = None) -> PoolSize:
         return pool_of(config.max_model_len or 0, (KVGroup(config.block_size),), 0, config)
 
     def executor(self, size: PoolSize) -> Executor:
         return self.kind.encoder(self.spec, self.weights, self.pooling, self.options)
+
+
+_SEEING = " or ".join(repr(kind.name) for kind in KINDS.values() if kind.sees_later)
+
+
+def _of_whole_texts(config: EngineConfig, max_model_len: int) -> EngineConfig:
+    """Return the settings for a model whose steps have whole texts. ConfigError for a length that it cannot have, and
+    for speculation.
+    """
+    length = request_length(max_model_len, max_model_len, config)
+    if config.speculation is not None:
+        raise ConfigError("speculation: the model generates nothing; leave it out")
+    limits = config.scheduler
+    tokens = max(limits.max_num_batched_tokens, length)
+    limits = replace(limits, max_num_batched_tokens=tokens, chunked_prefill=False, long_prefill_threshold=0)
+    return replace(config, scheduler=limits, max_model_len=length, prefix_caching=False)
 
 
 def model_of(loaded: LoadedModel, kind: ExecutorKind[Any], options: ExecutorOptions) -> Model[LoadedModel]:

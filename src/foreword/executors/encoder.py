@@ -8,10 +8,10 @@ import numpy as np
 
 from foreword.arrays import F32, I32, I64, Ints
 from foreword.batch import InputBatch
-from foreword.errors import EngineError, PlanError
 from foreword.executors.executor import Capability
 from foreword.executors.functions import ACTIVATIONS, FloatWeights, layer_norm, softmax
 from foreword.executors.host import HostExecutor
+from foreword.executors.inputs import check_whole
 from foreword.executors.numpy import rotate
 from foreword.executors.pooling import Pooler
 from foreword.models.encoder_spec import EncoderLayerSpec, EncoderSpec
@@ -120,20 +120,3 @@ class EncoderExecutor(HostExecutor):
             return None
         ends = np.array([np.iinfo(np.int32).max if first is None else first for first in firsts], np.int64)
         return (batch.positions[: batch.num_tokens] >= ends[batch.req_indices]).astype(np.int32)
-
-
-def check_whole(batch: InputBatch) -> None:
-    """PlanError for a request of which the step computes only a part, or that generates."""
-    states = batch.states
-    partial = batch.num_scheduled_tokens != states.prompt_len[batch.idx_mapping]
-    if partial.any():
-        b = int(partial.argmax())
-        raise PlanError(
-            "an encoder computes whole texts: schedule them with chunked_prefill=False",
-            step=batch.step,
-            request=batch.req_ids[b],
-            tensor="num_scheduled_tokens",
-            got=int(batch.num_scheduled_tokens[b]),
-        )
-    if len(states.extras.pooling_params) < batch.num_reqs:
-        raise EngineError("an encoder has no logits: every request needs pooling_params")

@@ -9,7 +9,7 @@ import numpy as np
 
 from foreword.arrays import I64, AnyArray
 from foreword.batch import InputBatch, LoraMapping, lora_mapping, mrope_positions, prefilling_with, prompt_embeds
-from foreword.errors import PlanError
+from foreword.errors import EngineError, PlanError
 from foreword.executors.executor import Capability, Executor
 
 
@@ -56,6 +56,23 @@ def last_seen(batch: InputBatch, embeds: tuple[I64, AnyArray]) -> I64:
     seen = batch.positions[: batch.num_tokens].copy()
     seen[tokens] += vectors[:, -1].astype(np.int64)
     return seen
+
+
+def check_whole(batch: InputBatch) -> None:
+    """PlanError for a request of which the step computes only a part, or that generates."""
+    states = batch.states
+    partial = batch.num_scheduled_tokens != states.prompt_len[batch.idx_mapping]
+    if partial.any():
+        b = int(partial.argmax())
+        raise PlanError(
+            "the model computes whole texts: schedule them with chunked_prefill=False",
+            step=batch.step,
+            request=batch.req_ids[b],
+            tensor="num_scheduled_tokens",
+            got=int(batch.num_scheduled_tokens[b]),
+        )
+    if len(states.extras.pooling_params) < batch.num_reqs:
+        raise EngineError("a model that computes whole texts has no logits: every request needs pooling_params")
 
 
 TEXT = StepInputs()

@@ -47,7 +47,7 @@ class ExecutorKind(ABC, Generic[O]):
     name: as users write it. options: the class of its options. packages: modules that it needs. extra: the extra of
     pyproject.toml that brings them. prefers_async: whether steps are planned ahead unless the settings say otherwise.
     runs_drafts: whether it runs draft models, too; beside another, they run on `best_kind`.
-    sees_spans: whether its decoders compute prompt embeddings that see later ones (`DecoderSpec.sees_spans`).
+    sees_later: whether its decoders compute tokens that see later ones (`is_causal`, `sees_spans` of `DecoderSpec`).
     speculates: whether drafts are verified by default: where they change no token, as no result depends on the batch.
     """
 
@@ -57,7 +57,7 @@ class ExecutorKind(ABC, Generic[O]):
     extra: ClassVar[str] = ""
     prefers_async: ClassVar[bool] = False
     runs_drafts: ClassVar[bool] = True
-    sees_spans: ClassVar[bool] = False
+    sees_later: ClassVar[bool] = False
     speculates: ClassVar[bool] = False
 
     @property
@@ -146,7 +146,7 @@ class ExecutorKind(ABC, Generic[O]):
 class NativeKind(ExecutorKind[NativeOptions]):
     """The CPU kernels."""
 
-    name, options, sees_spans = "native", NativeOptions, True
+    name, options, sees_later = "native", NativeOptions, True
     speculates = True
 
     @property
@@ -195,7 +195,7 @@ class NativeKind(ExecutorKind[NativeOptions]):
 class NumpyKind(ExecutorKind[VisionOptions]):
     """The NumPy arithmetic: short and slow, the one that the others are compared with."""
 
-    name, options, sees_spans = "numpy", VisionOptions, True
+    name, options, sees_later = "numpy", VisionOptions, True
 
     def tower_options(self, options: VisionOptions) -> None:
         return None

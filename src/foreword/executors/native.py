@@ -18,7 +18,7 @@ from foreword.batch import InputBatch, InputBuffers, lora_mapping
 from foreword.errors import ConfigError, EngineError, PlanError
 from foreword.executors.executor import Capability
 from foreword.executors.host import TransferPagedExecutor
-from foreword.executors.inputs import last_seen
+from foreword.executors.inputs import check_whole, last_seen
 from foreword.executors.key_scales import key_scales
 from foreword.executors.nodes import first_nodes
 from foreword.executors.option_types import NativeKeywords
@@ -263,6 +263,8 @@ class NativeExecutor(TransferPagedExecutor):
         return self.sampler.sample(batch, self._step(batch, batch.logits_indices, greedy=greedy), sampling)
 
     def _step(self, batch: InputBatch, logits_indices: I64, *, greedy: bool) -> F32:
+        if not self.spec.is_causal:
+            check_whole(batch)
         inputs = batch.buffers.attach(_model_inputs, _model_inputs)
         own = logits_indices is batch.logits_indices
         num_reqs, num_tokens = batch.scalars.num_reqs, batch.scalars.num_tokens
@@ -274,6 +276,7 @@ class NativeExecutor(TransferPagedExecutor):
                 len(logits_indices),
                 None if own else logits_indices,
                 greedy=greedy,
+                bidirectional=not self.spec.is_causal,
                 **self._given_inputs(batch),
             )
         except ValueError as error:

@@ -17,7 +17,7 @@ from foreword.batch import InputBatch, visible
 from foreword.executors.executor import Capability
 from foreword.executors.functions import ACTIVATIONS, FloatWeights, cap, layer_norm, rms_norm, sigmoid, softmax
 from foreword.executors.host import TransferPagedExecutor
-from foreword.executors.inputs import last_seen, step_adapters
+from foreword.executors.inputs import check_whole, last_seen, step_adapters
 from foreword.executors.numpy_recurrent import StateRun, recurrent_layer, state_runs
 from foreword.executors.pooling import Pooler
 from foreword.models.lora import LoraAdapter
@@ -152,6 +152,8 @@ class NumpyExecutor(TransferPagedExecutor):
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
         """Compute the batch, write its keys and values, and return the logits [L, V] at ``logits_indices``."""
         spec, T = self.spec, batch.num_tokens
+        if not spec.is_causal:
+            check_whole(batch)
         embeds, mrope = self.inputs_of(batch)
         has_spans = embeds is not None and embeds[1].shape[1] > spec.hidden_size
         seen = last_seen(batch, embeds) if embeds is not None and has_spans else None
@@ -300,7 +302,11 @@ class NumpyExecutor(TransferPagedExecutor):
             query = q[start:end].reshape(end - start, spec.num_kv_heads, per_kv, spec.head_dim)
             scores = np.einsum("tgqd,sgd->gqts", query, past_k, optimize=True) * np.float32(spec.query_scale)
             scores = cap(scores, spec.attn_softcap)
-            mask = visible(at := batch.positions[start:end], length, layer.sliding_window)
+            at = batch.positions[start:end]
+            mask = visible(at, length, layer.sliding_window)
+            if not spec.is_causal:
+                distance = np.abs(at[:, None] - np.arange(length))
+                mask = distance < (length if layer.sliding_window is None else layer.sliding_window)
             if layer.chunked and layer.sliding_window is not None:
                 mask &= np.arange(length) >= (at - at % layer.sliding_window)[:, None]
             if step.seen is not None:  # those of a span have equal values, others have values of their own

@@ -10,7 +10,7 @@ from foreword.arrays import F32, I64, AnyArray
 from foreword.batch import InputBatch, PoolingMetadata, PoolingParams, PoolingTask, PoolingType, pooling_metadata
 from foreword.errors import ModelOutputError
 from foreword.executors.functions import ACTIVATIONS, layer_norm
-from foreword.models.pooling import PoolingSpec
+from foreword.models.pooling import HeadLayer, PoolingSpec
 from foreword.models.weights import Weights
 
 
@@ -85,23 +85,25 @@ class Pooler:
     def result(self, params: PoolingParams, pooled: F32) -> F32:
         """From pooled states [n, hidden], row by row: no row depends on the others, in no bit."""
         if params.task in ("embed", "token_embed"):
-            out = pooled[:, : params.dimensions]
+            out = self.layers(pooled, "dense", self.spec.dense) if params.task == "embed" else pooled
+            out = out[:, : params.dimensions]
             if params.normalize:
                 length = np.sqrt(np.square(out, dtype=np.float64).sum(-1, keepdims=True))
                 out = (out / np.maximum(length, 1e-12)).astype(np.float32)
             return out
-        out = self.head(pooled)
+        out = self.layers(pooled, "head", self.spec.head)
         return out if params.task == "reward" else ACTIVATIONS[self.spec.activation](out)
 
-    def head(self, h: F32) -> F32:
-        """[n, hidden] → [n, labels]"""
-        for i, layer in enumerate(self.spec.head):
-            h = (h[:, None] @ self._floats[f"head.{i}"].T)[:, 0]  # a product per row, whose sums depend on it alone
+    def layers(self, h: F32, part: str, layers: Sequence[HeadLayer]) -> F32:
+        """[n, hidden] → [n, outputs of the last layer]. part: of the names of their weights."""
+        for i, layer in enumerate(layers):
+            name = f"{part}.{i}"
+            h = (h[:, None] @ self._floats[name].T)[:, 0]  # a product per row, whose sums depend on it alone
             if layer.bias:
-                h = h + self._floats[f"head.{i}_bias"]
+                h = h + self._floats[f"{name}_bias"]
             h = ACTIVATIONS[layer.activation](h)
             if layer.norm:
-                h = layer_norm(h, self._floats[f"head.{i}_norm"], None, self.spec.norm_eps)
+                h = layer_norm(h, self._floats[f"{name}_norm"], None, self.spec.norm_eps)
         return h
 
 

@@ -20,13 +20,13 @@ from foreword.models.files import FileRows, ModelFile
 from foreword.models.generation_files import GenerationFiles, generation_of_gguf, read_generation
 from foreword.models.gguf import read_gguf
 from foreword.models.keys import Keys
-from foreword.models.naming import encoder_weights, has_own_head, weights_from_gguf, weights_from_safetensors
+from foreword.models.naming import DENSE, encoder_weights, has_own_head, weights_from_gguf, weights_from_safetensors
 from foreword.models.next_token import NextTokenHead, read_head, without_head
 from foreword.models.ollama_names import from_ollama
 from foreword.models.pooling import HeadLayer, PoolingSpec
 from foreword.models.pooling_files import gguf_pooling, has_logits, read_pooling
 from foreword.models.safetensors import read_directory
-from foreword.models.sentence_transformers import read_sentence_transformer
+from foreword.models.sentence_transformers import SentenceTransformer, read_sentence_transformer
 from foreword.models.spec import DecoderSpec
 from foreword.models.tokenizer import Tokenizer
 from foreword.models.vision_files import LoadedVision, find_mmproj, is_mmproj, read_mmproj, read_vision
@@ -138,6 +138,8 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
         raise _unsupported(path, f"architecture {architecture!r}", "GGUF files", GGUF_FAMILIES)
     config = config_from_gguf(gguf, family.keys)
     spec = family.read(config)
+    if not spec.is_causal:
+        spec = spec.changed(has_logits=False)
     files = dict.fromkeys(t.stored.file for t in gguf.tensors.values() if isinstance(t.stored, FileRows))
     own = without_head(gguf.tensors, spec.num_layers)
     weights = FileWeights(weights_from_gguf(path, own, spec, family), files)
@@ -175,7 +177,7 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
     if is_text_part:
         tensors = _text_tensors(tensors)
     spec = family.read(config)
-    if not has_logits(config):
+    if not (spec.is_causal and has_logits(config)):
         spec = spec.changed(has_logits=False)
     elif spec.tie_embeddings and has_own_head(tensors):
         spec = spec.changed(tie_embeddings=False)
@@ -183,7 +185,7 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
     if beside.max_text_len is not None and beside.max_text_len <= spec.max_model_len:
         spec = replace(spec, max_model_len=beside.max_text_len, longer=None)
     pooling = read_pooling(config, beside, "last", partial(_score_head, spec.hidden_size), "last")
-    own = without_head(tensors, spec.num_layers)
+    own = {**without_head(tensors, spec.num_layers), **_dense_tensors(beside, sources)}
     weights = FileWeights(weights_from_safetensors(folder, own, spec, family, pooling), sources, config.values)
     tokenizer = Tokenizer.from_directory(folder, lowercase=beside.lowercase)
     generation = read_generation(folder)
@@ -211,6 +213,7 @@ def _load_encoder(folder: Path, config: Config, family: EncoderFamily, name: str
     pooling = read_pooling(config, beside, "mean", partial(family.head, own), family.head_pooling(own))
     pooling = replace(pooling, num_token_types=spec.num_token_types)
     tensors, sources = _tensors(folder, config)
+    tensors = {**tensors, **_dense_tensors(beside, sources)}
     weights = FileWeights(encoder_weights(folder, tensors, spec, family, pooling), sources, config.values)
     tokenizer = Tokenizer.from_directory(folder, lowercase=beside.lowercase)
     return _loaded(spec, weights, tokenizer, name, folder, pooling, GenerationFiles(), config, family.keys)
@@ -245,6 +248,18 @@ def _tensors(folder: Path, config: Config) -> tuple[Mapping[str, Tensor], list[M
 
     entries = read_directory(folder)
     return read_weights(entries, config), list(dict.fromkeys(entry.rows.file for entry in entries.values()))
+
+
+def _dense_tensors(beside: SentenceTransformer, files: list[ModelFile]) -> dict[str, Tensor]:
+    """The tensors of the layers after the pooling, with names that begin with `DENSE`. Their files are added to
+    ``files``.
+    """
+    found: dict[str, Tensor] = {}
+    for i, (_, folder) in enumerate(beside.dense):
+        for name, entry in read_directory(folder).items():
+            found[f"{DENSE}{i}.{name}"] = entry.tensor()
+            files.append(entry.rows.file)
+    return found
 
 
 def _score_head(hidden_size: int, labels: int) -> tuple[HeadLayer, ...]:

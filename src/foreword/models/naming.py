@@ -26,6 +26,8 @@ _ROWS_COMPARED = 1024
 """Rows that are read at once to compare two tensors."""
 _COMPUTED = ("rotary_emb.inv_freq", "position_ids", "masked_bias")
 """Ends of the names of tensors that older files have, although they follow from the configuration."""
+DENSE = "dense."
+"""Beginning of the names of tensors of layers after the pooling; behind it, the number of the layer."""
 _STACKED_EXPERTS = ".mlp.experts.gate_up_proj"
 _CANONICAL = re.compile(r"(?:layers\.(\d+)\.)?(?:(experts)\.(\d+)\.)?(.+)")
 
@@ -71,8 +73,8 @@ def weights_from_safetensors(
     prefix: the beginning of the names of a layer's tensors, {i} its number.
     """
     if "embed_tokens.weight" in tensors:  # saved without a head
-        tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
-    names: dict[str, str | Rows] = {**SAFETENSORS_NAMES, **family.names, **family.fused(spec)}
+        tensors = {name if name.startswith(DENSE) else f"model.{name}": tensor for name, tensor in tensors.items()}
+    names: dict[str, str | Rows] = {**SAFETENSORS_NAMES, **family.names, **family.fused(spec), **_dense_names(pooling)}
     if "experts.gate_up" not in names and any(name.endswith(_STACKED_EXPERTS) for name in tensors):
         names |= _stacked_experts(spec)
     names = _with_layer(names, SAFETENSORS_LAYER, prefix)
@@ -92,6 +94,13 @@ def weights_from_safetensors(
 def _with_layer(names: Mapping[str, str | Rows], usual: str, prefix: str) -> dict[str, str | Rows]:
     """Return names of tensors with another beginning of those of layers."""
     return {key: name if isinstance(name, Rows) else name.replace(usual, prefix) for key, name in names.items()}
+
+
+def _dense_names(pooling: PoolingSpec | None) -> dict[str, str]:
+    """Return where the layers after the pooling are among the tensors of a directory."""
+    parts = {"": "weight", "_bias": "bias"}
+    count = 0 if pooling is None else len(pooling.dense)
+    return {f"{DENSE}{i}{end}": f"{DENSE}{i}.linear.{part}" for i in range(count) for end, part in parts.items()}
 
 
 def _stacked_experts(spec: DecoderSpec) -> dict[str, str | Rows]:
@@ -128,7 +137,7 @@ def encoder_weights(
     if table is not None and table.shape[0] > spec.num_positions:  # its first rows belong to padding
         rows["positions"] = Rows("table", table.shape[0] - spec.num_positions, table.shape[0])
     wanted = chain(encoder_weight_names(spec), pooling.weight_names())
-    weights, used = _collect(path, plain, wanted, {**family.names, **rows})
+    weights, used = _collect(path, plain, wanted, {**family.names, **rows, **_dense_names(pooling)})
     _check_unused(path, plain, used, spec.architecture, family.unused)
     return weights
 

@@ -26,14 +26,16 @@ class HeadLayer:
 class PoolingSpec:
     """The pooling of a model, as `PoolingParams` names it.
 
-    hidden_size: of its embeddings. num_token_types: that the model distinguishes; two of a pair need 2.
-    head: of a classifier, applied to the pooled states; its last layer has an output per label. activation: of the
-    head's outputs. labels: their names. prompts: texts that come before the texts of a task, by name; default_prompt:
-    the name of the one before texts to embed, "" if there is none. comparison: of two embeddings.
+    hidden_size: of its embeddings. dense: layers between pooled states and these. num_token_types: that the model
+    distinguishes; two of a pair need 2. head: of a classifier, applied to the pooled states; its last layer has an
+    output per label. activation: of the head's outputs. labels: their names. prompts: texts that come before the texts
+    of a task, by name; default_prompt: the name of the one before texts to embed, "" if there is none. comparison: of
+    two embeddings.
     """
 
     hidden_size: int = 0
     pooling: Pooling = "last"
+    dense: tuple[HeadLayer, ...] = ()
     num_token_types: int = 0
     head: tuple[HeadLayer, ...] = ()
     activation: ResultActivation = "identity"
@@ -61,10 +63,11 @@ class PoolingSpec:
         return next((name for name in names if name in self.prompts), "")
 
     def weight_names(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """The canonical names of the head's weights with their shapes."""
-        for i, layer in enumerate(self.head):
-            yield f"head.{i}", (layer.outputs, layer.inputs)
-            if layer.bias:
-                yield f"head.{i}_bias", (layer.outputs,)
-            if layer.norm:
-                yield f"head.{i}_norm", (layer.outputs,)
+        """The canonical names of the weights of dense layers and of the head, with their shapes."""
+        for part, layers in (("dense", self.dense), ("head", self.head)):
+            for i, layer in enumerate(layers):
+                yield f"{part}.{i}", (layer.outputs, layer.inputs)
+                if layer.bias:
+                    yield f"{part}.{i}_bias", (layer.outputs,)
+                if layer.norm:
+                    yield f"{part}.{i}_norm", (layer.outputs,)

@@ -55,10 +55,17 @@ def read_pooling(
     values: dict[str, Any] = {
         "hidden_size": config.size("hidden_size"),
         "pooling": files.pooling or default,
+        "dense": tuple(layer for layer, _ in files.dense),
         "prompts": files.prompts,
         "default_prompt": files.default_prompt,
         "comparison": files.comparison,
     }
+    size = values["hidden_size"]
+    for layer, folder in files.dense:
+        if layer.inputs != size:
+            raise config.error(f"in_features of {folder.name} is {layer.inputs}, not {size}", USE_ITS_CONFIG)
+        size = layer.outputs
+    values["hidden_size"] = size
     if is_classifier(config):
         labels = _labels(config)
         values |= {

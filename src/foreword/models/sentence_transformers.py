@@ -13,10 +13,12 @@ from foreword.jsonfile import read_bytes, read_object
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.files import FETCH_AGAIN
 from foreword.models.keys import Key, Keys, only, table
-from foreword.models.pooling import Pooling
+from foreword.models.pooling import HeadActivation, HeadLayer, Pooling
 
-_MODULES = ("Transformer", "Pooling", "Normalize")
-"""Those that are computed, in this order. Embeddings are normalised unless a request says otherwise."""
+_MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
+"""Those that are computed, in this order; there may be several of Dense. Embeddings are normalised unless a request
+says otherwise.
+"""
 _MODES: Mapping[str, Pooling] = {
     "cls": "cls",
     "cls_token": "cls",
@@ -51,6 +53,21 @@ _POOLING = table(
         Key(_FLAG + "weightedmean_tokens", False),
     ]
 )
+_ACTIVATIONS: Mapping[str, HeadActivation] = {
+    "Identity": "identity",
+    "Tanh": "tanh",
+    "GELU": "gelu",
+    "ReLU": "relu",
+    "SiLU": "silu",
+}
+_DENSE = table(
+    [
+        *(Key("in_features"), Key("out_features"), Key("bias", True)),
+        Key("activation_function", "torch.nn.modules.activation.Tanh"),
+        *(only(f"module_{side}_name", None, "sentence_embedding") for side in ("input", "output")),
+        only("use_residual", False),
+    ]
+)
 _NORMALIZE = table([only(f"module_{side}_name", "sentence_embedding") for side in ("input", "output")])
 _MODEL = table(
     [
@@ -63,12 +80,13 @@ _MODEL = table(
 
 @dataclass(frozen=True, slots=True)
 class SentenceTransformer:
-    """pooling: of the module Pooling, None without. max_text_len: None if nothing limits it. lowercase: whether texts
-    are lower-cased first. prompts: texts that come before the texts of a task, by name. default_prompt: the name of the
-    one before any text; "": none. comparison: of two embeddings.
+    """pooling: of the module Pooling, None without. dense: the layers after it, each with its folder. max_text_len:
+    None if nothing limits it. lowercase: whether texts are lower-cased first. prompts: texts that come before the texts
+    of a task, by name. default_prompt: the name of the one before any text; "": none. comparison: of two embeddings.
     """
 
     pooling: Pooling | None = None
+    dense: tuple[tuple[HeadLayer, Path], ...] = ()
     max_text_len: int | None = None
     lowercase: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -78,7 +96,8 @@ class SentenceTransformer:
 
 def read_sentence_transformer(folder: Path, hidden_size: int) -> SentenceTransformer:
     """Return what the files of a directory say. ModelError for a module or a value that is not computed."""
-    modules = _modules(folder / "modules.json")
+    found = _modules(folder / "modules.json")
+    modules = dict(found)
     transformer = _config(next(filter(Path.exists, (folder / name for name in _TRANSFORMER_FILES)), None), _TRANSFORMER)
     model = _config(folder / "config_sentence_transformers.json", _MODEL)
     prompts, default = _prompts(model)
@@ -95,6 +114,7 @@ def read_sentence_transformer(folder: Path, hidden_size: int) -> SentenceTransfo
         limit = int(longest) if isinstance(longest, int | float) and 0 < longest < 1 << 28 else None
     return SentenceTransformer(
         pooling=pooling,
+        dense=tuple(_dense(folder / where) for kind, where in found if kind == "Dense"),
         max_text_len=limit,
         lowercase=transformer.get("do_lower_case", bool),
         prompts=prompts,
@@ -112,10 +132,21 @@ def _config(path: Path | None, keys: Keys, *, required: bool = False) -> Config:
     return config
 
 
-def _modules(path: Path) -> dict[str, str]:
-    """Return the folder of each module by the name of its class, {} without the file. ModelError for other modules."""
+def _dense(folder: Path) -> tuple[HeadLayer, Path]:
+    """Return a layer after the pooling."""
+    config = _config(folder / "config.json", _DENSE, required=True)
+    name = config.get("activation_function", str).rsplit(".", 1)[-1]
+    if name not in _ACTIVATIONS:
+        fix = f"Use a model with one of {', '.join(_ACTIVATIONS)}"
+        raise config.error(f"activation_function {name!r:.80} is not supported", fix)
+    inputs, outputs = config.size("in_features"), config.size("out_features")
+    return HeadLayer(inputs, outputs, bias=config.get("bias", bool), activation=_ACTIVATIONS[name]), folder
+
+
+def _modules(path: Path) -> list[tuple[str, str]]:
+    """Return the name of the class and the folder of each module, [] without the file. ModelError for other modules."""
     if not path.exists():
-        return {}
+        return []
     try:
         modules = json.loads(read_bytes(path, ModelError))
     except (ValueError, RecursionError) as error:
@@ -133,7 +164,7 @@ def _modules(path: Path) -> dict[str, str]:
     kinds = [kind for kind, _ in found]
     if other := sorted(set(kinds) - set(_MODULES)):
         raise ModelError(f"{path}: module {other[0]!r:.80} is not supported. Use a model without it")
-    if kinds != [kind for kind in _MODULES if kind in kinds]:
+    if kinds != [kind for kind in _MODULES for _ in range(kinds.count(kind) if kind == "Dense" else kind in kinds)]:
         known = f"Use a model with {', '.join(_MODULES)} in this order"
         raise ModelError(f"{path}: modules {', '.join(kinds):.80} are not supported. {known}")
     for kind, where in found:
@@ -141,7 +172,7 @@ def _modules(path: Path) -> dict[str, str]:
             raise ModelError(f"{path}: {kind} is in {where!r:.80}, not in a folder beside it. {FETCH_AGAIN}")
         if kind == "Transformer" and where:
             raise ModelError(f"{path}: the model is in {where!r:.80}, not beside it. Move its files there")
-    return dict(found)
+    return found
 
 
 def _pooling(config: Config, hidden_size: int, *, has_prompts: bool) -> Pooling:

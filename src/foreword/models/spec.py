@@ -176,6 +176,8 @@ class KVGroupSpec:
 class DecoderSpec:
     """A decoder-only transformer. Sizes are element counts; the module docstring gives the arithmetic.
 
+    is_causal: False: a token sees the tokens after it too, with a window those at a distance below it. Steps have whole
+    texts, and compute no logits.
     sees_spans: each prompt embedding has one more value, by which it sees later ones: see `Executor.extra_size`.
     has_logits: whether it has an output projection; classifiers have another head, see `PoolingSpec`.
     longer: the same model for requests of more than ``max_model_len`` tokens, if those use other rotary frequencies
@@ -214,6 +216,7 @@ class DecoderSpec:
     logit_scale: float = 1.0
     attn_softcap: float | None = None
     final_softcap: float | None = None
+    is_causal: bool = True
     sees_spans: bool = False
     has_logits: bool = True
     longer: DecoderSpec | None = None

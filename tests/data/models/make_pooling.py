@@ -1,11 +1,13 @@
 """Record pooling.json: what transformers computes for tiny random encoders, classifiers and decoders without logits.
 
 Needs torch, transformers and safetensors, so it runs in an environment of its own:
-    PYTHONPATH=tests python tests/data/models/make_pooling.py
+    PYTHONPATH=tests python tests/data/models/make_pooling.py [NAME...]
+Models that are not named keep their record, unless none is named.
 Weights are not recorded: `models.tiny.random_tensors` draws them again from the names and shapes.
 """
 
 import json
+import sys
 import tempfile
 from pathlib import Path
 
@@ -32,6 +34,13 @@ MODELS = {
     "roberta": transformers.RobertaModel(transformers.RobertaConfig(**{**SIZES, "pad_token_id": 1})),
     "modernbert": transformers.ModernBertModel(transformers.ModernBertConfig(**MODERN)),
     "qwen3": transformers.Qwen3Model(transformers.Qwen3Config(**DECODER, head_dim=12)),
+    "qwen2-bidirectional": transformers.Qwen2Model(transformers.Qwen2Config(**DECODER, is_causal=False)),
+    "gemma3-bidirectional": transformers.Gemma3TextModel(
+        transformers.Gemma3TextConfig(
+            **DECODER, head_dim=8, sliding_window=6, use_bidirectional_attention=True, query_pre_attn_scalar=12,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        )
+    ),
     "bert-classifier": transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, **THREE)),
     "bert-cross-encoder": transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, **ONE)),
     "roberta-classifier": transformers.RobertaForSequenceClassification(
@@ -77,14 +86,18 @@ def record(model, folder):
 
 
 def main():
-    recorded = {}
+    here = Path(__file__).parent / "pooling.json"
+    old, recorded = json.loads(here.read_text())["models"], {}
     for name, model in MODELS.items():
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            recorded[name] = old[name]
+            continue
         with tempfile.TemporaryDirectory() as folder:
             recorded[name] = record(model, Path(folder))
         print(name, len(recorded[name]["shapes"]), "tensors")
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in recorded.items())
     text = f'{{"transformers": "{transformers.__version__}", "first": {FIRST}, "models": {{\n{lines}\n}}}}\n'
-    (Path(__file__).parent / "pooling.json").write_text(text)
+    here.write_text(text)
 
 
 if __name__ == "__main__":

@@ -69,6 +69,8 @@ DECODER = (
 )
 """Keys of every decoder."""
 
+CAUSAL_OR_NOT = Key("is_causal", True, (True, False), gguf="attention.causal", gguf_default=True)
+"""Of families whose decoders may let tokens see later ones, as models of embeddings do."""
 HIDDEN_ACT = Key("hidden_act", "silu", tuple(ACTIVATIONS))
 MLP_BIAS = only("mlp_bias", False)
 BIASES = (only("attention_bias", False), MLP_BIAS, only("use_bias", False))
@@ -235,8 +237,11 @@ def decoder(
         "query_scale": dim**-0.5,
         "activation": ACTIVATIONS[config.get(act, str)] if act else "silu",
         "tie_embeddings": config.get("tie_word_embeddings", bool),
+        "is_causal": config.get("is_causal", bool, True),
     }
     made = DecoderSpec(**{**spec, **differences})
+    if not config.get("is_causal", bool, True) and any(layer.sliding_window is not None for layer in layers):
+        raise config.error("is_causal = False is not supported with a sliding window", USE_ITS_CONFIG)
     if heads % made.num_kv_heads:
         reason = f"{heads} heads are not a multiple of {made.num_kv_heads} key/value heads"
         raise config.error(reason, USE_ITS_CONFIG)

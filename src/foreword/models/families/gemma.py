@@ -37,11 +37,16 @@ def gemma3(config: Config) -> DecoderSpec:
     is_public = config.value("sliding_window_pattern") is not None
     every = config.size("sliding_window_pattern" if is_public else "_sliding_window_pattern")
     full, local = rope(config, "full_attention"), rope(_local(config), "sliding_attention")
+    is_causal = not config.get("use_bidirectional_attention", bool)
+
+    def own(window: int) -> int:
+        return window if is_causal else window // 2 + 1  # to each side
+
     layers = tuple(
-        LayerSpec(full if window is None else local, window)
+        LayerSpec(full if window is None else local, window and own(window))
         for window in windows(config, lambda i: (i + 1) % every != 0)
     )
-    return decoder(config, "gemma3", layers, **_common(config, largest=62), qk_norm=True)
+    return decoder(config, "gemma3", layers, **_common(config, largest=62), qk_norm=True, is_causal=is_causal)
 
 
 def _local(config: Config) -> Config:
@@ -85,13 +90,13 @@ _COMMON = (
     *(*DECODER, *BIASES, *WINDOWS),
     Key("hidden_activation", "gelu_pytorch_tanh", tuple(ACTIVATIONS)),
     Key("query_pre_attn_scalar"),
-    only("use_bidirectional_attention", False),
 )
 _DEFAULTS = {"num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096, "tie_word_embeddings": True}
 _WINDOW, _LOCAL_THETA = "attention.sliding_window", "rope.freq_base_swa"
 _GEMMA2 = table(
     _COMMON,
     [
+        only("use_bidirectional_attention", False),
         *(_cap_key("attn_logit_softcapping", 50.0), _cap_key("final_logit_softcapping", 30.0)),
         Key("sliding_window", gguf=_WINDOW, gguf_default=4096),
         only_in_gguf(f"{_WINDOW}_pattern", 2),
@@ -106,6 +111,7 @@ _GEMMA3_SIZES = {
 _GEMMA3 = table(
     _COMMON,
     [
+        Key("use_bidirectional_attention", False, (True, False)),
         only("attn_logit_softcapping", None, gguf="attn_logit_softcapping"),
         _cap_key("final_logit_softcapping"),
         Key("sliding_window_pattern", gguf=f"{_WINDOW}_pattern"),

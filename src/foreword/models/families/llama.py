@@ -5,6 +5,7 @@ from __future__ import annotations
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import (
     BIASES,
+    CAUSAL_OR_NOT,
     DECODER,
     HIDDEN_ACT,
     MLP_BIAS,
@@ -70,7 +71,9 @@ def smollm3(config: Config) -> DecoderSpec:
 _MIXTRAL = "model.layers.{i}.block_sparse_moe."
 _COMMON = (*DECODER, HIDDEN_ACT, *BIASES)
 FAMILIES = {
-    "llama": Family("Llama 2 and 3", llama, table(_COMMON, NORMED_EXPERTS), gguf="llama", gguf_interleaved=True),
+    "llama": Family(
+        "Llama 2 and 3", llama, table(_COMMON, NORMED_EXPERTS, [CAUSAL_OR_NOT]), gguf="llama", gguf_interleaved=True
+    ),
     "mistral": Family("Mistral", mistral, table(_COMMON, WINDOWS, num_key_value_heads=8, sliding_window=4096)),
     "mixtral": Family(
         "Mixtral",

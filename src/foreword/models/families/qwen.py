@@ -5,6 +5,7 @@ from __future__ import annotations
 from foreword.models.config import Config
 from foreword.models.families.base import (
     BIASES,
+    CAUSAL_OR_NOT,
     DECODER,
     EXPERTS,
     HIDDEN_ACT,
@@ -48,7 +49,7 @@ def qwen3_moe(config: Config) -> DecoderSpec:
     return decoder(config, "qwen3_moe", _layers(config, experts(config)), qk_norm=True)
 
 
-_QWEN2 = (*DECODER, HIDDEN_ACT, *WINDOWS, Key("use_sliding_window", False), Key("max_window_layers", 28))
+_QWEN2 = (*DECODER, CAUSAL_OR_NOT, HIDDEN_ACT, *WINDOWS, Key("use_sliding_window", False), Key("max_window_layers", 28))
 _QWEN3, _SPARSE = (*_QWEN2, *BIASES), (*EXPERTS, *SPARSE_LAYERS)
 FAMILIES = {
     "qwen2": Family("Qwen2", qwen2, table(_QWEN2), gguf="qwen2"),
