@@ -16,7 +16,7 @@ from foreword.engine.observer import EngineMetrics
 from foreword.errors import RequestError
 from foreword.executors.vision.encoder import ImageEncoder
 from foreword.executors.vision.processing import tiles_of
-from foreword.executors.vision.towers import native_tower, numpy_tower
+from foreword.executors.vision.towers import has_kernels, native_tower, numpy_tower
 from foreword.models.loader import load_model
 from foreword.native import available
 from models.running import FLOATS, all_logits
@@ -40,23 +40,23 @@ def executors(name):
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_tiles_are_those_of_the_processor_to_the_last_bit(folders, name):
-    processing = load_model(folders[name]).images.spec.processing
-    tiles = [tiles_of(image(7, *size), processing).pixels for size in SIZES]
+    spec = load_model(folders[name]).images.spec
+    tiles = [tiles_of(image(7, *size), spec).pixels for size in SIZES]
     assert [[len(one), hashlib.sha256(one.tobytes()).hexdigest()] for one in tiles] == RECORDED[name]["pixels"]
 
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_vectors_are_those_of_the_encoder(folders, name):
     loaded = load_model(folders[name]).images
-    towers = [numpy_tower(loaded.spec.tower, loaded.weights)]
-    if available():
+    towers = [numpy_tower(loaded.spec, loaded.weights)]
+    if available() and has_kernels(loaded.spec.tower):
         from foreword.executors.options import NativeOptions
 
-        towers.append(native_tower(loaded.spec.tower, loaded.weights, NativeOptions(weight_format="fp32")))
+        towers.append(native_tower(loaded.spec, loaded.weights, NativeOptions(weight_format="fp32")))
     for tower in towers:
         encoder = ImageEncoder(loaded, tower, 0)
         for picture, expected in zip(IMAGES[0], RECORDED[name]["vectors"], strict=True):
-            tiles = tiles_of(picture, loaded.spec.processing)
+            tiles = tiles_of(picture, loaded.spec)
             found = encoder.vectors(tiles.pixels).reshape(-1, loaded.spec.vector_size)[::3]
             np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
@@ -150,6 +150,10 @@ def test_spans_of_any_length_see_what_the_definition_says(folders):
         ("idefics3", "preprocessor_config.json", {"image_std": [1, 0, 1]}, "image_std .* has a zero"),
         ("idefics3", "config.json", {"scale_factor": 3}, "tiles of 28 pixels are not 3 patches of 7"),
         ("idefics3", "preprocessor_config.json", None, "has no preprocessor_config.json"),
+        ("qwen2-vl", "preprocessor_config.json", {"merge_size": 4}, "merge_size is 4, that of the encoder is 2"),
+        ("qwen2-vl", "preprocessor_config.json", {"size": {"height": 9, "width": 9}}, "not pixels of shortest_edge"),
+        ("qwen2-vl", "preprocessor_config.json", {"min_pixels": 9999}, "bounds of .* pixels are not supported"),
+        ("qwen2-vl", "config.json", {"image_token_id": 3}, "its tokenizer has no token of image_token_id"),
     ],
 )
 def test_images_that_are_not_computed_are_refused_by_name_and_texts_are_not(tmp_path, name, file, change, reason):

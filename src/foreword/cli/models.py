@@ -217,7 +217,7 @@ def _facts(model: LoadedModel) -> Iterator[tuple[str, object]]:
     yield "vocabulary", spec.vocab_size
     yield "context", f"{spec.max_model_len} tokens"
     if model.images is not None:
-        yield "images", f"{model.images.spec.num_vectors} vectors for a tile"
+        yield "images", f"vectors of squares of {model.images.spec.patch_size * model.images.spec.factor} pixels"
     elif model.no_images:
         yield "images", f"none: {model.no_images}"
     yield "chat template", "yes" if model.tokenizer.has_chat_template else "no"

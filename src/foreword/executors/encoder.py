@@ -9,7 +9,7 @@ import numpy as np
 from foreword.arrays import F32, I32, I64, Ints
 from foreword.batch import InputBatch
 from foreword.executors.executor import Capability
-from foreword.executors.functions import ACTIVATIONS, FloatWeights, layer_norm, softmax
+from foreword.executors.functions import ACTIVATIONS, FloatWeights, layer_norm, rms_norm, softmax
 from foreword.executors.host import HostExecutor
 from foreword.executors.inputs import check_whole
 from foreword.executors.numpy import rotate
@@ -18,6 +18,9 @@ from foreword.models.encoder_spec import EncoderLayerSpec, EncoderSpec
 from foreword.models.pooling import PoolingSpec
 from foreword.models.weights import Weights
 
+QUERIES_AT_ONCE = 512
+"""Of a text, so that its scores do not take memory for all pairs of tokens."""
+
 
 class EncoderLayers:
     """The layers of an encoder. weight: the weights by their canonical names."""
@@ -25,16 +28,18 @@ class EncoderLayers:
     def __init__(self, spec: EncoderSpec, weight: FloatWeights) -> None:
         self.spec, self.weight = spec, weight
 
-    def run(self, x: F32, positions: I64, starts: Ints) -> F32:
+    def run(self, x: F32, positions: I64, starts: Ints, groups: Ints | None = None) -> F32:
         """Return the hidden states [T, hidden] of texts, or of images.
 
-        x: [T, hidden]. positions: [T], from 0 in each text. starts: [B + 1], the first row of each, and T.
+        x: [T, hidden]. positions: [T], from 0 in each text; or [T, axes]. starts: [B + 1], the first row of each, and
+        T. groups: the same of the groups that windowed layers see; None: they see all.
         """
         spec, act = self.spec, ACTIVATIONS[self.spec.activation]
         for i, layer in enumerate(spec.layers):
             p = f"layers.{i}."
             h = self.norm(x, p + "attn_norm") if spec.norms_before and layer.has_attn_norm else x
-            x = x + self.linear(self.attention(h, p, layer, positions, starts), p + "o")
+            seen = groups if layer.is_windowed and groups is not None else starts
+            x = x + self.linear(self.attention(h, p, layer, positions, seen), p + "o")
             if not spec.norms_before:
                 x = self.norm(x, p + "attn_norm")
             h = self.norm(x, p + "mlp_norm") if spec.norms_before else x
@@ -50,7 +55,9 @@ class EncoderLayers:
         return out + self.weight(name + "_bias") if self.spec.biases else out
 
     def norm(self, x: F32, name: str) -> F32:
-        """The layer norm ``name``."""
+        """The norm ``name``."""
+        if self.spec.rms_norm:
+            return rms_norm(x, self.spec.norm_eps) * self.weight(name)
         bias = self.weight(name + "_bias") if self.spec.biases else None
         return layer_norm(x, self.weight(name), bias, self.spec.norm_eps)
 
@@ -59,14 +66,18 @@ class EncoderLayers:
         spec = self.spec
         q, k, v = (self.linear(h, p + name).reshape(len(h), spec.num_heads, spec.head_dim) for name in "qkv")
         if layer.rope is not None:
-            q, k = rotate(q, positions[:, None], layer.rope), rotate(k, positions[:, None], layer.rope)
+            at = positions[:, list(layer.rope.axes)] if layer.rope.axes else positions[:, None]
+            q, k = rotate(q, at, layer.rope), rotate(k, at, layer.rope)
         out = np.empty_like(q)
-        for start, end in pairwise(starts):
-            scores = np.einsum("qhd,khd->hqk", q[start:end], k[start:end], optimize=True) * np.float32(spec.query_scale)
-            if layer.window is not None:
-                at = np.arange(end - start)
-                scores = np.where(np.abs(at[:, None] - at) <= layer.window, scores, np.float32(-np.inf))
-            out[start:end] = np.einsum("hqk,khd->qhd", softmax(scores), v[start:end], optimize=True)
+        for start, end in pairwise(np.asarray(starts).tolist()):
+            for first in range(start, end, QUERIES_AT_ONCE):
+                last = min(first + QUERIES_AT_ONCE, end)
+                scores = np.einsum("qhd,khd->hqk", q[first:last], k[start:end], optimize=True)
+                scores = scores * np.float32(spec.query_scale)
+                if layer.window is not None:
+                    distance = np.abs(np.arange(first, last)[:, None] - np.arange(start, end))
+                    scores = np.where(distance <= layer.window, scores, np.float32(-np.inf))
+                out[first:last] = np.einsum("hqk,khd->qhd", softmax(scores), v[start:end], optimize=True)
         return out.reshape(len(h), -1)
 
 

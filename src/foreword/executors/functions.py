@@ -94,6 +94,11 @@ def identity(x: F32) -> F32:
     return x
 
 
+def quick_gelu(x: F32) -> F32:
+    """x sigmoid(1.702 x)"""
+    return x * sigmoid(np.float32(1.702) * x)
+
+
 ACTIVATIONS: dict[str, Callable[[F32], F32]] = {
     "tanh": np.tanh,
     "gelu": gelu,
@@ -101,6 +106,7 @@ ACTIVATIONS: dict[str, Callable[[F32], F32]] = {
     "relu": relu,
     "relu2": relu2,
     "silu": silu,
+    "quick_gelu": quick_gelu,
     "softmax": softmax,
     "sigmoid": sigmoid,
     "identity": identity,

@@ -29,12 +29,14 @@ class EncoderLayerSpec:
     """The part of a specification that differs between layers. window: the largest distance that a token sees; None:
     all of its text.
 
+    is_windowed: it sees the rows of its group alone, where the input has groups (windows of the patches of an image).
     has_attn_norm: whether a norm comes before its attention; always true if norms come after.
     """
 
     rope: RopeSpec | None = None
     window: int | None = None
     has_attn_norm: bool = True
+    is_windowed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class EncoderSpec:
     """An encoder-only transformer; the module docstring gives the arithmetic.
 
     vocab_size: 0 for an encoder of rows that are given, such as the patches of an image: it has no embedding.
+    rms_norm: norms are x / sqrt(mean(x²) + norm_eps) * w, without a bias.
     num_positions, num_token_types: rows of the learned tables; 0 for a model without. biases: of all products and
     norms. max_model_len: the longest text.
     """
@@ -61,6 +64,7 @@ class EncoderSpec:
     norms_before: bool = False
     gated: bool = False
     biases: bool = True
+    rms_norm: bool = False
 
     @property
     def num_layers(self) -> int:
@@ -77,7 +81,7 @@ def encoder_weight_names(spec: EncoderSpec) -> Iterator[tuple[str, tuple[int, ..
 
     def with_bias(name: str, *shape: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield name, shape
-        if spec.biases:
+        if spec.biases and not (spec.rms_norm and name.endswith("_norm")):
             yield f"{name}_bias", shape[:1]
 
     if spec.vocab_size:

@@ -12,7 +12,7 @@ from foreword.errors import ModelError, UnsupportedModelError
 from foreword.models import registry
 from foreword.models.config import USE_ITS_CONFIG, Config, config_from_gguf, read_config
 from foreword.models.encoder_spec import EncoderSpec
-from foreword.models.families import ENCODER_FAMILIES, FAMILIES, GGUF_FAMILIES, TEXT_MODELS
+from foreword.models.families import ENCODER_FAMILIES, FAMILIES, GGUF_FAMILIES, TEXT_MODELS, TEXT_PARTS
 from foreword.models.families.base import Family
 from foreword.models.families.encoders import EncoderFamily
 from foreword.models.families.vision import VISION_FAMILIES, plain_name
@@ -168,7 +168,9 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
     whole, is_text_part, of_images = config, model_type in TEXT_MODELS, VISION_FAMILIES.get(model_type)
     if is_text_part:
         config = _text_config(config)
-        model_type = config.get("model_type", str, TEXT_MODELS[model_type])
+        default = TEXT_MODELS[model_type]
+        model_type = default if config is whole else config.get("model_type", str, default)
+        model_type = TEXT_PARTS.get(model_type, model_type)
     family = FAMILIES.get(model_type)
     if family is None:
         raise _unsupported(config_path, f"model_type {model_type!r}", "directories", {**FAMILIES, **ENCODER_FAMILIES})
@@ -222,6 +224,8 @@ def _load_encoder(folder: Path, config: Config, family: EncoderFamily, name: str
 def _text_config(config: Config) -> Config:
     """The config of the text model in that of a model of images and texts."""
     own = config.value("text_config")
+    if own is None and config.value("hidden_size") is not None:  # older files have the text model's keys beside it
+        return config
     if not isinstance(own, Mapping):
         raise config.error(f"text_config is {own!r:.80}, not an object", USE_ITS_CONFIG)
     outer = {name: config.value(name) for name in ("tie_word_embeddings", "quantization_config", "architectures")}
@@ -231,9 +235,10 @@ def _text_config(config: Config) -> Config:
 def _text_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of the text model of a model of images and texts, under their own names."""
     own: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        if plain_name(name) is not None:
-            continue
+    of_text = {name: tensor for name, tensor in tensors.items() if plain_name(name) is None}
+    if not any("language_model." in name or "text_model." in name for name in of_text):
+        return of_text
+    for name, tensor in of_text.items():
         rest = name.removeprefix("model.language_model.").removeprefix("model.text_model.")
         if rest != name:
             own[f"model.{rest}"] = tensor

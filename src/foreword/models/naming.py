@@ -143,7 +143,12 @@ def encoder_weights(
 
 
 def vision_weights(
-    path: Path, tensors: Mapping[str, Tensor], spec: VisionSpec, names: Mapping[str, str], *, norms_less_one: bool
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    spec: VisionSpec,
+    names: Mapping[str, str | Rows],
+    *,
+    norms_less_one: bool,
 ) -> dict[str, Tensor]:
     """All weights of an encoder of images. ModelError as `weights_from_safetensors`. norms_less_one: see
     `VisionFamily`.

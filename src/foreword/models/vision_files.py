@@ -57,7 +57,8 @@ def read_vision(
     )
     spec = _spec(family, given)
     own = {plain: tensor for name, tensor in tensors.items() if (plain := plain_name(name)) is not None}
-    weights = vision_weights(folder, own, spec, family.names, norms_less_one=family.norms_less_one)
+    names = {**family.names, **family.fused(spec)}
+    weights = vision_weights(folder, own, spec, names, norms_less_one=family.norms_less_one)
     return _loaded(folder, spec, FileWeights(weights, files, config.values), tokenizer)
 
 

@@ -1,16 +1,19 @@
 """An encoder of images as data: a vision transformer over patches, and a projector to the vectors of a decoder.
 
-An image becomes one or more square tiles of ``grid`` × ``grid`` patches (`ImageProcessing`). Of each tile, with its
-patches as rows [grid², 3 · patch_size²], channel by channel:
+An image becomes tiles of rows × columns patches: square ones (`TileProcessing`), or one of its own proportions
+(`AreaProcessing`). Of each tile, with its patches as rows [rows · columns, 3 · patch_size²], channel by channel:
 
-    x = patches Wpatch + bpatch + positions[ids]       ids: 0 … grid² − 1, or see `VisionSpec.is_fractional`
-    x = tower(x)                                       the layers of `EncoderSpec`: every patch sees the whole tile
+    x = patches Wpatch + bpatch + positions[ids]       ids: 0, 1, …, or see `VisionSpec.is_fractional`; without
+                                                       num_positions: patches Wpatch
+    x = tower(x)                                       the layers of `EncoderSpec`: every patch sees the whole tile,
+                                                       or its window; rotated by its row (axis 0) and column (axis 1)
     v = shuffled(x, factor) Wproj                      projector "shuffle"
+    v = gelu(shuffled(x, factor) Wproj + b) Wout + b   projector "mlp"
     v = norm(pooled(x, factor), proj_norm) Wproj       projector "pool"
 
 ``shuffled`` joins the patches of each factor × factor square to one vector, row by row; ``pooled`` is their mean; norm
-is that of `foreword.models.spec`. The vectors v [(grid / factor)², vector_size] take the place of the embeddings of as
-many tokens of a prompt (`ImagePrompt`).
+is that of `foreword.models.spec`. The vectors v [rows · columns / factor², vector_size] take the place of the
+embeddings of as many tokens of a prompt (`ImagePrompt`).
 """
 
 from __future__ import annotations
@@ -21,26 +24,44 @@ from typing import Literal
 
 from foreword.models.encoder_spec import EncoderSpec, encoder_weight_names
 
-Projector = Literal["shuffle", "pool"]
+Projector = Literal["shuffle", "mlp", "pool"]
 
 
 @dataclass(frozen=True, slots=True)
-class ImageProcessing:
-    """How an image becomes tiles: pixels [3, tile_size, tile_size] are (pixel · scale − mean) / std of each channel.
+class Normalization:
+    """The pixels of a tile are (pixel · scale − mean) / std of each channel. resample: the filter of Pillow, by its
+    number, by which an image is resized.
+    """
+
+    resample: int
+    scale: float
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class TileProcessing:
+    """How an image becomes tiles of tile_size × tile_size pixels.
 
     longest: None: the whole image is resized to one tile. Else its longer side is resized to this length, and the
     shorter one in proportion; with ``splits``, both sides are then enlarged to multiples of a tile and cut into tiles,
     which the whole image as a tile follows, unless there is only one.
-    resample: the number of a filter of Pillow.
     """
 
     tile_size: int
     longest: int | None
     splits: bool
-    resample: int
-    scale: float
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class AreaProcessing:
+    """How an image becomes one tile: both sides are resized to the next multiples of ``multiple`` pixels; if these are
+    more or fewer pixels than the bounds, in proportion to an area of the bound, rounded to multiples within it.
+    """
+
+    multiple: int
+    least_pixels: int
+    most_pixels: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +96,12 @@ class ImagePrompt:
 class VisionSpec:
     """An encoder of images; the module docstring gives the arithmetic.
 
-    tower: without an embedding. num_positions: rows of the table of positions. is_fractional: the row and the column of
-    a patch are those of the table, a square, at the same fraction of its side, as float32 rounds it. vector_size: the
-    decoder's hidden_size. sees_all: the vectors of an image see each other in the decoder.
+    tower: without an embedding. num_positions: rows of the table of positions, 0 for none. is_fractional: the row and
+    the column of a patch are those of the table, a square, at the same fraction of its side, as float32 rounds it.
+    vector_size: the decoder's hidden_size. sees_all: the vectors of an image see each other in the decoder.
+    window: patches along a side of the windows of windowed layers, from the first row and column on. num_frames: of
+    Wpatch, each of which multiplies the same patch. is_placed: in the decoder, the rotary positions of a vector are
+    those of its place in the image (M-RoPE).
     """
 
     tower: EncoderSpec
@@ -87,32 +111,37 @@ class VisionSpec:
     factor: int
     projector: Projector
     vector_size: int
-    processing: ImageProcessing
+    processing: TileProcessing | AreaProcessing
+    normalization: Normalization
     prompt: ImagePrompt
     sees_all: bool = False
+    window: int = 0
+    num_frames: int = 1
+    is_placed: bool = False
 
-    @property
-    def grid(self) -> int:
-        """The patches along a side of a tile."""
-        return self.processing.tile_size // self.patch_size
-
-    @property
-    def num_vectors(self) -> int:
-        """The vectors of a tile."""
-        return (self.grid // self.factor) ** 2
+    def num_vectors(self, width: int, height: int) -> int:
+        """Return the vectors of a tile of so many pixels."""
+        return width * height // (self.patch_size * self.factor) ** 2
 
 
 def vision_weight_names(spec: VisionSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Every canonical weight name with its shape, in execution order. Matrices are [out, in]; Wproj of "pool" is [in,
     out], as files have it.
     """
-    d = spec.tower.hidden_size
-    yield "patch", (d, 3, spec.patch_size, spec.patch_size)
-    yield "patch_bias", (d,)
-    yield "positions", (spec.num_positions, d)
+    d, joined = spec.tower.hidden_size, spec.tower.hidden_size * spec.factor**2
+    frames = (spec.num_frames,) if spec.num_frames > 1 else ()
+    yield "patch", (d, 3, *frames, spec.patch_size, spec.patch_size)
+    if spec.num_positions:
+        yield "patch_bias", (d,)
+        yield "positions", (spec.num_positions, d)
     yield from encoder_weight_names(spec.tower)
     if spec.projector == "pool":
         yield "proj_norm", (d,)
         yield "proj", (d, spec.vector_size)
+    elif spec.projector == "mlp":
+        yield "proj", (joined, joined)
+        yield "proj_bias", (joined,)
+        yield "out", (spec.vector_size, joined)
+        yield "out_bias", (spec.vector_size,)
     else:
-        yield "proj", (spec.vector_size, d * spec.factor**2)
+        yield "proj", (spec.vector_size, joined)

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import torch
 import transformers
 from safetensors import safe_open
@@ -19,8 +20,19 @@ from safetensors import safe_open
 from models.seeing import CONVERSATIONS, IMAGES, RECORDED, SIZES, image, recorded, write_seeing_model
 from pytorch.vision_models import conversation_tokens, load, save, texts_of
 
-NAMES = ("idefics3", "smolvlm", "gemma3")
+NAMES = ("idefics3", "smolvlm", "gemma3", "qwen2-vl", "qwen2.5-vl")
 NOT_FILES = ("model.safetensors",)
+
+
+def tiles_of(given, processor):
+    """The tiles [n, 3, height, width] of what a processor gives; of patches, the first frame."""
+    values = given["pixel_values"].numpy()
+    if "image_grid_thw" not in given:
+        return values.reshape(-1, *values.shape[-3:])
+    [[_, rows, columns]] = given["image_grid_thw"].tolist()
+    m, p = processor.merge_size, processor.patch_size
+    cut = values.reshape(rows // m, columns // m, m, m, 3, processor.temporal_patch_size, p, p)[..., 0, :, :]
+    return np.ascontiguousarray(cut.transpose(4, 0, 2, 5, 1, 3, 6)).reshape(1, 3, rows * p, columns * p)
 
 
 def record(name, folder):
@@ -38,11 +50,11 @@ def record(name, folder):
     pixels, vectors = [], []
     for width, height in SIZES:
         given = processor.image_processor([[image(7, width, height)]], return_tensors="pt")
-        tiles = given["pixel_values"].reshape(-1, *given["pixel_values"].shape[-3:]).numpy()
+        tiles = tiles_of(given, processor.image_processor)
         pixels.append([len(tiles), hashlib.sha256(tiles.tobytes()).hexdigest()])
     for picture in IMAGES[0]:
         given = processor.image_processor([[picture]], return_tensors="pt")
-        arguments = {"pixel_values": given["pixel_values"]}
+        arguments = {key: given[key] for key in ("pixel_values", "image_grid_thw") if key in given}
         with torch.no_grad():
             one = model.get_image_features(**arguments, return_dict=True).pooler_output
         one = one if isinstance(one, torch.Tensor) else torch.cat(list(one))

@@ -4,51 +4,58 @@ use Pillow, number for number.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from foreword.arrays import F32
-from foreword.models.vision_spec import ImageProcessing
+from foreword.models.vision_spec import AreaProcessing, Normalization, TileProcessing, VisionSpec
 
 Size = tuple[int, int]
 """Width and height."""
 
 
 class Tiles(NamedTuple):
-    """The tiles of an image, float32 [n, 3, tile_size, tile_size]: rows · columns of them, row by row, and one of all
-    of it; without rows, one alone.
+    """The tiles of an image, float32 [n, 3, height, width]: rows · columns of them, row by row, and one of all of it;
+    without rows, one alone.
     """
 
     pixels: F32
-    rows: int
-    columns: int
+    rows: int = 0
+    columns: int = 0
 
 
-def tiles_of(image: Any, processing: ImageProcessing) -> Tiles:
+def tiles_of(image: Any, spec: VisionSpec) -> Tiles:
     """Return the tiles of an RGB image of Pillow."""
+    processing, how = spec.processing, spec.normalization
+    if isinstance(processing, AreaProcessing):
+        return Tiles(_normalized(_resized(image, _within_area(image.size, processing), how), how)[None])
+    return _square_tiles(image, processing, how)
+
+
+def patches_of(pixels: F32, patch_size: int) -> F32:
+    """Return the patches of tiles [n, 3, H, W] as rows [n, H W / patch_size², 3 · patch_size²], row by row."""
+    n, channels, height, width = pixels.shape
+    cut = pixels.reshape(n, channels, height // patch_size, patch_size, width // patch_size, patch_size)
+    return np.ascontiguousarray(cut.transpose(0, 2, 4, 1, 3, 5)).reshape(n, -1, channels * patch_size**2)
+
+
+def _square_tiles(image: Any, processing: TileProcessing, how: Normalization) -> Tiles:
     size = processing.tile_size
     if processing.longest is not None:
-        image = _resized(image, _longest_edge(image.size, processing.longest), processing)
+        image = _resized(image, _longest_edge(image.size, processing.longest), how)
     rows = columns = 0
     cut = []
     if processing.splits:
-        image = _resized(image, _whole_tiles(image.size, size), processing)
+        image = _resized(image, _whole_tiles(image.size, size), how)
         width, height = image.size
         if max(width, height) > size:
             rows, columns = height // size, width // size
             corners = [(column * size, row * size) for row in range(rows) for column in range(columns)]
             cut = [image.crop((x, y, x + size, y + size)) for x, y in corners]
-    image = _resized(image, (size, size), processing)
-    return Tiles(np.stack([_normalized(tile, processing) for tile in (*cut, image)]), rows, columns)
-
-
-def patches_of(pixels: F32, patch_size: int) -> F32:
-    """Return the patches of tiles [n, 3, S, S] as rows [n, (S / patch_size)², 3 · patch_size²], row by row."""
-    n, channels, side, _ = pixels.shape
-    grid = side // patch_size
-    cut = pixels.reshape(n, channels, grid, patch_size, grid, patch_size)
-    return np.ascontiguousarray(cut.transpose(0, 2, 4, 1, 3, 5)).reshape(n, grid * grid, -1)
+    image = _resized(image, (size, size), how)
+    return Tiles(np.stack([_normalized(tile, how) for tile in (*cut, image)]), rows, columns)
 
 
 def _longest_edge(size: Size, longest: int) -> Size:
@@ -75,13 +82,27 @@ def _whole_tiles(size: Size, tile: int) -> Size:
     return up(int(height * ratio)), height
 
 
-def _resized(image: Any, size: Size, processing: ImageProcessing) -> Any:
-    return image.resize(size, resample=processing.resample)
+def _within_area(size: Size, processing: AreaProcessing) -> Size:
+    """Return the sizes of a tile, see `AreaProcessing`."""
+    unit, (width, height) = processing.multiple, size
+    found = round(width / unit) * unit, round(height / unit) * unit
+    area = found[0] * found[1]
+    if area > processing.most_pixels:
+        shrink = math.sqrt(width * height / processing.most_pixels)
+        return max(unit, math.floor(width / shrink / unit) * unit), max(unit, math.floor(height / shrink / unit) * unit)
+    if area < processing.least_pixels:
+        grow = math.sqrt(processing.least_pixels / (width * height))
+        return math.ceil(width * grow / unit) * unit, math.ceil(height * grow / unit) * unit
+    return found
 
 
-def _normalized(image: Any, processing: ImageProcessing) -> F32:
+def _resized(image: Any, size: Size, how: Normalization) -> Any:
+    return image.resize(size, resample=how.resample)
+
+
+def _normalized(image: Any, how: Normalization) -> F32:
     """Return (pixel · scale − mean) / std, float32 [3, height, width]."""
-    scaled = (np.asarray(image).transpose(2, 0, 1).astype(np.float64) * processing.scale).astype(np.float32)
-    mean, std = (np.array(of, np.float32)[:, None, None] for of in (processing.mean, processing.std))
+    scaled = (np.asarray(image).transpose(2, 0, 1).astype(np.float64) * how.scale).astype(np.float32)
+    mean, std = (np.array(of, np.float32)[:, None, None] for of in (how.mean, how.std))
     found: F32 = (scaled - mean) / std
     return found

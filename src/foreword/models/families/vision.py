@@ -1,20 +1,24 @@
-"""Encoders of images: SigLIP with the projectors of Idefics 3, SmolVLM and Gemma 3."""
+"""Encoders of images: SigLIP with the projectors of Idefics 3, SmolVLM and Gemma 3; Qwen2-VL and 2.5-VL."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
+
+import numpy as np
 
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.encoder_spec import EncoderLayerSpec, EncoderSpec
-from foreword.models.families.base import ACTIVATIONS, num_layers
+from foreword.models.families.base import ACTIVATIONS, Rows, num_layers
 from foreword.models.families.encoders import weight_and_bias
 from foreword.models.keys import Key, Keys, only, table
-from foreword.models.vision_spec import ImageProcessing, ImagePrompt, VisionSpec
+from foreword.models.spec import Activation, RopeSpec
+from foreword.models.vision_spec import AreaProcessing, ImagePrompt, Normalization, TileProcessing, VisionSpec
 
 FILTERS = range(6)  # of Pillow
+MOST_PATCHES = 1 << 16
 LARGEST_SIDE = 4096
 """The longest side that processors resize images to, in pixels."""
 
@@ -32,15 +36,20 @@ class VisionConfigs(NamedTuple):
     vector_size: int
 
 
+GgufValues = Callable[[Config, Mapping[str, int]], tuple[dict[str, object], dict[str, object]]]
+
+
 @dataclass(frozen=True, slots=True)
 class VisionFamily:
     """The description of a family of models of images and texts: how the files of its encoder are read.
 
     title: its name on pages. text: the ``model_type`` of its decoder, unless the configuration has another. spec: its
     `VisionSpec`. model_keys, tower_keys, image_keys: those of `VisionConfigs`. names: canonical names in safetensors,
-    after `plain_name`. norms_less_one: the norm of the projector is stored as w − 1 there.
-    gguf: the name of the projector in GGUF files; gguf_names: canonical names in these; gguf_values: what these leave
-    out of the configurations of the model and of the processor, from that of the encoder and the tokenizer's ids.
+    after `plain_name`. norms_less_one: the norm of the projector is stored as w − 1 there. fused: weights that are rows
+    of another tensor there.
+    gguf: the name of the projector in GGUF files, "" if there are none; gguf_names: canonical names in these;
+    gguf_values: what these leave out of the configurations of the model and of the processor, from that of the encoder
+    and the tokenizer's ids.
     """
 
     title: str
@@ -50,16 +59,21 @@ class VisionFamily:
     tower_keys: Keys
     image_keys: Keys
     names: Mapping[str, str]
-    gguf: str
-    gguf_names: Mapping[str, str]
-    gguf_values: Callable[[Config, Mapping[str, int]], tuple[dict[str, object], dict[str, object]]]
+    gguf: str = ""
+    gguf_names: Mapping[str, str] = field(default_factory=dict)
+    gguf_values: Callable[[Config, Mapping[str, int]], tuple[dict[str, object], dict[str, object]]] = lambda *_: (
+        {},
+        {},
+    )
     norms_less_one: bool = False
+    fused: Callable[[VisionSpec], Mapping[str, Rows]] = lambda spec: {}
 
 
 _PREFIXES = (
     ("vision_tower.vision_model.", "vision."),
     ("vision_tower.", "vision."),
     ("vision_model.", "vision."),
+    ("visual.", "visual."),
     ("connector.", "connector."),
     ("multi_modal_projector.", "multi_modal_projector."),
 )
@@ -77,7 +91,7 @@ def idefics3(given: VisionConfigs) -> VisionSpec:
     """Tiles; the squares of ``scale_factor`` patches along each side become one vector."""
     images = given.images
     tile, longest = (_edge(images, key) for key in ("max_image_size", "size"))
-    processing = _processing(images, tile, longest=longest, splits=images.get("do_image_splitting", bool))
+    processing = TileProcessing(tile, longest, images.get("do_image_splitting", bool))
     token = given.tokens.get(given.model.get("image_token_id", int), "<image>")
     if token != "<image>":
         raise given.model.error(f"image_token_id is that of {token!r:.80}, not of <image>", USE_ITS_CONFIG)
@@ -102,6 +116,7 @@ def idefics3(given: VisionConfigs) -> VisionSpec:
             projector="shuffle",
             vector_size=given.vector_size,
             processing=processing,
+            normalization=_normalization(images),
             prompt=prompt,
         ),
     )
@@ -133,11 +148,100 @@ def gemma3(given: VisionConfigs) -> VisionSpec:
             factor=side // along,
             projector="pool",
             vector_size=given.vector_size,
-            processing=_processing(images, tile, longest=None, splits=False),
+            processing=TileProcessing(tile, None, False),
+            normalization=_normalization(images),
             prompt=ImagePrompt(placeholder=begin, token=image, begin=f"\n\n{begin}", end=f"{end}\n\n"),
             sees_all=True,
         ),
     )
+
+
+def qwen2_vl(given: VisionConfigs) -> VisionSpec:
+    """An image is one tile of its own proportions, whose vectors have rotary positions by row and column."""
+    config = given.tower
+    hidden = config.size("embed_dim")
+    tower = _rotated(config, hidden, config.size("mlp_ratio", most=64) * hidden)
+    return _placed(given, tower)
+
+
+def qwen2_5_vl(given: VisionConfigs) -> VisionSpec:
+    """Qwen2-VL with gated layers, most of which see windows alone."""
+    config = given.tower
+    count = config.size("depth", most=4096)
+    whole = config.indices("fullatt_block_indexes", count)
+    tower = _rotated(config, config.size("hidden_size"), config.size("intermediate_size"))
+    layers = tuple(replace(layer, is_windowed=i not in whole) for i, layer in enumerate(tower.layers))
+    spec = _placed(given, replace(tower, layers=layers, rms_norm=True, gated=True))
+    side = spec.patch_size * spec.factor
+    if (window := config.size("window_size", most=LARGEST_SIDE)) < side:
+        raise config.error(f"window_size {window} is below {side}, the pixels of a vector", USE_ITS_CONFIG)
+    return replace(spec, window=window // side * spec.factor)
+
+
+def _rotated(config: Config, hidden: int, inner: int) -> EncoderSpec:
+    """Return layers whose queries and keys are rotated by row and column, half of the pairs by each."""
+    heads = config.size("num_heads", most=512)
+    if hidden % (4 * heads):
+        raise config.error(f"hidden size {hidden} is not a multiple of 4 times {heads} heads", USE_ITS_CONFIG)
+    rope = config.value("rope_parameters") or {}
+    theta = rope.get("rope_theta", 10000.0) if isinstance(rope, Mapping) else None
+    if type(theta) not in (int, float) or theta <= 0 or rope.get("rope_type", "axial") != "axial":
+        raise config.error(f"rope_parameters {rope!r:.80} are not supported", "Use a model with rope_type = 'axial'")
+    half = hidden // heads // 2
+    inv_freq = [float(np.float32(1 / theta ** (2 * k / half))) for k in range(half // 2)]
+    rotary = RopeSpec((*inv_freq, *inv_freq), axes=(0,) * len(inv_freq) + (1,) * len(inv_freq))
+    act: Activation = _ACTIVATIONS[config.get("hidden_act", str)]
+    return EncoderSpec(
+        architecture="qwen2_vl",
+        vocab_size=0,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_heads=heads,
+        head_dim=hidden // heads,
+        max_model_len=MOST_PATCHES,
+        layers=(EncoderLayerSpec(rotary),) * config.size("depth", most=4096),
+        norm_eps=1e-6,
+        activation=act,
+        norms_before=True,
+    )
+
+
+def _placed(given: VisionConfigs, tower: EncoderSpec) -> VisionSpec:
+    config, images = given.tower, given.images
+    factor, patch = config.size("spatial_merge_size", most=64), config.size("patch_size", most=LARGEST_SIDE)
+    frames = config.size("temporal_patch_size", most=64)
+    for key, own in (("patch_size", patch), ("merge_size", factor), ("temporal_patch_size", frames)):
+        if images.size(key) != own:
+            raise images.error(f"{key} is {images.size(key)}, that of the encoder is {own}", USE_ITS_CONFIG)
+    token = given.tokens.get(given.model.get("image_token_id", int))
+    if token is None:
+        raise given.model.error("its tokenizer has no token of image_token_id", USE_ITS_CONFIG)
+    size = images.value("size")
+    if not isinstance(size, Mapping) or {name for name, one in size.items() if one is not None} - set(_AREA):
+        raise images.error(f"size is {size!r:.80}, not pixels of shortest_edge and longest_edge", USE_ITS_CONFIG)
+    bounds = [images.value(older) or size.get(name) for name, older in _AREA.items()]
+    if not all(type(one) is int and 0 < one <= LARGEST_SIDE**2 for one in bounds) or bounds[0] > bounds[1]:
+        raise images.error(f"bounds of {bounds!r:.80} pixels are not supported", USE_ITS_CONFIG)
+    return VisionSpec(
+        tower=tower,
+        patch_size=patch,
+        num_positions=0,
+        is_fractional=False,
+        factor=factor,
+        projector="mlp",
+        vector_size=given.vector_size,
+        processing=AreaProcessing(patch * factor, *bounds),
+        normalization=_normalization(images),
+        prompt=ImagePrompt(placeholder=token, token=token, begin="", end=""),
+        num_frames=frames,
+        is_placed=True,
+    )
+
+
+def _qwen_rows(spec: VisionSpec) -> Mapping[str, Rows]:
+    d = spec.tower.hidden_size
+    rows = {name: (i * d, (i + 1) * d) for i, name in enumerate("qkv")}
+    return {f"{name}{end}": Rows(f"qkv{end}", *of) for name, of in rows.items() for end in ("", "_bias")}
 
 
 def siglip(config: Config) -> EncoderSpec:
@@ -170,7 +274,8 @@ def _side(config: Config) -> int:
 
 def _checked(given: VisionConfigs, spec: VisionSpec) -> VisionSpec:
     """Return the spec. ModelError unless a tile has whole patches, and these make whole vectors."""
-    tile, patch, factor = spec.processing.tile_size, spec.patch_size, spec.factor
+    patch, factor = spec.patch_size, spec.factor
+    tile = spec.processing.tile_size if isinstance(spec.processing, TileProcessing) else 0
     if tile % (patch * factor):
         reason = f"tiles of {tile} pixels are not {factor} patches of {patch} pixels times a whole number"
         raise given.images.error(reason, USE_ITS_CONFIG)
@@ -188,14 +293,14 @@ def _edge(config: Config, key: str) -> int:
     return edge
 
 
-def _processing(config: Config, tile: int, *, longest: int | None, splits: bool) -> ImageProcessing:
+def _normalization(config: Config) -> Normalization:
     resample = config.get("resample", int)
     if resample not in FILTERS:
         raise config.error(f"resample = {resample} is not a filter of Pillow", USE_ITS_CONFIG)
     mean, std = _channels(config, "image_mean"), _channels(config, "image_std")
     if 0 in std:
         raise config.error(f"image_std {std} has a zero", USE_ITS_CONFIG)
-    return ImageProcessing(tile, longest, splits, resample, config.positive("rescale_factor"), mean, std)
+    return Normalization(resample, config.positive("rescale_factor"), mean, std)
 
 
 def _channels(config: Config, key: str) -> tuple[float, float, float]:
@@ -257,7 +362,39 @@ _TILES = table(
 )
 _ONE_TILE = table(_IMAGES.values(), size={"height": 224, "width": 224}, resample=2)
 
-_LAYER, _BLOCK = "vision.encoder.layers.{i}.", "v.blk.{i}."
+_ACTIVATIONS: Mapping[str, Activation] = {**ACTIVATIONS, "quick_gelu": "quick_gelu"}
+_AREA = {"shortest_edge": "min_pixels", "longest_edge": "max_pixels"}  # pixels of an image, and their older names
+_QWEN = table(
+    [
+        *(Key("depth", 32), Key("num_heads", 16), only("in_channels", 3), only("in_chans", None, 3)),
+        *(Key("patch_size", 14), Key("spatial_merge_size", 2), Key("temporal_patch_size", 2), Key("rope_parameters")),
+    ]
+)
+_QWEN2_VL = table(
+    _QWEN.values(), [Key("embed_dim", 1280), Key("mlp_ratio", 4), Key("hidden_act", "quick_gelu", tuple(_ACTIVATIONS))]
+)
+_QWEN2_5_VL = table(
+    _QWEN.values(),
+    [
+        *(Key("hidden_size", 3584), Key("intermediate_size", 3420), Key("window_size", 112)),
+        Key("fullatt_block_indexes", [7, 15, 23, 31], kind=list),
+        Key("hidden_act", "silu", tuple(_ACTIVATIONS)),
+    ],
+)
+_QWEN_IMAGES = table(
+    _IMAGES.values(),
+    [
+        *(Key("min_pixels"), Key("max_pixels"), Key("patch_size", 14), Key("temporal_patch_size", 2)),
+        Key("merge_size", 2),
+    ],
+    size={"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
+    resample=3,
+    image_mean=[0.48145466, 0.4578275, 0.40821073],
+    image_std=[0.26862954, 0.26130258, 0.27577711],
+)
+_QWEN_MODEL = table([Key("image_token_id", 151655)])
+
+_LAYER, _BLOCK, _VISUAL = "vision.encoder.layers.{i}.", "v.blk.{i}.", "visual.blocks.{i}."
 _NAMES = weight_and_bias(
     {
         "patch": "vision.embeddings.patch_embedding",
@@ -282,6 +419,21 @@ _GGUF_NAMES = weight_and_bias(
         "final_norm": "v.post_ln",
     }
 ) | {"positions": "v.position_embd.weight"}
+
+_QWEN_NAMES = weight_and_bias(
+    {
+        "attn_norm": _VISUAL + "norm1",
+        "mlp_norm": _VISUAL + "norm2",
+        "qkv": _VISUAL + "attn.qkv",
+        "o": _VISUAL + "attn.proj",
+        "up": _VISUAL + "mlp.fc1",
+        "down": _VISUAL + "mlp.fc2",
+        "final_norm": "visual.merger.ln_q",
+        "proj": "visual.merger.mlp.0",
+        "out": "visual.merger.mlp.2",
+    }
+) | {"patch": "visual.patch_embed.proj.weight"}
+_GATED = weight_and_bias({name: f"{_VISUAL}mlp.{name}_proj" for name in ("gate", "up", "down")})
 
 _IDEFICS3 = VisionFamily(
     "Idefics 3, SmolVLM",
@@ -320,7 +472,20 @@ VISION_FAMILIES: Mapping[str, VisionFamily] = {
         _gemma3_in_gguf,
         norms_less_one=True,
     ),
+    "qwen2_vl": VisionFamily(
+        "Qwen2-VL", "qwen2", qwen2_vl, _QWEN_MODEL, _QWEN2_VL, _QWEN_IMAGES, _QWEN_NAMES, fused=_qwen_rows
+    ),
+    "qwen2_5_vl": VisionFamily(
+        "Qwen2.5-VL",
+        "qwen2",
+        qwen2_5_vl,
+        _QWEN_MODEL,
+        _QWEN2_5_VL,
+        _QWEN_IMAGES,
+        _QWEN_NAMES | _GATED,
+        fused=_qwen_rows,
+    ),
 }
 """By ``model_type`` of a config.json."""
-GGUF_VISION_FAMILIES: Mapping[str, VisionFamily] = {family.gguf: family for family in VISION_FAMILIES.values()}
+GGUF_VISION_FAMILIES: Mapping[str, VisionFamily] = {one.gguf: one for one in VISION_FAMILIES.values() if one.gguf}
 """By ``clip.projector_type`` of a GGUF file."""
