@@ -11,9 +11,13 @@ namespace foreword::kernels {
 // An encoder under construction, then in use. It packs weights as a `CpuModel`, and has no KV pool.
 class CpuEncoder : public CpuModel {
  public:
-  CpuEncoder(const ModelConfig &c, bool norms_before, const std::string &isa, int num_threads)
+  CpuEncoder(const ModelConfig &c, bool norms_before, bool rms_norm, double act_scale, const std::string &isa,
+             int num_threads)
       : CpuModel(c, kv_config("fp32", 1, 1, 1, c.num_heads, c.head_dim, nb::dict()), isa, num_threads) {
+    if (rms_norm && !norms_before) throw std::invalid_argument("rms_norm: norms come before");
     encoder_.norms_before = norms_before;
+    encoder_.rms_norm = rms_norm;
+    encoder_.act_scale = float(act_scale);
   }
 
   // Tables [count, hidden_size] added to the token embeddings; one without rows is absent.
@@ -43,6 +47,8 @@ class CpuEncoder : public CpuModel {
     if (d.contains("gate")) layer.mlp.gate = linear(d, "gate", inner, hidden);
     layer.mlp.down = linear(d, "down", hidden, inner);
     layer.up_bias = optional_vector(d, "up_bias", inner);
+    if (d.contains("gate")) layer.gate_bias = optional_vector(d, "gate_bias", inner);
+    layer.grouped = flag(d, "grouped");
     layer.rope = integer(d, "rope", -1, int64_t(model_.ropes.size()) - 1);
     layer.window = integer(d, "window", -1, INT32_MAX / 2);
     encoder_.layers.push_back(std::move(layer));
@@ -65,7 +71,9 @@ class CpuEncoder : public CpuModel {
   // embedding x [T, hidden_size].
   FloatView encode(int num_tokens, int num_reqs, const std::optional<Array1<int32_t>> &input_ids,
                    const Array1<int64_t> &positions, const Array1<int32_t> &query_start_loc,
-                   const std::optional<Array1<int32_t>> &token_types, const std::optional<Array2<float>> &x) {
+                   const std::optional<Array1<int32_t>> &token_types, const std::optional<Array2<float>> &x,
+                   const std::optional<Array2<int64_t>> &places,
+                   const std::optional<Array1<int32_t>> &group_start_loc) {
     if (!pass_) throw std::invalid_argument("the encoder is not finished: call finish_encoder() first");
     const int t = in_range(num_tokens, 1, kMostTokens, "num_tokens");
     const int b = in_range(num_reqs, 1, kMostTokens, "num_reqs");
@@ -78,7 +86,10 @@ class CpuEncoder : public CpuModel {
                           .x = x ? shaped(*x, t, model_.config.hidden_size, "x") : nullptr,
                           .positions = at_least(positions, t, "positions"),
                           .query_start_loc = at_least(query_start_loc, b + 1, "query_start_loc"),
-                          .token_types = token_types ? at_least(*token_types, t, "token_types") : nullptr};
+                          .token_types = token_types ? at_least(*token_types, t, "token_types") : nullptr,
+                          .places = places ? shaped(*places, model_.num_axes, t, "places") : nullptr,
+                          .num_groups = group_start_loc ? int(group_start_loc->shape(0)) - 1 : 0,
+                          .group_start_loc = group_start_loc ? group_start_loc->data() : nullptr};
     return view(alone([&] { return pass_->run(in); }), t, model_.config.hidden_size, pass_->stride());
   }
 
@@ -101,21 +112,23 @@ inline void bind_encoder(nb::module_ &m) {
       .def(
           "__init__",
           [](CpuEncoder *self, int hidden_size, int num_heads, int head_dim, int vocab_size, double norm_eps,
-             double query_scale, const std::string &activation, bool norms_before, const std::string &isa,
-             int num_threads) {
+             double query_scale, const std::string &activation, bool norms_before, bool rms_norm, double act_scale,
+             const std::string &isa, int num_threads) {
             const ModelConfig config{hidden_size, num_heads, num_heads, head_dim, vocab_size, 1, float(norm_eps),
                                      float(query_scale), 1.f, by_name(kGates, activation, "activation"), 0.f, 0.f};
-            new (self) CpuEncoder(config, norms_before, isa, num_threads);
+            new (self) CpuEncoder(config, norms_before, rms_norm, act_scale, isa, num_threads);
           },
           nb::kw_only(), nb::arg("hidden_size"), nb::arg("num_heads"), nb::arg("head_dim"), nb::arg("vocab_size"),
-          nb::arg("norm_eps"), nb::arg("query_scale"), nb::arg("activation"), nb::arg("norms_before"), nb::arg("isa"),
-          nb::arg("num_threads"))
+          nb::arg("norm_eps"), nb::arg("query_scale"), nb::arg("activation"), nb::arg("norms_before"),
+          nb::arg("rms_norm") = false, nb::arg("act_scale") = 1., nb::arg("isa"), nb::arg("num_threads"))
       .def("set_tables", &CpuEncoder::set_tables, nb::arg("positions").noconvert(), nb::arg("token_types").noconvert())
       .def("add_encoder_layer", &CpuEncoder::add_encoder_layer, nb::arg("layer"))
       .def("finish_encoder", &CpuEncoder::finish_encoder, nb::arg("norms"))
       .def("encode", &CpuEncoder::encode, nb::arg("num_tokens"), nb::arg("num_reqs"),
            nb::arg("input_ids").noconvert().none(), nb::arg("positions").noconvert(), nb::arg("query_start_loc").noconvert(),
-           nb::arg("token_types").none(), nb::arg("x").noconvert().none() = nb::none());
+           nb::arg("token_types").none(), nb::arg("x").noconvert().none() = nb::none(),
+           nb::arg("places").noconvert().none() = nb::none(),
+           nb::arg("group_start_loc").noconvert().none() = nb::none());
 }
 
 }  // namespace foreword::kernels

@@ -11,6 +11,11 @@ namespace {
 
 constexpr int kTextBlock = kTile;
 
+void scale_row(float factor, size_t size, float *row) {
+  if (factor == 1.f) return;
+  for (size_t i = 0; i < size; ++i) row[i] *= factor;
+}
+
 }  // namespace
 
 EncoderPass::EncoderPass(Model &model, const Encoder &encoder)
@@ -61,6 +66,15 @@ void EncoderPass::check(const EncoderInput &in) const {
     }
   }
   require(in.query_start_loc, in.num_reqs, in.num_tokens, int64_t(in.num_tokens) + 1, "query_start_loc");
+  const bool is_grouped = std::any_of(encoder_.layers.begin(), encoder_.layers.end(),
+                                      [](const EncoderLayer &layer) { return layer.grouped; });
+  if (is_grouped != (in.num_groups > 0)) throw std::invalid_argument("group_start_loc belongs to grouped layers");
+  for (int g = 0; g < in.num_groups; ++g) {
+    require(in.group_start_loc, 0, 0, 1, "group_start_loc");
+    require(in.group_start_loc, g + 1, in.group_start_loc[g], int64_t(in.num_tokens) + 1, "group_start_loc");
+  }
+  if (is_grouped) require(in.group_start_loc, in.num_groups, in.num_tokens, int64_t(in.num_tokens) + 1, "group_start_loc");
+  if (model_.num_axes && !in.places) throw std::invalid_argument("places belong to rotations by several axes");
   for (int t = 0; t < in.num_tokens; ++t) {
     if (in.input_ids) require(in.input_ids, t, 0, model_.config.vocab_size, "input_ids");
     if (encoder_.num_positions) require(in.positions, t, 0, encoder_.num_positions, "positions");
@@ -72,17 +86,9 @@ void EncoderPass::reserve() {
   const ModelConfig &c = model_.config;
   const int T = input_.num_tokens, width = c.num_heads * c.head_dim;
   const int queries = isa_.attention_queries(config(encoder_.layers[0]));
-  first_block_.resize(size_t(input_.num_reqs));
-  slots_.resize(size_t(T));
-  tasks_.clear();
-  int num_blocks = 0;
-  for (int b = 0; b < input_.num_reqs; ++b) {
-    const int begin = input_.query_start_loc[b], end = input_.query_start_loc[b + 1];
-    first_block_[size_t(b)] = num_blocks;
-    for (int t = begin; t < end; ++t) slots_[size_t(t)] = int64_t(num_blocks) * kTextBlock + (t - begin);
-    for (int t = begin; t < end; t += queries) tasks_.push_back({b, t, std::min(queries, end - t)});
-    num_blocks += (end - begin + kTextBlock - 1) / kTextBlock;
-  }
+  divide(input_.query_start_loc, input_.num_reqs, queries, texts_);
+  divide(input_.group_start_loc, input_.num_groups, queries, groups_);
+  const int num_blocks = std::max(texts_.num_blocks, groups_.num_blocks);
   if (!kv_ || kv_->config().num_blocks < num_blocks) {
     kv_.emplace(KVConfig{KVFormat::f32, num_blocks, kTextBlock, 1, c.num_heads, c.head_dim, model_.padded_dim, {}});
     blocks_.resize(size_t(num_blocks));
@@ -96,9 +102,24 @@ void EncoderPass::reserve() {
   sines_.reserve(int64_t(model_.ropes.size()) * T);
   qkv_.reserve(size_t(T) * size_t(qkv_stride_));
   hidden_.reserve(size_t(T) * size_t(hidden_stride_));
+  if (encoder_.layers[0].gate_bias) gate_.reserve(size_t(T) * size_t(hidden_stride_));
   in_.reserve(T, c.hidden_size, in_kinds_);
   o_in_.reserve(T, width, o_kinds_);
   down_in_.reserve(T, hidden_cols_, down_kinds_);
+}
+
+void EncoderPass::divide(const int32_t *start_loc, int count, int max_queries, Division &division) const {
+  division.slots.resize(size_t(count ? input_.num_tokens : 0));
+  division.tasks.clear();
+  division.num_blocks = 0;
+  for (int i = 0; i < count; ++i) {
+    const int begin = start_loc[i], end = start_loc[i + 1], block = division.num_blocks;
+    for (int t = begin; t < end; ++t) division.slots[size_t(t)] = int64_t(block) * kTextBlock + (t - begin);
+    for (int t = begin; t < end; t += max_queries) {
+      division.tasks.push_back({begin, end, block, t, std::min(max_queries, end - t)});
+    }
+    division.num_blocks += (end - begin + kTextBlock - 1) / kTextBlock;
+  }
 }
 
 void EncoderPass::run_stages(int thread) {
@@ -112,7 +133,16 @@ void EncoderPass::run_stages(int thread) {
     const EncoderLayer &last = encoder_.layers.back();
     add_bias(last.down_bias, x_.stride(), x_.row(t));
     const Norm &norm = encoder_.norms_before ? encoder_.final_norm : last.mlp_norm;
-    isa_.layer_norm(x_.row(t), norm.weight, norm.bias, model_.config.hidden_size, model_.config.norm_eps, x_.row(t));
+    this->norm(x_.row(t), norm, x_.row(t));
+  }
+}
+
+void EncoderPass::norm(const float *x, const Norm &norm, float *out) const {
+  const ModelConfig &c = model_.config;
+  if (encoder_.rms_norm) {
+    isa_.rms_norm(x, norm.weight, c.hidden_size, c.norm_eps, out);
+  } else {
+    isa_.layer_norm(x, norm.weight, norm.bias, c.hidden_size, c.norm_eps, out);
   }
 }
 
@@ -120,7 +150,7 @@ void EncoderPass::run_stages(int thread) {
 const float *EncoderPass::normed(int thread, const float *x, const Norm &norm) const {
   if (!norm.weight) return x;
   float *out = scratch_[size_t(thread)].norm.data();
-  isa_.layer_norm(x, norm.weight, norm.bias, model_.config.hidden_size, model_.config.norm_eps, out);
+  this->norm(x, norm, out);
   return out;
 }
 
@@ -144,7 +174,11 @@ void EncoderPass::embed(int thread) {
     }
     for (size_t r = 0; r < model_.ropes.size(); ++r) {
       const int64_t at = int64_t(r) * input_.num_tokens + t;
-      model_.ropes[r].angles([&](size_t) { return input_.positions[t]; }, cosines_.row(at), sines_.row(at));
+      const Rope &rope = model_.ropes[r];
+      auto position = [&](size_t j) {
+        return rope.axes.empty() ? input_.positions[t] : input_.places[int64_t(rope.axes[j]) * input_.num_tokens + t];
+      };
+      rope.angles(position, cosines_.row(at), sines_.row(at));
     }
   }
   pool_.barrier();
@@ -180,6 +214,7 @@ void EncoderPass::make_heads(int thread, const EncoderLayer &layer) {
   const ModelConfig &c = model_.config;
   const int dim = c.head_dim, padded = model_.padded_dim;
   const KVLayer kv = kv_->layer(0);
+  const std::vector<int64_t> &slots = division(layer).slots;
   const int k_offset = layer.qkv.parts[1].offset, v_offset = layer.qkv.parts[2].offset;
   float *key = scratch_[size_t(thread)].key_value.data(), *value = key + padded, *scratch = value + padded;
   std::memset(key, 0, sizeof(float) * 2 * size_t(padded));
@@ -199,7 +234,7 @@ void EncoderPass::make_heads(int thread, const EncoderLayer &layer) {
       make(queries_.row(t) + head * padded, row, offset, layer.q_bias, rotary, c.query_scale * kLog2E);
       make(key, row + k_offset, offset, layer.k_bias, rotary, 1.f);
       make(value, row + v_offset, offset, layer.v_bias, {}, 1.f);
-      isa_.store_kv(kv, slots_[size_t(t)], head, key, value, scratch);
+      isa_.store_kv(kv, slots[size_t(t)], head, key, value, scratch);
     }
   }
 }
@@ -214,19 +249,19 @@ AttentionConfig EncoderPass::config(const EncoderLayer &layer) const {
 void EncoderPass::attend(int thread, const EncoderLayer &layer, std::atomic<int> &next_task) {
   const AttentionConfig attention = config(layer);
   const KVLayer kv = kv_->layer(0);
-  const int heads = model_.config.num_heads, total = int(tasks_.size()) * heads;
-  const int at_once = int(tasks_.size()) >= 4 * pool_.size() ? heads : 1;
+  const std::vector<Task> &tasks = division(layer).tasks;
+  const int heads = model_.config.num_heads, total = int(tasks.size()) * heads;
+  const int at_once = int(tasks.size()) >= 4 * pool_.size() ? heads : 1;
   for (int i; (i = next_task.fetch_add(at_once, std::memory_order_relaxed)) < total;) {
     for (int unit = i; unit < i + at_once; ++unit) {
-      const Task &task = tasks_[size_t(unit / heads)];
-      const int begin = input_.query_start_loc[task.req];
-      const int64_t length = input_.query_start_loc[task.req + 1] - begin, first = task.first - begin;
+      const Task &task = tasks[size_t(unit / heads)];
+      const int64_t length = task.end - task.begin, first = task.first - task.begin;
       AttentionTile tile{};
       tile.num_queries = task.count;
       tile.kv_head = unit % heads;
       tile.queries = queries_.row(task.first);
       tile.query_stride = size_t(queries_.stride());
-      tile.block_table = blocks_.data() + first_block_[size_t(task.req)];
+      tile.block_table = blocks_.data() + task.first_block;
       tile.first_position = layer.window < 0 ? length : first + layer.window;
       tile.key_begin = layer.window < 0 ? 0 : std::max<int64_t>(0, first - layer.window);
       tile.key_end = layer.window < 0 ? length : std::min(length, first + task.count + layer.window);
@@ -249,7 +284,10 @@ void EncoderPass::mlp(int thread, size_t index) {
     return static_cast<const float *>(x);
   });
   const bool gated = !layer.mlp.gate.parts.empty();
-  if (gated) {
+  if (gated && layer.gate_bias) {
+    products_.linear(thread, layer.mlp.gate, in, rows, gate_.data(), Store::assign, &layer.mlp.up);
+    products_.linear(thread, layer.mlp.up, in, rows, hidden_.data(), Store::assign, &layer.mlp.down);
+  } else if (gated) {
     products_.gated(thread, layer.mlp, in, rows, hidden_.data());
   } else {
     products_.linear(thread, layer.mlp.up, in, rows, hidden_.data(), Store::assign, &layer.mlp.down);
@@ -258,9 +296,16 @@ void EncoderPass::mlp(int thread, size_t index) {
   const size_t stride = size_t(layer.mlp.up.stride);
   const ActivationSet hidden = products_.prepare_shared(thread, down_in_, layer.mlp.down.cols, rows.end, [&](int t) {
     float *row = hidden_.data() + size_t(t) * stride;
-    if (!gated) {
+    if (gated && layer.gate_bias) {
+      float *gate = gate_.data() + size_t(t) * stride;
+      add_bias(layer.gate_bias, int(stride), gate);
       add_bias(layer.up_bias, int(stride), row);
+      isa_.gate_mul(c.activation, gate, row, stride, row);
+    } else if (!gated) {
+      add_bias(layer.up_bias, int(stride), row);
+      scale_row(encoder_.act_scale, stride, row);
       isa_.activate(c.activation, stride, row);
+      scale_row(1.f / encoder_.act_scale, stride, row);
     }
     return static_cast<const float *>(row);
   });

@@ -5,7 +5,7 @@
 //   per layer, norms after   x = norm(x + attention(x));  x = norm(x + mlp(x))
 //              norms before  x += attention(norm(x));     x += mlp(norm(x))       and a final norm
 //
-// norm is a layer norm with an optional bias. A text's result does not depend on the other texts, nor on the number of
+// norm is a layer norm with an optional bias, or without a mean (rms_norm), then before the branches. A text's result does not depend on the other texts, nor on the number of
 // threads.
 #pragma once
 
@@ -19,15 +19,18 @@ namespace foreword::kernels {
 
 struct EncoderLayer {
   Norm attn_norm, mlp_norm;
-  Vector q_bias = nullptr, k_bias = nullptr, v_bias = nullptr, o_bias = nullptr, up_bias = nullptr, down_bias = nullptr;
+  Vector q_bias = nullptr, k_bias = nullptr, v_bias = nullptr, o_bias = nullptr;
+  Vector gate_bias = nullptr, up_bias = nullptr, down_bias = nullptr;
   Linear qkv, o;
   Mlp mlp;  // without a gate: act(h Wup) Wdown
   int rope = -1;
   int64_t window = -1;  // the largest distance that a token sees; −1: all of its text
+  bool grouped = false;  // a token sees its group in place of its text
 };
 
 struct Encoder {
-  bool norms_before = false;
+  bool norms_before = false, rms_norm = false;
+  float act_scale = 1.f;  // the function of an MLP without a gate is act(act_scale x) / act_scale
   Norm embed_norm, final_norm;  // without an embedding there is no embed_norm
   FloatRows positions{1}, token_types{1};  // [count, hidden_size]
   int num_positions = 0, num_token_types = 0;  // 0: the model has none
@@ -41,6 +44,9 @@ struct EncoderInput {
   const int64_t *positions;        // [T], from 0 in each text
   const int32_t *query_start_loc;  // [B + 1]
   const int32_t *token_types;      // [T]; null: all 0
+  const int64_t *places;           // [num_axes, T], of rotations by several axes; null without
+  int num_groups;                  // of the grouped layers, 0 without
+  const int32_t *group_start_loc;  // [num_groups + 1]
 };
 
 class EncoderPass {
@@ -60,13 +66,21 @@ class EncoderPass {
     Buffer<uint8_t> attend;
     Buffer<float> norm, key_value;  // key_value: key, value, and the scratch memory of store_kv: [3, padded_dim]
   };
-  // Consecutive queries of one text.
+  // Consecutive queries of one text, or group, whose tokens are [begin, end).
   struct Task {
-    int req, first, count;
+    int begin, end, first_block, first, count;
+  };
+  // How attention to texts, or to groups, is divided: each has blocks of its own.
+  struct Division {
+    std::vector<int64_t> slots;  // of each token
+    std::vector<Task> tasks;     // each is computed once per head
+    int num_blocks = 0;
   };
 
   void check(const EncoderInput &input) const;
   void reserve();
+  void divide(const int32_t *start_loc, int count, int max_queries, Division &division) const;
+  const Division &division(const EncoderLayer &layer) const { return layer.grouped ? groups_ : texts_; }
   void run_stages(int thread);
   void embed(int thread);
   void attention(int thread, size_t index);
@@ -78,6 +92,7 @@ class EncoderPass {
     if (bias) isa_.add_row(bias, size_t(size), row);
   }
   const float *normed(int thread, const float *x, const Norm &norm) const;
+  void norm(const float *x, const Norm &norm, float *out) const;
   AttentionConfig config(const EncoderLayer &layer) const;
 
   Model &model_;
@@ -90,13 +105,11 @@ class EncoderPass {
   KindSet in_kinds_{}, o_kinds_{}, down_kinds_{};
   int hidden_stride_ = 0, hidden_cols_ = 0, qkv_stride_ = 0;
   FloatRows x_, queries_, heads_, cosines_, sines_;  // [T, …]; angles [ropes * T, pairs]
-  Buffer<float> qkv_, hidden_;                       // [T, qkv_stride_], [T, hidden_stride_]
+  Buffer<float> qkv_, hidden_, gate_;                // [T, qkv_stride_], [T, hidden_stride_] twice
   ActivationBuffer in_, o_in_, down_in_;
   std::optional<KVCache> kv_;        // keys and values of one layer, a text's blocks one after the other
   std::vector<int32_t> blocks_;      // 0, 1, 2, …
-  std::vector<int> first_block_;     // of each text
-  std::vector<int64_t> slots_;       // of each token
-  std::vector<Task> tasks_;          // each is computed once per head
+  Division texts_, groups_;
   std::vector<std::atomic<int>> next_tasks_;  // of each layer
 };
 

@@ -287,6 +287,8 @@ class CpuEncoder(CpuModel):
         query_scale: float,
         activation: str,
         norms_before: bool,
+        rms_norm: bool = False,
+        act_scale: float = 1.0,
         isa: str,
         num_threads: int,
     ) -> None: ...
@@ -302,6 +304,8 @@ class CpuEncoder(CpuModel):
         query_start_loc: I32,
         token_types: I32 | None,
         x: F32 | None = None,
+        places: I64 | None = None,
+        group_start_loc: I32 | None = None,
     ) -> F32: ...
 
 class SamplingRows:

@@ -16,7 +16,7 @@ from foreword.engine.observer import EngineMetrics
 from foreword.errors import RequestError
 from foreword.executors.vision.encoder import ImageEncoder
 from foreword.executors.vision.processing import tiles_of
-from foreword.executors.vision.towers import has_kernels, native_tower, numpy_tower
+from foreword.executors.vision.towers import native_tower, numpy_tower
 from foreword.models.loader import load_model
 from foreword.native import available
 from models.running import FLOATS, all_logits
@@ -49,7 +49,7 @@ def test_tiles_are_those_of_the_processor_to_the_last_bit(folders, name):
 def test_vectors_are_those_of_the_encoder(folders, name):
     loaded = load_model(folders[name]).images
     towers = [numpy_tower(loaded.spec, loaded.weights)]
-    if available() and has_kernels(loaded.spec.tower):
+    if available():
         from foreword.executors.options import NativeOptions
 
         towers.append(native_tower(loaded.spec, loaded.weights, NativeOptions(weight_format="fp32")))

@@ -122,13 +122,10 @@ class ExecutorKind(ABC, Generic[O]):
     def images(self, loaded: LoadedVision, options: O) -> ImageEncoder:
         """Return an encoder of images beside a decoder. Errors are those of `NativeExecutor`."""
         from foreword.executors.vision.encoder import ImageEncoder
-        from foreword.executors.vision.towers import has_kernels, native_tower, numpy_tower
+        from foreword.executors.vision.towers import native_tower, numpy_tower
 
         own, spec = self.tower_options(options), loaded.spec
-        if own is None or not has_kernels(spec.tower):
-            tower = numpy_tower(spec, loaded.weights)
-        else:
-            tower = native_tower(spec, loaded.weights, own)
+        tower = numpy_tower(spec, loaded.weights) if own is None else native_tower(spec, loaded.weights, own)
         kept = options if isinstance(options, VisionOptions) else VisionOptions()
         return ImageEncoder(loaded, tower, kept.media_cache_bytes)
 

@@ -47,8 +47,10 @@ def _new_core(spec: EncoderSpec, options: NativeOptions, isa: str | None) -> nat
             vocab_size=max(1, spec.vocab_size),
             norm_eps=spec.norm_eps,
             query_scale=spec.query_scale,
-            activation=spec.activation,
+            activation="silu" if spec.activation == "quick_gelu" else spec.activation,
+            act_scale=1.702 if spec.activation == "quick_gelu" else 1.0,
             norms_before=spec.norms_before,
+            rms_norm=spec.rms_norm,
             isa=isa or "",
             num_threads=options.num_threads or default_threads(),
         )
@@ -76,9 +78,10 @@ def _fill(spec: EncoderSpec, weight_format: WeightFormat, parts: Parts[native.Cp
     for i, layer in enumerate(spec.layers):
         own = ids[f"layers.{i}."]
         if layer.rope is not None and layer.rope not in ropes:
-            ropes[layer.rope] = core.add_rope(list(layer.rope.inv_freq), layer.rope.scale)
+            ropes[layer.rope] = core.add_rope(list(layer.rope.inv_freq), layer.rope.scale, list(layer.rope.axes))
         own["rope"] = -1 if layer.rope is None else ropes[layer.rope]
         own["window"] = -1 if layer.window is None else layer.window
+        own["grouped"] = int(layer.is_windowed)
         core.add_encoder_layer(own)
     core.finish_encoder(ids[""])
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import numpy as np
 
 from foreword.arrays import F32, I64
@@ -10,61 +13,77 @@ from foreword.executors.functions import FloatWeights
 from foreword.executors.native_encoder import native_core
 from foreword.executors.options import NativeOptions
 from foreword.executors.vision.encoder import Grid, Tower
-from foreword.models.encoder_spec import EncoderSpec
 from foreword.models.vision_spec import VisionSpec
 from foreword.models.weights import Weights
 
 
-def has_kernels(spec: EncoderSpec) -> bool:
-    """Return whether native code computes the layers: layer norms, no windows, and no rotation by rows and columns."""
-    ropes = [layer.rope for layer in spec.layers if layer.rope is not None]
-    windowed = any(layer.is_windowed for layer in spec.layers)
-    return not (spec.rms_norm or windowed or ropes or spec.gated or spec.activation == "quick_gelu")
+class Layout(NamedTuple):
+    """How the patches of n tiles of P are given to the layers.
+
+    order: int64 [P], the patches of a tile, window by window. places: int64 [n P, 2], row and column of each. starts:
+    [n + 1], the first patch of each tile, and n P. windows: the same of each window; None without windows.
+    """
+
+    order: I64
+    places: I64
+    starts: I64
+    windows: I64 | None
 
 
 def numpy_tower(spec: VisionSpec, weights: Weights) -> Tower:
     """Return the layers in float32 NumPy: the oracle of the native ones."""
     layers = EncoderLayers(spec.tower, FloatWeights(weights))
 
+    def run(x: F32, layout: Layout) -> F32:
+        return layers.run(x, layout.places, layout.starts, layout.windows)
+
+    return _tower(spec, run)
+
+
+def native_tower(spec: VisionSpec, weights: Weights, options: NativeOptions) -> Tower:
+    """Return the layers on the CPU kernels. Errors are those of `NativeExecutor`."""
+    core = native_core(spec.tower, weights, options, what="images")
+    has_axes = any(layer.rope is not None and layer.rope.axes for layer in spec.tower.layers)
+    is_windowed = any(layer.is_windowed for layer in spec.tower.layers)
+
+    def run(x: F32, layout: Layout) -> F32:
+        n = len(layout.starts) - 1
+        states: F32 = core.encode(
+            num_tokens=len(x),
+            num_reqs=n,
+            input_ids=None,
+            positions=np.tile(np.arange(len(x) // n), n),
+            query_start_loc=layout.starts.astype(np.int32),
+            token_types=None,
+            x=x,
+            places=np.ascontiguousarray(layout.places.T) if has_axes else None,
+            group_start_loc=layout.windows.astype(np.int32) if is_windowed and layout.windows is not None else None,
+        )
+        return states
+
+    return _tower(spec, run)
+
+
+def _tower(spec: VisionSpec, layers: Callable[[F32, Layout], F32]) -> Tower:
     def run(x: F32, grid: Grid) -> F32:
-        n, count, hidden = x.shape
-        places = np.stack(np.divmod(np.arange(count), grid.columns), 1)  # row and column
-        order, starts, groups = np.arange(count), np.arange(n + 1) * count, None
-        if spec.window:
-            order, ends = _by_window(places, spec.window, grid)
-            groups = np.concatenate([[0], *(i * count + ends for i in range(n))])
-        flat = x[:, order].reshape(-1, hidden)
-        found = layers.run(flat, np.tile(places[order], (n, 1)), starts, groups).reshape(x.shape)
-        out = np.empty_like(found)
-        out[:, order] = found
+        layout = _layout(spec, len(x), grid)
+        states = layers(np.ascontiguousarray(x[:, layout.order].reshape(-1, x.shape[2])), layout)
+        out = np.empty_like(x)
+        out[:, layout.order] = states.reshape(x.shape)
         return out
 
     return run
 
 
-def native_tower(spec: VisionSpec, weights: Weights, options: NativeOptions) -> Tower:
-    """Return the layers on the CPU kernels, if there are kernels for them. Errors are those of `NativeExecutor`."""
-    core = native_core(spec.tower, weights, options, what="images")
-
-    def run(x: F32, grid: Grid) -> F32:
-        n, count, hidden = x.shape
-        states = core.encode(
-            num_tokens=n * count,
-            num_reqs=n,
-            input_ids=None,
-            positions=np.tile(np.arange(count), n),
-            query_start_loc=(np.arange(n + 1) * count).astype(np.int32),
-            token_types=None,
-            x=np.ascontiguousarray(x.reshape(-1, hidden)),
-        )
-        return states.reshape(x.shape).copy()
-
-    return run
-
-
-def _by_window(places: I64, window: int, grid: Grid) -> tuple[I64, I64]:
-    """Return the patches of a tile, window by window, and the ends of the windows in this order."""
-    rows, columns = (places // window).T
-    windows = rows * -(-grid.columns // window) + columns
-    order = np.argsort(windows, kind="stable")
-    return order, np.cumsum(np.unique(windows, return_counts=True)[1])
+def _layout(spec: VisionSpec, n: int, grid: Grid) -> Layout:
+    count = grid.rows * grid.columns
+    places: I64 = np.stack(np.divmod(np.arange(count), grid.columns), 1)
+    order, starts = np.arange(count), np.arange(n + 1) * count
+    if not spec.window:
+        return Layout(order, np.tile(places, (n, 1)), starts, None)
+    rows, columns = (places // spec.window).T
+    window = rows * -(-grid.columns // spec.window) + columns
+    order = np.argsort(window, kind="stable")
+    ends = np.cumsum(np.unique(window, return_counts=True)[1])
+    windows = np.concatenate([[0], *(i * count + ends for i in range(n))])
+    return Layout(order, np.tile(places[order], (n, 1)), starts, windows)
