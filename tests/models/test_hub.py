@@ -14,6 +14,7 @@ FILES = {
     "org/tiny": ["config.json", "tokenizer.json", "model.safetensors", "README.md"],
     "org/tiny-GGUF": ["tiny-Q4_K_M.gguf", "tiny-Q8_0.gguf", "tiny.f16.gguf", "README.md"],
     "org/one-GGUF": ["one-iq3_xs.gguf"],
+    "org/seeing-GGUF": ["seeing-Q8_0.gguf", "seeing-f16.gguf", "mmproj-seeing-Q8_0.gguf", "mmproj-seeing-f16.gguf"],
     "org/split-GGUF": ["q4_k_m/split-Q4_K_M.gguf", "old/split-Q4_K_M.gguf"],
 }
 
@@ -81,6 +82,13 @@ def test_one_file_of_a_repository_of_gguf_files_is_fetched(hub, tmp_path, name, 
     repository = name.partition(":")[0]
     assert from_hub(name) == tmp_path / repository / file
     assert hub.fetched == {(repository, file)}
+
+
+@pytest.mark.parametrize("quant", ["Q8_0", "f16"])
+def test_the_encoder_of_images_is_fetched_with_the_model(hub, tmp_path, quant):
+    for hub.is_reachable in (True, False):
+        assert from_hub(f"org/seeing-GGUF:{quant}") == tmp_path / f"org/seeing-GGUF/seeing-{quant}.gguf"
+    assert hub.fetched == {("org/seeing-GGUF", f"{kind}seeing-{quant}.gguf") for kind in ("", "mmproj-")}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ pytest.importorskip("PIL.Image", reason="needs the extra foreword[images]")
 from foreword import LLM, SamplingParams
 from foreword.errors import ModelError, RequestError
 from foreword.models.loader import load_model
+from foreword.models.mmproj import mmproj_of
 from foreword.models.quants import Quant
 from models import gguf_models, gguf_writer
 from models.seeing import CONVERSATIONS, recorded, write_seeing_model
@@ -135,11 +136,10 @@ def test_an_encoder_in_a_file_gives_the_answers_of_the_directory(pair, tmp_path)
         loaded = load_model(file)
         assert loaded.images.weights["layers.1.up"].shape == (48, 32)
         assert np.array_equal(loaded.images.weights["layers.1.up"].dequantize(), tensors["v.blk.1.ffn_up.weight"])
+        beside.rename(file.with_name("mmproj-1.gguf"))
         write_encoder(file.with_name("mmproj-2.gguf"), name, record, tensors)
-        with (
-            LLM(file, **OPTIONS) as llm,
-            pytest.raises(RequestError, match=r"are 2 encoders of images: mmproj-2\.gguf"),
-        ):
+        reason = r"are 2 encoders of images: mmproj-1\.gguf, mmproj-2\.gguf\. Name one"
+        with LLM(file, **OPTIONS) as llm, pytest.raises(RequestError, match=reason):
             llm.chat(CONVERSATIONS[1], GREEDY)
     finally:
         for path in file.parent.glob("mmproj*"):
@@ -162,6 +162,21 @@ def test_an_encoder_that_is_not_computed_is_refused_by_name(pair, tmp_path, chan
     path = write_encoder(tmp_path / "x.gguf", name, record, tensors, change)
     with pytest.raises(ModelError, match=reason):
         load_model(file, mmproj=path)
+
+
+@pytest.mark.parametrize(
+    ("model", "names", "chosen"),
+    [
+        ("a-Q8_0.gguf", ["a-Q8_0.gguf", "mmproj-a-f16.gguf", "mmproj-a-Q8_0.gguf"], "mmproj-a-Q8_0.gguf"),
+        ("a-Q4_K_M.gguf", ["mmproj-a-Q8_0.gguf", "mmproj-a-BF16.gguf", "mmproj-a-f32.gguf"], "mmproj-a-BF16.gguf"),
+        ("a.gguf", ["mmproj-x.gguf", "a.gguf"], "mmproj-x.gguf"),
+        ("a.gguf", ["mmproj-x.gguf", "mmproj-y.gguf"], None),
+        ("a.gguf", ["b.gguf", "mmproj-x.txt"], None),
+        ("d/a-f16.gguf", ["d/mmproj-x.gguf", "mmproj-x-f16.gguf"], "d/mmproj-x.gguf"),
+    ],
+)
+def test_the_encoder_of_the_format_of_the_model_or_of_a_usual_one_is_chosen(model, names, chosen):
+    assert mmproj_of(model, names) == chosen
 
 
 def test_a_directory_takes_no_encoder_in_a_file_and_a_missing_file_is_named(pair, tmp_path):

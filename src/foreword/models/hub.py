@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 from foreword.errors import ModelError
 from foreword.installation import install
 from foreword.models import registry
+from foreword.models.mmproj import is_mmproj, mmproj_of, quant_of
 
 DIRECTORY = ("*.json", "*.safetensors", "*.jinja")
 SEARCH_TIMEOUT = 10.0
 """Seconds until a search gives up a hub that does not answer."""
-_QUANT = re.compile(r"(?:^|[-_.])((?:i?q\d|tq\d|mxfp\d|bf16|f16|f32)[a-z0-9_]*)\.gguf$", re.IGNORECASE)
 
 
 class HubId(NamedTuple):
@@ -88,6 +88,7 @@ def from_hub(name: str) -> Path:
     """Return the directory of ``org/model``, or the .gguf file of ``org/model:QUANT``; fetch them if need be.
 
     ``org/model@REVISION`` is the model at a branch, tag or commit. A commit pins it: its files never change.
+    The .gguf file of an encoder of images, if there is one for it, is fetched beside the model's: see `mmproj_of`.
     Without QUANT, a repository of .gguf files alone gives its Q4_K_M, or its only file. Without a network, what is
     cached is used. ModelError names what there is, and the bytes that a full disk lacks.
     """
@@ -103,7 +104,8 @@ def from_hub(name: str) -> Path:
         return _cached(hub, name, wanted, error)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
     chosen = _chosen(name, list(sizes), wanted.quant)
-    patterns = [chosen] if chosen else list(DIRECTORY)
+    encoder = mmproj_of(chosen, sizes) if chosen else None
+    patterns = [file for file in (chosen, encoder) if file] or list(DIRECTORY)
     _check_space(hub, name, wanted, sizes, patterns)
     try:
         folder = Path(hub.snapshot_download(repository, revision=revision, allow_patterns=patterns))
@@ -126,8 +128,8 @@ def _cached(hub: Any, name: str, wanted: HubId, error: Exception) -> Path:
 
 def _chosen(name: str, files: list[str], quant: str) -> str | None:
     """The .gguf file to use; None for the directory of safetensors."""
-    found = {file: match[1].lower() for file in sorted(files) if (match := _QUANT.search(Path(file).name))}
-    gguf = sorted(file for file in files if file.endswith(".gguf"))
+    gguf = sorted(file for file in files if file.endswith(".gguf") and not is_mmproj(file))
+    found = {file: known for file in gguf if (known := quant_of(file))}
     if not quant:
         if not gguf or any(file.endswith(".safetensors") for file in files):
             return None

@@ -20,6 +20,7 @@ from foreword.models.files import FileRows, ModelFile
 from foreword.models.generation_files import GenerationFiles, generation_of_gguf, read_generation
 from foreword.models.gguf import read_gguf
 from foreword.models.keys import Keys
+from foreword.models.mmproj import is_mmproj
 from foreword.models.naming import DENSE, encoder_weights, has_own_head, weights_from_gguf, weights_from_safetensors
 from foreword.models.next_token import NextTokenHead, read_head, without_head
 from foreword.models.ollama_names import from_ollama
@@ -29,7 +30,7 @@ from foreword.models.safetensors import read_directory
 from foreword.models.sentence_transformers import SentenceTransformer, read_sentence_transformer
 from foreword.models.spec import DecoderSpec
 from foreword.models.tokenizer import Tokenizer
-from foreword.models.vision_files import LoadedVision, find_mmproj, is_mmproj, read_mmproj, read_vision
+from foreword.models.vision_files import LoadedVision, find_mmproj, read_mmproj, read_vision
 from foreword.models.weights import FileWeights, Tensor, Weights
 
 
@@ -156,7 +157,7 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
 def _load_directory(folder: Path, name: str) -> LoadedModel:
     config_path = folder / "config.json"
     if not config_path.exists():
-        files = sorted(path for path in folder.glob("*.gguf") if not is_mmproj(path))
+        files = sorted(path for path in folder.glob("*.gguf") if not is_mmproj(path.name))
         if len(files) == 1:
             return _load_gguf(files[0], files[0].stem)
         fix = "Give a .gguf file, or a directory with config, tokenizer and safetensors"

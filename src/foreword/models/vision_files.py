@@ -15,6 +15,7 @@ from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.vision import GGUF_VISION_FAMILIES, VisionConfigs, VisionFamily, plain_name
 from foreword.models.files import FileRows, ModelFile
 from foreword.models.gguf import GGUF, read_gguf
+from foreword.models.mmproj import is_mmproj, mmproj_of
 from foreword.models.naming import vision_weights
 from foreword.models.tokenizer import Tokenizer
 from foreword.models.vision_spec import VisionSpec
@@ -63,19 +64,15 @@ def read_vision(
 
 
 def find_mmproj(model: Path) -> Path | None:
-    """Return the GGUF file of an encoder beside that of a model: the only one whose name begins with "mmproj". None if
-    there is none. ModelError for several.
+    """Return the GGUF file of an encoder beside that of a model, see `mmproj_of`. None if there is none. ModelError for
+    several none of which is chosen.
     """
-    found = sorted(path for path in model.parent.glob("*.gguf") if is_mmproj(path))
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found)
+    found = sorted(path.name for path in model.parent.glob("*.gguf") if is_mmproj(path.name))
+    chosen = mmproj_of(model.name, found)
+    if found and chosen is None:
+        names = ", ".join(found)
         raise ModelError(f"{model}: beside it are {len(found)} encoders of images: {names}. Name one as mmproj")
-    return found[0] if found else None
-
-
-def is_mmproj(path: Path) -> bool:
-    """Return whether a GGUF file is that of an encoder, by its name."""
-    return path.name.lower().startswith("mmproj")
+    return model.with_name(chosen) if chosen else None
 
 
 def read_mmproj(path: Path, tokenizer: Tokenizer, vector_size: int) -> LoadedVision:

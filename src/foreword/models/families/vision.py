@@ -11,7 +11,7 @@ import numpy as np
 
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.encoder_spec import EncoderLayerSpec, EncoderSpec
-from foreword.models.families.base import ACTIVATIONS, Rows, num_layers
+from foreword.models.families.base import ACTIVATIONS, Rows
 from foreword.models.families.encoders import weight_and_bias
 from foreword.models.keys import Key, Keys, only, table
 from foreword.models.spec import Activation, RopeSpec
@@ -257,7 +257,7 @@ def siglip(config: Config) -> EncoderSpec:
         num_heads=heads,
         head_dim=hidden // heads,
         max_model_len=_side(config) ** 2,
-        layers=(EncoderLayerSpec(),) * num_layers(config),
+        layers=(EncoderLayerSpec(),) * config.size("num_hidden_layers", most=4096),
         norm_eps=config.positive("layer_norm_eps"),
         activation=ACTIVATIONS[config.get("hidden_act", str)],
         norms_before=True,
