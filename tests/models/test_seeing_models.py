@@ -21,6 +21,7 @@ from foreword.models.loader import load_model
 from foreword.native import available
 from models.running import FLOATS, all_logits
 from models.seeing import CONVERSATIONS, IMAGES, PART_A, SIZES, image, recorded, write_seeing_model
+from models.tiny import random_tensors
 
 RECORDED = recorded()
 OPTIONS = {"max_model_len": 160, "block_size": 4}
@@ -199,3 +200,34 @@ def test_the_images_of_a_command_are_seen(folders, tmp_path, run_here):
             progress=False,
         )
     assert str(output.outputs[0].token_ids) in shown.replace("\n", "")
+
+
+def test_directories_of_the_older_form_give_the_same_answers(tmp_path):
+    """Qwen's with the keys of the text model beside vision_config, Gemma's with a further prefix of names."""
+    record = RECORDED["qwen2.5-vl"]
+    config = record["files"]["config.json"]
+    text = dict(config["text_config"])
+    rope = text.pop("rope_parameters")
+    section = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+    flat = {**text, **config, "rope_theta": rope["rope_theta"], "rope_scaling": section}
+    del flat["text_config"]
+    qwen = write_seeing_model(
+        tmp_path / "qwen",
+        {**record, "files": {**record["files"], "config.json": flat}},
+        {
+            name.replace("model.visual.", "visual.").replace("model.language_model.", "model."): tensor
+            for name, tensor in random_tensors(record["shapes"]).items()
+        },
+    )
+    gemma = write_seeing_model(
+        tmp_path / "gemma",
+        RECORDED["gemma3"],
+        {
+            name.replace("vision_tower.", "vision_tower.vision_model."): tensor
+            for name, tensor in random_tensors(RECORDED["gemma3"]["shapes"]).items()
+        },
+    )
+    for folder, name in ((qwen, "qwen2.5-vl"), (gemma, "gemma3")):
+        with LLM(folder, executor="numpy", **OPTIONS) as llm:
+            outputs = llm.chat(CONVERSATIONS[:2], GREEDY, progress=False)
+        assert [output.outputs[0].token_ids for output in outputs] == RECORDED[name]["tokens"][:2]
