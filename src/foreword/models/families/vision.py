@@ -18,9 +18,8 @@ from foreword.models.spec import Activation, RopeSpec
 from foreword.models.vision_spec import AreaProcessing, ImagePrompt, Normalization, TileProcessing, VisionSpec
 
 FILTERS = range(6)  # of Pillow
-MOST_PATCHES = 1 << 16
 LARGEST_SIDE = 4096
-"""The longest side that processors resize images to, in pixels."""
+"""The longest side of the tiles of processors, in pixels."""
 
 
 class VisionConfigs(NamedTuple):
@@ -37,6 +36,7 @@ class VisionConfigs(NamedTuple):
 
 
 GgufValues = Callable[[Config, Mapping[str, int]], tuple[dict[str, object], dict[str, object]]]
+"""From the configuration of an encoder and the ids of tokens, the values of that of the model and of the processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,7 @@ class VisionFamily:
     names: Mapping[str, str]
     gguf: str = ""
     gguf_names: Mapping[str, str] = field(default_factory=dict)
-    gguf_values: Callable[[Config, Mapping[str, int]], tuple[dict[str, object], dict[str, object]]] = lambda *_: (
-        {},
-        {},
-    )
+    gguf_values: GgufValues = lambda tower, ids: ({}, {})
     norms_less_one: bool = False
     fused: Callable[[VisionSpec], Mapping[str, Rows]] = lambda spec: {}
 
@@ -125,9 +122,10 @@ def idefics3(given: VisionConfigs) -> VisionSpec:
 def gemma3(given: VisionConfigs) -> VisionSpec:
     """One tile; vectors are means of squares of patches, and see each other in the decoder."""
     images, side = given.images, _side(given.tower)
-    along = math.isqrt(given.model.size("mm_tokens_per_image"))
-    if along**2 != given.model.size("mm_tokens_per_image") or side % along:
-        reason = f"mm_tokens_per_image {along} is not a square of a divisor of {side}, the patches along a side"
+    count = given.model.size("mm_tokens_per_image")
+    along = math.isqrt(count)
+    if along**2 != count or side % along:
+        reason = f"mm_tokens_per_image = {count} is not the square of a divisor of {side}, the patches along a side"
         raise given.model.error(reason, USE_ITS_CONFIG)
     size = images.value("size")
     tile = given.tower.size("image_size", most=LARGEST_SIDE)
@@ -198,7 +196,7 @@ def _rotated(config: Config, hidden: int, inner: int) -> EncoderSpec:
         intermediate_size=inner,
         num_heads=heads,
         head_dim=hidden // heads,
-        max_model_len=MOST_PATCHES,
+        max_model_len=LARGEST_SIDE**2 // config.size("patch_size", most=LARGEST_SIDE) ** 2,
         layers=(EncoderLayerSpec(rotary),) * config.size("depth", most=4096),
         norm_eps=1e-6,
         activation=act,
