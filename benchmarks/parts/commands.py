@@ -135,7 +135,7 @@ def quality(
 def speculation(
     *,
     draft_model: Annotated[str | None, typer.Option(help="A small model with the same vocabulary.")] = None,
-    num_tokens: Annotated[int, typer.Option(min=1, max=64, help="Maximum number of drafts per step.")] = 4,
+    num_tokens: Annotated[int, typer.Option(min=1, max=64, help="Maximum number of drafts per step.")] = 8,
     step_overhead: Annotated[
         float | None,
         typer.Option(min=0, max=1e6, callback=not_nan, help="See SpeculationConfig; default: measured at the start."),
@@ -149,7 +149,7 @@ def speculation(
     repeats: Turns = 3,
     options: EngineOptions,
 ) -> None:
-    """Speculative decoding on fixed prompts, the methods taking turns; all must give the same tokens."""
+    """Speculative decoding on fixed prompts and W1 to W5, the methods taking turns; all must give the same tokens."""
     sizes = counts("--at-once", at_once, MAX_AT_ONCE)
     if step_overhead is None:
         step_overhead = speculation_bench.step_overhead(options.model, options=options.settings)

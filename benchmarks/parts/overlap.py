@@ -102,7 +102,9 @@ def run(
     prompts = chat_prompts(loaded, [message for messages in PROMPTS.values() for message in messages])
     for count in at_once:
         runs = {mode: _Runs() for mode in engines}
-        for mode, served in in_turns(engines, list(islice(cycle(prompts), count)), greedy(max_tokens), repeats):
+        for mode, served in in_turns(
+            engines, list(islice(cycle(prompts), count)), [greedy(max_tokens)] * count, repeats
+        ):
             runs[mode].add(served, watched.runs)
         for (speculation, ahead), r in runs.items():
             yield OverlapResult(

@@ -72,6 +72,7 @@ def _compare(
         num_blocks=1 + rows * -(-limit // BLOCK_SIZE),
         prefix_caching=False,
         flight_steps=0,
+        speculation=None,
     )
     with TemporaryDirectory() as folder, ExitStack() as after:
         ways = {

@@ -1,4 +1,4 @@
-"""Speculation on real prompts: tokens per second of each method, taking turns on one executor."""
+"""Speculation on real prompts and on W1 to W5: tokens per second of each method, taking turns on one executor."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from typing import Any
 import numpy as np
 
 from foreword.batch import InputBatch, SamplingParams
+from foreword.bench.requests import make
 from foreword.bench.serving import Served, greedy
 from foreword.engine.build import build_engine
 from foreword.engine.config import EngineConfig
+from foreword.engine.model import Model
 from foreword.engine.observer import EngineObserver
 from foreword.engine.speculation import SpeculationConfig
 from foreword.scheduler import SchedulerConfig, StepPlan
 from parts.prompts import PROMPTS
 from parts.turns import chat_prompts, in_turns, load_with
+
+WORKLOADS = ("W1", "W2", "W3", "W4", "W5")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class SpeculationResult:
 def run(
     model: str,
     *,
-    num_tokens: int = 4,
+    num_tokens: int = 8,
     step_overhead: float = 18.0,
     adaptive: bool = True,
     draft_model: str | None = None,
@@ -58,45 +62,58 @@ def run(
     """
     loaded = load_with(model, options)
     ngram = SpeculationConfig(num_tokens=num_tokens, adaptive=adaptive, step_overhead=step_overhead)
-    methods = {"ngram": ngram, "suffix": replace(ngram, method="suffix")}
+    methods = {"default": EngineConfig().speculation, "ngram": ngram, "suffix": replace(ngram, method="suffix")}
     if draft_model is not None:
         methods["draft_model"] = replace(ngram, method="draft_model", model=draft_model)
     base = EngineConfig(
-        scheduler=SchedulerConfig(max_num_seqs=max(at_once)),
+        scheduler=SchedulerConfig(max_num_seqs=max(*at_once, 64)),
         max_model_len=1024,
         prefix_caching=False,
         async_scheduling=async_scheduling,
+        speculation=None,
     )
     off = build_engine(loaded, base)
     engines = {"off": off} | {
         name: build_engine(loaded, replace(base, speculation=speculation), executor=off.executor)
         for name, speculation in methods.items()
     }
+    for kind, count, batches in _batches(loaded, at_once, max_tokens):
+        runs: dict[str, list[Served]] = {name: [] for name in engines}
+        for prompts, params in batches:
+            for name, served in in_turns(engines, prompts, params, repeats):
+                runs[name].append(served)
+        rates = {name: np.array([served.decode_tok_s for served in of_method]) for name, of_method in runs.items()}
+        for name, of_method in runs.items():
+            drafted, accepted, verified = np.sum([served.drafts for served in of_method], 0).tolist()
+            yield SpeculationResult(
+                kind=kind,
+                at_once=count,
+                method=name,
+                tok_s=float(np.median(rates[name])),
+                ratio=float(np.median(rates[name] / rates["off"])),
+                drafts_per_token=drafted / sum(served.num_tokens for served in of_method),
+                acceptance=accepted / max(drafted, 1),
+                tokens_per_step=1 + accepted / max(verified, 1),
+            )
+    for engine in engines.values():
+        engine.close()
+
+
+def _batches(
+    model: Model[Any], at_once: Sequence[int], max_tokens: int
+) -> Iterator[tuple[str, int, list[tuple[list[list[int]], list[SamplingParams]]]]]:
+    """Yield a kind of prompts, how many run at a time, and the prompts and parameters of each batch."""
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, detokenize=False)
     for kind, messages in PROMPTS.items():
-        prompts = chat_prompts(loaded, messages)
+        prompts = chat_prompts(model, messages)
         for count in at_once:
             # For a count of 1 each prompt is a batch of its own.
             batches = [[p] for p in prompts] if count == 1 else [list(islice(cycle(prompts), count))]
-            runs: dict[str, list[Served]] = {name: [] for name in engines}
-            for batch in batches:
-                for name, served in in_turns(engines, batch, params, repeats):
-                    runs[name].append(served)
-            rates = {name: np.array([served.decode_tok_s for served in of_method]) for name, of_method in runs.items()}
-            for name, of_method in runs.items():
-                drafted, accepted, verified = np.sum([served.drafts for served in of_method], 0).tolist()
-                yield SpeculationResult(
-                    kind=kind,
-                    at_once=count,
-                    method=name,
-                    tok_s=float(np.median(rates[name])),
-                    ratio=float(np.median(rates[name] / rates["off"])),
-                    drafts_per_token=drafted / sum(served.num_tokens for served in of_method),
-                    acceptance=accepted / max(drafted, 1),
-                    tokens_per_step=1 + accepted / max(verified, 1),
-                )
-    for engine in engines.values():
-        engine.close()
+            yield kind, count, [(batch, [params] * len(batch)) for batch in batches]
+    for name in WORKLOADS:
+        requests = make(name, vocab_size=model.vocab_size)
+        outputs = [greedy(min(length, max_tokens)) for length in requests.output_lens]
+        yield name, requests.max_num_seqs, [(requests.prompts, outputs)]
 
 
 def step_overhead(model: str, *, options: dict[str, Any] | None = None, repeats: int = 12) -> float:

@@ -28,7 +28,7 @@ def chat_prompts(model: Model[Any], messages: Sequence[str]) -> list[list[int]]:
 
 
 def in_turns(
-    engines: Mapping[K, Engine], prompts: Sequence[list[int]], params: SamplingParams, repeats: int
+    engines: Mapping[K, Engine], prompts: Sequence[list[int]], params: Sequence[SamplingParams], repeats: int
 ) -> Iterator[tuple[K, Served]]:
     """The prompts on each engine, ``repeats`` times after one time to warm up, which is not yielded.
 
@@ -37,7 +37,7 @@ def in_turns(
     wanted: list[list[int]] | None = None
     for turn in range(repeats + 1):
         for name, engine in engines.items():
-            served = serve(engine, prompts, [params] * len(prompts))
+            served = serve(engine, prompts, params)
             wanted = wanted or served.tokens
             assert served.tokens == wanted, f"{name} changed the output"
             if turn:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import ClassVar
 
@@ -28,6 +29,9 @@ class Foreword:
     def generate(self, prompts: list[list[int]], output_lens: list[int], max_num_seqs: int) -> list[int]:
         if len(prompts) > max_num_seqs != self.max_num_seqs:  # W5: more requests than max_num_seqs
             self.max_num_seqs = max_num_seqs
+            self.llm.close()
+            del self.llm  # so that its weights and cache are not in memory beside those of the next one
+            gc.collect()
             self.llm = LLM(**self.options, max_num_seqs=max_num_seqs)
         params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True, detokenize=False) for n in output_lens]
         outputs = self.llm.generate(prompts, params, progress=False)

@@ -96,9 +96,7 @@ bool is_slow([[maybe_unused]] const Isa &isa) {
   return false;
 }
 
-}  // namespace
-
-std::vector<const Isa *> usable_isas() {
+std::vector<const Isa *> find_usable_isas() {
   std::vector<const Isa *> usable;
   for (const Isa *isa : kIsas) {
     if (machine_has(*isa)) usable.push_back(isa);
@@ -108,6 +106,16 @@ std::vector<const Isa *> usable_isas() {
   return usable;
 }
 
+// Found once: a virtual machine takes tens of microseconds to say what its processor has.
+const std::vector<const Isa *> &found_isas() {
+  static const std::vector<const Isa *> found = find_usable_isas();
+  return found;
+}
+
+}  // namespace
+
+std::vector<const Isa *> usable_isas() { return found_isas(); }
+
 const Isa &choose_isa(const std::string &name) {
   std::string wanted = name;
   if (wanted.empty()) {
@@ -115,7 +123,7 @@ const Isa &choose_isa(const std::string &name) {
     wanted = variable ? variable : "";
   }
   std::string usable;
-  for (const Isa *isa : usable_isas()) {
+  for (const Isa *isa : found_isas()) {
     if (wanted.empty() || wanted == isa->name) return *isa;
     usable += (usable.empty() ? "" : ", ") + std::string(isa->name);
   }

@@ -34,7 +34,8 @@ spec = replace(given.spec, vocab_size=8192, hidden_size=256, intermediate_size=1
                head_dim=32, max_model_len=512)
 weights = {name: float_tensor(np.full(shape, 0.01, np.float32)) for name, shape in weight_names(spec)}
 given = replace(given, spec=spec, weights=weights)
-settings = {"max_num_seqs": 256, "max_num_batched_tokens": 4096, "max_forced_tokens": 0, "num_blocks": 4 * 33 + 1}
+settings = {"max_num_seqs": 256, "max_num_batched_tokens": 4096, "max_forced_tokens": 0, "num_blocks": 4 * 33 + 1,
+            "speculation": "off"}
 model = load(given, "native")
 config = model.configured(engine_config(settings))
 memory = model.memory(config)
@@ -65,7 +66,8 @@ spec = replace(given.spec, vocab_size=512, hidden_size=64, intermediate_size=64,
                head_dim=mla.rope_dim + mla.kv_rank, max_model_len=600, mla=mla, layers=layers)
 weights = {name: float_tensor(np.full(shape, 0.01, np.float32)) for name, shape in weight_names(spec)}
 given = replace(given, spec=spec, weights=weights)
-settings = {"max_num_seqs": 4, "max_num_batched_tokens": 512, "max_forced_tokens": 0, "num_blocks": 60}
+settings = {"max_num_seqs": 4, "max_num_batched_tokens": 512, "max_forced_tokens": 0, "num_blocks": 60,
+            "speculation": "off"}
 model = load(given, "native")
 memory = model.memory(model.configured(engine_config(settings)))
 llm = LLM(given, executor="native", **settings)

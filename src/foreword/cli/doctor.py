@@ -64,7 +64,7 @@ def _speed(rates: dict[str, float], model: registry.KnownModel, threads: int | N
     """The default model's tokens/s for one request, against the limits."""
     prompt = list(range(1000, 1000 + PROMPT_TOKENS))
     params = SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
-    with LLM(model.name, num_threads=threads, prefix_caching=False) as llm:
+    with LLM(model.name, num_threads=threads, prefix_caching=False, speculation="off") as llm:
         llm.generate(prompt, SamplingParams(max_tokens=1), progress=False)
         metrics = llm.generate(prompt, params, progress=False)[0].metrics
     first, scheduled, finished = metrics.first_token_time, metrics.first_scheduled_time, metrics.finished_time
