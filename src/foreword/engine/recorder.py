@@ -11,7 +11,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foreword.arrays import I32
 from foreword.batch import InputBatch, RequestStates
 from foreword.cache import CacheMiss, salt_of
 from foreword.engine.config import EngineConfig
@@ -62,7 +61,7 @@ class EngineRecorder(EngineObserver):
         self._since = 0.0  # the end of the last step, or the arrival of the first request after it
         self._num_requests = 0
         self._is_torn = False  # whether events may be missing since the last step
-        self._rows: I32 | None = None  # of the last step, if each of them computed one token and nothing else was done
+        self._plan: StepPlan | None = None  # of the last step, if its rows computed one token and nothing else was done
         self._blocked: tuple[str, str] = "", ""  # the first request that waits, and the kind of reason
         self._values: Callable[[InputBatch], dict[str, Any]] | None = None
         self._file = None if config.record is None else self._open(config.record)
@@ -118,13 +117,16 @@ class EngineRecorder(EngineObserver):
             self._capture.identify(request.row, lora, salt, "" if miss is None else f"{miss.reason} at {miss.position}")
         if self._is_torn or (ring is not None and ring.wants_snapshot) or (file is not None and file.wants_snapshot):
             self._begin()
-            self._rows = None
+            self._plan = None
         self._waiting(plan.ledger)
         every = self._config.record_tensors
         if self._values is not None and every and self._num_steps % every == 0:
             self._step(plan, batch, now, self._values(batch))
-        elif plan.rows is self._rows and _only_decodes(plan, batch):  # the same array means the same requests
-            self._capture.repeat(plan.rows, now)
+        elif plan is self._plan:  # the scheduler repeats a plan while its rows need no further blocks
+            self._capture.repeat(None, now)
+        elif self._plan is not None and plan.rows is self._plan.rows and _only_decodes(plan, batch):
+            self._capture.repeat(plan.rows, now)  # the same array means the same requests
+            self._plan = plan
         else:
             self._step(plan, batch, now, None)
         self._num_steps += 1
@@ -141,7 +143,7 @@ class EngineRecorder(EngineObserver):
     def _step(self, plan: StepPlan, batch: InputBatch, now: float, tensors: Mapping[str, Any] | None) -> None:
         preempted = {request.request_id for request in plan.preempted} if plan.preempted else ()
         self._capture.step(batch, preempted=preempted, tensors=tensors, time=now)
-        self._rows = plan.rows if _only_decodes(plan, batch) else None
+        self._plan = plan if _only_decodes(plan, batch) else None
 
     def step_ran(self, plan: StepPlan, batch: InputBatch, sampled: Sampled) -> None:
         self._ran_at = self._now()
@@ -160,7 +162,7 @@ class EngineRecorder(EngineObserver):
         self._capture.commit(sampled.token_ids, logprobs, host_us=1e6 * host, model_ms=1e3 * (ran - planned))
 
     def step_failed(self, error: BaseException) -> None:
-        self._rows, self._since = None, self._now()
+        self._plan, self._since = None, self._now()
         if not isinstance(error, Exception):  # an interrupt, perhaps in the middle of a call of this observer
             self._is_torn = True
             if self._file is not None:

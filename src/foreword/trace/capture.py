@@ -270,9 +270,9 @@ class Capture:
             )
         )
 
-    def repeat(self, rows: I32, time: float | None = None) -> None:
-        """Keep a step of these rows that is as the one before, see `Repeated`."""
-        self._kept.append(Repeated(time, self._growth(rows)))
+    def repeat(self, rows: I32 | None, time: float | None = None) -> None:
+        """Keep a step of these rows that is as the one before, see `Repeated`. None: none of them got blocks."""
+        self._kept.append(Repeated(time, () if rows is None else self._growth(rows)))
 
     def commit(
         self,
