@@ -12,7 +12,7 @@ import pytest
 
 from foreword import utf8
 from foreword.engine import CompletionOutput, RequestOutput
-from foreword.engine.outputs import Position, Transcript
+from foreword.engine.outputs import Position, RequestMetrics, Transcript
 from foreword.engine.text import TextStream
 from foreword.models.detokenizer import Detokenizer
 from foreword.openai import CompletionStream, parse_completion, text_completion
@@ -162,7 +162,7 @@ def test_a_prompt_of_text_has_the_places_of_its_characters_behind_an_added_token
     completion = CompletionOutput(0, transcript, Position(), transcript.end, "length")
     output = SimpleNamespace(
         prompt="é🤖z", prompt_token_ids=ids, prompt_logprobs=entries(ids), outputs=[completion],
-        metrics=SimpleNamespace(num_cached_tokens=0, loaded_tokens={}, cache_miss=None),
+        metrics=RequestMetrics(arrival_time=0.0),
     )  # fmt: skip
     (choice,) = text_completion(request, [output], tokenizer, **NAMED)["choices"]
     assert choice["text"] == "é🤖zé"
