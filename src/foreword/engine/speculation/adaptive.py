@@ -75,6 +75,10 @@ class DraftLengths:
         self._lengths[rows] = lengths
         return lengths
 
+    def choose_none(self, rows: I32) -> None:
+        """Note that a step of these rows has no drafts."""
+        self._lengths[rows] = 0
+
     def most_next(self, rows: I32) -> I32:
         """A likely upper bound of the next `choose`."""
         return np.minimum(2 * self._lengths[rows] + 1, self._most)

@@ -110,6 +110,7 @@ class Speculation:
         self._has_guesses = False
         if not self.lengths.can_gain(len(rows)):
             self._guess[rows], self._is_wanted[rows] = -1, False
+            self.lengths.choose_none(rows)
             return None
         most, takes_time = np.minimum(np.maximum(room, 0), self._most), self.drafter.relative_cost > 0
         if takes_time:
@@ -123,11 +124,14 @@ class Speculation:
         self._check(drafts, len(rows))
         self._guess[rows] = first = drafts[:, 0]
         self._has_guesses = int(first.max()) >= 0
-        if not takes_time and self._has_guesses:
+        if not self._has_guesses:
+            self.lengths.choose_none(rows)
+            return None
+        if not takes_time:
             if self._lookup is not None:
                 self._kind[rows] = KINDS.take(self._lookup.match_lengths, mode="clip")
             chosen = self.lengths.choose(rows, (drafts >= 0).sum(1, dtype=np.int32), self._kind[rows])
-        if not self._has_guesses or not chosen.any():
+        if not chosen.any():
             return None
         return np.where(np.arange(drafts.shape[1]) < chosen[:, None], drafts, np.int32(-1))
 
