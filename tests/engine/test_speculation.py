@@ -153,6 +153,13 @@ def test_measured_steps_give_the_ratio_of_their_costs(sizes, seed):
     assert costs.relative(8, 16)[16] == pytest.approx(known(24) / known(8), rel=0.1)
 
 
+def test_more_tokens_never_cost_less_whatever_was_measured():
+    costs = StepCosts(16)
+    for tokens, seconds in [(1, 3.0), (4, 1.0)] * 20:
+        costs.measure(tokens, seconds, follows=True)
+    assert costs.relative(1, 8).min() == 1.0
+
+
 def test_steps_of_other_requests_are_not_compared():
     costs = StepCosts(64)
     before = costs.relative(1, 32).tolist()
@@ -192,6 +199,7 @@ def test_a_large_batch_verifies_nothing_that_may_be_wrong():
         lengths.update(rows, np.zeros(64, np.int32), np.full(64, 4), np.full(64, 3))
     assert choose(lengths, [0]) > [0]
     assert not any(choose(lengths, list(range(64))))
+    assert (lengths.can_gain(1), lengths.can_gain(64)) == (True, False)
 
 
 def test_guesses_are_judged_even_where_they_are_not_worth_verifying():
