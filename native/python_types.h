@@ -9,6 +9,8 @@
 #define PY_I64 "foreword.arrays.I64"
 #define PY_F32 "foreword.arrays.F32"
 #define PY_F64 "foreword.arrays.F64"
+#define PY_U16 "foreword.arrays.U16"
+#define PY_U32 "foreword.arrays.U32"
 #define PY_BOOLS "foreword.arrays.Bools"
 #define PY_ARRAY "foreword.arrays.AnyArray"
 

@@ -417,6 +417,7 @@ nb::typed<nb::dict, nb::str, Names> array_names() {
 }  // namespace
 
 void bind_lookup(nb::module_ &m);
+void bind_logits(nb::module_ &m);
 void bind_noise(nb::module_ &m);
 void bind_sampling(nb::module_ &m);
 void bind_vllm(nb::module_ &m);
@@ -495,6 +496,7 @@ void bind_batch(nb::module_ &m) {
            },
            nb::sig("def pack(self, step: StepBuffers, out: " PY_I32 ", /) -> int"));
   bind_lookup(m);
+  bind_logits(m);
   bind_noise(m);
   bind_sampling(m);
   bind_vllm(m);

@@ -1,10 +1,10 @@
 """Native core of Foreword: batch preparation and CPU kernels."""
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 import foreword.batch.step.layout
-from foreword.arrays import F32, F64, I32, I64, U8, AnyArray, Bools
+from foreword.arrays import F32, F64, I32, I64, U8, U16, U32, AnyArray, Bools
 
 def array_names() -> dict[str, list[tuple[str, str]]]:
     """The arrays that the batch cores take: {'rows' | 'step': [(name, dtype)]}."""
@@ -123,6 +123,53 @@ class TokenLookup:
         """Write up to most[i] drafts of rows[i], [n, width] padded with -1, and the lengths of their matches, [n].
 
         first[i]: the position where matches may begin; None: 0."""
+
+def divide_rows(logits: F32, vocab_size: int, rows: I64, by: F32, /) -> None:
+    """Divide the rows [n] of logits [L, V or more] by a number each."""
+
+def mask_below_largest(logits: F32, vocab_size: int, rows: I64, distances: F32, /) -> None:
+    """Write -inf where a logit of the rows [n] is below the largest one of its row plus a distance."""
+
+@overload
+def mask_refused_rows(
+    logits: U16, vocab_size: int, rows: I64, allowed: I32, masks: I64, minus_infinity: int, /
+) -> None: ...
+@overload
+def mask_refused_rows(
+    logits: U32, vocab_size: int, rows: I64, allowed: I32, masks: I64, minus_infinity: int, /
+) -> None:
+    """Write -inf where bit v of allowed[masks[i]] is 0 for logit v of rows[i]. logits: as bits."""
+
+def penalise_rows(
+    logits: F32,
+    vocab_size: int,
+    rows: I64,
+    requests: I64,
+    penalties: F32,
+    prompts: I32,
+    counts: I32,
+    tokens: I64,
+    num_drafts: I64,
+    /,
+) -> None:
+    """Apply repetition, frequency and presence penalties [n, 3] to the rows [n] of logits.
+
+    requests [n]: rows of prompts (bits) and of counts. The last num_drafts[i] of tokens[: rows[i] + 1] count."""
+
+@overload
+def add_logit_rows(logits: F32, rows: I64, temperatures: F32, noise: F32, /) -> None: ...
+@overload
+def add_logit_rows(logits: F32, rows: I64, temperatures: F32, noise: F64, /) -> None:
+    """noise[i] += logits[rows[i]] / temperatures[i]"""
+
+@overload
+def block_argmax(values: F32, block_size: int, num_blocks: int, rows: I64, indices: I64, most: F32, /) -> None: ...
+@overload
+def block_argmax(values: F64, block_size: int, num_blocks: int, rows: I64, indices: I64, most: F64, /) -> None:
+    """Write the first largest number of each block of values[i], and its index, into rows[i]; NaNs do not count."""
+
+def below_largest(logits: F32, by_block: bool, most: F32, shifted: F32, /) -> None:
+    """shifted [blocks, size] = logits [V] - most, the largest one of all [1] or of each block. -inf fills it."""
 
 def noise_uniform32(seeds: I64, positions: I64, ones: F32, series: F32, /) -> None:
     """Write 1 - u and, where u is small, -log(1 - u) by a series, else -1, per seed with its position, and token.

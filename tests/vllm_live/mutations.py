@@ -54,7 +54,7 @@ def mutants(module: ModuleType, source: str) -> Iterator[Mutant]:
     places = [
         (function.name, place)
         for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef)
+        if isinstance(function, ast.FunctionDef) and function.name != "is_native"
         for statement in function.body
         for place in ast.walk(statement)
     ]
@@ -66,8 +66,8 @@ def mutants(module: ModuleType, source: str) -> Iterator[Mutant]:
             shown = f"{text} -> {ast.unparse(place)}"
             namespace = {"__name__": module.__name__, "__file__": module.__file__}
             exec(compile(ast.fix_missing_locations(tree), str(module.__file__), "exec"), namespace)
-            if "native" in namespace:
-                namespace["native"] = None  # the functions of NumPy are changed
+            if "available" in namespace:
+                namespace["available"] = lambda: False  # the lines of NumPy are changed
             vars(place).update(before)
             yield Mutant(function, f"line {getattr(place, 'lineno', 0)}: {shown}", namespace)  # type: ignore[arg-type]
 
@@ -90,6 +90,8 @@ def _changes(node: ast.AST) -> Iterator[dict[str, object]]:
             yield {"op": ast.And() if isinstance(op, ast.Or) else ast.Or()}
         case ast.Assign(targets=[ast.Subscript()]):
             yield _kept(node)
+        case ast.If(test=ast.Call(func=ast.Name("is_native" | "available"))):
+            return  # native code has the same bits
         case ast.If(test=test):
             yield {"test": ast.UnaryOp(ast.Not(), test)}
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from foreword.native import available
+from foreword.vllm import sampling
 from foreword.vllm.kernels import KERNELS, check_arguments
 from foreword.vllm.vectors import Vector, after, golden_vectors
 
@@ -25,14 +27,17 @@ SEEDS = range(1000, 1040)  # not those of the golden vectors
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_function_gives_the_bits_of_vllms_kernel_on_random_launches(kernel):
+def test_a_function_gives_the_bits_of_vllms_kernel_on_random_launches(kernel, monkeypatch):
     names = SOURCES.kernel(kernel).arg_names
     check_arguments(kernel, names)
     for seed in SEEDS:
         grid, arguments = LAUNCHES[kernel.rpartition(".")[2]](np.random.default_rng(seed))
         arguments = {name: value for name, value in arguments.items() if name in names}
         results = after(arguments, lambda launched, grid=grid: SOURCES.launch(kernel, grid, launched))
-        assert Vector(kernel, grid, arguments, results).differences(KERNELS[kernel]) == [], f"seed {seed}"
+        for is_native in (available(), False):
+            monkeypatch.setattr(sampling, "available", lambda is_native=is_native: is_native)
+            differences = Vector(kernel, grid, arguments, results).differences(KERNELS[kernel])
+            assert differences == [], f"seed {seed}, native code: {is_native}"
 
 
 @pytest.mark.parametrize("name", ["inputs", "sampling", "thinking", "verification"])

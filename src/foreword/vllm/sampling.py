@@ -2,6 +2,9 @@
 
 Arithmetic is float32 in the order of vLLM's kernels, so that results are equal bit by bit to theirs in Triton's
 interpreter. Logits are float32, float16, or bfloat16 as uint16 of the same bits. V is the size of the vocabulary.
+
+What passes over whole rows of logits is native code where that is built. The lines of NumPy behind it define it: native
+code gives their bits. Exponentials and logarithms are always NumPy's.
 """
 
 from __future__ import annotations
@@ -10,14 +13,18 @@ from itertools import pairwise
 
 import numpy as np
 
-from foreword.arrays import F32, F64, I64, U64, AnyArray, Bools, Floats, Ints
+from foreword.arrays import F32, F64, I32, I64, U32, U64, AnyArray, Bools, Floats, Ints
 from foreword.errors import ConfigError
 from foreword.native import available, native
 from foreword.vllm.inputs import Grid, ranges
 
-U32 = np.ndarray[tuple[int, ...], np.dtype[np.uint32]]
-
 _MINUS_INFINITY_BF16 = 0xFF80
+_BITS: dict[str, tuple[type[np.unsignedinteger], int]] = {
+    "f": (np.uint32, 0xFF800000),
+    "e": (np.uint16, 0xFC00),
+    "H": (np.uint16, _MINUS_INFINITY_BF16),
+}
+"""By the type of logits: that of their bits, and -∞ in bits."""
 _LARGEST_BELOW_ONE = np.float32(5.960464477539063e-08)  # 2 ** -24
 
 
@@ -26,6 +33,11 @@ def as_float32(values: AnyArray) -> F32:
     if values.dtype == np.uint16:
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32, copy=False)
+
+
+def is_native(logits: AnyArray) -> bool:
+    """Return whether native code takes rows of these logits."""
+    return available() and logits.strides[-1] == logits.itemsize
 
 
 def minus_infinity(logits: AnyArray) -> float | int:
@@ -45,7 +57,11 @@ def temperature_kernel(
 ) -> None:
     """logits[l] /= temperature[idx[l]], unless that is 0 or 1."""
     temperature = temperature_ptr[expanded_idx_mapping_ptr[: grid[0]]]
-    for row in np.flatnonzero((temperature != 0) & (temperature != 1)):
+    rows = np.flatnonzero((temperature != 0) & (temperature != 1))
+    if is_native(logits_ptr):
+        native.divide_rows(logits_ptr, vocab_size, rows, temperature[rows])
+        return
+    for row in rows:
         logits_ptr[row, :vocab_size] /= temperature[row]
 
 
@@ -61,9 +77,14 @@ def min_p_kernel(
 ) -> None:
     """logits[l, v] = -∞ where logits[l, v] < max(logits[l]) + log(min_p[idx[l]]), unless min_p is 0."""
     min_p = min_p_ptr[expanded_idx_mapping_ptr[: grid[0]]]
-    for row in np.flatnonzero(min_p != 0):
+    rows = np.flatnonzero(min_p != 0)
+    distances = np.log(min_p[rows])
+    if is_native(logits_ptr):
+        native.mask_below_largest(logits_ptr, vocab_size, rows, distances)
+        return
+    for row, distance in zip(rows, distances, strict=True):
         logits = logits_ptr[row, :vocab_size]
-        logits[logits < np.nanmax(logits) + np.log(min_p[row])] = -np.inf
+        logits[logits < np.nanmax(logits) + distance] = -np.inf
 
 
 def bias_kernel(
@@ -156,9 +177,9 @@ def penalties_kernel(
     repetition_penalty_ptr: F32,
     frequency_penalty_ptr: F32,
     presence_penalty_ptr: F32,
-    prompt_bin_mask_ptr: Ints,
+    prompt_bin_mask_ptr: I32,
     prompt_bin_mask_stride: int,
-    output_bin_counts_ptr: Ints,
+    output_bin_counts_ptr: I32,
     output_bin_counts_stride: int,
     vocab_size: int,
     *,
@@ -169,14 +190,29 @@ def penalties_kernel(
     logits[l, v] is divided by the repetition penalty if it is above 0, else multiplied by it, where v is in the prompt
     or c[v] > 0; then frequency_penalty * c[v] and, where c[v] > 0, the presence penalty are subtracted.
     """
-    for token, row in enumerate(expanded_idx_mapping_ptr[: grid[0]]):
-        repetition, frequency = repetition_penalty_ptr[row], frequency_penalty_ptr[row]
-        presence = presence_penalty_ptr[row]
-        if repetition == 1 and frequency == 0 and presence == 0:
-            continue
+    rows = expanded_idx_mapping_ptr[: grid[0]]
+    penalties = np.stack(
+        [repetition_penalty_ptr[rows], frequency_penalty_ptr[rows], presence_penalty_ptr[rows]], axis=1
+    )
+    tokens = np.flatnonzero((penalties != (1, 0, 0)).any(axis=1))
+    rows, penalties, num_drafts = rows[tokens], penalties[tokens], expanded_local_pos_ptr[tokens]
+    if is_native(logits_ptr):
+        native.penalise_rows(
+            logits_ptr,
+            vocab_size,
+            tokens,
+            rows.astype(np.int64),
+            penalties,
+            prompt_bin_mask_ptr,
+            output_bin_counts_ptr,
+            token_ids_ptr.astype(np.int64),
+            num_drafts.astype(np.int64),
+        )
+        return
+    for token, row, drafts, (repetition, frequency, presence) in zip(tokens, rows, num_drafts, penalties, strict=True):
         logits = logits_ptr[token, :vocab_size]
         counts = output_bin_counts_ptr[row, :vocab_size]
-        if drafts := int(expanded_local_pos_ptr[token]):
+        if drafts:
             counts = counts.copy()
             before = token_ids_ptr[token - drafts + 1 : token + 1]
             np.add.at(counts, before[(before >= 0) & (before < vocab_size)], 1)
@@ -231,7 +267,7 @@ def apply_grammar_bitmask_kernel(
     logits_stride: int,
     logits_indices_ptr: Ints,
     cu_num_logits_ptr: Ints,
-    bitmask_ptr: Ints,
+    bitmask_ptr: I32,
     bitmask_stride: int,
     vocab_size: int,
     *,
@@ -243,10 +279,16 @@ def apply_grammar_bitmask_kernel(
     """
     requests, positions = np.divmod(logits_indices_ptr[: grid[0]], MASK_STRIDE)
     starts = cu_num_logits_ptr[requests]
-    for i in np.flatnonzero(positions < cu_num_logits_ptr[requests + 1] - starts):
-        bits = np.ascontiguousarray(bitmask_ptr[i]).view(np.uint8)
-        refused = np.unpackbits(bits, count=vocab_size, bitorder="little") == 0
-        logits_ptr[starts[i] + positions[i], :vocab_size][refused] = minus_infinity(logits_ptr)
+    masks = np.flatnonzero(positions < cu_num_logits_ptr[requests + 1] - starts)
+    rows = (starts + positions)[masks]
+    if is_native(logits_ptr):
+        bits, infinity = _BITS[logits_ptr.dtype.char]
+        native.mask_refused_rows(logits_ptr.view(bits), vocab_size, rows.astype(np.int64), bitmask_ptr, masks, infinity)
+        return
+    for row, mask in zip(rows, masks, strict=True):
+        words = np.ascontiguousarray(bitmask_ptr[mask]).view(np.uint8)
+        refused = np.unpackbits(words, count=vocab_size, bitorder="little") == 0
+        logits_ptr[row, :vocab_size][refused] = minus_infinity(logits_ptr)
 
 
 def gumbel_sample_kernel(
@@ -291,15 +333,17 @@ def gumbel_sample_kernel(
     together = max(_CHUNK // vocab_size, 1)
     blocks = Blocks(grid[1], BLOCK_SIZE, np.float64 if USE_FP64 else np.float32, together)
     for start in range(0, grid[0], together):
-        logits: Floats = as_float32(logits_ptr[start : start + together, :vocab_size])
+        logits = as_float32(logits_ptr[start : start + together, :vocab_size])
         temperature = temperatures[start : start + together]
-        if (drawn := np.flatnonzero(temperature)).size:
-            hot: Floats = logits[drawn] / temperature[drawn, None] if APPLY_TEMPERATURE else logits[drawn]
-            positions = pos_ptr[start + drawn] + (_DRAFT_NOISE if IS_DRAFTING else 0)
-            hot = hot + vocabulary_noise(seeds_ptr[rows[start + drawn]], positions, vocab_size, USE_FP64)
-            logits = logits.astype(hot.dtype)
-            logits[drawn] = hot
-        blocks.argmax(logits, local_argmax_ptr[start : start + together], local_max_ptr[start : start + together])
+        hot, cold = np.flatnonzero(temperature), np.flatnonzero(temperature == 0)
+        if hot.size:
+            positions = pos_ptr[start + hot] + (_DRAFT_NOISE if IS_DRAFTING else 0)
+            noise = vocabulary_noise(seeds_ptr[rows[start + hot]], positions, vocab_size, USE_FP64)
+            divisors = temperature[hot] if APPLY_TEMPERATURE else np.ones(hot.size, np.float32)
+            noisy = with_logits(noise, logits, hot, divisors)
+            blocks.argmax(noisy, start + hot, local_argmax_ptr, local_max_ptr)
+        if cold.size:
+            blocks.argmax(logits[cold] if hot.size else logits, start + cold, local_argmax_ptr, local_max_ptr)
 
 
 _CHUNK = 1 << 15
@@ -310,20 +354,52 @@ class Blocks:
     """Rows of logits in blocks of Triton's programs: the last block ends with -∞."""
 
     def __init__(self, num_blocks: int, block_size: int, dtype: type[np.floating], rows: int = 1) -> None:
-        self._padded = np.full((rows, num_blocks * block_size), -np.inf, dtype)
+        self._padded = np.empty((rows, num_blocks * block_size), dtype)
         self._blocks = self._padded.reshape(rows, num_blocks, block_size)
 
     def filled(self, logits: Floats) -> Floats:
         """Return the logits [n, V] in blocks [n, num_blocks, block_size]. They are valid until the next call."""
         self._padded[: len(logits), : logits.shape[1]] = logits
+        self._padded[: len(logits), logits.shape[1] :] = -np.inf
         return self._blocks[: len(logits)]
 
-    def argmax(self, logits: Floats, tokens: Ints, most: Floats) -> None:
-        """Write the token of the largest logit of each row's blocks and that logit."""
-        blocks = self.filled(logits)
-        best, value = argmax(blocks)
-        tokens[:, : blocks.shape[1]] = np.arange(blocks.shape[1]) * blocks.shape[2] + best
-        most[:, : blocks.shape[1]] = value
+    def argmax(self, logits: Floats, rows: I64, tokens: I64, most: Floats) -> None:
+        """Write the token of the largest of logits[i] in each block, and that logit, into rows[i] of the results."""
+        _, num_blocks, size = self._blocks.shape
+        if is_native(logits):
+            values = logits.astype(most.dtype, copy=False)
+            native.block_argmax(values, size, num_blocks, rows, tokens, most)
+            return
+        best, value = argmax(self.filled(logits))
+        tokens[rows, :num_blocks] = np.arange(num_blocks) * size + best
+        most[rows, :num_blocks] = value
+
+    def below_largest(self, logits: F32, *, by_block: bool) -> tuple[F32, F32]:
+        """Return the largest of the logits [V], of all [1] or of each block, and the logits less that in blocks. They
+        are valid until the next call.
+        """
+        blocks: F32 = self._blocks[0]
+        most = np.empty(len(blocks) if by_block else 1, np.float32)
+        if is_native(logits):
+            native.below_largest(logits, by_block, most, blocks)
+            return most, blocks
+        with np.errstate(invalid="ignore"):
+            if by_block:
+                most[:] = np.nanmax(self.filled(logits[None])[0], axis=1)
+                blocks -= most[:, None]
+            else:
+                most[:] = np.nanmax(logits)
+                self.filled((logits - most)[None])
+        return most, blocks
+
+
+def with_logits(noise: Floats, logits: F32, rows: I64, temperatures: F32) -> Floats:
+    """Return logits[rows[i]] / temperatures[i] + noise[i], in the memory of the noise."""
+    if is_native(logits):
+        native.add_logit_rows(logits, rows, temperatures, noise)
+        return noise
+    noise += logits[rows] / temperatures[:, None]
+    return noise
 
 
 _DRAFT_NOISE = 1 << 30
@@ -433,9 +509,8 @@ def topk_log_softmax_kernel(
     blocks = Blocks(-(-vocab_size // BLOCK_SIZE), BLOCK_SIZE, np.float32)
     for row in range(grid[0]):
         logits = as_float32(logits_ptr[row, :vocab_size])
-        most = np.nanmax(logits)
-        sums = np.exp(blocks.filled((logits - most)[None])[0]).sum(axis=1)
-        total = np.add.accumulate(sums)[-1]
+        most, shifted = blocks.below_largest(logits, by_block=False)
+        total = np.add.accumulate(np.exp(shifted, out=shifted).sum(axis=1))[-1]
         output_ptr[row, :topk] = logits[topk_ids_ptr[row, :topk]] - most - np.log(total)
 
 

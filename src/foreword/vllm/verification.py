@@ -13,7 +13,7 @@ import numpy as np
 from foreword.arrays import F32, I64, AnyArray, Floats, Ints
 from foreword.errors import ConfigError
 from foreword.vllm.inputs import Grid, ranges
-from foreword.vllm.sampling import Blocks, argmax, as_float32, vocabulary_noise
+from foreword.vllm.sampling import Blocks, argmax, as_float32, vocabulary_noise, with_logits
 
 
 def flatten_sampled_kernel(
@@ -95,50 +95,49 @@ def compute_local_logits_stats_kernel(
     rows = expanded_idx_mapping_ptr[: grid[0]]
     blocks = Blocks(grid[1], BLOCK_SIZE, np.float32)
     for logit in np.flatnonzero(~bonus):
-        temperature = temp_ptr[rows[logit]]
-        target = as_float32(target_logits_ptr[logit, :vocab_size])
-        if temperature == 0:
-            own = slice(logit, logit + 1)
-            blocks.argmax(target[None], target_local_argmax_ptr[own], target_local_max_ptr[own])
+        row, target = rows[logit], as_float32(target_logits_ptr[logit, :vocab_size])
+        if (temperature := temp_ptr[row]) == 0:
+            blocks.argmax(target[None], np.array([logit]), target_local_argmax_ptr, target_local_max_ptr)
             continue
-        _max_and_sum(blocks.filled(target[None])[0], target_local_max_ptr[logit], target_local_sumexp_ptr[logit])
+        _max_and_sum(blocks, target, target_local_max_ptr[logit], target_local_sumexp_ptr[logit])
         if draft_logits_ptr is not None and HAS_DRAFT_LOGITS:
-            draft = as_float32(draft_logits_ptr[rows[logit], local[logit], :vocab_size]) / temperature
-            _max_and_sum(blocks.filled(draft[None])[0], draft_local_max_ptr[logit], draft_local_sumexp_ptr[logit])
+            draft = as_float32(draft_logits_ptr[row, local[logit], :vocab_size]) / temperature
+            _max_and_sum(blocks, draft, draft_local_max_ptr[logit], draft_local_sumexp_ptr[logit])
 
 
-def _max_and_sum(blocks: Floats, most: F32, sums: F32) -> None:
+def _max_and_sum(blocks: Blocks, logits: F32, most: F32, sums: F32) -> None:
     """Write the largest number m of each block, and Σ exp(number - m), 0 where m is -∞."""
-    num_blocks = len(blocks)
-    most[:num_blocks] = np.nanmax(blocks, axis=1)
+    largest, shifted = blocks.below_largest(logits, by_block=True)
+    most[: len(largest)] = largest
+    sums[: len(largest)] = np.where(largest > -np.inf, np.exp(shifted, out=shifted).sum(axis=1), 0)
+
+
+def _log_sums(most: F32, sums: F32, padded: int) -> F32:
+    """Return log Σ exp over the blocks [n, P] of rows, summed over ``padded`` terms as vLLM's kernels do."""
+    terms, largest = np.zeros((len(most), padded), np.float32), np.nanmax(most, axis=1, initial=-np.inf)
     with np.errstate(invalid="ignore"):
-        total = np.exp(blocks - most[:num_blocks, None]).sum(axis=1)
-    sums[:num_blocks] = np.where(most[:num_blocks] > -np.inf, total, 0)
+        np.multiply(sums, np.exp(most - largest[:, None]), out=terms[:, : most.shape[1]])
+    logsumexp: F32 = largest + np.log(terms.sum(axis=1))
+    return logsumexp
 
 
-def _log_sum(most: F32, sums: F32, num_blocks: int, padded: int) -> np.float32:
-    """Return log Σ exp over the blocks of a row, summed over ``padded`` terms as vLLM's kernels do."""
-    terms = np.zeros(padded, np.float32)
-    largest = np.nanmax(most[:num_blocks])
-    with np.errstate(invalid="ignore"):
-        np.multiply(sums[:num_blocks], np.exp(most[:num_blocks] - largest), out=terms[:num_blocks])
-    return np.float32(largest + np.log(terms.sum()))
-
-
-def philox_uniform(seed: int, position: int) -> np.float32:
-    """Return Triton's `rand` of a seed and an offset, but not less than its smallest value above 0.
+def philox_uniforms(seeds: I64, positions: Ints) -> F32:
+    """Return Triton's `rand` of seeds and offsets [n], but not less than its smallest value above 0.
 
     The first word of Philox 4x32 after ten rounds, of which the positive half becomes a float32 in (0, 1).
     """
-    mask = 0xFFFFFFFF
-    c0, c1, c2, c3 = position & mask, position >> 32 & mask, 0, 0
-    k0, k1 = seed & mask, seed >> 32 & mask
+    mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    offsets, keys = positions.astype(np.uint64), seeds.astype(np.uint64)
+    c0, c1, k0, k1 = offsets & mask, offsets >> half, keys & mask, keys >> half
+    c2 = c3 = np.zeros_like(c0)
     for _ in range(10):
-        a, b = 0xD2511F53 * c0, 0xCD9E8D57 * c2
-        c0, c1, c2, c3 = (b >> 32) ^ c1 ^ k0, b & mask, (a >> 32) ^ c3 ^ k1, a & mask
-        k0, k1 = (k0 + 0x9E3779B9) & mask, (k1 + 0xBB67AE85) & mask
+        a, b = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
+        c0, c1, c2, c3 = (b >> half) ^ c1 ^ k0, b & mask, (a >> half) ^ c3 ^ k1, a & mask
+        k0, k1 = (k0 + np.uint64(0x9E3779B9)) & mask, (k1 + np.uint64(0xBB67AE85)) & mask
     smallest = np.float32(4.6566127342e-10)
-    return max(np.float32(c0 if c0 < 1 << 31 else mask - c0) * smallest, smallest)
+    positive = np.where(c0 < np.uint64(1 << 31), c0, mask - c0)
+    uniforms: F32 = np.maximum(positive.astype(np.float32) * smallest, smallest)
+    return uniforms
 
 
 def rejection_kernel(
@@ -187,57 +186,51 @@ def rejection_kernel(
 
     At temperature 0 a draft is accepted if it is the token of the largest target logit, which is stored in its place
     otherwise. Else draft x with target probability p and draft probability q (1 without draft logits) is accepted if
-    log p > log u + log q, with u = `philox_uniform(seed, position)`. ``SYNTHETIC_MODE``: if u < rates[i] for draft i.
+    log p > log u + log q, with u = `philox_uniforms(seed, position)`. ``SYNTHETIC_MODE``: if u < rates[i] for draft i.
     The two last arrays of results get log Σ exp of target and draft logits at the last draft that was looked at.
     Raises ConfigError for verification by blocks or by entropy (``USE_BLOCK_VERIFICATION``, ``FLY_WINDOW_SIZE``).
     """
     _refuse("rejection_kernel", USE_BLOCK_VERIFICATION=USE_BLOCK_VERIFICATION, FLY_WINDOW_SIZE=FLY_WINDOW_SIZE)
-    for b in range(grid[0]):
-        row, start = idx_mapping_ptr[b], int(cu_num_logits_ptr[b])
-        temperature, seed = temp_ptr[row], int(seed_ptr[row])
-        target_sum, draft_sum, accepted = np.float32(0), np.float32(0), 0
-        for i in range(int(cu_num_logits_ptr[b + 1]) - start - 1):
-            logit = start + i
-            draft = int(draft_sampled_ptr[logit + 1])
-            if draft < 0 and temperature != 0:
-                break
-            uniform = philox_uniform(seed, int(pos_ptr[logit]))
-            token = draft
-            if temperature == 0:
-                block, _ = argmax(target_local_max_ptr[logit, :vocab_num_blocks])
-                best = int(target_local_argmax_ptr[logit, block])
-                accept = draft == best
-            else:
-                target_sum = _log_sum(
-                    target_local_max_ptr[logit],
-                    target_local_sumexp_ptr[logit],
-                    vocab_num_blocks,
-                    PADDED_VOCAB_NUM_BLOCKS,
-                )
-                draft_log_probability = np.float32(0)
-                if draft_logits_ptr is not None and HAS_DRAFT_LOGITS:
-                    draft_sum = _log_sum(
-                        draft_local_max_ptr[logit],
-                        draft_local_sumexp_ptr[logit],
-                        vocab_num_blocks,
-                        PADDED_VOCAB_NUM_BLOCKS,
-                    )
-                    logits = as_float32(draft_logits_ptr[row, i, draft : draft + 1])
-                    draft_log_probability = logits[0] / temperature - draft_sum
-                target = as_float32(target_logits_ptr[logit, draft : draft + 1])[0] - target_sum
-                accept = bool(target > np.log(uniform) + draft_log_probability)
-            if synthetic_conditional_rates_ptr is not None and SYNTHETIC_MODE:
-                accept = bool(uniform < synthetic_conditional_rates_ptr[i])
-            accept = accept and draft >= 0
-            if temperature == 0 and not accept:
-                token = best
-            sampled_ptr[b, i] = token
-            accepted += accept
-            if not accept:
-                break
-        rejected_steps_ptr[b] = accepted
-        target_rejected_logsumexp_ptr[b] = target_sum
-        draft_rejected_logsumexp_ptr[b] = draft_sum
+    cu, num_blocks = cu_num_logits_ptr[: grid[0] + 1], vocab_num_blocks
+    num_drafts = np.maximum(np.diff(cu) - 1, 0)
+    logits, owners = ranges(cu[:-1], num_drafts)  # those that verify a draft
+    steps, _ = ranges(np.zeros_like(num_drafts), num_drafts)
+    rows, drafts = idx_mapping_ptr[owners], draft_sampled_ptr[logits + 1]
+    temperatures = temp_ptr[rows]
+    greedy, hot = np.flatnonzero(temperatures == 0), np.flatnonzero(temperatures)
+    accept, tokens = np.zeros(len(logits), np.bool_), drafts.astype(np.int64)
+    uniforms = philox_uniforms(seed_ptr[rows], pos_ptr[logits])
+
+    blocks, _ = argmax(target_local_max_ptr[logits[greedy], :num_blocks])
+    best = target_local_argmax_ptr[logits[greedy], blocks]
+    accept[greedy] = drafts[greedy] == best
+
+    of_hot, draft, padded = logits[hot], np.maximum(drafts[hot], 0), PADDED_VOCAB_NUM_BLOCKS
+    target_sums = _log_sums(
+        target_local_max_ptr[of_hot, :num_blocks], target_local_sumexp_ptr[of_hot, :num_blocks], padded
+    )
+    draft_sums, draft_log_probabilities = np.zeros((2, len(hot)), np.float32)
+    if draft_logits_ptr is not None and HAS_DRAFT_LOGITS:
+        draft_sums = _log_sums(
+            draft_local_max_ptr[of_hot, :num_blocks], draft_local_sumexp_ptr[of_hot, :num_blocks], padded
+        )
+        of_draft = as_float32(draft_logits_ptr[rows[hot], steps[hot], draft])
+        draft_log_probabilities = of_draft / temperatures[hot] - draft_sums
+    target = as_float32(target_logits_ptr[of_hot, draft]) - target_sums
+    accept[hot] = target > np.log(uniforms[hot]) + draft_log_probabilities
+
+    if synthetic_conditional_rates_ptr is not None and SYNTHETIC_MODE:
+        accept = uniforms < synthetic_conditional_rates_ptr[steps]
+    accept &= drafts >= 0
+    tokens[greedy] = np.where(accept[greedy], drafts[greedy], best)
+    accepted = num_drafts.copy()
+    np.minimum.at(accepted, owners[~accept], steps[~accept])
+    decided = (steps <= accepted[owners]) & ((drafts >= 0) | (temperatures == 0))
+    sampled_ptr[owners[decided], steps[decided]] = tokens[decided]
+    rejected_steps_ptr[: grid[0]] = accepted
+    for sums, out in ((target_sums, target_rejected_logsumexp_ptr), (draft_sums, draft_rejected_logsumexp_ptr)):
+        out[: grid[0]] = 0
+        out[owners[hot[decided[hot]]]] = sums[decided[hot]]  # of a request the last one
 
 
 def resample_kernel(
@@ -286,7 +279,6 @@ def resample_kernel(
     """
     _refuse("resample_kernel", USE_BLOCK_VERIFICATION=USE_BLOCK_VERIFICATION, WATERMARK=WATERMARK)
     blocks = Blocks(grid[1], BLOCK_SIZE, np.float64 if USE_FP64 else np.float32)
-    tokens = np.arange(vocab_size)
     for b in range(grid[0]):
         step = int(rejected_step_ptr[b])
         logit = int(cu_num_logits_ptr[b]) + step
@@ -294,7 +286,7 @@ def resample_kernel(
         temperature = temp_ptr[row] if row >= 0 else np.float32(0)
         if temperature == 0 and not bonus:
             continue
-        residual: Floats = as_float32(target_logits_ptr[logit, :vocab_size])
+        residual = as_float32(target_logits_ptr[logit, :vocab_size])
         rejected = -1 if bonus else int(draft_sampled_ptr[logit + 1])
         if rejected >= 0 and draft_logits_ptr is not None and HAS_DRAFT_LOGITS:
             draft = as_float32(draft_logits_ptr[row, step, :vocab_size]) / temperature - draft_rejected_logsumexp_ptr[b]
@@ -303,11 +295,13 @@ def resample_kernel(
                 ratio = np.exp(draft - residual)
                 residual = np.where(ratio < 1, residual + np.log1p(-ratio), np.float32(-np.inf))
         elif rejected >= 0:
-            residual = np.where(tokens != rejected, residual, np.float32(-np.inf))
+            residual = residual.copy()
+            residual[rejected] = -np.inf
+        results: Floats = residual[None]
         if temperature != 0:
             noise = vocabulary_noise(seed_ptr[row : row + 1], pos_ptr[logit : logit + 1], vocab_size, USE_FP64)
-            residual = residual + noise[0]
-        blocks.argmax(residual[None], resampled_local_argmax_ptr[b : b + 1], resampled_local_max_ptr[b : b + 1])
+            results = with_logits(noise, results, np.zeros(1, np.int64), np.ones(1, np.float32))
+        blocks.argmax(results, np.array([b]), resampled_local_argmax_ptr, resampled_local_max_ptr)
 
 
 def insert_resampled_kernel(
