@@ -39,6 +39,13 @@ void noise_uniform64(const Seeds &seeds, const Seeds &positions, Matrix<double> 
   }
 }
 
+void philox_uniforms(const Seeds &seeds, const Seeds &offsets, Vector<float> uniforms) {
+  if (offsets.shape(0) != seeds.shape(0) || uniforms.shape(0) != seeds.shape(0))
+    throw std::invalid_argument("expected as many offsets and numbers as seeds");
+  for (size_t i = 0; i < seeds.shape(0); ++i)
+    uniforms.data()[i] = philox_uniform(seeds.data()[i], offsets.data()[i]);
+}
+
 }  // namespace
 
 void bind_noise(nb::module_ &m) {
@@ -53,6 +60,9 @@ void bind_noise(nb::module_ &m) {
   m.def("noise_uniform64", &noise_uniform64,
         nb::sig("def noise_uniform64(seeds: " PY_I64 ", positions: " PY_I64 ", uniforms: " PY_F64 ", /) -> None"),
         "Write a uniform number of 53 bits per seed, position [n] and token [V].");
+  m.def("philox_uniforms", &philox_uniforms,
+        nb::sig("def philox_uniforms(seeds: " PY_I64 ", offsets: " PY_I64 ", uniforms: " PY_F32 ", /) -> None"),
+        "Write a uniform number in (0, 1) per seed and offset: the first word of Philox 4x32 after ten rounds.");
 }
 
 }  // namespace foreword

@@ -1,5 +1,7 @@
 #include "batch/noise.h"
 
+#include <algorithm>
+
 #include "batch/vectorized.h"
 
 namespace foreword {
@@ -50,6 +52,22 @@ FOREWORD_VECTORIZED void uniform64(uint32_t low_seed, uint32_t high_seed, int64_
     const double u = (double(int64_t(((high << 32) | low) >> 11)) + 0.5) * 0x1p-53;
     uniforms[v] = u == 1 ? u - 0x1p-53 : u;
   }
+}
+
+float philox_uniform(int64_t seed, int64_t offset) {
+  uint32_t c0 = uint32_t(offset), c1 = uint32_t(uint64_t(offset) >> 32), c2 = 0, c3 = 0;
+  uint32_t k0 = uint32_t(seed), k1 = uint32_t(uint64_t(seed) >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t a = uint64_t(0xD2511F53u) * c0, b = uint64_t(0xCD9E8D57u) * c2;
+    c0 = uint32_t(b >> 32) ^ c1 ^ k0;
+    c1 = uint32_t(b);
+    c2 = uint32_t(a >> 32) ^ c3 ^ k1;
+    c3 = uint32_t(a);
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  constexpr float smallest = 4.6566127342e-10f;
+  return std::max(float(int32_t(c0 < 1u << 31 ? c0 : ~c0)) * smallest, smallest);
 }
 
 }  // namespace foreword

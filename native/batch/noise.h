@@ -18,4 +18,7 @@ void select_series(int64_t count, const float *series, float *values);
 // uniforms[v]: of 53 bits of two hashes.
 void uniform64(uint32_t mixed_low, uint32_t mixed_high, int64_t count, double *uniforms);
 
+// The first word of Philox 4x32, after ten rounds of a seed's key and an offset, as a number in (0, 1).
+float philox_uniform(int64_t seed, int64_t offset);
+
 }  // namespace foreword

@@ -182,6 +182,9 @@ def noise_select(series: F32, values: F32, /) -> None:
 def noise_uniform64(seeds: I64, positions: I64, uniforms: F64, /) -> None:
     """Write a uniform number of 53 bits per seed, position [n] and token [V]."""
 
+def philox_uniforms(seeds: I64, offsets: I64, uniforms: F32, /) -> None:
+    """Write a uniform number in (0, 1) per seed and offset: the first word of Philox 4x32 after ten rounds."""
+
 class StepCache:
     """What was made of the sampling columns of the last few batches."""
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from foreword.errors import ConfigError
-from foreword.vllm import sampling
+from foreword.native import available
+from foreword.vllm import sampling, verification
 from foreword.vllm.kernels import KERNELS, check_arguments
 from foreword.vllm.sampling import as_float32, gumbel_noise, hash32, vocabulary_noise
 from foreword.vllm.vectors import Vector, golden_vectors, memory_of
@@ -141,7 +142,8 @@ def test_the_noise_of_native_code_has_the_bits_of_numpys(fp64, vocab_size):
 
 @pytest.mark.parametrize("kernel", [name for name, f in KERNELS.items() if f.__module__.endswith(("sampling", "tion"))])
 def test_a_function_without_native_code_gives_the_bits_of_vllms_kernel_too(kernel, monkeypatch):
-    monkeypatch.setattr(sampling, "available", lambda: False)
+    for module in (sampling, verification):
+        monkeypatch.setattr(module, "available", lambda: False)
     assert [line for vector in VECTORS[kernel] for line in vector.differences(KERNELS[kernel])] == []
 
 
@@ -165,7 +167,9 @@ def philox(seed: int, position: int) -> int:
     return c0
 
 
-def test_the_uniform_numbers_of_verification_are_those_of_philox():
+@pytest.mark.parametrize("is_native", [available(), False])
+def test_the_uniform_numbers_of_verification_are_those_of_philox(is_native, monkeypatch):
+    monkeypatch.setattr(verification, "available", lambda: is_native)
     rng = np.random.default_rng(0)
     seeds, positions = rng.integers(-(2**63), 2**63, 200), rng.integers(0, 2**40, 200)
     words = [philox(seed, position) for seed, position in zip(seeds.tolist(), positions.tolist(), strict=True)]

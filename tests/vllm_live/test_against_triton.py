@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from foreword.native import available
-from foreword.vllm import sampling
+from foreword.vllm import sampling, verification
 from foreword.vllm.kernels import KERNELS, check_arguments
 from foreword.vllm.vectors import Vector, after, golden_vectors
 
@@ -35,7 +35,8 @@ def test_a_function_gives_the_bits_of_vllms_kernel_on_random_launches(kernel, mo
         arguments = {name: value for name, value in arguments.items() if name in names}
         results = after(arguments, lambda launched, grid=grid: SOURCES.launch(kernel, grid, launched))
         for is_native in (available(), False):
-            monkeypatch.setattr(sampling, "available", lambda is_native=is_native: is_native)
+            for module in (sampling, verification):
+                monkeypatch.setattr(module, "available", lambda is_native=is_native: is_native)
             differences = Vector(kernel, grid, arguments, results).differences(KERNELS[kernel])
             assert differences == [], f"seed {seed}, native code: {is_native}"
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from foreword.arrays import F32, I64, AnyArray, Floats, Ints
 from foreword.errors import ConfigError
+from foreword.native import available, native
 from foreword.vllm.inputs import Grid, ranges
 from foreword.vllm.sampling import Blocks, argmax, as_float32, vocabulary_noise, with_logits
 
@@ -126,6 +127,10 @@ def philox_uniforms(seeds: I64, positions: Ints) -> F32:
 
     The first word of Philox 4x32 after ten rounds, of which the positive half becomes a float32 in (0, 1).
     """
+    uniforms = np.empty(len(seeds), np.float32)
+    if available():
+        native.philox_uniforms(seeds.astype(np.int64), positions.astype(np.int64), uniforms)
+        return uniforms
     mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
     offsets, keys = positions.astype(np.uint64), seeds.astype(np.uint64)
     c0, c1, k0, k1 = offsets & mask, offsets >> half, keys & mask, keys >> half
@@ -136,7 +141,7 @@ def philox_uniforms(seeds: I64, positions: Ints) -> F32:
         k0, k1 = (k0 + np.uint64(0x9E3779B9)) & mask, (k1 + np.uint64(0xBB67AE85)) & mask
     smallest = np.float32(4.6566127342e-10)
     positive = np.where(c0 < np.uint64(1 << 31), c0, mask - c0)
-    uniforms: F32 = np.maximum(positive.astype(np.float32) * smallest, smallest)
+    np.maximum(positive.astype(np.float32) * smallest, smallest, out=uniforms)
     return uniforms
 
 
