@@ -894,10 +894,24 @@ def markers(rng: Rng) -> list[np.ndarray]:
     return [i32(rng.integers(0, 3, int(rng.integers(1, most)))) for most in (3, 3, 4)]
 
 
+def zero_kv_blocks(rng: Rng) -> Launch:
+    segments, blocks = int(rng.integers(1, 4)), int(rng.integers(1, 4))
+    strides = rng.integers(3, 9, segments)
+    sizes = rng.integers(1, strides + 1)
+    return (blocks, segments, -(-int(sizes.max()) // 4)), {
+        "seg_addrs_ptr": Pointers([i32(rng.integers(1, 99, 6 * stride)) for stride in strides]),
+        "seg_block_strides_ptr": i64(strides),
+        "seg_page_sizes_ptr": i64(sizes),
+        "block_ids_ptr": i64(rng.permutation(6)[:blocks]),
+        "BLOCK_SIZE": 4,
+    }
+
+
 LAUNCHES: dict[str, Callable[[Rng], Launch]] = {
     f"_{function.__name__}_kernel": function
     for function in (
         apply_write,
+        zero_kv_blocks,
         gather_block_tables,
         compute_slot_mappings,
         dcp_local_seq_lens,

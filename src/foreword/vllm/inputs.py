@@ -452,3 +452,21 @@ def fill_num_accepted_kernel(grid: Grid, idx_mapping_ptr: Ints, num_accepted_ptr
     """num_accepted[idx[b]] = num_sampled where idx[b] >= 0."""
     rows = idx_mapping_ptr[: grid[0]]
     num_accepted_ptr[rows[rows >= 0]] = num_sampled
+
+
+def zero_kv_blocks_kernel(
+    grid: Grid,
+    seg_addrs_ptr: AnyArray,
+    seg_block_strides_ptr: Ints,
+    seg_page_sizes_ptr: Ints,
+    block_ids_ptr: Ints,
+    *,
+    BLOCK_SIZE: int,
+) -> None:
+    """Zero blocks of the cache: page_sizes[s] int32 words from word block_ids[i] * strides[s] on, in the memory at the
+    address addrs[s] of each segment: models with recurrent states. The grid has blocks, segments, and chunks of a page.
+    """
+    blocks, segments = block_ids_ptr[: grid[0]], slice(grid[1])
+    strides, sizes = seg_block_strides_ptr[segments].tolist(), seg_page_sizes_ptr[segments].tolist()
+    for address, stride, size in zip(seg_addrs_ptr[segments].tolist(), strides, sizes, strict=True):
+        array_at(address, (int(blocks.max()) + 1, stride))[blocks, :size] = 0

@@ -54,7 +54,7 @@ KERNELS: Mapping[str, Callable[..., None]] = {
     f"{PACKAGE}.{module}._{function.__name__}": function
     for module, functions in _FUNCTIONS.items()
     for function in functions
-}
+} | {"vllm.v1.worker.utils._zero_kv_blocks_kernel": inputs.zero_kv_blocks_kernel}
 """Full name of a kernel of vLLM → its function: ``function(grid, **arguments)`` with the names of its arguments."""
 
 
