@@ -206,6 +206,21 @@ def last_sampled_token_wrong(scheduler: Any, runner: Any) -> None:
     change_kernel(input_batch, "_post_update_kernel", change)
 
 
+def presence_penalty_lost(scheduler: Any, runner: Any) -> None:
+    state = runner.sampler.penalties_state
+
+    def change(_: Any, req_idx: int, *__: Any) -> None:
+        state.presence_penalty.np[req_idx] = 0
+
+    after(state, "add_request", change)
+
+
+def embeddings_not_applied(scheduler: Any, runner: Any) -> None:
+    from vllm.v1.worker.gpu.model_states import prompt_embeds
+
+    change_kernel(prompt_embeds, "_apply_prompt_embeds_kernel", lambda *_: None)
+
+
 # -- of the scheduler: its runner does exactly what it is told
 
 
@@ -297,6 +312,8 @@ FAULTS: dict[str, Planted] = {
     "height_of_the_token_before": Planted("images", "mrope_positions", "runner"),
     "block_append_lost": Planted("plain", "block_table", "runner", second=True),
     "last_sampled_token_wrong": Planted("plain", "input_ids", "runner", second=True),
+    "presence_penalty_lost": Planted("plain", "sampling.presence_penalty", "runner", second=True),
+    "embeddings_not_applied": Planted("embeddings", "prompt_embeds", "runner", second=True),
     "block_freed_in_use": Planted("plain", "cache", "scheduler"),
     "hash_ignores_the_tokens_before": Planted("plain", "cache", "scheduler"),
     "hash_ignores_the_adapter": Planted("adapters", "cache", "scheduler"),

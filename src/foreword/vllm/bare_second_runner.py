@@ -11,7 +11,7 @@ from vllm.config import set_current_vllm_config
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
-from foreword.vllm.bare_runner import Sizes, cache_config_of, platform_runner, scheduler_output
+from foreword.vllm.bare_runner import BareModel, Sizes, cache_config_of, platform_runner, scheduler_output
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner as Runner
@@ -19,14 +19,19 @@ else:
     Runner = object
 
 
-class SecondModel(torch.nn.Module):  # type: ignore[misc]  # torch is Any where it is not installed
+class SecondModel(BareModel, torch.nn.Module):  # type: ignore[misc]  # torch is Any where it is not installed
     """A model without layers: the runner looks through a model's modules."""
 
     def forward(self, positions: torch.Tensor, **_: Any) -> torch.Tensor:
-        return torch.zeros(len(positions), 1, device=positions.device)
+        return torch.zeros(positions.shape[-1], 1, device=positions.device)
 
-    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return hidden_states
+    def get_mrope_input_positions(
+        self, input_tokens: Sequence[int], mm_features: Sequence[Any]
+    ) -> tuple[torch.Tensor, int]:
+        """Return the positions of a prompt, and of the outputs that a resumed request has."""
+        positions, delta = super().get_mrope_input_positions(input_tokens, mm_features)
+        later = torch.arange(positions.shape[1], len(input_tokens)) + delta
+        return torch.cat([positions, later.expand(len(positions), -1)], dim=1), delta
 
 
 class GivenDrafts:
@@ -49,10 +54,11 @@ class GivenDrafts:
 class BareSecondRunner(Runner):  # type: ignore[misc]  # vLLM's classes are Any
     """The runner of a platform without its model. Its samples are those of ``forced``, {req_id: tokens}.
 
-    req_ids: the requests of the last step, as they stand in the batch.
+    rotary: of the requests that the step admits. req_ids: the requests of the last step, as they stand in the batch.
     """
 
     forced: Mapping[str, Sequence[int]]
+    rotary: Mapping[str, tuple[Sequence[Sequence[int]], int] | None]
     req_ids: list[str]
     speculator: Any
 
@@ -60,6 +66,16 @@ class BareSecondRunner(Runner):  # type: ignore[misc]  # vLLM's classes are Any
         super().__init__(*args, **kwargs)
         if self.speculator is not None:
             self.speculator = GivenDrafts(self.num_speculative_steps)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        add_request = self.model_state.add_request
+
+        def add(req_index: int, data: Any) -> None:
+            self.model.rotary = self.rotary[data.req_id]
+            add_request(req_index, data)
+
+        self.model_state.add_request = add
 
     def load_lora_model(self, model: Any, *_: Any) -> Any:
         return model
@@ -84,6 +100,7 @@ class BareSecondRunner(Runner):  # type: ignore[misc]  # vLLM's classes are Any
     def run(self, decision: Mapping[str, Any]) -> None:
         """Prepare a step, and take its samples as they are reported."""
         self.forced = decision["sampled"]
+        self.rotary = {one["req_id"]: one["rotary"] for one in decision["new"]}
         rows = self.req_states.req_id_to_index
         with torch.inference_mode():
             for req_id, ids in decision["drafts"].items():

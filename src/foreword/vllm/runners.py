@@ -190,11 +190,16 @@ class FirstRunner(FollowedRunner):
 
 
 class SecondRunner(FollowedRunner):
-    """Hooks of the second generation, whose tensors are final in `prepare_attn`."""
+    """Hooks of the second generation, whose tensors are final in `prepare_attn`, but for embeddings and the rotary
+    positions of several dimensions, which its ``model_state`` prepares last.
+    """
 
     generation = "second"
     has_drafts = True
     _is_open = False
+    _attention: tuple[Any, Sequence[Any], Any] | None = None
+    _embeddings: Any = None
+    _is_watched = False
 
     @property
     def num_drafts_of_step(self) -> int:
@@ -209,12 +214,60 @@ class SecondRunner(FollowedRunner):
     def prepare_attn(self, input_batch: Any) -> Any:
         tables, slots = super().prepare_attn(input_batch)
         if self.follower is not None and self._is_open:
-            self.follower.step(input_batch.req_ids, partial(self._collect, self.follower, input_batch, tables, slots))
-            if self.is_pooling_model:
-                self.follower.commit(self.follower.current, dict)
+            self._attention = input_batch, tables, slots
+            if not self._is_watched:
+                self._follow({})
         return tables, slots
 
-    def _collect(self, follower: Follower, batch: Any, tables: Sequence[Any], slots: Any) -> HostCopies:
+    def _new_follower(self, kv_cache_config: Any) -> Follower:
+        follower = super()._new_follower(kv_cache_config)
+        if (self.uses_inputs_embeds or self.model_config.uses_mrope) and not self._is_watched:
+            self._watch_model_state()
+        return follower
+
+    def _watch_model_state(self) -> None:
+        state = self.model_state
+        prepare_embeddings, prepare_inputs = state.prepare_inputs_embeds, state.prepare_inputs
+
+        def embedded(*args: Any, **kwargs: Any) -> Any:
+            self._embeddings = prepare_embeddings(*args, **kwargs)
+            return self._embeddings
+
+        def prepared(*args: Any, **kwargs: Any) -> Any:
+            inputs = prepare_inputs(*args, **kwargs)
+            self._follow(inputs)
+            return inputs
+
+        state.prepare_inputs_embeds, state.prepare_inputs = embedded, prepared
+        self._is_watched = True
+
+    def _follow(self, inputs: Mapping[str, Any]) -> None:
+        """Follow the step that `prepare_attn` prepared. inputs: those of the model that are its model state's."""
+        follower, prepared, self._attention = self.follower, self._attention, None
+        if follower is None or prepared is None:
+            return
+        batch = prepared[0]
+        follower.step(
+            batch.req_ids, partial(self._collect, follower, *prepared, inputs), partial(self._rotary, follower)
+        )
+        if self.is_pooling_model:
+            follower.commit(follower.current, dict)
+
+    def _rotary(self, follower: Follower) -> Rotary:
+        """The rotary positions of the requests that this step admits, which the model computed from their tokens."""
+        if not self.model_config.uses_mrope or follower.current is None:
+            return {}
+        rope, rows = self.model_state.rope_state, self.req_states
+        found = {}
+        for data in follower.current.output.scheduled_new_reqs:
+            row = rows.req_id_to_index[data.req_id]
+            positions = rope.read_prefill_positions(row, int(rows.prefill_len.np[row]))
+            found[data.req_id] = positions.cpu().numpy().copy(), int(rope.prefill_delta.np[row])
+        return found
+
+    def _collect(
+        self, follower: Follower, batch: Any, tables: Sequence[Any], slots: Any, inputs: Mapping[str, Any]
+    ) -> HostCopies:
         T, B = batch.num_tokens, batch.num_reqs
         values = {
             "input_ids": batch.input_ids[:T],
@@ -244,9 +297,15 @@ class SecondRunner(FollowedRunner):
             for name in ("temperature", "top_p", "min_p"):
                 values[f"sampling.{name}"] = getattr(columns, name).np[rows]
             values["sampling.top_k"] = top_k_of(columns.top_k.np[rows], columns.vocab_size)
+            for name in ("repetition_penalty", "frequency_penalty", "presence_penalty"):
+                values[f"sampling.{name}"] = getattr(self.sampler.penalties_state, name).np[rows]
         if self.lora_config:
             adapters = self.lora_state.lora_ids[batch.idx_mapping_np[:B]]
             values |= {"lora_requests": adapters, "lora_tokens": np.repeat(adapters, batch.num_scheduled_tokens[:B])}
+        if self.model_config.uses_mrope:
+            values["mrope_positions"] = inputs["positions"][:, :T]
+        if self.model_config.enable_prompt_embeds and self._embeddings is not None:
+            values["prompt_embeds"] = self._embeddings[:T].float()
         return self._hosted(follower, values)
 
 
