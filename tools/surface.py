@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 from foreword.batch.step.layout import FIELDS
 from foreword.cli.app import COMMANDS, real_command
@@ -20,6 +21,8 @@ from foreword.engine.config import GROUPS
 from foreword.engine.options import ADAPTER, EXECUTOR, MODEL, PLUG_INS
 from foreword.executors.kinds import KINDS
 from foreword.server.config import ServerConfig
+from foreword.server.metrics import ServerMetrics
+from foreword.server.models_metrics import ModelsMetrics
 from foreword.server.operations import OPERATIONS
 from foreword.settings import settings_of
 from foreword.trace.header import READABLE
@@ -41,6 +44,7 @@ def surface() -> dict[str, list[str]]:
             if one.body is not None
         },
         "settings": set(settings()),
+        "metrics": set(metrics()),
         "extras": tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"],
         "tensors": FIELDS,
         "versions of traces that are read": map(str, READABLE),
@@ -53,6 +57,15 @@ def settings() -> Iterator[str]:
     yield from (one.name for one in (MODEL, ADAPTER, EXECUTOR, *PLUG_INS))
     for known in (*GROUPS.values(), *(settings_of(kind.options) for kind in KINDS.values()), settings_of(ServerConfig)):
         yield from known
+
+
+def metrics() -> Iterator[str]:
+    """Yield the names of metrics of a server of one model and of several, except those that few machines have.
+
+    Names do not depend on the engine, so a stand-in has any value that they show.
+    """
+    for collector in (ServerMetrics(MagicMock(), "model", None), ModelsMetrics(MagicMock())):
+        yield from (family.name for family in collector.collect() if family.name != "foreword:joules")
 
 
 def commands() -> dict[str, list[str]]:
