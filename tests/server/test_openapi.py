@@ -45,12 +45,13 @@ def bodies(document) -> dict[str, dict]:
 
 
 def test_the_failures_of_a_route_are_those_of_the_table(document):
-    for methods in document["paths"].values():
+    for path, methods in document["paths"].items():
+        form = "_text" if path.startswith("/api/") else ""
         for operation in methods.values():
             named = operation["responses"].keys() - {"200"}
             assert {"400", "404", "405", "431", "500", "503"} <= named <= {str(one.status) for one in answered()}
             assert {operation["responses"][status]["$ref"] for status in named} == {
-                f"#/components/responses/{status}" for status in named
+                f"#/components/responses/{status}{form}" for status in named
             }
     completions = document["paths"]["/v1/completions"]["post"]["responses"]
     assert {"413", "429", "504"} <= completions.keys()
@@ -61,7 +62,19 @@ def test_the_failures_of_a_route_are_those_of_the_table(document):
         "`key_limit`: The API key has reached one of its limits: `key_limit`. Send it again after as many seconds as "
         "the header `Retry-After` has."
     )
-    assert described.keys() == {str(one.status) for one in answered()}
+    assert described.keys() == {f"{one.status}{form}" for one in answered() for form in ("", "_text")}
+
+
+def test_a_failure_is_as_it_is_described(server, document):
+    """Also in Ollama's interface, where the error is a text."""
+    with server.client() as client:
+        for path, methods in document["paths"].items():
+            for method in methods.keys() - {"get"}:
+                answer = client.request(method.upper(), path.replace("{id}", "none"), content=b"[]")
+                assert answer.status_code >= 400, path
+                (named,) = methods[method]["responses"][str(answer.status_code)].values()
+                described = document["components"]["responses"][named.rpartition("/")[2]]
+                jsonschema.validate(answer.json(), described["content"]["application/json"]["schema"])
 
 
 def test_every_route_is_described(server, document):

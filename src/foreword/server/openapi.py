@@ -8,11 +8,13 @@ from collections.abc import Iterable
 from foreword import __version__
 from foreword.fields import STRING, Schema
 from foreword.server.access import Keys
+from foreword.server.errors import OLLAMA, Dialect
 from foreword.server.failures import answered
 from foreword.server.operation import JSON, Operation
 
-_NAMED = {"type": "object", "properties": {"message": STRING.schema, "type": STRING.schema}}
-_ERROR: Schema = {JSON: {"schema": {"type": "object", "properties": {"error": _NAMED}, "required": ["error"]}}}
+_NAMED: Schema = {"type": "object", "properties": {"message": STRING.schema, "type": STRING.schema}}
+_FORMS: dict[str, Schema] = {"": _NAMED, "_text": STRING.schema}
+"""The end of the name of a described failure → what its "error" is: an object, or in Ollama's interface a text."""
 
 
 def description(operations: Iterable[Operation], keys: Keys) -> Schema:
@@ -42,23 +44,36 @@ def _statuses(operation: Operation, needed: str | None) -> list[str]:
     return sorted({str(one.status) for one in answered() if concerned[one.of]})
 
 
+def _form(dialect: Dialect) -> str:
+    return "_text" if dialect is OLLAMA else ""
+
+
 def _failures() -> Schema:
-    """Return the responses of failures, by their status."""
+    """Return the responses of failures, by their status and form."""
     meanings: dict[int, list[str]] = {}
     for one in answered():
         code = "" if one.code is None else f"`{one.code}`: "
         meanings.setdefault(one.status, []).append(f"{code}{one.meaning} {one.remedy}")
-    return {str(status): {"description": "\n".join(found), "content": _ERROR} for status, found in meanings.items()}
+    return {
+        f"{status}{form}": {"description": "\n".join(found), "content": {JSON: {"schema": _object(error)}}}
+        for form, error in _FORMS.items()
+        for status, found in meanings.items()
+    }
+
+
+def _object(error: Schema) -> Schema:
+    return {"type": "object", "properties": {"error": error}, "required": ["error"]}
 
 
 def _described(operation: Operation, needed: str | None) -> Schema:
     """Return an OpenAPI "operation". needed: the kind of its key."""
+    form = _form(operation.errors)
     found: Schema = {
         "summary": operation.summary,
         "security": [] if needed is None else [{needed: []}],
         "responses": {
             "200": {"description": "The answer.", "content": {kind: {} for kind in operation.media_types}},
-            **{status: {"$ref": f"#/components/responses/{status}"} for status in _statuses(operation, needed)},
+            **{status: {"$ref": f"#/components/responses/{status}{form}"} for status in _statuses(operation, needed)},
         },
     }
     if operation.details:
