@@ -34,7 +34,7 @@ _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = _SHORT.maxfr
 
 
 class ForewordError(Exception):
-    """Base class of all exceptions below. They can be copied and pickled."""
+    """Base class of all exceptions of Foreword. They can be copied and pickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _remake, (type(self), self.args, {name: _portable(value) for name, value in vars(self).items()})
@@ -105,13 +105,13 @@ def _may_be_secret(name: str, value: object) -> bool:
 
 
 class ConfigError(ForewordError, ValueError):
-    """A configuration that cannot work, such as a KV pool smaller than one request."""
+    """A configuration cannot work, for example because the KV pool is smaller than one request."""
 
 
 class RequestError(ForewordError, ValueError):
-    """A request that cannot be served as given. The engine and its other requests continue.
+    """A request cannot be served as given. The engine and its other requests continue.
 
-    code: a word for programs that tell some of these errors from others; None for most.
+    code: a word by which programs recognise some of these errors; None for most errors.
     """
 
     code: ClassVar[str | None] = None
@@ -146,9 +146,10 @@ class RequestError(ForewordError, ValueError):
 
 
 class ContextLengthError(RequestError):
-    """A prompt, or a prompt with its output, of more tokens than the model takes.
+    """A prompt, or a prompt with its output, has more tokens than the model supports.
 
-    num_tokens: of it, at least. longest: what would fit. max_model_len: of a prompt with its output.
+    num_tokens: a lower bound of its length. longest: the length that would fit. max_model_len: the limit for a prompt
+    with its output.
     """
 
     code = "context_length_exceeded"
@@ -182,7 +183,8 @@ class ModelOutputError(RequestError):
 class CapacityError(ForewordError, RuntimeError):
     """A fixed capacity (rows, blocks of a row, tokens of a step) would be exceeded. Nothing was changed.
 
-    request, tensor, index: where. expected: the most that fits. got: what was given. None where there is no such value.
+    request, tensor, index: the place of the error. expected: the largest value that fits. got: the given value. Each is
+    None if there is no such value.
     """
 
     def __init__(
@@ -232,7 +234,7 @@ class ModelError(ForewordError):
 
 
 class UnsupportedModelError(ModelError):
-    """A model whose architecture Foreword does not have."""
+    """The architecture of a model is not supported."""
 
 
 class EngineError(ForewordError, RuntimeError):
@@ -240,8 +242,8 @@ class EngineError(ForewordError, RuntimeError):
 
 
 class StepError(EngineError):
-    """A step of the engine failed, and every request of it. ``__cause__`` is the failure, whose text this one has:
-    it may have names of other requests, so a server tells its clients neither.
+    """A step of the engine failed, and with it every request in the step. ``__cause__`` is the original error. The
+    message contains its text, which may name other requests, so a server does not send it to clients.
     """
 
     def __init__(self, cause: Exception) -> None:

@@ -21,7 +21,7 @@ def picture() -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {base + 26}" '
         'font-family="system-ui, sans-serif" font-size="12" role="img">',
-        "<title>Foreword's speed over that of the best other engine, 8 bit</title>",
+        "<title>Foreword's speed divided by that of the best other engine, 8 bit</title>",
         f'<rect width="{width}" height="{base + 26}" fill="#ffffff"/>',
     ]
     for index, machine in enumerate(machines):

@@ -75,13 +75,13 @@ Each setting has one name everywhere:
 | where | how |
 |---|---|
 | Python | `LLM("smollm2", max_num_seqs=32)`, and the same for `AsyncLLM` |
-| commands with a model | `--max-num-seqs 32`; of a flag `--prefix-caching` and `--no-prefix-caching` |
-| environment | `FOREWORD_SERVE_MAX_NUM_SEQS=32`, with the name of the command in place of `SERVE` |
-| file | `max_num_seqs = 32` in a TOML file, which `--config FILE` names |
+| commands with a model | `--max-num-seqs 32`; a flag has two forms, `--prefix-caching` and `--no-prefix-caching` |
+| environment | `FOREWORD_SERVE_MAX_NUM_SEQS=32`; for another command, its name replaces `SERVE` |
+| file | `max_num_seqs = 32` in the TOML file that `--config FILE` names |
 
-The command line takes precedence over variables, and variables over the file. In Python, None stands for the default
-where it has no meaning of its own. Sizes in bytes may be texts: `512`, `1.5GB` (10⁹), `2GiB` (2³⁰). A value of another
-type or out of range, and an unknown name, are refused with what is expected.
+The command line takes precedence over variables, and variables over the file. In Python, None means the
+default, unless the table gives None another meaning. Sizes in bytes may be texts: `512`, `1.5GB` (10⁹), `2GiB` (2³⁰).
+For an unknown name, or a value of another type or out of range, an error says what is expected.
 """
 
 
@@ -101,7 +101,7 @@ def _page_lines() -> Iterator[str]:
         needs = f" It needs {packages}, of `foreword[{kind.extra}]` ([how](installation.md))." if packages else ""
         summary = f'{(kind.__doc__ or "").strip()} `executor="{kind.name}"`.{needs}'
         yield from _table(f"Executor {kind.name}", own, summary)
-    yield from _table("Server", settings_of(ServerConfig).values(), "Of `foreword serve` alone.")
+    yield from _table("Server", settings_of(ServerConfig).values(), "Only `foreword serve` has these settings.")
 
 
 def _table(heading: str, known: Iterable[Setting], summary: str = "") -> Iterator[str]:

@@ -104,7 +104,8 @@ class TorchNumbers(ExecutorOptions):
 class TorchMatrices(TorchNumbers):
     """The numbers of Foreword's models in PyTorch, whose matrices may be integers."""
 
-    weight_format: TorchWeightFormat = setting("auto", "Weights. auto: in the numbers of dtype; int8, q4: integers.")
+    weight_format: TorchWeightFormat = setting("auto", "Format of weights. auto: the type of dtype; int8, q4: "
+    "integers.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +174,7 @@ class DeviceOptions(TorchMatrices):
         "Triton's interpreter.", value_name="cpu|cuda|cuda:N", convert=_device,
     )
     kv_format: DeviceKVFormat = setting(
-        "auto", "Keys and values. auto: in the numbers of dtype; fp8: with a scale per token and head.",
+        "auto", "Format of keys and values. auto: the type of dtype; fp8: 8 bit with a scale per token and head.",
     )
     num_splits: int | None = setting(
         None, "Programs that share the keys of a request in attention. None: enough that all multiprocessors have "

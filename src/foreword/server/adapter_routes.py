@@ -117,14 +117,15 @@ async def _unload_everywhere(replicas: Replicas, request: Request) -> Response:
 # fmt: off
 LOAD = Operation(
     "/v1/load_lora_adapter", OfServer(_load), LOAD_BODY,
-    access="admin", summary="Load a LoRA adapter, whose name is then a model of requests (vLLM).",
-    details="Requests go on meanwhile. `load_inplace: true` replaces an adapter. All replicas load it, or none. Of"
-    " several models, `model` names that of the adapter.",
+    access="admin", summary="Load a LoRA adapter, which requests can then give as their model (vLLM).",
+    details="Other requests continue while it is loaded. `load_inplace: true` replaces an adapter. Either all "
+    "replicas load it or none. With several models, `model` names the model that it belongs to.",
     replicas=Spread("all", _load_everywhere), replica_seconds=300.0,  # it is read from a disk
 )
 UNLOAD = Operation(
     "/v1/unload_lora_adapter", _unload, UNLOAD_BODY, model_field="lora_name",
-    access="admin", summary="Drop a LoRA adapter (vLLM).", details="Requests in progress end with it.",
+    access="admin", summary="Unload a LoRA adapter (vLLM).", details="Requests in progress continue with it until "
+    "they end.",
     replicas=Spread("all", _unload_everywhere),
 )
 OPERATIONS = (LOAD, UNLOAD)

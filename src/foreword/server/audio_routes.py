@@ -104,7 +104,8 @@ OPERATIONS = (
         "/v1/audio/transcriptions",
         parse_transcription,
         "Transcribe speech (OpenAI Transcriptions).",
-        "The model must be a Whisper; for others the status is 404. With `stream: true` the text comes in pieces.",
+        "The model must be a Whisper model; otherwise the status is 404. With `stream: true` the text is sent in "
+        "pieces.",
     ),
     _operation(
         "/v1/audio/translations",

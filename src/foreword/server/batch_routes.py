@@ -121,8 +121,9 @@ async def _cancel(shared: Shared, request: Request) -> Response:
 OPERATIONS = (
     Operation(
         "/v1/batches", of_shared(_create), CREATE,
-        access="key", summary="Answer the lines of a file, after all requests that clients wait for (OpenAI Batches).",
-        details="Lines are those of `foreword batch`, of one `endpoint`. A batch goes on after a restart.",
+        access="key", summary="Answer the lines of a file when no client waits for other requests (OpenAI Batches).",
+        details="Lines have the format of `foreword batch` and the same `endpoint`. A batch continues after a "
+        "restart.",
     ),
     Operation("/v1/batches", of_shared(_batches), access="key", summary="List the batches of the key."),
     Operation(
@@ -130,6 +131,6 @@ OPERATIONS = (
     ),
     Operation(
         "/v1/batches/{id}/cancel", of_shared(_cancel), CANCEL,
-        access="key", summary="End a batch; the results that it has are kept.",
+        access="key", summary="Cancel a batch. The results so far are kept.",
     ),
 )

@@ -25,8 +25,9 @@ class Failure(NamedTuple):
 # fmt: off
 INVALID = Failure(
     400, None,
-    "The request cannot be served as given, or has a header twice that must be one, such as `Authorization`.",
-    "Change what `param` and the message name.",
+    "The request cannot be served as given, or a header that may occur only once, such as `Authorization`, occurs "
+    "twice.",
+    "Correct the field that `param` and the message name.",
 )
 CONTEXT_LENGTH = Failure(
     400, ContextLengthError.code,
@@ -35,8 +36,8 @@ CONTEXT_LENGTH = Failure(
 )
 NOT_STORED = Failure(
     400, "not_stored",
-    "The server keeps no files and batches, or its replicas no responses: it has no `data_directory`.",
-    "Have it started with one.",
+    "The server has no `data_directory`, so it stores no files and batches, and its replicas store no responses.",
+    "Start the server with a data directory.",
 )
 STORAGE_FULL = Failure(
     400, "storage_full",
@@ -55,7 +56,7 @@ INVALID_API_KEY = Failure(
 FOREIGN_ORIGIN = Failure(
     403, None,
     "A form, or a POST without a body, is from a web page that may not call the server.",
-    "Have its origin added to `cors_origin`.", "body",
+    "Add the origin of the page to `cors_origin`.", "body",
 )
 FORBIDDEN = Failure(
     403, "forbidden",
@@ -63,25 +64,26 @@ FORBIDDEN = Failure(
     "Give a path below that directory.", "body",
 )
 NOT_FOUND = Failure(
-    404, None, "There is no such route, request or adapter, or the model cannot do it.", "Check the name.",
+    404, None, "The route, request or adapter does not exist, or the model does not support the route.",
+    "Check the name.",
 )
 MODEL_NOT_FOUND = Failure(
     404, "model_not_found",
     "No model or adapter has this name.", "Use one of those that the message, or `GET /v1/models`, lists.",
 )
 METHOD_NOT_ALLOWED = Failure(
-    405, None, "The route has other methods.", "Use one that the header `Allow` lists.",
+    405, None, "The route does not support this method.", "Use a method that the header `Allow` lists.",
 )
 TOO_SLOW = Failure(
-    408, None, "The request did not arrive within `receive_timeout`.", "Send it again, faster.",
+    408, None, "The request did not arrive within `receive_timeout`.", "Send the whole request in less time.",
 )
 BODY_TOO_LONG = Failure(
     413, None, "The body is longer than `max_body_bytes`.", "Send a shorter one.", "body",
 )
 WRONG_BODY = Failure(
     415, None,
-    "The body is not JSON, or not a form where one is taken, or is compressed.",
-    "Send it as the message says, with its `Content-Type`.",
+    "The body is not JSON (or not a form, if the route expects one), or it is compressed.",
+    "Send the body in the form that the message asks for, with its `Content-Type`.",
 )
 EXPECTATION = Failure(
     417, None, "The header `Expect` asks for more than `100-continue`.", "Leave the header out.",
@@ -89,7 +91,7 @@ EXPECTATION = Failure(
 UNKNOWN_HOST = Failure(
     421, "unknown_host",
     "The header `Host` has a name that is not one of `allowed_host`.",
-    "Use another name, or have this one added to the setting.",
+    "Use another name, or add this one to the setting.",
 )
 FULL = Failure(
     429, "full",
@@ -104,24 +106,25 @@ HEAD_TOO_LONG = Failure(
     431, None, "The head is longer than `max_header_bytes`.", "Send fewer or shorter headers.",
 )
 CLOSED = Failure(
-    499, None, "The client has closed the connection. The log and the metrics alone have this status.", "",
+    499, None, "The client has closed the connection. Only the log and the metrics have this status.", "",
 )
 FAILED = Failure(
     500, None,
-    "A step failed, or the model computed values that are not numbers. The server goes on.",
-    "Send it again. If it fails again, tell the operator the header `X-Request-Id`.",
+    "A step failed, or the model computed values that are not numbers. The server continues.",
+    "Send it again. If it fails again, give the header `X-Request-Id` to the operator.",
 )
 ENGINE_CLOSED = Failure(
     503, None, "The engine is closed.", "Use another server.",
 )
 MODEL_LOADING = Failure(
     503, "model_loading",
-    "The model is being loaded, or waits for the memory of others, and was not ready within `load_timeout`.",
+    "The model is being loaded, or waits for memory that other models use, and was not ready within `load_timeout`.",
     "Send it again after as many seconds as the header `Retry-After` has.", "engine",
 )
 MODEL_FAILED = Failure(
     503, "model_failed",
-    "The model could not be loaded, such as for a damaged file or too little memory; the message says why.",
+    "The model could not be loaded, for example because a file is damaged or there is too little memory. The message "
+    "has the reason.",
     "Correct what the message names. The next request tries to load it again.", "engine",
 )
 STORE_FAILED = Failure(
@@ -141,7 +144,8 @@ STOPPED = Failure(
 )
 TIMEOUT = Failure(
     504, "timeout",
-    "The time is over: `timeout` in the body, the header `X-Request-Timeout`, or the server's setting.",
+    "The answer took longer than the limit: `timeout` in the body, the header `X-Request-Timeout`, or the server's "
+    "setting.",
     "Ask for less, or allow more time.", "engine",
 )
 DISK_FULL = Failure(

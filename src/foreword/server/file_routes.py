@@ -139,8 +139,9 @@ async def _delete(shared: Shared, request: Request) -> Response:
 OPERATIONS = (
     Operation(
         "/v1/files", of_shared(_upload), UPLOAD,
-        access="key", summary="Keep a file for a batch (OpenAI Files).",
-        details='`purpose` is `batch`. Files need `data_directory`; only the key that sent one can use it.',
+        access="key", summary="Store a file for a batch (OpenAI Files).",
+        details="`purpose` must be `batch`. Files need the setting `data_directory`. Only the key that sent a file "
+        "can use it.",
     ),
     Operation("/v1/files", of_shared(_files), access="key", summary="List the files of the key."),
     Operation("/v1/files/{id}", of_shared(_file), access="key", summary="Describe a file."),

@@ -107,23 +107,24 @@ OPERATIONS = (
     Operation(
         "/completion", COMPLETION, COMPLETION.body,
         access="key", summary="Complete a prompt (llama.cpp).",
-        details="`prompt` is a text or token ids. `n_predict`, `samplers`, `n_indent`, `t_max_predict_ms` and"
-        " `response_fields` are as in `/infill`; `json_schema` is followed, and `repeat_penalty` is of all tokens.",
+        details="`prompt` is a text or token ids. `n_predict`, `samplers`, `n_indent`, `t_max_predict_ms` and "
+        "`response_fields` are as in `/infill`. `json_schema` is supported. `repeat_penalty` applies to all tokens.",
         media_types=(JSON, EVENTS),
     ),
     Operation(
         "/props", _props,
         access="key", summary="Describe the model and its limits (llama.cpp).",
-        details="`total_slots` is `max_num_seqs`. Of several models, `?model=NAME` names one, which is loaded.",
+        details="`total_slots` is `max_num_seqs`. With several models, `?model=NAME` selects one, which is loaded if "
+        "necessary.",
     ),
     Operation(
         "/infill", INFILL, INFILL.body,
         access="key", summary="Fill a gap in a text (llama.cpp, as editors call it).",
-        details="`input_prefix`, `input_suffix`, `input_extra` and `prompt` are the texts around the gap; models that"
-        " have tokens for it answer. `n_predict` 0 puts the prompt into the cache. The answer ends at a line that is"
-        " indented by less than `n_indent`, and, once it has an end of a line, after `t_max_predict_ms` milliseconds."
-        " `samplers` must be in the order in which Foreword applies them, and turns off those that it lacks. Its"
-        " `infill`, and `t_max_prompt_ms`, have no effect.",
+        details="`input_prefix`, `input_suffix`, `input_extra` and `prompt` are the texts around the gap. The model "
+        "must have tokens for a gap. `n_predict` 0 only puts the prompt into the cache. The answer ends at a line "
+        "that is indented by less than `n_indent`, and after `t_max_predict_ms` milliseconds once it has a complete "
+        "line. `samplers` must have the order in which Foreword applies them; samplers that are left out are turned "
+        "off. Its entry `infill`, and `t_max_prompt_ms`, have no effect.",
         is_served=lambda context: context.tokenizer.infill is not None,
         media_types=(JSON, EVENTS),
     ),

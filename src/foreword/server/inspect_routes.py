@@ -79,8 +79,8 @@ OPERATIONS = (
     Operation(
         "/inspect/steps", _steps,
         access="admin", summary="List the engine's last steps, with their requests and blocks.",
-        details="Token ids and texts are left out unless the server has an `admin_key` that is not an `api_key`, and of"
-        " replicas, of which the query names one: `?replica=0`.",
+        details="Token ids and texts are left out unless the server has an `admin_key` that is not also an "
+        "`api_key`. With replicas they are always left out, and the query selects a replica: `?replica=0`.",
         replicas=NAMED, replica_seconds=FOLLOW_SECONDS,
     ),
     Operation(

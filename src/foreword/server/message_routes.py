@@ -45,8 +45,8 @@ OPERATIONS = (
     Operation(
         "/v1/messages", MESSAGES, MESSAGES.body,
         access="key", summary="Answer a conversation (Anthropic Messages).",
-        details="With `stream: true` the answer comes in pieces. It has text, `thinking`, tool use and the count of"
-        " cached tokens. Errors have Anthropic's form.",
+        details="With `stream: true` the answer is sent in pieces. It has text, `thinking`, tool use and the number "
+        "of cached tokens. Errors have Anthropic's form.",
         errors=ANTHROPIC, media_types=(JSON, EVENTS),
     ),
     Operation(

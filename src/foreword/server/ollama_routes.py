@@ -296,17 +296,17 @@ OPERATIONS = (
     Operation(
         "/api/chat", OfServer(partial(_answer, api=CHAT)), CHAT.body,
         access="key", summary="Answer a conversation (Ollama).",
-        details="The answer comes in lines of JSON unless `stream` is false. `options` are those of sampling, and"
-        " `num_ctx` bounds the prompt with the answer, up to the server's `max_model_len`; `format`, `tools`, `think`,"
-        " `images` and `keep_alive` are followed. Without messages the model is loaded, and unloaded if `keep_alive` is"
-        " 0.",
+        details="The answer is sent as lines of JSON unless `stream` is false. `options` has sampling parameters, "
+        "and `num_ctx`, which limits prompt and answer together, up to the server's `max_model_len`. `format`, "
+        "`tools`, `think`, `images` and `keep_alive` are supported. A request without messages loads the model, or "
+        "unloads it if `keep_alive` is 0.",
         errors=OLLAMA, media_types=(LINES, JSON),
     ),
     Operation(
         "/api/generate", OfServer(partial(_answer, api=GENERATE)), GENERATE.body,
         access="key", summary="Answer a prompt (Ollama).",
-        details="As `/api/chat`. With `raw` the prompt is completed as it is; with `suffix` the gap before it is"
-        " filled. `template` and `context` are refused.",
+        details="It works like `/api/chat`. With `raw` the prompt is used unchanged. With `suffix` the model fills "
+        "the gap before it. `template` and `context` are refused.",
         errors=OLLAMA, media_types=(LINES, JSON),
     ),
     Operation(
@@ -324,7 +324,8 @@ OPERATIONS = (
     ),
     Operation(
         "/api/ps", OfServer(_ps),
-        access="key", summary="List the loaded models, and until when each stays loaded (Ollama).", errors=OLLAMA,
+        access="key", summary="List the loaded models, and the time until which each stays loaded (Ollama).",
+        errors=OLLAMA,
     ),
     Operation(
         "/api/show", OfServer(_show), SHOW,
@@ -333,13 +334,13 @@ OPERATIONS = (
     Operation(
         "/api/version", OfServer(_version),
         access="key", summary="Return the version of the server (Ollama).", errors=OLLAMA,
-        details="It is Foreword's, not Ollama's.",
+        details="It is Foreword's version, not Ollama's.",
     ),
     Operation(
         "/api/pull", OfServer(_pull), PULL,
         access="admin", summary="Download a model, and serve it (Ollama).",
-        details="The name is one of `foreword models list`, one of Ollama's that is known, or an id of the hub. The"
-        " server must have been started with `--load-on-demand`.",
+        details="The name is one of `foreword models list`, a known name of Ollama's library, or an id of the hub. "
+        "The server must have been started with `--load-on-demand`.",
         replicas=OF_ONE, errors=OLLAMA, media_types=(LINES, JSON),
     ),
     Operation(

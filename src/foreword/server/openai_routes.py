@@ -60,15 +60,15 @@ OPERATIONS = (
     Operation(
         "/v1/chat/completions", CHAT, CHAT.body,
         access="key", summary="Answer a conversation (OpenAI Chat Completions).",
-        details="With `stream: true` the answer comes in pieces. It has content, `reasoning_content`, tool calls and"
-        " log-probabilities; `n` asks for several.",
+        details="With `stream: true` the answer is sent in pieces. It has content, `reasoning_content`, tool calls "
+        "and log-probabilities. `n` asks for several answers.",
         media_types=(JSON, EVENTS),
     ),
     Operation(
         "/v1/completions", COMPLETIONS, COMPLETIONS.body,
         access="key", summary="Complete one or more prompts (OpenAI Completions).",
-        details="Prompts are texts or token ids. `echo`, `n`, `best_of` and `logprobs` are served, `suffix` by"
-        " models that have tokens for a gap.",
+        details="Prompts are texts or token ids. `echo`, `n`, `best_of` and `logprobs` are supported, and `suffix` "
+        "if the model has tokens for a gap.",
         media_types=(JSON, EVENTS),
     ),
 )

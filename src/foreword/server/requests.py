@@ -153,26 +153,28 @@ OPERATIONS = (
     Operation(
         "/requests", OfServer(_requests),
         access="admin", summary="List the requests in the engine, and why each waits.",
-        details="Texts of prompts, and of the cached content that they part from, are left out unless the server has an"
-        " `admin_key` that is not an `api_key`, and of replicas.", replicas=ALL_LISTED,
+        details="The texts of prompts, and of cached content from which they differ, are left out unless the server "
+        "has an `admin_key` that is not also an `api_key`. With replicas they are always left out.",
+        replicas=ALL_LISTED,
     ),
     Operation(
         "/requests/{id}/why", OfServer(_why),
         access="key", summary="Explain why a request waits, and why not all of its prompt was in the cache.",
-        details="The id is the header `X-Request-Id` of its response, which the client may choose. A request of several"
-        " prompts also has each of them in `parts`. `cache` has the tokens that were reused, those of them that were"
-        " `loaded` from disk or memory, and the reason and position where the reuse ends; for the client that sent the"
-        " request, also the prompt's text from there on."
-        " The cached text beside it may be of another client: `/requests` alone has it.",
+        details="The id is the header `X-Request-Id` of the response, which the client may choose. For a request of "
+        "several prompts, `parts` has each of them. `cache` has the number of reused tokens, how many of these were "
+        "`loaded` from disk or memory, and the reason and the position at which the reuse ended. The client that "
+        "sent the request also gets the prompt's text from that position on. The cached text may come from another "
+        "client, so only `/requests` shows it.",
         replicas=FIRST,
     ),
     Operation(
         "/abort", OfServer(_abort), ABORT,
         access="admin", summary="End a request with its tokens so far.",
-        details='It may be in preparation still. Its `finish_reason` is `"abort"`.', replicas=FIRST,
+        details='A request that is still being prepared can be ended, too. Its `finish_reason` is `"abort"`.',
+        replicas=FIRST,
     ),
     Operation(
         "/reset_prefix_cache", OfServer(_reset), RESET,
-        access="admin", summary="Forget all cached prefixes, if no request runs.", replicas=merged("all", _all_reset),
+        access="admin", summary="Clear the prefix cache, if no request runs.", replicas=merged("all", _all_reset),
     ),
 )

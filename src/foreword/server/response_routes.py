@@ -83,11 +83,13 @@ OPERATIONS = (
     Operation(
         "/v1/responses", RESPONSES, RESPONSES.body,
         access="key", summary="Answer a conversation, and store the response (OpenAI Responses).",
-        details="`input` is a text or items, behind those of `previous_response_id` and of the responses before it."
-        " Function tools, `text.format` and reasoning items are served. `store: false` stores nothing.",
+        details="`input` is a text or a list of items. It follows the items of `previous_response_id` and of the "
+        "responses before that one. Function tools, `text.format` and reasoning items are supported. With `store: "
+        "false` nothing is stored.",
         media_types=(JSON, EVENTS),
     ),
-    Operation("/v1/responses/{id}", of_shared(_response), access="key", summary="Return a stored response of the key."),
+    Operation("/v1/responses/{id}", of_shared(_response), access="key", summary="Return a stored response of this "
+    "key."),
     Operation(
         "/v1/responses/{id}", of_shared(_delete), given_method="DELETE",
         access="key", summary="Delete a stored response.",

@@ -127,19 +127,19 @@ REFUSED = Spread("refused", _refused)
 OPERATIONS = (
     Operation(
         "/slots", _slots,
-        access="admin", summary="List the slots, in which requests run (llama.cpp).",
-        details="`n_tokens` is that of the conversation which `save` would write. Of several models, `?model=NAME`"
-        " names one, which is loaded.",
+        access="admin", summary="List the slots in which requests run (llama.cpp).",
+        details="`n_tokens` is the length of the conversation that `save` would write. With several models, "
+        "`?model=NAME` selects one, which is loaded if necessary.",
         replicas=REFUSED,
     ),
     Operation(
         "/slots/{id}", _act, FILE,
         access="admin", summary="Save the conversation of a slot to a file, restore or erase it (llama.cpp).",
-        details="`?action=` is `save`, `restore` or `erase`. The file is in the directory of `slot_save_path`; without"
-        " this setting the status is 403. A slot has the tokens of the request that ran there last: 0 if requests come"
-        " one at a time. The next request that begins with a restored conversation computes only the rest of its"
-        " prompt, in whichever slot it runs. Of several models, `model` names that of the slot; what was restored goes"
-        " with a model that is unloaded.",
+        details="`?action=` is `save`, `restore` or `erase`. The file is in the directory of `slot_save_path`; "
+        "without this setting the status is 403. A slot has the tokens of the last request that ran in it; if "
+        "requests come one at a time, this is slot 0. The next request that begins with a restored conversation "
+        "computes only the rest of its prompt, in any slot. With several models, `model` names the model of the "
+        "slot. When that model is unloaded, restored conversations are lost.",
         replicas=REFUSED,
     ),
 )

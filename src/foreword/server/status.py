@@ -99,19 +99,19 @@ OPERATIONS = (
     Operation(
         "/ready", OfServer(_ready),
         access="public", summary="Report that the engine takes requests.",
-        details="The status is 503 if it is closed, or if no replica is ready.",
+        details="The status is 503 if the engine is closed, or if no replica is ready.",
         replicas=Spread("front end", _front_ready),
     ),
     Operation("/version", OfServer(_version), access="key", summary="Return the version of the server."),
     Operation(
         "/v1/models", OfServer(_models), access="key", summary="List the models and their adapters.",
-        details="Of several models, each has its `state` (`loaded`, `loading`, `unloaded`, `unloading`), the `bytes` of"
-        " its memory, and the `error` with which it could not be loaded.",
+        details="With several models, each has its `state` (`loaded`, `loading`, `unloaded`, `unloading`), the "
+        "`bytes` of its memory, and the `error` of its last failed load.",
     ),
     Operation(
         "/v1/models/{name:path}", OfServer(_model),
         access="key", summary="Describe one model or adapter.",
-        details="Requests may give its name as `model`; any other is answered with 404.",
+        details="The name is one that requests may give as `model`. The status is 404 for any other name.",
     ),
     Operation(
         "/metrics", OfServer(_metrics),

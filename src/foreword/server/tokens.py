@@ -188,14 +188,14 @@ OPERATIONS = (
     Operation(
         "/tokenize", _tokenize, TOKENIZE,
         access="key", summary="Tokenize a text or a conversation (vLLM, llama.cpp).",
-        details="Give `prompt` or `messages`, or llama.cpp's `content`, with which the answer has its form.",
+        details="Give `prompt` or `messages`. With llama.cpp's `content` instead, the answer has llama.cpp's form.",
     ),
     Operation(
         "/detokenize", _detokenize, DETOKENIZE, access="key", summary="Decode token ids into text (vLLM, llama.cpp)."
     ),
     Operation(
         "/apply-template", _apply_template, APPLY,
-        access="key", summary="Return the prompt that a conversation becomes (llama.cpp).",
+        access="key", summary="Return the prompt that the chat template makes from a conversation (llama.cpp).",
     ),
     Operation("/tokenizer_info", _info, access="key", summary="Describe the tokenizer (vLLM)."),
 )
