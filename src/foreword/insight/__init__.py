@@ -1,4 +1,4 @@
-"""Steps made visible: traces, their replay and comparison; explanations; what a machine has.
+"""Make steps visible: traces, their replay and comparison, explanations, and reports about a machine.
 
 The format of traces is docs/conformance.md. `foreword.insight.conform` compares a trace with the definition.
 """

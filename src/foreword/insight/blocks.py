@@ -16,8 +16,9 @@ from foreword.trace.header import TraceHeader
 class BlockChange(NamedTuple):
     """One change of one block.
 
-    kind: "new": the request holds it, and will write it; "reused": the request holds it, with content that an earlier
-    one computed; "left": the request holds it no longer; "zero"; "copy": it is a copy of block ``source``.
+    kind: "new": the request now holds the block and will write it. "reused": the request now holds it, with content
+    that an earlier request computed. "left": the request no longer holds it. "zero": it is zeroed. "copy": it is a copy
+    of block ``source``.
     entry: its place in the request's block table of this KV group.
     """
 
@@ -50,7 +51,7 @@ class BlockHolders:
         return len(self._count)
 
     def apply(self, event: Event, batch: InputBatch | None) -> list[BlockChange]:
-        """Return what an event changed. batch: the step of a `Step` event."""
+        """Return the changes that an event makes. batch: the step of a `Step` event."""
         match event:
             case Add():
                 self.held[event.req_id] = [[] for _ in self._windows]
@@ -83,7 +84,7 @@ class BlockHolders:
                 yield BlockChange("reused" if is_reused else "new", block, req_id, group, entry)
 
     def _replaced(self, req_id: str, block_ids: Sequence[Ids]) -> list[BlockChange]:
-        """Return the changes where the entries of a request's tables differ from those before."""
+        """Return a change for each entry of a request's tables that differs from the entry before."""
         changes = []
         for group, ids in enumerate(block_ids):
             before, after = self.held[req_id][group], [int(block) for block in ids]

@@ -8,12 +8,14 @@ from typing import NamedTuple
 
 from foreword.batch import InputBatch
 
-MAX_REQUESTS, MAX_LISTED = 16, 8  # of which words are made; then "… more"
-WIDTH = 120  # characters of a line where no terminal says how many
+MAX_REQUESTS, MAX_LISTED = 16, 8  # largest number of items that are listed; then "… more"
+WIDTH = 120  # characters of a line without a terminal
 
 
 class _Seen(NamedTuple):
-    """A request at a step: how often its row was used before, its tokens and its blocks per KV group."""
+    """The state of a request at a step: the number of earlier uses of its row, its tokens, and its blocks per KV
+    group.
+    """
 
     generation: int
     num_tokens: int
@@ -22,9 +24,9 @@ class _Seen(NamedTuple):
 
 
 class StepChanges:
-    """Says of each step what is different from the one before: requests, their tokens and their blocks.
+    """Describes the differences between each step and the one before: requests, their tokens and their blocks.
 
-    text_of: the text of a token id, which is shown with it.
+    text_of: returns the text of a token id, which is shown with the id.
     """
 
     def __init__(self, text_of: Callable[[int], str] | None = None) -> None:
@@ -33,7 +35,7 @@ class StepChanges:
         self._step: int | None = None
 
     def since_last(self, batch: InputBatch, width: int | None = None) -> str:
-        """Return the changes since the step that this was called for last, "" for the first one."""
+        """Return the changes since the step of the last call; "" in the first call."""
         now = {req_id: self._look(batch, row) for req_id, row in zip(batch.req_ids, batch.idx_mapping, strict=True)}
         lines = list(self._lines(batch, now)) if self._step is not None else []
         head = f"Changed since step {self._step}"
@@ -67,7 +69,7 @@ class StepChanges:
             yield f"request {req_id}: {'; '.join(words)}"
 
     def _continued(self, batch: InputBatch, req_id: str, seen: _Seen, before: _Seen) -> Iterator[str]:
-        """Yield what a request that had a row already did."""
+        """Yield the changes of a request that already had a row."""
         computed = seen.num_computed - before.num_computed
         yield f"{computed} more computed, {seen.num_computed} in all"
         row = batch.states.row_of(req_id)
@@ -79,7 +81,7 @@ class StepChanges:
 
 
 def _admitted(seen: _Seen) -> Iterator[str]:
-    """Yield what a request that got a row has."""
+    """Yield the description of a request that got a row."""
     yield f"is admitted with {seen.num_tokens} known tokens"
     if seen.num_computed:
         yield f"{seen.num_computed} of them are in the cache already"

@@ -21,7 +21,7 @@ VECTORS = Path(__file__).parent / "vectors"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a replay. damage: why it ended before the end of the file."""
+    """The result of a replay. damage: the reason why it ended before the end of the file."""
 
     path: str
     num_steps: int
@@ -42,15 +42,15 @@ class Report:
 
 
 def golden_vectors() -> list[Path]:
-    """The traces that ship with the library."""
+    """Return the traces that ship with the library."""
     return sorted(VECTORS.glob("*.jsonl"))
 
 
 def run(path: str | Path, *, backend: Backend = "auto", strict: bool = True) -> Report:
     """Replay a trace and report the first difference of each tensor of each step.
 
-    PlanError, with the line, for a trace that cannot be replayed. With strict=False it is the report's ``damage``, and
-    what comes before is compared; a first line that cannot be read raises all the same.
+    PlanError, with the line, for a trace that cannot be replayed. With strict=False the error becomes the report's
+    ``damage``, and the events before it are compared. A first line that cannot be read always raises.
     """
     reader = TraceReader(path)
     try:

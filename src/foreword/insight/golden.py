@@ -36,7 +36,7 @@ class _Engine:
         return [self.random.randrange(VOCAB) for _ in range(count)]
 
     def blocks(self, num_held: list[int], num_tokens: int) -> list[list[int]]:
-        """New block ids per group, so that each can hold this many tokens."""
+        """Return new block ids per group, so that each group can hold this many tokens."""
         out = []
         for table, num_blocks in zip(self.states.block_tables, num_held, strict=True):
             count = max(-(-num_tokens // table.tokens_per_block) - num_blocks, 0)

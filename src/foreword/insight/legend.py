@@ -7,13 +7,15 @@ from collections.abc import Iterable, Iterator
 
 from foreword.batch.proof.spec import SYMBOLS, TENSORS, Level
 
-WIDTH = 120  # characters of a line where no terminal says how many
+WIDTH = 120  # characters of a line without a terminal
 LABEL = 22
 SHOWN_SYMBOLS = ("T", "B", "L", "K", "S", "P", "M")
 
 
 def legend(names: Iterable[str], width: int | None = None) -> str:
-    """Return what each tensor among these names is and who reads it, in lines of this width, then the symbols."""
+    """Return a description of each named tensor and of the code that reads it, in lines of this width, then the
+    symbols.
+    """
     return "\n".join(["What the rows are, and → who reads them", *_lines(set(names), width or WIDTH)])
 
 

@@ -1,4 +1,4 @@
-"""The last steps of a running engine as its page shows them, from the ring of its recorder."""
+"""The last steps of a running engine for its page, from the ring of its recorder."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from foreword.trace.replay import Replay
 from foreword.trace.ring import Place, Recent
 
 MAX_STEPS = 1024
-"""Steps after which what is shown begins again with those of the ring."""
+"""Number of steps after which the page begins again with the steps of the ring."""
 STEPS_PER_PART = 16
 REST = 5
-"""How much longer than it works the replay rests after each step, so that the engine's thread is not kept waiting."""
+"""The pause of the replay after each step, as a multiple of the time that the step took. It leaves time to the engine's
+thread."""
 
 
 class LiveSteps:
-    """Follows an engine while somebody asks; costs nothing otherwise.
+    """Follows an engine while a page is open; costs nothing otherwise.
 
         recent = recorder.recent(live.place)   # in the engine's thread: copies lists
         live.follow(recent)                    # in another thread: replays the new steps, with pauses
         live.index(encode), live.part(1, "s3")  # JSON
 
-    place: up to where it has followed; None: it begins with all that the ring has. epoch: how often it has begun. The
-    parts of one epoch only grow.
+    place: the place in the ring up to which it has followed; None: it begins with everything in the ring. epoch: how
+    often it has begun. Within an epoch, parts are only added to.
     """
 
     def __init__(self, recorder: EngineRecorder, name: str, token_ids: TokenIds, text_of: TextOf) -> None:
@@ -47,7 +48,9 @@ class LiveSteps:
         self._version = 0  # events of the epoch
 
     def follow(self, recent: Recent) -> None:
-        """Replay what the ring kept since `place`. PlanError if the engine's sizes are too large for a replay."""
+        """Replay the events in the ring since `place`. Raise PlanError if the engine's sizes are too large for a
+        replay.
+        """
         with self._lock:
             if recent.snapshot is not None or self._shown is None:
                 self._begin(recent)
@@ -60,20 +63,22 @@ class LiveSteps:
                     self._version += 1
                 if isinstance(event, Step):
                     time.sleep(REST * (time.perf_counter() - started))
-        except ForewordError as error:  # such as after an interrupt, which may have cut an event out
+        except ForewordError as error:  # for example after an interrupt, because of which an event may be missing
             self._damage, self.place = str(error), None
             return
         self.place = recent.place if self._shown.replay.num_steps < MAX_STEPS else None
 
     def index(self, encode: Callable[[Any], bytes]) -> bytes:
-        """Return what the page reads first, as the JSON of a fast encoder: other threads wait for it."""
+        """Return the data that the page reads first, as JSON. encode: a fast encoder, because other threads wait for
+        it.
+        """
         with self._lock:
             index: dict[str, Any] = {"epoch": self.epoch, "version": self._version, "damage": self._damage}
             return encode({} if self._shown is None else self._shown.index(self._name) | index)
 
     def part(self, epoch: int, name: str) -> str:
-        """Return the JSON of a part: "s3" of steps, "b7" of what was written to block 7. LookupError for another, and
-        for those of an earlier epoch.
+        """Return the JSON of a part: "s3" of steps, "b7" of what was written to block 7. LookupError for any other
+        name, and for parts of an earlier epoch.
         """
         kind, number = name[:1], name[1:]
         with self._lock:

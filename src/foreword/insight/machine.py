@@ -25,15 +25,15 @@ EXTRAS = {
     "torch": ("torch", "executor torch"),
     "transformers": ("transformers", "executor transformers"),
 }
-"""Extra of the package → the distribution that it installs, and what needs it."""
+"""Extra of the package → the distribution that it installs, and the feature that needs it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fact.
+    """One fact about the machine.
 
-    verdict: "absent": not here, and needed for some uses alone. fix: what to do about a verdict other than "ok"; empty
-    if nothing can be done, or need be.
+    verdict: "absent" means not installed, and needed only for some uses. fix: advice for a verdict other than "ok";
+    empty if nothing can or need be done.
     """
 
     subject: str
@@ -43,7 +43,7 @@ class Finding:
 
 
 def examine(root: Path = Path("/")) -> Iterator[Finding]:
-    """Facts that need no measurement, from the files below ``root``."""
+    """Yield the facts that need no measurement, from the files below ``root``."""
     yield Finding("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     yield Finding("processor", processor_name(root))
     yield _instruction_sets()
@@ -54,7 +54,9 @@ def examine(root: Path = Path("/")) -> Iterator[Finding]:
 
 
 def measured(rates: dict[str, Any], model: registry.KnownModel) -> Iterator[Finding]:
-    """The machine's rates, as `native.roofline` gives them, and the most that they allow with a model."""
+    """Yield the machine's rates, which `native.roofline` measures, and the highest speed that they allow with a
+    model.
+    """
     memory, arithmetic = rates["memory_bytes"], rates["i8_ops"]
     yield Finding("memory rate", f"{memory / 1e9:.1f} GB/s: at most {memory / model.size:.0f} tokens/s per request")
     most = arithmetic / (2 * model.num_parameters)
@@ -63,8 +65,8 @@ def measured(rates: dict[str, Any], model: registry.KnownModel) -> Iterator[Find
 
 
 def reached(rates: Mapping[str, float], model: registry.KnownModel, decode: float, prefill: float) -> Iterator[Finding]:
-    """The roofline: of the measured memory rate what decoding one request reaches at ``decode`` tokens/s, and of the
-    8-bit arithmetic what a prompt reaches at ``prefill`` tokens/s.
+    """Yield two shares of the roofline: the share of the measured memory rate that decoding one request uses at
+    ``decode`` tokens/s, and the share of the 8-bit arithmetic that a prompt uses at ``prefill`` tokens/s.
 
     A decoded token reads every weight once; a prompt token takes a multiplication and an addition per weight.
     """
@@ -79,7 +81,7 @@ def reached(rates: Mapping[str, float], model: registry.KnownModel, decode: floa
 
 
 def processor_name(root: Path = Path("/")) -> str:
-    """As the system names it, else its architecture."""
+    """Return the system's name of the processor, else its architecture."""
     lines = read(root / "proc/cpuinfo").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()

@@ -1,4 +1,4 @@
-"""The outputs of a trace on a model: the same tokens are taken, and their log-probabilities compared.
+"""Run the outputs of a trace on a model: it takes the same tokens, and their log-probabilities are compared.
 
     outputs = recorded_outputs(Trace.read("steps.jsonl"))
     report = compare(outputs, recorded(outputs), measure(llm, outputs), tolerance=0.05)
@@ -24,7 +24,7 @@ from foreword.trace.reader import Trace
 
 Logprobs = tuple[float | None, ...]
 Distribution = Mapping[int, float]
-"""Token → log-probability, of the token that was taken and some of the likeliest."""
+"""Token → log-probability, for the token that was taken and some of the most likely tokens."""
 
 _DECIDING = {
     row.name
@@ -36,11 +36,11 @@ _DECIDING = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedOutput:
-    """The data of one request in a trace. logprobs: of each output token, None where the trace has none.
+    """The data of one request in a trace. logprobs: one per output token, None if the trace has none.
 
     is_greedy: whether each token was the most likely one of the model. lora_id, lora: its adapter; 0 and None without
-    one, and None where its name is not known. is_text: whether its prompt has no images, sounds and bidirectional
-    ranges.
+    an adapter. lora is also None if the adapter's name is not known. is_text: whether its prompt has no images, sounds
+    and bidirectional ranges.
     """
 
     req_id: str
@@ -55,7 +55,7 @@ class RecordedOutput:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first place where two sides differ. expected, got: their distributions there."""
+    """The first position at which two sides differ. expected, got: their distributions at this position."""
 
     request: str
     position: int
@@ -74,8 +74,8 @@ class Divergence:
 class OutputReport:
     """The comparison of two sides.
 
-    num_compared: log-probabilities of taken tokens that both sides have. largest, mean: of their absolute differences.
-    num_ranked: other places where it is known which token is the most likely one on both sides.
+    num_compared: number of log-probabilities of taken tokens that both sides have. largest, mean: of their absolute
+    differences. num_ranked: number of other positions at which the most likely token of both sides is known.
     first: the first divergence: another most likely token, or a difference above the tolerance.
     """
 
@@ -125,7 +125,7 @@ def recorded_outputs(trace: Trace) -> list[RecordedOutput]:
 
 
 def measure(llm: LLM, outputs: Sequence[RecordedOutput], top: int = 4) -> dict[str, list[Distribution]]:
-    """Return the distribution of a model at each output token, with the tokens of the trace taken."""
+    """Return the distribution of a model at each output token, while it takes the tokens of the trace."""
     params = [
         SamplingParams(
             forced_tokens=output.token_ids,
@@ -146,7 +146,7 @@ def measure(llm: LLM, outputs: Sequence[RecordedOutput], top: int = 4) -> dict[s
 
 
 def recorded(outputs: Sequence[RecordedOutput]) -> dict[str, list[Distribution]]:
-    """Return the log-probabilities that a trace has, as distributions of the taken token alone."""
+    """Return the log-probabilities of a trace, as distributions that have only the taken token."""
     return {
         output.req_id: [
             {} if value is None else {token: value}
@@ -164,7 +164,7 @@ def compare(
 ) -> OutputReport:
     """Compare two sides, request by request in the order of the trace.
 
-    Where the expected side does not have the distribution of a greedy request, its token is the most likely one.
+    If the expected side has no distribution at a position of a greedy request, its token counts as the most likely one.
     ConfigError if there is nothing to compare.
     """
     differences: list[float] = []
@@ -202,7 +202,7 @@ def compare(
 
 
 def loras_of(outputs: Sequence[RecordedOutput], given: Mapping[str, str | Path]) -> dict[str, str | Path]:
-    """Return name → path of the adapters of these requests; given: those that have another path now.
+    """Return name → path of the adapters of these requests. given: the adapters whose path has changed.
 
     ConfigError, which names the request, for an adapter without a name, and for one that is not where it was.
     """

@@ -1,4 +1,6 @@
-"""A trace as one static page, which holds its data in compressed parts: a browser reads those that are shown."""
+"""Write a trace as one static page. It holds the data in compressed parts, of which a browser reads only those that it
+shows.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,12 @@ from foreword.trace.replay import Replay
 
 BLOCKS_PER_PART = 64
 MAX_BYTES = 1 << 28
-"""The most that all parts of a page take, compressed. Steps after that are left out, and the page says so."""
+"""Limit of the compressed size of all parts of a page. Further steps are left out, and the page says so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """The data of a page. damage: why it ends before the end of the file."""
+    """The data of a page. damage: the reason why it ends before the end of the file."""
 
     num_steps: int
     num_bytes: int
@@ -37,9 +39,10 @@ class Inspected:
 def write_page(
     path: str | Path, out: str | Path, *, max_bytes: int = MAX_BYTES, text_of: TextOf | None = None
 ) -> Inspected:
-    """Write the page of a trace to a file. text_of: the texts of token ids, if they are those of a tokenizer.
+    """Write the page of a trace to a file. text_of: returns the text of a token id, if a tokenizer is known.
 
-    What cannot be read or replayed ends the page, which says where. PlanError for a first line that is none.
+    The page ends at the first event that cannot be read or replayed, and says where that is. PlanError if the first
+    line is not that of a trace.
     """
     reader = TraceReader(path)
     shown = Shown(reader.header, _replay(reader), text_of=text_of)

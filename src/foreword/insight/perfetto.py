@@ -1,4 +1,4 @@
-"""A trace in Chrome's trace-event format, which ui.perfetto.dev shows: steps, requests, times, blocks.
+"""Write a trace in Chrome's trace-event format, which ui.perfetto.dev shows: steps, requests, times, blocks.
 
 Times are microseconds since the beginning of the trace. In a trace without times step k begins at k milliseconds.
 """
@@ -30,7 +30,7 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The size and contents of a written file. damage: why it ends before the end of the file."""
+    """The size and contents of a written file. damage: the reason why it ends before the end of the trace."""
 
     num_steps: int
     num_events: int
@@ -41,7 +41,7 @@ class Timeline:
 
 
 def write_timeline(path: str | Path, out: str | Path) -> Timeline:
-    """Write the timeline of a trace to a file. PlanError for a first line that is none."""
+    """Write the timeline of a trace to a file. PlanError if the first line is not that of a trace."""
     trace = Trace.read(path)
     try:
         maker = _Maker(trace)
@@ -73,7 +73,7 @@ class _Maker:
         self._step: Step | None = None
 
     def apply(self, event: Event) -> None:
-        """Replay an event, and add what the timeline shows of it."""
+        """Replay an event, and add it to the timeline."""
         batch = self.replay.apply(event)
         step = self.replay.num_steps - (batch is not None)
         if not isinstance(event, Commit | Fail):
@@ -129,7 +129,7 @@ class _Maker:
         return {"ph": kind, "name": name, "pid": pid, "tid": tid, "ts": round(self._now, 3), **others}
 
     def _state(self, req_id: str, state: str | None) -> None:
-        """End the slice of a request's state, and begin that of the next; None: it ended."""
+        """End the slice of a request's state, and begin the slice of the next state; None: the request ended."""
         before = self._open.pop(req_id, None)
         number = self._number_of.setdefault(req_id, len(self._number_of) + 1)
         common = {"cat": "request", "id": number}
@@ -140,8 +140,8 @@ class _Maker:
             self._open[req_id] = state
 
     def _ran(self, args: dict[str, Any], host_us: float | None, model_ms: float | None) -> None:
-        """Add the slices of the last step. One that lasts until after the start of the next step is cut there; its
-        arguments have the whole time.
+        """Add the slices of the last step. A slice that would overlap the next step is cut at its start; the arguments
+        of the slice have the whole time.
         """
         step, self._step = self._step, None
         if step is None:
@@ -170,7 +170,7 @@ def _us(time: float | None) -> float:
 
 
 def _starts(trace: Trace) -> list[float]:
-    """Return when each step began, microseconds, and then when the last one ended."""
+    """Return the start of each step in microseconds, and then the end of the last step."""
     steps = [event for event in trace.events if isinstance(event, Step)]
     if any(step.time is None for step in steps) or not steps:
         return [1000.0 * i for i in range(len(steps) + 1)]

@@ -1,4 +1,4 @@
-"""Steps of an engine as text: as JSON, and explained."""
+"""Write the steps of an engine as text: as JSON, and as explained tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from foreword.trace.tensors import STEP_TENSORS, values_of
 
 
 def step_as_json(batch: InputBatch) -> str:
-    """One line: the step's scalars and tensors by name; tensors that exist per KV group are lists."""
+    """Return one line with the step's scalars and tensors by name; tensors that exist per KV group are lists."""
     values = {name: plain(value) for name, value in values_of(batch, STEP_TENSORS).items()}
     return json.dumps({"step": batch.step, **values})
 
@@ -22,8 +22,8 @@ def step_as_json(batch: InputBatch) -> str:
 class StepInspector(EngineObserver):
     """Explains an engine's first steps.
 
-    shown: `InputBatch.explain` of each, at most ``num_steps``, of this width, and what changed since the step before.
-    text_of: the text of a token id, for the tables.
+    shown: for each of at most ``num_steps`` steps, the text of `InputBatch.explain` in this width, and the changes
+    since the step before. text_of: returns the text of a token id for the tables.
     """
 
     def __init__(self, num_steps: int, width: int | None = None, text_of: Callable[[int], str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Collect what a report of a fault needs to know of a machine: `foreword doctor --report`."""
+"""Collect the facts about a machine that a bug report needs: `foreword doctor --report`."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def report(findings: Iterable[Finding], variables: Mapping[str, str], folder: Pa
     """Return facts of the machine without prompts, token ids, names of requests, values of variables, and the user's
     own folders: a path that a variable names is shown as that variable.
 
-    variables: the environment; its names that begin with FOREWORD are reported. folder: where the last steps of engines
-    that failed are, by default that of the system's temporary files.
+    variables: the environment, of which the names that begin with FOREWORD are reported. folder: the folder with the
+    last steps of failed engines, by default that of temporary files.
     """
     known = {one.metadata["Name"].lower(): one.version for one in distributions()}
     return {
@@ -54,7 +54,7 @@ def _without_folders(text: str, variables: Mapping[str, str]) -> str:
 
 
 def last_steps(folder: Path) -> list[dict[str, Any]]:
-    """Return the last steps before the newest failure of an engine of this user, each by its sizes; [] without one."""
+    """Return the sizes of the last steps before the newest failure of an engine of this user; [] if none failed."""
     mine = (path for path in folder.glob(RECORDED) if path.stat().st_uid == os.getuid())
     newest = max(mine, key=lambda path: path.stat().st_mtime, default=None)
     if newest is None:

@@ -1,6 +1,6 @@
 """Convert a trace to the data of a page: its steps with the tensors of each, its requests, and the pool of blocks.
 
-Every number is that of a replay with `foreword.batch`.
+All numbers come from a replay with `foreword.batch`.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from foreword.trace.replay import Replay
 from foreword.trace.tensors import STEP_TENSORS, Value, value_of
 
 PART_ENTRIES = 1 << 18
-"""A part ends after so many numbers, so that a browser reads it at once."""
+"""Number of entries after which a part ends, so that a browser reads a part quickly."""
 TextOf = Callable[[int], str]
-"""The text of a token id, for people."""
+"""Returns the text of a token id for readers."""
 
 
 @dataclass(slots=True, eq=False)
 class ShownStep:
-    """A step: the indices of its requests, its tensors, and what its commit sampled, by request."""
+    """A step: the indices of its requests, its tensors, and the committed tokens of each request."""
 
     requests: list[int]
     tensors: Mapping[str, Value]
@@ -64,18 +64,18 @@ class ShownStep:
         }
 
     def token_ids(self) -> Iterator[int]:
-        """The ids of its tokens, and those that were sampled."""
+        """Return the ids of its tokens and of its sampled tokens."""
         yield from np.asarray(self.tensors.get("input_ids", ())).tolist()
         for _, tokens in self.sampled:
             yield from np.asarray(ids_of(tokens)).tolist()
 
 
 class Shown:
-    """Collects what a page shows, event by event.
+    """Collects the data of a page, event by event.
 
-    parts: the steps in parts of at most ``steps_per_part``, each of which a page reads at once. Those that are taken
-    by `take_full` are None.
-    text_of: gives the token ids of parts their texts, which `part` and `writes` then have.
+    parts: the steps in parts of at most ``steps_per_part``, each of which a page reads as a whole. A part that
+    `take_full` has taken is None.
+    text_of: returns the text of a token id; with it, `part` and `writes` contain texts.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Shown:
         }
 
     def apply(self, event: Event) -> None:
-        """Replay an event and keep what the page shows of it. PlanError for one that cannot be replayed."""
+        """Replay an event and keep its data for the page. PlanError if it cannot be replayed."""
         batch = self.replay.apply(event)
         at = self.replay.num_steps - (batch is not None)
         for change in self._holders.apply(event, batch):
@@ -141,17 +141,17 @@ class Shown:
                 self._columns["failed"][-1] = event.error
 
     def take_full(self) -> Iterator[str]:
-        """The JSON of each part that is full, which is then forgotten."""
+        """Yield the JSON of each full part, and delete the part."""
         while self._num_taken < len(self.parts) - 1:
             yield self._take()
 
     def take_rest(self) -> Iterator[str]:
-        """The JSON of all other parts."""
+        """Yield the JSON of all other parts."""
         while self._num_taken < len(self.parts):
             yield self._take()
 
     def part(self, i: int) -> str:
-        """Return the JSON of a part. IndexError for one that is taken or does not exist."""
+        """Return the JSON of a part. IndexError if it was taken or does not exist."""
         steps = self.parts[i] if 0 <= i < len(self.parts) else None
         if steps is None:
             raise IndexError(f"there is no part {i}")
@@ -159,13 +159,13 @@ class Shown:
         return as_text({"steps": [step.as_json() for step in steps], **texts})
 
     def writes(self, blocks: Iterable[int]) -> str:
-        """Return the JSON of what was written to these blocks."""
+        """Return the JSON of all writes to these blocks."""
         found = [self._writes.get(block, []) for block in blocks]
         ids = (token for writes in found for *_, tokens in writes if isinstance(tokens, list) for token in tokens)
         return as_text({"blocks": found, **self._texts(ids)})
 
     def index(self, name: str) -> dict[str, Any]:
-        """Return all but steps and writes. name: of the file or server."""
+        """Return all data except steps and writes. name: the name of the file or server."""
         header = self._header
         return {
             "file": name,
@@ -237,7 +237,7 @@ class Shown:
         part.append(self._last)
 
     def _written(self, batch: InputBatch, requests: list[int]) -> Iterator[list[Any]]:
-        """[block, request, group, offset, position, ids] of each run of tokens that a step writes to a block."""
+        """Yield [block, request, group, offset, position, ids] for each run of tokens that a step writes to a block."""
         has_ids = self._header.token_ids != "omitted"
         count = batch.num_tokens
         positions, owners, ids = batch.positions[:count], batch.req_indices[:count], batch.input_ids[:count]
@@ -263,8 +263,8 @@ def _size(value: Value) -> int:
 
 
 def _kept(batch: InputBatch, spec: TensorSpec) -> Value:
-    """Return a tensor of a step that later steps do not change; block tables without columns of null entries at their
-    ends.
+    """Return a copy of a tensor of a step that later steps do not change. Columns of null entries at the end of block
+    tables are left out.
     """
     value = value_of(batch, spec)
     if spec.name == "block_table" and isinstance(value, list):
@@ -273,7 +273,7 @@ def _kept(batch: InputBatch, spec: TensorSpec) -> Value:
             table[:, : int(np.max(np.flatnonzero((table != null).any(0)), initial=-1)) + 1].copy() for table in value
         ]
     if spec.attribute == "explain" and isinstance(value, list) and not spec.per_group:
-        value = value[0]  # the same in every group
+        value = value[0]  # equal in every group
     if isinstance(value, list):
         return [array.copy() for array in value]
     return value.copy() if isinstance(value, np.ndarray) else value

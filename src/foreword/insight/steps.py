@@ -1,4 +1,4 @@
-"""The steps of a trace on two backends: every tensor, also of steps that were recorded without."""
+"""Compare the steps of a trace on two backends: every tensor, also of steps that were recorded without tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from foreword.trace.tensors import RECORDED, values_of
 def replay_steps(path: str | Path, *, backend: Backend = "auto") -> Report:
     """Prepare each step of a trace with a backend, and compare its tensors with those of the definition (loops).
 
-    The report's ``damage`` says where a trace cannot be replayed further. PlanError for a first line that is none.
+    The report's ``damage`` says where the replay had to end. PlanError if the first line is not that of a trace.
     """
     reader = TraceReader(path)
     try:

@@ -1,4 +1,6 @@
-"""Small pictures of a step for pages: its tokens, and the blocks that hold them. Standing alone, light and dark."""
+"""Draw small pictures of a step for pages: its tokens, and the blocks that hold them. They need no other file, and
+support light and dark pages.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ STYLE = (
 
 
 class _Picture:
-    """Elements of a picture, which grows with them."""
+    """The elements of a picture, whose size grows with them."""
 
     def __init__(self, title: str) -> None:
         self._title = title
@@ -33,7 +35,9 @@ class _Picture:
         self._grow(x + 7.3 * len(text), y + LINE)
 
     def box(self, x: float, y: float, width: float, text: str, owner: int | None, classes: str = "") -> None:
-        """Add a box of one line. owner: the request whose colour it has; None: free. classes: "n" new, "d" dashed."""
+        """Add a box with one line of text. owner: the request whose colour it has; None: a free block. classes: "n"
+        new, "d" dashed.
+        """
         fill = 'class="f' if owner is None else f'fill="hsl({owner * HUE % 360:g} 60% 78%)" class="'
         self._parts.append(
             f'<rect {fill} {classes}" x="{x:g}" y="{y:g}" width="{width:g}" height="{LINE}" rx="3"/>'
@@ -80,10 +84,10 @@ def step_picture(batch: InputBatch, text_of: TextOf, group: int = 0) -> str:
 
 
 def blocks_picture(batch: InputBatch, text_of: TextOf, num_blocks: int, group: int = 0) -> str:
-    """Return the block tables and the pool of a step as SVG: every slot with its token, those that the step writes with
-    a border, and a block that several requests hold in the colour of the first.
+    """Return the block tables and the pool of a step as SVG. Every slot shows its token, slots that the step writes
+    have a border, and a block that several requests hold has the colour of the first request.
 
-    num_blocks: of the pool, block 0 included.
+    num_blocks: the number of blocks of the pool, block 0 included.
     """
     states, table = batch.states, batch.states.block_tables[group]
     size = table.group.block_size

@@ -1,4 +1,4 @@
-"""The text of a token, short enough for a table."""
+"""Make the text of a token short enough for a table."""
 
 from __future__ import annotations
 

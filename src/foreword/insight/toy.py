@@ -1,4 +1,4 @@
-"""Steps without a model: scheduler, cache and input layer on requests whose tokens are given."""
+"""Run steps without a model: scheduler, cache and input layer with requests whose tokens are given."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from foreword.scheduler import Request, Scheduler, SchedulerConfig, StepPlan
 from foreword.trace.recorder import TraceRecorder
 
 TokenAt = Callable[[int, int], int]
-"""The id of a token: (number of the request, position) → id."""
+"""Returns the id of a token: (number of the request, position) → id."""
 
 
 def ids_by_place(max_model_len: int) -> TokenAt:
-    """Return ids that tell their place: 1000 + 100·r + p for the token of request r at position p.
+    """Return ids from which the place of a token can be read: 1000 + 100·r + p for position p of request r.
 
-    Requests of more than 100 tokens get steps of the next power of ten: 10000 + 1000·r + p, and so on.
+    For requests of more than 100 tokens, the next powers of ten are used: 10000 + 1000·r + p, and so on.
     """
     step = max(100, 10 ** len(str(max_model_len - 1)))
     return lambda request, position: 10 * step + step * request + position
 
 
 class ToyEngine:
-    """The real scheduler, cache and input layer, with tokens that are given in place of a model's.
+    """The real scheduler, cache and input layer, with given tokens instead of a model.
 
         while (batch := engine.prepare()) is not None:
             …
             engine.commit()
 
     Requests are numbered in the order of `add`; request r has the id str(r). A request ends at ``max_model_len``.
-    plan, batch: of the step that was prepared last. token_at: the tokens of prompts and those sampled.
+    plan, batch: those of the last prepared step. token_at: the tokens of prompts and the sampled tokens.
     """
 
     plan: StepPlan
@@ -115,7 +115,9 @@ class ToyEngine:
 
 
 class _NumberedFromZero:
-    """The requests of an engine in states whose blocks are numbered from 0, and whose empty entries are −1."""
+    """A copy of the requests of an engine, in states whose blocks are numbered from 0 and whose empty entries are
+    −1.
+    """
 
     def __init__(self, engine: ToyEngine, budget: int) -> None:
         source = engine.states
@@ -144,7 +146,7 @@ class _NumberedFromZero:
         )
 
     def leave(self, batch: InputBatch) -> None:
-        """Remove those of a batch that the engine has no more."""
+        """Remove the requests of a batch that have left the engine."""
         for req_id in batch.req_ids:
             if req_id not in self._source:
                 self.states.remove_request(req_id)
@@ -164,8 +166,9 @@ def toy_steps(
 ) -> Iterator[InputBatch]:
     """Prepare up to ``steps`` steps for requests "0", "1", … with these prompt lengths, each valid until the next one.
 
-    record: a file that the steps are recorded in, as a trace. null_block: 0, or −1 for blocks that are numbered from 0.
-    token_at: the tokens, sampled ones too, by default `ids_by_place`. vocab_size: by default the least one for these.
+    record: a file in which the steps are recorded, as a trace. null_block: 0, or −1 for blocks that are numbered from
+    0. token_at: the tokens of prompts and the sampled tokens, by default `ids_by_place`. vocab_size: by default the
+    smallest size with these ids.
     """
     if not prompt_lens or not all(1 <= length < max_model_len for length in prompt_lens):
         raise ConfigError(
@@ -218,8 +221,9 @@ def given_step(
 ) -> Iterator[InputBatch]:
     """Prepare one step of requests "0", "1", … that have computed[i] tokens already and compute scheduled[i] now.
 
-    prompt_lens: by default the computed tokens where one more is computed now, as of a request that generates, and else
-    all. block_ids: of each request, by default as many as its tokens need, numbered in order. record: as `toy_steps`.
+    prompt_lens: by default the computed tokens if the request computes one token now, because it then generates; else
+    all tokens. block_ids: the blocks of each request, by default as many as its tokens need, numbered in order. record:
+    as for `toy_steps`.
     """
     ends = [c + n for c, n in zip(computed, scheduled, strict=True)]
     prompts = prompt_lens or [c if c and n == 1 else c + n for c, n in zip(computed, scheduled, strict=True)]

@@ -1,4 +1,4 @@
-"""The worked examples of other systems' documents, made again from real steps and compared number by number."""
+"""Repeat the worked examples of other systems' documents with real steps, and compare them number by number."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ import numpy as np
 from foreword.batch import InputBatch
 from foreword.insight.toy import given_step, toy_steps
 
-WIDTH = 120  # characters of a line where no terminal says how many
+WIDTH = 120  # characters of a line without a terminal
 LABEL = 28
 ExampleName = Literal["vllm-ascend", "model-runner", "nano-vllm"]
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure of a document. label: its name there. text: as it is printed there, "…" for what is left out.
+    """One figure of a document. label: its name in the document. text: as it is printed there, with "…" for omissions.
 
-    here: what it is here, a name that `value_here` knows; "" for a figure that has no counterpart. note: why the two
-    differ, or what is to be known about them.
+    here: the name of the corresponding value, for `value_here`; "" if there is none. note: the reason of a difference,
+    or a remark.
     """
 
     label: str
@@ -37,7 +37,9 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Steps of a document. steps: makes them, and records them in a file if there is one. figures: of each step."""
+    """Steps of a document. steps: makes the steps, and records them if a file is given. figures: the figures of each
+    step.
+    """
 
     title: str
     steps: Callable[[Path | None], Iterator[InputBatch]]
@@ -82,7 +84,7 @@ VALUES: Mapping[str, Callable[[InputBatch], object]] = {
         for name in ("token_indices", "block_table_indices", "block_numbers", "block_offsets")
     },
 }  # fmt: skip
-"""What a figure is here → its value in a step."""
+"""The name of a value → the function that reads it from a step."""
 
 
 def value_here(batch: InputBatch, here: str) -> list[str]:
@@ -91,7 +93,7 @@ def value_here(batch: InputBatch, here: str) -> list[str]:
 
 
 def agrees(text: str, values: list[str]) -> bool:
-    """Return whether a figure has these values: all of them, or those around each "…", in their order."""
+    """Return whether a figure shows these values in their order: all of them, or all except omissions at each "…"."""
     pieces = [re.findall(r"T_\d+_\d+|-?\d+", piece) for piece in text.split("…")]
     first, *middle, last = pieces if len(pieces) > 1 else [*pieces, []]
     if len(pieces) == 1:
@@ -108,7 +110,9 @@ def agrees(text: str, values: list[str]) -> bool:
 
 
 def compared(batch: InputBatch, figures: tuple[Figure, ...], width: int | None = None) -> str:
-    """Return the figures of a document for a step, each with what it is here, and where the two differ and why."""
+    """Return the figures of a document for a step, each with the value here and with the place and reason of a
+    difference.
+    """
     lines = ["The document's figures, and = what they are here (≠: they differ)"]
     for figure in figures:
         values = value_here(batch, figure.here) if figure.here else []

@@ -1,4 +1,4 @@
-"""An answer to an exercise: a file of the reader, run and checked."""
+"""Run and check an answer to an exercise, which is a file of the reader."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from foreword.tour.lesson import Exercise
 
 
 def check(exercise: Exercise, path: Path) -> str:
-    """Run a file and return what is wrong with its answer, "" if nothing is. OSError if it cannot be read.
+    """Run a file and return the fault of its answer, "" if it is right. OSError if it cannot be read.
 
-    The file runs in this process, with all that it may do.
+    The file runs in this process, with all of its permissions.
     """
     path.read_bytes()
     try:

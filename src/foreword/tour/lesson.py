@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 Table = Callable[[int | None], str]
-"""Makes a table of this width, in characters; None: as wide as it is."""
+"""Makes a table of this width, in characters; None: without a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Something of a real step. table: for terminals, and for pages below the picture. picture: SVG, for pages."""
+    """A part of a real step. table: for terminals, and on pages below the picture. picture: SVG, for pages."""
 
     caption: str
     table: Table
@@ -31,8 +31,8 @@ class Code:
 class Exercise:
     """The part of an exercise that the reader changes. task: in words.
 
-    start: a file to begin with. solution: one that is right. hint: what helps. fault: of the names that the reader's
-    file defines, returns what is wrong with them in words, "" if nothing is. KeyError for a name that is missing.
+    start: a file to begin with. solution: a file with a right answer. hint: a hint. fault: takes the names that the
+    reader's file defines, and describes what is wrong with them; "" if nothing is. KeyError for a missing name.
     """
 
     task: str
@@ -55,7 +55,7 @@ class Lesson:
 def function_fault(name: str, cases: Callable[[], list[tuple[tuple[object, ...], object]]]) -> Callable[..., str]:
     """Return the `Exercise.fault` of a function: the first case that it answers wrongly.
 
-    cases: makes (arguments, right answer); a sequence and an array are right if they have the answer's elements.
+    cases: yields (arguments, right answer). A sequence or array is right if its elements are those of the answer.
     """
 
     def fault(names: dict[str, object]) -> str:

@@ -1,4 +1,4 @@
-"""A lesson as text for a terminal and as a page of Markdown with pictures."""
+"""Write a lesson as text for a terminal, and as a page of Markdown with pictures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from foreword.tour.lesson import Code, Lesson, Shown
 from foreword.tour.lessons import LESSONS
 
-WIDTH = 100  # characters of a line where no terminal says how many
+WIDTH = 100  # characters of a line without a terminal
 
 
 def as_text(number: int, width: int | None) -> str:
@@ -39,7 +39,7 @@ def file_name(number: int) -> str:
 
 
 def pictures(number: int) -> dict[str, Shown]:
-    """Return the pictures of a lesson's page by the name of their file."""
+    """Return file name → picture of a lesson's page."""
     lesson = LESSONS[number - 1]
     shown = [part for part in lesson.parts if isinstance(part, Shown) and part.picture is not None]
     return {f"{number}-{lesson.name}-{i}.svg": part for i, part in enumerate(shown, 1)}

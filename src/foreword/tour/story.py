@@ -20,7 +20,7 @@ PROMPT_LENS = (3, 2, 8, 8)
 BUDGET, BLOCK_SIZE, MAX_MODEL_LEN, NUM_BLOCKS = 10, 2, 12, 14
 
 VOCABULARY = ["?", *sorted({word for story in STORIES for word in story}, key=lambda word: (word.lower(), word))]
-"""A token is a word, and its id is its place here. Id 0 stands where a token is not known yet."""
+"""A token is a word, and its id is its index in this list. Id 0 means that a token is not known yet."""
 
 
 def text_of(token_id: int) -> str:
@@ -42,7 +42,9 @@ def story_engine(
     prefix_caching: bool = False,
     max_num_draft_tokens: int = 0,
 ) -> ToyEngine:
-    """Return an engine with the first requests of the example. num_blocks: of its pool, by default enough for all."""
+    """Return an engine with the first requests of the example. num_blocks: the size of its pool, by default enough for
+    all.
+    """
     engine = ToyEngine(
         token_at,
         max_num_reqs=len(STORIES),
@@ -71,6 +73,6 @@ def step_of(number: int, engine: ToyEngine | None = None) -> InputBatch:
 
 
 def section(batch: InputBatch, title: str, width: int | None) -> str:
-    """Return one table of a step as `InputBatch.explain` prints it: the one whose heading begins so."""
+    """Return the table of `InputBatch.explain` whose heading begins with ``title``."""
     parts = str(batch.explain(width=width, text_of=text_of)).split("\n\n")
     return next(part for part in parts if part.startswith(title))

@@ -22,18 +22,19 @@ from foreword.trace.writer import TraceWriter, older
 PAUSE = 0.2
 """Seconds in which steps are collected before the thread writes them."""
 NICENESS = 10
-"""The thread's own on Linux. It takes processor time that nobody else wants: a thread of the model that has to wait for
-its core delays the whole step, because the others wait for it in each layer. Not the lowest priority: while it encodes
-it holds the interpreter's lock, and the engine's thread would wait for it behind other processes.
+"""The priority of the writing thread on Linux. It is low, because a thread of the model that has to wait for its core
+delays the whole step: all other threads wait for it in each layer. It is not the lowest priority, because the thread
+holds the interpreter's lock while it encodes, and the engine's thread waits for that lock.
 """
 MAX_PENDING = 4096
-"""Steps that wait to be written; of further ones the trace says that they are missing."""
+"""Largest number of steps that wait to be written. Further steps are dropped, and the trace says that they are
+missing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Begin:
-    """A new part of the trace, or, with a reason, a place where events are missing: the requests in progress before a
-    step of this number.
+    """The requests in progress before the step of this number. They begin a new part of the trace or, with a reason,
+    follow a gap where events are missing.
     """
 
     snapshot: list[Filled]
@@ -45,10 +46,10 @@ Item = Sequence[Captured] | Begin
 
 
 class BackgroundTrace:
-    """Writes what it is given to a file, in a thread that starts with the first item.
+    """Writes captured values to a file, in a thread that starts with the first item.
 
-    max_bytes: see `TraceWriter`. A file of the name is kept as that of `older`.
-    on_error: called once with a message if the file cannot be written; what is put later is dropped.
+    max_bytes: see `TraceWriter`. An existing file of this name is renamed to the name that `older` returns.
+    on_error: called once with a message if the file cannot be written; later items are dropped.
     OSError if the file cannot be made.
     """
 
@@ -69,23 +70,23 @@ class BackgroundTrace:
 
     @property
     def is_open(self) -> bool:
-        """Return whether what is put is written."""
+        """Return whether items are still written: False after an error or `close`."""
         return not self._work.is_ended
 
     def begin(self, snapshot: list[Filled], step: int) -> None:
-        """Begin a new part, or go on after steps that were lost."""
+        """Begin a new part, or continue after steps that were lost."""
         reason, self.lost = self.lost, ""
         self._put(Begin(snapshot, step, reason))
 
     def put(self, captured: Sequence[Captured]) -> None:
-        """Write these later."""
+        """Add these values to the queue of the thread."""
         if len(self._work.items) >= MAX_PENDING:
             self.lost = f"the file is slower than the engine: {MAX_PENDING} steps waited"
         if captured and not self.lost:
             self._put(captured)
 
     def flush(self) -> None:
-        """Wait until what was put is in the file. The thread ends, and starts again with the next item."""
+        """Wait until all items are in the file. The thread ends, and starts again with the next item."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._work.is_stopping.set()
@@ -96,7 +97,7 @@ class BackgroundTrace:
         self._work.flush()
 
     def close(self) -> None:
-        """Write what was put, and close the file."""
+        """Write all remaining items, and close the file."""
         self.flush()
         self._end()
 
@@ -131,7 +132,7 @@ class _Work:
             self.wake.wait()
             self.wake.clear()
             self.write_all()
-            if self._writer.path.suffix != ".gz":  # a process that is killed leaves what it recorded
+            if self._writer.path.suffix != ".gz":  # so that a killed process leaves everything that it recorded
                 self.flush()
             self.is_stopping.wait(PAUSE)
 
@@ -144,7 +145,7 @@ class _Work:
             self._attempt(self._writer.flush)
 
     def close(self) -> None:
-        if os.getpid() != self._pid:  # a fork has a copy of what is buffered
+        if os.getpid() != self._pid:  # a forked process has a copy of the buffer and must not write it
             return
         self.write_all()
         with self._lock:

@@ -19,9 +19,9 @@ from foreword.batch import LoraRequest as Lora
 
 @dataclass(slots=True, eq=False)
 class Filled:
-    """A request as it is in its row. blocks: one array per KV group. ranges: `NewRequest.bidirectional_ranges`.
+    """A request entered a row. blocks: one array per KV group. ranges: `NewRequest.bidirectional_ranges`.
 
-    rotary: int32 [dims, n], its rotary positions, and rope_delta, which later tokens add to theirs.
+    rotary: int32 [dims, n], its rotary positions. rope_delta: the number that later tokens add to their positions.
     """
 
     row: int
@@ -66,7 +66,8 @@ class Exchanged:
 
 
 Growth = Sequence[tuple[I32, I32, I32]]
-"""Of each KV group the rows with new blocks, the number of these, and their ids, row by row; empty without any."""
+"""For each KV group: the rows with new blocks, the numbers of new blocks, and their ids row by row. Empty if no row has
+any."""
 
 
 @dataclass(slots=True, eq=False)
@@ -96,7 +97,7 @@ class Planned:
 
 @dataclass(slots=True, eq=False)
 class Repeated:
-    """A step as the one before: the same requests in the same order, one token each, without drafts."""
+    """A step like the one before: the same requests in the same order, one token each, without drafts."""
 
     time: float | None
     grown: Growth
@@ -157,19 +158,19 @@ NO_GROWTH = (np.zeros(0, np.int32),) * 3
 
 
 class Capture:
-    """Follows states as an observer of their rows, and keeps what happens until it is taken.
+    """Observes the rows of states, and collects what happens until `take` is called.
 
     `step` is called for each prepared step, before the states change again, and `commit` after its commit. A step
     costs a few array operations on the requests of the step, and memory in proportion to them; one that only repeats
     the step before keeps the rows with new blocks.
-    nbytes: roughly the memory of what is kept now.
+    nbytes: approximate memory of the collected values.
     """
 
     def __init__(self, states: RequestStates) -> None:
         self._states = states
         self._held = [np.zeros(states.max_num_reqs, np.int32) for _ in states.block_tables]
         self._kept: list[Captured] = []
-        self._identities: dict[int, tuple[Lora | None, str | None, str]] = {}  # of the rows that have one of these
+        self._identities: dict[int, tuple[Lora | None, str | None, str]] = {}  # of the rows that have any of them
         self.nbytes = 0
         states.observers.append(self)
 
@@ -184,7 +185,7 @@ class Capture:
         return kept
 
     def snapshot(self) -> list[Filled]:
-        """Return all requests that are in a row, as they are now. Their new blocks are kept, too."""
+        """Return all requests that are in a row, in their present state. Their new blocks are also collected."""
         states = self._states
         rows = [states.row_of(req_id) for req_id in states.req_ids]
         if grown := self._growth(np.array(rows, np.int32)):
@@ -192,8 +193,8 @@ class Capture:
         return [self._filled(row, req_id) for row, req_id in zip(rows, states.req_ids, strict=True)]
 
     def identify(self, row: int, lora: Lora | None, cache_salt: str | None, cache_miss: str = "") -> None:
-        """Add to the request that was admitted to a row since the last step what the states do not know: the name and
-        path of its adapter, the salt of its prefix, and why no more of its prompt was reused.
+        """Add data that the states do not have to a request that was admitted to a row since the last step: the name
+        and path of its adapter, the salt of its prefix, and why no more of its prompt was reused.
         """
         if lora is not None or cache_salt is not None or cache_miss:
             self._identities[row] = lora, cache_salt, cache_miss
@@ -235,7 +236,7 @@ class Capture:
         tensors: Mapping[str, Any] | None = None,
         time: float | None = None,
     ) -> None:
-        """Keep a step that was just prepared. preempted: of the requests that left, those that will come back.
+        """Record a step that was just prepared. preempted: the requests that left and will be admitted again.
 
         tensors: as `TraceWriter.step` takes them; the arrays must not change later.
         """
@@ -271,7 +272,7 @@ class Capture:
         )
 
     def repeat(self, rows: I32 | None, time: float | None = None) -> None:
-        """Keep a step of these rows that is as the one before, see `Repeated`. None: none of them got blocks."""
+        """Record a step of these rows that repeats the one before, see `Repeated`. None: no row got blocks."""
         self._kept.append(Repeated(time, () if rows is None else self._growth(rows)))
 
     def commit(
@@ -282,11 +283,11 @@ class Capture:
         host_us: float | None = None,
         model_ms: float | None = None,
     ) -> None:
-        """Keep the samples of the last step, which must not change later."""
+        """Record the samples of the last step. The arrays must not change later."""
         self._kept.append(Sampled(sampled, logprobs or {}, host_us, model_ms))
 
     def fail(self, error: str, time: float | None = None) -> None:
-        """The last step failed, and the requests that left since were preempted."""
+        """Record that the last step failed. The requests that left since count as preempted."""
         back: list[Captured] = [replace(e, preempted=True) if isinstance(e, Freed) else e for e in self._kept]
         self._kept = [Failed(error, time), *back]
 

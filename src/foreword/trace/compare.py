@@ -1,4 +1,4 @@
-"""A tensor of a trace against that of the replay, as arrays."""
+"""Compare a tensor of a trace with that of the replay."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def first_difference(batch: InputBatch, name: str, theirs: Any, *, line: int = 0
     """Return the first entry of a tensor of a trace that differs from the step's; None if all are equal.
 
     Padding may be absent, shorter or longer than in the step; what is present must be padding. Entries of block tables
-    below the sliding window may have any value. None in place of a group's tensor: the engine has none.
+    below the sliding window may have any value. If a group's tensor is None, the engine has no such tensor.
     """
     if name == "req_ids":
         found = _of_names(list(batch.req_ids), theirs)
@@ -117,7 +117,7 @@ def _of_array(
                 row[: len(numbers)] = numbers
     if got is None:
         at = next((i for i, value in enumerate(theirs) if _numbers([value]) is None), None)
-        if at is None:  # integers that no type of array holds together
+        if at is None:  # integers that do not fit in one array type
             at = next((i for i, value in enumerate(theirs) if i >= len(ours) or not _equal(ours[i].item(), value)), 0)
         return Found((at,), ours[at].item() if at < len(ours) else pad, theirs[at])
     expected, found = _widened(ours, wide, pad), _widened(got, wide, pad)
@@ -155,7 +155,7 @@ def _widened(values: AnyArray, shape: tuple[int, ...], pad: Any) -> AnyArray:
 
 
 def _given(batch: InputBatch, axis: str) -> int | None:
-    """Return how many entries of an axis must be given where padding may be absent; None: as many as there are."""
+    """Return how many entries of an axis must be present, without the padding; None: all of them."""
     return {"Tp": batch.num_tokens, "Bp": batch.num_reqs, "Bp+1": batch.num_reqs + 1}.get(axis)
 
 
@@ -170,6 +170,6 @@ def _owner(batch: InputBatch, tensor: TraceTensor, index: tuple[int, ...]) -> st
     """Return the request that an entry belongs to, None for padding."""
     if not index or not tensor.shape:
         return None
-    axis = int(tensor.shape[0] == "dims")  # of a value per dimension and token
+    axis = int(tensor.shape[0] == "dims")  # a tensor with a value per dimension and token
     owner = int(entry_owners(batch, tensor.shape[axis], index[axis] + 1)[-1])
     return None if owner < 0 else batch.req_ids[owner]

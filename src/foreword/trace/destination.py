@@ -13,7 +13,7 @@ LEAST_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """The file of a trace, and the size of it and of the part before it, together; None: no limit."""
+    """The file of a trace, and the limit of its size together with the part before it; None: no limit."""
 
     path: Path
     max_bytes: int | None = None
@@ -36,7 +36,7 @@ class Destination:
         return cls(path, max_bytes)
 
     def numbered(self, number: int) -> Destination:
-        """Return that of one of several processes: "steps.jsonl" is "steps.2.jsonl" for number 2."""
+        """Return the destination of one of several processes: for number 2, "steps.jsonl" becomes "steps.2.jsonl"."""
         stem, *suffixes = self.path.name.split(".")
         return Destination(self.path.with_name(".".join([stem, str(number), *suffixes])), self.max_bytes)
 

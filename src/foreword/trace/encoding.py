@@ -1,4 +1,4 @@
-"""Events as lines of JSON, and back. The format: docs/conformance.md."""
+"""Convert events to lines of JSON, and back. docs/conformance.md describes the format."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from foreword.trace.header import TraceHeader
 
 EXTRAS = ("sampling_params", "lora_request", "mm_features", "pooling_params")
 MAX_TIME = 1e15
-"""The limit of times, in whatever unit."""
+"""The limit of times, in any unit."""
 _RUN = ("model_ms", "host_us")
-"""The times of a step's run, beside its commit."""
+"""The keys of a commit's line that hold the times of the step."""
 _TIMES = ("time", "arrival")
 
 
@@ -109,7 +109,7 @@ def _commit_as_json(event: Commit, batch: Sequence[str]) -> dict[str, Any]:
 
 
 class LineParser:
-    """Makes events of the lines after the first, in their order. header: that of the first line."""
+    """Converts the lines after the first to events, in their order. header: the content of the first line."""
 
     def __init__(self, header: TraceHeader) -> None:
         self._header = header
@@ -336,4 +336,4 @@ _READERS: Mapping[type[Event], Mapping[str, Reader]] = {
     Restart: {"first_step": _int, "reason": _text},
     Wait: {"req_id": _text, "reason": _text},
 }
-"""The fields of each kind of event, and what reads and checks the value of each."""
+"""The fields of each kind of event, each with the function that reads and checks its value."""

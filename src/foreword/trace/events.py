@@ -1,7 +1,7 @@
 """The events of a trace as values, one class per kind of line. The format: docs/conformance.md.
 
-Values that are written may hold NumPy arrays; those that are read hold lists. Where token ids are omitted, a list of
-them is the number of its entries.
+Values that are written may hold NumPy arrays; values that are read hold lists. If token ids are omitted, the length of
+a list replaces the list.
 """
 
 from __future__ import annotations
@@ -42,12 +42,14 @@ class Arrive(Event):
 class Add(Event):
     """A request is assigned a row, new or resumed: the fields of `NewRequest`.
 
-    The blocks that hold the first num_computed_tokens positions were reused from the cache. prefill_len: the tokens
-    that had to be computed before its first sample; None: all that are known. Fewer where a trace begins with it.
+    The blocks that hold the first num_computed_tokens positions were reused from the cache. prefill_len: the number of
+    tokens that had to be computed before its first sample; None: all known tokens. It is smaller if the request was in
+    progress when the trace began.
     cache_miss: why the cache had no more of its prompt, such as "differs at 12"; "" if it had all, or if not known.
     bidirectional_ranges: ranges [start, stop) of positions of the prompt whose tokens see each other.
-    mrope_positions: [dims, n], the rotary positions of its first n tokens; mrope_delta: what later ones add to theirs.
-    extras: those of sampling_params, lora_request, mm_features and pooling_params that it has, as JSON.
+    mrope_positions: [dims, n], the rotary positions of its first n tokens; mrope_delta: the number that later tokens
+    add to their positions. extras: its sampling_params, lora_request, mm_features and pooling_params as JSON, as far as
+    it has them.
     """
 
     kind = "add"
@@ -77,11 +79,11 @@ class AppendBlocks(Event):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Correct(Event):
-    """A scheduler corrects a request between two steps; what is None stays.
+    """A scheduler corrects a request between two steps. A field that is None does not change.
 
-    num_tokens: outputs from this position on are taken back. token_ids: (position, ids) that replace known tokens or
-    follow them. num_computed_tokens: the count. block_ids: all of its blocks, in place of the old ones.
-    The order is that of this list.
+    num_tokens: outputs from this position on are removed. token_ids: (position, ids) that replace known tokens or
+    follow them. num_computed_tokens: the new count. block_ids: replaces all of its blocks. The changes are made in this
+    order.
     """
 
     kind = "correct"
@@ -94,7 +96,7 @@ class Correct(Event):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Remove(Event):
-    """A request leaves its row. preempted: it will be added again; else it ended."""
+    """A request leaves its row. preempted: whether it will be added again; otherwise it has ended."""
 
     kind = "remove"
     req_id: str
@@ -105,9 +107,10 @@ class Remove(Event):
 class Step(Event):
     """One step: its requests in batch order, and their tokens, drafts included.
 
-    draft_tokens: of the requests that have some. pad_to: (tokens, requests), None where an axis is not padded.
+    draft_tokens: the drafts of the requests that have some. pad_to: (tokens, requests), None for an axis without
+    padding.
     zero: blocks that are zeroed before the step. copies: (from, to), blocks that are copied before it.
-    tensors: what the engine prepared. time: of the start.
+    tensors: the tensors that the engine prepared. time: the start of the step.
     """
 
     kind = "step"
@@ -124,7 +127,7 @@ class Step(Event):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Commit(Event):
-    """The samples of the last step: with drafts the accepted ones and one more. A request may be absent.
+    """The samples of the last step: with drafts, the accepted drafts and one more token. A request may be absent.
 
     logprobs: their log-probabilities, where they are known. model_ms: the model's run, milliseconds. host_us: the rest
     of the step, microseconds.
@@ -150,7 +153,7 @@ class Fail(Event):
 class End(Event):
     """A request ended. It has left its row, or leaves it with the next remove.
 
-    arrival: when it came, before it entered the engine between two steps.
+    arrival: the time of its arrival; it enters the engine later, between two steps.
     """
 
     kind = "end"
@@ -174,8 +177,8 @@ class Restart(Event):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Wait(Event):
-    """From the next step on, requests without a row wait: the first of them is named, with the reason, a line of
-    `foreword.scheduler.Reason`. Both are empty: none waits.
+    """From the next step on, requests wait for a row. The event has the first of them and the reason, a line of
+    `foreword.scheduler.Reason`. Both are empty if no request waits.
     """
 
     kind = "wait"

@@ -1,4 +1,4 @@
-"""Tests whether a trace fails, as users name them: a command, or a function as module:name."""
+"""The test that decides whether a trace fails, which users give as a command or as a function, module:name."""
 
 from __future__ import annotations
 
@@ -116,9 +116,9 @@ def test_the_steps_do_not_fail(tmp_path):
 
 
 def as_test(trace: Trace, failing: str | None) -> str:
-    """Return a file for pytest with a trace in it, which fails as long as the fault is there.
+    """Return the text of a test for pytest that contains a trace and fails as long as the fault exists.
 
-    failing: the text of the test; None: its recorded tensors differ.
+    failing: the text of the test; None: the test is whether a recorded tensor differs.
     """
     if failing is None:
         head = _OF_TENSORS

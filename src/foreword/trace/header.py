@@ -16,8 +16,8 @@ MAX_GROUPS = 256
 GROUP_KEYS = ("block_size", "sliding_window", "context_parallel", "recurrent")
 
 TokenIds = Literal["plain", "hashed", "omitted"]
-"""How token ids are written: as they are; each replaced by another one of the vocabulary, equal ones by equal ones,
-by a random permutation that is not kept; or as their number."""
+"""How token ids are written: as they are; each replaced by another one with a random permutation of the vocabulary,
+which is not kept; or only their number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +25,9 @@ class TraceHeader:
     """The facts about an engine that a replay needs.
 
     engine: its name and version. token_ids: see `TokenIds`. first_step: the number that the engine gave the first step
-    of the trace. started: the time of the first line, seconds since 1970. settings: those of the engine's scheduler and
-    cache, by name, which a simulation of the recorded load begins with. The others are as in `RequestStates`.
+    of the trace. started: the time of the first line, seconds since 1970. settings: the settings of the engine's
+    scheduler and cache by name; a simulation of the recorded load starts with them. The other fields are as in
+    `RequestStates`.
     """
 
     max_num_reqs: int
@@ -114,7 +115,7 @@ class TraceHeader:
         return replace(self, first_step=step)
 
     def new_states(self, max_num_reqs: int) -> RequestStates:
-        """Return empty states as those of the engine, with this many rows."""
+        """Return empty states like those of the engine, with this many rows."""
         return RequestStates(
             max_num_reqs=max_num_reqs,
             max_model_len=self.max_model_len,

@@ -1,4 +1,4 @@
-"""Token ids as a trace has them: plain, hashed or omitted. The choices: `foreword.trace.header.TokenIds`."""
+"""Replace the token ids of a trace: plain, hashed or omitted (`foreword.trace.header.TokenIds`)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class TokenCover:
     def __init__(self, how: TokenIds, vocab_size: int) -> None:
         self._how, self._key = how, token_bytes(16)
         self._table: I64 | None = None
-        if how == "hashed":  # 0 stays, which is also the id of padding and of tokens that are not known yet
+        if how == "hashed":  # 0 stays: it is also the id of padding and of unknown tokens
             others = np.random.default_rng(randbits(128)).permutation(vocab_size - 1) + 1
             self._table = np.concatenate([np.zeros(1, np.int64), others])
 
     def __call__(self, event: Event) -> Event:
-        """Return the event as the trace has it."""
+        """Return the event with replaced token ids."""
         if self._how == "plain":
             return event
         match event:
@@ -61,7 +61,9 @@ class TokenCover:
         return blake2b(salt.encode("utf-8", "surrogatepass"), key=self._key, digest_size=8).hexdigest()
 
     def _miss(self, miss: str) -> str:
-        """Return it without that there is content under another salt, which none but the operator may know."""
+        """Return the reason of a cache miss without the fact that another salt has equal content, which only the
+        operator may know.
+        """
         return miss.replace("salt ", "never_computed ") if self._how == "omitted" else miss
 
     def _tokens(self, ids: Tokens) -> Tokens:
@@ -84,5 +86,5 @@ def _without_content(extras: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def cover_of(header: TraceHeader) -> TokenCover:
-    """Return what replaces the token ids of a trace with this header."""
+    """Return the object that replaces the token ids of a trace with this header."""
     return TokenCover(header.token_ids, header.vocab_size)

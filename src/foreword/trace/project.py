@@ -29,9 +29,9 @@ from foreword.trace.header import TraceHeader
 from foreword.trace.tensors import NAMED
 
 _OFFSETS = {"query_start_loc": "T", "cu_num_logits": "L", "cu_num_draft_tokens": "D"}
-"""Tensors of prefix sums, and the axis that they cut."""
+"""Tensors of prefix sums, and the axis that they divide."""
 _INDICES = {"logits_indices": "T", "target_logits_indices": "L", "bonus_logits_indices": "L"}
-"""Tensors of indices in an axis, whose entries belong to a request each."""
+"""Tensors with indices of an axis; each entry belongs to a request."""
 
 
 def requests_of(events: Sequence[Event]) -> list[str]:
@@ -40,7 +40,7 @@ def requests_of(events: Sequence[Event]) -> list[str]:
 
 
 def with_requests(events: Sequence[Event], kept: Collection[str]) -> list[Event]:
-    """Return the events of these requests alone. The tensors of each step are cut to their entries."""
+    """Return only the events of these requests. The tensors of each step are reduced to their entries."""
     out: list[Event] = []
     step: Step | None = None
     for event in events:
@@ -60,7 +60,7 @@ def with_requests(events: Sequence[Event], kept: Collection[str]) -> list[Event]
 
 
 def cut_step(step: Step, kept: Collection[str]) -> Step | None:
-    """Return a step of these of its requests alone, without padding; None without any."""
+    """Return a step with only these requests, without padding; None if it has none of them."""
     rows = [b for b, req_id in enumerate(step.req_ids) if req_id in kept]
     if not rows:
         return None
@@ -96,7 +96,7 @@ class _Axes:
         self._rows, self._sizes = np.array(rows), sizes
         self._starts = {axis: np.concatenate([[0], np.cumsum(size)]) for axis, size in sizes.items()}
         self._kept: dict[str, I64] = {}
-        self._shift: dict[str, I64] = {}  # how far the entries of each request move down
+        self._shift: dict[str, I64] = {}  # the number of removed entries before each request
         for axis, size in sizes.items():
             starts = self._starts[axis]
             self._kept[axis] = np.concatenate([np.arange(starts[b], starts[b + 1]) for b in rows])
@@ -105,10 +105,10 @@ class _Axes:
             self._shift[axis][rows] = starts[rows] - new
 
     def part(self, name: str, value: Any) -> Any:
-        """Return the entries of a tensor that are kept; None where it does not consist of entries of requests."""
+        """Return the entries of a tensor that are kept; None if the entries do not belong to requests."""
         try:
             return self._part(name, value)
-        except (IndexError, TypeError, ValueError):  # of another form than it should have
+        except (IndexError, TypeError, ValueError):  # the tensor does not have the form that it should have
             return None
 
     def _part(self, name: str, value: Any) -> Any:
@@ -139,8 +139,8 @@ class _Axes:
 
 
 def without_first_step(events: Sequence[Event], at: int) -> list[Event] | None:
-    """Return the events with the first step of the request that event ``at`` adds taken into its admission: it is
-    admitted with what it had after that step. None if it takes part in no step, or is corrected before.
+    """Return the events without the first step of the request that event ``at`` adds: it is admitted with the tokens
+    and blocks that it had after that step. None if it takes part in no step, or is corrected before.
     """
     add = events[at]
     if not isinstance(add, Add) or isinstance(add.prompt_token_ids, int) or isinstance(add.output_token_ids, int):
@@ -194,7 +194,7 @@ def without_first_step(events: Sequence[Event], at: int) -> list[Event] | None:
 
 
 def without_last_step(events: Sequence[Event], at: int) -> list[Event] | None:
-    """Return the events with the last step of the request that event ``at`` adds left out: it waits, in its row. None
+    """Return the events without the last step of the request that event ``at`` adds: it waits in its row instead. None
     if it takes part in no step.
     """
     add = events[at]
@@ -226,9 +226,9 @@ def without_last_step(events: Sequence[Event], at: int) -> list[Event] | None:
 
 
 def shortened(header: TraceHeader, events: Sequence[Event], at: int) -> list[Event] | None:
-    """Return the events with fewer tokens at the beginning of the request that event ``at`` adds: as many whole blocks
-    of every KV group as are computed already, or half of them if that is all. None if there are none, or if steps have
-    tensors, in which the positions would differ.
+    """Return the events with fewer tokens at the beginning of the request that event ``at`` adds. Whole blocks of every
+    KV group that are already computed are removed, or half of them if these are all of its tokens. None if there are no
+    such blocks, or if steps have tensors, because positions in them would differ.
     """
     add = events[at]
     if not isinstance(add, Add) or isinstance(add.prompt_token_ids, int) or add.num_computed_tokens == 0:
@@ -269,7 +269,7 @@ def shortened(header: TraceHeader, events: Sequence[Event], at: int) -> list[Eve
 
 
 def adds_of(events: Sequence[Event]) -> list[int]:
-    """Return where requests are added."""
+    """Return the indices of the events that add requests."""
     return [i for i, event in enumerate(events) if isinstance(event, Add)]
 
 
@@ -279,7 +279,7 @@ def num_steps(events: Sequence[Event]) -> int:
 
 
 def without_tensors(events: Sequence[Event], keep: Mapping[int, Collection[str]] | None = None) -> list[Event]:
-    """Return the events without tensors, apart from these of the steps at these places."""
+    """Return the events without tensors, except the given tensors of the steps at the given indices."""
     kept = keep or {}
     return [
         replace(event, tensors={n: v for n, v in event.tensors.items() if n in kept.get(i, ())})

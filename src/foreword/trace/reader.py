@@ -25,13 +25,13 @@ def opened(path: Path, mode: str) -> BinaryIO:
 
 
 class TraceReader:
-    """The events of a file, one after the other, in the memory of one line; several passes are possible.
+    """Reads the events of a file one by one, with the memory of one line. Several passes are possible.
 
         reader = TraceReader("steps.jsonl.gz")
         for event in reader: ...
 
-    header: the first line. PlanError, with the line, at a line that breaks the format, that is cut, or whose bytes
-    cannot be read: the events before it are valid.
+    header: the first line. At a line that breaks the format, is cut or cannot be read, the iteration raises a PlanError
+    with the number of the line; the events before it are valid.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -76,7 +76,7 @@ class TraceReader:
         return f"{self.path}, line {number}"
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
-        """(number, line with its end) of each line that is not empty."""
+        """Yield (number, line with its end) of each line that is not empty."""
         number = 0
         try:
             with opened(self.path, "rb") as file:
@@ -98,7 +98,7 @@ class TraceReader:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """A trace in memory. damage: the error of the first line that cannot be read, with which the events end."""
+    """A trace in memory. damage: the error of the first line that cannot be read; the events end before it."""
 
     header: TraceHeader
     events: Sequence[Event]
@@ -106,7 +106,7 @@ class Trace:
 
     @classmethod
     def read(cls, path: str | Path) -> Trace:
-        """Return what can be read of a file. PlanError if that is not even its first line."""
+        """Return the part of a file that can be read. Raise PlanError if the first line cannot be read."""
         reader, events = TraceReader(path), list[Event]()
         try:
             for event in reader:

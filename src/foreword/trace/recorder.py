@@ -1,4 +1,4 @@
-"""Captured values as events of a trace, and the recorder of an engine's states."""
+"""Convert captured values to events of a trace, and record the states of an engine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ from foreword.trace.writer import TraceWriter, samples_of
 
 
 class Encoder:
-    """Makes events of what a `Capture` of states with so many KV groups kept, in its order."""
+    """Converts the values that a `Capture` collected to events, in their order. The argument is the number of KV
+    groups.
+    """
 
     def __init__(self, num_groups: int) -> None:
         self._num_groups = num_groups
@@ -134,7 +136,7 @@ def add_of(value: Filled) -> Add:
     extras: dict[str, Any] = {}
     for name, one in given.items():
         if one:
-            with suppress(RequestError):  # what JSON cannot hold is left out
+            with suppress(RequestError):  # values that JSON cannot represent are left out
                 extras |= {n: v for n, v in extras_to_json({name: one}, value.req_id).items() if v}
     return Add(
         req_id=value.req_id,
@@ -162,7 +164,8 @@ class TraceRecorder:
             states.commit(batch, sampled)
             trace.commit(batch, sampled)             # the same samples
 
-    Arrivals, departures and new blocks are recorded as an observer of the states. Steps are recorded in their order.
+    The recorder observes the states, and so records admissions, removals and new blocks. Steps are recorded in their
+    order.
     header: other fields of `TraceHeader`.
     """
 
@@ -193,9 +196,9 @@ class TraceRecorder:
         preempted: Collection[str] = (),
         time: float | None = None,
     ) -> None:
-        """Record a step that was just prepared. tensors: those of another engine, by default all of the batch.
+        """Record a step that was just prepared. tensors: the tensors to record, by default all of the batch.
 
-        preempted: of the requests that left since the last step, those that will be added again.
+        preempted: the requests that left since the last step and will be added again.
         """
         given = values_of(batch, RECORDED) if tensors is None else tensors
         self._capture.step(batch, preempted=preempted, tensors=given, time=time)

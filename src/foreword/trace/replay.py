@@ -1,4 +1,4 @@
-"""The states of a trace's engine, event by event."""
+"""Follow the states of a trace's engine, event by event."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ class Replay:
 
         replay = Replay(trace.header, max_num_reqs=len(trace.events))
         for event in trace.events:
-            batch = replay.apply(event)          # of a step its tensors, else None
+            batch = replay.apply(event)          # for a step its tensors, else None
 
-    states: the requests as the engine has them. batch: the last step. num_steps: the steps so far. step: the number
-    that the engine gave the last one.
-    max_num_reqs: the most requests that are in a row at the same time, if fewer than the engine has rows.
+    states: the requests as the engine has them. batch: the last step. num_steps: the number of steps so far. step: the
+    engine's number of the last step. max_num_reqs: the number of rows, if fewer rows than the engine's are sufficient.
     """
 
     def __init__(self, header: TraceHeader, *, backend: Backend = "auto", max_num_reqs: int | None = None) -> None:
@@ -62,7 +61,7 @@ class Replay:
             raise PlanError(f"{event.kind} cannot be replayed ({error})") from error
 
     def live_requests(self) -> list[Add]:
-        """Return the requests in progress as events that admit them with what they have now."""
+        """Return events that admit the requests in progress with the tokens and blocks that they have now."""
         found = []
         for req_id in self.states.req_ids:
             salt, miss = self._caching.get(req_id, (None, ""))
@@ -71,8 +70,8 @@ class Replay:
 
     @staticmethod
     def rebase(trace: Trace, k: int) -> Trace:
-        """Return the trace from its k-th step on, counted from 0: requests alive there are admitted with what they
-        have by then. What happened since the step before comes first, in the same way.
+        """Return the trace from its k-th step on, counted from 0. Requests in progress are admitted with the tokens and
+        blocks that they have at that step, and the events since the step before come first.
         """
         replay = Replay(trace.header, max_num_reqs=len(trace.events))
         for i, event in enumerate(trace.events):
@@ -122,7 +121,7 @@ class Replay:
         self._caching.pop(event.req_id, None)
         if event.cache_salt is not None or event.cache_miss:
             self._caching[event.req_id] = event.cache_salt, event.cache_miss
-        if is_grown:  # its blocks belong to all of its tokens: those below a window are null
+        if is_grown:  # its blocks cover all of its tokens; blocks below a window are null
             tokens = np.concatenate([np.asarray(prompt), np.asarray(outputs)])
             self.states.rewrite(event.req_id, tokens, computed, event.block_ids)
 
@@ -138,7 +137,7 @@ class Replay:
             order=event.order,  # type: ignore[arg-type]  # prepare_inputs refuses another one
             backend=self._backend,
             block_ops=BlockOps.of(zero.tolist(), copies.tolist(), null_block=self.states.null_block),  # type: ignore[arg-type]
-            check="full" if self._backend == "device" else "off",  # its tensors are elsewhere than the batch's arrays
+            check="full" if self._backend == "device" else "off",  # its tensors are not the arrays of the batch
         )
         self.num_steps += 1
         self.step += 1
@@ -159,7 +158,7 @@ class Replay:
 
 
 def added(states: RequestStates, req_id: str) -> Add:
-    """Return a request of the states as the event that admits it with what it has now."""
+    """Return the event that admits a request with the tokens and blocks that it has now."""
     return add_of(filled(states, states.row_of(req_id), req_id))
 
 

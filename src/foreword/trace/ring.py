@@ -1,4 +1,4 @@
-"""The last steps of an engine in memory, which become a trace when a step fails."""
+"""Keep the last steps of an engine in memory, and write them as a trace when a step fails."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from foreword.trace.capture import Captured, Filled
 from foreword.trace.header import TraceHeader
 
 MAX_BYTES = 16 << 20
-"""The memory of half of the ring, beyond that of the tokens in progress; steps with much more begin the other half."""
+"""Limit of the memory of half of the ring, in addition to the tokens in progress. When it is exceeded, the other half
+begins."""
 
 
 class Place(NamedTuple):
-    """A place in what a ring keeps: the number of a half, and how many values of it come before."""
+    """A place in what a ring keeps: the number of a half, and the number of its values before the place."""
 
     half: int
     offset: int
@@ -23,8 +24,8 @@ class Place(NamedTuple):
 class Recent(NamedTuple):
     """The events that a ring kept since a place.
 
-    snapshot: the requests in progress before it, where it does not follow on the place, else None. first_step: the
-    number of the step after the snapshot. place: its end.
+    snapshot: the requests in progress before the events, if these do not continue at the place; else None. first_step:
+    the number of the first step after the snapshot. place: the end of the events.
     """
 
     snapshot: list[Filled] | None
@@ -56,14 +57,16 @@ class FlightRing:
         self._newer = _Half(snapshot, step, self._newer.number + 1)
 
     def add(self, captured: Sequence[Captured], nbytes: int, *, is_step: bool) -> None:
-        """Keep what a `Capture` kept since the last call, and so many bytes. is_step: it ends with a step."""
+        """Keep the values that a `Capture` collected since the last call. nbytes: their memory. is_step: whether they
+        end with a step.
+        """
         half = self._newer
         half.captured += captured
         half.num_steps += is_step
         half.nbytes += nbytes
 
     def since(self, place: Place | None) -> Recent:
-        """Return what was kept since a place; all that there is for None, and for a place that is dropped."""
+        """Return the values since a place; all values if the place is None or was dropped."""
         halves = [self._newer] if self._older is None else [self._older, self._newer]
         follows = place is not None and place.half >= halves[0].number
         if place is not None and follows:

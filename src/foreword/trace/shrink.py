@@ -24,11 +24,11 @@ from foreword.trace.replay import Replay
 
 T = TypeVar("T")
 Failing = Callable[[Trace], int | None]
-"""Returns which step of a trace, counted from 0, is the first to show the fault; None if none does."""
+"""Returns the first step of a trace, counted from 0, that shows the fault; None if no step does."""
 
 
 def evidence(tensor: str | None = None) -> Failing:
-    """Return the test whether a recorded tensor of this name, or any, differs from the definition."""
+    """Return the test for a difference of the tensor with this name, or of any tensor, from the definition."""
 
     def failing(trace: Trace) -> int | None:
         replay = Replay(trace.header, max_num_reqs=len(trace.events))
@@ -45,7 +45,7 @@ def evidence(tensor: str | None = None) -> Failing:
 
 
 class Shrinker:
-    """Shrinks one trace. num_tries: how often the test was made.
+    """Shrinks one trace. num_tries: how often the test was run.
 
     failing: the test. A part of the trace that cannot be replayed is not given to it.
     """
@@ -57,7 +57,8 @@ class Shrinker:
     def shrink(self, trace: Trace, *, tensor: str | None = None, keep_tensors: bool = True) -> Trace:
         """Return a small trace that still fails. ConfigError for one that does not fail.
 
-        tensor: of the last step, the only one that is kept, if any. keep_tensors: False for a test that makes its own.
+        tensor: the only tensor of the last step that is kept; None: one that shows the fault. keep_tensors: False if
+        the test does not read tensors.
         """
         events = list(trace.events) if keep_tensors else without_tensors(trace.events)
         whole = Trace(trace.header, events)
@@ -93,7 +94,7 @@ class Shrinker:
         return events is not None and num_steps(events) > 0 and self.step_of(Trace(trace.header, events)) is not None
 
     def _requests(self, trace: Trace) -> Trace:
-        """The fewest requests."""
+        """Remove as many requests as possible."""
 
         def fails(kept: Sequence[str]) -> bool:
             return self._fails(trace, with_requests(trace.events, set(kept)))
@@ -102,7 +103,7 @@ class Shrinker:
         return Trace(trace.header, with_requests(trace.events, set(kept)))
 
     def _start(self, trace: Trace) -> Trace:
-        """The latest step to begin with, as far as a search by halves finds it."""
+        """Find the latest step with which the trace can begin, by bisection."""
         low, high, best = 0, num_steps(trace.events) - 1, trace
         if high > 0 and self.step_of(last := Replay.rebase(trace, high)) is not None:
             return last
@@ -116,7 +117,7 @@ class Shrinker:
         return best
 
     def _lives(self, trace: Trace) -> Trace:
-        """The fewest steps of each request, at its beginning and at its end, and the fewest tokens."""
+        """Remove as many steps as possible from the beginning and the end of each request, and as many tokens."""
         events: Sequence[Event] = trace.events
         for number in range(len(adds_of(events))):
             for change in (without_first_step, without_last_step):
@@ -133,7 +134,7 @@ class Shrinker:
         change: Callable[[Sequence[Event], int], list[Event] | None],
         number: int,
     ) -> Sequence[Event]:
-        """The change made as often as the trace still fails: 1, 2, 4 … times at once, then 1 again."""
+        """Repeat the change as long as the trace still fails: 1, 2, 4 … times at once, then 1 again."""
         times = 1
         while times:
             part: list[Event] | None = list(events)
@@ -146,13 +147,13 @@ class Shrinker:
         return events
 
     def _events(self, trace: Trace) -> Trace:
-        """The fewest events of those that can be left out one by one."""
-        if len(trace.events) > 200:  # other changes were of no use, and each try costs a replay
+        """Remove single events as long as the trace still fails."""
+        if len(trace.events) > 200:  # other changes never help, and each try costs a replay
             return trace
         return Trace(trace.header, minimal(trace.events, lambda part: self._fails(trace, part)))
 
     def _names(self, trace: Trace, at: int, tensor: str | None) -> list[str]:
-        """The tensors of a step without which it does not fail: ``tensor``, or one that is found."""
+        """Return the tensor that a step needs to fail: ``tensor``, or one that is found."""
         step = trace.events[at]
         assert isinstance(step, Step)
         for name in step.tensors if tensor is None else [tensor]:
@@ -163,7 +164,7 @@ class Shrinker:
 
 
 def minimal(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:
-    """Return a part of the items that still fails, and that does not without any one of them (Zeller's ddmin)."""
+    """Return a part of the items that still fails, but passes if any one of its items is removed (Zeller's ddmin)."""
     kept, parts = list(items), 2
     while len(kept) > 1:
         size = -(-len(kept) // parts)
@@ -180,6 +181,6 @@ def minimal(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]
 
 
 def _until(events: Sequence[Event], step: int) -> list[Event]:
-    """The events up to a step."""
+    """Return the events up to a step."""
     at = [i for i, event in enumerate(events) if isinstance(event, Step)][step]
     return list(events[: at + 1])

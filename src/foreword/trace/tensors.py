@@ -16,10 +16,11 @@ from foreword.batch.step.layout import FIELDS
 from foreword.batch.values.sampling_params import PARAMETERS
 
 Value = AnyArray | list[AnyArray] | int | str | None
-"""A tensor: an array, one per KV group, a scalar, the name of an enum; None where the step does not have it."""
+"""The value of a tensor: an array, one array per KV group, a scalar, or the name of an enum; None if the step does not
+have it."""
 
 STEP_TENSORS = tuple(s for s in TENSORS if s.level is not Level.SYSTEM and s.attribute != "function")
-# Row numbers, which differ between engines, and what only this library has.
+# Row numbers, which differ between engines, and tensors that only this library has.
 _OWN = {"idx_mapping", "expanded_idx_mapping", "row_generation", "num_placeholders", "num_blocks"}
 RECORDED = tuple(spec for spec in STEP_TENSORS if spec.attribute is None and spec.name not in _OWN)
 """The tensors that this library records."""
@@ -93,7 +94,7 @@ def values_of(batch: InputBatch, specs: Iterable[TensorSpec]) -> dict[str, Any]:
 
 
 def copied_values(batch: InputBatch) -> dict[str, Any]:
-    """Return what this library records of a step, as values that later steps do not change."""
+    """Return the tensors of a step that this library records, as copies that later steps do not change."""
     return {name: _copied(value) for name, value in values_of(batch, RECORDED).items()}
 
 

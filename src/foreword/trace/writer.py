@@ -34,7 +34,7 @@ from foreword.trace.reader import opened
 
 
 def older(path: Path) -> Path:
-    """Return the name of the part before the current one: "steps.jsonl.gz" has "steps.old.jsonl.gz"."""
+    """Return the name of the part before the current one: "steps.old.jsonl.gz" for "steps.jsonl.gz"."""
     stem, *suffixes = path.name.split(".")
     return path.with_name(".".join([stem, "old", *suffixes]))
 
@@ -48,12 +48,14 @@ class TraceWriter:
             writer.step(["a"], [5], tensors={"input_ids": …, "slot_mapping": [one per KV group]})
             writer.commit({"a": [token]})
 
-    Arrays and lists are written as they are when the method is called. Tensors are those of docs/conformance.md, by
-    name, and may be left out. OSError if the file cannot be written; what was written before stays readable.
+    Arrays and lists are written with the values that they have when the method is called. Tensors have the names of
+    docs/conformance.md and may be left out. A method raises OSError if the file cannot be written; the events before
+    stay readable.
 
-    max_bytes: the size of the file and of the part before it, together. At half of it `is_full` is true, and a caller
-    that calls `rotate` with the requests in progress begins a new part; one that does not writes on.
-    num_bytes: the size of the current part, of compressed files before compression.
+    max_bytes: the limit of the file together with the part before it. When the file has half of this size, `is_full` is
+    true. The caller should then begin a new part with `rotate` and the requests in progress; otherwise the file grows
+    further.
+    num_bytes: the size of the current part, before compression.
     """
 
     def __init__(self, path: str | Path, header: TraceHeader, *, max_bytes: int | None = None) -> None:
@@ -70,13 +72,13 @@ class TraceWriter:
         self.close()
 
     def close(self) -> None:
-        """Write what is buffered, and close the file. A later event opens it again."""
+        """Write buffered events, and close the file. A later event opens it again."""
         if self._file is not None:
             file, self._file = self._file, None
             file.close()
 
     def flush(self) -> None:
-        """Write what is buffered, so that the file is complete now; a compressed one begins another part."""
+        """Write buffered events, so that the file is complete now. A compressed file begins another gzip member."""
         if self.path.suffix == ".gz":
             self.close()
         elif self._file is not None:
@@ -88,7 +90,7 @@ class TraceWriter:
         return self._max_bytes is not None and self.num_bytes >= self._max_bytes // 2
 
     def rotate(self, live: Iterable[Add]) -> None:
-        """Begin a new part with the requests in progress. The current one gets the name of `older`."""
+        """Begin a new part with the requests in progress. The current part gets the name that `older` returns."""
         self.close()
         self.path.replace(older(self.path))
         self._file = self._begin(self.header.beginning_at(self._num_steps + 1))
@@ -96,7 +98,7 @@ class TraceWriter:
             self.write(event)
 
     def write(self, event: Event) -> None:
-        """Write an event. The methods below make one and write it."""
+        """Write an event. Each method below makes an event and writes it."""
         if isinstance(event, Step):
             self._num_steps += 1
             self._batch = event.req_ids

@@ -6,7 +6,7 @@ from foreword.tour.story import NUM_BLOCKS, section, step_of, story_engine, text
 
 
 def cases() -> list[tuple[tuple[object, ...], object]]:
-    """Tokens and block sizes, and the blocks that real requests hold."""
+    """Yield numbers of tokens and block sizes, and the blocks that real requests hold."""
     found: list[tuple[tuple[object, ...], object]] = []
     for size in (1, 2, 3, 4, 8):
         engine = story_engine(block_size=size)

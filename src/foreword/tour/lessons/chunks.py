@@ -1,4 +1,4 @@
-"""Lesson 4: chunked prefill, and a planted fault."""
+"""Lesson 4: chunked prefill, with a fault that the reader has to find."""
 
 from foreword.batch import InputBatch
 from foreword.insight.svg import step_picture
@@ -18,7 +18,7 @@ def faulty_step() -> InputBatch:
 
 
 def fault(names: dict[str, object]) -> str:
-    """Return what is wrong with an answer."""
+    """Describe what is wrong with an answer."""
     token, slot = names["TOKEN"], names["SLOT"]
     right, faulty = step_of(STEP, story_engine(budget=4)), faulty_step()
     tokens = [t for t in range(right.num_tokens) if right.slot_mapping[0][t] != faulty.slot_mapping[0][t]]

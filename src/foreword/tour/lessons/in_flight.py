@@ -10,7 +10,9 @@ from foreword.tour.story import BUDGET, section, story_engine, text_of
 
 
 class Early(NamedTuple):
-    """A step that was prepared while the one before ran: its ids then, and what `resolve` needed and made."""
+    """A step that was prepared while the one before ran: its ids at that time, and the arguments and result of
+    `resolve`.
+    """
 
     batch: InputBatch
     before: list[int]
@@ -19,7 +21,9 @@ class Early(NamedTuple):
 
 
 def early_step(engine: ToyEngine, *, resolved: bool) -> Early:
-    """Return the next step but one, prepared while the next one runs. resolved: after the samples of that one."""
+    """Return the step after the next one, prepared while the next one runs. resolved: whether the samples of the next
+    step are already known.
+    """
     engine.prepare()
     first, samples = engine.plan, engine.samples()
     states = engine.states
@@ -36,7 +40,7 @@ def early_step(engine: ToyEngine, *, resolved: bool) -> Early:
 
 
 def cases() -> list[tuple[tuple[object, ...], object]]:
-    """Ids of steps that were prepared early, and those after `resolve`."""
+    """Yield ids of steps that were prepared early, and the ids after `resolve`."""
     found: list[tuple[tuple[object, ...], object]] = []
     for done in range(6):
         engine = story_engine()

@@ -35,7 +35,7 @@ def _table(width: int | None) -> str:
 
 
 def fault(names: dict[str, object]) -> str:
-    """Return what is wrong with an answer."""
+    """Describe what is wrong with an answer."""
     given = names["NUM_BLOCKS"]
     if not isinstance(given, int):
         return "NUM_BLOCKS is not a whole number"

@@ -10,7 +10,7 @@ from foreword.tour.story import MAX_MODEL_LEN, NUM_BLOCKS, section, story_engine
 
 
 def shared_step() -> InputBatch:
-    """Return step 3 of the story with a fourth request, which begins as request 2 does."""
+    """Return step 3 of the story with a fourth request that has the same beginning as request 2."""
     engine = story_engine(prefix_caching=True)
     for _ in range(2):
         engine.prepare()
@@ -22,7 +22,9 @@ def shared_step() -> InputBatch:
 
 
 def _found(first: str, second: str, size: int) -> int:
-    """Return how many characters of a text the real cache finds after another one was computed, one per token."""
+    """Return how many characters of ``second`` the real cache finds after ``first`` was computed. Each character is a
+    token.
+    """
     engine = ToyEngine(
         lambda _, p: ord(first[p]) if p < len(first) else 0,
         max_num_reqs=1,
@@ -39,7 +41,7 @@ def _found(first: str, second: str, size: int) -> int:
 
 
 def cases() -> list[tuple[tuple[object, ...], object]]:
-    """Prompts, and what the cache finds of the second after the first was computed."""
+    """Yield two prompts, and how much of the second the cache finds after the first was computed."""
     seconds = ("abcdefgh", "abcdefgx", "abcdefghij", "abcd", "abcde", "xbcd", "a", "ab", "abcdefghijk")
     given = [(a, b, size) for size in (1, 2, 3) for a in ("abcdefgh", "abcdefghi") for b in seconds]
     return [(one, _found(*one)) for one in given]

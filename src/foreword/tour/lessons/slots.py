@@ -8,7 +8,7 @@ from foreword.tour.story import NUM_BLOCKS, section, step_of, story_engine, text
 
 
 def cases() -> list[tuple[tuple[object, ...], object]]:
-    """Block tables, positions and requests of real tokens, and their slots."""
+    """Yield block tables, positions and requests of real tokens, and their slots."""
     found: list[tuple[tuple[object, ...], object]] = []
     for size in (2, 3, 4):
         engine = story_engine(block_size=size)

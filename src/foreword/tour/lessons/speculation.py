@@ -9,7 +9,7 @@ from foreword.tour.lesson import Exercise, Lesson, Shown, function_fault
 from foreword.tour.story import VOCABULARY, section, story_engine, text_of, token_at
 
 DRAFTS = ("the", "fox")
-"""What is guessed to follow "The cat sat on"."""
+"""The words that are proposed after "The cat sat on"."""
 
 
 def drafted_step() -> InputBatch:
@@ -38,7 +38,7 @@ def _logits(width: int | None) -> str:
 
 
 def cases() -> list[tuple[tuple[object, ...], object]]:
-    """Drafts and draws, and what the library commits."""
+    """Yield drafts and draws, and the tokens that the library commits."""
     rng = np.random.default_rng(0)
     found: list[tuple[tuple[object, ...], object]] = []
     for _ in range(100):

@@ -6,7 +6,7 @@ from foreword.tour.story import section, step_of, story_engine, text_of
 
 
 def cases() -> list[tuple[tuple[object, ...], object]]:
-    """Progress and plan of the story's steps, and the positions in them."""
+    """Yield the progress and plan of the story's steps, and their positions."""
     found: list[tuple[tuple[object, ...], object]] = []
     for budget in (10, 4, 3):
         engine = story_engine(budget=budget)
