@@ -1,4 +1,4 @@
-"""The cost of an executor's steps, and the cost model for `foreword simulate` fitted to it."""
+"""Measure the cost of an executor's steps, and fit the cost model for `foreword simulate` to it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MeasuredStep:
 def shapes(
     *, max_model_len: int, max_num_seqs: int, max_num_batched_tokens: int, max_context_tokens: int
 ) -> list[Shape]:
-    """Decode steps and prompt chunks of many sizes within these limits."""
+    """Return decode steps and prompt chunks of many sizes within these limits."""
     lengths = [n for n in (0, 64, 256, 1024, 4096) if n < max_model_len]
     reqs = [n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256) if n <= max_num_seqs]
     chunks = [n for n in (16, 64, 256, 512, 1024) if n <= max_num_batched_tokens]
@@ -53,7 +53,9 @@ def measure(
     num_runs: int = 3,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[MeasuredStep]:
-    """Steps as an engine runs them, one shape after the other. Shapes that do not fit in the pool are left out."""
+    """Measure steps as an engine runs them, one shape after the other. Shapes that do not fit in the pool are left
+    out.
+    """
     for shape in wanted:
         if shape.num_blocks(kv_groups) > num_blocks or shape.length >= max_model_len:
             continue
@@ -70,7 +72,9 @@ def measure(
 
 
 def fit(steps: Sequence[MeasuredStep]) -> tuple[CostModel, float]:
-    """The cost model of measured steps, and its mean relative error. ConfigError for fewer steps than coefficients."""
+    """Return the cost model of measured steps, and its mean relative error. ConfigError for fewer steps than
+    coefficients.
+    """
     if len(steps) < 3:
         raise ConfigError(f"{len(steps)} measured steps: a cost model has 3 coefficients; give the pool more blocks")
     tokens = np.array([s.shape.num_tokens for s in steps])

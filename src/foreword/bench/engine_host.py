@@ -18,7 +18,7 @@ from foreword.scheduler import SchedulerConfig
 
 
 class NothingModel(HostExecutor):
-    """Always the same logits, [L, V] with a small vocabulary."""
+    """A model that always returns the same logits, [L, V] with a small vocabulary."""
 
     reads_gathered_tables = False
 
@@ -43,7 +43,7 @@ class EngineHostResult:
 
 
 def run(*, num_steps: int = 300, sizes: tuple[int, ...] = (1, 8, 64, 256)) -> Iterator[EngineHostResult]:
-    """Decode steps of each size, 128 tokens of context, without arrivals and departures."""
+    """Measure decode steps of each size with 128 tokens of context, without arrivals and departures."""
     for size in sizes:
         engine = Engine(
             NothingModel(size, 64),

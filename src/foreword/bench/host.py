@@ -1,4 +1,4 @@
-"""Host time per step: the native and NumPy backends, and Python lists that build the same tensors per request."""
+"""Measure the host time per step of the native and NumPy backends, and of Python lists that build the same tensors."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Contender(Protocol):
 
 
 def new_states(workload: Workload) -> tuple[RequestStates, InputBuffers]:
-    """Empty states and buffers of the sizes that a workload needs."""
+    """Return empty states and buffers of the sizes that a workload needs."""
     states = RequestStates(
         max_num_reqs=workload.max_num_reqs,
         max_model_len=MAX_MODEL_LEN,
@@ -70,7 +70,7 @@ def new_states(workload: Workload) -> tuple[RequestStates, InputBuffers]:
 
 
 class Ours:
-    """Foreword from array inputs: rows are handles that the engine holds."""
+    """Foreword with array inputs: the engine keeps the row numbers of requests."""
 
     def __init__(self, workload: Workload, num_steps: int, backend: Backend) -> None:
         self.name = f"foreword ({backend})"
@@ -109,7 +109,7 @@ class Ours:
         return self.batch
 
     def change_rows(self) -> None:
-        """Apply what the scheduler changed: requests that left and arrived, new blocks."""
+        """Apply the scheduler's changes: requests that left and arrived, and new blocks."""
         step, states = self.step, self.states
         if len(self.departed):
             states.remove_rows(self.departed)
@@ -143,7 +143,7 @@ class _Sequence:
 
 
 class PythonLists:
-    """The way of small engines: one Python object per request, loops over requests and tokens, then arrays."""
+    """The method of small engines: one Python object per request, loops over requests and tokens, and then arrays."""
 
     name = "python lists"
 
@@ -212,7 +212,7 @@ class PythonLists:
         for (number, n, drafts), sampled in zip(self.scheduled, self.sampled, strict=True):
             s = self.sequences[number]
             s.computed += n - len(drafts)
-            if s.computed == len(s.tokens):  # else a part of a prompt
+            if s.computed == len(s.tokens):  # otherwise it is a part of a prompt
                 s.computed += len(sampled) - 1
                 s.tokens += sampled
 

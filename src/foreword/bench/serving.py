@@ -1,4 +1,4 @@
-"""Whole workloads through the engine: throughput, time to the first token and time per step."""
+"""Run whole workloads on the engine: throughput, time to the first token and time per step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from foreword.scheduler import StepPlan
 class Served:
     """The outputs in the order of the prompts, and when the run began and ended, in seconds of `time.perf_counter`.
 
-    drafts: int64 [3], the run's drafts, its accepted drafts, and its verifications of a request's drafts.
+    drafts: int64 [3], the number of drafts, of accepted drafts, and of verifications of a request's drafts.
     """
 
     outputs: list[RequestOutput]
@@ -41,14 +41,16 @@ class Served:
 
     @property
     def decode_tok_s(self) -> float:
-        """Tokens except the first of each request, over the time from the last first token to the end."""
+        """Return tokens per second: all tokens except the first of each request, divided by the time from the last
+        first token to the end.
+        """
         count = self.num_tokens - len(self.outputs)
         begin = max(o.metrics.first_token_time or self.end for o in self.outputs)
         return count / (self.end - begin) if count else 0.0
 
 
 def greedy(max_tokens: int) -> SamplingParams:
-    """Parameters that generate ``max_tokens`` token ids of any kind."""
+    """Return parameters that generate ``max_tokens`` token ids of any kind."""
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
 
 
@@ -76,9 +78,9 @@ def _drafts(engine: Engine) -> I64:
 class ServingResult:
     """One run of a workload. Rates in tokens per second over the whole run, times in milliseconds.
 
-    decode_tok_s: output tokens except the first of each request, over the time from the last first token to the end.
-    step_ms: median time of a step that only decodes. joules_per_token: of the processors, per output token; None where
-    the system does not show it.
+    decode_tok_s: output tokens except the first of each request, divided by the time from the last first token to the
+    end. step_ms: median time of a step that only decodes. joules_per_token: energy of the processors per output token;
+    None if the system does not report it.
     """
 
     workload: str
@@ -144,7 +146,7 @@ def run(llm: LLM, requests: Requests) -> ServingResult:
 
 
 def best_of(llm: LLM, name: str, repeats: int) -> ServingResult:
-    """The fastest of ``repeats`` runs with different ids, after a warm-up run."""
+    """Return the fastest of ``repeats`` runs with different ids, after a warm-up run."""
     vocab_size = llm.engine.states.vocab_size
     runs = [run(llm, make(name, repeat, vocab_size)) for repeat in range(repeats + 1)]
     return min(runs[1:], key=lambda r: r.seconds)

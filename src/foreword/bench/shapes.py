@@ -25,7 +25,7 @@ class Shape:
 
     @property
     def length(self) -> int:
-        """Tokens of each request."""
+        """Return the number of tokens of each request."""
         return self.num_computed + self.num_new
 
     @property
@@ -33,19 +33,19 @@ class Shape:
         return self.num_reqs * self.length
 
     def num_blocks(self, kv_groups: Sequence[KVGroup]) -> int:
-        """Blocks of a pool for the requests, the null block included."""
+        """Return the number of blocks of a pool for the requests, the null block included."""
         return 1 + self.num_reqs * sum(self._held(kv_groups))
 
     def _held(self, kv_groups: Sequence[KVGroup]) -> list[int]:
-        """Blocks of one request in each group."""
+        """Return the number of blocks of one request in each group."""
         return [-(-self.length // group.tokens_per_block(None, self.length)) for group in kv_groups]
 
     def admit(
         self, *, vocab_size: int, max_model_len: int, kv_groups: Sequence[KVGroup]
     ) -> tuple[RequestStates, tuple[I32, I32]]:
-        """States with the requests, and the plan of the step as rows and counts.
+        """Return states with the requests, and the plan of the step as rows and counts.
 
-        Every request has blocks of its own, so that its context is read from memory. Its tokens are random.
+        Every request has its own blocks, so that its context is read from memory. Its tokens are random.
         """
         states = RequestStates(
             max_num_reqs=self.num_reqs, max_model_len=max_model_len, vocab_size=vocab_size, kv_groups=list(kv_groups)

@@ -63,8 +63,9 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Parameters of the steps: ``decodes`` requests with context, and ``prompts`` in flight of ``prompt_len`` tokens;
-    at most ``chunk`` tokens of a prompt per step; ``churn`` requests replaced per step.
+    """Parameters of the steps. decodes: number of requests with context. prompts: number of prompts in progress, of
+    ``prompt_len`` tokens each. chunk: largest number of tokens of a prompt per step. churn: number of requests replaced
+    per step.
     """
 
     name: str
@@ -80,7 +81,7 @@ class Workload:
         return self.decodes + self.prompts + self.churn
 
     def steps(self, count: int, seed: int = 0) -> Iterator[Step]:
-        """``count`` steps; the first admits the decoding requests."""
+        """Return ``count`` steps; the first one admits the decoding requests."""
         rng = np.random.default_rng(seed)
         next_number, next_block = 0, 1
 

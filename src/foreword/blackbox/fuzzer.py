@@ -23,9 +23,9 @@ MAX_TRIALS = 200
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault, as the smallest conversation that shows it. difference: None for hits across salts.
+    """A fault, with the smallest conversation that shows it. difference: None for hits across salts.
 
-    number: of the request that is wrong. num_shown of num_copies: how often the last copies showed it.
+    number: the number of the wrong request. num_shown, num_copies: num_shown of the last num_copies copies showed it.
     """
 
     scenario: str
@@ -39,7 +39,9 @@ class Finding:
 
 @dataclass(slots=True)
 class Report:
-    """failures: kind of failure of single requests → how many. unconfirmed: differences that did not come again."""
+    """The result of a search. failures: kind of failure → number of requests. unconfirmed: differences that did not
+    occur again.
+    """
 
     noise: Noise
     tolerance: float
@@ -52,7 +54,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """The observations of a copy of a conversation, by the requests' numbers: differences, and tokens hit across
+    """The observations of a copy of a conversation, by the requests' numbers: differences, and cached tokens of other
     salts.
     """
 
@@ -75,10 +77,10 @@ class _Confirmed:
 
 
 class Fuzzer:
-    """Searches a server for faults. say: takes lines about the progress.
+    """Searches a server for faults. say: called with lines about the progress.
 
-    block_sizes: of the cache, as they are or as guesses. tolerance: in nats; None: measured. max_trials: smaller
-    conversations that are tried for a finding.
+    block_sizes: the block sizes of the cache, or guesses. tolerance: in nats; None: it is measured. max_trials: the
+    number of smaller conversations that are tried for a finding.
     """
 
     def __init__(
@@ -102,7 +104,7 @@ class Fuzzer:
         noise = measure(server, self._rng, concurrency)
         value = noise.tolerance if tolerance is None else tolerance
         if noise.texts_are_unstable and tolerance is None:
-            value = 1.0  # of distances that are 0 or infinite
+            value = 1.0  # without log-probabilities, distances are 0 or infinite
         self._server = replace(server, target=replace(server.target, tolerance=value))
         self.report = Report(noise, value)
 
@@ -112,10 +114,10 @@ class Fuzzer:
         return self._server.target
 
     def run(self, *, seconds: float, max_conversations: int = 0) -> Report:
-        """Hold conversations until one shows a fault, the time is over, or so many were held (0: any number).
+        """Hold conversations until one shows a fault, the time is over, or max_conversations were held (0: no limit).
 
-        ServerError if the server does not answer any more. A finding is shrunk after the time is over, within as long
-        again, a minute at least.
+        ServerError if the server stops answering. A finding is also shrunk after the time is over, for at most the same
+        time again or one minute, whichever is longer.
         """
         report, begin = self.report, time.monotonic()
         most, bad = max_conversations or math.inf, 0
@@ -145,15 +147,15 @@ class Fuzzer:
         return SCENARIOS[name](Draw(self._server, self._rng, size, self.concurrency))
 
     def _checked(self, conversation: Conversation) -> list[int]:
-        """Some requests that are read to their end, the last among them."""
+        """Return some requests that are read to their end, including the last one."""
         whole = [i for i, ask in enumerate(conversation.asks) if not ask.abort_after]
         return sorted([*self._rng.sample(whole[:-1], min(MAX_CHECKED, len(whole)) - 1), whole[-1]])
 
     def _hold(self, conversation: Conversation, numbers: list[int]) -> _Shown:
         """Hold a copy and compare these requests.
 
-        Where salts are in use and hits are counted, the counts of all are compared too; prompts are then not sent
-        alone before the conversation, since they would be in the cache.
+        If salts are in use and hits are counted, the counts of all requests are compared, too. Prompts are then not
+        sent alone before the conversation, since they would be in the cache.
         """
         server, asks = self._server, conversation.asks
         counts = server.salts_are_promised and server.reports_hits and any(ask.salt for ask in asks)
@@ -168,16 +170,16 @@ class Fuzzer:
         return _Shown(found, {i: count for i, count in leaks.items() if count}, outcome.failures)
 
     def _check_failures(self, shown: _Shown, bad: int, conversation: Conversation) -> None:
-        """Raise ServerError if the server is gone, or failed in too many conversations in a row."""
+        """Raise ServerError if the server has ended, or failed in too many conversations in a row."""
         failures = list(shown.failures.values())
         is_gone = len(failures) == len(conversation.asks) and all(failure.status == 0 for failure in failures)
         if is_gone or bad >= MAX_FAILURES:
             raise ServerError(failures[-1].kind, f"in {bad} conversations in a row; the last failure: {failures[-1]}")
 
     def _confirmed(self, conversation: Conversation, number: int) -> _Confirmed | None:
-        """Hold further copies; None unless enough of them show the fault at this request.
+        """Hold further copies. Return None unless enough of them show the fault at this request.
 
-        Two of three; all of six if the texts that are compared differ now and then anyway.
+        Two of three must show it, or all of six if texts are compared that sometimes differ without a fault.
         """
         copies, least = (6, 6) if self.report.noise.texts_are_unstable else (3, 2)
         held: list[_Shown] = []
@@ -189,7 +191,7 @@ class Fuzzer:
         return _Confirmed(len(held), copies, held[-1])
 
     def _shrunk(self, name: str, conversation: Conversation, number: int, best: _Confirmed, until: float) -> Finding:
-        """The smallest conversation reached within the time, each step of which copies confirmed."""
+        """Return the smallest conversation that was found within the time. Copies have confirmed each reduction."""
         trials = 0
 
         def goes_on() -> bool:

@@ -10,7 +10,7 @@ from foreword.blackbox.replay import Answer, Ask, Conversation, Outcome, ServerE
 from foreword.blackbox.server import Server
 
 FLOOR = 1e-3  # nats
-LARGEST = 0.1  # nats that a crowd or a cache hit may add by rounding
+LARGEST = 0.1  # largest difference in nats that concurrent requests or a cache hit may cause by rounding
 FACTOR = 3.0
 UNDECIDABLE = 0.5
 WORDS = (5, 17, 40, 100)
@@ -18,7 +18,8 @@ WORDS = (5, 17, 40, 100)
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Largest distances, in nats, of greedy answers to the prompt alone: again alone, with a cache hit, in a crowd.
+    """Largest distances, in nats, from the greedy answer to a prompt alone: alone again, with a cache hit, and with
+    concurrent requests.
 
     Without log-probabilities a distance is 0 or infinite.
     """
@@ -29,12 +30,14 @@ class Noise:
 
     @property
     def tolerance(self) -> float:
-        """A crowd and a hit change shapes, and so roundings, but also show faults: beyond LARGEST they do not count."""
+        """The distance that counts as equal. Concurrent requests and cache hits change shapes, and so the rounding, but
+        may also show faults; distances above LARGEST therefore do not count.
+        """
         return max(FLOOR, FACTOR * max(self.alone, min(self.hit, LARGEST), min(self.crowd, LARGEST)))
 
     @property
     def texts_are_unstable(self) -> bool:
-        """Return whether some texts differ where only texts can be compared."""
+        """Return whether only texts can be compared, and some of them differ."""
         return math.inf in (self.alone, self.hit, self.crowd)
 
     def __str__(self) -> str:
@@ -44,7 +47,7 @@ class Noise:
 
 
 def measure(server: Server, rng: random.Random, concurrency: int) -> Noise:
-    """Measure the noise. ServerError if equal requests, alone, are too far apart for anything to be decided."""
+    """Measure the noise. ServerError if the answers to equal requests, sent alone, differ too much to find faults."""
     target, model = server.target, server.models[0]
     lengths = [count for count in WORDS if count <= server.max_words]
     asks = tuple(Ask(((i, lengths[i % len(lengths)]),), 8, model=model) for i in range(max(concurrency, len(lengths))))
@@ -61,7 +64,7 @@ def measure(server: Server, rng: random.Random, concurrency: int) -> Noise:
     hits = [_answers(hold(target, copy, singles)) for _ in range(2)]
     crowded = _answers(hold(target, f"{copy} crowd", crowd))[: len(lengths)]
     fresh = [alone(target, f"{copy} crowd", crowd, i, {}) for i in measured]
-    # Without a way to leave out the cache, only the first time is cold.
+    # Without a way to bypass the cache, only the first request is computed without it.
     repeated = far(cold, again) if target.cold_is_certain else far(*hits)
     if math.inf > repeated > UNDECIDABLE:
         raise ServerError(
@@ -73,7 +76,7 @@ def measure(server: Server, rng: random.Random, concurrency: int) -> Noise:
 
 
 def _answers(outcome: Outcome) -> list[Answer]:
-    """Return the answers in order. Raise the first failure, since the noise of a server that fails is not known."""
+    """Return the answers in order. Raise the first failure, because a failing server's noise cannot be measured."""
     for failure in outcome.failures.values():
         raise failure
     return [outcome.answers[i] for i in sorted(outcome.answers)]

@@ -1,10 +1,10 @@
-"""Conversations with a server over HTTP, and whether an answer in one is that to the same prompt alone.
+"""Hold conversations with a server over HTTP, and compare each answer with that to the same prompt alone.
 
-This file needs the standard library alone: `foreword fuzz` writes it, with one conversation at its end, as the script
-that shows what was found.
+This file needs only the standard library. `foreword fuzz` writes a copy of it, with one conversation at its end, as the
+script that shows a finding.
 
-A prompt is made of segments of random letters, a word each. Every copy of a conversation draws other letters, so that
-it begins with nothing in the server's cache.
+A prompt consists of segments of random letters, with one letter per word. Every copy of a conversation draws other
+letters, so that none of its prompts is in the server's cache.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-MAX_BODY = 64 << 20  # bytes of an answer
-MAX_WAITS = 5  # answers 429 or 503 to one request
+MAX_BODY = 64 << 20  # largest size of an answer, in bytes
+MAX_WAITS = 5  # number of tries of a request that is answered with 429 or 503
 Route = Literal["completions", "chat"]
 Cold = Literal["cache_salt", "cache_prompt", "echo", "none"]
 
 
 class ServerError(Exception):
-    """The server did not answer, or not as the interface says.
+    """The server did not answer, or its answer does not follow the interface.
 
-    kind: what happened, in a few words that are equal for equal failures. status: of HTTP; 0 without an answer.
+    kind: a short description that is equal for equal failures. status: the HTTP status; 0 without an answer.
     """
 
     def __init__(self, kind: str, detail: str = "", status: int = 0) -> None:
@@ -43,12 +43,12 @@ class ServerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server and how its requests are made.
+    """A server, and the form of its requests.
 
     word: form of a word of a prompt, with one place for a letter. top: log-probabilities per token; 0: none.
-    cold: how a prompt is computed without the cache. cold_is_certain: whether the server was seen to do so.
-    tolerance: the distance, in nats, up to which answers are equal. timeout: of a request, in seconds.
-    sampled_choices: several choices are drawn at temperature 1, since the server refuses more than one greedy one.
+    cold: the way to compute a prompt without the cache. cold_is_certain: whether this was observed to work.
+    tolerance: the distance, in nats, up to which answers count as equal. timeout: of a request, in seconds.
+    sampled_choices: several choices are drawn at temperature 1, because the server refuses several greedy ones.
     """
 
     url: str
@@ -72,8 +72,8 @@ class Ask:
     """One request of a conversation.
 
     parts: (segment, number of words) of its prompt. continues: number of an earlier request whose prompt and answer
-    stand before these; −1: none. abort_after: the stream is closed after so many events; 0: read to its end.
-    salt: the cache is shared only between equal ones; "": with all that have none.
+    come before these parts; −1: none. abort_after: number of events after which the stream is closed; 0: it is read to
+    its end. salt: the cache is shared only between requests with equal salts; "": no salt.
     """
 
     parts: tuple[tuple[int, int], ...]
@@ -87,7 +87,9 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Waves of requests, one after the other; those of a wave are sent together. Requests are numbered through."""
+    """Waves of requests. The requests of a wave are sent together, and the waves one after the other. Requests are
+    numbered across all waves.
+    """
 
     waves: tuple[tuple[Ask, ...], ...]
 
@@ -98,7 +100,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token of an answer. top: text → log-probability of the likeliest tokens there, itself included."""
+    """A token of an answer. top: text → log-probability of the most likely tokens at its position, including itself."""
 
     text: str
     top: Mapping[str, float]
@@ -106,7 +108,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """tokens: empty without log-probabilities."""
+    """One choice of an answer. tokens: empty without log-probabilities."""
 
     text: str
     tokens: tuple[Token, ...]
@@ -114,7 +116,9 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """num_prompt, num_cached: tokens of the prompt, and those found in the cache; −1 if the server does not say."""
+    """An answer. num_prompt, num_cached: the tokens of the prompt, and those found in the cache; −1 if the server does
+    not report them.
+    """
 
     choices: tuple[Choice, ...]
     num_prompt: int = -1
@@ -123,7 +127,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The difference of two answers at token ``index``. distance: in nats; infinite for texts alone."""
+    """The difference of two answers at token ``index``. distance: in nats; infinite if only texts are compared."""
 
     distance: float = 0.0
     index: int = 0
@@ -157,7 +161,7 @@ def turns_of(target: Target, copy: str, asks: list[Ask], number: int, answers: M
 
 
 def body_of(target: Target, copy: str, ask: Ask, turns: list[str]) -> dict[str, Any]:
-    """Return the body of a request. Every copy of a conversation has salts of its own."""
+    """Return the body of a request. Every copy of a conversation has its own salts."""
     draws = ask.n > 1 and target.sampled_choices
     body: dict[str, Any] = {"max_tokens": ask.max_tokens, "temperature": 1 if draws else 0}
     if ask.model:
@@ -181,7 +185,7 @@ def body_of(target: Target, copy: str, ask: Ask, turns: list[str]) -> dict[str, 
 
 
 def cold_body(target: Target, copy: str, ask: Ask, turns: list[str]) -> dict[str, Any]:
-    """Return the body of a request that is computed without what the cache holds, if the server has a way to."""
+    """Return the body of a request that is computed without the cache, if the server supports this."""
     body = body_of(target, copy, replace(ask, abort_after=0, n=1), turns)
     if target.cold == "cache_salt":
         body["cache_salt"] = f"cold {time.time_ns()} {random.random()}"
@@ -196,16 +200,16 @@ def cold_body(target: Target, copy: str, ask: Ask, turns: list[str]) -> dict[str
 
 
 def post(target: Target, body: Mapping[str, Any]) -> Answer:
-    """Send a request and read its answer. ServerError if there is none that can be used."""
+    """Send a request and read its answer. ServerError if there is no usable answer."""
     answer = answer_of(fetch(target, "POST", target.path, body))
     if not body.get("echo"):
         return answer
-    begin = max(answer.num_prompt, 0)  # the tokens of the prompt stand before those of the answer
+    begin = max(answer.num_prompt, 0)  # the tokens of the prompt come before those of the answer
     return replace(answer, choices=tuple(Choice(c.text, c.tokens[begin:]) for c in answer.choices))
 
 
 def post_aborted(target: Target, body: Mapping[str, Any], num_events: int) -> None:
-    """Begin a stream and close the connection after so many events, or at its end."""
+    """Begin a stream and close the connection after num_events events, or at its end."""
     until = time.monotonic() + target.timeout
     for count, event in enumerate(events(target, body, until), start=1):
         if "error" in event:
@@ -252,7 +256,9 @@ def events(target: Target, body: Mapping[str, Any], until: float) -> Iterator[di
 
 @contextmanager
 def _sent(target: Target, method: str, path: str, body: Mapping[str, Any] | None) -> Iterator[HTTPResponse]:
-    """The response to a request, over a connection of its own. ServerError if that fails, also while it is read."""
+    """Yield the response to a request over a new connection. ServerError if that fails, also while the response is
+    read.
+    """
     at = urlsplit(target.url)
     kind = HTTPSConnection if at.scheme == "https" else HTTPConnection
     headers = {"Content-Type": "application/json", "Connection": "close"}
@@ -284,7 +290,7 @@ def _read(response: HTTPResponse, until: float) -> bytes:
 
 
 def _checked(data: bytes, status: int) -> dict[str, Any]:
-    """The JSON object of an answer. ServerError if it is none, or the status is not 200."""
+    """Return the JSON object of an answer. ServerError if it is not a JSON object, or the status is not 200."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
@@ -311,7 +317,7 @@ def base_of(url: str) -> str:
 
 
 def answer_of(value: Mapping[str, Any]) -> Answer:
-    """Return an answer from its body. ServerError if it lacks what the interface says."""
+    """Return an answer from its body. ServerError if a required field is missing."""
     try:
         choices = tuple(map(_choice, value["choices"]))
         usage = value.get("usage") or {}
@@ -339,11 +345,12 @@ def _choice(choice: Mapping[str, Any]) -> Choice:
 
 
 def difference(expected: Choice, got: Choice) -> Difference:
-    """Return where two greedy answers to one prompt are furthest apart, up to the first token that differs.
+    """Return the largest difference of two greedy answers to one prompt, up to the first token that differs.
 
-    At a token, the distance is max |log p − log q| over the texts that either lists; one that the other lacks counts
-    as its least likely. Where the two took different tokens, it is at least half of what each gave up by its own
-    account: two answers that only rounding tells apart take different tokens only where these are about as likely.
+    At a token, the distance is max |log p − log q| over the texts that either answer lists. A text that one answer does
+    not list counts as likely as its least likely text. If the two took different tokens, the distance is at least half
+    of the difference between the log-probabilities of the two tokens in each answer. So a difference by rounding stays
+    small, because it can only change the token if both are about equally likely.
     """
     if not (expected.tokens and got.tokens):
         same = expected.text == got.text
@@ -361,7 +368,7 @@ def difference(expected: Choice, got: Choice) -> Difference:
 
 
 def distance_of(p: Mapping[str, float], q: Mapping[str, float]) -> float:
-    """Return max |log p − log q| over the texts of both; one that is missing is at most as likely as the last."""
+    """Return max |log p − log q| over the texts of both. A missing text is at most as likely as the last one."""
     if not (p and q):
         return 0.0
     least_p, least_q = min(p.values()), min(q.values())
@@ -381,10 +388,10 @@ def _shown(token: Token) -> str:
 
 
 def answer_difference(ask: Ask, expected: Answer, got: Answer, target: Target) -> Difference:
-    """Return the difference of an answer with any number of choices from the greedy one.
+    """Return the difference of an answer with any number of choices from the greedy answer.
 
-    Choices drawn at temperature 1 differ; the log-probabilities of their first tokens, and of those after equal tokens,
-    do not.
+    Choices drawn at temperature 1 may differ, but the log-probabilities of their first tokens, and of tokens after
+    equal tokens, must not.
     """
     reference = expected.choices[0]
     if not (ask.n > 1 and target.sampled_choices):
@@ -409,7 +416,7 @@ class Outcome:
 
 
 def hold(target: Target, copy: str, conversation: Conversation) -> Outcome:
-    """Send the requests of a conversation, those of a wave together."""
+    """Send the requests of a conversation, wave by wave."""
     asks, outcome, first = conversation.asks, Outcome(), 0
     for wave in conversation.waves:
         begin, earlier = threading.Barrier(len(wave)), dict(outcome.answers)
@@ -440,7 +447,7 @@ def hold(target: Target, copy: str, conversation: Conversation) -> Outcome:
 
 
 def alone(target: Target, copy: str, conversation: Conversation, number: int, answers: Mapping[int, Answer]) -> Answer:
-    """Return the answer to the prompt of a request, sent alone and computed without the cache if there is a way."""
+    """Return the answer to the prompt of a request, sent alone and computed without the cache if that is possible."""
     asks = conversation.asks
     return post(target, cold_body(target, copy, asks[number], turns_of(target, copy, asks, number, answers)))
 
@@ -448,10 +455,11 @@ def alone(target: Target, copy: str, conversation: Conversation, number: int, an
 def differences(
     target: Target, copy: str, conversation: Conversation, numbers: list[int]
 ) -> tuple[dict[int, Difference], Outcome]:
-    """Hold a copy of a conversation; return the differences beyond noise of these requests, and what was answered.
+    """Hold a copy of a conversation. Return the differences of these requests that are larger than the noise, and the
+    answers.
 
-    A request without an answer has none. If nothing shows that the server computes a prompt without its cache, prompts
-    are sent alone before the conversation, which is the first time that the server sees them.
+    A request without an answer has no difference. If the server was not observed to compute a prompt without its cache,
+    prompts are sent alone before the conversation, so that they are not in the cache yet.
     """
     asks = conversation.asks
     found: dict[int, Difference] = {}
@@ -466,7 +474,9 @@ def differences(
             continue
         expected = before.get(number) or alone(target, copy, conversation, number, outcome.answers)
         one = answer_difference(asks[number], expected, outcome.answers[number], target)
-        if one.distance > target.tolerance and target.cold_is_certain:  # so is the same prompt alone again?
+        if (
+            one.distance > target.tolerance and target.cold_is_certain
+        ):  # check whether the same prompt alone differs, too
             again = alone(target, copy, conversation, number, outcome.answers)
             noise = answer_difference(replace(asks[number], n=1), expected, again, target)
             if one.distance <= 3 * noise.distance:
@@ -477,9 +487,9 @@ def differences(
 
 
 def leaked(asks: list[Ask], number: int, outcome: Outcome) -> int:
-    """Return how many tokens a request found in the cache that only requests with other salts or models sent.
+    """Return how many tokens a request found in the cache although only requests with other salts or models sent them.
 
-    0 if another request with its salt and model begins with the same segment.
+    Return 0 if another request with its salt and model begins with the same segment.
     """
     ask = asks[number]
     if number not in outcome.answers or not ask.salt:

@@ -1,7 +1,7 @@
 """Conversations whose answers are right only if the prefix cache and the batch are.
 
-Each scenario draws one at random. Segments are numbered; equal numbers are equal letters. S is the block size that is
-guessed for the conversation.
+Each scenario draws a conversation at random. Segments are numbered; equal numbers mean equal letters. S is the block
+size that is assumed for the conversation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Part = tuple[int, int]
 
 @dataclass(slots=True)
 class Draw:
-    """Random lengths for a conversation with a server, and segments that are not used yet."""
+    """Draws random lengths for a conversation with a server, and new segments."""
 
     server: Server
     rng: random.Random
@@ -34,16 +34,18 @@ class Draw:
 
     @property
     def num_blocks(self) -> int:
-        """Return how many blocks a prompt of the longest length has, at least one."""
+        """Return the number of blocks of the longest prompt, at least one."""
         return max(1, int(self.server.max_words * self.server.tokens_per_word) // self.block_size)
 
     def words(self, num_tokens: float, *, is_first: bool = True) -> int:
-        """Return the number of words of so many tokens. is_first: with those that a prompt has beside its words."""
+        """Return the number of words with this many tokens. is_first: whether the tokens include those of a prompt
+        besides its words.
+        """
         extra = self.server.num_extra if is_first else 0
         return min(self.server.max_words, max(1, round((num_tokens - extra) / self.server.tokens_per_word)))
 
     def near_border(self, most_blocks: int = 6) -> int:
-        """Return words of a prompt that ends at a border of blocks, or one token to either side of one."""
+        """Return the number of words of a prompt that ends at a block boundary, or one token before or after one."""
         blocks = self.rng.randint(1, min(most_blocks, self.num_blocks))
         return self.words(blocks * self.block_size + self.rng.choice((-1, 0, 1)))
 
@@ -54,7 +56,7 @@ class Draw:
         return self.rng.randint(max(1, self.server.max_words // 4), self.server.max_words)
 
     def new(self, num_words: int) -> Part:
-        """Return a part with other letters than all before."""
+        """Return a part with a new segment."""
         return next(self.segments), num_words
 
     def ask(self, *parts: Part, max_tokens: int = SHORT) -> Ask:
@@ -68,7 +70,7 @@ class Draw:
 
 
 def again(draw: Draw) -> Conversation:
-    """A, B, A: a prompt again after others, with its own beginning or not."""
+    """Send a prompt again after others (A, B, A), which may share its beginning."""
     first = draw.new(draw.near_border())
     a, others = draw.ask(first, draw.new(draw.some(3))), []
     for _ in range(draw.rng.randint(1, 3)):
@@ -78,7 +80,7 @@ def again(draw: Draw) -> Conversation:
 
 
 def shared_prefix(draw: Draw) -> Conversation:
-    """Prompts with a common beginning that ends at a border of blocks or beside one, one by one and together."""
+    """Send prompts with a common beginning that ends at or beside a block boundary, one by one and together."""
     shared = next(draw.segments)
     asks = [
         draw.ask((shared, draw.near_border()), *([draw.new(draw.some())] if draw.rng.random() < 0.8 else ()))
@@ -89,7 +91,7 @@ def shared_prefix(draw: Draw) -> Conversation:
 
 
 def crossed(draw: Draw) -> Conversation:
-    """Equal blocks after unequal beginnings: [x c], [y d], [y c], [x d], and c at another place."""
+    """Send equal blocks after different beginnings: [x c], [y d], [y c], [x d], and c at another place."""
     size = draw.words(draw.block_size * draw.rng.randint(1, max(1, min(3, draw.num_blocks // 3))))
     later = draw.words(draw.block_size, is_first=False)
     x, y = draw.new(size), draw.new(size)
@@ -101,7 +103,7 @@ def crossed(draw: Draw) -> Conversation:
 
 
 def aborts(draw: Draw) -> Conversation:
-    """Streams that are closed in the middle, then their prompts again, and prompts that continue them."""
+    """Close streams in the middle, then send their prompts again, and prompts that continue them."""
     prompts = [(draw.new(draw.near_border()),) for _ in range(draw.rng.randint(2, 4))]
     closed = [
         replace(draw.ask(*parts, max_tokens=4 * LONG), abort_after=draw.rng.choice((1, 1, 2, 5, 20)))
@@ -114,14 +116,16 @@ def aborts(draw: Draw) -> Conversation:
 
 
 def load(draw: Draw) -> Conversation:
-    """Many long prompts with long answers together, so that requests are preempted, then some of them again."""
+    """Send many long prompts with long answers together, so that requests are preempted, and then some of them
+    again.
+    """
     asks = [draw.ask(draw.new(draw.long()), max_tokens=LONG) for _ in range(draw.concurrency)]
     some = draw.rng.sample(asks, min(3, len(asks)))
     return Conversation((tuple(asks), *((ask,) for ask in some)))
 
 
 def long_and_short(draw: Draw) -> Conversation:
-    """Short prompts in the middle of long ones, with answers of all lengths."""
+    """Send short prompts among long ones, with answers of all lengths."""
     asks = []
     for i in range(draw.concurrency):
         num_words = draw.long() if i % 4 == 0 else draw.some(12)
@@ -130,7 +134,9 @@ def long_and_short(draw: Draw) -> Conversation:
 
 
 def choices(draw: Draw) -> Conversation:
-    """Several choices of one prompt that ends near a border of blocks, beside other requests, then the prompt again."""
+    """Ask for several choices of a prompt that ends near a block boundary, beside other requests, then send the prompt
+    again.
+    """
     parts = (draw.new(draw.near_border()),)
     several = replace(draw.ask(*parts, max_tokens=2 * SHORT), n=draw.rng.randint(2, 4))
     other = draw.ask(*parts, draw.new(draw.some()))
@@ -138,12 +144,12 @@ def choices(draw: Draw) -> Conversation:
 
 
 def turns(draw: Draw) -> Conversation:
-    """Two conversations of several turns, in turn: each prompt begins with the last one and its answer.
+    """Alternate two conversations of several turns. Each prompt begins with the last prompt and its answer.
 
-    Prompts and answers together end at a border of blocks, or one token to either side of one.
+    Prompt and answer together end at a block boundary, or one token before or after one.
     """
     waves: list[tuple[Ask, ...]] = []
-    lengths: list[int] = []  # of prompt and answer, as far as answers are not shorter than asked for
+    lengths: list[int] = []  # tokens of prompt and answer, unless an answer is shorter than requested
     for i in range(6):
         before = lengths[i - 2] if i > 1 else draw.server.num_extra
         num_words = draw.rng.randint(2, 12)
@@ -156,14 +162,14 @@ def turns(draw: Draw) -> Conversation:
 
 
 def salts(draw: Draw) -> Conversation:
-    """One prompt under several salts, and without one: a salt finds nothing that another one has computed."""
+    """Send one prompt under several salts, and without one. No salt may find blocks that another one has computed."""
     parts = (draw.new(draw.near_border() + draw.block_size), draw.new(draw.some()))
     names = draw.rng.sample(("", "one", "two"), 3)
     return Conversation(tuple((replace(draw.ask(*parts), salt=name),) for name in (*names, names[0])))
 
 
 def models(draw: Draw) -> Conversation:
-    """One prompt for each of the server's models, which may be adapters of one model, then again."""
+    """Send one prompt to each of the server's models, which may be adapters of one model, and then again."""
     parts = (draw.new(draw.near_border()), draw.new(draw.some()))
     names = [*draw.server.models]
     draw.rng.shuffle(names)

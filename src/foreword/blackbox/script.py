@@ -1,4 +1,4 @@
-"""A finding as a Python script, and in words."""
+"""Write a finding as a Python script, and describe it in words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def script(target: Target, finding: Finding) -> str:
-    """Return a script of the standard library that holds a finding's conversation; it exits with 1 if that is wrong."""
+    """Return a script that needs only the standard library and holds a finding's conversation. It exits with 1 if an
+    answer is wrong.
+    """
     waves = "".join(f"        ({''.join(f'{ask!r}, ' for ask in wave)}),\n" for wave in finding.conversation.waves)
     return (
         f"{Path(replay.__file__).read_text(encoding='utf-8')}\n\n"
@@ -25,7 +27,7 @@ def script(target: Target, finding: Finding) -> str:
 
 
 def described(conversation: Conversation, number: int) -> Iterator[str]:
-    """Yield a line per request: its number, its prompt as segments with their words, and what it asks for."""
+    """Yield a line per request: its number, the segments and words of its prompt, and its options."""
     letters: dict[int, str] = {}
     i = 0
     for wave in conversation.waves:

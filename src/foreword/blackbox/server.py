@@ -10,19 +10,19 @@ from dataclasses import dataclass, replace
 
 from foreword.blackbox.replay import Answer, Ask, Cold, ServerError, Target, body_of, fetch, post, post_aborted, words
 
-FORMS = " {}", "{}"  # of a word: with a space before it most tokenizers have one token per letter
+FORMS = " {}", "{}"  # the form of a word: with a space before a letter, most tokenizers have one token per letter
 PROBE_WORDS = 150
 DEFAULT_MAX_WORDS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server as it was found.
+    """The abilities of a server.
 
-    models: names to ask for; those besides the first may be adapters of it. max_words: the longest prompt.
-    num_extra, tokens_per_word: tokens of a prompt of w words = num_extra + tokens_per_word · w.
-    reports_hits: whether usage says how many tokens of a prompt the cache had. has_choices: takes n > 1.
-    salts_are_promised: its OpenAPI description has `cache_salt`. notes: what limits the search, in sentences.
+    models: names of models; all but the first may be adapters of it. max_words: words of the longest prompt.
+    num_extra, tokens_per_word: a prompt of w words has num_extra + tokens_per_word · w tokens.
+    reports_hits: whether usage has the number of cached tokens of a prompt. has_choices: whether it supports n > 1.
+    salts_are_promised: whether its OpenAPI description has `cache_salt`. notes: sentences about limits of the search.
     """
 
     target: Target
@@ -39,9 +39,9 @@ class Server:
 
 
 def examine(target: Target, models: Sequence[str] = (), max_words: int = DEFAULT_MAX_WORDS) -> Server:
-    """Ask a server what it offers. ServerError if it cannot be reached, refuses, or has no route of completions.
+    """Detect the abilities of a server. ServerError if it cannot be reached, refuses, or has no route for completions.
 
-    target.route and target.top are what is tried first: chats if there are no completions, no log-probabilities if
+    target.route and target.top are tried first. Chats are used if there are no completions, and no log-probabilities if
     they are refused.
     """
     return _Examination(target, models).run(max_words)
@@ -84,7 +84,9 @@ class _Examination:
         )
 
     def _list_models(self) -> int:
-        """Take the names of the models, unless they are given; return the longest request, 0 if it is not known."""
+        """Read the names of the models, unless they are given. Return the length of the longest request, 0 if it is not
+        known.
+        """
         try:
             listed = fetch(self.target, "GET", "/v1/models").get("data")
         except ServerError as error:
@@ -99,7 +101,7 @@ class _Examination:
         return min(lengths, default=0)
 
     def _find_route(self) -> None:
-        """Choose the route and the log-probabilities: what was wished, or else what is answered."""
+        """Choose the route and the log-probabilities: the preferred ones, or else those that the server supports."""
         other = replace(self.target, route="completions" if self.target.route == "chat" else "chat")
         wishes = [self.target, replace(self.target, top=1), replace(self.target, top=0)]
         wishes += [other, replace(other, top=1), replace(other, top=0)]
@@ -121,7 +123,9 @@ class _Examination:
         raise failure or ServerError("no route of completions")
 
     def _measure_words(self) -> tuple[int, float, Answer]:
-        """Find a form of words with one token each; the tokens beside them, the tokens per word, and an answer."""
+        """Find a form of words with one token each. Return the number of other tokens, the tokens per word, and an
+        answer.
+        """
         rates: list[tuple[float, float, str, Answer]] = []
         for form in FORMS:
             self.target = replace(self.target, word=form)
@@ -143,7 +147,7 @@ class _Examination:
         return round(long.num_prompt - 40 * rate), rate, long
 
     def _find_cold(self) -> tuple[bool, bool]:
-        """Find a way to compute a prompt without the cache; whether salts are taken, and hits are reported."""
+        """Find a way to compute a prompt without the cache, and whether salts are supported and hits are reported."""
         takes_salts = True
         try:
             self._ask(PROBE_WORDS, 1, cache_salt="one")
@@ -164,7 +168,7 @@ class _Examination:
         for cold, fields in ways.items():
             try:
                 if reports_hits:
-                    self._ask(PROBE_WORDS, 1)  # also without a salt it is in the cache
+                    self._ask(PROBE_WORDS, 1)  # the prompt is in the cache without a salt, too
                     self._ask(PROBE_WORDS, 1)
                 found = self._ask(PROBE_WORDS, 1, **fields)
             except ServerError as error:

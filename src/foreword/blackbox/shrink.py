@@ -1,4 +1,6 @@
-"""The smallest conversation that still shows a difference: requests, then words, tokens and choices are left out."""
+"""Find the smallest conversation that still shows a difference, by leaving out requests, then words, tokens and
+choices.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ def shrink(
 ) -> Candidate:
     """Return a conversation, with the number of the request, of which no single reduction still shows the difference.
 
-    shows: whether a conversation does. goes_on: False as soon as what was reached so far is enough.
+    shows: returns whether a conversation shows it. goes_on: returns False to end the search with the present result.
     """
     best, tried = (conversation, number), {(conversation, number)}
     for reductions in (_without_requests, _without_parts, _apart, _smaller):
@@ -35,7 +37,9 @@ def shrink(
 
 
 def _without_requests(conversation: Conversation, number: int) -> Iterator[Candidate]:
-    """All after the request, half of the others, a quarter, … and each single one left out."""
+    """Yield the conversation without the requests after this one, without half of the others, a quarter, … and without
+    each single one.
+    """
     count = len(conversation.asks)
     size = count // 2
     while size:
@@ -48,7 +52,7 @@ def _without_requests(conversation: Conversation, number: int) -> Iterator[Candi
 
 
 def _drop(conversation: Conversation, number: int, dropped: set[int]) -> Candidate | None:
-    """The conversation without some requests; None if one that stays continues one of them."""
+    """Return the conversation without some requests; None if a remaining request continues one of them."""
     asks = conversation.asks
     kept = [i for i in range(len(asks)) if i not in dropped]
     numbers = {old: new for new, old in enumerate(kept)}
@@ -69,7 +73,7 @@ def _drop(conversation: Conversation, number: int, dropped: set[int]) -> Candida
 
 
 def _without_parts(conversation: Conversation, number: int) -> Iterator[Candidate]:
-    """A segment left out of all prompts."""
+    """Yield the conversation without one segment in all prompts."""
     for segment in sorted({part[0] for ask in conversation.asks for part in ask.parts}):
 
         def without(ask: Ask, segment: int = segment) -> Ask:
@@ -81,7 +85,7 @@ def _without_parts(conversation: Conversation, number: int) -> Iterator[Candidat
 
 
 def _apart(conversation: Conversation, number: int) -> Iterator[Candidate]:
-    """The requests of a wave one after the other."""
+    """Yield the conversation with the requests of a wave sent one after the other."""
     for i, wave in enumerate(conversation.waves):
         if len(wave) > 1:
             single = tuple((ask,) for ask in wave)
@@ -89,7 +93,9 @@ def _apart(conversation: Conversation, number: int) -> Iterator[Candidate]:
 
 
 def _smaller(conversation: Conversation, number: int) -> Iterator[Candidate]:
-    """A length of a segment, an answer, the choices or the events before the end of a stream made smaller."""
+    """Yield the conversation with a smaller length of a segment or an answer, fewer choices, or fewer events of a
+    stream.
+    """
     for part in sorted({part for ask in conversation.asks for part in ask.parts}, key=lambda part: -part[1]):
         for length in _below(part[1]):
             new = part[0], length
@@ -108,7 +114,7 @@ def _smaller(conversation: Conversation, number: int) -> Iterator[Candidate]:
 
 
 def _below(value: int) -> list[int]:
-    """Smaller values ≥ 1, the smallest first: 1, half, three quarters, one less."""
+    """Yield smaller values ≥ 1, the smallest first: 1, half, three quarters, one less."""
     return sorted({1, value // 2, 3 * value // 4, value - 1} - {0}) if value > 1 else []
 
 

@@ -39,12 +39,12 @@ class CostModel:
 
     @classmethod
     def fitted(cls, num_tokens: Ints, num_context_tokens: Ints, seconds: Floats) -> CostModel:
-        """The coefficients ≥ 0 with the least squares of the relative errors, for measured steps [N]."""
+        """Return the coefficients ≥ 0 that minimise the sum of squared relative errors, for measured steps [N]."""
         measured = np.asarray(seconds, np.float64)
         columns = np.stack([np.ones(len(measured)), num_tokens, num_context_tokens], 1) / measured[:, None]
         best, least = np.zeros(3), float(len(measured))
         for count in (1, 2, 3):
-            for chosen in map(list, combinations(range(3), count)):  # those that are not 0
+            for chosen in map(list, combinations(range(3), count)):  # the coefficients that are not 0
                 scale = np.maximum(columns[:, chosen].max(0), 1e-300)
                 fit = np.linalg.lstsq(columns[:, chosen] / scale, np.ones(len(measured)), rcond=None)[0] / scale
                 error = float(((columns[:, chosen] @ fit - 1) ** 2).sum())
@@ -54,17 +54,17 @@ class CostModel:
         return cls(*best.tolist())
 
     def error(self, num_tokens: Ints, num_context_tokens: Ints, seconds: Floats) -> float:
-        """The mean relative error over measured steps."""
+        """Return the mean relative error over measured steps."""
         said = self.step + self.token * num_tokens + self.context * num_context_tokens
         return float(np.abs(said / seconds - 1).mean())
 
     def write(self, path: str | Path, **about: object) -> None:
-        """Save it as JSON for `read`, with the description ``about``."""
+        """Save the model as JSON for `read`, with the description ``about``."""
         Path(path).write_text(json.dumps({**asdict(self), **about}, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, path: str | Path) -> CostModel:
-        """Return what `write` saved. ConfigError for anything else."""
+        """Return a model that `write` saved. ConfigError if the file is something else."""
         found = read_object(Path(path), ConfigError)
         values: list[Any] = [found.get(name) for name in ("step", "token", "context")]
         if not all(map(_is_cost, values)) or not any(values):

@@ -1,4 +1,4 @@
-"""A recording of an engine's steps as a load: arrivals, the measured latencies, and the costs of its steps."""
+"""Read a recording of an engine's steps as a load: arrivals, measured latencies, and the costs of its steps."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from foreword.trace.events import Add, Arrive, Commit, End, Event, Fail, Remove,
 from foreword.trace.reader import TraceReader
 
 CUT_SHORT = frozenset(("abort", "error"))
-"""Reasons of an end that is not that of the answer."""
+"""The finish reasons of requests that ended before their answer was complete."""
 CACHE_SETTINGS = {"max_model_len", "num_blocks", "block_size", "prefix_caching"}
-"""Settings of a recording that are those of a `Fleet` itself."""
+"""Settings of a recording that are arguments of `Fleet` itself."""
 FAR = 5.0
-"""Steps that took so many times as long as others like them do not count for the costs."""
+"""A step that took more than this many times as long as similar steps does not count for the costs."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,10 +40,12 @@ class Measured:
 class Recording:
     """The data that a simulation reads from a recording.
 
-    trace: its arrivals. A request that was cut short, or that is not in the recording as a whole, takes part with the
-    tokens that it has, and its latencies do not count. measured: those of the others.
-    cost: fitted to the steps; cost_error: the mean relative error of that fit; num_steps: the steps that it is from.
-    settings: of the scheduler and the cache, by name. notes: how the simulation differs from the engine.
+    trace: its arrivals. A request that was cut short, or that is only partly in the recording, takes part with the
+    tokens that it has, but its latencies do not count. measured: the latencies of all other requests.
+    cost: the model fitted to the steps; cost_error: the mean relative error of the fit; num_steps: the number of steps
+    used.
+    settings: the settings of the scheduler and the cache, by name. notes: the differences between simulation and
+    engine.
     """
 
     trace: Trace
@@ -57,10 +59,11 @@ class Recording:
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """arrived: NaN before the recording. num_steps: those that brought it tokens. computed: tokens after its last step.
+    """A request of the recording. arrived: NaN if it began before the recording. num_steps: the steps that gave it
+    tokens. computed: the number of computed tokens after its last step.
 
-    is_measured: whether all of it is in the recording. is_ended: whether it ended by itself.
-    origin: an id that stands for what must be equal besides tokens.
+    is_measured: whether the whole request is in the recording. is_ended: whether its answer was complete.
+    origin: an id for everything apart from tokens that must be equal to share a prefix.
     """
 
     arrived: float
@@ -81,7 +84,7 @@ class _Request:
 
 @dataclass(slots=True)
 class _RanStep:
-    """seconds: of its run and the rest, where these are known."""
+    """A step of the recording. seconds: the time of the model's run and the rest, if these are known."""
 
     num_tokens: int
     num_context: int
@@ -90,9 +93,9 @@ class _RanStep:
 
 
 def read_recording(path: str | Path) -> Recording:
-    """Return the load of a trace of steps with times. ConfigError for one without these, or without requests.
+    """Return the load of a trace of steps. ConfigError if the trace has no times or no requests.
 
-    PlanError if its first line cannot be read. Damage ends the recording there, and is one of the notes.
+    PlanError if its first line cannot be read. The recording ends at a damaged line, and a note says so.
     """
     return _Reading(path).recording()
 
@@ -178,7 +181,9 @@ class _Reading:
             arrived = self._arrived.get(_group(event.req_id), math.nan)
             origin = self._id("origin", event.cache_salt, event.lora_id)
             request = _Request(arrived, origin, event.prompt_token_ids, is_measured=not math.isnan(arrived))
-            if count_of(event.output_token_ids):  # it began before the recording: all that it has is its prompt
+            if count_of(
+                event.output_token_ids
+            ):  # it began before the recording: all tokens that it has by now count as its prompt
                 tokens = [ids_of(event.prompt_token_ids), ids_of(event.output_token_ids)]
                 request.prompt = np.concatenate(tokens)
             self._requests[event.req_id] = request
@@ -194,7 +199,7 @@ class _Reading:
         self._last = _RanStep(sum(counts), context, event.time)
 
     def _finish_step(self, next_time: float | None) -> None:
-        """Count the last step: with requests in progress it lasts until the next one begins."""
+        """Count the last step. If requests are in progress, it lasts until the next step begins."""
         last, self._last = self._last, None
         if last is None:
             return
@@ -233,7 +238,7 @@ class _Reading:
 
     def _close(self, req_id: str) -> None:
         self._open.discard(req_id)
-        if not self._open:  # the time until the next step is not that of this one
+        if not self._open:  # the time until the next step begins is not the duration of this step
             self._finish_step(None)
 
     def _request(self, req_id: str) -> _Request:
@@ -242,14 +247,14 @@ class _Reading:
         return self._requests[req_id]
 
     def _id(self, *what: object) -> int:
-        """Return the number of what a hash id stands for, a new one for what is new."""
+        """Return the hash id of some content, a new id for new content."""
         return self._ids.setdefault(what, len(self._ids))
 
     # -- results -------------------------------------------------------------------------------------------------------
 
     def _cost(self) -> tuple[CostModel, float]:
-        """Return the costs of a step and their mean error. Steps that took far longer than others like them are left
-        out: something else ran. A common factor of the costs makes all steps together take as long as they did.
+        """Return the costs of a step and their mean error. Steps that took far longer than similar steps are left out,
+        because other programs ran. The costs are scaled so that all steps together take as long as measured.
         """
         tokens, context, seconds = (np.array(column) for column in zip(*self._steps, strict=True))
         cost = CostModel.fitted(tokens, context, seconds)
@@ -279,7 +284,9 @@ class _Reading:
         return Trace(tuple(arrivals), size)
 
     def _hash_ids(self, request: _Request, size: int) -> tuple[int, ...]:
-        """Return an id per whole piece of prompt and answer, which stands for its tokens and all before them."""
+        """Return one id per whole piece of prompt and answer. An id represents the tokens of the piece and all tokens
+        before them.
+        """
         tokens = np.concatenate((np.asarray(request.prompt), np.array(request.tokens, np.int64))).astype(np.int32)
         ids, before = [], request.origin
         for end in range(size, len(tokens) + 1, size):
@@ -300,7 +307,9 @@ class _Reading:
         return measured
 
     def _check(self, settings: dict[str, float | str | bool]) -> None:
-        """Raise ConfigError for a setting that a simulation does not know. Another's policy becomes fcfs."""
+        """Raise ConfigError for a setting that a simulation does not support. A policy that is not built in becomes
+        fcfs.
+        """
         known = {f.name for f in fields(SchedulerConfig)} | CACHE_SETTINGS
         if unknown := settings.keys() - known:
             raise ConfigError(
@@ -308,14 +317,14 @@ class _Reading:
                 f"{', '.join(sorted(known))}"
             )
         policy = settings.setdefault("policy", "fcfs")
-        if policy not in POLICIES:  # nothing is loaded because a file names it
+        if policy not in POLICIES:  # no code is loaded because a file names it
             self._notes.append(
                 f"policy {policy!r:.80} is not one of Foreword's: simulated as fcfs; --policy names another"
             )
             settings["policy"] = "fcfs"
 
     def _note(self) -> None:
-        """Say how the simulation differs from the engine."""
+        """Add the notes about differences between simulation and engine."""
         header, requests = self._reader.header, self._requests.values()
         if left_out := sum(not (r.is_measured and r.is_ended) for r in requests):
             self._notes.append(

@@ -41,9 +41,9 @@ class _Decoding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """Equal replicas and a router. tick: seconds, see the module. Requests are cut to max_model_len, prompt first.
+    """Equal replicas and a router. tick: in seconds, see the module. Requests are cut to max_model_len, prompt first.
 
-    hashed_tokens: those that one hash id of an arrival stands for.
+    hashed_tokens: the number of tokens that one hash id of an arrival represents.
     """
 
     max_model_len: int
@@ -67,10 +67,10 @@ class Fleet:
 
 
 class Replica:
-    """Serves what was `submit`ted, in the order of time, as far as `advance` says that all arrivals are known.
+    """Serves the requests given to `submit`, in the order of time, up to the time given to `advance`.
 
-    Several replicas may count into one report; a single one also adds the share of blocks with an owner. ended: the
-    numbers of requests that have ended, which the caller clears.
+    Several replicas may share a report. A single replica also reports the share of blocks in use. ended: the numbers of
+    the requests that have ended; the caller clears this list.
     """
 
     def __init__(self, fleet: Fleet, report: SimulationReport) -> None:
@@ -98,7 +98,7 @@ class Replica:
         self._pending: deque[tuple[int, Arrival]] = deque()
         self._block_size, self._piece = block_size, piece_size(block_size, fleet.hashed_tokens)
         self._hashed_tokens = fleet.hashed_tokens
-        self._last_token = np.zeros(config.max_num_seqs)  # by row: when its last token came
+        self._last_token = np.zeros(config.max_num_seqs)  # by row: the time of its last token
         self._has_token = np.zeros(config.max_num_seqs, np.bool_)
         self._repeats = False  # whether the next step repeats the one before
         self._decoding = _Decoding(np.zeros(0, np.intp), np.zeros(0, np.int32), 0, 0)  # if it does
@@ -109,13 +109,13 @@ class Replica:
         return len(self._pending) + len(self.scheduler.waiting) + len(self.scheduler.running)
 
     def submit(self, index: int, arrival: Arrival) -> None:
-        """The request with this number comes. Its time is not before those submitted earlier."""
+        """Add the arrival with this number. Arrivals must be added in the order of time."""
         self._pending.append((index, arrival))
 
     def advance(self, until: float) -> float:
-        """Begin every step before ``until``; all arrivals before that time are known.
+        """Begin every step before ``until``. All arrivals before that time must be known.
 
-        Return a time before which no step begins that ends a request; infinity when nothing is left.
+        Return a lower bound of the time at which the next step that ends a request begins; infinity if there is none.
         """
         scheduler, pending = self.scheduler, self._pending
         while True:
@@ -146,7 +146,7 @@ class Replica:
                 self._repeats = False
 
     def _next_end(self) -> float:
-        """A time before which no step begins that ends a request."""
+        """Return a lower bound of the time at which the next step that ends a request begins."""
         if not self._repeats:
             return self.now
         decoding, size = self._decoding, self._block_size
@@ -157,7 +157,7 @@ class Replica:
         return self.now + steps_left * self.cost.seconds(count, decoding.context) + growth
 
     def _step(self, plan: StepPlan) -> bool:
-        """Take the step. Returns whether the next one repeats it: all requests decoded, and none can be admitted."""
+        """Run a step. Return whether the next step repeats it: all requests decoded, and none can be admitted."""
         states, rows, report = self.rows, plan.rows.astype(np.intp), self.report
         if plan.admitted or plan.preempted:
             self._note_moves(plan)
@@ -191,10 +191,10 @@ class Replica:
         return len(self._decoding.rows) > 0
 
     def _repeat(self, until: float) -> bool:
-        """Take at once all steps that repeat this one: all running requests decode, and none is admitted.
+        """Run all steps that repeat this one at once: all running requests decode, and none is admitted.
 
-        They stop when a request ends, before blocks run out, when a request arrives that could be admitted, and at
-        ``until``. Returns whether there are more such steps.
+        The repetition stops when a request ends, before blocks run out, when a request arrives that could be admitted,
+        and at ``until``. Return whether more such steps follow.
         """
         states, decoding, report = self.rows, self._decoding, self.report
         if self._pending and (self._may_overtake or not len(self.scheduler.waiting)):
@@ -223,7 +223,9 @@ class Replica:
         return self._admits_none(self._end(rows, known)) and len(self._decoding.rows) > 0
 
     def _times(self, until: float) -> list[float]:
-        """Now, and the end of each decode step from now on, up to the first that is not before ``until``."""
+        """Return the present time and the end of each following decode step, up to the first end at or after
+        ``until``.
+        """
         now, count, context = self.now, len(self._decoding.rows), self._decoding.context
         times, most = [now], min(self._decoding.steps_left, MAX_REPEAT)
         fixed, per_token = self.cost.step + self.cost.token * count, self.cost.context
@@ -234,7 +236,9 @@ class Replica:
         return times
 
     def _end(self, rows: I64, known: I32) -> bool:
-        """Free those of the rows that have all their tokens. Whether there were any; the others go on to decode."""
+        """Free the rows that have all of their tokens. Return whether there were any; the other rows continue to
+        decode.
+        """
         tokens_left = self.scheduler.running.max_len[rows] - known
         if ended := min(tokens_left.tolist(), default=1) < 1:
             stays = tokens_left > 0
@@ -250,10 +254,10 @@ class Replica:
         return ended
 
     def _admits_none(self, ended: bool, *, published: bool = False) -> bool:
-        """Return whether the next step admits no waiting request: the last one tried, and the conditions have not
-        improved.
+        """Return whether the next step admits no waiting request, because the last step admitted none and no condition
+        has improved since.
 
-        ended: a request ended. published: a prompt was computed, so that its blocks can be shared now.
+        ended: whether a request ended. published: whether a prompt was computed, so that its blocks can now be shared.
         """
         if not len(self.scheduler.waiting):
             return True
@@ -279,7 +283,7 @@ class Replica:
                 report.num_cached_tokens += request.num_cached
 
     def _pass(self, then: float) -> None:
-        """Let time pass in steps."""
+        """Advance the clock by the time of steps."""
         self.busy += then - self.now
         self.now = then
 

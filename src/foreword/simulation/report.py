@@ -1,4 +1,4 @@
-"""The outcome of a simulation."""
+"""The result of a simulation."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from foreword.simulation.statistics import Durations, LatencyHistogram, TimeSeri
 class SimulationReport:
     """Counts over all replicas. Times are simulated seconds.
 
-    time_to_first_token, time_per_output_token, end_to_end: one value per request; time per output token is the mean of
-    a request after its first token, of requests with at least two. time_between_tokens: every pair of tokens. seconds:
-    from the first moment of the trace to the end of the last request. busy: seconds in steps, of each replica that had
-    a request. memory_use: the share of blocks with an owner, of a single replica. num_leaked_blocks: owned at the end.
+    time_to_first_token, time_per_output_token, end_to_end: one value per request. The time per output token is the mean
+    over the tokens of a request after the first one, for requests with at least two tokens. time_between_tokens: one
+    value per pair of successive tokens. seconds: from the beginning of the trace to the end of the last request. busy:
+    seconds in steps, for each replica that had a request. memory_use: the share of blocks in use, of a single replica.
+    num_leaked_blocks: the number of blocks in use at the end.
     """
 
     num_replicas: int = 1
@@ -40,7 +41,7 @@ class SimulationReport:
 
     @property
     def hit_rate(self) -> float:
-        """Prompt tokens that the cache had."""
+        """The share of prompt tokens that were in the cache."""
         return self.num_cached_tokens / max(self.num_prompt_tokens, 1)
 
     @property
@@ -54,7 +55,7 @@ class SimulationReport:
 
     @property
     def imbalance(self) -> float:
-        """Seconds in steps of the busiest replica, over the mean of all."""
+        """Seconds in steps of the busiest replica, divided by the mean of all replicas."""
         return max(self.busy, default=0.0) * self.num_replicas / total if (total := sum(self.busy)) else 1.0
 
     @property
@@ -63,7 +64,7 @@ class SimulationReport:
         return sum(self.busy) / 3600 / max(self.num_output_tokens, 1) * 1e6
 
     def add_times(self, request: SimulatedRequest, now: float) -> None:
-        """A request has ended with all its tokens."""
+        """Add the times of a request that has ended with all of its tokens."""
         self.time_to_first_token.add(request.first_token - request.arrived)
         self.end_to_end.add(now - request.arrived)
         rest = request.max_len - len(request.prompt) - 1
@@ -71,7 +72,7 @@ class SimulationReport:
             self.time_per_output_token.add((now - request.first_token) / rest)
 
     def add(self, other: SimulationReport) -> None:
-        """Add what other replicas of the same run did."""
+        """Add the report of other replicas of the same run."""
         for name in ("num_steps", "num_output_tokens", "num_preemptions", "num_prompt_tokens", "num_cached_tokens",
                      "num_leaked_blocks"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))

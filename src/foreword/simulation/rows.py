@@ -1,8 +1,8 @@
 """Requests, rows and a cache in which a piece of prompt is one number instead of its tokens.
 
-The scheduler, the allocation of blocks, the prefix tree and eviction are the engine's; what is left out is what only a
-model reads: token ids, sampling parameters, features. A load says which pieces of prompts are equal, so comparing their
-names is comparing their tokens.
+The scheduler, the allocation of blocks, the prefix tree and eviction are those of the engine. Data that only a model
+reads is left out: token ids, sampling parameters, features. A load says which pieces of prompts are equal, so comparing
+the names of pieces is the same as comparing their tokens.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _UNNAMED: I32 = np.zeros(0, np.int32)
 
 
 def piece_size(block_size: int, hashed_tokens: int) -> int:
-    """Tokens of a piece: the most that divide a block and what a hash id of a trace covers."""
+    """Return the number of tokens of a piece: the greatest common divisor of a block and of the tokens of a hash id."""
     return gcd(block_size, hashed_tokens)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Content:
-    """A prompt of ``num_tokens`` as the names of its pieces, int32; those after it are the answer's."""
+    """A prompt of ``num_tokens`` as the names of its pieces, int32, followed by those of the answer."""
 
     num_tokens: int
     names: I32
@@ -45,8 +45,9 @@ class Content:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SimulatedRequest(Request):
-    """names: int32, of the pieces of its prompt and answer. arrived, first_token: seconds; −1 before. seat: the row it
-    has or had. last_token: when its last token came, or itself, while it has no row. is_measured: see `Arrival`.
+    """A simulated request. names: int32, the names of the pieces of its prompt and answer. arrived, first_token: times
+    in seconds; −1 before the event. seat: the row that it has or had. last_token: while it has no row, the time of its
+    last token, or of its arrival. is_measured: see `Arrival`.
     """
 
     names: I32 = field(default_factory=lambda: _UNNAMED)
@@ -63,7 +64,7 @@ class SimulatedRequest(Request):
 def simulated_request(
     arrival: Arrival, index: int, max_model_len: int, size: int, hashed_tokens: int = HASHED_TOKENS
 ) -> SimulatedRequest:
-    """The request of an arrival, cut to max_model_len, prompt first. size: tokens of a piece."""
+    """Return the request of an arrival, cut to max_model_len, prompt first. size: tokens of a piece."""
     length = min(arrival.input_length, max_model_len - 1)
     end = min(length + arrival.output_length, max_model_len)
     return SimulatedRequest(
@@ -82,7 +83,7 @@ def simulated_request(
 class Rows:
     """The part of `RequestStates` that the scheduler and the cache use, under the same names.
 
-    names: of the pieces of the request in each row.
+    names: the names of the pieces of the request in each row.
     """
 
     max_num_draft_tokens = 0
@@ -110,7 +111,7 @@ class Rows:
         return self._rows[request_id]
 
     def add_request(self, request: NewRequest) -> int:
-        """A row for a request with one group of blocks, which the scheduler made: it is not checked."""
+        """Add a request with one group of blocks. The scheduler made it, so it is not checked."""
         row = self._rows[request.req_id] = self._free.pop()
         assert request.prompt_token_ids is not None
         known = len(request.prompt_token_ids) + len(request.output_token_ids)
@@ -149,12 +150,12 @@ class SimulatedCache(KVCacheManager):
             self._node_tokens // self._piece,
             self._node_blocks,
             self.pool.is_cached,
-            hash_function=cast(Any, None),  # without events, blocks have no names of their own
+            hash_function=cast(Any, None),  # without events, blocks need no names
             on_event=None,
         )
 
     def why_missed(self, hit: PrefixHit, token_ids: I32, keys: BlockKeys = NO_KEYS) -> None:
-        """Nobody asks."""
+        """Return nothing: a simulation does not explain cache misses."""
 
     def _content_of(self, token_ids: I32) -> bytes:
         content = cast(Content, token_ids)

@@ -2,11 +2,12 @@
 
     arrivals ──▶ router ──▶ replicas: scheduler, cache, clock ──ends──▶ router
 
-Time passes in ticks. The router places the arrivals of a tick one by one; of the ends of requests it learns one tick
-later, and of its own decisions at once. A replica is looked at only in ticks in which a request comes to it or may end.
+Time passes in ticks. The router places the arrivals of a tick one by one. It knows its own decisions at once, and
+learns the ends of requests one tick later. A replica is only simulated in ticks in which a request comes to it or may
+end.
 
 Processes share the replicas among them. Each reads all arrivals and runs the same router; they exchange the numbers of
-the requests that ended in each tick, so the outcome is the same for any number of processes.
+the requests that ended in each tick, so the result is the same for any number of processes.
 """
 
 from __future__ import annotations
@@ -28,18 +29,19 @@ from foreword.simulation.report import SimulationReport
 from foreword.simulation.trace import Arrival
 
 Exchange = Callable[[list[int]], list[int]]
-"""Takes the requests that ended in this tick here, returns those that ended in the last one elsewhere."""
+"""Takes the requests that ended in this tick in this process; returns those that ended in the last tick in other
+processes."""
 
 MAX_PROCESSES = 64
 
 
 def simulate(arrivals: Iterable[Arrival], fleet: Fleet, *, processes: int = 1) -> SimulationReport:
-    """Serve the arrivals, in the order of time, to the end. Memory grows by 12 bytes per request, and with the requests
-    that wait at the same time.
+    """Serve the arrivals, which must be in the order of time, to the end. Memory grows by 12 bytes per request, and
+    with the number of requests that wait at the same time.
 
-    processes: above 1, arrivals is sent to other processes and has to allow that, as `Trace.requests` does.
-    Priorities are those of arrival order alone. Steps that only repeat the one before are simulated together, with the
-    outcome of single steps; only memory_use is sampled at their end alone.
+    processes: if it is above 1, ``arrivals`` is sent to other processes and must be picklable, like `Trace.requests`.
+    All requests have the same priority. Steps that only repeat the one before are simulated together, with the same
+    result as single steps, except that memory_use is sampled only at their end.
     """
     if not 1 <= processes <= MAX_PROCESSES:
         raise ConfigError(f"processes={processes}: must be from 1 to {MAX_PROCESSES}")
@@ -59,7 +61,7 @@ def simulate(arrivals: Iterable[Arrival], fleet: Fleet, *, processes: int = 1) -
     ]
     for other in others:
         other.start()
-    for i in range(1, processes):  # so that the end of another process is noticed
+    for i in range(1, processes):  # so that the loop notices if another process ends
         results[i - 1][1].close()
         for line in ends[i]:
             line.close()
@@ -80,13 +82,13 @@ def simulate(arrivals: Iterable[Arrival], fleet: Fleet, *, processes: int = 1) -
 def _run_part(
     arrivals: Iterable[Arrival], fleet: Fleet, part: int, num_parts: int, lines: Sequence[Connection], out: Connection
 ) -> None:
-    gc.disable()  # a simulation makes no cyclic garbage
+    gc.disable()  # a simulation creates no reference cycles
     with _Lines(lines) as exchange:
         out.send(_Part(fleet, part, num_parts, exchange).run(arrivals))
 
 
 class _Lines:
-    """An `Exchange` with other processes. Messages are sent in a thread: no process waits until another one reads."""
+    """An `Exchange` with other processes. A thread sends the messages, so no process waits until another one reads."""
 
     def __init__(self, lines: Sequence[Connection]) -> None:
         self._lines, self._sending, self._num_sent = lines, ThreadPoolExecutor(1), 0
@@ -114,9 +116,9 @@ class _Part:
         self._fleet, self._part, self._num_parts, self._exchange = fleet, part, num_parts, exchange
         self._report = SimulationReport(num_replicas=fleet.num_replicas)
         self._router = make_router(fleet.router, fleet.num_replicas)
-        self._replicas: dict[int, Replica] = {}  # made with their first request
-        self._due: list[tuple[float, int]] = []  # a heap: when a replica has to be looked at
-        self._due_at: dict[int, float] = {}  # the same by replica; other entries of the heap are stale
+        self._replicas: dict[int, Replica] = {}  # replicas are created with their first request
+        self._due: list[tuple[float, int]] = []  # a heap of the times at which a replica has to be simulated
+        self._due_at: dict[int, float] = {}  # the valid time of each replica; other entries of the heap are stale
         self._placed: dict[int, Placement] = {}  # the requests in progress, as far as the router knows
 
     def run(self, arrivals: Iterable[Arrival]) -> SimulationReport:
@@ -136,7 +138,9 @@ class _Part:
         return report
 
     def _ticks(self, arrivals: Iterable[Arrival]) -> Iterator[tuple[float, list[tuple[int, Arrival]]]]:
-        """The end of each tick and its arrivals. A pause is one long tick, except for its last one."""
+        """Yield the end of each tick and its arrivals. A pause without arrivals is one long tick, and then one normal
+        tick.
+        """
         tick, until = self._fleet.tick, 0.0
         found: list[tuple[int, Arrival]] = []
         for index, arrival in enumerate(arrivals):
@@ -149,7 +153,7 @@ class _Part:
 
     def _place(self, index: int, arrival: Arrival) -> None:
         size = self._fleet.hashed_tokens
-        ids = arrival.hash_ids[: -(-arrival.input_length // size)]  # others are of the answer
+        ids = arrival.hash_ids[: -(-arrival.input_length // size)]  # further ids are those of the answer
         placement = self._placed[index] = self._router.choose(arrival.input_length, ids, size)
         number = placement.replica
         if number % self._num_parts != self._part:
@@ -161,7 +165,7 @@ class _Part:
         self._look_at(number, arrival.time)
 
     def _advance(self, until: float) -> list[int]:
-        """The requests that end in the tick."""
+        """Return the requests that end in the tick."""
         due, ended = self._due, list[int]()
         while due and due[0][0] < until:
             moment, number = heappop(due)

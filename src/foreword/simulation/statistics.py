@@ -1,4 +1,4 @@
-"""Numbers of a long run in constant memory."""
+"""Statistics of a long run in constant memory."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from foreword.arrays import F32, F64
 LOW, BINS_PER_DECADE, DECADES = 1e-5, 200, 10
 # Bin i holds durations in (EDGES[i − 1], EDGES[i]]; the first and the last one are open.
 EDGES = LOW * 10 ** (np.arange(1, BINS_PER_DECADE * DECADES) / BINS_PER_DECADE)
-_EDGES = EDGES.tolist()  # to look single ones up
+_EDGES = EDGES.tolist()  # for the lookup of single durations
 
 
 class Durations:
-    """Durations in seconds, four bytes each: percentiles are exact, of values rounded to 24 bits."""
+    """Durations in seconds, with four bytes each. Percentiles are exact for the values rounded to 24 bits."""
 
     def __init__(self) -> None:
         self._values = array("f")
@@ -31,16 +31,18 @@ class Durations:
         self._values.append(seconds)
 
     def extend(self, other: Durations) -> None:
-        """All durations of another one too."""
+        """Add all durations of another collection."""
         self._values.extend(other._values)
 
     @property
     def values(self) -> F32:
-        """float32 [count], in the order they were added."""
+        """Return the durations, float32 [count], in the order in which they were added."""
         return np.array(self._values, np.float32)
 
     def percentiles(self, *levels: float) -> list[float]:
-        """For each level p the least of the durations that p percent do not exceed; NaN without any."""
+        """Return for each level p the smallest duration that at least p percent of all durations do not exceed; NaN if
+        there are none.
+        """
         if not self._values:
             return [float("nan")] * len(levels)
         places = [max(ceil(p / 100 * self.count) - 1, 0) for p in levels]
@@ -52,7 +54,9 @@ class Durations:
 
 
 class LatencyHistogram:
-    """Durations in seconds from 10 µs to 10⁵ s, each kept to 1.2 %. counts: int64, one entry per bin."""
+    """Durations in seconds from 10 µs to 10⁵ s, each with an error of at most 1.2 %. counts: int64, one entry per
+    bin.
+    """
 
     def __init__(self) -> None:
         self.counts = np.zeros(len(EDGES) + 1, np.int64)
@@ -62,22 +66,22 @@ class LatencyHistogram:
         return int(self.counts.sum())
 
     def add(self, seconds: Sequence[float] | F64, times: int = 1) -> None:
-        """Each of these durations, ``times`` times."""
+        """Add each of these durations ``times`` times."""
         if not len(seconds):
             return
         low, high = bisect_left(_EDGES, min(seconds)), bisect_left(_EDGES, max(seconds))
-        if low == high:  # as a rule: the requests of a step wait equally long
+        if low == high:  # the usual case: all requests of a step wait for the same time
             self.counts[low] += times * len(seconds)
         else:
             found = np.bincount(EDGES.searchsorted(seconds) - low)
             self.counts[low : low + len(found)] += times * found
 
     def extend(self, other: LatencyHistogram) -> None:
-        """All durations of another one too."""
+        """Add all durations of another collection."""
         self.counts += other.counts
 
     def percentile(self, p: float) -> float:
-        """The duration that p percent do not exceed; NaN without any."""
+        """Return the duration that p percent of all durations do not exceed; NaN if there are none."""
         if not self.count:
             return float("nan")
         place = int(np.searchsorted(np.cumsum(self.counts), p / 100 * self.count))
@@ -85,7 +89,9 @@ class LatencyHistogram:
 
 
 class TimeSeries:
-    """A quantity over time, as the means of at most ``size`` spans of equal length; spans double as time goes on."""
+    """A quantity over time, as the means of at most ``size`` spans of equal length. The length doubles when the spans
+    are full.
+    """
 
     def __init__(self, size: int = 512) -> None:
         self._sums = np.zeros(size)  # value · seconds, by span
@@ -94,14 +100,14 @@ class TimeSeries:
         self.peak = 0.0
 
     def add(self, time: float, value: float) -> None:
-        """The quantity is ``value`` from ``time`` on. Times do not go back."""
+        """Set the quantity to ``value`` from ``time`` on. Times must not decrease."""
         self._fill(time)
         self._value = value
         self.peak = max(self.peak, value)
 
     @property
     def points(self) -> list[tuple[float, float]]:
-        """(end of the span, mean), the last span up to the last ``add``."""
+        """Return (end of the span, mean) for each span; the last span ends at the last ``add``."""
         full = int(self._now / self._span)
         ends = [(i + 1) * self._span for i in range(full)]
         means = (self._sums[:full] / self._span).tolist()
@@ -112,7 +118,7 @@ class TimeSeries:
         return list(zip(ends, means, strict=True))
 
     def plot(self, width: int = 60, *, top: float = 1.0) -> str:
-        """One line of block characters for values from 0 to ``top``."""
+        """Return one line of block characters for values from 0 to ``top``."""
         values = np.array([v for _, v in self.points])
         if not len(values):
             return ""
@@ -120,7 +126,7 @@ class TimeSeries:
         return "".join(" ▁▂▃▄▅▆▇█"[round(8 * min(max(float(part.mean()) / top, 0.0), 1.0))] for part in parts)
 
     def _fill(self, time: float) -> None:
-        """Account for the value up to ``time``."""
+        """Add the value to the spans up to ``time``."""
         while time >= self._span * len(self._sums):
             half = len(self._sums) // 2
             self._sums[:half] = self._sums.reshape(half, 2).sum(1)

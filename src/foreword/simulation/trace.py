@@ -1,4 +1,4 @@
-"""Arrivals of a real service: when, how many tokens in and out, and which prompts begin alike."""
+"""Read the arrivals of a real service: times, numbers of input and output tokens, and prompts with equal beginnings."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _HALF = 2**30  # token ids below this represent hash ids, those from here on req
 class Arrival:
     """time: seconds since the trace began. hash_ids: equal ids at equal places mean equal beginnings.
 
-    num_hashed: the tokens that the ids stand for, if these reach into the answer; None: those of the prompt.
-    is_measured: whether its latencies count.
-    Not to be changed; not frozen, for speed.
+    num_hashed: the number of tokens that the ids represent, if it includes tokens of the answer; None: those of the
+    prompt.
+    is_measured: whether its latencies count. Treat arrivals as immutable; the class is not frozen, for speed.
     """
 
     time: float
@@ -44,9 +44,10 @@ class Arrival:
     is_measured: bool = True
 
     def names(self, index: int, length: int, end: int, size: int, hashed_tokens: int = HASHED_TOKENS) -> I32:
-        """Names of the pieces of ``size`` tokens, which divide the ``hashed_tokens`` of an id, of its first ``length``
-        tokens and the answer up to ``end``: int32 [ceil(end / size)]. They are alike where the trace says so; others,
-        and those with tokens that no id stands for, are unique to the request (``index``).
+        """Return the names of the pieces of its first ``length`` tokens and of the answer up to ``end``: int32
+        [ceil(end / size)]. A piece has ``size`` tokens, a divisor of ``hashed_tokens``, the tokens of an id. Pieces
+        that the trace describes as equal have equal names. All other pieces have names that only this request
+        (``index``) has.
         """
         names = np.empty(-(-end // size), np.int32)
         names.fill(_HALF + index % (_HALF - 1))
@@ -60,20 +61,21 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A trace in memory, in the order of time. hashed_tokens: those that one hash id stands for."""
+    """A trace in memory, in the order of time. hashed_tokens: the number of tokens that one hash id represents."""
 
     arrivals: tuple[Arrival, ...]
     hashed_tokens: int = HASHED_TOKENS
 
     @property
     def max_length(self) -> int:
-        """Tokens of its longest request."""
+        """Return the number of tokens of its longest request."""
         return max(a.input_length + a.output_length for a in self.arrivals)
 
     def requests(self, num_requests: int, *, speed: float = 1.0, copies: int = 1) -> Load:
-        """``num_requests`` arrivals, ``speed`` times as fast; the trace is repeated as often as needed, with
-        prompts of its own each time. copies: that run at the same time, each with prompts of its own and begun at
-        another place of the trace. ConfigError for a speed outside [1e-6, 1e6] or copies outside [1, 1e5].
+        """Return ``num_requests`` arrivals, ``speed`` times as fast. The trace is repeated as often as needed, each
+        time with new prompts. copies: the number of copies of the trace that run at the same time, each with its own
+        prompts and from another place of the trace on. ConfigError for a speed outside [1e-6, 1e6] or copies outside
+        [1, 1e5].
         """
         if not 1e-6 <= speed <= 1e6:
             raise ConfigError(f"speed={speed}: must be in [1e-6, 1e6]; 1 is the trace's own")
@@ -97,7 +99,7 @@ class Load:
         return islice(merge(*copies, key=attrgetter("time")) if len(copies) > 1 else copies[0], self.num_requests)
 
     def _copy(self, number: int, stride: int) -> Iterator[Arrival]:
-        """The arrivals of a copy, without end."""
+        """Yield the arrivals of a copy without end."""
         arrivals, speed = self.trace.arrivals, self.speed
         period = arrivals[-1].time + 1e-3
         first = len(arrivals) * number // self.copies
@@ -114,9 +116,9 @@ FORMAT = "docs/simulation.md has the fields of .csv and .jsonl files"
 
 
 def read_trace(path: str | Path) -> Trace:
-    """A .csv with TIMESTAMP, ContextTokens, GeneratedTokens, or a .jsonl with timestamp (ms), input_length,
-    output_length, hash_ids (may be absent). Empty lines are skipped; a length of 0 counts as 1. ConfigError, naming the
-    line, for anything else.
+    """Read a .csv file with TIMESTAMP, ContextTokens and GeneratedTokens, or a .jsonl file with timestamp (ms),
+    input_length, output_length and optionally hash_ids. Empty lines are skipped, and a length of 0 counts as 1. Any
+    other content raises a ConfigError that names the line.
     """
     path = Path(path)
     try:
@@ -125,7 +127,7 @@ def read_trace(path: str | Path) -> Trace:
         raise ConfigError(f"trace {path}: {error}") from None
     if not arrivals:
         raise ConfigError(f"trace {path}: no requests")
-    if path.suffix == ".csv":  # dates; microseconds are what they have
+    if path.suffix == ".csv":  # dates, which have a resolution of microseconds
         first = min(a.time for a in arrivals)
         arrivals = [replace(a, time=round(a.time - first, 6)) for a in arrivals]
     arrivals.sort(key=lambda a: a.time)
