@@ -17,15 +17,16 @@ _HEADINGS = {
 
 _PADDED = (("Tp",), ("Bp",), ("Bp+1",))
 _PADDING = (
-    "What a step holds behind its T tokens and B requests, for graphs captured for Tp tokens and Bp requests. A",
-    "`GraphPromise` says for which lengths; `graph_inputs` refuses a step that breaks it, and gives the promised",
-    '`max_query_len` and `max_seq_len`. With `padding_requests="tokens"` the requests of padding have its tokens:',
+    "A step can be padded to Tp tokens and Bp requests, for graphs that were captured with these sizes. The table has",
+    "the values of the entries after its T tokens and B requests. A `GraphPromise` has the largest lengths of a graph.",
+    "`graph_inputs` refuses a step that exceeds them, and returns the promised `max_query_len` and `max_seq_len`. With",
+    '`padding_requests="tokens"` the padding tokens belong to the padding requests:',
     "`query_start_loc[B + i] = min(T + i · max_query_len, Tp)`.",
 )
 
 
 def render(tensors: Iterable[TensorSpec]) -> str:
-    """The page in Markdown."""
+    """Return the page in Markdown."""
     lines = [
         "# Every tensor of a step",
         "",
@@ -38,7 +39,7 @@ def render(tensors: Iterable[TensorSpec]) -> str:
         "The first line of an entry has the shape and type of the tensor, the expression that reads it, the range of",
         "its values (both ends included), and the padding value. In expressions, `batch` is what `prepare_inputs`",
         "returned, `states` are its `RequestStates`, and `g` is the number of a KV group. The second line says what",
-        "the tensor means, then what writes it, an arrow, and what reads it. The lines with a dash define its values.",
+        "the tensor means, and which code writes and reads it. The lines with a dash define its values.",
         "",
         "An axis `Tp` or `Bp` begins with `T` or `B` entries for the tokens or requests of the step; all entries after",
         "them have the padding value. At system level, rows without a request have the padding value.",
@@ -74,7 +75,8 @@ def _entry(spec: TensorSpec) -> list[str]:
         facts.append(f"padding {spec.padding}")
     return [
         f"**`{spec.name}`** {' · '.join(facts)}  ",
-        f"{spec.definition[0].upper()}{spec.definition[1:]}. {spec.producer} → {spec.consumers}.",
+        f"{spec.definition[0].upper()}{spec.definition[1:]}. *Written by:* {spec.producer}. *Read by:* "
+        f"{spec.consumers}.",
         *(f"- `{relation.formula}`" for relation in spec.relations),
         "",
     ]

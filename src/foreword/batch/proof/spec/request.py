@@ -40,7 +40,7 @@ REQUEST: tuple[TensorSpec, ...] = (
         producer="prepare_inputs(pad_to=)", consumers="graph replay", range=("T", None),
     ),
     _scalar(
-        "max_query_len", "the longest query of the step",
+        "max_query_len", "the number of tokens of the longest query of the step",
         Relation("max(num_scheduled_tokens), 0 without requests", lambda s, x, g: s.n.max(initial=0)),
         consumers="attention", range=(0, "T"),
     ),
@@ -65,9 +65,9 @@ REQUEST: tuple[TensorSpec, ...] = (
         consumers="sampler, kernels that read the state's own tables", range=(0, "R-1"),
     ),
     _request(
-        "row_generation", "the generation of the row when the step was prepared; −1 if the request was removed "
-        "while an earlier step with it ran: it keeps its tokens in this step, which has 0 as their ids and positions, "
-        "slots of −1 and null blocks",
+        "row_generation", "the generation of the row when the step was prepared, or −1 if the request was removed "
+        "while an earlier step with it ran. Such a request keeps its tokens in this step, with ids and positions 0, "
+        "slots −1 and null blocks",
         Relation(
             "row_generation[b] = states.row_generation[idx_mapping[b]]",
             lambda s, x, g: np.where(s.cancelled, -1, s.state("row_generation")[s.rows]),
@@ -75,18 +75,19 @@ REQUEST: tuple[TensorSpec, ...] = (
         consumers="commit",
     ),
     _request(
-        "num_computed_tokens", "tokens of the request whose keys and values are in the cache before the step",
+        "num_computed_tokens", "the number of tokens of the request whose keys and values are in the cache before "
+        "the step",
         Relation("num_computed_tokens[b] = states.num_computed_tokens[idx_mapping[b]]", lambda s, x, g: s.c),
         consumers="attention, commit", range=(0, "M-1"),
     ),
     _request(
-        "num_placeholders", "tokens of the request that a step in flight is about to sample: after the known ones, "
-        "read as 0",
+        "num_placeholders", "the number of tokens of the request that a step in flight is about to sample. They "
+        "follow the known tokens and are read as 0",
         Relation("num_placeholders[b] = states.num_placeholders[idx_mapping[b]]", lambda s, x, g: s.in_flight),
         consumers="resolve", range=(0, "M"),
     ),
     _request(
-        "num_scheduled_tokens", "query length of the request, its drafts included",
+        "num_scheduled_tokens", "the query length of the request, drafts included",
         Relation(
             "num_scheduled_tokens[b] = query_start_loc[b + 1] − query_start_loc[b] = seq_lens[b] − "
             "num_computed_tokens[b]",
@@ -95,8 +96,8 @@ REQUEST: tuple[TensorSpec, ...] = (
         producer="scheduler", consumers="attention, commit", range=(1, "T"),
     ),
     _request(
-        "num_draft_tokens", "how many of the scheduled tokens are drafts to verify: the last ones; those that "
-        "`admit_drafts` left",
+        "num_draft_tokens", "the number of drafts to verify. They are the last of the scheduled tokens, after "
+        "`admit_drafts` has removed some",
         Relation(
             "num_draft_tokens[b] = cu_num_draft_tokens[b + 1] − cu_num_draft_tokens[b] = "
             "cu_num_logits[b + 1] − cu_num_logits[b] − 1",
@@ -110,12 +111,12 @@ REQUEST: tuple[TensorSpec, ...] = (
         consumers="attention", range=(0, "T"),
     ),
     _request(
-        "seq_lens", "keys of the request after the step: the context and the query",
+        "seq_lens", "the number of keys of the request after the step: context and query",
         Relation("seq_lens[b] = num_computed_tokens[b] + num_scheduled_tokens[b]", lambda s, x, g: s.c + s.n),
         consumers="attention", range=(1, "M"),
     ),
     _request(
-        "is_prefilling", "whether the step starts before the end of what must be computed first",
+        "is_prefilling", "whether the step starts before all tokens of prefill_len are computed",
         Relation(
             "is_prefilling[b] = num_computed_tokens[b] < states.prefill_len[idx_mapping[b]]",
             lambda s, x, g: s.c < s.of_rows("prefill_len"),
@@ -123,7 +124,7 @@ REQUEST: tuple[TensorSpec, ...] = (
         consumers="attention, sampler",
     ),
     _request(
-        "dcp_local_seq_lens", "this rank's share of seq_lens; over all ranks it sums to them",
+        "dcp_local_seq_lens", "this rank's share of seq_lens. The sum over all ranks is seq_lens",
         Relation(
             "dcp_local_seq_lens[b] = #{p < seq_lens[b] : (p // interleave) mod size = rank}",
             lambda s, x, g: s.local_seq_lens(),
@@ -131,7 +132,8 @@ REQUEST: tuple[TensorSpec, ...] = (
         consumers="attention", range=(0, "M"), optional="context parallelism",
     ),
     _request(
-        "block_table", "the requests' rows of the group's block table, null past the end and below the sliding window",
+        "block_table", "the requests' rows of the group's block table. Entries past the end and below the sliding "
+        "window are null",
         Relation(
             "block_table[b, k] = states.block_table[idx_mapping[b], k] where held and not below the window",
             lambda s, x, g: np.where(s.held(g) & ~s.below_window(g), s.table(g).table[s.rows], x),
@@ -148,7 +150,7 @@ REQUEST: tuple[TensorSpec, ...] = (
         optional="gathered block tables",
     ),
     _request(
-        "num_blocks", "entries of the gathered row that are the request's",
+        "num_blocks", "the number of entries of the gathered row that belong to the request",
         Relation("num_blocks[b] = states.num_blocks[idx_mapping[b]]", lambda s, x, g: s.num_blocks(g)),
         producer="prepare_inputs(gather_block_tables=True)", consumers="adapters", range=(0, "K"),
         optional="gathered block tables",

@@ -23,8 +23,14 @@ def _system(name: str, definition: str, *relations: Relation, **facts: Any) -> T
 
 _STORED: dict[str, tuple[str | None, str]] = {
     "top_k": (None, "V-1"),
-    "num_logprobs": ("log-probabilities of this many of the likeliest tokens with each output token, −1 for none", "V"),
-    "num_prompt_logprobs": ("the same with each prompt token", "V"),
+    "num_logprobs": (
+        "the number of most likely tokens whose log-probabilities are returned with each output token, −1 for none",
+        "V",
+    ),
+    "num_prompt_logprobs": (
+        "the number of most likely tokens whose log-probabilities are returned with each prompt token, −1 for none",
+        "V",
+    ),
 }
 """Columns that hold another value than the parameter's: definition (None: the parameter's), and the largest value."""
 
@@ -66,7 +72,8 @@ SYSTEM: tuple[TensorSpec, ...] = (
         producer="add_request, commit", consumers="prepare_inputs, scheduler", range=(1, "M"),
     ),
     _system(
-        "token_ids", "every known token of a request: prompt, then committed outputs; drafts are staged past them",
+        "token_ids", "all known tokens of a request: the prompt, then committed outputs. Drafts are written after "
+        "them",
         Relation(
             "0 ≤ token_ids[row, j] ≤ V − 1 for j < num_tokens[row]",
             lambda s, x, g: np.where(np.arange(x.shape[1]) < s.state("num_tokens")[:, None], np.clip(x, 0, s.V - 1), x),
@@ -74,7 +81,7 @@ SYSTEM: tuple[TensorSpec, ...] = (
         shape=("R", "M"), dtype="int32", producer="add_request, commit", consumers="prepare_inputs, sampler",
     ),
     _system(
-        "is_embedding", "true where the position is a prompt embedding, whose token id is not read",
+        "is_embedding", "true if the position holds a prompt embedding; its token id is then not read",
         Relation(
             "not is_embedding[row, j] for j ≥ prompt_len[row]",
             lambda s, x, g: x & ~(s.live[:, None] & (np.arange(x.shape[1]) >= s.state("prompt_len")[:, None])),
@@ -83,8 +90,8 @@ SYSTEM: tuple[TensorSpec, ...] = (
         optional="prompt embeddings", attribute="extras.is_embedding",
     ),
     row_tensor(
-        "prefill_len", "what must be computed before sampling starts: prompt, and after a resume the outputs it "
-        "brought",
+        "prefill_len", "the number of tokens that must be computed before sampling starts: the prompt, and after a "
+        "resume also the outputs that the request had",
         Relation(
             "prompt_len ≤ prefill_len ≤ num_tokens",
             lambda s, x, g: s.where_live(np.clip(x, s.state("prompt_len"), s.state("num_tokens")), x),
@@ -92,20 +99,21 @@ SYSTEM: tuple[TensorSpec, ...] = (
         producer="add_request", consumers="prepare_inputs", range=(1, "M"),
     ),
     row_tensor(
-        "prompt_len", "the user's prompt",
+        "prompt_len", "the length of the user's prompt",
         Relation("1 ≤ prompt_len ≤ num_tokens", lambda s, x, g: s.where_live(np.clip(x, 1, s.state("num_tokens")), x)),
         producer="add_request", consumers="prepare_inputs, sampler", range=(1, "M"),
     ),
     row_tensor(
-        "num_accepted_tokens", "tokens kept of the last committed step: accepted drafts + 1; 1 after admission and a "
-        "prompt chunk", producer="add_request, commit", consumers="recurrent layers with drafts", range=(1, None),
+        "num_accepted_tokens", "the number of tokens kept from the last committed step: accepted drafts + 1. It is 1 "
+        "after admission and after a chunk of the prompt",
+        producer="add_request, commit", consumers="recurrent layers with drafts", range=(1, None),
     ),
     row_tensor(
-        "num_placeholders", "tokens after the known ones that a step in flight is about to sample",
+        "num_placeholders", "the number of tokens after the known ones that a step in flight is about to sample",
         producer="advance, commit", consumers="prepare_inputs", range=(0, "M"),
     ),
     row_tensor(
-        "num_computed_tokens", "tokens whose keys and values are in the cache",
+        "num_computed_tokens", "the number of tokens whose keys and values are in the cache",
         Relation(
             "0 ≤ num_computed_tokens ≤ num_tokens + num_placeholders",
             lambda s, x, g: s.where_live(np.clip(x, 0, s.state("num_tokens") + s.state("num_placeholders")), x),
@@ -113,7 +121,7 @@ SYSTEM: tuple[TensorSpec, ...] = (
         producer="add_request, commit", consumers="prepare_inputs, scheduler", range=(0, "M"),
     ),
     row_tensor(
-        "last_sampled_token", "the last output, −1 before there is one",
+        "last_sampled_token", "the last output token; −1 if there is none yet",
         Relation(
             "last_sampled_token = token_ids[row, num_tokens − 1] if num_tokens > prompt_len else −1",
             lambda s, x, g: s.where_live(s.last_sampled(), x),
@@ -121,7 +129,7 @@ SYSTEM: tuple[TensorSpec, ...] = (
         producer="add_request, commit", consumers="device-side decode", range=(-1, "V-1"),
     ),
     row_tensor(
-        "lora_id", "adapter, 0 for none",
+        "lora_id", "the number of the adapter, 0 for none",
         Relation(
             "lora_id[row] = the id of the adapter that the request uses",
             lambda s, x, g: s.where_live(s.adapters(), x),
@@ -129,15 +137,17 @@ SYSTEM: tuple[TensorSpec, ...] = (
         producer="add_request", consumers="adapter layers", range=(0, None),
     ),
     row_tensor(
-        "rope_delta", "what tokens after the prompt add to their rotary position (multi-dimensional positions)",
+        "rope_delta", "the number that tokens after the prompt add to their rotary position (multi-dimensional "
+        "positions)",
         producer="add_request", consumers="rotary embedding",
     ),
     row_tensor(
-        "encoder_len", "tokens of the encoder that the request attends to",
+        "encoder_len", "the number of encoder tokens that the request attends to",
         producer="add_request", consumers="cross attention", range=(0, None),
     ),
     row_tensor(
-        "row_generation", "how often the row was freed: separates a late result from a current one",
+        "row_generation", "the number of times that the row was freed, which separates a late result from a current "
+        "one",
         producer="add_request, remove_request", consumers="commit", range=(0, None),
     ),
     _system(
@@ -153,7 +163,7 @@ SYSTEM: tuple[TensorSpec, ...] = (
         attribute="block_tables.table",
     ),
     _system(
-        "num_blocks", "entries of the row that are the request's",
+        "num_blocks", "the number of entries of the row that belong to the request",
         Relation(
             "ceil(num_computed_tokens / P) ≤ num_blocks ≤ K",
             lambda s, x, g: s.where_live(
@@ -165,7 +175,8 @@ SYSTEM: tuple[TensorSpec, ...] = (
     ),
     *(_sampling(row) for row in PARAMETERS if row.column is not None),
     _system(
-        "needs", "the `Need` flags of the row: what its sampling needs, so that a step skips what no row needs",
+        "needs", "the `Need` flags of the row, which say what its sampling needs, so that a step skips everything "
+        "that no row needs",
         Relation(
             "each flag that follows from a column is set by that column",
             lambda s, x, g: s.where_live(_needs(s, x), x),

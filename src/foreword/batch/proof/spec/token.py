@@ -29,7 +29,7 @@ TOKEN: tuple[TensorSpec, ...] = (
         consumers="attention, adapter layers", range=(0, "B-1"),
     ),
     _token(
-        "positions", "the position of the token in its request: right after what is computed",
+        "positions", "the position of the token in its request. The first one follows the computed tokens",
         Relation(
             "positions[t] = num_computed_tokens[b] + t − query_start_loc[b], b = req_indices[t]",
             lambda s, x, g: s.positions,
@@ -37,7 +37,8 @@ TOKEN: tuple[TensorSpec, ...] = (
         consumers="rotary embedding, attention", range=(0, "M-1"),
     ),
     _token(
-        "input_ids", "the token itself: of the prompt, the last sampled one, or a draft; 0 where it is not known yet",
+        "input_ids", "the id of the token: a prompt token, the last sampled token, or a draft; 0 if it is not known "
+        "yet",
         Relation(
             "input_ids[t] = states.token_ids[idx_mapping[b], positions[t]], b = req_indices[t]; 0 in flight",
             lambda s, x, g: s.input_ids(),
@@ -45,8 +46,8 @@ TOKEN: tuple[TensorSpec, ...] = (
         consumers="embedding", range=(0, "V-1"),
     ),
     _token(
-        "slot_mapping", "where the token's key and value go; −1: nowhere (padding, another rank's, a recurrent "
-        "group's)",
+        "slot_mapping", "the slot to which the token's key and value are written; −1 for none (padding, another "
+        "rank's token, a recurrent group)",
         Relation(
             "slot_mapping[t] = block_table[b, positions[t] // P] · S + offset; −1 where another rank owns it",
             lambda s, x, g: s.slots(g),
@@ -54,8 +55,8 @@ TOKEN: tuple[TensorSpec, ...] = (
         consumers="cache write", range=(-1, None),
     ),
     _token(
-        "bidirectional_ranges", "the range [start, stop) of positions, of its request's bidirectional_ranges, that the "
-        "token is in and sees all of; (0, 0) where it is in none",
+        "bidirectional_ranges", "the range [start, stop) of positions in the request's bidirectional_ranges that "
+        "contains the token, which then attends to the whole range; (0, 0) if there is none",
         Relation(
             "start ≤ positions[t] < stop of out[t] = (start, stop), a range of the request of token t",
             lambda s, x, g: s.bidirectional_ranges(),
@@ -67,7 +68,7 @@ TOKEN: tuple[TensorSpec, ...] = (
 
 LOGIT: tuple[TensorSpec, ...] = (
     _logit(
-        "logits_indices", "token rows to project to logits: the last 1 + drafts of each request",
+        "logits_indices", "the token rows that are projected to logits: the last 1 + drafts of each request",
         Relation(
             "logits_indices[cu_num_logits[b] + j] = query_start_loc[b + 1] − 1 − num_draft_tokens[b] + j",
             lambda s, x, g: (s.loc[1:] - 1 - s.k)[s.b_of_logit] + s.local_pos,
@@ -80,7 +81,7 @@ LOGIT: tuple[TensorSpec, ...] = (
         consumers="sampler", range=(0, "R-1"),
     ),
     _logit(
-        "expanded_local_pos", "logit row → place among the logit rows of its request",
+        "expanded_local_pos", "logit row → its index among the logit rows of its request",
         Relation("expanded_local_pos[cu_num_logits[b] + j] = j", lambda s, x, g: s.local_pos),
         consumers="sampler", range=(0, "L-1"),
     ),
@@ -93,12 +94,12 @@ LOGIT: tuple[TensorSpec, ...] = (
         consumers="verification", range=(0, "L-1"),
     ),
     _logit(
-        "bonus_logits_indices", "the logit row that gives the token after all drafts: the last of each request",
+        "bonus_logits_indices", "the logit row that gives the token after all drafts: the last one of each request",
         Relation("bonus_logits_indices[b] = cu_num_logits[b + 1] − 1", lambda s, x, g: s.cu_logits[1:] - 1),
         consumers="sampler, verification", range=(0, "L-1"),
     ),
     _logit(
-        "draft_token_ids", "the drafts, request by request; −1 for one whose id is not known here",
+        "draft_token_ids", "the drafts, request by request; −1 for a draft whose id is not known here",
         Relation(
             "max(draft_token_ids[cu_num_draft_tokens[b] + j], 0) = "
             "states.token_ids[idx_mapping[b], states.num_tokens[…] + num_placeholders[b] + j]",
@@ -136,7 +137,7 @@ EXPLAINED: tuple[TensorSpec, ...] = (
         dtype="int32", range=(0, None), per_group=True,
     ),
     _explained(
-        "block_offsets", "the place in the block (under context parallelism: in this rank's part of it)",
+        "block_offsets", "the offset in the block (under context parallelism: in this rank's part of the block)",
         Relation(
             "block_offsets[t] = positions[t] mod S; (offset // (I·n))·I + offset mod I under context parallelism",
             lambda s, x, g: s.block_offsets(g),
