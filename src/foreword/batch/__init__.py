@@ -7,8 +7,9 @@
     print(batch.explain())                                 # the same as tables
     states.commit(batch, {"a": [token]})                   # what was sampled
 
-Needs NumPy alone. Tensors that few steps need, and other kernels' arguments, are functions of a batch: those exported
-here, and `foreword.batch.adapters`. The public names are those of this package, `foreword.batch.adapters` with its
+The package needs only NumPy. Tensors that few steps need, and the arguments of other kernels, are computed by functions
+of a batch: those exported here, and those of `foreword.batch.adapters`. The public names are those of this package,
+`foreword.batch.adapters` with its
 module `vllm`, `foreword.batch.difference`, and the tables: `foreword.batch.step.layout` (the tensors of a step),
 `foreword.batch.proof.spec` (what each of them means), `foreword.batch.values.parameters` and `sampling_params`.
 """
@@ -111,7 +112,7 @@ def __dir__() -> list[str]:
 if not TYPE_CHECKING:  # type checkers would take any name for an attribute
 
     def __getattr__(name: str) -> Any:
-        """The names that an engine's steps do not need, on first use."""
+        """Import a name that the steps of an engine do not need, on first use."""
         if name not in _LAZY:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(_LAZY[name]), name)

@@ -1,4 +1,4 @@
-"""Ranges of a prompt in which tokens see each other, inside an otherwise causal mask: the images of some models, the
+"""Ranges of a prompt whose tokens attend to each other, inside an otherwise causal mask: the images of some models, the
 prefix of a prefix-LM.
 
     prompt   t t i i i t        bidirectional_ranges=[(2, 5)]        t0  x . . . . .
@@ -22,15 +22,16 @@ from foreword.errors import PlanError
 
 
 def bidirectional_ranges(batch: BatchTensors) -> I32 | None:
-    """Return int32 [Tp, 2], the range [start, stop) of each token that is in one, (0, 0) for the others and on padding;
-    None where no token of the step is in a range.
+    """Return int32 [Tp, 2], the range [start, stop) that contains each token, (0, 0) for tokens outside of ranges and
+    for padding. Return None if no token of the step is in a range.
 
     With p = positions[t] and (start, stop) = out[t], query t sees the key at position j of its request where
 
         j ≤ p and (no window W or j > p − W)   or   start ≤ j < stop
 
-    PlanError for a step that ends inside a range, since keys that its queries see would be missing; and for one that
-    begins so far inside that a group's sliding window has passed the start. O(requests of the step with ranges + Tp).
+    PlanError for a step that ends inside a range, since keys to which its queries attend would be missing, and for a
+    step that begins so far inside a range that a group's sliding window has passed its start. O(requests of the step
+    with ranges + Tp).
     """
     out: I32 | None = None
     for b, ranges in ranges_of_requests(batch):
@@ -69,7 +70,7 @@ def ranges_of_requests(batch: BatchTensors) -> Iterator[tuple[int, I32]]:
 
 
 def refuse_ranges(batch: BatchTensors, what: str) -> None:
-    """PlanError where a token of the step is in a range, for forms whose kernels apply a causal mask of their own."""
+    """Raise PlanError if a token of the step is in a range, for kernels that always apply a causal mask."""
     for b, ranges in ranges_of_requests(batch):
         raise PlanError(f"{what} has a causal mask without bidirectional ranges: use attention_mask or dense_inputs",
                         step=batch.step, request=batch.req_ids[b], tensor="bidirectional_ranges", index=b,

@@ -1,4 +1,4 @@
-"""Decodes distinguished from prefills, for kernels with a path for each, and for graphs of one query length."""
+"""Separate decodes from prefills, for kernels with a path for each, and for graphs of one query length."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from foreword.batch.step.tensors import BatchTensors
 
 
 class Split(NamedTuple):
-    """The number of leading requests that are decodes, and of their tokens; the rest are prefills."""
+    """The number of leading requests that are decodes, and the number of their tokens. All other requests are
+    prefills.
+    """
 
     num_decodes: int
     num_prefills: int
@@ -20,17 +22,21 @@ class Split(NamedTuple):
 
 
 def is_decode(batch: BatchTensors) -> Bools:
-    """bool [B]: one known token over context, and its drafts if it has any (n − k = 1 and c > 0).
+    """Return bool [B]: whether a request computes one known token after a context, and its drafts if it has any (n − k
+    = 1 and c > 0).
 
-    A prompt's last token over context is one, also with placeholder drafts. A chunk of K + 1 prompt tokens is not one,
-    though it is as long as a verification; nor is a prompt of one token, which has no context.
+    The last token of a prompt after a context counts as a decode, also with placeholder drafts. A chunk of K + 1 prompt
+    tokens does not, although it is as long as a verification. A prompt of one token does not, because it has no
+    context.
     """
     decodes: Bools = (batch.num_scheduled_tokens - batch.num_draft_tokens == 1) & (batch.num_computed_tokens > 0)
     return decodes
 
 
 def uniform_decode_len(batch: BatchTensors) -> int | None:
-    """The query length of a batch of decodes that all have the same, as a captured graph needs it; None for others."""
+    """Return the query length of a batch of decodes with equal query lengths, for a captured graph; None for any other
+    batch.
+    """
     n = batch.num_scheduled_tokens
     if not len(n) or int(n[0]) != batch.max_query_len or (n != n[0]).any() or not is_decode(batch).all():
         return None
@@ -44,7 +50,7 @@ def split_decodes_and_prefills(
     require_uniform: bool = False,
     short_extends_are_decodes: bool = True,
 ) -> Split:
-    """Return where the leading short queries end, for a batch that has them first (order="decode_first").
+    """Return the end of the leading short queries, for a batch that is sorted with order="decode_first".
 
     A request counts as a decode while it has at most decode_threshold tokens, and
         require_uniform: as many as the first request;
@@ -63,11 +69,11 @@ def split_decodes_and_prefills(
 
 
 def region_swaps(regions: Ints) -> list[tuple[int, int]]:
-    """The swaps of two places each that bring equal regions together, ascending; as few as there are misplaced pairs.
+    """Return the smallest number of swaps of two places that sort the regions in ascending order.
 
     For dense-row backends: regions[i] is 0 for a decode, 1 for a short extend, 2 for a long one, 3 for a prompt that
-    starts; the swaps are `RequestStates.swap_rows` calls, in this order. What is in its region already stays in place,
-    and requests of one region keep no particular order.
+    starts; the swaps are `RequestStates.swap_rows` calls, in this order. Requests that are already in their region do
+    not move. The order within a region is arbitrary.
     """
     have = np.array(regions)
     want = np.sort(have)
@@ -75,7 +81,7 @@ def region_swaps(regions: Ints) -> list[tuple[int, int]]:
     waiting: dict[tuple[int, int], list[int]] = {}
     for i in np.flatnonzero(have != want).tolist():
         waiting.setdefault((int(have[i]), int(want[i])), []).append(i)
-    for (a, b), places in waiting.items():  # each is in the region of the other: one swap corrects both
+    for (a, b), places in waiting.items():  # each is in the region of the other, so one swap corrects both
         others = waiting.get((b, a), [])
         while a < b and places and others:
             i, j = places.pop(0), others.pop(0)

@@ -24,10 +24,10 @@ from foreword.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefillShare:
-    """One rank's part of a step: V rows (pieces of requests), N tokens, padded to N_max, the most any rank has.
+    """One rank's part of a step: V rows (pieces of requests) and N tokens, padded to N_max, the largest N of any rank.
 
     req_indices: int64 [V]. query_start_loc: int32 [V + 1]. seq_lens: int32 [V], keys of the row's last token.
-    token_indices: int64 [N_max], the step's tokens that are here, 0 from N on: x_local = x[token_indices].
+    token_indices: int64 [N_max], the step's tokens that this rank computes, 0 from N on: x_local = x[token_indices].
     restore_indices: int64 [T]: with the ranks' outputs concatenated [R · N_max], y = outputs[restore_indices] is in
     the order of the step again; it is the same on every rank.
     """
@@ -42,7 +42,7 @@ class PrefillShare:
 
 def share_prefill(batch: BatchTensors, size: int, rank: int) -> PrefillShare:
     """Return this rank's share of the step, at own addresses. Chunks are ceil(n / 2R) long, or the request's last ones.
-    PlanError where tokens see each other, since the keys of a rank's rows end with the row.
+    PlanError if the step has tokens in bidirectional ranges, because a rank's rows have no keys after their own tokens.
     """
     if size < 1 or not 0 <= rank < size:
         raise ConfigError(f"share_prefill(size={size}, rank={rank}): rank must be in [0, size)")
@@ -63,7 +63,9 @@ def share_prefill(batch: BatchTensors, size: int, rank: int) -> PrefillShare:
 
 
 def _tokens_of(batch: BatchTensors, size: int, rank: int) -> tuple[I64, tuple[I64, I64, I64]]:
-    """(token rows, (request, first, end of each piece inside its request)) of one rank, in the order of the step."""
+    """Return (token rows, (request, first, end of each piece inside its request)) of one rank, in the order of the
+    step.
+    """
     n = batch.num_scheduled_tokens.astype(np.int64)
     chunk = -(-n // (2 * size))
     which = np.array([rank, 2 * size - 1 - rank])

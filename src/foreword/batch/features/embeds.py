@@ -1,4 +1,6 @@
-"""Prompts given as embeddings, alone or mixed with tokens: which scheduled tokens read a vector instead of an id."""
+"""Prompts with embeddings, alone or mixed with tokens: find the scheduled tokens that read a vector instead of an
+id.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from foreword.errors import RequestError
 
 
 def is_token_ids(batch: BatchTensors) -> Bools:
-    """bool [Tp]: True where input_ids holds the input, False where a prompt embedding does. True on padding."""
+    """Return bool [Tp]: True if the input is in input_ids, False if it is a prompt embedding. True for padding."""
     out: Bools = batch.optional("is_token_ids")[: batch.num_tokens_padded]
     out[:] = True
     mask = batch.states.extras.is_embedding
@@ -23,10 +25,11 @@ def is_token_ids(batch: BatchTensors) -> Bools:
 
 
 def prompt_embeds(batch: BatchTensors, hidden_size: int | None = None) -> tuple[I64, AnyArray]:
-    """(token rows int64 [N], ascending; vectors [N, hidden]): inputs_embeds[token rows] = vectors.
+    """Return (token rows int64 [N], ascending; vectors [N, hidden]): inputs_embeds[token rows] = vectors.
 
-    N counts the scheduled tokens where is_token_ids is False. Without any, the vectors are float32 [0, hidden_size].
-    hidden_size: the model's; RequestError for embeddings of another width. None: any.
+    N is the number of scheduled tokens for which is_token_ids is False. If N is 0, the vectors are float32 [0,
+    hidden_size].
+    hidden_size: that of the model; RequestError for embeddings of another width. None: any width.
     Costs O(N + B), nothing without embeddings.
     """
     staged, mask = batch.states.extras.prompt_embeds, batch.states.extras.is_embedding
@@ -51,7 +54,7 @@ def prompt_embeds(batch: BatchTensors, hidden_size: int | None = None) -> tuple[
 
 
 def get_token_id(states: RequestStates, req_id: str, position: int) -> int:
-    """The token at a position of a request. RequestError past its known tokens, and where it is an embedding."""
+    """Return the token at a position of a request. RequestError past its known tokens, and for an embedding."""
     row, mask = states.row_of(req_id), states.extras.is_embedding
     known = int(states.num_tokens[row])
     if not 0 <= position < known:

@@ -1,4 +1,4 @@
-"""Whose each entry of a tensor is, for messages that name the request."""
+"""Find the request of each entry of a tensor, for messages that name the request."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from foreword.batch.step.tensors import BatchTensors
 
 
 def entry_owners(batch: BatchTensors, axis: str, size: int) -> I64:
-    """Return int64 [size], the request of the batch that each entry of an axis belongs to, −1 for padding.
+    """Return int64 [size], the request of the batch to which each entry of an axis belongs, −1 for padding.
 
-    axis: a symbol of docs/tensors.md: T, L, D, B or B+1, with or without padding. Of offsets (B+1) entry b + 1 belongs
-    to request b, which ends there, and entry 0 to the first.
+    axis: a symbol of docs/tensors.md: T, L, D, B or B+1, with or without padding. For offsets (B+1), entry b + 1
+    belongs to request b, which ends there, and entry 0 to the first request.
     """
     requests = np.arange(batch.num_reqs)
     of_axis: dict[str, AnyArray] = {

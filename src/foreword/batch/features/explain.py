@@ -1,4 +1,4 @@
-"""One step for readers: the derived tensors, as attributes and as printed tables."""
+"""Explain one step: the derived tensors, as attributes and as printed tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Explanation:
     block_numbers        int32 [T]  block_table.flat[block_table_indices]
     block_offsets        int32 [T]  position mod S (with context parallelism: the offset inside this rank's block)
 
-    names: what the text shows, rows and scalars; most are tensors of the specification (`foreword.batch.proof.spec`).
+    names: the rows and scalars that the text shows; most are tensors of the specification
+    (`foreword.batch.proof.spec`).
     """
 
     group: int
@@ -57,7 +58,7 @@ class Explanation:
         return self.text
 
     def _repr_html_(self) -> str:
-        from foreword.markup import preformatted  # here: few programs are notebooks
+        from foreword.markup import preformatted  # imported here because few programs are notebooks
 
         return preformatted(self.text)
 

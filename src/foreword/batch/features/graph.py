@@ -1,4 +1,4 @@
-"""A step as a captured graph reads it: the lengths that the graph was promised in place of the step's own."""
+"""The inputs of a captured graph for a step: the lengths promised to the graph replace those of the step."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from foreword.errors import PlanError
 class GraphInputs:
     """query_start_loc: int32 [Bp + 1], ascending. seq_lens: int32 [Bp], 0 for the requests of padding.
 
-    max_query_len, max_seq_len: those of the promise. The other tensors are the batch's, with their padding: ids and
-    positions 0, slots −1, null blocks. A request of padding reads no key and writes nowhere.
+    max_query_len, max_seq_len: those of the promise. All other tensors are those of the batch with their padding: ids
+    and positions 0, slots −1, null blocks. A padding request reads and writes no key.
     """
 
     query_start_loc: I32
@@ -32,7 +32,7 @@ def graph_inputs(
 ) -> GraphInputs:
     """Return the step for a graph with this promise, at stable addresses; valid as long as the batch is.
 
-    padding_requests: who has the tokens T … Tp − 1 of padding.
+    padding_requests: the requests to which the padding tokens T … Tp − 1 belong.
         "empty"   nobody: query_start_loc[b] = T for b > B
         "tokens"  the requests of padding, for kernels whose last offset must be the number of rows, and which divide
                   by a uniform length: query_start_loc[B + i] = min(T + i · max_query_len, Tp)

@@ -23,7 +23,7 @@ class LoraMapping:
 
 
 def lora_mapping(batch: BatchTensors) -> LoraMapping:
-    """The adapter of each request, of each of its tokens, and of each of its logit rows."""
+    """Return the adapter of each request, of each of its tokens, and of each of its logit rows."""
     lora_id, T = batch.states.lora_id, batch.num_tokens
     requests: I32 = batch.optional("lora_requests")[: batch.num_reqs]
     tokens: I32 = batch.optional("lora_tokens")[: batch.num_tokens_padded]

@@ -11,9 +11,9 @@ from foreword.batch.values.attention import AttentionState, visible
 
 
 def attention_mask(batch: BatchTensors, group: int = 0) -> Bools | None:
-    """A new dense mask, True = visible. PREFILL_NO_CACHE: one [max_query_len, max_query_len] for all requests;
-    DECODE_ONLY: None; otherwise, and where a token is in a bidirectional range, [T, max_seq_len]: row t sees the keys
-    of its request up to its position, and those of its range.
+    """Return a new dense mask, True = visible. For PREFILL_NO_CACHE it is one mask [max_query_len, max_query_len] for
+    all requests, and for DECODE_ONLY it is None. Otherwise, and if a token is in a bidirectional range, it is [T,
+    max_seq_len]: token t attends to the keys of its request up to its position, and to those of its range.
     """
     if batch.attention_state is AttentionState.DECODE_ONLY:
         return None
@@ -25,11 +25,12 @@ def attention_mask(batch: BatchTensors, group: int = 0) -> Bools | None:
 
 
 def discard_mask(batch: BatchTensors) -> Bools:
-    """bool [Bp]: whether the request's sample of this step is discarded, since known tokens are left to compute.
+    """Return bool [Bp]: whether the request's sample of this step is discarded, because known tokens remain to be
+    computed.
 
     discard[b] = num_computed[b] + num_scheduled[b] − num_drafts[b] < num_tokens[b] + num_placeholders[b]
 
-    True on padding and for requests that were removed since. Call it before the step is advanced or committed.
+    It is True for padding and for requests that were removed since. Call it before the step is advanced or committed.
     """
     states, B, rows = batch.states, batch.num_reqs, batch.idx_mapping
     out: Bools = batch.optional("discard_mask")[: batch.num_reqs_padded]

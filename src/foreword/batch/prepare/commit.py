@@ -12,9 +12,10 @@ For request b of the batch with c computed and n scheduled tokens, k of them dra
 
 with accepted = max(len(s) − 1, 0): the drafts that verification kept.
 
-With two steps in flight the second is prepared before the samples of the first are known. `advance` counts the first as
-done, all drafts accepted: num_computed = c + n and, where it samples, num_placeholders += 1 + k. The commit then takes
-back what was assumed: num_computed −= k − accepted, num_placeholders −= 1 + k. `resolve` then updates the second step.
+With two steps in flight, the second is prepared before the samples of the first are known. `advance` counts the first
+as done with all drafts accepted: num_computed = c + n and, for requests that sample, num_placeholders += 1 + k. The
+commit then corrects this assumption: num_computed −= k − accepted, num_placeholders −= 1 + k. `resolve` then updates
+the second step.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ from foreword.integers import as_integer, int32s, length_of
 
 
 def counts_as_done(states: RequestStates, batch: BatchTensors) -> list[Change]:
-    """The changes that count a step as done, all of its drafts accepted and its samples unknown. See `advance`."""
+    """Return the changes that count a step as done, with all of its drafts accepted and its samples unknown. See
+    `advance`.
+    """
     buffers = batch.buffers
     if buffers.core is not None:
         return [(buffers.core.advance, batch.num_reqs)]
@@ -48,7 +51,7 @@ def counts_as_done(states: RequestStates, batch: BatchTensors) -> list[Change]:
 
 
 def sample_table(states: RequestStates, batch: BatchTensors, sampled: Mapping[str, Sequence[int]] | I32) -> I32:
-    """{req_id: tokens}, or [B] or [B, width] padded with −1, as int32 [B] or [B, width].
+    """Return the samples as int32 [B] or [B, width], from {req_id: tokens}, or from [B] or [B, width] padded with −1.
 
     A token is anything with ``__index__``. RequestError for an unknown id or token, PlanError for a shape.
     """
@@ -77,7 +80,7 @@ def _from_lists(states: RequestStates, batch: BatchTensors, sampled: Mapping[str
 
 
 def commits(states: RequestStates, batch: BatchTensors, table: I32, advanced: bool) -> list[Change]:
-    """The changes of a step with these samples.
+    """Return the changes of a step with these samples.
 
     PlanError for more samples than drafts + 1, CapacityError for a token past max_model_len.
     """
@@ -96,7 +99,9 @@ def commits(states: RequestStates, batch: BatchTensors, table: I32, advanced: bo
 
 
 def _num_samples(states: RequestStates, batch: BatchTensors, table: I32) -> I32:
-    """int32 [B] the entries that are not padding; PlanError for one that is not a token id, or after padding."""
+    """Return the number of samples of each request, int32 [B]. PlanError for an entry that is not a token id, or that
+    follows padding.
+    """
     present = table >= 0
     bad = (table < -1) | (table >= states.vocab_size)
     bad[:, 1:] |= present[:, 1:] > present[:, :-1]

@@ -29,16 +29,17 @@ def make_dummy(
     pad_to: tuple[int | None, int | None] | None = None,
     gather_block_tables: bool = True,
 ) -> InputBatch:
-    """A batch of ``num_reqs`` requests with ``num_tokens`` tokens in the buffers a real step would use.
+    """Return a batch of ``num_reqs`` requests with ``num_tokens`` tokens, in the buffers that a real step would use.
 
     Request b has num_tokens // num_reqs tokens, the last num_tokens mod num_reqs requests one more, so none has more
-    than ceil(num_tokens / num_reqs). Token 0, positions from ``num_computed``, slots −1: it reads no request's row and
-    writes nowhere. It cannot be committed.
+    than ceil(num_tokens / num_reqs). Its tokens are 0, positions begin at ``num_computed``, and slots are −1: it reads
+    no request's row and writes no key. It cannot be committed.
 
     num_computed: tokens of context per request, which attention reads from ``context_block`` (None: the null block,
     where block 0 is reserved); the states of a recurrent group are read from it and written to it. With a context and
     one token per request the step is a decode: DECODE_ONLY, is_decode True, uniform_decode_len 1.
-    num_drafts: drafts per request, of its tokens: a verification step with logits for each.
+    num_drafts: the number of each request's tokens that are drafts; the step then verifies them and has logits for
+    each.
     pad_to: as for `prepare_inputs`.
     """
     if not 1 <= num_reqs <= num_tokens:
@@ -85,7 +86,7 @@ def _add_context(
     block: int,
     gather: bool,
 ) -> Scalars:
-    """Move every request ``num_computed`` tokens on, with a context in one block."""
+    """Give every request a context of ``num_computed`` tokens, which are all in one block."""
     B, T = len(counts), int(counts.sum())
     buffers["num_computed_tokens"][:B] = num_computed
     buffers["positions"][:T] += num_computed

@@ -1,4 +1,4 @@
-"""A prepared step: its tensors, and what happens to it once."""
+"""A prepared step: its tensors, and the operations that may happen to it once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from foreword.errors import PlanError
 class InputBatch(BatchTensors):
     """The tensors of one step, in batch order, valid until the next `prepare_inputs` on the same buffers.
 
-    Tensors that few steps need, and other kernels' arguments, are functions of a batch: see ``features``, ``adapters``.
+    Tensors that few steps need, and the arguments of other kernels, are computed by functions of a batch: see
+    ``features`` and ``adapters``.
     """
 
     __slots__ = ()
@@ -39,15 +40,16 @@ class InputBatch(BatchTensors):
         width: int | None = None,
         text_of: Callable[[int], str] | None = None,
     ) -> Explanation:
-        """Return the step's derived tensors, printable as tables; with ``token`` as one sentence about that token.
+        """Return the step's derived tensors, which can be printed as tables; with ``token``, as one sentence about that
+        token.
 
-        width: characters of a row of the tables, of which it is made to show fewer values. text_of: the text of a token
-        id, for a row of the tables.
+        width: largest number of characters in a row of the tables; values that do not fit are left out. text_of:
+        returns the text of a token id, for a row of the tables.
         """
         return Explanation.of(self, group, token, width, text_of)
 
     def _repr_html_(self) -> str:
-        from foreword.markup import table  # here: few programs are notebooks
+        from foreword.markup import table  # imported here because few programs are notebooks
 
         headings = ("request", "scheduled", "computed before", "length after", "prefilling", "first token", "drafts")
         columns = (
@@ -60,7 +62,7 @@ class InputBatch(BatchTensors):
     # -- once per step ---------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
-        """PlanError for a stale batch, and one that was advanced or committed."""
+        """Raise PlanError for a stale batch, and for one that was advanced or committed."""
         if self._generation != self.buffers.generation:
             self._check_alive()
         if self._stage != PREPARED:
@@ -87,11 +89,11 @@ class InputBatch(BatchTensors):
             make([*commits(states, self, table, advanced), (setattr, self, "_stage", COMMITTED)])
 
     def _close(self) -> None:
-        """Refuse a commit: for batches that compute nothing."""
+        """Make the batch refuse a commit, because it computes nothing."""
         self._stage = COMMITTED
 
     def _update(self, scalars: Scalars) -> None:
-        """The step's scalars after `resolve` wrote the buffers."""
+        """Take over the step's scalars after `resolve` has written the buffers."""
         self.scalars, self._generation = scalars, self.buffers.generation
 
     def _check_current(self, states: RequestStates) -> None:

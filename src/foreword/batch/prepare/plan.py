@@ -1,4 +1,4 @@
-"""A scheduler's plan brought into arrays, and checked against the state. Both are O(B)."""
+"""Convert a scheduler's plan to arrays, and check it with the state. Both are O(B)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ NO_PADDING: Padding = (-1, -1)
 
 
 def normalize(states: RequestStates, plan: PlanLike, drafts: Drafts, order: Order) -> Plan:
-    """Any form of plan and drafts as a `Plan` in the order wanted. RequestError for an unknown id, PlanError for what
-    is not a plan. Arrays are taken as they are: `check` tests their types.
+    """Return any form of plan and drafts as a `Plan` in the given order. RequestError for an unknown id, PlanError for
+    a value that is not a plan. Arrays are not changed; `check` tests their types.
     """
     if type(plan) is tuple and len(plan) == 2:
         rows, num_scheduled = plan
@@ -48,7 +48,9 @@ def normalize(states: RequestStates, plan: PlanLike, drafts: Drafts, order: Orde
 
 
 def _as_int32(plan: Plan) -> Plan:
-    """The plan with arrays of int32; PlanError for what is not an array of integers, or of the wrong shape."""
+    """Return the plan with arrays of int32. PlanError for a value that is not an array of integers or has the wrong
+    shape.
+    """
     rows, num_scheduled, drafts, cancelled = plan
     rows, num_scheduled = int32s(rows, "rows"), int32s(num_scheduled, "num_scheduled")
     if rows.ndim != 1 or rows.shape != num_scheduled.shape:
@@ -68,7 +70,7 @@ def _as_int32(plan: Plan) -> Plan:
 
 
 def _counts(plan: Mapping[str, int]) -> I32:
-    """int32 [B] the plan's numbers; PlanError for the first that is not an integer."""
+    """Return the plan's numbers as int32 [B]. PlanError for the first one that is not an integer."""
     counts = as_int32(list(plan.values()))
     if counts is None or counts.ndim != 1:
         rid, got = next((rid, n) for rid, n in plan.items() if (count := as_int32(n)) is None or count.ndim)
@@ -78,7 +80,7 @@ def _counts(plan: Mapping[str, int]) -> I32:
 
 
 def padding(pad_to: tuple[int | None, int | None] | None) -> Padding:
-    """pad_to with −1 for None; PlanError unless it is a pair, each of them None or a number that is not negative."""
+    """Return pad_to with −1 for None. PlanError unless it is a pair whose parts are None or at least 0."""
     if type(pad_to) is tuple and len(pad_to) == 2:  # as executors give it
         tokens, reqs = pad_to
         if type(tokens) is int and type(reqs) is int and 0 <= tokens <= INT32_MAX and 0 <= reqs <= INT32_MAX:
@@ -96,8 +98,8 @@ def padding(pad_to: tuple[int | None, int | None] | None) -> Padding:
 
 
 def decode_first(plan: Plan, max_num_draft_tokens: int) -> Plan:
-    """The plan in the order (no drafts, tokens != 1 + max_num_draft_tokens, tokens), stable: verification and decode
-    requests first, then short extends, then long prefills. The plan itself where it is in this order already.
+    """Return the plan sorted by (no drafts, tokens != 1 + max_num_draft_tokens, tokens), stable: verification and
+    decode requests first, then short extends, then long prefills. If it is already sorted, return the plan itself.
     """
     rows, num_scheduled, drafts, cancelled = plan
     key = num_scheduled.astype(np.int64)
@@ -110,7 +112,7 @@ def decode_first(plan: Plan, max_num_draft_tokens: int) -> Plan:
     order = np.argsort(key, kind="stable")
     if isinstance(drafts, RaggedDrafts):
         starts, counts = (np.cumsum(drafts.counts) - drafts.counts)[order], drafts.counts[order]
-        shift = starts - (np.cumsum(counts) - counts)  # from where a request's drafts were to where they go
+        shift = starts - (np.cumsum(counts) - counts)  # distance from a draft's new place to its old one
         drafts = RaggedDrafts(counts, drafts.ids[np.arange(len(drafts.ids)) + np.repeat(shift, counts)])
     elif drafts is not None:
         drafts = drafts[order]
@@ -118,7 +120,8 @@ def decode_first(plan: Plan, max_num_draft_tokens: int) -> Plan:
 
 
 def check(states: RequestStates, buffers: InputBuffers, plan: Plan, pad: Padding) -> Plan:
-    """The plan in int32 arrays. Raises for the first wrong read or write. O(B + drafts + blocks written).
+    """Return the plan in int32 arrays. Raise an error for the first wrong read or write. O(B + drafts + blocks
+    written).
 
     With c computed, n scheduled, k drafts, v tokens known or in flight and P tokens per block, each row must satisfy
         live, planned once;  n ≥ 1 + k;  0 ≤ k ≤ max_num_draft_tokens;
@@ -139,7 +142,7 @@ def check(states: RequestStates, buffers: InputBuffers, plan: Plan, pad: Padding
                             expected=f"{got} … {cap}", got=size)  # fmt: skip
     counts, ids = ragged(plan)
     k = counts.astype(np.int64)
-    if cancelled is not None:  # a cancelled request has tokens in the step and touches nothing else
+    if cancelled is not None:  # a cancelled request has tokens in the step, but reads and writes nothing else
         live = ~cancelled
         ids = ids[np.repeat(live, k)]
         rows, n, k, B = rows[live], n[live], k[live], int(live.sum())
@@ -193,7 +196,7 @@ def check(states: RequestStates, buffers: InputBuffers, plan: Plan, pad: Padding
 
 
 def _writes_null(table: I32, null_block: int, rows: I32, first: I64, stop: I64) -> Bools:
-    """bool [B]: whether any of the entries first[b] … stop[b] − 1 of the rows is null."""
+    """Return bool [B]: whether any of the entries first[b] … stop[b] − 1 of the rows is null."""
     span = int((stop - first).max())
     at = np.minimum(first[:, None] + np.arange(span), stop[:, None] - 1)
     null: Bools = (table[rows[:, None], at] == null_block).any(1)

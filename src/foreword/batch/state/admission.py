@@ -1,4 +1,4 @@
-"""A new request checked and brought into arrays, before anything changes."""
+"""Check a new request and convert it to arrays, before anything changes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from foreword.integers import as_int32, as_integer, is_int32
 
 
 class Admission(NamedTuple):
-    """The contents of a new row: prompt, outputs, blocks per KV group int32, the adapter's number, parameters,
-    what few have.
+    """The contents of a new row: prompt, outputs, blocks per KV group (int32), the adapter's number, parameters, and
+    values that few requests have.
     """
 
     prompt: I32
@@ -37,7 +37,7 @@ class Admission(NamedTuple):
 def checked(
     request: NewRequest, *, max_model_len: int, vocab_size: int, tables: Sequence[BlockTable], loras: LoraUsers
 ) -> Admission:
-    """The request in arrays. RequestError for bad values, CapacityError past the end of a block-table row."""
+    """Return the request in arrays. RequestError for wrong values, CapacityError past the end of a block-table row."""
     rid = request.req_id
     prompt = _prompt_ids(request, vocab_size)
     outputs = token_ids(rid, "output_token_ids", request.output_token_ids, vocab_size)
@@ -61,8 +61,8 @@ def checked(
 
 
 def checked_sampling(new: NewRequests) -> dict[str, npt.NDArray[np.generic]]:
-    """The columns of ``sampling`` in the types they are kept in. RequestError for one that is unknown, does not have
-    one entry per request, or not of numbers.
+    """Return the columns of ``sampling`` in the types in which they are stored. RequestError for a column that is
+    unknown, does not have one entry per request, or does not contain numbers.
     """
     columns: dict[str, npt.NDArray[np.generic]] = {}
     for name, column in (new.sampling or {}).items():
@@ -79,7 +79,7 @@ def checked_sampling(new: NewRequests) -> dict[str, npt.NDArray[np.generic]]:
 def check_blocks(
     rid: str, block_ids: Sequence[TokenIds], tables: Sequence[BlockTable], held: Sequence[int]
 ) -> list[I32]:
-    """block_ids as int32, one array per KV group, for a row that holds held[g] blocks in group g."""
+    """Return block_ids as int32, one array per KV group, for a row that holds held[g] blocks in group g."""
     given = len(block_ids) if isinstance(block_ids, Sequence | np.ndarray) else 0
     if given != len(tables):
         limit = f"the model has {len(tables)} KV groups"
@@ -104,7 +104,7 @@ def check_blocks(
 
 
 def check_block_ids(rid: str | None, field: str, ids: I32, table: BlockTable) -> None:
-    """RequestError for a number that is neither a block nor the null block; the table records a null block."""
+    """Raise RequestError for a number that is neither a block nor the null block. The table records a null block."""
     if not ids.size:
         return
     low = min(table.null_block, 0)
@@ -116,7 +116,7 @@ def check_block_ids(rid: str | None, field: str, ids: I32, table: BlockTable) ->
 
 
 def _check_written(rid: str, blocks: Sequence[I32], tables: Sequence[BlockTable], computed: int, known: int) -> None:
-    """RequestError for a null block where one of the tokens computed … known − 1 would be written."""
+    """Raise RequestError for a null block to which one of the tokens computed … known − 1 would be written."""
     for g, (table, ids) in enumerate(zip(tables, blocks, strict=True)):
         if table.may_hold_null:
             per_block = table.tokens_per_block
@@ -132,7 +132,7 @@ def _check_written(rid: str, blocks: Sequence[I32], tables: Sequence[BlockTable]
 
 
 def token_ids(rid: str, field: str, ids: TokenIds, vocab_size: int) -> I32:
-    """ids as int32 [n]; RequestError for one outside the vocabulary."""
+    """Return ids as int32 [n]; RequestError for one outside the vocabulary."""
     out = flat_int32(rid, field, ids)
     if out.size and (out.min() < 0 or out.max() >= vocab_size):
         i = int(np.argmax((out < 0) | (out >= vocab_size)))
@@ -142,7 +142,7 @@ def token_ids(rid: str, field: str, ids: TokenIds, vocab_size: int) -> I32:
 
 
 def flat_int32(rid: str | None, field: str, ids: TokenIds) -> I32:
-    """ids as int32 [n]; RequestError where they are not integers that fit."""
+    """Return ids as int32 [n]; RequestError if they are not integers that fit."""
     array = as_int32(ids)
     if array is None or array.ndim != 1:
         limit = "must be a flat list of integers that fit int32"

@@ -75,11 +75,11 @@ class BatchUpdates:
         self._origin[a], self._origin[b] = self._now(b, a), self._now(a, b)
 
     def _now(self, row: int, holder: int) -> int:
-        """The origin of the request that was in ``row`` and is now in ``holder``."""
+        """Return the origin of the request that was in ``row`` and is now in ``holder``."""
         return self._origin.get(row, row if self._states.live[holder] else _FREE)
 
     def take(self) -> BatchUpdate:
-        """The changes since the last call."""
+        """Return the changes since the last call."""
         states = self._states
         touched = sorted(self._origin.items())
         update = BatchUpdate(
@@ -92,7 +92,9 @@ class BatchUpdates:
         return update
 
     def take_all(self) -> BatchUpdate:
-        """For a processor that may have missed changes: every row removed, then the live ones added."""
+        """Return the change for a processor that may have missed some: every row is removed, then the live rows are
+        added.
+        """
         rows = self._states.live.nonzero()[0].tolist()
         update = BatchUpdate(tuple(map(self._added, rows)), tuple(range(len(self._states.live))), ())
         self._origin, self._removed = {}, []

@@ -14,7 +14,7 @@ from foreword.batch.values.kv_groups import ContextParallel, KVGroup
 
 
 class ContentIds:
-    """Numbers that are never used twice, from 1. next: int64 [1], where native code takes its own."""
+    """Numbers from 1 on that are never used twice. next: int64 [1], which native code reads and increments, too."""
 
     __slots__ = ("next",)
 
@@ -22,7 +22,7 @@ class ContentIds:
         self.next: I64 = np.ones(1, np.int64)
 
     def take(self, count: int = 1) -> int:
-        """The first of ``count`` new numbers in a row."""
+        """Return the first of ``count`` successive new numbers."""
         first = int(self.next[0])
         self.next += count
         return first
@@ -36,9 +36,9 @@ class BlockTable:
     ``null_block`` from num_blocks[row] on. num_blocks: int32 [R]. K = ceil(M / P). The addresses never change.
     Of a recurrent group, entry 0 of a row is the block of its state, and K = 1 + max_num_draft_tokens: after a step
     with drafts, entry i has the state after the first i of them (`foreword.batch.features.recurrent`).
-    content_id: int64 [R], unique per content of any row; appending keeps it, any other change renews it. A gathered
-    copy of a row with the same number lacks at most the tail. Change a row through the methods; `changes.make` makes
-    the changes that they return.
+    content_id: int64 [R], unique per content of any row. Appending keeps it; any other change renews it. A gathered
+    copy of a row with the same number can only lack blocks at the end. Change a row only through the methods;
+    `changes.make` applies the changes that they return.
     holds_null: bool [1], whether any row was ever given a null block. ``may_hold_null`` reads it.
     """
 
@@ -90,7 +90,9 @@ class BlockTable:
 
     @property
     def may_hold_null(self) -> bool:
-        """Return whether a step must look for nulls where it writes: a row was given one, or a window frees blocks."""
+        """Return whether a step must check that it writes to no null block: a row was given one, or a window frees
+        blocks.
+        """
         return bool(self.holds_null[0]) or self.group.sliding_window is not None
 
     def note_nulls(self, lowest: np.integer) -> None:
@@ -99,11 +101,11 @@ class BlockTable:
             self.holds_null[0] = True
 
     def append(self, row: int, block_ids: I32) -> list[Change]:
-        """The changes to append blocks to a row. The caller has checked that they fit."""
+        """Return the changes that append blocks to a row. The caller has checked that they fit."""
         return self._write(row, int(self.num_blocks[row]), block_ids)
 
     def start(self, row: int, block_ids: I32) -> list[Change]:
-        """The changes for a row to hold these blocks and nothing else."""
+        """Return the changes after which a row holds exactly these blocks."""
         rest = row, slice(len(block_ids), int(self.num_blocks[row]))
         return [
             (setitem, self.table, rest, self.null_block),

@@ -25,11 +25,13 @@ class Directory:
 
     @property
     def native(self) -> tuple[dict[str, int], int, list[int]]:
-        """For native code: the map, the address of the ids by row (str or None, [R]), the free rows."""
+        """Return the data for native code: the map, the address of the ids by row (str or None, [R]), and the free
+        rows.
+        """
         return self.rows, self.ids.ctypes.data, self.free
 
     def check_new(self, req_id: str, others: Container[str] = ()) -> None:
-        """RequestError for an id that is not a string, has a row, or is among ``others``.
+        """Raise RequestError for an id that is not a string, has a row, or is among ``others``.
 
         A subclass of str is refused: native code compares ids, which must not run Python code.
         """
@@ -39,7 +41,7 @@ class Directory:
             raise RequestError(req_id, "req_id", req_id, "is in use", "Remove that request first, or use another id.")
 
     def next_row(self, req_id: str, nth: int) -> int:
-        """The row of the request that enters after ``nth`` others; CapacityError without a free one."""
+        """Return the row of the request that enters after ``nth`` others; CapacityError if no row is free."""
         if nth >= len(self.free):
             raise CapacityError(
                 f"request {req_id!r}: all max_num_reqs = {len(self.ids)} rows are taken",
@@ -51,22 +53,24 @@ class Directory:
         return self.free[-1 - nth]
 
     def enter(self, row: int, req_id: str) -> list[Change]:
-        """The changes for a request to enter its `next_row`, in the order of these."""
+        """Return the changes with which a request enters its `next_row`. Requests must enter in the order of
+        `next_row`.
+        """
         return [(setitem, self.rows, req_id, row), (setitem, self.ids, row, req_id), (self.free.pop,)]
 
     def leave(self, row: int) -> list[Change]:
-        """The changes to free the row."""
+        """Return the changes that free the row."""
         return [(delitem, self.rows, self.ids[row]), (setitem, self.ids, row, None), (self.free.append, row)]
 
     def row_of(self, req_id: str) -> int:
-        """The request's row; RequestError for an unknown id."""
+        """Return the request's row; RequestError for an unknown id."""
         try:
             return self.rows[req_id]
-        except (KeyError, TypeError):  # TypeError: no dictionary has such a key
+        except (KeyError, TypeError):  # TypeError: the value cannot be a key
             raise RequestError(req_id, "req_id", req_id, "is unknown", "Admit it with add_request first.") from None
 
     def ids_of(self, rows: Ints) -> list[str]:
-        """The ids of the requests in live rows; CapacityError for a free one."""
+        """Return the ids of the requests in live rows; CapacityError for a free row."""
         if len(rows) and (rows.min() < 0 or rows.max() >= len(self.ids)):
             raise CapacityError(f"rows must be in [0, max_num_reqs = {len(self.ids)})")
         ids: list[str | None] = self.ids[rows].tolist()
@@ -75,12 +79,12 @@ class Directory:
         return ids  # type: ignore[return-value]
 
     def exchange(self, a: int, b: int) -> None:
-        """Exchange what two rows hold; `refill` afterwards brings the free rows up to date."""
+        """Exchange the contents of two rows. Call `refill` afterwards to update the list of free rows."""
         self.ids[a], self.ids[b] = self.ids[b], self.ids[a]
         for row in (a, b):
             if self.ids[row] is not None:
                 self.rows[self.ids[row]] = row
 
     def refill(self, live: Bools) -> None:
-        """All free rows in descending order."""
+        """Set the list of free rows from the live rows, in descending order."""
         self.free[:] = np.flatnonzero(~live)[::-1].tolist()

@@ -17,9 +17,7 @@ from foreword.integers import as_int32, as_integer, is_int32
 
 
 class GivenExtras(NamedTuple):
-    """The checked values that a request has for `RowExtras`. values: attribute of `RowExtras` → its value for the
-    row.
-    """
+    """The checked values of a request for `RowExtras`. values: attribute of `RowExtras` → its value for the row."""
 
     rope_delta: int
     encoder_len: int
@@ -28,16 +26,16 @@ class GivenExtras(NamedTuple):
 
 
 class RowExtras:
-    """Sparse values by row, and one dense array that is made when the first request needs it.
+    """Sparse values by row, and one dense array that is allocated when the first request needs it.
 
     prompt_embeds    row → [prompt_len, hidden]
     mm_features      row → features, in prompt order
     mrope_positions  row → int32 [dims, n], the rotary positions of the first n tokens
     bidirectional_ranges  row → int32 [n, 2], ranges [start, stop) of positions that see each other, ascending
-    encoder_inputs   row → what the encoder of an encoder-decoder reads
+    encoder_inputs   row → the input of the encoder of an encoder-decoder
     pooling_params   row → `PoolingParams`;  pooling_states  row → `PoolingState`, empty at admission
-    is_embedding     bool [R, M], True where the position is a prompt embedding; None until a request brings one.
-                     Only positions of prompts with embeddings are written, so it takes the memory of those.
+    is_embedding bool [R, M], True if the position is a prompt embedding; None until a request has one. Only positions
+    of prompts with embeddings are written, so only these take memory.
 
     `sparse` lists all maps, so that moving, swapping and clearing rows are loops over the list.
     """
@@ -56,18 +54,18 @@ class RowExtras:
         self.pooling_params: dict[int, PoolingParams] = {}
         self.pooling_states: dict[int, PoolingState] = {}
         self.is_embedding: Bools | None = None
-        self.rows: set[int] = set()  # with any of them
+        self.rows: set[int] = set()  # rows with any of these values
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def sparse(self) -> tuple[dict[int, Any], ...]:
-        """Every map from row to value."""
+        """Return every map from row to value."""
         of_prompts = self.prompt_embeds, self.mm_features, self.mrope_positions, self.encoder_inputs
         return *of_prompts, self.bidirectional_ranges, self.pooling_params, self.pooling_states
 
     def set(self, row: int, given: GivenExtras, shape: tuple[int, int]) -> list[Change]:
-        """The changes to store what a new request brings. ``shape`` is (R, M)."""
+        """Return the changes that store the values of a new request. ``shape`` is (R, M)."""
         if not (given.values or given.rope_delta or given.encoder_len):
             return []
         changes: list[Change] = [(self.rows.add, row)]
@@ -79,12 +77,12 @@ class RowExtras:
         return changes + [(setitem, getattr(self, name), row, value) for name, value in given.values.items()]
 
     def stage_mrope(self, row: int, positions: I32) -> None:
-        """Keep the rotary positions of an admitted request."""
+        """Store the rotary positions of an admitted request."""
         self.rows.add(row)
         self.mrope_positions[row] = positions
 
     def clear(self, row: int) -> list[Change]:
-        """The changes to remove everything of a row."""
+        """Return the changes that remove all values of a row."""
         if row not in self.rows:
             return []
         changes: list[Change] = [(self.rows.remove, row), *((values.pop, row, None) for values in self.sparse())]
@@ -105,7 +103,7 @@ class RowExtras:
 
 
 def checked_extras(request: NewRequest, prompt_len: int) -> GivenExtras:
-    """Return what the request brings; RequestError for the first value that does not fit the prompt or has the wrong
+    """Return the request's values. RequestError for the first one that does not fit the prompt or has the wrong
     type.
     """
 
@@ -165,7 +163,7 @@ def checked_extras(request: NewRequest, prompt_len: int) -> GivenExtras:
 
 
 def _checked_ranges(given: Any, prompt_len: int) -> I32 | None:
-    """The ranges as int32 [n, 2]; None unless 0 ≤ start < stop ≤ next start … ≤ prompt_len."""
+    """Return the ranges as int32 [n, 2]; None unless 0 ≤ start < stop ≤ next start … ≤ prompt_len."""
     ranges = as_int32(given)
     if ranges is None or ranges.ndim != 2 or ranges.shape[1] != 2:
         return None
@@ -175,8 +173,8 @@ def _checked_ranges(given: Any, prompt_len: int) -> I32 | None:
 
 
 def shape_of(values: Any) -> tuple[int, ...]:
-    """The shape of an array or of nested lists; () where it has none."""
+    """Return the shape of an array or of nested lists; () if it has none."""
     try:
         return np.shape(values)
-    except (TypeError, ValueError):  # lists of lists of different lengths, or what NumPy cannot read
+    except (TypeError, ValueError):  # lists of different lengths, or values that NumPy cannot read
         return ()

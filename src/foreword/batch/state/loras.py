@@ -11,7 +11,9 @@ from foreword.errors import RequestError
 
 
 class LoraUsers:
-    """The live requests of each adapter. An adapter is in use from its first user's admission to its last one's end."""
+    """The live requests of each adapter. An adapter is in use from the admission of its first request to the end of its
+    last one.
+    """
 
     __slots__ = ("_requests", "adapter_of")
 
@@ -24,19 +26,21 @@ class LoraUsers:
 
     @property
     def in_use(self) -> tuple[int, ...]:
-        """Adapters with at least one live request, in order of their first one."""
+        """Return the adapters with at least one live request, in the order of their first one."""
         return tuple(dict.fromkeys(self.adapter_of.values()))
 
     def users(self, lora_id: int) -> tuple[str, ...]:
-        """The adapter's live requests, in order of admission."""
+        """Return the adapter's live requests, in order of admission."""
         return tuple(req_id for req_id, adapter in self.adapter_of.items() if adapter == lora_id)
 
     def request(self, lora_id: int) -> LoraRequest | None:
-        """Name and path of an adapter in use; None where its requests gave a number alone."""
+        """Return name and path of an adapter in use; None if its requests gave only a number."""
         return self._requests.get(lora_id)
 
     def check(self, req_id: str, lora_id: int, request: LoraRequest | None) -> int:
-        """The adapter of a new request. RequestError where number and request disagree, or name another adapter."""
+        """Return the adapter of a new request. RequestError if lora_id and lora_request disagree, or disagree with a
+        live request.
+        """
         if request is None:
             return lora_id
         if not isinstance(request, LoraRequest):
@@ -51,12 +55,12 @@ class LoraUsers:
         return request.lora_id
 
     def add(self, req_id: str, lora_id: int, request: LoraRequest | None) -> list[Change]:
-        """The changes to add a user of an adapter, which is not 0."""
+        """Return the changes that add a user of an adapter, which is not 0."""
         named: list[Change] = [] if request is None else [(setitem, self._requests, lora_id, request)]
         return [(setitem, self.adapter_of, req_id, lora_id), *named]
 
     def drop(self, req_ids: Collection[str]) -> list[Change]:
-        """The changes to remove these requests, and the adapters without any other user."""
+        """Return the changes that remove these requests, and the adapters that no other request uses."""
         stay = {adapter for req_id, adapter in self.adapter_of.items() if req_id not in req_ids}
         return [
             *((self.adapter_of.pop, req_id, None) for req_id in req_ids),

@@ -1,4 +1,4 @@
-"""Memory for arrays that are larger than what a run uses of them."""
+"""Allocate arrays of which a run uses only a part."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import numpy as np
 from foreword.arrays import U8, AnyArray
 from foreword.errors import ConfigError
 
-MOST_OF_HUGE_PAGES = 1 << 28  # bytes: larger memory is backed by small pages
+MOST_OF_HUGE_PAGES = 1 << 28  # bytes: larger arrays use small memory pages
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def zeros(shape: tuple[int, ...], dtype: str, sizes: str, few_rows: bool = False) -> AnyArray:
-    """Zeros that take memory where they were written. sizes: the parameters that determine the shape, for the message.
+    """Return zeros that only take memory where they are written. sizes: the parameters that determine the shape, for
+    the message.
 
-    NumPy asks for huge pages, with which one token in a row takes 2 MiB. They make a step faster, so memory of more
-    than MOST_OF_HUGE_PAGES bytes, and that of which a run writes few rows, do without. ConfigError for an array that
-    the machine cannot hold.
+    NumPy asks for huge pages, with which a single token in a row takes 2 MiB. Huge pages make a step faster. So only
+    arrays of more than MOST_OF_HUGE_PAGES bytes, and arrays of which a run writes few rows, use small pages.
+    ConfigError for an array that does not fit into the machine's memory.
     """
     num_bytes = prod(shape) * np.dtype(dtype).itemsize
     try:

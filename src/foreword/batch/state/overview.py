@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-MAX_ROWS, MAX_BLOCKS = 32, 12  # of a printed table, then "…"
+MAX_ROWS, MAX_BLOCKS = 32, 12  # rows of a printed table, then "…"
 
 
 @dataclass(frozen=True, slots=True)

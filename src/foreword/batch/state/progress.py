@@ -2,7 +2,7 @@
 
     0 ≤ num_computed_tokens ≤ num_tokens + num_placeholders,  prompt_len ≤ prefill_len ≤ num_tokens
 
-native/batch/progress.h is the same for the native calls.
+native/batch/progress.h does the same for the native calls.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from foreword.errors import CapacityError
 class Progress:
     """Writes the progress columns of `RequestStates`, which are described there.
 
-    rewrites: int64 [R], grows with every change of a row's tokens or progress that is not part of a step: a mirror of
-    the rows that commits the steps itself is stale then.
+    rewrites: int64 [R], grows with every change of a row's tokens or progress that is not part of a step. A mirror of
+    the rows that commits steps itself is then out of date.
     """
 
     __slots__ = (
@@ -40,7 +40,7 @@ class Progress:
         self.rewrites: I64 = np.zeros(len(token_ids), np.int64)
 
     def begin(self, row: int, prompt: I32, outputs: I32, num_computed: int) -> list[Change]:
-        """The changes when a request enters the row, which holds the padding of `ROWS`."""
+        """Return the changes with which a request enters the row, which holds the padding of `ROWS`."""
         known = len(prompt) + len(outputs)
         return [
             (setitem, self.token_ids, (row, slice(len(prompt))), prompt),
@@ -82,7 +82,7 @@ class Progress:
                 self.last_sampled_token[row] = tokens[-1]
 
     def truncate(self, row: int, known: int) -> None:
-        """Drop the tokens from ``known`` on: outputs that the scheduler took back."""
+        """Remove the tokens from ``known`` on: outputs that the scheduler has withdrawn."""
         if known < self.num_tokens[row]:
             self.rewrites[row] += 1
             self.num_tokens[row] = known
@@ -90,7 +90,9 @@ class Progress:
             self.last_sampled_token[row] = last
 
     def rewrite(self, row: int, tokens: I32, computed: int) -> list[Change]:
-        """The changes for a row to have these known tokens, so many of them computed, and no step in flight."""
+        """Return the changes after which a row has these known tokens, ``computed`` of them computed, and no step in
+        flight.
+        """
         known, prompt = len(tokens), int(self.prompt_len[row])
         return [
             (setitem, self.token_ids, (row, slice(known)), tokens),
@@ -104,8 +106,8 @@ class Progress:
         ]
 
     def advance(self, rows: I32, computed: I32, samples: Bools, num_drafts: I32) -> list[Change]:
-        """The changes to count steps in flight as done, all their drafts accepted: for the rows [n] and where
-        ``samples`` num_placeholders += 1 + drafts.
+        """Return the changes that count steps in flight of the rows [n] as done, with all of their drafts accepted. For
+        rows with ``samples``, num_placeholders += 1 + drafts.
         """
         placeholders = self.num_placeholders[rows] + samples * (1 + num_drafts)
         return [
@@ -116,10 +118,11 @@ class Progress:
     def commit(
         self, rows: I32, table: I32, counts: I32, samples: Bools, num_drafts: I32, computed: I32 | None
     ) -> list[Change]:
-        """The changes of a committed step of the rows [n]: the first counts [n] entries of table [n, width].
+        """Return the changes of a committed step of the rows [n]: the first counts [n] entries of table [n, width] are
+        sampled tokens.
 
         samples: bool [n], False for a prompt chunk, whose count is 0. computed: num_computed_tokens with all drafts
-        accepted; None where `advance` counted the step.
+        accepted; None if `advance` has counted the step already.
         """
         accepted = np.maximum(counts, 1)
         rejected = (num_drafts + 1 - accepted) * samples

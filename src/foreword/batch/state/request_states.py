@@ -36,7 +36,7 @@ class RowObserver(Protocol):
         """A request entered the row; its columns are complete."""
 
     def freed(self, row: int) -> None:
-        """The row's request leaves; its id and columns are still there."""
+        """The row's request is about to leave; its id and columns are still valid."""
 
     def exchanged(self, a: int, b: int) -> None:
         """The two rows changed places."""
@@ -49,28 +49,28 @@ class Committable(Protocol):
 
 
 class RequestStates:
-    """Everything the input layer keeps between two steps, by row.
+    """All data that the input layer keeps between two steps, by row.
 
-    A row is a handle: `add_request` returns it, it never moves (unless `condense` or `swap_rows` is called), and
-    `remove_request` frees it for the next admission. The arrays have stable addresses for the object's life.
+    `add_request` returns the row of a request. The row does not change (unless `condense` or `swap_rows` is called)
+    until `remove_request` frees it for the next admission. The arrays have stable addresses for the object's life.
 
-    token_ids            int32 [R, M]  prompt, then committed outputs; the drafts of a step past the end
+    token_ids            int32 [R, M]  prompt, then committed outputs; the drafts of a step follow the last one
     num_tokens           int32 [R]     known tokens: prompt + committed outputs
     num_computed_tokens  int32 [R]     tokens whose KV is in the cache once the steps in flight are done
     num_placeholders     int32 [R]     tokens that steps in flight will add at most; their ids are not known yet
-    num_accepted_tokens  int32 [R]     tokens kept of the last committed step: accepted drafts + 1; 1 after admission
+    num_accepted_tokens  int32 [R]     tokens kept from the last committed step: accepted drafts + 1; 1 after admission
                                        and after a prompt chunk
-    prompt_len           int32 [R]     the user's prompt
-    prefill_len          int32 [R]     what must be computed before sampling starts: prompt + outputs at admission
+    prompt_len           int32 [R]     length of the user's prompt
+    prefill_len          int32 [R]     tokens to compute before sampling starts: prompt + outputs at admission
     last_sampled_token   int32 [R]     token_ids[row, num_tokens − 1] once something was sampled, else −1
     lora_id              int32 [R]     adapter, 0 for none; `loras` has the users of each
-    rope_delta           int32 [R]     M-RoPE: what a token past the staged positions adds to its position
+    rope_delta           int32 [R]     M-RoPE: number that a token past the staged positions adds to its position
     encoder_len          int32 [R]     encoder tokens of an encoder-decoder request, else 0
-    row_generation       int64 [R]     how often the row was freed: separates a late result from a current one
+    row_generation       int64 [R]     times that the row was freed: separates a late result from a current one
     live                 bool [R]      whether the row holds a request
     block_tables         one `BlockTable` per KV group
     sampling             `SamplingColumns`: one array per parameter
-    extras               `RowExtras`: what few requests have, such as embeddings and multimodal features
+    extras               `RowExtras`: values that few requests have, such as embeddings and multimodal features
     columns              the arrays [R] above by name
     has_special_groups   whether a KV group is recurrent or spread over ranks, which not every executor can run
     layout_version       grows when rows move
@@ -142,8 +142,8 @@ class RequestStates:
         self.extras = RowExtras()
         self.loras = LoraUsers()
         self.observers: list[RowObserver] = []
-        self._adapters: dict[type, Any] = {}  # what an adapter keeps with these states, by its type
-        self._step = 0  # prepared steps, for messages
+        self._adapters: dict[type, Any] = {}  # the data that an adapter keeps with these states, by its type
+        self._step = 0  # number of prepared steps, for messages
         self.layout_version = 0
         self._directory = Directory(max_num_reqs)
         self._core = self.sampling.core = rows_core(
@@ -170,11 +170,11 @@ class RequestStates:
 
     @property
     def req_ids(self) -> tuple[str, ...]:
-        """The live requests, in order of admission."""
+        """Return the ids of the live requests, in order of admission."""
         return tuple(self._directory.rows)
 
     def __repr__(self) -> str:
-        """The live requests: id, row, known and computed tokens."""
+        """Return the live requests as text: id, row, known and computed tokens."""
         some = [
             f"{rid!r} (row {row}): {self.num_tokens[row]} tokens, {self.num_computed_tokens[row]} computed"
             for rid, row in islice(self._directory.rows.items(), 8)
@@ -183,7 +183,9 @@ class RequestStates:
         return f"<RequestStates: {'; '.join([f'{len(self)} of {self.max_num_reqs} rows live', *some, *more])}>"
 
     def explain(self) -> LiveRows:
-        """The live rows, in order of admission, printable as a table: tokens, progress and blocks of each request."""
+        """Return the live rows in order of admission, which can be printed as a table: tokens, progress and blocks of
+        each request.
+        """
         rows = (
             LiveRow(
                 req_id=rid,
@@ -199,15 +201,15 @@ class RequestStates:
         return LiveRows(tuple(rows), self.max_num_reqs)
 
     def row_of(self, req_id: str) -> int:
-        """The request's row; RequestError for an unknown id."""
+        """Return the request's row; RequestError for an unknown id."""
         return self._directory.row_of(req_id)
 
     def req_id_of(self, row: int) -> str:
-        """The id of the request in a live row; CapacityError for a free one."""
+        """Return the id of the request in a live row; CapacityError for a free row."""
         return self._directory.ids_of(np.array([row]))[0]
 
     def _find_req_id(self, row: int) -> str | None:
-        """The id of the request in a row, for messages; None for a free row or a number outside [0, R)."""
+        """Return the id of the request in a row, for messages; None for a free row or a number outside [0, R)."""
         return self._directory.ids[row] if 0 <= row < self.max_num_reqs else None
 
     # -- admission and removal -------------------------------------------------------------------------------------
@@ -235,7 +237,7 @@ class RequestStates:
         return rows
 
     def _admit(self, requests: Sequence[NewRequest], sampling: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Admit requests, all or none, each with ``sampling_params`` or values by sampling column. Their rows."""
+        """Admit all requests or none, each with ``sampling_params`` or values by sampling column. Return their rows."""
         directory, first, changes = self._directory, self.sampling.num_admissions, list[Change]()
         entering: dict[str, int] = {}
         for i, request in enumerate(requests):
@@ -284,8 +286,10 @@ class RequestStates:
         return True
 
     def _remove_native(self, rows: I32) -> bool:
-        """Return whether the native core removed them; False, with nothing changed, without it, or where it refuses."""
-        # It does not have what few requests bring.
+        """Return whether the native core removed the rows. If it is not built, or refuses, return False; then nothing
+        changes.
+        """
+        # Native code does not have the values that few requests have.
         return not (self._core is None or self.loras or self.extras) and self._core.remove(rows)
 
     def _remove(self, rows: Sequence[int]) -> None:
@@ -319,9 +323,11 @@ class RequestStates:
         make([c for table, ids in zip(self.block_tables, blocks, strict=True) for c in table.append(row, ids)])
 
     def append_blocks_rows(self, rows: I32, block_ids: I32, group: int = 0) -> None:
-        """One new block for each entry of rows: table[rows[i], num_blocks[rows[i]]++] = block_ids[i], i ascending.
+        """Append one new block for each entry of rows: table[rows[i], num_blocks[rows[i]]++] = block_ids[i], i
+        ascending.
 
-        Nothing changes on an error: CapacityError for a full or free row, RequestError for no block's number.
+        Nothing changes on an error: CapacityError for a full or free row, RequestError for a number that is not a
+        block.
         """
         core = self._core
         if core is not None and core.append(rows, block_ids, group):
@@ -351,15 +357,16 @@ class RequestStates:
                 expected=table.width,
                 got=int(held[row]),
             )
-        nth = np.arange(len(rows)) - (np.cumsum(new) - new)[rows[order]]  # of a row named more than once
+        nth = np.arange(len(rows)) - (np.cumsum(new) - new)[rows[order]]  # for a row that is named more than once
         at = rows[order], table.num_blocks[rows[order]] + nth
         make([(setitem, table.table, at, block_ids[order]), (setitem, table.num_blocks, slice(None), held)])
 
     def rewrite(
         self, req_id: str, token_ids: TokenIds, num_computed_tokens: int, block_ids: Sequence[TokenIds] | None = None
     ) -> None:
-        """Replace what is known of a request: its tokens, its prompt first, how many of them are computed, and its
-        blocks, one list per group; None: those that it has. For a follower of another engine that lost track of it.
+        """Replace the data of a request: its tokens (the prompt first), the number of computed tokens, and its blocks,
+        one list per group; None: its present blocks. Followers of another engine use it if their data of a request is
+        out of date.
 
         Batches prepared before must not be committed. Nothing changes on an error: RequestError for an unknown id, for
         fewer tokens than the prompt's or more than max_model_len, and for a count that leaves no token to compute;
@@ -389,8 +396,8 @@ class RequestStates:
     # -- moving rows, for backends that need dense ones --------------------------------------------------------------
 
     def condense(self) -> list[tuple[int, int]]:
-        """Make the live rows dense: 0 … len(self) − 1. While there is a hole below the last live row, the last live
-        row moves into the lowest hole. Returns the moves (from, to) in the order made.
+        """Make the live rows dense: 0 … len(self) − 1. While a free row is below the last live row, the last live row
+        moves into the lowest free row. Return the moves (from, to) in their order.
 
         Batches prepared before can no longer be committed: commit first.
         """
@@ -419,7 +426,9 @@ class RequestStates:
         free[:] = [{first: second, second: first}.get(row, row) for row in free]
 
     def _row_arrays(self) -> list[AnyArray]:
-        """Every array that moves with a row as a whole: all whose first axis is the row but those by position."""
+        """Return every array whose entry of a row moves with it as a whole: all with rows as first axis, except those
+        with positions.
+        """
         tables = [array for t in self.block_tables for array in (t.table, t.num_blocks, t.content_id)]
         return [*self.columns.values(), *self.sampling.arrays(), *tables]
 
@@ -436,8 +445,8 @@ class RequestStates:
 
 
 def _unaliased_rows(max_num_reqs: int, max_model_len: int) -> I32:
-    """int32 zeros [R, M] whose rows start an odd number of cache lines apart: a decode step touches one line of each
-    row, and at 16 KiB apart a thousand of them would share a handful of cache sets.
+    """Return int32 zeros [R, M] whose rows start an odd number of cache lines apart. A decode step reads one cache line
+    of each row; if rows were 16 KiB apart, a thousand of these lines would share a few cache sets.
     """
     line, sizes = 16, f"max_num_reqs={max_num_reqs}, max_model_len={max_model_len}"
     rows: I32 = zeros((max_num_reqs, (-(-max_model_len // line) | 1) * line), "int32", sizes)[:, :max_model_len]
@@ -452,7 +461,7 @@ def rows_core(
     vocab_size: int,
     max_num_draft_tokens: int,
 ) -> Any:
-    """The core, or None where the native module is not built."""
+    """Return the core, or None if the native module is not built."""
     if not available():
         return None
     core = native.RowsCore(rows, sampling, *directory.native, vocab_size, max_num_draft_tokens)

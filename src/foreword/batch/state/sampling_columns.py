@@ -1,6 +1,6 @@
 """Sampling parameters of the live requests: one array per parameter, by state row.
 
-`COLUMNS` and `FLAG_RULES`, which follow from the table of parameters, are data for this module and for native code.
+`COLUMNS` and `FLAG_RULES` are made from the table of parameters, and are data for this module and for native code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from foreword.seeds import derived_seed
 
 
 class FlagRule(NamedTuple):
-    """A row has ``flag`` if its value of ``column``, as stored, compares so with ``operand``."""
+    """A row has ``flag`` if the comparison of its stored value of ``column`` with ``operand`` is true."""
 
     flag: int
     column: str
@@ -29,13 +29,14 @@ class FlagRule(NamedTuple):
 
 
 GIVEN = {column.name: column for row in PARAMETERS if (column := row.column) is not None}
-"""The columns with values of requests, by name."""
+"""The columns whose values requests give, by name."""
 
 COLUMNS: dict[str, tuple[Any, float]] = {
     **{name: (column.dtype, np.array(column.neutral, column.dtype).item()) for name, column in GIVEN.items()},
-    "needs": (np.int32, int(Need.GREEDY)),  # follows from the others
+    "needs": (np.int32, int(Need.GREEDY)),  # computed from the other columns
 }
-"""Column → its dtype, and the value of a row without parameters. Such a row is greedy; a request is not by default."""
+"""Column → its dtype, and the value of a row without parameters. Such a row is greedy, unlike a request with default
+parameters."""
 
 FLAG_RULES = (
     FlagRule(int(Need.GREEDY), "temperature", "not >", 0),
@@ -51,12 +52,12 @@ VERSION, BASE_SEED, NUM_ADMISSIONS = range(3)  # the entries of `SamplingColumns
 
 
 class SamplingColumns:
-    """One array per parameter, [R], by state row. ``num_logprobs`` is −1 where none are requested and V where all are.
+    """One array per parameter, [R], by state row. ``num_logprobs`` is −1 if none are requested and V if all are.
 
-    needs: int32 [R], the `Need` flags of each row. params: row → the request's parameters object, for what no column
-    holds; a row filled from columns has none. stamp: int64 [R], renewed by every change of a row.
-    counters: int64 [3], which native code advances as well. version: grows with every change, so that what was made
-    from the columns can be checked for being current. base_seed, num_admissions: a request without a seed gets the one
+    needs: int32 [R], the `Need` flags of each row. params: row → the request's parameters object, for parameters
+    without a column; a row that was filled from columns has none. stamp: int64 [R], renewed by every change of a row.
+    counters: int64 [3], which native code increments, too. version: grows with every change, so that a result made from
+    the columns can be checked for validity. base_seed, num_admissions: a request without a seed gets one that is
     derived from ``base_seed`` and the number of its admission, so that such requests draw independently.
     """
 
@@ -71,7 +72,7 @@ class SamplingColumns:
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> AnyArray:
-            """Every other column of `COLUMNS`."""
+            """Return any other column of `COLUMNS`."""
 
     def __init__(self, max_num_reqs: int, base_seed: int = 0) -> None:
         # Columns of one type are rows of one array, so that resetting a request is one assignment per type.
@@ -86,7 +87,7 @@ class SamplingColumns:
         self.is_set = np.zeros(max_num_reqs, np.bool_)  # rows that may differ from the defaults
         self.stamp = np.zeros(max_num_reqs, np.int64)
         self.params: dict[int, SamplingParams] = {}
-        self.core: Any = None  # the native core over these arrays, where it is built
+        self.core: Any = None  # the native core over these arrays, if it is built
         self.counters: I64 = np.array([0, base_seed, 0], np.int64)
 
     @property
@@ -111,11 +112,11 @@ class SamplingColumns:
 
     @property
     def by_name(self) -> dict[str, AnyArray]:
-        """Every column by its name."""
+        """Return every column by its name."""
         return {name: getattr(self, name) for name in COLUMNS}
 
     def native_layout(self) -> dict[str, Any]:
-        """The arrays, their defaults and the flag rules, as native code takes them."""
+        """Return the arrays, their defaults and the flag rules in the form of native code."""
         return {
             "columns": {name: (getattr(self, name), default) for name, (_, default) in COLUMNS.items()},
             "flag_rules": [tuple(rule) for rule in FLAG_RULES],
@@ -136,7 +137,9 @@ class SamplingColumns:
         return [*self._write(row, given, flags_from_params(params)), (setitem, self.params, row, params)]
 
     def set_given(self, row: int, given: Mapping[str, Any], admission: int) -> list[Change]:
-        """The changes to write named values of a request; if it samples at random without a seed, one is derived."""
+        """Return the changes that write named values of a request. If it samples at random without a seed, one is
+        derived.
+        """
         if "temperature" in given and "seed" not in given:
             given = {**given, "seed": derived_seed(self.base_seed, admission)}
         return self._write(row, given, 0)
@@ -151,7 +154,7 @@ class SamplingColumns:
         ]
 
     def reset(self, rows: Ints) -> list[Change]:
-        """The changes to write the defaults (greedy, nothing else) to these rows."""
+        """Return the changes that write the defaults (greedy, nothing else) to these rows."""
         rows = rows[self.is_set[rows]]
         if not len(rows):
             return []
@@ -167,7 +170,7 @@ class SamplingColumns:
         return [(setitem, self.stamp, rows, version), (setitem, self.counters, VERSION, version)]
 
     def set_columns(self, rows: I32, columns: Mapping[str, npt.NDArray[np.generic]]) -> None:
-        """column[rows] = values for each named column, and the flags that follow from them."""
+        """Set column[rows] = values for each named column, and update the flags of these rows."""
         for name, values in columns.items():
             getattr(self, name)[rows] = values
         if self.core is not None:
@@ -200,12 +203,12 @@ class SamplingColumns:
 
 
 def flags_from_params(params: SamplingParams) -> int:
-    """Return the `Need` flags of parameters that no column holds: each that was given has its own."""
+    """Return the `Need` flags of parameters without a column: each given parameter has its own flag."""
     return sum(flag for name, flag in _FLAGS_OF_PARAMS if getattr(params, name))
 
 
 def _count(wanted: int | None, vocab_size: int) -> int:
-    """num_logprobs as stored: −1 for None, V for −1 (all)."""
+    """Return num_logprobs as it is stored: −1 for None, V for −1 (all)."""
     if wanted is None:
         return -1
     return vocab_size if wanted == -1 else min(wanted, vocab_size)

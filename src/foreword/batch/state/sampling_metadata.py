@@ -1,4 +1,4 @@
-"""The inputs of one step's sampling, and all sampling parameters of a step for other samplers than Foreword's."""
+"""The inputs of one step's sampling, and all sampling parameters of a step for samplers other than Foreword's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from foreword.batch.values.parameters import RARE, Need
 from foreword.batch.values.sampling_params import SamplingParams
 from foreword.native import available, native
 
-# As plain integers: arithmetic on enum members costs more than the arrays here.
+# Plain integers, because arithmetic on enum members takes longer than the array operations here.
 _GREEDY, _RANDOM, _PENALTIES, _RARE = map(int, (Need.GREEDY, Need.RANDOM, Need.PENALTIES, RARE))
 Arrays = dict[str, AnyArray]
 T = TypeVar("T")
@@ -27,7 +27,8 @@ class StepNeeds:
     """The inputs of the sampling of B rows in batch order (requests, or logit rows).
 
     rows: int32 [B] state rows. needs: the union of their `Need` flags. num_logprobs, num_prompt_logprobs: int32 [B],
-    alternatives requested with each token, −1 for none; None where no row requests any. The arrays are copies and stay
+    the number of alternatives requested with each token, −1 for none; None if no row requests any. The arrays are
+    copies and stay
     valid after the step. Batches of the same requests share one object: do not change it. Not frozen, for speed.
     """
 
@@ -67,8 +68,9 @@ class StepNeeds:
 class SamplingMetadata(StepNeeds):
     """All parameters of B rows in batch order.
 
-    params: batch index → the request's parameters, for the rows with a rare one. arrays: column (a name of `COLUMNS`)
-    → [B], for the other columns that some row needs. A column is an attribute, None where no row needs it.
+    params: batch index → the request's parameters, for the rows with a rare parameter. arrays: column (a name of
+    `COLUMNS`) → [B], for the other columns that some row needs. Each column is an attribute, which is None if no row
+    needs it.
     """
 
     vocab_size: int = 0
@@ -78,18 +80,18 @@ class SamplingMetadata(StepNeeds):
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> AnyArray | None:
-            """The columns of `GIVEN`, which are properties."""
+            """Return a column of `GIVEN`."""
 
     # -- rare tables, made on demand ----------------------------------------------------------------------------
 
     def logit_bias(self) -> tuple[I64, I64, F32]:
-        """(batch indices, token ids, values), N each: logits[batch indices, token ids] += values."""
+        """Return (batch indices, token ids, values), N each: logits[batch indices, token ids] += values."""
         entries = [(b, t, v) for b, p in self.params.items() for t, v in (p.logit_bias or {}).items()]
         b, t, v = zip(*entries, strict=True) if entries else ((), (), ())
         return np.array(b, np.int64), np.array(t, np.int64), np.array(v, np.float32)
 
     def allowed_token_ids_mask(self) -> Bools | None:
-        """bool [B, V], True where the row may choose the token; None if no row is limited."""
+        """Return bool [B, V], True if the row may choose the token; None if no row is limited."""
         if not self.needs & Need.ALLOWED_TOKENS:
             return None
         mask = np.ones((len(self.rows), self.vocab_size), np.bool_)
@@ -100,11 +102,13 @@ class SamplingMetadata(StepNeeds):
         return mask
 
     def bad_words(self) -> dict[int, tuple[tuple[int, ...], ...]]:
-        """Batch index → token sequences never to complete."""
+        """Return batch index → token sequences that must not be completed."""
         return {b: tuple(map(tuple, p.bad_words_token_ids)) for b, p in self.params.items() if p.bad_words_token_ids}
 
     def end_token_ids(self) -> dict[int, tuple[int, ...]]:
-        """Batch index → stop tokens not to choose before min_tokens outputs, besides the model's end tokens."""
+        """Return batch index → stop tokens, besides the model's end tokens, that must not be chosen before min_tokens
+        outputs.
+        """
         return {b: tuple(p.stop_token_ids) for b, p in self.params.items() if p.min_tokens}
 
 
@@ -124,8 +128,8 @@ _SELDOM = _RARE | _NEED_OF["num_logprobs"] | _NEED_OF["num_prompt_logprobs"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenCounts:
-    """The inputs of penalties, for the P rows that have one. batch_indices: int64 [P]. in_prompt: bool [P, V].
-    in_output: int32 [P, V], occurrences. Outputs that a resumed request was admitted with are outputs.
+    """The inputs of penalties, for the P rows with a penalty. batch_indices: int64 [P]. in_prompt: bool [P, V].
+    in_output: int32 [P, V], occurrences. The outputs with which a resumed request was admitted count as outputs.
     """
 
     batch_indices: I64
@@ -154,14 +158,14 @@ def _metadata(columns: SamplingColumns, vocab_size: int, rows: I32, needs: int, 
 
 
 def _gathered(columns: SamplingColumns, names: Iterable[str], rows: I32, needs: int) -> Arrays:
-    at = rows.astype(np.intp)  # once, not in every gather
+    at = rows.astype(np.intp)  # converted once, not in every gather
     return {name: getattr(columns, name).take(at) for name in names if needs & _NEED_OF[name]}
 
 
 def token_counts(
     metadata: SamplingMetadata, token_ids: I32, prompt_len: I32, num_tokens: I32, is_embedding: Bools | None = None
 ) -> TokenCounts:
-    """Counted from the committed tokens, O(P · (V + tokens)).
+    """Return the counts of the committed tokens, in O(P · (V + tokens)).
 
     token_ids [R, M], prompt_len [R], num_tokens [R], is_embedding [R, M]: the arrays of `RequestStates`.
     """
@@ -180,7 +184,7 @@ def token_counts(
 
 
 def _penalized(metadata: SamplingMetadata) -> I64:
-    """The batch indices of rows with a penalty."""
+    """Return the batch indices of rows with a penalty."""
     has_one = np.zeros(len(metadata.rows), np.bool_)
     if metadata.needs_penalties:
         for name in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
@@ -194,7 +198,9 @@ class StepCache(Protocol[T_co]):
     """
 
     def get(self, count: int) -> T_co:
-        """Return what belongs to the first ``count`` rows of the buffer: a comparison if known, else it is made."""
+        """Return the result for the first ``count`` rows of the buffer. A known result is found by comparing the rows;
+        otherwise it is computed.
+        """
 
 
 def needs_cache(columns: SamplingColumns, rows: I32) -> StepCache[StepNeeds]:
@@ -210,7 +216,9 @@ def metadata_cache(columns: SamplingColumns, vocab_size: int, rows: I32) -> Step
 def _cache(
     columns: SamplingColumns, rows: I32, names: Iterable[str], make: Callable[[I32, int, Arrays], T]
 ) -> StepCache[T]:
-    """make(rows, needs, arrays): of the columns ``names``, those that a row needs."""
+    """Return a cache. make: called with (rows, needs, arrays), where arrays has those of the columns ``names`` that a
+    row needs.
+    """
     if not available():
         return _Cache(columns, rows, tuple(names), make)
     gathered = [(name, getattr(columns, name), _NEED_OF[name]) for name in names]
@@ -218,15 +226,15 @@ def _cache(
 
 
 class _Cache(Generic[T]):
-    """As native StepCache, by comparison of bytes."""
+    """A cache like the native StepCache, which compares bytes."""
 
-    SIZE = 2  # steps in flight alternate
+    SIZE = 2  # two results, because steps in flight alternate
 
     def __init__(
         self, columns: SamplingColumns, rows: I32, names: tuple[str, ...], make: Callable[[I32, int, Arrays], T]
     ) -> None:
         self._columns, self._rows, self._names, self._make = columns, rows, names, make
-        self._known: dict[tuple[bytes, bytes], T] = {}  # the oldest first
+        self._known: dict[tuple[bytes, bytes], T] = {}  # the oldest result first
 
     def get(self, count: int) -> T:
         columns, rows = self._columns, self._rows[:count].copy()

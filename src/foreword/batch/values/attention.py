@@ -10,7 +10,7 @@ from foreword.arrays import I32, I64, Bools
 
 
 class AttentionState(IntEnum):
-    """The kinds of step that attention kernels distinguish. The first test that holds, in this order, decides.
+    """The kinds of step that attention kernels distinguish. The first condition that holds, in this order, decides.
 
     SPEC_DECODING       any row has drafts
     DECODE_ONLY         every row is one token over context (num_scheduled = 1, num_computed > 0)
@@ -27,8 +27,8 @@ class AttentionState(IntEnum):
 
 
 def visible(query_positions: I64, num_keys: int, sliding_window: int | None, ranges: I32 | None = None) -> Bools:
-    """visible[t, j] = j ≤ p_t and (no window or j > p_t − W), or start_t ≤ j < stop_t with (start_t, stop_t) =
-    ranges[t] where there are some; for keys j in [0, num_keys). bool [len(p), num_keys].
+    """Return bool [len(p), num_keys]: visible[t, j] = j ≤ p_t and (no window or j > p_t − W), or, with ranges, start_t
+    ≤ j < stop_t where (start_t, stop_t) = ranges[t].
     """
     keys = np.arange(num_keys)
     mask = keys <= query_positions[:, None]

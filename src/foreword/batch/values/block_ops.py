@@ -20,7 +20,7 @@ class BlockOps:
     zero: int32 [Z], blocks that must read as zeros until they are written (recurrent states, sparse layouts).
     copies: int32 [C, 2], (from, to): ``to`` is a private copy of a shared block that its request is about to write.
     All sources are read before any destination is written.
-    NONE: no operations. It is the one such value that steps carry.
+    NONE: the value without operations, which all steps without operations share.
     """
 
     NONE: ClassVar[BlockOps]
@@ -30,7 +30,9 @@ class BlockOps:
 
     @classmethod
     def of(cls, zero: Iterable[int] = (), copies: Iterable[tuple[int, int]] = (), *, null_block: int = 0) -> BlockOps:
-        """From plain numbers. PlanError where two copies write one block, or a copy writes the null block."""
+        """Return the operations from plain numbers. PlanError if two copies write the same block, or a copy writes the
+        null block.
+        """
         z = np.array(list(zero), np.int32)
         c = np.array([tuple(pair) for pair in copies], np.int32).reshape(-1, 2)
         targets = c[:, 1]
@@ -44,7 +46,7 @@ class BlockOps:
         return bool(len(self.zero) or len(self.copies))
 
     def apply(self, *caches: AnyArray) -> None:
-        """Apply them to caches [num_blocks, …]."""
+        """Apply the operations to caches [num_blocks, …]."""
         for cache in caches:
             cache[self.zero] = 0
             cache[self.copies[:, 1]] = cache[self.copies[:, 0]]

@@ -1,4 +1,4 @@
-"""Prompts and parameters that were checked. Only a constructor that checks makes them, so that no one checks again."""
+"""Prompts and parameters that were checked. Their constructors check them, so later code need not check again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foreword.errors import RequestError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CheckedPrompt:
-    """A prompt whose token ids are of a vocabulary.
+    """A prompt whose token ids are in the vocabulary.
 
     token_ids: int32 [T], a contiguous copy that cannot be written. RequestError for an id outside of the vocabulary.
     """
@@ -45,7 +45,7 @@ class CheckedPrompt:
 class CheckedParams:
     """Sampling parameters whose values are in range, with token ids of a vocabulary.
 
-    Raises RequestError for the first value that is not, with the request's id.
+    Raises a RequestError with the request's id for the first value that is not.
     """
 
     params: SamplingParams
@@ -56,7 +56,9 @@ class CheckedParams:
         self.params.check(request_id, self.vocab_size)
 
     def of_completion(self, *, seed: int, logprobs: int | None, prompt_logprobs: int | None) -> CheckedParams:
-        """Return the parameters of one completion: these values, which follow from checked ones, and n = 1."""
+        """Return the parameters of one completion, with n = 1 and these values, which were derived from checked
+        values.
+        """
         other = object.__new__(CheckedParams)
         params = self.params.with_values(
             seed=seed, logprobs=logprobs, prompt_logprobs=prompt_logprobs, n=1, best_of=None

@@ -1,4 +1,4 @@
-"""The limits that every step keeps that replays a captured graph."""
+"""The limits of the steps that may replay a captured graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foreword.integers import is_int32
 
 
 class BrokenPromise(NamedTuple):
-    """The first rule that a step breaks. request: the request of the batch, None for a sum over all."""
+    """The first limit that a step exceeds. request: the request of the batch, None for a sum over all requests."""
 
     tensor: str
     request: int | None
@@ -28,12 +28,13 @@ class GraphPromise:
         B ≤ num_reqs,  T ≤ num_tokens,  num_scheduled_tokens[b] ≤ max_query_len,  seq_lens[b] ≤ max_seq_len,
         is_uniform: num_scheduled_tokens[b] = max_query_len
 
-    for each b < B. num_tokens, num_reqs: the sizes that the step is padded to. max_query_len, max_seq_len: what
-    launches and workspaces were sized for, whatever the step that was captured had. is_uniform: kernels divide tokens
+    for each b < B. num_tokens, num_reqs: the sizes that the step is padded to. max_query_len, max_seq_len: the lengths
+    for which launches and workspaces were sized, which may be larger than those of the captured step. is_uniform:
+    kernels divide tokens
     among requests by max_query_len.
 
-    ConfigError for a promise that no step keeps: num_tokens must be in num_reqs … num_reqs · max_query_len, and exactly
-    the latter where it is uniform; max_seq_len ≥ max_query_len.
+    ConfigError for limits that no step can keep: num_tokens must be in num_reqs … num_reqs · max_query_len, and equal
+    to the latter if is_uniform; max_seq_len ≥ max_query_len.
     """
 
     num_tokens: int
@@ -59,8 +60,8 @@ class GraphPromise:
             )
 
     def broken_by(self, num_scheduled: Ints, seq_lens: Ints) -> BrokenPromise | None:
-        """Return the first rule that a step of these queries and keys, [B] each, breaks; None if it may replay the
-        graph. For planners, which choose the graph before the step is prepared. O(B).
+        """Return the first limit that a step with these numbers of query tokens and keys, [B] each, exceeds; None if it
+        may replay the graph. Planners call it to choose a graph before the step is prepared. O(B).
         """
         B, T = len(num_scheduled), int(num_scheduled.sum())
         if self.num_reqs < B:

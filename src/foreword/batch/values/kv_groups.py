@@ -66,13 +66,17 @@ class KVGroup:
             raise ConfigError("KVGroup(recurrent=True): a state has no window and is not spread over ranks")
 
     def tokens_per_block(self, cp: ContextParallel | None, max_model_len: int) -> int:
-        """Positions that a block-table entry covers: S; S·n where spread over n ranks; all where recurrent."""
+        """Return the number of positions that a block-table entry covers: S; S·n if spread over n ranks; all if
+        recurrent.
+        """
         if self.recurrent:
             return max_model_len
         return self.block_size * (cp.size if cp is not None and self.context_parallel else 1)
 
     def check_context_parallel(self, cp: ContextParallel | None) -> None:
-        """A spread group needs ranks, and whole runs of ``interleave`` tokens in a block."""
+        """Raise ConfigError if a spread group has no ranks or too large blocks, or if ``interleave`` does not divide a
+        block.
+        """
         if not self.context_parallel:
             return
         if cp is None:

@@ -38,7 +38,7 @@ class PaddingBuckets:
 
     @classmethod
     def up_to(cls, largest: int, *, step: int = 8, max_num_reqs: int | None = None) -> PaddingBuckets:
-        """The usual sizes: 1, 2, 4, … below ``step``, its multiples, and ``largest``."""
+        """Return buckets of the usual sizes: 1, 2, 4, … below ``step``, the multiples of ``step``, and ``largest``."""
         for name, value in (("largest", largest), ("step", step)):
             if not is_int32(value, 1):
                 raise ConfigError(f"PaddingBuckets.up_to({name}={value!r}): must be an integer of at least 1")
@@ -47,10 +47,10 @@ class PaddingBuckets:
         return cls((size for size in sizes if size <= largest), max_num_reqs=max_num_reqs)
 
     def pad_for(self, num_tokens: int, num_reqs: int, uniform_decode_len: int | None = None) -> tuple[int, int] | None:
-        """(tokens, reqs) of the smallest graph that holds the step, for ``prepare_inputs(pad_to=…)``.
+        """Return (tokens, reqs) of the smallest graph that holds the step, for ``prepare_inputs(pad_to=…)``.
 
-        None where no graph is large enough. uniform_decode_len: the query length that all requests have, to take a
-        graph of such decodes; None: a graph for any step.
+        Return None if no graph is large enough. uniform_decode_len: the query length that all requests have, to choose
+        a graph of such decodes; None: a graph for any step.
         PlanError unless num_reqs ≤ num_tokens, and num_tokens = num_reqs · uniform_decode_len where it is given.
         """
         q = uniform_decode_len
@@ -69,7 +69,7 @@ class PaddingBuckets:
         return None if at == len(self.sizes) or num_reqs > self.max_num_reqs else self._uniform(self.sizes[at], q)
 
     def graphs(self, uniform_decode_len: int | None = None) -> list[tuple[int, int]]:
-        """Every (tokens, reqs) that `pad_for` may return, ascending: the graphs to capture."""
+        """Return every (tokens, reqs) that `pad_for` may return, ascending: the graphs to capture."""
         if uniform_decode_len is None:
             return [(size, min(size, self.max_num_reqs)) for size in self.sizes]
         found = (self._uniform(size, uniform_decode_len) for size in self.sizes)

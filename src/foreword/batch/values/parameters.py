@@ -1,7 +1,8 @@
-"""The columns that the table of sampling parameters has besides a declaration. The rows are the fields of
+"""The facts in the table of sampling parameters besides their declarations. Its rows are the fields of
 `SamplingParams`.
 
-`foreword.batch.values.sampling_params.PARAMETERS` lists them. What needs a fact of a parameter loops over it: the
+`foreword.batch.values.sampling_params.PARAMETERS` lists them. Code that needs a fact of each parameter loops over it:
+the
 conversions, checks and messages of `SamplingParams`, the columns of the states and their flags, the specification, the
 command line, the bodies of requests, docs/sampling-parameters.md, and, held by a test, the arrays of native code.
 """
@@ -20,7 +21,7 @@ from foreword.declared import Declared
 
 
 class Need(IntFlag):
-    """The operations that the sampling of a row needs, so that a step can skip what none of its rows needs."""
+    """The operations that the sampling of a row needs. A step skips operations that none of its rows needs."""
 
     GREEDY = 1  # temperature 0
     RANDOM = 2
@@ -42,7 +43,7 @@ class Need(IntFlag):
 
 
 RARE = Need.MIN_TOKENS | Need.LOGIT_BIAS | Need.BAD_WORDS | Need.ALLOWED_TOKENS | Need.STRUCTURED_OUTPUT | Need.DRY
-"""The flags of rows whose parameters object is read, because no column holds all that they need."""
+"""The flags of rows whose parameters object is read, because the columns do not hold all of their parameters."""
 
 CHANGING = Need.ALLOWED_TOKENS | Need.LOGIT_BIAS | Need.MIN_TOKENS | Need.PENALTIES | Need.DRY | Need.BAD_WORDS
 """The flags of rows whose logits are changed by their own rules before the draw."""
@@ -58,9 +59,9 @@ COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
 class Column(NamedTuple):
     """The array [R] that holds a parameter for every state row.
 
-    dtype: of the array. need: the flag of the rows whose sampling reads it. sets_need: a row has the flag where its
-    value compares so with ``neutral`` (a key of `COMPARISONS`); None: the flag follows from another column.
-    neutral: the value of a row without parameters. name: of the array; "": the parameter's.
+    dtype: the type of the array. need: the flag of the rows whose sampling reads it. sets_need: the comparison with
+    ``neutral`` (a key of `COMPARISONS`) that gives a row the flag; None: the flag follows from another column.
+    neutral: the value of a row without parameters. name: the name of the array; "": that of the parameter.
     """
 
     dtype: type[np.generic]
@@ -72,7 +73,7 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter(Declared):
-    """A row of the table. need: the flag of rows for which a value is given, of a parameter without a column."""
+    """A row of the table. need: for a parameter without a column, the flag of rows for which a value is given."""
 
     need: Need | None = None
     column: Column | None = None

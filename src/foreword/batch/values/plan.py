@@ -1,4 +1,4 @@
-"""A step as the scheduler gives it, and the same in arrays."""
+"""A step as the scheduler plans it, and the same plan in arrays."""
 
 from __future__ import annotations
 
@@ -20,14 +20,18 @@ Backend = Literal["auto", "loops", "numpy", "native", "device"]
 
 
 class RaggedDrafts(NamedTuple):
-    """counts: int32 [B], drafts per request. ids: int32 [D], request by request; −1: the id is not known yet."""
+    """Drafts of a step. counts: int32 [B], drafts per request. ids: int32 [D], request by request; −1: the id is not
+    known yet.
+    """
 
     counts: I32
     ids: I32
 
     @classmethod
     def of(cls, req_ids: Collection[str], drafts: Mapping[str, Sequence[int]]) -> RaggedDrafts | None:
-        """The drafts of these requests in this order, None without any. PlanError for no list, or another request's."""
+        """Return the drafts of these requests in this order, None if there are none. PlanError for a value that is not
+        a list, or for drafts of another request.
+        """
         scheduled = set(req_ids)
         for rid, ids in drafts.items():
             if length_of(ids) < 0:
@@ -56,7 +60,7 @@ Plan = tuple[I32, I32, I32 | RaggedDrafts | None, Bools | None]
 
 
 def ragged(plan: Plan) -> RaggedDrafts:
-    """The plan's drafts as counts [B] and ids [D], all 0 and empty without drafts."""
+    """Return the plan's drafts as counts [B] and ids [D]; zeros and an empty array without drafts."""
     rows, _, drafts, _ = plan
     if drafts is None:
         return RaggedDrafts(np.zeros(len(rows), np.int32), np.zeros(0, np.int32))
@@ -67,7 +71,7 @@ def ragged(plan: Plan) -> RaggedDrafts:
 
 
 class PlannedStep(Mapping[str, int]):
-    """{req_id: tokens to schedule} that is in arrays already, drafts included."""
+    """A plan {req_id: tokens to schedule}, drafts included, that is already in arrays."""
 
     __slots__ = ()
     draft_tokens: Mapping[str, Sequence[int]] | None
@@ -75,4 +79,4 @@ class PlannedStep(Mapping[str, int]):
     @property
     @abstractmethod
     def arrays(self) -> Plan:
-        """The same as a `Plan`."""
+        """Return the plan as a `Plan`."""

@@ -15,18 +15,19 @@ PoolingType = Literal["last", "mean", "cls", "step", "all"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingParams:
-    """The way from a request's hidden states to its result.
+    """The way in which a request's hidden states become its result.
 
-    task: "embed" a vector of the text, "token_embed" one of each token; through the model's head "classify" the
-        probabilities of its labels, "score" one number, "reward" the head's outputs as they are.
-    pooling: which hidden states: "last" token, "mean" of all, "cls" the first token, "step" those of the tokens
-        step_tag_id, "all"; None: the model's own, and "all" for token_embed.
-    dimensions: keep the first of an embedding (None: all). normalize: embeddings to unit length.
-    step_tag_id: the token that ends a step, with "step".
-    first_text_len: tokens of the first of two texts; those after it have token type 1 (None: one text).
-    truncate_prompt_tokens: keep that many tokens of a longer prompt, its first ones and its special tokens at the end;
-        -1: as many as the model takes (None: a longer prompt is refused).
-    prompt_name: which of the model's own prompts comes before a text to embed; "": none (None: its default).
+    task: "embed": a vector of the text. "token_embed": a vector of each token. With the model's head: "classify", the
+    probabilities of its labels; "score", one number; "reward", the outputs of the head.
+    pooling: the hidden states that are used: "last" token, "mean" of all tokens, "cls" the first token, "step" the
+    tokens step_tag_id, "all" tokens; None: the model's default, or "all" for token_embed.
+    dimensions: the number of leading dimensions of an embedding that are kept (None: all). normalize: whether
+    embeddings are scaled to unit length.
+    step_tag_id: the token that ends a step, for "step".
+    first_text_len: the number of tokens of the first of two texts; tokens after it have token type 1 (None: one text).
+    truncate_prompt_tokens: a longer prompt is cut to this many tokens: its first ones, and its special tokens at the
+    end. -1: as many as the model supports. None: a longer prompt is refused.
+    prompt_name: the name of the model's prompt that comes before a text to embed; "": no prompt; None: the default.
     """
 
     task: PoolingTask = "embed"
@@ -39,7 +40,7 @@ class PoolingParams:
     prompt_name: str | None = None
 
     def pooling_or(self, own: PoolingType) -> PoolingType:
-        """Its pooling, where the model's own is ``own``."""
+        """Return its pooling, or the model's default ``own``."""
         return self.pooling or ("all" if self.task == "token_embed" else own)
 
 
@@ -53,10 +54,10 @@ class PoolingState:
     chunks: list[AnyArray] = field(default_factory=list)
 
     def append(self, hidden_states: AnyArray) -> None:
-        """Keep the hidden states of one chunk."""
+        """Add the hidden states of one chunk."""
         self.chunks.append(hidden_states)
 
     def take(self) -> AnyArray:
-        """All chunks as one array [prompt_len, hidden]; the state is empty afterwards."""
+        """Return all chunks as one array [prompt_len, hidden], and clear the state."""
         chunks, self.chunks = self.chunks, []
         return np.concatenate(chunks)

@@ -23,7 +23,8 @@ class MultiModalFeature:
 
     identifier: the name of its output in the encoder cache (a content hash).
     offset, length: the placeholder range [offset, offset + length) of prompt positions.
-    is_embed: bool [length], False where a position of the range keeps its token (a separator); None: all are embedded.
+    is_embed: bool [length], False for a position of the range that keeps its token (a separator); None: all are
+    embedded.
     The encoder output has one row per embedded position, in order.
     """
 
@@ -35,8 +36,8 @@ class MultiModalFeature:
 
     @property
     def embedded_ranges(self) -> list[tuple[int, int]]:
-        """The runs [start, stop) of embedded prompt positions: `NewRequest.bidirectional_ranges` of a model whose image
-        positions see each other.
+        """Return the runs [start, stop) of embedded prompt positions. They are the `NewRequest.bidirectional_ranges` of
+        a model whose image positions attend to each other.
         """
         if self.is_embed is None:
             return [(self.offset, self.offset + self.length)]
@@ -45,11 +46,11 @@ class MultiModalFeature:
 
     @property
     def num_embeds(self) -> int:
-        """Rows of the encoder output."""
+        """Return the number of rows of the encoder output."""
         return self.length if self.is_embed is None else int(np.count_nonzero(self.is_embed))
 
     def check(self, req_id: str, prompt_len: int) -> None:
-        """RequestError for a range outside the prompt or a mask of another length."""
+        """Raise RequestError for a range outside the prompt or a mask of another length."""
         if not (is_int32(self.offset, 0) and is_int32(self.length, 1) and self.offset + self.length <= prompt_len):
             got, limit = (self.offset, self.length), f"(offset, length) must be inside the prompt's {prompt_len} tokens"
             raise RequestError(req_id, "mm_features", got, limit, "Give the placeholder range of prompt_token_ids.")
@@ -60,7 +61,9 @@ class MultiModalFeature:
 
 @dataclass(frozen=True, slots=True)
 class LoraRequest:
-    """The adapter of a request. lora_id: 1 or more, equal for equal adapters; 0 means no adapter and has no value."""
+    """The adapter of a request. lora_id: 1 or more, equal for equal adapters. (0 means no adapter, and has no
+    LoraRequest.)
+    """
 
     lora_id: int
     name: str
@@ -76,23 +79,27 @@ TokenIds = Sequence[int] | Ints
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NewRequest:
-    """A request as admitted, new or resumed (a resumed request brings its outputs).
+    """A request to admit, new or resumed (a resumed request has outputs).
 
-    block_ids: one list of physical blocks per KV group: the cached prefix and what is allocated so far. A null block
-    (0, or −1 with null_block=−1) is an entry without a block, such as one below a sliding window. It is refused where a
-    token that is not computed yet would be written, here, and by `prepare_inputs` for blocks that come later.
-    num_computed_tokens: tokens whose KV is in those blocks already (a prefix hit); fewer than prompt + outputs.
+    block_ids: one list of physical blocks per KV group: the cached prefix, and the blocks allocated so far. A null
+    block
+    (0, or −1 with null_block=−1) is an entry without a block, such as one below a sliding window. It is refused if a
+    token that is not computed yet would be written to it; `prepare_inputs` refuses the same for blocks that are added
+    later.
+    num_computed_tokens: the number of tokens whose keys and values are already in those blocks (a prefix hit); fewer
+    than prompt + outputs.
     lora_id: adapter, 0 for none; lora_request: the same with name and path.
     prompt_embeds: [prompt_len, hidden] in place of prompt_token_ids (None), or together with them and
-    prompt_is_token_id [prompt_len] bool: which positions are tokens.
+    prompt_is_token_id [prompt_len] bool: whether a position is a token.
     mm_features: the encoder inputs of the prompt. mrope_positions: int32 [dims, n], rotary positions of the first n
-    tokens, at most prompt + outputs; mrope_delta: what later tokens add to their position.
+    tokens, at most prompt + outputs; mrope_delta: the number that later tokens add to their position.
     bidirectional_ranges: ranges [start, stop) of prompt positions, ascending and disjoint, in which every token sees
     every other one (the images of some models, the prefix of a prefix-LM). No step may end inside one: see
     `bidirectional_ranges`.
-    encoder_len: tokens of an encoder-decoder's encoder. encoder_input: what that reads, an array as the model takes it.
+    encoder_len: the number of tokens of an encoder-decoder's encoder. encoder_input: the input of the encoder, in the
+    form that the model needs.
     pooling_params: how the hidden states are pooled, in place of sampling_params.
-    A `CheckedPrompt` and `CheckedParams` of the states' vocabulary are not checked again.
+    A `CheckedPrompt` and `CheckedParams` with the states' vocabulary are not checked again.
     """
 
     req_id: str
@@ -146,9 +153,10 @@ class NewRequests:
     sampling: Mapping[str, npt.NDArray[np.generic]] | None = None
 
     def split(self) -> list[NewRequest]:
-        """The same as `NewRequest`s, without ``sampling``, which has no parameters object.
+        """Return the requests as `NewRequest`s, without ``sampling``, which has no parameters object.
 
-        RequestError for columns that do not have one entry per request, or that do not add up.
+        RequestError if a column does not have one entry per request, or if counts do not add up to the length of a
+        column.
         """
         count = len(self.req_ids)
         num_tokens = per_request("num_tokens", self.num_tokens, count)
@@ -183,7 +191,7 @@ class NewRequests:
 
 
 def per_request(name: str, column: npt.ArrayLike, count: int) -> AnyArray:
-    """The column as an array [count]; RequestError for another shape."""
+    """Return the column as an array [count]; RequestError for another shape."""
     values = np.asarray(column)
     if values.shape != (count,):
         got, limit = f"shape {values.shape}", f"there are {count} requests"
@@ -192,7 +200,7 @@ def per_request(name: str, column: npt.ArrayLike, count: int) -> AnyArray:
 
 
 def _pieces(name: str, values: npt.ArrayLike, count_name: str, counts: AnyArray) -> list[AnyArray]:
-    """values cut into pieces of counts[i] entries; RequestError where they do not add up."""
+    """Return values divided into pieces of counts[i] entries; RequestError if the counts do not add up."""
     flat = np.asarray(values)
     if (counts < 0).any() or int(counts.sum()) != flat.size or flat.ndim != 1:
         got, limit = f"shape {flat.shape}", f"{count_name} adds up to {int(counts.sum())}, with no entry below 0"

@@ -24,13 +24,13 @@ F32, I32, I64 = np.float32, np.int32, np.int64
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """The rules by which the tokens of a request are chosen, and by which its output ends.
-    `foreword.sampling.reference` has the order.
+    `foreword.sampling.reference` defines the order in which they apply.
 
     Each field is a row of the table `PARAMETERS`: its type, default, meaning, limits, and the array that holds it.
     A value of another type or out of range raises `RequestError` where the parameters are made.
     """
 
-    # A row: default and meaning, then limits, column, and what the error of another value recommends.
+    # A row: default and meaning, then limits, column, and the advice in the error for another value.
     # fmt: off
     max_tokens: int | None = parameter(
         16, "End the output after this many tokens; without a limit it ends at the model's maximum length.",
@@ -181,7 +181,7 @@ class SamplingParams:
     # fmt: on
 
     def __post_init__(self) -> None:
-        """Make values of what was given: tuples and dictionaries of their own, and plain numbers, and check them.
+        """Copy the given values into new tuples, dictionaries and plain numbers, and check them.
 
         Raise `RequestError` for the first value of another type, out of range, or that contradicts another.
         """
@@ -218,7 +218,7 @@ class SamplingParams:
         return RequestError(None, name, getattr(self, name), reason, fix)
 
     def with_values(self, **values: Any) -> SamplingParams:
-        """Return a copy with other values of some fields, which are checked ones: they are not checked here."""
+        """Return a copy with other values of some fields. The values must be checked already."""
         other = object.__new__(SamplingParams)
         for row in PARAMETERS:
             object.__setattr__(other, row.name, values[row.name] if row.name in values else getattr(self, row.name))
@@ -226,19 +226,17 @@ class SamplingParams:
 
     @property
     def num_completions(self) -> int:
-        """Number of completions of a prompt that are computed: best_of, or n."""
+        """Return the number of completions of a prompt that are computed: best_of, or n."""
         return self.best_of or self.n
 
     @property
     def needs_grammar(self) -> bool:
-        """Return whether a grammar has to be made for the output: of its structure, of a thinking part before it, or
-        both.
-        """
+        """Return whether the output needs a grammar: for its structure, for a thinking part before it, or for both."""
         return self.structured_outputs is not None or self.thinking_end is not None
 
     @property
     def has_mappings(self) -> bool:
-        """Return whether a field holds a mapping, the only kind of value that can change."""
+        """Return whether a field holds a mapping, which is the only kind of value that can change later."""
         return self.logit_bias is not None or self.extra_args is not None
 
     @property
@@ -264,7 +262,9 @@ class SamplingParams:
 
 
 def _check_token_ids(row: Parameter, value: Any, request_id: str | None, vocab_size: int | None) -> None:
-    """Raise `RequestError` unless the ids in the value of a parameter are of the vocabulary; None: of any."""
+    """Raise `RequestError` if an id in the value of a parameter is outside of the vocabulary. vocab_size: None: any
+    size.
+    """
 
     def refuse(value: object, reason: str, fix: str) -> NoReturn:
         raise RequestError(request_id, row.name, value, reason, fix)
@@ -308,7 +308,7 @@ def _check_token_ids(row: Parameter, value: Any, request_id: str | None, vocab_s
 
 
 def _named(row: Parameter) -> Parameter:
-    """Return the row, whose column has the parameter's name unless it has one of its own."""
+    """Return the row. If its column has no name, the column gets the name of the parameter."""
     return replace(row, column=row.column and row.column._replace(name=row.column.name or row.name))
 
 

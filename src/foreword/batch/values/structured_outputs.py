@@ -33,15 +33,15 @@ class StructuredOutputs:
     kind: "json" (text: a JSON schema), "regex", "choice" (text: a JSON list of strings), "grammar" (Lark or GBNF) or
     "structural_tag" (text: JSON with "structures" and "triggers").
 
-    JSON has one space after each comma and colon, as json.dumps writes it, and no other whitespace. Instead,
-    disable_any_whitespace: none. max_whitespace: up to so many characters between any two parts; there is no form
-    without a limit. disable_additional_properties: closed objects by default.
+    JSON has one space after each comma and colon, as json.dumps writes it, and no other whitespace.
+    disable_any_whitespace: no whitespace at all. max_whitespace: up to this many characters between any two parts;
+    there is always a limit. disable_additional_properties: objects allow only their declared properties by default.
 
-    origin: None for the field ``structured_outputs`` itself. parts: constraints that this one was made of; where it
-    cannot be compiled, the error names the first part that cannot. Neither makes two values differ.
+    origin: None for the field ``structured_outputs`` itself. parts: the constraints from which this one was made; if it
+    cannot be compiled, the error names the first part that cannot. Both are ignored when values are compared.
     """
 
-    MAX_CHARS: ClassVar[int] = 1 << 17  # of a text that is compiled
+    MAX_CHARS: ClassVar[int] = 1 << 17  # largest length of a text that is compiled
     kind: Kind
     text: str
     disable_any_whitespace: bool = False
@@ -52,7 +52,7 @@ class StructuredOutputs:
 
     @classmethod
     def of_schema(cls, schema: object, origin: Origin) -> StructuredOutputs:
-        """The constraint of a JSON schema that comes from another field."""
+        """Return the constraint of a JSON schema that comes from another field."""
         try:
             return replace(cls.of({"json": schema}), origin=origin)
         except RequestError as error:
@@ -61,8 +61,8 @@ class StructuredOutputs:
     def refusal(
         self, request_id: str | None, reason: str, fix: str, place: str = "", part: object = None
     ) -> RequestError:
-        """The error of a constraint that cannot be followed, which names where it comes from. place: of a part of its
-        JSON schema, such as ".properties.x".
+        """Return the error for a constraint that is not supported; it names the field of the constraint. place: the
+        part of its JSON schema, such as ".properties.x".
         """
         name, value = self.origin or Origin(_FIELD, self.mapping())
         if place:
@@ -71,11 +71,12 @@ class StructuredOutputs:
 
     @classmethod
     def of(cls, given: object, request_id: str | None = None) -> StructuredOutputs:
-        """From a mapping with one kind and options: ``{"json": schema}``, ``{"choice": ["yes", "no"]}``.
+        """Return the constraint of a mapping with one kind and options: ``{"json": schema}``, ``{"choice": ["yes",
+        "no"]}``.
 
-        json: a schema as a dictionary or as JSON text, a type that has one (see `schema_of`), or True for any object,
-        as is json_object: True. choice: a list of strings. structural_tag: a dictionary, or its JSON text.
-        RequestError, with the nearest name, for others.
+        json: a schema as a dictionary or as JSON text, a type with a schema (see `schema_of`), or True for any object,
+        which json_object: True also means. choice: a list of strings. structural_tag: a dictionary, or its JSON text.
+        RequestError, with the most similar name, for anything else.
         """
 
         def refuse(value: object, reason: str, fix: str, name: str | None = None) -> NoReturn:
@@ -90,7 +91,7 @@ class StructuredOutputs:
             values = {name: value for name, value in given.items() if value is not None}
         except MemoryError:
             raise
-        except Exception as error:  # whatever the caller's mapping raises
+        except Exception as error:  # any error that the caller's mapping raises
             refuse(given, f"cannot be read: {error!s:.200}", "Give a dictionary.")
         for name in values:
             if name not in KINDS + OPTIONS:
@@ -146,7 +147,7 @@ class StructuredOutputs:
                 return json.dumps(value)
             except (MemoryError, RequestError):
                 raise
-            except Exception as error:  # whatever the caller's items raise
+            except Exception as error:  # any error that the caller's items raise
                 refuse(value, f"is not JSON: {error!s:.200}", "Use plain dictionaries, lists, texts and numbers.", kind)
 
         made = cls(kind="json" if kind == "json_object" else kind, text=as_text(), **options)
@@ -163,14 +164,14 @@ class StructuredOutputs:
         return replace(self, parts=tuple(StructuredOutputs.of_schema(s, Origin(f, s)) for f, s in schemas.items()))
 
     def mapping(self) -> dict[str, object]:
-        """The mapping that it is made from."""
+        """Return the mapping from which it can be made."""
         options = {name: value for name in OPTIONS if (value := getattr(self, name))}
         return {self.kind: json.loads(self.text) if self.kind == "choice" else self.text, **options}
 
 
 def _is_longer(value: object, most: int) -> bool:
-    """Return whether the JSON text of a value certainly has more characters, as its parts tell. Of a large value only
-    the first parts are looked at, while writing it would keep other threads waiting.
+    """Return whether the JSON text of a value certainly has more characters, judged by the sizes of its parts. For a
+    large value only the first parts are read; writing the whole text would block other threads.
     """
     left, size = [value], 0
     while left and size <= most:

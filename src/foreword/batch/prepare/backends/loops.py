@@ -20,7 +20,7 @@ from foreword.batch.values.plan import Plan, ragged
 
 
 def query_start_loc(num_scheduled: list[int]) -> list[int]:
-    """Prefix sum with a leading 0: the tokens of request b are [loc[b], loc[b + 1])."""
+    """Return the prefix sums with a leading 0: the tokens of request b are [loc[b], loc[b + 1])."""
     loc = [0]
     for n in num_scheduled:
         loc.append(loc[-1] + n)
@@ -28,17 +28,17 @@ def query_start_loc(num_scheduled: list[int]) -> list[int]:
 
 
 def req_indices(num_scheduled: list[int]) -> list[int]:
-    """Return which request each token belongs to."""
+    """Return the batch index of the request of each token."""
     return [b for b, n in enumerate(num_scheduled) for _ in range(n)]
 
 
 def positions(num_computed: list[int], num_scheduled: list[int]) -> list[int]:
-    """The position of each token in its request: right after what is computed."""
+    """Return the position of each token in its request. The first one follows the computed tokens."""
     return [c + i for c, n in zip(num_computed, num_scheduled, strict=True) for i in range(n)]
 
 
 def slot(block_row: list[int], position: int, block_size: int, cp: ContextParallel | None) -> int:
-    """Return where the key and value of a position go: block · S + offset; −1 on a rank that does not own the
+    """Return the slot of the key and value of a position: block · S + offset; −1 on a rank that does not own the
     position.
     """
     if cp is None:
@@ -52,7 +52,9 @@ def slot(block_row: list[int], position: int, block_size: int, cp: ContextParall
 
 
 def block_row(table: BlockTable, row: int, num_computed: int) -> list[int]:
-    """A request's blocks; null past the end, and wholly below the sliding window of every token of this step."""
+    """Return a request's blocks. Entries past the end, and those below the sliding window of every token of this step,
+    are null.
+    """
     window, per_block = table.group.sliding_window, table.tokens_per_block
     blocks = [table.null_block] * table.width
     for k in range(int(table.num_blocks[row])):
@@ -62,14 +64,16 @@ def block_row(table: BlockTable, row: int, num_computed: int) -> list[int]:
 
 
 def local_seq_len(seq_len: int, cp: ContextParallel) -> int:
-    """Return how many of the first seq_len positions this rank owns."""
+    """Return the number of the first seq_len positions that this rank owns."""
     return sum((p // cp.interleave) % cp.size == cp.rank for p in range(seq_len))
 
 
 def attention_state(
     num_computed: list[int], num_scheduled: list[int], prompt_len: list[int], cancelled: list[bool], any_drafts: bool
 ) -> AttentionState:
-    """The first test that holds decides. A cancelled request fits every state that its n allows."""
+    """Return the kind of the step: the first condition that holds decides. A cancelled request fits every kind that its
+    n allows.
+    """
     rows = list(zip(num_computed, num_scheduled, prompt_len, cancelled, strict=True))
     if any_drafts:
         return AttentionState.SPEC_DECODING
@@ -104,7 +108,7 @@ def run(states: RequestStates, buffers: InputBuffers, plan: Plan, pad: Padding, 
     Bp = B if pad[1] < 0 else pad[1]
     drafts = [int(t) for t in draft_ids]
 
-    # Drafts are staged past the known tokens of their request; one whose id is not known yet reads as token 0.
+    # Drafts are written after the known tokens of their request. A draft whose id is not known yet is read as token 0.
     d = 0
     for b in range(B):
         for j in range(k[b]):

@@ -1,4 +1,4 @@
-"""The step in one native call, checks included; `plan.check` names the rule that a refused plan breaks."""
+"""Prepare the step in one native call, checks included. `plan.check` names the rule that a refused plan breaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The step in NumPy: no loop over requests or tokens. Used where the native module is not built."""
+"""Prepare the step with NumPy, without a loop over requests or tokens. It is used if the native module is not built."""
 
 from __future__ import annotations
 
@@ -116,7 +116,9 @@ def run(states: RequestStates, buffers: InputBuffers, plan: Plan, pad: Padding, 
 
 
 def local_seq_lens(seq_lens: Ints, cp: ContextParallel) -> Ints:
-    """Each whole round of n·I tokens gives this rank I; of the rest it owns the part within its interval."""
+    """Return this rank's number of tokens: I of each whole round of n·I tokens, and of the rest the part in its
+    interval.
+    """
     rounds, rest = np.divmod(seq_lens, cp.interleave * cp.size)
     owned: Ints = rounds * cp.interleave + np.clip(rest - cp.rank * cp.interleave, 0, cp.interleave)
     return owned
@@ -136,7 +138,9 @@ def attention_state(c: Ints, n: Ints, prompt_len: Ints, cancelled: Bools, any_dr
 
 
 def _gather(table: BlockTable, rows: Ints, c: Ints, out: Ints, written: Ints, old_B: int) -> None:
-    """out[b] = the row's blocks, null past the end and below the window; rows of a larger earlier batch nulled."""
+    """Write out[b] = the row's blocks, null past the end and below the window. Rows that a larger earlier batch wrote
+    become null.
+    """
     B, held = len(rows), table.num_blocks[rows]
     stop = max(B, old_B)
     width = max(int(held.max(initial=0)), int(written[:stop].max(initial=0)))
