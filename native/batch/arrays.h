@@ -1,5 +1,5 @@
 // The arrays that the Python side owns, by name: ROWS of foreword/batch/state/layout.py and STEP of
-// foreword/batch/step/layout.py. A test holds names and types against those tables.
+// foreword/batch/step/layout.py. A test compares names and types with those tables.
 #pragma once
 
 // [R] each.

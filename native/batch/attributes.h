@@ -14,7 +14,7 @@ struct Release {
 };
 using Owned = std::unique_ptr<PyObject, Release>;
 
-// An attribute that may be missing: null then, with no error set.
+// An attribute that may be missing. The result is then null, with no error set.
 inline Owned attribute(PyObject *object, PyObject *name) {
   PyObject *value = PyObject_GetAttr(object, name);
   if (!value) PyErr_Clear();
@@ -30,7 +30,7 @@ class Attributes {
     for (size_t i = 0; i < kCount; ++i) names_[i] = PyUnicode_InternFromString(names[i]);
   }
 
-  // The object that `get` reads from now on.
+  // Set the object that `get` reads.
   void of(PyObject *object) {
     object_ = object;
 #if !defined(Py_LIMITED_API)
@@ -58,7 +58,7 @@ class Attributes {
   std::array<PyObject *, kCount> names_;
   PyObject *object_ = nullptr;
 #if !defined(Py_LIMITED_API)
-  // Where objects of the type have the attribute; 0 where it is not in a slot.
+  // The offset of the attribute in objects of the type; 0 if it is not in a slot.
   static Py_ssize_t slot_of(PyTypeObject *type, PyObject *name) {
     if (type->tp_getattro != PyObject_GenericGetAttr) return 0;
     const Owned found = attribute(reinterpret_cast<PyObject *>(type), name);

@@ -42,7 +42,7 @@ States make_states(const nb::dict &arrays, int32_t vocab_size, int32_t max_num_d
   return s;
 }
 
-// A default value as the bits of a column's type, and the function of a flag rule over a column.
+// Converts a default value to the bits of a column's type, and a flag rule to a function over a column.
 struct ColumnType {
   nb::dlpack::dtype type;
   uint64_t (*bits)(double value);
@@ -105,8 +105,8 @@ void init_rows(RowsCore *self, const Arrays &arrays, const Objects &sampling, co
   core.next_content_id = pointer<int64_t>(arrays, "next_content_id");
 }
 
-// Columns of sampling parameters, one value for each of `count` requests, as arrays of the very types they are kept in.
-// The values are copied: they may be the columns themselves.
+// Columns of sampling parameters: one value for each of `count` requests, as arrays of the types in which they are
+// stored. The values are copied, because they may be the columns themselves.
 bool read_columns(const RowsCore &core, const nb::dict &sampling, size_t count, std::vector<ColumnWrite> &out) {
   for (const auto [name, values] : sampling) {
     std::string text;
@@ -128,22 +128,22 @@ void add_table(RowsCore &core, Matrix<int32_t> table, Vector<int32_t> num_blocks
                          int32_t(table.shape(1)), tokens_per_block, null_block});
 }
 
-// False, with nothing changed, for arrays of other types or shapes, and for blocks that break a rule.
+// Returns false, with nothing changed, for arrays of other types or shapes, and for blocks that break a rule.
 bool append(RowsCore &core, nb::handle to_rows, nb::handle block_ids, int32_t group) {
   Ints rows, blocks;
   return rows.read(to_rows) && blocks.read(block_ids) && rows.ndim == 1 && blocks.ndim == 1 &&
          rows.size == blocks.size && core.append(rows.data, blocks.data, rows.size, group);
 }
 
-// A copy of what is read several times, as other threads may write to NumPy's arrays meanwhile. It reuses the memory of
-// earlier ones.
+// A copy of an array that is read several times, because other threads may write to NumPy's arrays meanwhile. It reuses
+// the memory of earlier copies.
 const int32_t *copied(std::vector<int32_t> &to, const int32_t *from, int64_t count) {
   to.assign(from, from + count);
   return to.data();
 }
 
-// Columns of N requests; `rows` gets their rows. False, with nothing changed, for values of other types or shapes, and
-// for requests that break a rule.
+// Admits N requests, given as columns, and writes their rows to `rows`. Returns false, with nothing changed, for values
+// of other types or shapes, and for requests that break a rule.
 bool admit(RowsCore &core, nb::handle req_ids, Vector<int32_t> rows, nb::handle tokens, nb::handle num_tokens,
            nb::handle prompt_len, nb::handle num_computed, nb::handle blocks, nb::handle num_blocks,
            nb::handle sampling) {
@@ -158,7 +158,7 @@ bool admit(RowsCore &core, nb::handle req_ids, Vector<int32_t> rows, nb::handle 
       !nb::try_cast(num_computed, computed) || !nb::try_cast(blocks, block_ids) || !nb::try_cast(num_blocks, held) ||
       !nb::try_cast(sampling, parameters) || !PySequence_Check(req_ids.ptr()))
     return false;
-  // A tuple of its own: reading the columns may run code that changes a list.
+  // A new tuple, because reading the columns may run code that changes a list.
   const nb::object ids = nb::steal(PySequence_Tuple(req_ids.ptr()));
   if (!ids.is_valid()) throw nb::python_error();
   if (size_t(length(ids.ptr())) != count || !fits(known) || (prompts && !fits(*prompts)) ||
@@ -251,7 +251,7 @@ class StepScalars {
   size_t next_ = 0;
 };
 
-// A core, and what it returns of a step.
+// A core, and the scalars that it returns for a step.
 struct PyStepCore : StepCore {
   StepScalars scalars;
   std::vector<int32_t> given_rows, given_counts, given_samples;
@@ -324,7 +324,7 @@ void add_device_table(PacketCore &core, Matrix<int32_t> table, Vector<int32_t> n
                          {}, {}});
 }
 
-// The step's scalars, or None for a plan that breaks a rule: foreword.batch.prepare.plan.check names it.
+// Returns the step's scalars, or None for a plan that breaks a rule, which foreword.batch.prepare.plan.check names.
 nb::object prepared(PyStepCore &core, const int32_t *rows, const int32_t *num_scheduled, size_t num_reqs,
                     const int32_t *num_drafts, const int32_t *draft_ids, size_t num_draft_ids, int64_t pad_tokens,
                     int64_t pad_reqs, bool gather, const bool *cancelled) {
@@ -336,7 +336,7 @@ nb::object prepared(PyStepCore &core, const int32_t *rows, const int32_t *num_sc
   return core.scalars.of(core.buffers.scalars);
 }
 
-// None for arrays of other lengths as well.
+// Also returns None for arrays of other lengths.
 nb::object prepare_ragged(PyStepCore &core, Vector<const int32_t> rows, Vector<const int32_t> num_scheduled,
                           Vector<const int32_t> num_drafts, Vector<const int32_t> draft_ids, int64_t pad_tokens,
                           int64_t pad_reqs, bool gather, std::optional<Vector<const bool>> cancelled) {
@@ -349,7 +349,7 @@ nb::object prepare_ragged(PyStepCore &core, Vector<const int32_t> rows, Vector<c
                   gather, cancelled ? cancelled->data() : nullptr);
 }
 
-// Drafts as [B, D] padded with −1, or None. None for arrays of other types or shapes as well.
+// Drafts are [B, D] padded with −1, or None. Also returns None for arrays of other types or shapes.
 nb::object prepare(PyStepCore &core, nb::handle plan_rows, nb::handle plan_counts, nb::handle plan_drafts,
                    int64_t pad_tokens, int64_t pad_reqs, bool gather) {
   Ints rows, num_scheduled, drafts;
@@ -364,8 +364,8 @@ nb::object prepare(PyStepCore &core, nb::handle plan_rows, nb::handle plan_count
                   core.draft_ids.data(), has_drafts ? core.draft_ids.size() : 0, pad_tokens, pad_reqs, gather, nullptr);
 }
 
-// Samples [B] or [B, width] of the step prepared last. False, with nothing changed, for arrays of other types or
-// shapes, and for samples that break a rule.
+// Commits samples [B] or [B, width] of the last prepared step. Returns false, with nothing changed, for arrays of other
+// types or shapes, and for samples that break a rule.
 bool commit(PyStepCore &core, nb::handle samples, bool advanced) {
   Ints sampled;
   if (!sampled.read(samples)) return false;
@@ -375,7 +375,7 @@ bool commit(PyStepCore &core, nb::handle samples, bool advanced) {
   return core.commit(kept, sampled.size, sampled.width, advanced);
 }
 
-// Integers [n]; TypeError for another object.
+// Converts integers [n]; TypeError for any other object.
 Ints int32s(nb::handle source, bool writable = false) {
   Ints values;
   if (!values.read(source, writable) || values.ndim != 1) throw nb::type_error("expected int32 [n] in C order");
@@ -388,7 +388,7 @@ FOREWORD_VECTORIZED int32_t least(const int32_t *values, int64_t count) {
   return found;
 }
 
-// Copy the first entries of `from` to all of `to`. Returns the smallest.
+// Copies the first entries of `from` to all of `to`, and returns the smallest of them.
 int32_t copy_samples(nb::handle from, nb::handle to) {
   const Ints source = int32s(from), target = int32s(to, true);
   if (source.size < target.size) throw std::invalid_argument("fewer entries than are to be copied");
@@ -398,7 +398,7 @@ int32_t copy_samples(nb::handle from, nb::handle to) {
 
 using Names = nb::typed<nb::list, nb::typed<nb::tuple, nb::str, nb::str>>;
 
-// (name, dtype) of every array that the cores take, for a test against the Python tables.
+// Returns (name, dtype) of every array that the cores take, for a test that compares them with the Python tables.
 nb::typed<nb::dict, nb::str, Names> array_names() {
   nb::list rows, step, *list = &rows;
 #define FOREWORD_NAME(type, name) \

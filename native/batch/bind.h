@@ -16,8 +16,8 @@ using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-// What an object of numpy.ndarray holds. The layout is part of NumPy's ABI. What a step passes is read from there,
-// because an import by nanobind takes longer than the preparation of a small step.
+// The memory layout of a numpy.ndarray, which is part of NumPy's ABI. The arrays of a step are read in this way,
+// because a conversion by nanobind takes longer than the preparation of a small step.
 struct NumPyArray {
   enum Flags { C_CONTIGUOUS = 0x1, ALIGNED = 0x100, WRITEABLE = 0x400 };
 
@@ -38,7 +38,7 @@ class Ints {
   int ndim = 0;
   int64_t size = 0, width = 1;
 
-  // False for another object.
+  // Returns false for any other object.
   bool read(nb::handle source, bool writable = false) {
     static const nb::handle numpy = nb::module_::import_("numpy").release();
     static const nb::handle array_type = nb::object(numpy.attr("ndarray")).release();

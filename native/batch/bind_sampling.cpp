@@ -1,4 +1,4 @@
-// What is made of the sampling columns of a step's rows: foreword/batch/state/sampling_metadata.py.
+// Computes the sampling inputs of a step from the columns of its rows: foreword/batch/state/sampling_metadata.py.
 #include <nanobind/stl/tuple.h>
 
 #include <array>
@@ -28,11 +28,11 @@ FOREWORD_VECTORIZED void take8(const void *column, const int32_t *rows, int64_t 
   take<uint64_t>(column, rows, count, out);
 }
 
-// What was made of the last few batches whose rows are the first entries of `rows`.
+// A cache of the results for the last few batches, whose rows are the first entries of `rows`.
 class StepCache {
  public:
-  // columns: (name, values [R], flags: needed where a row has one of them). make(rows, needs, arrays): of a batch whose
-  // rows have the flags `needs`, with the values of those columns that are needed, by name.
+  // columns: (name, values [R], flags; a column is needed if a row has one of its flags). make(rows, needs, arrays)
+  // computes the result of a batch whose rows have the flags `needs`; arrays has the needed columns by name.
   StepCache(const SamplingProbe &probe, const nb::list &columns, nb::object rows, nb::object make)
       : probe_(probe), most_(int64_t(nb::len(rows))), rows_(std::move(rows)), make_(std::move(make)),
         empty_(nb::module_::import_("numpy").attr("empty")), int32_(rows_.attr("dtype")) {

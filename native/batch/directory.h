@@ -1,4 +1,4 @@
-// Which request is in which row. All three belong to the Python side's RequestStates.
+// The map from requests to rows. All three objects belong to RequestStates in Python.
 #pragma once
 
 #include <Python.h>
@@ -12,12 +12,12 @@ struct Directory {
   PyObject **req_ids;  // [R] id, or None for a free row
   PyObject *free;      // list of free rows; the last serves the next request
 
-  // The rows that the next requests get. False if there are not so many.
+  // Writes the rows that the next requests get. Returns false if there are not enough free rows.
   bool next_rows(int64_t count, int32_t *rows) const;
-  // Enter requests in their `next_rows`. False, with nothing changed, for an id that is not a string, has a row or is
-  // named twice.
+  // Enters requests in their `next_rows`. Returns false, with nothing changed, for an id that is not a string, has a
+  // row, or occurs twice.
   bool enter(PyObject *const *ids, const int32_t *rows, int64_t count) const;
-  // The row is free again. Undoes `enter` in reverse order.
+  // Frees the row. Calls in reverse order undo `enter`.
   void leave(int32_t row) const;
 };
 

@@ -21,8 +21,8 @@ void PacketCore::forget() {
   }
 }
 
-// Whether the device has no such row, or has another progress: a step that only it committed, tokens that were taken
-// back or replaced. While samples are in flight the host does not know.
+// Whether the device does not have this row, or has another progress, for example because only the device committed a
+// step, or because tokens were removed or replaced. The host cannot know this while samples are in flight.
 bool PacketCore::differs(int32_t row) const {
   if (generations_[row] != states.row_generation[row]) return true;
   const int32_t c = states.num_computed_tokens[row];
@@ -30,8 +30,8 @@ bool PacketCore::differs(int32_t row) const {
          (rewrites_[row] != states.rewrites[row] || c < reach_[row].low || c > reach_[row].high);
 }
 
-// The run of the columns of a row's record that the device lacks: all of them after a change of the sampling parameters,
-// or the inputs where they changed alone.
+// Adds the run of columns of a row's record that the device lacks: all columns after a change of the sampling
+// parameters, or the inputs if only these changed.
 void PacketCore::add_columns(int32_t row) {
   bool changed = stamps_[row] != stamp[row];
   const size_t first = changed ? 0 : num_sampling;
@@ -46,7 +46,7 @@ void PacketCore::add_columns(int32_t row) {
   stamps_[row] = stamp[row];
 }
 
-// The run of a row's progress. Tokens in flight count as known.
+// Adds the run of a row's progress. Tokens in flight count as known.
 void PacketCore::add_progress(int32_t row) {
   const States &s = states;
   const int32_t progress[PROGRESS] = {s.num_tokens[row] + s.num_placeholders[row], s.num_computed_tokens[row],
@@ -59,8 +59,9 @@ void PacketCore::add_progress(int32_t row) {
   reach_[row] = {s.num_computed_tokens[row], s.num_computed_tokens[row]};
 }
 
-// The runs of a row's progress and of its tokens before `end`, where the step ends. Those before the first one that the
-// step before computed have been sent; later ones may have been replaced since. Tokens in flight are 0.
+// Adds the runs of a row's progress and of its tokens before `end`, where the step ends. Tokens before the first one
+// that the previous step computed have been sent already; later ones may have been replaced since. Tokens in flight are
+// 0.
 void PacketCore::follow(int32_t row, int32_t end) {
   const States &s = states;
   const bool has_row = generations_[row] == s.row_generation[row] && rewrites_[row] == s.rewrites[row];
@@ -72,7 +73,7 @@ void PacketCore::follow(int32_t row, int32_t end) {
   add_progress(row);
 }
 
-// The runs of what the device lacks of one row.
+// Adds the runs of all data of one row that the device lacks.
 void PacketCore::add_row(int32_t row) {
   if (!follows_host && differs(row)) {
     runs_.push_back({~row, states.num_tokens[row], states.tokens_of(row)});

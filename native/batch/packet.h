@@ -1,4 +1,4 @@
-// A step as one packet for a device that mirrors the rows: the plan, and what the device does not have yet.
+// A step as one packet for a device that mirrors the rows: the plan, and the data that the device does not have yet.
 //
 // The layout of packet and arena is described in foreword/device/layout.py, which passes the arena's offsets.
 #pragma once
@@ -10,19 +10,19 @@
 
 namespace foreword {
 
-// The first entries of a packet.
+// The indices of the first entries of a packet.
 enum PacketHeader {
   NUM_REQS, NUM_TOKENS, NUM_REQS_PADDED, NUM_TOKENS_PADDED, NUM_LOGITS, NUM_DRAFTS, NUM_RUNS, RUNS_AT,
   PACKET_HEADER = 16,
 };
 
-// A column of the part of a row's record after its progress, `words` int32 per row.
+// A column of a row's record, after the row's progress. It has `words` int32 per row.
 struct RecordColumn {
   const int32_t *data;
   int32_t words;
 };
 
-// A block table on the host, and where the device has it.
+// A block table on the host, and its place on the device.
 struct DeviceTable {
   const int32_t *table, *num_blocks;  // [R, width], [R]
   const int64_t *content_id;          // [R]
@@ -44,25 +44,25 @@ class PacketCore {
   int32_t records_at, record_size;
   bool follows_host = false;  // every packet has the host's progress and tokens: no step is committed on the device
 
-  // The device has no row.
+  // Records that the device has no row.
   void forget();
   // [R] the generation of the row that the device has, −1: none.
   const std::vector<int64_t> &generations() const { return generations_; }
-  // Write the packet of the step in `step`. Returns its length; negative where the changes do not fit: then the packet
-  // holds the first of them and no plan, and the next call writes the others. std::invalid_argument for a step that is
-  // larger than the device's tensors or the packet.
+  // Writes the packet of the step in `step`, and returns its length. The length is negative if the changes do not fit:
+  // the packet then holds the first of them and no plan, and the next call writes the others. Throws
+  // std::invalid_argument for a step that is larger than the device's tensors or the packet.
   int64_t pack(const Buffers &step, int32_t *out, int64_t capacity);
 
  private:
   static constexpr int32_t PROGRESS = 4;  // num_tokens, num_computed_tokens, prefill_len, prompt_len
-  // `to`: an entry of the arena, or ~row: the tokens of the row from the position `first` on.
+  // `to`: an entry of the arena, or ~row for the tokens of the row from the position `first` on.
   struct Run {
     int32_t to, length;
     const int32_t *from;
     int32_t first = 0;
   };
 
-  // The num_computed_tokens that a row may have after the step sent last, whatever was accepted.
+  // The range of num_computed_tokens that a row may have after the last sent step, for any number of accepted drafts.
   struct Range {
     int32_t low, high;
   };

@@ -1,5 +1,5 @@
-// How far each request is: the only code that writes a row's token counts. The same in Python:
-// foreword/batch/state/progress.py.
+// The progress of each request. Only this code writes a row's token counts. foreword/batch/state/progress.py does the
+// same in Python.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ struct States {
 
   int32_t *tokens_of(int32_t row) const { return token_ids + row * token_stride; }
 
-  // A request enters the row; its tokens are there already.
+  // A request enters the row. Its tokens are already in the row.
   void begin(int32_t row, int32_t known, int32_t prompt, int32_t computed) const {
     num_tokens[row] = prefill_len[row] = known;
     prompt_len[row] = prompt;
@@ -36,7 +36,7 @@ struct States {
     last_sampled_token[row] = -1;
   }
 
-  // Set num_computed_tokens to a scheduler's count, at most all known tokens but the last.
+  // Sets num_computed_tokens to a scheduler's count, at most all known tokens but the last.
   int32_t clamp_computed(int32_t row, int32_t computed) const {
     return std::min(computed, num_tokens[row] + num_placeholders[row] - 1);
   }
@@ -45,19 +45,19 @@ struct States {
     num_computed_tokens[row] = computed;
   }
 
-  // Count a step in flight as done, its k drafts accepted, its samples unknown.
+  // Counts a step in flight as done, with its k drafts accepted and its samples unknown.
   void advance(int32_t row, int32_t computed, bool samples, int32_t k) const {
     num_computed_tokens[row] = computed;
     if (samples) num_placeholders[row] += 1 + k;
   }
 
-  // A committed step that reaches `computed`, and nothing verified yet.
+  // Records a committed step that reaches `computed`, before any draft is verified.
   void reach(int32_t row, int32_t computed, bool advanced) const {
     if (!advanced) num_computed_tokens[row] = computed;
     num_accepted_tokens[row] = 1;
   }
 
-  // After `reach`, m samples of a row that reached its last known token with k drafts.
+  // After `reach`, records the m samples of a row that reached its last known token with k drafts.
   void accept(int32_t row, const int32_t *samples, int32_t m, int32_t k, bool advanced) const {
     num_computed_tokens[row] -= k - std::max(m - 1, 0);
     if (advanced) num_placeholders[row] -= 1 + k;

@@ -11,10 +11,10 @@ namespace foreword {
 
 inline bool is_sequence(PyObject *o) { return o && (PyList_CheckExact(o) || PyTuple_CheckExact(o)); }
 
-// Of lists and tuples. References are borrowed.
+// Functions for lists and tuples. References are borrowed.
 #if defined(Py_LIMITED_API)
 
-// PyList_Check would be a call too, of PyType_GetFlags.
+// PyList_Check would also call a function, PyType_GetFlags.
 inline Py_ssize_t length(PyObject *o) { return PyList_CheckExact(o) ? PyList_Size(o) : PyTuple_Size(o); }
 inline PyObject *item(PyObject *o, Py_ssize_t i) {
   return PyList_CheckExact(o) ? PyList_GetItem(o, i) : PyTuple_GetItem(o, i);
@@ -33,7 +33,7 @@ using Items = PyObject *const *;
 inline Items items(PyObject *o) { return PySequence_Fast_ITEMS(o); }
 inline PyObject *at(Items values, Py_ssize_t i) { return values[i]; }
 
-// An int of one digit.
+// Reads an int of one digit.
 inline bool small_int(PyObject *o, int32_t &out) {
 #if PY_VERSION_HEX >= 0x030C0000
   if (!PyUnstable_Long_IsCompact(reinterpret_cast<PyLongObject *>(o))) return false;
@@ -54,7 +54,7 @@ inline bool same_characters(PyObject *a, PyObject *b) {
 
 #endif
 
-// An int of any size.
+// Reads an int of any size.
 [[gnu::noinline]] inline bool long_as_int32(PyObject *o, int32_t &out) {
   int overflow;
   const long long value = PyLong_AsLongLongAndOverflow(o, &overflow);
@@ -63,12 +63,12 @@ inline bool same_characters(PyObject *a, PyObject *b) {
   return true;
 }
 
-// A Python int that fits int32. False, with no error set, for anything else.
+// Reads a Python int that fits int32. Returns false, with no error set, for anything else.
 inline bool as_int32(PyObject *o, int32_t &out) {
   return PyLong_CheckExact(o) && (small_int(o, out) || long_as_int32(o, out));
 }
 
-// The ints of a list or tuple into `out`, which has room for them. False where one is no int32.
+// Copies the ints of a list or tuple to `out`, which has room for them. Returns false if one does not fit int32.
 [[gnu::noinline]] inline bool read_int32s(PyObject *o, int32_t *out) {
   const Items values = items(o);
   const Py_ssize_t n = length(o);

@@ -106,7 +106,7 @@ void RowsCore::derive_seeds(const int32_t *rows, int64_t count) const {
 bool RowsCore::append(const int32_t *rows, const int32_t *blocks, int64_t count, int32_t group) {
   if (group < 0 || size_t(group) >= tables.size()) return false;
   const RowTable &t = tables[group];
-  // Both are read several times, and other threads may write to NumPy's arrays meanwhile.
+  // Copies, because both are read several times and other threads may write to NumPy's arrays meanwhile.
   appended_.assign(rows, rows + count);
   appended_.insert(appended_.end(), blocks, blocks + count);
   rows = appended_.data(), blocks = rows + count;

@@ -1,4 +1,4 @@
-// Rows of RequestStates changed in bulk: many admissions, removals or new blocks in one call.
+// Changes rows of RequestStates in bulk: many admissions, removals or new blocks in one call.
 #pragma once
 
 #include <algorithm>
@@ -17,16 +17,17 @@ struct RowTable {
   bool *holds_null;             // whether any row was given a null block
   int32_t width, tokens_per_block, null_block;
 
-  // Whether a row can take so many more blocks.
+  // Whether a row has room for `count` more blocks.
   bool has_room(int32_t row, int64_t count) const { return num_blocks[row] >= 0 && num_blocks[row] + count <= width; }
-  // Whether all of them are blocks or the null block, which is the lowest number allowed; notes a null block.
+  // Whether all numbers are blocks or the null block, which is the lowest number allowed. Records a null block.
   bool accepts(const int32_t *blocks, int64_t count) const {
     int32_t lowest = INT32_MAX;
     for (int64_t k = 0; k < count; ++k) lowest = std::min(lowest, blocks[k]);
     if (lowest == null_block) *holds_null = true;
     return lowest >= std::min(null_block, 0);
   }
-  // Whether a request would be written to the null block: it has computed tokens of num_tokens, and holds these blocks.
+  // Whether a token of a request would be written to the null block: `computed` of its num_tokens tokens are computed,
+  // and it holds these blocks.
   bool writes_null(const int32_t *blocks, int64_t count, int32_t computed, int32_t num_tokens) const {
     if (!*holds_null) return false;
     const int64_t end = std::min(count, (int64_t(num_tokens) + tokens_per_block - 1) / tokens_per_block);
@@ -37,7 +38,7 @@ struct RowTable {
 };
 
 // Admitted requests as columns: request i has num_tokens[i] of `tokens` and num_blocks[g][i] of `blocks[g]`, in order.
-// Null `tokens`: they are in their rows already.
+// If `tokens` is null, the tokens are already in their rows.
 struct NewRows {
   int64_t count;
   const int32_t *rows, *tokens, *num_tokens, *prompt_len, *num_computed;
@@ -46,7 +47,7 @@ struct NewRows {
   std::vector<int64_t> total_blocks{};
 };
 
-// One value for each of some requests, and the column they go to.
+// One value for each of some requests, and the column to which they are written.
 struct ColumnWrite {
   uint8_t *column;
   std::vector<uint8_t> values;
@@ -61,17 +62,17 @@ class RowsCore {
   Directory directory;
   int64_t *next_content_id;
 
-  // Enter and fill; new_rows.rows are the directory's next. False, with nothing changed, where a request breaks a rule
-  // of RequestStates.add_requests.
+  // Enters requests and fills their rows; new_rows.rows are the directory's next rows. Returns false, with nothing
+  // changed, if a request breaks a rule of RequestStates.add_requests.
   bool admit(const NewRows &new_rows, PyObject *const *ids);
-  // False, with nothing changed, for a row that is not live or named twice.
+  // Removes rows. Returns false, with nothing changed, for a row that is not live or occurs twice.
   bool remove(const int32_t *rows, int64_t count);
-  // column[rows[i]] = values[i] for each column given, and what follows from the parameters of these rows.
+  // Sets column[rows[i]] = values[i] for each given column, and updates the flags of these rows.
   void set_sampling(const int32_t *rows, int64_t count, const std::vector<ColumnWrite> &given) const;
-  // Seeds of the requests just admitted to these rows, in this order, without one.
+  // Derives seeds for the requests without a seed that were just admitted to these rows, in this order.
   void derive_seeds(const int32_t *rows, int64_t count) const;
-  // The next block of each row. False, with nothing changed, for a row that is full or not live, and for a number that
-  // is not a block.
+  // Appends the next block to each row. Returns false, with nothing changed, for a row that is full or not live, and
+  // for a number that is not a block.
   bool append(const int32_t *rows, const int32_t *blocks, int64_t count, int32_t group);
 
  private:

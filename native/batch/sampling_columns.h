@@ -34,14 +34,14 @@ struct SamplingColumn {
   }
 };
 
-// A row has `flag` if its value in `column` compares so with the operand.
+// A row has `flag` if the comparison of its value in `column` with the operand is true.
 struct FlagRule {
   int32_t flag;
   const void *column;  // [R]
   double operand;
   void (*apply)(const FlagRule &rule, const int32_t *rows, int64_t count, int32_t *needs);
 
-  // Null for an unknown comparison.
+  // Returns null for an unknown comparison.
   template <class T>
   static decltype(apply) function(std::string_view comparison) {
     if (comparison == ">") return &add_flag<T, std::greater<T>>;
@@ -78,13 +78,13 @@ struct SamplingColumns {
   bool *is_set;
   PyObject *params;  // dict: row → parameters object
 
-  // The values of a column that is known to hold T.
+  // Returns the values of a column, whose type must be T.
   template <class T>
   T *values(const char *name) const {
     return reinterpret_cast<T *>(by_name.at(name).data);
   }
 
-  // Write the defaults to these rows.
+  // Writes the defaults to these rows.
   void reset(const int32_t *rows, int64_t count) const {
     bool any = false;
     for (int64_t i = 0; i < count; ++i) {
@@ -99,7 +99,7 @@ struct SamplingColumns {
     for (const SamplingColumn &column : all) column.set_default(rows, count);
   }
 
-  // Note that columns of these rows were written.
+  // Records that columns of these rows were written.
   void renew(const int32_t *rows, int64_t count) const {
     ++counters[VERSION];
     for (int64_t i = 0; i < count; ++i) {

@@ -15,13 +15,13 @@ int32_t local_seq_len(int32_t seq_len, const ContextParallel &cp) {
   return seq_len / round * cp.interleave + std::clamp(rest, 0, cp.interleave);
 }
 
-// out[b] = column[rows[b]]. In a vectorized function: many at once.
+// out[b] = column[rows[b]], vectorized.
 template <class T>
 inline void take(const T *__restrict column, const int32_t *__restrict rows, int64_t count, T *__restrict out) {
   for (int64_t b = 0; b < count; ++b) out[b] = column[rows[b]];
 }
 
-// Whether no request has too many tokens or drafts: for its row, its known tokens, and its blocks.
+// Whether the tokens and drafts of every request fit its row, its known tokens, and its blocks.
 FOREWORD_VECTORIZED bool lengths_fit(const Plan &plan, const States &s, const std::vector<Group> &groups) {
   const int32_t *__restrict rows = plan.rows, *__restrict num_scheduled = plan.num_scheduled;
   const int32_t *__restrict num_drafts = plan.num_drafts;

@@ -1,7 +1,6 @@
 // One step of input preparation over the arrays of RequestStates and InputBuffers.
-//
-// The Python side owns every array and keeps it alive and in place; this side holds plain pointers. The definition of
-// every quantity is foreword/batch/prepare/backends/loops.py; names here are the names there.
+// Python owns every array and never moves or frees it meanwhile; this code holds plain pointers.
+// foreword/batch/prepare/backends/loops.py defines every quantity, with the same names.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +15,9 @@ struct ContextParallel {
   int32_t size = 1, rank = 0, interleave = 1;
 };
 
-// The step's arrays of one KV group: `block_table` [R, width] are gathered rows, of which `num_blocks` entries are
-// written, `num_nulled` leading ones nulled below the window, and which copy the content `content_id` (0: unknown).
+// The step's arrays of one KV group. `block_table` [R, width] has the gathered rows. For each of them, `num_blocks` is
+// the number of entries that are written, `num_nulled` the number of leading entries that are null because they are
+// below the window, and `content_id` the copied content (0: unknown).
 struct GroupBuffers {
   FOREWORD_GROUP_STEP_ARRAYS(FOREWORD_MEMBER)
 };
@@ -43,7 +43,7 @@ struct Buffers {
   FOREWORD_STEP_ARRAYS(FOREWORD_MEMBER)
 };
 
-// The entries of Buffers::written: what the step before wrote.
+// The entries of Buffers::written: the sizes that the step before wrote.
 enum Written { TOKENS, REQUESTS, LOGITS, GATHERED };
 
 struct Plan {
@@ -72,17 +72,18 @@ class StepCore {
   bool context_parallel = false;
   ContextParallel cp;
 
-  // False, with nothing written, for a plan that breaks a rule of foreword.batch.prepare.plan.check.
+  // Returns false, with nothing written, for a plan that breaks a rule of foreword.batch.prepare.plan.check.
   bool prepare(const Plan &plan);
 
-  // Drafts [B, width] padded with −1 → num_drafts, draft_ids. False where a −1 comes before a draft.
+  // Converts drafts [B, width] padded with −1 to num_drafts and draft_ids. Returns false if a −1 comes before a draft.
   bool flatten_drafts(const int32_t *drafts, int64_t num_reqs, int64_t width);
   std::vector<int32_t> num_drafts, draft_ids;
 
-  // Count the last prepared step as done before its samples are known (foreword.batch.prepare.commit).
+  // Counts the last prepared step as done before its samples are known (foreword.batch.prepare.commit).
   void advance(int64_t num_reqs);
 
-  // Apply samples [B, width], padded with −1. False, with nothing written, if a rule of that module is broken.
+  // Applies samples [B, width], padded with −1. Returns false, with nothing written, if they break a rule of that
+  // module.
   bool commit(const int32_t *sampled, int64_t num_reqs, int64_t width, bool advanced);
 
  private:

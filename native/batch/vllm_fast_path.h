@@ -1,7 +1,6 @@
-// vLLM-shaped scheduler output, walked with CPython's own calls: no Python statement per request.
-//
-// The meaning of every field, and every other case, is in foreword/batch/adapters/vllm.py. This side does
-// the common step, or nothing at all.
+// Reads a scheduler output of vLLM with calls of CPython's API, without a Python statement per request.
+// foreword/batch/adapters/vllm.py has the meaning of every field, and handles every other case. This code handles the
+// common step completely, or changes nothing.
 #pragma once
 
 #include <Python.h>
@@ -17,7 +16,7 @@ namespace foreword {
 
 class VllmFastPath {
  public:
-  // The sampling parameters that are read. The first are real numbers: vLLM's names are those of the columns.
+  // The sampling parameters that are read. The first ones are real numbers; vLLM uses the names of the columns.
   enum Parameter {
     NUM_REALS = 6, TOP_K = NUM_REALS, MIN_TOKENS, SEED, LOGPROBS,
     FIRST_RARE, NUM_PARAMETERS = FIRST_RARE + 5,
@@ -27,8 +26,8 @@ class VllmFastPath {
       "top_k", "min_tokens", "seed", "logprobs",
       "logit_bias", "allowed_token_ids", "bad_words_token_ids", "structured_outputs", "prompt_logprobs"};
 
-  // observers, adapter_of, with_extras: of the RequestStates; where one has entries, Python code has more to do.
-  // They are not owned: observers may hold the states, which hold this.
+  // observers, adapter_of, with_extras: objects of the RequestStates. If one has entries, Python code has more to do.
+  // They are not owned, because observers may hold the states, which hold this object.
   VllmFastPath(RowsCore &core, PyObject *observers, PyObject *adapter_of, PyObject *with_extras)
       : rows(&core), observers_(observers), adapter_of_(adapter_of), with_extras_(with_extras),
         top_k_(core.sampling.values<int32_t>("top_k")),
@@ -40,25 +39,27 @@ class VllmFastPath {
   int32_t *out_rows, *out_counts, *out_num_drafts, *out_draft_ids;  // a step's plan, [R] and [R · D]
   int64_t max_draft_ids;
 
-  // Apply a SchedulerOutput: `finish`, `admit`, `step`. The number of draft ids; −1 − the number of these three that
-  // were done, where the caller has to do the others: one of them returned so, requests are preempted, or `special`
-  // has some.
+  // Applies a SchedulerOutput with `finish`, `admit` and `step`. Returns the number of draft ids, or −1 − the number of
+  // these three that were done, if the caller has to do the others. This is so if one of them reports it, if requests
+  // are preempted, or if `special` is not empty.
   int64_t apply(PyObject *output);
 
-  // Apply scheduled_cached_reqs and read num_scheduled_tokens and scheduled_spec_decode_tokens into the out arrays.
-  // The number of draft ids; −1, with nothing changed, for cases that only the Python code covers.
+  // Applies scheduled_cached_reqs, and reads num_scheduled_tokens and scheduled_spec_decode_tokens into the out arrays.
+  // Returns the number of draft ids, or −1, with nothing changed, for cases that only the Python code handles.
   int64_t step(PyObject *cached, PyObject *num_scheduled, PyObject *drafts);
 
-  // Admit requests (a list). False, with nothing changed, if one of them is not plain, or with observers.
+  // Admits a list of requests. Returns false, with nothing changed, if one of them is not plain, or if there are
+  // observers.
   bool admit(PyObject *requests);
   std::vector<int32_t> special;  // indices of those admitted last whose sampling parameters the caller has to write
 
-  // Free the rows of those of the ids that are live, in ascending order of the ids. False, with nothing changed, if
-  // they are not different strings, or with observers, adapters or extras.
+  // Frees the rows of the live ids, in ascending order of the ids. Returns false, with nothing changed, if the ids are
+  // not different strings, or if there are observers, adapters or extras.
   bool finish(PyObject *ids);
 
  private:
-  // Code of a property that is read may call again: such a call is not the first, and leaves all to the Python side.
+  // Reading a property may run code that calls this object again. Such a nested call leaves everything to the Python
+  // code.
   struct Turn {
     explicit Turn(bool &is_busy) : is_first(!is_busy), is_busy(is_busy) { is_busy = true; }
     ~Turn() { is_busy = !is_first; }
@@ -70,8 +71,8 @@ class VllmFastPath {
     size_t first;  // the numbers of its new blocks per group are at grown_[first], the blocks behind them
     bool has_blocks;
   };
-  // The row of a request, −1 without one. Outputs name the same requests in the same order step after step, some left
-  // out: the one behind the last is tried first.
+  // Returns the row of a request, −1 if it has none. Successive outputs have mostly the same requests in the same
+  // order, so the request after the last one is tried first.
   int32_t find(PyObject *req_id, size_t &cursor) {
     if (cursor < order_.size() && rows->directory.req_ids[order_[cursor]] == req_id) return order_[cursor++];
     return search(req_id, cursor);
