@@ -171,7 +171,7 @@ class ContextLengthError(RequestError):
 
 
 class UnknownAdapterError(RequestError):
-    """A request for a LoRA adapter that is not loaded, or not any more."""
+    """A request is for a LoRA adapter that is not loaded, or no longer loaded."""
 
     code = "model_not_found"
 

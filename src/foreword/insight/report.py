@@ -28,8 +28,8 @@ FOLDERS = ("FOREWORD_HOME", "XDG_CACHE_HOME")
 
 
 def report(findings: Iterable[Finding], variables: Mapping[str, str], folder: Path | None = None) -> dict[str, Any]:
-    """Return facts of the machine without prompts, token ids, names of requests, values of variables, and the user's
-    own folders: a path that a variable names is shown as that variable.
+    """Return facts about the machine, without prompts, token ids, names of requests, values of variables, and the names
+    of the user's folders: if a path begins with the value of a variable, the name of the variable replaces it.
 
     variables: the environment, of which the names that begin with FOREWORD are reported. folder: the folder with the
     last steps of failed engines, by default that of temporary files.

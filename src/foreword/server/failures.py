@@ -129,9 +129,9 @@ MODEL_FAILED = Failure(
 )
 STORE_FAILED = Failure(
     503, "store_failed",
-    "What is in `data_directory` cannot be read or written: another program has locked the database, the directory is"
-    " gone or read-only, or the disk fails; the message says which.",
-    "Send it again a little later. If that does not help, correct what the message names.", "key",
+    "The files in `data_directory` cannot be read or written: another program has locked the database, the directory "
+    "is missing or read-only, or the disk fails. The message says which.",
+    "Send it again a little later. If that does not help, correct the problem that the message names.", "key",
 )
 NOT_READY = Failure(
     503, "not_ready", "No replica is ready.", "Send it again a little later.",
@@ -150,8 +150,8 @@ TIMEOUT = Failure(
 )
 DISK_FULL = Failure(
     507, "disk_full",
-    "The disk of `data_directory` is full; `max_data_bytes` is larger than the room on it.",
-    "Free some room on the disk, or delete files and responses.", "key",
+    "The disk of `data_directory` is full, because it has less space than `max_data_bytes`.",
+    "Free some space on the disk, or delete files and responses.", "key",
 )
 # fmt: on
 FAILURES = (
