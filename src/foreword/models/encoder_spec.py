@@ -20,8 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from foreword.models.spec import Activation, RopeSpec
+
+EncoderActivation = Activation | Literal["quick_gelu"]
+"""The function of an MLP. quick_gelu: x sigmoid(1.702 x)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ class EncoderSpec:
     max_model_len: int
     layers: tuple[EncoderLayerSpec, ...]
     norm_eps: float
-    activation: Activation = "gelu"
+    activation: EncoderActivation = "gelu"
     num_positions: int = 0
     num_token_types: int = 0
     norms_before: bool = False

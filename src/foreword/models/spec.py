@@ -38,10 +38,8 @@ from typing import Any, Literal
 
 from foreword.models.recurrent import RecurrentSpec
 
-Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "quick_gelu"]
-"""The function of an MLP. gelu: with the error function; gelu_tanh: its approximation; relu2: max(x, 0)²; quick_gelu,
-of encoders of images alone: x sigmoid(1.702 x).
-"""
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
+"""The function of an MLP. gelu: with the error function; gelu_tanh: its approximation; relu2: max(x, 0)²."""
 Scoring = Literal["softmax", "sigmoid"]
 """How a router makes probabilities."""
 

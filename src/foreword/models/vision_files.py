@@ -12,6 +12,7 @@ import numpy as np
 from foreword.errors import ModelError
 from foreword.jsonfile import read_object
 from foreword.models.config import USE_ITS_CONFIG, Config
+from foreword.models.families.base import Rows
 from foreword.models.families.vision import GGUF_VISION_FAMILIES, VisionConfigs, VisionFamily, plain_name
 from foreword.models.files import FileRows, ModelFile
 from foreword.models.gguf import GGUF, read_gguf
@@ -58,7 +59,7 @@ def read_vision(
     )
     spec = _spec(family, given)
     own = {plain: tensor for name, tensor in tensors.items() if (plain := plain_name(name)) is not None}
-    names = {**family.names, **family.fused(spec)}
+    names: dict[str, str | Rows] = {**family.names, **family.fused(spec)}
     weights = vision_weights(folder, own, spec, names, norms_less_one=family.norms_less_one)
     return _loaded(folder, spec, FileWeights(weights, files, config.values), tokenizer)
 
@@ -102,8 +103,9 @@ def read_mmproj(path: Path, tokenizer: Tokenizer, vector_size: int) -> LoadedVis
         vector_size=vector_size,
     )
     spec = _spec(family, given)
-    names = dict(family.gguf_names)
-    down = gguf.tensors.get(names["down"].format(i=0))
+    names: dict[str, str | Rows] = dict(family.gguf_names)
+    down_name = family.gguf_names["down"].format(i=0)
+    down = gguf.tensors.get(down_name)
     if down is not None and down.shape[-1] == spec.tower.hidden_size != spec.tower.intermediate_size:
         for end in ("", "_bias"):  # older files name the two the other way round
             names[f"up{end}"], names[f"down{end}"] = names[f"down{end}"], names[f"up{end}"]

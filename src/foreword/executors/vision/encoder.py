@@ -62,9 +62,9 @@ class ImageEncoder:
 
     def prompt(self, text: str, media: Sequence[Medium], encode: Callable[[str], list[int]]) -> MediaPrompt:
         found = vector_prompt(text, media, self._places, self.cache, encode, lambda: self._width)
-        placed = (None, 0)
-        if self.spec.is_placed:
-            placed = placed_positions(found.is_token, [one.grid for one in found.encoded])
+        if not self.spec.is_placed:
+            return MediaPrompt(found.token_ids, found.is_token, found.embeds, None, 0)
+        placed = placed_positions(found.is_token, [one.grid for one in found.encoded])
         return MediaPrompt(found.token_ids, found.is_token, found.embeds, *placed)
 
     def vectors(self, pixels: F32) -> F32:

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from foreword.models.config import USE_ITS_CONFIG, Config
-from foreword.models.encoder_spec import EncoderLayerSpec, EncoderSpec
+from foreword.models.encoder_spec import EncoderActivation, EncoderLayerSpec, EncoderSpec
 from foreword.models.families.base import ACTIVATIONS, Rows
 from foreword.models.families.encoders import weight_and_bias
 from foreword.models.keys import Key, Keys, only, table
-from foreword.models.spec import Activation, RopeSpec
+from foreword.models.spec import RopeSpec
 from foreword.models.vision_spec import AreaProcessing, ImagePrompt, Normalization, TileProcessing, VisionSpec
 
 FILTERS = range(6)  # of Pillow
@@ -182,13 +182,13 @@ def _rotated(config: Config, hidden: int, inner: int) -> EncoderSpec:
     if hidden % (4 * heads):
         raise config.error(f"hidden size {hidden} is not a multiple of 4 times {heads} heads", USE_ITS_CONFIG)
     rope = config.value("rope_parameters") or {}
-    theta = rope.get("rope_theta", 10000.0) if isinstance(rope, Mapping) else None
-    if type(theta) not in (int, float) or theta <= 0 or rope.get("rope_type", "axial") != "axial":
+    if not isinstance(rope, Mapping) or rope.get("rope_type", "axial") != "axial":
         raise config.error(f"rope_parameters {rope!r:.80} are not supported", "Use a model with rope_type = 'axial'")
+    theta = Config(config.path, rope, part="vision_config.rope_parameters.").positive("rope_theta", 10000.0)
     half = hidden // heads // 2
     inv_freq = [float(np.float32(1 / theta ** (2 * k / half))) for k in range(half // 2)]
     rotary = RopeSpec((*inv_freq, *inv_freq), axes=(0,) * len(inv_freq) + (1,) * len(inv_freq))
-    act: Activation = _ACTIVATIONS[config.get("hidden_act", str)]
+    act = _ACTIVATIONS[config.get("hidden_act", str)]
     return EncoderSpec(
         architecture="qwen2_vl",
         vocab_size=0,
@@ -217,9 +217,10 @@ def _placed(given: VisionConfigs, tower: EncoderSpec) -> VisionSpec:
     size = images.value("size")
     if not isinstance(size, Mapping) or {name for name, one in size.items() if one is not None} - set(_AREA):
         raise images.error(f"size is {size!r:.80}, not pixels of shortest_edge and longest_edge", USE_ITS_CONFIG)
-    bounds = [images.value(older) or size.get(name) for name, older in _AREA.items()]
-    if not all(type(one) is int and 0 < one <= LARGEST_SIDE**2 for one in bounds) or bounds[0] > bounds[1]:
-        raise images.error(f"bounds of {bounds!r:.80} pixels are not supported", USE_ITS_CONFIG)
+    area = Config(images.path, {name: images.value(older) or size.get(name) for name, older in _AREA.items()})
+    least, most = (area.size(name, most=LARGEST_SIDE**2) for name in _AREA)
+    if least > most:
+        raise images.error(f"images have at least {least} and at most {most} pixels", USE_ITS_CONFIG)
     return VisionSpec(
         tower=tower,
         patch_size=patch,
@@ -228,7 +229,7 @@ def _placed(given: VisionConfigs, tower: EncoderSpec) -> VisionSpec:
         factor=factor,
         projector="mlp",
         vector_size=given.vector_size,
-        processing=AreaProcessing(patch * factor, *bounds),
+        processing=AreaProcessing(patch * factor, least, most),
         normalization=_normalization(images),
         prompt=ImagePrompt(placeholder=token, token=token, begin="", end=""),
         num_frames=frames,
@@ -360,7 +361,7 @@ _TILES = table(
 )
 _ONE_TILE = table(_IMAGES.values(), size={"height": 224, "width": 224}, resample=2)
 
-_ACTIVATIONS: Mapping[str, Activation] = {**ACTIVATIONS, "quick_gelu": "quick_gelu"}
+_ACTIVATIONS: Mapping[str, EncoderActivation] = {**ACTIVATIONS, "quick_gelu": "quick_gelu"}
 _AREA = {"shortest_edge": "min_pixels", "longest_edge": "max_pixels"}  # pixels of an image, and their older names
 _QWEN = table(
     [
