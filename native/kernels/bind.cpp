@@ -85,7 +85,8 @@ void bind_model(nb::module_ &m) {
       .def("finish", &CpuModel::finish, "final_norm"_a, "final_norm_bias"_a, "lm_head"_a, "screen"_a = nb::none())
       .def("step", &CpuModel::step, "inputs"_a, "num_tokens"_a, "num_reqs"_a, "num_logits"_a,
            "logits_indices"_a.noconvert().none() = nb::none(), "embed_rows"_a.noconvert().none() = nb::none(),
-           "embeds"_a.noconvert().none() = nb::none(), "mrope_positions"_a.noconvert().none() = nb::none(),
+           "embeds"_a.noconvert().none() = nb::none(), "features"_a.noconvert().none() = nb::none(),
+           "mrope_positions"_a.noconvert().none() = nb::none(),
            "last_seen"_a.noconvert().none() = nb::none(), "lora_ids"_a.noconvert().none() = nb::none(),
            "greedy"_a = false, "bidirectional"_a = false)
       .def("hidden_states", &CpuModel::hidden_states, "tokens"_a.noconvert())

@@ -59,9 +59,9 @@ class CpuEncoder : public CpuModel {
     encoder_.embed_norm = norm(d, "embed_norm");
     encoder_.final_norm = norm(d, "final_norm");
     if (bool(encoder_.embed_norm.weight) != bool(model_.embedding.data) ||
-        encoder_.norms_before != bool(encoder_.final_norm.weight)) {
+        (encoder_.final_norm.weight && !encoder_.norms_before)) {
       throw std::invalid_argument(
-          "finish_encoder() needs embed_norm if there is an embedding, and final_norm if norms come before");
+          "finish_encoder() needs embed_norm if there is an embedding, and takes final_norm if norms come before");
     }
     pass_ = std::make_unique<EncoderPass>(model_, encoder_);
     is_finished_ = true;

@@ -191,6 +191,7 @@ class CpuModel {
   nb::typed<nb::object, FloatView> step(ModelInputs &inputs, int num_tokens, int num_reqs, int num_logits,
                   const std::optional<Array1<int64_t>> &logits_indices,
                   const std::optional<Array1<int64_t>> &embed_rows, const std::optional<Array2<float>> &embeds,
+                  const std::optional<Array2<float>> &features,
                   const std::optional<Array2<int64_t>> &mrope_positions,
                   const std::optional<Array1<int64_t>> &last_seen,
                   const std::optional<Array1<int32_t>> &lora_ids, bool greedy, bool bidirectional) {
@@ -215,6 +216,8 @@ class CpuModel {
                     .num_embeds = 0,
                     .embed_rows = nullptr,
                     .embeds = nullptr,
+                    .num_features = 0,
+                    .features = nullptr,
                     .mrope_positions = nullptr,
                     .last_seen = last_seen ? at_least(*last_seen, t, "last_seen") : nullptr,
                     .bidirectional = bidirectional,
@@ -226,6 +229,11 @@ class CpuModel {
       in.num_embeds = in_range(int64_t(embed_rows->shape(0)), 0, t, "the number of embed_rows");
       in.embed_rows = embed_rows->data();
       in.embeds = shaped(*embeds, in.num_embeds, model_.config.hidden_size, "embeds");
+      if (features) {
+        in.num_features = in_range(int64_t(features->shape(1)) / model_.config.hidden_size, 1,
+                                   int64_t(model_.layers.size()), "the number of features");
+        in.features = shaped(*features, in.num_embeds, in.num_features * model_.config.hidden_size, "features");
+      }
     }
     if (mrope_positions) in.mrope_positions = shaped(*mrope_positions, model_.num_axes, t, "mrope_positions");
     if (inputs.slot_mapping.size() != inputs.block_tables.size()) {

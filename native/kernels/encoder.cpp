@@ -133,7 +133,7 @@ void EncoderPass::run_stages(int thread) {
     const EncoderLayer &last = encoder_.layers.back();
     add_bias(last.down_bias, x_.stride(), x_.row(t));
     const Norm &norm = encoder_.norms_before ? encoder_.final_norm : last.mlp_norm;
-    this->norm(x_.row(t), norm, x_.row(t));
+    if (norm) this->norm(x_.row(t), norm, x_.row(t));
   }
 }
 

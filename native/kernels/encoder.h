@@ -31,7 +31,7 @@ struct EncoderLayer {
 struct Encoder {
   bool norms_before = false, rms_norm = false;
   float act_scale = 1.f;  // the function of an MLP without a gate is act(act_scale x) / act_scale
-  Norm embed_norm, final_norm;  // without an embedding there is no embed_norm
+  Norm embed_norm, final_norm;  // embed_norm: of an embedding; final_norm: if norms come before, perhaps
   FloatRows positions{1}, token_types{1};  // [count, hidden_size]
   int num_positions = 0, num_token_types = 0;  // 0: the model has none
   std::vector<EncoderLayer> layers;

@@ -294,6 +294,7 @@ class CpuModel:
         logits_indices: I64 | None = None,
         embed_rows: I64 | None = None,
         embeds: F32 | None = None,
+        features: F32 | None = None,
         mrope_positions: I64 | None = None,
         last_seen: I64 | None = None,
         lora_ids: I32 | None = None,

@@ -36,7 +36,7 @@ def folders(tmp_path_factory):
 
 def executors(name):
     """The kinds of executors that compute images of a model, each with the options of float32."""
-    return [kind for kind in FLOATS if kind != "torch" or name != "gemma3"]
+    return [kind for kind in FLOATS if kind != "torch" or name not in ("gemma3", "qwen3-vl")]
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -58,7 +58,7 @@ def test_vectors_are_those_of_the_encoder(folders, name):
         encoder = ImageEncoder(loaded, tower, 0)
         for picture, expected in zip(IMAGES[0], RECORDED[name]["vectors"], strict=True):
             tiles = tiles_of(picture, loaded.spec)
-            found = encoder.vectors(tiles.pixels).reshape(-1, loaded.spec.vector_size)[::3]
+            found = np.concatenate(encoder.vectors(tiles.pixels))[::3]
             np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
@@ -155,6 +155,7 @@ def test_spans_of_any_length_see_what_the_definition_says(folders):
         ("qwen2-vl", "preprocessor_config.json", {"size": {"height": 9, "width": 9}}, "not pixels of shortest_edge"),
         ("qwen2-vl", "preprocessor_config.json", {"min_pixels": 9999}, "at least 9999 and at most 2048 pixels"),
         ("qwen2-vl", "config.json", {"image_token_id": 3}, "its tokenizer has no token of image_token_id"),
+        ("qwen3-vl", "config.json", {"vision_config": {"depth": 2}}, "deepstack_visual_indexes has 8, not an integer"),
     ],
 )
 def test_images_that_are_not_computed_are_refused_by_name_and_texts_are_not(tmp_path, name, file, change, reason):
@@ -170,10 +171,13 @@ def test_images_that_are_not_computed_are_refused_by_name_and_texts_are_not(tmp_
 
 
 @pytest.mark.skipif("torch" not in FLOATS, reason="needs PyTorch")
-def test_an_executor_that_computes_no_spans_refuses_images_that_see_all_of_themselves(folders):
-    message = r"the model takes no image: executor 'torch' .* use 'native' or 'numpy'"
+@pytest.mark.parametrize(
+    ("name", "reason"), [("gemma3", "lets no token see later ones"), ("qwen3-vl", "adds nothing in later layers")]
+)
+def test_an_executor_that_does_not_compute_what_images_need_refuses_them(folders, name, reason):
+    message = rf"the model takes no image: executor 'torch' {reason}.* use 'native' or 'numpy'"
     with (
-        LLM(folders["gemma3"], executor="torch", **FLOATS["torch"], **OPTIONS) as llm,
+        LLM(folders[name], executor="torch", **FLOATS["torch"], **OPTIONS) as llm,
         pytest.raises(RequestError, match=message),
     ):
         llm.chat(CONVERSATIONS[0], GREEDY)

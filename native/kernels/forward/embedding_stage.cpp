@@ -41,4 +41,19 @@ void EmbeddingStage::run(int thread) {
   ctx_.clock.finish(thread, Stage::embed);
 }
 
+void EmbeddingStage::add_features(int thread, int layer) {
+  const ForwardInput &in = ctx_.input;
+  const size_t hidden = size_t(ctx_.model.config.hidden_size);
+  const Share share = ctx_.token_share(thread);
+  ctx_.pool.barrier();
+  const int64_t *end = in.embed_rows + in.num_embeds;
+  for (const int64_t *at = std::lower_bound(in.embed_rows, end, int64_t(share.begin)); at < end && *at < share.end; ++at) {
+    const size_t row = size_t(at - in.embed_rows) * size_t(in.num_features) + size_t(layer);
+    const float *from = in.features + row * hidden;
+    float *x = ctx_.x.row(int(*at));
+    for (size_t i = 0; i < hidden; ++i) x[i] += from[i];
+  }
+  ctx_.pool.barrier();
+}
+
 }  // namespace foreword::kernels

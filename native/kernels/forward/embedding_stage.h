@@ -13,6 +13,8 @@ class EmbeddingStage {
   // x[t] = (the embedding given for t, or embedding[input_ids[t]]) * embedding_scale, and the angles of every rope.
   // Ends with a barrier.
   void run(int thread);
+  // The residual stream of tokens that are vectors grows by their features of a layer, which is complete.
+  void add_features(int thread, int layer);
 
   // None for rope −1.
   RotaryRow rotary(int rope, int token) const {

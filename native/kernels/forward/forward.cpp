@@ -55,6 +55,7 @@ void ForwardPass::run_stages(int thread) {
     } else if (layers[i].mlp) {
       mlp_.run(thread, layers[i], next);
     }
+    if (int(i) < ctx_.input.num_features) embedding_.add_features(thread, int(i));
   }
   logits_.run(thread);
 }

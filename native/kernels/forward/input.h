@@ -26,6 +26,8 @@ struct ForwardInput {
   int num_embeds;                  // N
   const int64_t *embed_rows;       // [N] tokens, ascending, whose input is a row of `embeds` in place of a token id
   const float *embeds;             // [N, hidden_size]
+  int num_features;                // of each row of `embeds`, that a layer adds after its MLP: the first layers
+  const float *features;           // [N, num_features, hidden_size]
   const int64_t *mrope_positions;  // [num_axes, T]; null: `positions` in every axis
   const int64_t *last_seen;        // [T] the position of the last key that a token sees; null: its own
   bool bidirectional;              // a token sees the keys after it too, a window to both sides; no last_seen

@@ -157,8 +157,9 @@ class DecoderModel(Model[LoadedModel]):
         if images is None:
             reason = self.loaded.no_images
             return Media(refused={"image": reason}, limits=limits) if reason else Media(limits=limits)
-        if images.spec.sees_all and not self.kind.sees_later:
-            reason = f"executor {self.kind.name!r} lets no token see later ones, as those of an image do; use {_SEEING}"
+        if self.spec.extra_size and not self.kind.sees_later:
+            what = "adds nothing in later layers" if self.spec.num_features else "lets no token see later ones"
+            reason = f"executor {self.kind.name!r} {what}, as the images of the model need; use {_SEEING}"
             return Media(refused={"image": reason}, limits=limits)
         return Media(self.kind.images(images, self.options), limits=limits)
 

@@ -47,7 +47,7 @@ class EncoderLayers:
             x = x + self.linear(act(self.linear(h, p + "gate")) * up if spec.gated else act(up), p + "down")
             if not spec.norms_before:
                 x = self.norm(x, p + "mlp_norm")
-        return self.norm(x, "final_norm") if spec.norms_before else x
+        return self.norm(x, "final_norm") if spec.norms_before and spec.has_final_norm else x
 
     def linear(self, h: F32, name: str) -> F32:
         """h Wᵀ, plus the bias if the model has one."""

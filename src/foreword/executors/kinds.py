@@ -47,7 +47,8 @@ class ExecutorKind(ABC, Generic[O]):
     name: as users write it. options: the class of its options. packages: modules that it needs. extra: the extra of
     pyproject.toml that brings them. prefers_async: whether steps are planned ahead unless the settings say otherwise.
     runs_drafts: whether it runs draft models, too; beside another, they run on `best_kind`.
-    sees_later: whether its decoders compute tokens that see later ones (`is_causal`, `sees_spans` of `DecoderSpec`).
+    sees_later: whether its decoders compute tokens that see later ones, and vectors that later layers add (`is_causal`,
+    `sees_spans` and `num_features` of `DecoderSpec`).
     speculates: whether drafts are verified by default: where they change no token, as no result depends on the batch.
     """
 

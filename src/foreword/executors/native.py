@@ -190,7 +190,7 @@ class NativeExecutor(TransferPagedExecutor):
             Sampler(threads=self.core),  # the model's threads are idle while tokens are sampled
             pooler=Pooler(pooling or PoolingSpec(), weights),
             hidden_size=spec.hidden_size,
-            extra_size=int(spec.sees_spans),
+            extra_size=spec.extra_size,
             mrope_dims=spec.mrope_dims,
         )
         if own.preallocate_kv:
@@ -296,6 +296,8 @@ class NativeExecutor(TransferPagedExecutor):
         if embeds is not None:
             tokens, vectors = embeds
             given = {"embed_rows": tokens, "embeds": np.ascontiguousarray(vectors[:, : self.hidden_size], np.float32)}
+            if self.spec.num_features and vectors.shape[1] > self.hidden_size:
+                given["features"] = np.ascontiguousarray(vectors[:, self.hidden_size : -1], np.float32)
             if vectors.shape[1] > self.hidden_size and vectors[:, -1].any():
                 given["last_seen"] = last_seen(batch, embeds)
         if mrope is not None:

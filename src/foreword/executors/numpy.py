@@ -141,7 +141,7 @@ class NumpyExecutor(TransferPagedExecutor):
             NumpyAdapters(),
             pooler=Pooler(pooling or PoolingSpec(), weights),
             hidden_size=spec.hidden_size,
-            extra_size=int(spec.sees_spans),
+            extra_size=spec.extra_size,
             mrope_dims=spec.mrope_dims,
         )
         self.num_blocks, self.block_size = num_blocks, block_size
@@ -182,6 +182,9 @@ class NumpyExecutor(TransferPagedExecutor):
                 h = self.norm(x, p + "mlp_norm") if spec.pre_norms else x
                 m = self.mlp(h, p, step.loras) if layer.moe is None else self.experts(h, p, layer.moe)
                 x = self.sum(x, m, p + "post_mlp_norm", layer.mlp_scale)
+            if embeds is not None and has_spans and i < spec.num_features:
+                tokens, vectors = embeds
+                x[tokens] += vectors[:, (1 + i) * spec.hidden_size : (2 + i) * spec.hidden_size]
         self._last = x
         if not spec.has_logits:
             return np.zeros((0, spec.vocab_size), np.float32)

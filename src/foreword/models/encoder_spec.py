@@ -48,7 +48,7 @@ class EncoderSpec:
     """An encoder-only transformer; the module docstring gives the arithmetic.
 
     vocab_size: 0 for an encoder of rows that are given, such as the patches of an image: it has no embedding.
-    rms_norm: norms are x / sqrt(mean(x²) + norm_eps) * w, without a bias.
+    has_final_norm: if norms_before. rms_norm: norms are x / sqrt(mean(x²) + norm_eps) * w, without a bias.
     num_positions, num_token_types: rows of the learned tables; 0 for a model without. biases: of all products and
     norms. max_model_len: the longest text.
     """
@@ -69,6 +69,7 @@ class EncoderSpec:
     gated: bool = False
     biases: bool = True
     rms_norm: bool = False
+    has_final_norm: bool = True
 
     @property
     def num_layers(self) -> int:
@@ -108,5 +109,5 @@ def encoder_weight_names(spec: EncoderSpec) -> Iterator[tuple[str, tuple[int, ..
             yield from with_bias(p + "gate", inner, d)
         yield from with_bias(p + "up", inner, d)
         yield from with_bias(p + "down", d, inner)
-    if spec.norms_before:
+    if spec.norms_before and spec.has_final_norm:
         yield from with_bias("final_norm", d)

@@ -205,7 +205,11 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
 
 def _with_images(loaded: LoadedModel, images: LoadedVision) -> LoadedModel:
     """Return a decoder with an encoder of images."""
-    return replace(loaded, spec=loaded.decoder.changed(sees_spans=images.spec.sees_all), images=images)
+    spec = loaded.decoder.changed(sees_spans=images.spec.sees_all, num_features=len(images.spec.feature_layers))
+    if spec.num_features > spec.num_layers:
+        reason = f"its encoder has features for {spec.num_features} layers, and the decoder has {spec.num_layers}"
+        return replace(loaded, no_images=reason)
+    return replace(loaded, spec=spec, images=images)
 
 
 def _load_encoder(folder: Path, config: Config, family: EncoderFamily, name: str) -> LoadedModel:

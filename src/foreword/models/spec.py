@@ -179,6 +179,8 @@ class DecoderSpec:
     is_causal: False: a token sees the tokens after it too, with a window those at a distance below it. Steps have whole
     texts, and compute no logits.
     sees_spans: each prompt embedding has one more value, by which it sees later ones: see `Executor.extra_size`.
+    num_features: to each of so many first layers, a prompt embedding brings a further vector, which the residual stream
+    grows by after the layer.
     has_logits: whether it has an output projection; classifiers have another head, see `PoolingSpec`.
     longer: the same model for requests of more than ``max_model_len`` tokens, if those use other rotary frequencies
     (longrope). An engine uses one of the two for all requests, so that cached keys stay consistent: see `for_length`.
@@ -218,6 +220,7 @@ class DecoderSpec:
     final_softcap: float | None = None
     is_causal: bool = True
     sees_spans: bool = False
+    num_features: int = 0
     has_logits: bool = True
     longer: DecoderSpec | None = None
 
@@ -238,6 +241,11 @@ class DecoderSpec:
     def for_length(self, max_model_len: int) -> DecoderSpec:
         """The spec for requests of up to this many tokens: ``longer`` if that exceeds this spec's max_model_len."""
         return self.longer if self.longer and max_model_len > self.max_model_len else self
+
+    @property
+    def extra_size(self) -> int:
+        """Return the values that a prompt embedding has besides its vector, see `Executor.extra_size`."""
+        return self.num_features * self.hidden_size + int(self.sees_spans or self.num_features > 0)
 
     def changed(self, **changes: Any) -> DecoderSpec:
         """Return the spec with other fields, those of ``longer`` included."""

@@ -3,13 +3,15 @@
 An image becomes tiles of rows × columns patches: square ones (`TileProcessing`), or one of its own proportions
 (`AreaProcessing`). Of each tile, with its patches as rows [rows · columns, 3 · patch_size²], channel by channel:
 
-    x = patches Wpatch + bpatch + positions[ids]       ids: 0, 1, …, or see `VisionSpec.is_fractional`; without
-                                                       num_positions: patches Wpatch
+    x = patches Wpatch + bpatch + positions[ids]       see `VisionSpec.placing`; without num_positions: patches Wpatch
     x = tower(x)                                       the layers of `EncoderSpec`: every patch sees the whole tile,
                                                        or its window; rotated by its row (axis 0) and column (axis 1)
     v = shuffled(x, factor) Wproj                      projector "shuffle"
     v = gelu(shuffled(x, factor) Wproj + b) Wout + b   projector "mlp"
     v = norm(pooled(x, factor), proj_norm) Wproj       projector "pool"
+
+With feature_layers, further vectors go from the states after these layers to the first layers of the decoder, each by a
+projector of its own: gelu(norm(shuffled(x, factor), norm) Wproj + b) Wout + b.
 
 ``shuffled`` joins the patches of each factor × factor square to one vector, row by row; ``pooled`` is their mean; norm
 is that of `foreword.models.spec`. The vectors v [rows · columns / factor², vector_size] take the place of the
@@ -25,6 +27,7 @@ from typing import Literal
 from foreword.models.encoder_spec import EncoderSpec, encoder_weight_names
 
 Projector = Literal["shuffle", "mlp", "pool"]
+Placing = Literal["rows", "nearest", "linear"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +99,19 @@ class ImagePrompt:
 class VisionSpec:
     """An encoder of images; the module docstring gives the arithmetic.
 
-    tower: without an embedding. num_positions: rows of the table of positions, 0 for none. is_fractional: the row and
-    the column of a patch are those of the table, a square, at the same fraction of its side, as float32 rounds it.
+    tower: without an embedding. num_positions: rows of the table of positions, 0 for none. placing: the position of a
+    patch is the row of its number ("rows"), or that of the table as a square at its place: at the same fraction of the
+    side, as float32 rounds it ("nearest"), or between the four rows around it, corner on corner ("linear").
     vector_size: the decoder's hidden_size. sees_all: the vectors of an image see each other in the decoder.
     window: patches along a side of the windows of windowed layers, from the first row and column on. num_frames: of
     Wpatch, each of which multiplies the same patch. is_placed: in the decoder, the rotary positions of a vector are
-    those of its place in the image (M-RoPE).
+    those of its place in the image (M-RoPE). feature_layers: ascending.
     """
 
     tower: EncoderSpec
     patch_size: int
     num_positions: int
-    is_fractional: bool
+    placing: Placing
     factor: int
     projector: Projector
     vector_size: int
@@ -118,6 +122,7 @@ class VisionSpec:
     window: int = 0
     num_frames: int = 1
     is_placed: bool = False
+    feature_layers: tuple[int, ...] = ()
 
     def num_vectors(self, width: int, height: int) -> int:
         """Return the vectors of a tile of so many pixels."""
@@ -143,5 +148,11 @@ def vision_weight_names(spec: VisionSpec) -> Iterator[tuple[str, tuple[int, ...]
         yield "proj_bias", (joined,)
         yield "out", (spec.vector_size, joined)
         yield "out_bias", (spec.vector_size,)
+        for k in range(len(spec.feature_layers)):
+            for name in ("norm", "norm_bias", "proj_bias"):
+                yield f"features.{k}.{name}", (joined,)
+            yield f"features.{k}.proj", (joined, joined)
+            yield f"features.{k}.out", (spec.vector_size, joined)
+            yield f"features.{k}.out_bias", (spec.vector_size,)
     else:
         yield "proj", (spec.vector_size, joined)

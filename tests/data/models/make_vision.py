@@ -20,7 +20,7 @@ from safetensors import safe_open
 from models.seeing import CONVERSATIONS, IMAGES, RECORDED, SIZES, image, recorded, write_seeing_model
 from pytorch.vision_models import conversation_tokens, load, save, texts_of
 
-NAMES = ("idefics3", "smolvlm", "gemma3", "qwen2-vl", "qwen2.5-vl")
+NAMES = ("idefics3", "smolvlm", "gemma3", "qwen2-vl", "qwen2.5-vl", "qwen3-vl")
 NOT_FILES = ("model.safetensors",)
 
 
@@ -44,8 +44,8 @@ def record(name, folder):
         for path in sorted(folder.iterdir())
         if path.name not in NOT_FILES
     }
-    found = {"files": files, "shapes": shapes}
-    write_seeing_model(folder, found)
+    made = {"files": files, "shapes": shapes}
+    write_seeing_model(folder, made)
     model, processor = load(folder)
     pixels, vectors = [], []
     for width, height in SIZES:
@@ -56,12 +56,14 @@ def record(name, folder):
         given = processor.image_processor([[picture]], return_tensors="pt")
         arguments = {key: given[key] for key in ("pixel_values", "image_grid_thw") if key in given}
         with torch.no_grad():
-            one = model.get_image_features(**arguments, return_dict=True).pooler_output
-        one = one if isinstance(one, torch.Tensor) else torch.cat(list(one))
-        vectors.append([[float(f"{x:.7g}") for x in row] for row in one.reshape(-1, one.shape[-1])[::3].numpy()])
+            found = model.get_image_features(**arguments, return_dict=True)
+        parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
+        parts = [part if isinstance(part, torch.Tensor) else torch.cat(list(part)) for part in parts]
+        one = torch.cat([part.reshape(-1, part.shape[-1]) for part in parts], 1)
+        vectors.append([[float(f"{x:.7g}") for x in row] for row in one[::3].numpy()])
     texts = texts_of(folder, CONVERSATIONS)
     prompts, tokens = conversation_tokens(model, processor, texts, IMAGES)
-    return {**found, "pixels": pixels, "vectors": vectors, "prompts": prompts, "tokens": tokens}
+    return {**made, "pixels": pixels, "vectors": vectors, "prompts": prompts, "tokens": tokens}
 
 
 def main():

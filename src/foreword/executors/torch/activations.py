@@ -8,9 +8,7 @@ from functools import partial
 from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
 
-from foreword.models.spec import Activation
-
-ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "silu": silu,
     "gelu_tanh": partial(gelu, approximate="tanh"),
     "gelu": gelu,

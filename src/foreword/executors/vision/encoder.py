@@ -10,7 +10,7 @@ import numpy as np
 
 from foreword.arrays import F32, I32, I64, Bools
 from foreword.errors import RequestError
-from foreword.executors.functions import ACTIVATIONS, FloatWeights, rms_norm
+from foreword.executors.functions import ACTIVATIONS, FloatWeights, layer_norm, rms_norm
 from foreword.executors.media_prompt import MediaCache, Places, vector_prompt
 from foreword.executors.vision.processing import patches_of, tiles_of
 from foreword.media.encoder import MediaPrompt
@@ -27,8 +27,10 @@ class Grid(NamedTuple):
     columns: int
 
 
-Tower = Callable[[F32, Grid], F32]
-"""Runs the layers of an encoder on tiles of a grid of patches: [n, patches, hidden] → [n, patches, hidden]."""
+Tower = Callable[[F32, Grid], list[F32]]
+"""Runs the layers of an encoder on tiles of a grid of patches: [n, patches, hidden] → the states after each of
+feature_layers, and the last ones, each [n, patches, hidden].
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +52,8 @@ class ImageEncoder:
         self.spec, self._weight, self._tower = loaded.spec, FloatWeights(loaded.weights), tower
         seeing_all = ("image",) if self.spec.sees_all else ()
         self._places = Places({"image": self.spec.prompt.placeholder}, {"image": loaded.token_id}, seeing_all)
-        self._width = self.spec.vector_size + self.spec.sees_all
+        num_features = len(self.spec.feature_layers)
+        self._width = self.spec.vector_size * (1 + num_features) + int(self.spec.sees_all or num_features > 0)
         self.cache = MediaCache(self._encode, cache_bytes)
         patch = self._weight("patch")
         frames = patch.sum(2) if self.spec.num_frames > 1 else patch
@@ -68,25 +71,58 @@ class ImageEncoder:
         return MediaPrompt(found.token_ids, found.is_token, found.embeds, *placed)
 
     def vectors(self, pixels: F32) -> F32:
-        """Return the vectors of tiles [n, 3, height, width], float32 [n, vectors of each, vector_size]."""
+        """Return the vectors of tiles [n, 3, height, width] with their features, float32 [n, vectors of each,
+        vector_size · (1 + features)].
+        """
         spec, (n, _, height, width) = self.spec, pixels.shape
         grid = Grid(height // spec.patch_size, width // spec.patch_size)
         x = patches_of(pixels, spec.patch_size) @ self._patch
         if spec.num_positions:
-            x = x + self._weight("patch_bias") + self._weight("positions")[position_ids(spec, grid)]
+            x = x + self._weight("patch_bias") + self._positions(grid)
         f, hidden = spec.factor, spec.tower.hidden_size
-        squares = self._tower(np.ascontiguousarray(x, np.float32), grid).reshape(
-            n, grid.rows // f, f, grid.columns // f, f, hidden
+        *between, last = (
+            states.reshape(n, grid.rows // f, f, grid.columns // f, f, hidden)
+            for states in self._tower(np.ascontiguousarray(x, np.float32), grid)
         )
+        features = [self._features(k, squares) for k, squares in enumerate(between)]
+        return np.concatenate([self._projected(last), *features], -1)
+
+    def _projected(self, squares: F32) -> F32:
+        """[n, rows, factor, columns, factor, hidden] → [n, rows · columns, vector_size]"""
+        spec, n = self.spec, len(squares)
+        f, hidden = spec.factor, spec.tower.hidden_size
         if spec.projector == "pool":
             pooled = np.asarray(squares.mean((2, 4)).reshape(n, -1, hidden), np.float32)
             normed = rms_norm(pooled, spec.tower.norm_eps) * self._weight("proj_norm")
             return np.asarray(normed @ self._weight("proj"), np.float32)
-        joined = squares.swapaxes(2, 3).reshape(n, -1, f * f * hidden) @ self._weight("proj").T
-        if spec.projector == "mlp":
-            inner = ACTIVATIONS["gelu"](np.asarray(joined + self._weight("proj_bias"), np.float32))
-            joined = inner @ self._weight("out").T + self._weight("out_bias")
-        return np.asarray(joined, np.float32)
+        joined = squares.swapaxes(2, 3).reshape(n, -1, f * f * hidden)
+        return (
+            self._mlp(joined, "")
+            if spec.projector == "mlp"
+            else np.asarray(joined @ self._weight("proj").T, np.float32)
+        )
+
+    def _features(self, k: int, squares: F32) -> F32:
+        """The features of a layer of the decoder, of the same shapes."""
+        joined = squares.swapaxes(2, 3).reshape(len(squares), -1, self._weight(f"features.{k}.norm").shape[0])
+        weight, bias = (self._weight(f"features.{k}.{name}") for name in ("norm", "norm_bias"))
+        return self._mlp(layer_norm(joined, weight, bias, self.spec.tower.norm_eps), f"features.{k}.")
+
+    def _mlp(self, joined: F32, prefix: str) -> F32:
+        inner = joined @ self._weight(f"{prefix}proj").T + self._weight(f"{prefix}proj_bias")
+        out = ACTIVATIONS["gelu"](np.asarray(inner, np.float32)) @ self._weight(f"{prefix}out").T
+        return np.asarray(out + self._weight(f"{prefix}out_bias"), np.float32)
+
+    def _positions(self, grid: Grid) -> F32:
+        """The positions of the patches of a tile, [rows · columns, hidden]."""
+        table, side = self._weight("positions"), round(self.spec.num_positions**0.5)
+        if self.spec.placing != "linear":
+            return table[position_ids(self.spec, grid)]
+        found = np.zeros((grid.rows, grid.columns, table.shape[1]), np.float32)
+        for row, of_row in _taps(grid.rows, side):
+            for column, of_column in _taps(grid.columns, side):
+                found += table[np.add.outer(row * side, column)] * np.multiply.outer(of_row, of_column)[..., None]
+        return found.reshape(-1, table.shape[1])
 
     def _encode(self, medium: Medium) -> EncodedImage:
         if not isinstance(medium, Image):
@@ -103,7 +139,7 @@ class ImageEncoder:
 
 def position_ids(spec: VisionSpec, grid: Grid) -> I64:
     """Return the row of the table of positions of each patch of a tile, int64 [rows · columns]."""
-    if not spec.is_fractional:
+    if spec.placing == "rows":
         return np.arange(grid.rows * grid.columns)
     side = round(spec.num_positions**0.5)
     bounds = np.arange(1 / side, 1.0, 1 / side).astype(np.float32)
@@ -114,6 +150,16 @@ def position_ids(spec: VisionSpec, grid: Grid) -> I64:
 
     ids: I64 = np.add.outer(along(grid.rows) * side, along(grid.columns)).ravel()
     return ids
+
+
+def _taps(count: int, side: int) -> list[tuple[I64, F32]]:
+    """Return the two entries around each of ``count`` places along a side, first on first and last on last, with their
+    weights.
+    """
+    at = np.arange(count, dtype=np.float32) * np.float32(side - 1) / np.float32(max(count - 1, 1))
+    below = np.floor(at)
+    first = below.astype(np.int64)
+    return [(first, 1 - (at - below)), (np.minimum(first + 1, side - 1), at - below)]
 
 
 def placed_positions(is_token: Bools, grids: Sequence[Grid]) -> tuple[I32, int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -13,8 +15,9 @@ from foreword.executors.functions import FloatWeights
 from foreword.executors.native_encoder import native_core
 from foreword.executors.options import NativeOptions
 from foreword.executors.vision.encoder import Grid, Tower
+from foreword.models.encoder_spec import EncoderSpec, encoder_weight_names
 from foreword.models.vision_spec import VisionSpec
-from foreword.models.weights import Weights
+from foreword.models.weights import FileWeights, Weights
 
 
 class Layout(NamedTuple):
@@ -30,47 +33,84 @@ class Layout(NamedTuple):
     windows: I64 | None
 
 
+Part = Callable[[F32, Layout], F32]
+"""Runs some of the layers: [n P, hidden] → [n P, hidden]."""
+
+
 def numpy_tower(spec: VisionSpec, weights: Weights) -> Tower:
     """Return the layers in float32 NumPy: the oracle of the native ones."""
-    layers = EncoderLayers(spec.tower, FloatWeights(weights))
+    return _tower(spec, [_numpy_part(*part) for part in _parts(spec, weights)])
 
-    def run(x: F32, layout: Layout) -> F32:
-        return layers.run(x, layout.places, layout.starts, layout.windows)
 
-    return _tower(spec, run)
+def _numpy_part(spec: EncoderSpec, weights: Weights) -> Part:
+    layers = EncoderLayers(spec, FloatWeights(weights))
+    return lambda x, layout: layers.run(x, layout.places, layout.starts, layout.windows)
 
 
 def native_tower(spec: VisionSpec, weights: Weights, options: NativeOptions) -> Tower:
     """Return the layers on the CPU kernels. Errors are those of `NativeExecutor`."""
-    core = native_core(spec.tower, weights, options, what="images")
     has_axes = any(layer.rope is not None and layer.rope.axes for layer in spec.tower.layers)
-    is_windowed = any(layer.is_windowed for layer in spec.tower.layers)
 
-    def run(x: F32, layout: Layout) -> F32:
-        n = len(layout.starts) - 1
-        states: F32 = core.encode(
-            num_tokens=len(x),
-            num_reqs=n,
-            input_ids=None,
-            positions=np.tile(np.arange(len(x) // n), n),
-            query_start_loc=layout.starts.astype(np.int32),
-            token_types=None,
-            x=x,
-            places=np.ascontiguousarray(layout.places.T) if has_axes else None,
-            group_start_loc=layout.windows.astype(np.int32) if is_windowed and layout.windows is not None else None,
-        )
-        return states
+    def part(tower: EncoderSpec, own: Weights, number: int) -> Part:
+        if not tower.layers:  # the last norm alone
+            return _numpy_part(tower, own)
+        core = native_core(tower, own, options, what=f"images {number}")
+        is_windowed = any(layer.is_windowed for layer in tower.layers)
 
-    return _tower(spec, run)
+        def run(x: F32, layout: Layout) -> F32:
+            n, windows = len(layout.starts) - 1, layout.windows
+            states: F32 = core.encode(
+                num_tokens=len(x),
+                num_reqs=n,
+                input_ids=None,
+                positions=np.tile(np.arange(len(x) // n), n),
+                query_start_loc=layout.starts.astype(np.int32),
+                token_types=None,
+                x=x,
+                places=np.ascontiguousarray(layout.places.T) if has_axes else None,
+                group_start_loc=windows.astype(np.int32) if is_windowed and windows is not None else None,
+            )
+            return states
+
+        return run
+
+    return _tower(spec, [part(*one, number) for number, one in enumerate(_parts(spec, weights))])
 
 
-def _tower(spec: VisionSpec, layers: Callable[[F32, Layout], F32]) -> Tower:
-    def run(x: F32, grid: Grid) -> F32:
-        layout = _layout(spec, len(x), grid)
-        states = layers(np.ascontiguousarray(x[:, layout.order].reshape(-1, x.shape[2])), layout)
-        out = np.empty_like(x)
-        out[:, layout.order] = states.reshape(x.shape)
-        return out
+def _parts(spec: VisionSpec, weights: Weights) -> list[tuple[EncoderSpec, Weights]]:
+    """Return the layers up to each of feature_layers, and the rest, as encoders of their own with their weights."""
+    tower = spec.tower
+    if not spec.feature_layers:
+        return [(tower, weights)]
+    found: list[tuple[EncoderSpec, Weights]] = []
+    ends = [*(layer + 1 for layer in spec.feature_layers), tower.num_layers]
+    for first, end in pairwise([0, *ends]):
+        part = replace(tower, layers=tower.layers[first:end], has_final_norm=end == tower.num_layers)
+        own = {name: weights[_renumbered(name, first)] for name, _ in encoder_weight_names(part)}
+        if isinstance(weights, FileWeights):
+            own = FileWeights(own, weights.files, weights.config)
+        found.append((part, own))
+    return found
+
+
+def _renumbered(name: str, first: int) -> str:
+    """Return the name of a weight of a part that begins with a layer, in the whole."""
+    if not name.startswith("layers."):
+        return name
+    _, number, last = name.split(".", 2)
+    return f"layers.{int(number) + first}.{last}"
+
+
+def _tower(spec: VisionSpec, parts: Sequence[Part]) -> Tower:
+    def run(x: F32, grid: Grid) -> list[F32]:
+        layout, found = _layout(spec, len(x), grid), []
+        states = np.ascontiguousarray(x[:, layout.order].reshape(-1, x.shape[2]))
+        for part in parts:
+            states = np.ascontiguousarray(part(states, layout))
+            out = np.empty_like(x)
+            out[:, layout.order] = states.reshape(x.shape)
+            found.append(out)
+        return found
 
     return run
 

@@ -62,5 +62,5 @@ TEXT_MODELS: Mapping[str, str] = {
 """``model_type`` of models of images and texts → the family of their text model, unless its configuration has another.
 Without a `VisionFamily` it alone is run.
 """
-TEXT_PARTS: Mapping[str, str] = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2"}
+TEXT_PARTS: Mapping[str, str] = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
 """Other names of families in the configuration of a text model."""

@@ -46,7 +46,7 @@ class VisionFamily:
     title: its name on pages. text: the ``model_type`` of its decoder, unless the configuration has another. spec: its
     `VisionSpec`. model_keys, tower_keys, image_keys: those of `VisionConfigs`. names: canonical names in safetensors,
     after `plain_name`. norms_less_one: the norm of the projector is stored as w − 1 there. fused: weights that are rows
-    of another tensor there.
+    of another tensor there, and those of features.
     gguf: the name of the projector in GGUF files, "" if there are none; gguf_names: canonical names in these;
     gguf_values: what these leave out of the configurations of the model and of the processor, from that of the encoder
     and the tokenizer's ids.
@@ -63,7 +63,7 @@ class VisionFamily:
     gguf_names: Mapping[str, str] = field(default_factory=dict)
     gguf_values: GgufValues = lambda tower, ids: ({}, {})
     norms_less_one: bool = False
-    fused: Callable[[VisionSpec], Mapping[str, Rows]] = lambda spec: {}
+    fused: Callable[[VisionSpec], Mapping[str, str | Rows]] = lambda spec: {}
 
 
 _PREFIXES = (
@@ -108,7 +108,7 @@ def idefics3(given: VisionConfigs) -> VisionSpec:
             tower=tower,
             patch_size=given.tower.size("patch_size", most=LARGEST_SIDE),
             num_positions=_side(given.tower) ** 2,
-            is_fractional=True,
+            placing="nearest",
             factor=given.model.size("scale_factor", most=64),
             projector="shuffle",
             vector_size=given.vector_size,
@@ -142,7 +142,7 @@ def gemma3(given: VisionConfigs) -> VisionSpec:
             tower=siglip(given.tower),
             patch_size=given.tower.size("patch_size", most=LARGEST_SIDE),
             num_positions=side**2,
-            is_fractional=False,
+            placing="rows",
             factor=side // along,
             projector="pool",
             vector_size=given.vector_size,
@@ -174,6 +174,19 @@ def qwen2_5_vl(given: VisionConfigs) -> VisionSpec:
     if (window := config.size("window_size", most=LARGEST_SIDE)) < side:
         raise config.error(f"window_size {window} is below {side}, the pixels of a vector", USE_ITS_CONFIG)
     return replace(spec, window=window // side * spec.factor)
+
+
+def qwen3_vl(given: VisionConfigs) -> VisionSpec:
+    """Qwen2-VL with learned positions, and with features for the first layers of the decoder."""
+    config = given.tower
+    count, num_positions = config.size("depth", most=4096), config.size("num_position_embeddings", most=1 << 20)
+    if math.isqrt(num_positions) ** 2 != num_positions:
+        raise config.error(f"num_position_embeddings = {num_positions} is not a square", USE_ITS_CONFIG)
+    layers = tuple(config.indices("deepstack_visual_indexes", count))
+    if list(layers) != sorted(set(layers)):
+        raise config.error(f"deepstack_visual_indexes {layers} do not ascend", USE_ITS_CONFIG)
+    spec = _placed(given, _rotated(config, config.size("hidden_size"), config.size("intermediate_size")))
+    return replace(spec, num_positions=num_positions, placing="linear", feature_layers=layers)
 
 
 def _rotated(config: Config, hidden: int, inner: int) -> EncoderSpec:
@@ -225,7 +238,7 @@ def _placed(given: VisionConfigs, tower: EncoderSpec) -> VisionSpec:
         tower=tower,
         patch_size=patch,
         num_positions=0,
-        is_fractional=False,
+        placing="rows",
         factor=factor,
         projector="mlp",
         vector_size=given.vector_size,
@@ -235,6 +248,16 @@ def _placed(given: VisionConfigs, tower: EncoderSpec) -> VisionSpec:
         num_frames=frames,
         is_placed=True,
     )
+
+
+def _qwen3_names(spec: VisionSpec) -> Mapping[str, str | Rows]:
+    parts = {"norm": "norm", "proj": "linear_fc1", "out": "linear_fc2"}
+    features = {
+        f"features.{k}.{name}": f"visual.deepstack_merger_list.{k}.{part}"
+        for k in range(len(spec.feature_layers))
+        for name, part in parts.items()
+    }
+    return {**weight_and_bias(features), **_qwen_rows(spec)}
 
 
 def _qwen_rows(spec: VisionSpec) -> Mapping[str, Rows]:
@@ -380,6 +403,15 @@ _QWEN2_5_VL = table(
         Key("hidden_act", "silu", tuple(_ACTIVATIONS)),
     ],
 )
+_QWEN3_VL = table(
+    _QWEN.values(),
+    [
+        *(Key("hidden_size", 1152), Key("intermediate_size", 4304), Key("num_position_embeddings", 2304)),
+        Key("deepstack_visual_indexes", [8, 16, 24], kind=list),
+        Key("hidden_act", "gelu_pytorch_tanh", tuple(_ACTIVATIONS)),
+    ],
+    patch_size=16,
+)
 _QWEN_IMAGES = table(
     _IMAGES.values(),
     [
@@ -432,6 +464,16 @@ _QWEN_NAMES = weight_and_bias(
         "out": "visual.merger.mlp.2",
     }
 ) | {"patch": "visual.patch_embed.proj.weight"}
+_QWEN3_NAMES = weight_and_bias(
+    {
+        "patch": "visual.patch_embed.proj",
+        "up": _VISUAL + "mlp.linear_fc1",
+        "down": _VISUAL + "mlp.linear_fc2",
+        "final_norm": "visual.merger.norm",
+        "proj": "visual.merger.linear_fc1",
+        "out": "visual.merger.linear_fc2",
+    }
+) | {"positions": "visual.pos_embed.weight"}
 _GATED = weight_and_bias({name: f"{_VISUAL}mlp.{name}_proj" for name in ("gate", "up", "down")})
 
 _IDEFICS3 = VisionFamily(
@@ -483,6 +525,16 @@ VISION_FAMILIES: Mapping[str, VisionFamily] = {
         _QWEN_IMAGES,
         _QWEN_NAMES | _GATED,
         fused=_qwen_rows,
+    ),
+    "qwen3_vl": VisionFamily(
+        "Qwen3-VL",
+        "qwen3",
+        qwen3_vl,
+        _QWEN_MODEL,
+        _QWEN3_VL,
+        _QWEN_IMAGES,
+        _QWEN_NAMES | _QWEN3_NAMES,
+        fused=_qwen3_names,
     ),
 }
 """By ``model_type`` of a config.json."""
