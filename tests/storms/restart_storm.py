@@ -92,7 +92,8 @@ class Server:
 
     def end(self, number: int = signal.SIGTERM) -> None:
         self.client.close()
-        self.process.send_signal(number)
+        with suppress(ProcessLookupError):  # it was killed
+            self.process.send_signal(number)
         with self.process:
             self.process.wait(PATIENCE)
 
