@@ -41,7 +41,8 @@ class StepCosts:
         to the first.
         """
         found = self._log_cost[num_tokens : num_tokens + num_more + 1 : every]
-        return found - found[0]
+        relative: F64 = found - found[0]
+        return relative
 
     def measure(self, num_tokens: int, seconds: float, *, follows: bool) -> None:
         """Learn from a step that only decoded. follows: whether the last one measured was the step before, with the
