@@ -75,7 +75,8 @@ def test_a_forbidden_token_of_drafts_without_their_temperature_is_named():
 
 def test_a_top_k_ends_a_vllm_that_drafts():
     result, _ = served("drafts", "--as-is")
-    assert any(text in result["died"] for text in ("selected index k out of range", "max(): Expected reduction dim"))
+    texts = ("selected index k out of range", "is out of bounds for dimension 1", "max(): Expected reduction dim")
+    assert any(text in result["died"] for text in texts), result["died"]  # which of them depends on memory's content
 
 
 @pytest.mark.parametrize("fault", [parameter(name, planted.scenario, name) for name, planted in FAULTS.items()])
