@@ -1,16 +1,19 @@
-"""Check the prose of pages, docstrings, help texts and messages: `make check`.
+"""Check the prose of pages, docstrings, comments, help texts and messages: `make check`.
 
     python tools/prose.py            # every sentence that breaks a rule, with what to write instead; exit status 1
 
-A rule is a pattern of a phrase that readers had to read twice, and the plain English for it. Code inside of Markdown
-is not read. Logs of measurements keep their words.
+A rule is a pattern of a phrase that readers had to read twice, and the plain English for it. Another rule refuses
+docstrings of functions that begin with a fragment, such as "Whether" or "Those". Code inside of Markdown is not read.
+Logs of measurements keep their words.
 """
 
 from __future__ import annotations
 
 import ast
+import io
 import re
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -50,8 +53,24 @@ RULES = (
     Rule(r"\bhas least of\b", "'minimises'"),
     Rule(r"\bonly the likeliest\b", "'sample from the smallest set of …'"),
     Rule(r"\bthe chance that\b", "'the probability that'"),
+    Rule(r"\bas ever\b", "'as usual'"),
+    Rule(r"\bmade anew\b", "'made again'"),
+    Rule(r"\bseed of its own\b", "'its own seed'"),
+    Rule(r"\bthe truth\b", "'authoritative', or say which data is used"),
+    Rule(r"\bhow often\b", "'the number of times that …'"),
+    Rule(r"\b(?:that|if it) is (?-i:none)\b", "'that is not a …'"),
+    Rule(r"\bnobody\b", "'no request', 'no code', 'not …'"),
+    Rule(r"\bNone without(?: any)?[.;)]", "'None if there is none'"),
+    Rule(r"\bwhat there is\b", "name the things"),
+    Rule(r"\brandom lives\b", "'random traffic'"),
+    Rule(r"\bprov(?:es?|en) (?:each|the) other\b", "'can be compared with each other'"),
+    Rule(r"\bmakes? (?:it|them) forget\b", "'when it becomes invalid'"),
+    Rule(r"\b(?:goes|go) on to (?!the )[a-z]+", "'still …', or 'continues to …'"),
     Rule(r"\bwhatever (?:it|they|he) (?:has|have|is|are|was|were)\b", "name the cases"),
 )  # fmt: skip
+FRAGMENT = Rule(
+    r"(?:What|Whether|How|Those|Of|Also|Its|Their|The same)\b", "a sentence that begins with a verb, such as 'Return …'"
+)
 PATTERN = re.compile("|".join(f"(?P<r{at}>{rule.pattern})" for at, rule in enumerate(RULES)), re.I)
 
 
@@ -78,10 +97,17 @@ def of_markdown(text: str, place: str) -> Iterator[Fault]:
 
 
 def of_python(text: str, place: str) -> Iterator[Fault]:
-    """Yield the faults of the texts of a module: docstrings, help texts, messages."""
+    """Yield the faults of the texts of a module: docstrings, comments, help texts, messages."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
             yield from of_text(node.value, place, node.lineno)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (
+            start := re.match(FRAGMENT.pattern, ast.get_docstring(node) or "")
+        ):
+            yield Fault(f"{place}:{node.body[0].lineno}", start[0], FRAGMENT.instead)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield from of_text(token.string, place, token.start[0])
 
 
 def files() -> Iterator[Path]:

@@ -2,7 +2,7 @@
 
     PYTHONPATH=src python tools/surface.py            write tests/data/surface.json, as a release does
 
-A test compares the list of the last release with what there is: a name that is gone fails it.
+A test compares the list of the last release with the present names: a missing name fails it.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def read(text: str) -> list[Loop]:
 
 
 def largest(loops: list[Loop]) -> list[Loop]:
-    """Of each name and number of vectors the one with most rows, in its shortest form; sorted."""
+    """Return, sorted, the loop with the most rows for each name and number of vectors, in its shortest form."""
     best: dict[tuple[str, int], Loop] = {}
     for loop in loops:
         last = best.get((loop.name, loop.vectors))
@@ -179,7 +179,7 @@ def largest(loops: list[Loop]) -> list[Loop]:
 
 
 def simulate(command: list[str], loops: list[Loop]) -> list[tuple[float, dict[str, float]]]:
-    """Of each loop the cycles of an iteration, and the pressure on each port in cycles."""
+    """Return for each loop the cycles of an iteration, and the pressure on each port in cycles."""
     regions = ["\n".join(["# LLVM-MCA-BEGIN", *loop.body, "# LLVM-MCA-END\n"]) for loop in loops]
     ran = subprocess.run([*command, "--json", "-"], input="".join(regions), capture_output=True, text=True, check=False)
     if ran.returncode:

@@ -82,7 +82,7 @@ def recording(
     num_threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """What recording steps costs: nothing, the last steps in memory, and every step in a file, taking turns."""
+    """Measure the cost of recording steps: nothing, the last steps in memory, and every step in a file, in turns."""
     results = recording_bench.run(
         model=model, rows=counts("--rows", rows, MAX_AT_ONCE), turns=repeats, num_threads=num_threads
     )

@@ -146,7 +146,7 @@ def _measure(executor: NativeExecutor | None, logits: F32, params: SamplingParam
 
 
 def _torch_ms(logits: F32, given: dict[str, Any], num_threads: int | None, repeats: int) -> float | None:
-    """The same on PyTorch tensors: one pass of operators over the whole batch, with the counts already made."""
+    """Measure the same on PyTorch tensors: one pass of operators over the whole batch, with the counts already made."""
     known = {"temperature", "top_k", "top_p", "min_p", "typical_p", "logprobs", "logit_bias", *PENALTIES}
     if torch is None or not given.keys() <= known:
         return None

@@ -10,7 +10,9 @@ from foreword.errors import ForewordError, reason_of
 
 
 def parse_json(text: str | bytes, source: object, error: type[ForewordError]) -> Any:
-    """The value of a JSON text. ``error`` with the source for text that is none, too deep, or with huge numbers."""
+    """The value of a JSON text. Raise ``error`` with the source for text that is not JSON, is nested too deeply, or has
+    huge numbers.
+    """
     try:
         return json.loads(text)
     except RecursionError:

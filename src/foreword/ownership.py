@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def is_own(status: os.stat_result) -> bool:
-    """Return whether nobody but this user and the system's can have written the file, or a file in the folder."""
+    """Return whether only this user and system users can have written the file, or a file in the folder."""
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 

@@ -45,7 +45,7 @@ class Memo(Generic[K, V]):
         return None
 
     def keep(self, key: K, value: V, uses: int = -1) -> V:
-        """Remember a value for the key, and return it. uses: how often it can be found; −1: any number of times."""
+        """Store a value for the key, and return it. uses: the number of times that it can be found; −1: no limit."""
         versions = tuple((owner, owner.version) for owner in self._owners)
         others = [entry for entry in self._entries if entry.key is not key]
         self._entries = [*others, _Entry(key, value, versions, uses)][-self._size :]
@@ -57,7 +57,7 @@ class Memo(Generic[K, V]):
 
 
 class _Entry(Generic[K, V]):
-    """A value with its key, the versions that it was made from, and how often it can be found."""
+    """A value with its key, the versions from which it was made, and the number of times that it can still be found."""
 
     __slots__ = ("key", "uses", "value", "versions")
 

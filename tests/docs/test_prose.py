@@ -21,6 +21,15 @@ def test_phrases_of_a_page(text, phrases):
 
 def test_a_fault_has_the_line_and_what_to_write_instead():
     code = (
-        '"""Say it."""\n\nERROR = "\\n".join(["it is no number"])\nis_no = [x for x in () if x is None]  # is no list\n'
+        '"""Say it."""\n\nERROR = "\\n".join(["it is no number"])\nis_no = [x for x in () if x is None]  # a list\n'
     )
     assert list(prose.of_python(code, "m.py")) == [("m.py:3", "is no number", prose.RULES[0].instead)]
+
+
+def test_comments_and_docstrings_of_functions_that_begin_with_a_fragment_are_found():
+    code = 'def f():\n    """Whether it runs."""\n    return 1  # as ever\n'
+    code += 'def g():\n    """Return whether it runs."""\n'
+    assert [(fault.place, fault.phrase) for fault in prose.of_python(code, "m.py")] == [
+        ("m.py:2", "Whether"),
+        ("m.py:3", "as ever"),
+    ]

@@ -75,7 +75,7 @@ def rank(result: dict[str, str]) -> int:
 
 
 def checked(model_type: str) -> dict[str, str]:
-    """How a type runs, and the reason why it does not run better."""
+    """Return the way in which a type runs, and the reason why it does not run better."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     logging.disable()

@@ -103,7 +103,7 @@ def release(here: Interpreter, folder: Path, *, used: bool = True) -> dict[str, 
 
 
 def interpreter(name: str, tools: Path) -> Interpreter | None:
-    """Return the interpreter of this name with an environment that has these tools; None where there is none."""
+    """Return the interpreter of this name with an environment that has these tools; None if there is none."""
     ask = "import sys; print(*sys.version_info[:2])"
     try:
         told = subprocess.run([name, "-c", ask], capture_output=True, text=True, check=True).stdout.split()

@@ -34,7 +34,7 @@ class Changes:
             self._num_open -= 1
 
     def forget(self) -> None:
-        """The content was made anew."""
+        """The content was cleared and begins again."""
         self._num_open = 0
 
 

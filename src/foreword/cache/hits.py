@@ -43,7 +43,7 @@ class PrefixHit:
         return min([n, *(stop - self.num_tokens for stop in self.stops if stop > self.num_tokens)])
 
     def without_partial(self) -> PrefixHit:
-        """The same hit, whole blocks only: nothing to copy."""
+        """Return the hit with whole blocks only, so that nothing has to be copied."""
         if not self.num_partial:
             return self
         return replace(self, num_partial=0, copy_from=self.copy_from[:0])

@@ -533,7 +533,7 @@ class KVCacheManager:
         return np.ascontiguousarray(token_ids, np.int32).tobytes()
 
     def _content_in(self, row: int, start: int, end: int) -> bytes:
-        """The same of the row's tokens from start to end."""
+        """Return the content of the row's tokens from start to end."""
         return self.states.token_ids[row, start:end].tobytes()
 
     def _hit_blocks(self, held: list[I32], full: int) -> tuple[I32, ...]:

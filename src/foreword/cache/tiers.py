@@ -70,7 +70,7 @@ class BlockTier(Protocol):
         """Return which of these blocks it takes if they are offered now: those that it has not, while it has room."""
 
     def offer(self, names: Sequence[bytes], data: U8) -> None:
-        """Keep blocks that it wants. data: uint8 [len(names), block_bytes]; nobody changes it afterwards."""
+        """Keep blocks that it wants. data: uint8 [len(names), block_bytes]; it does not change afterwards."""
 
     def flush(self) -> None:
         """Wait until what was offered is kept. It may be called in any thread."""
@@ -134,7 +134,7 @@ class HostTier:
                     self._places[name] = place
 
     def flush(self) -> None:
-        """Nothing is written behind."""
+        """Do nothing, because blocks are not written later."""
 
     def close(self) -> None:
         with self._lock:

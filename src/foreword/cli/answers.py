@@ -76,7 +76,7 @@ def timings(llm: LLM, output: RequestOutput) -> dict[str, float | int | None]:
 
 
 def summary(llm: LLM, output: RequestOutput) -> list[str]:
-    """The same in words, and why the answer ended if the model did not end it."""
+    """Return a summary in words, with the reason why the answer ended if the model did not end it."""
     measured = timings(llm, output)
 
     def speed(name: str) -> str:

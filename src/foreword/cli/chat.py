@@ -96,7 +96,7 @@ class Chat:
 
     @property
     def params(self) -> SamplingParams:
-        """Those of the next answer: what was given, else the model's defaults."""
+        """Return the parameters of the next answer: the given ones, else the model's defaults."""
         return self._given.over(self.llm.default_sampling_params())
 
     def run(self) -> None:

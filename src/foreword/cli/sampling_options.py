@@ -86,7 +86,7 @@ def _option(row: Parameter, default: Any) -> tuple[Any, object]:
 
 
 def _read(row: Parameter, given: Any) -> Any:
-    """The value of a parameter, or its items, from texts. RequestError for a text that is none of its values."""
+    """The value of a parameter, or its items, from texts. RequestError for a text that is not one of its values."""
     return _one(row, given) if row.kind.collect is None else [_one(row, item) for item in given]
 
 

@@ -96,7 +96,7 @@ def note(*parts: str) -> None:
 
 
 class Interrupt:
-    """Inside ``with``, the first Ctrl-C sets ``pressed``; the next one raises KeyboardInterrupt as ever."""
+    """Inside ``with``, the first Ctrl-C sets ``pressed``; the next one raises KeyboardInterrupt as usual."""
 
     def __init__(self) -> None:
         self.pressed = False

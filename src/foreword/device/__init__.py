@@ -1,7 +1,7 @@
 """Steps prepared on a device: the rows mirrored there, one packet a step, kernels that make every tensor.
 
     rows = DeviceRows(states, CudaDevice(), max_num_batched_tokens=8192)
-    batch = prepare_inputs(states, plan, buffers)     # the host checks the plan, and keeps the truth
+    batch = prepare_inputs(states, plan, buffers)     # the host checks the plan and keeps the states
     rows.send(buffers)                                # one copy to the device: the plan, and what changed
     rows.prepare(tokens, reqs)                        # kernels: rows.tensors hold the step
     …                                                 # the model, then samples int32 [B, W] in rows.tensors["sampled"]

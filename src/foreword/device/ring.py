@@ -53,7 +53,7 @@ class PacketSlot:
         return self._packets.get(size) or self._packets.setdefault(size, (memory[:size], self.packet[:size]))
 
     def samples_from(self, memory: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """The same for the first entries of the device's samples."""
+        """Return the first entries of the device's samples in the same way."""
         return self._samples.get(size) or self._samples.setdefault(size, (self.sampled[:size], memory[:size]))
 
     def keep_for(self, reader: SampleReader) -> None:

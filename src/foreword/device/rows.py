@@ -26,7 +26,7 @@ TokenTable = Literal["auto", "device", "host"]
 
 
 class DeviceRows:
-    """A mirror of ``states`` in device memory. The host's states stay the truth; they are only read here.
+    """A mirror of ``states`` in device memory. The host's states are authoritative; they are only read here.
 
     A step is `send`, `prepare`, the model, `commit`, in this order in the device's stream; then the same step is
     committed to the states, with the same samples. `send` finds what the device lacks by the numbers that the states

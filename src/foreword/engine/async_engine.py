@@ -124,7 +124,7 @@ class AsyncEngine:
 
     @property
     def request_ids(self) -> tuple[str, ...]:
-        """Their ids."""
+        """Return the ids of unfinished requests."""
         return tuple(self._streams)
 
     async def generate(

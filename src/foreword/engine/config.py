@@ -211,7 +211,7 @@ def unknown_option(name: str, value: object, other_names: Iterable[str] = ()) ->
 
 
 def _keeps_none(name: str) -> bool:
-    """None stands for the default, unless it is a value of its own."""
+    """Return whether None is a value of the option, rather than its default."""
     return name in FLAT and FLAT[name].optional
 
 

@@ -287,7 +287,7 @@ class Engine:
 
     @property
     def follows_grammars(self) -> bool:
-        """Whether outputs can be constrained."""
+        """Return whether outputs can be constrained by grammars."""
         return Capability.GRAMMAR in self.executor.capabilities
 
     def why(self, request_id: str) -> Reason:

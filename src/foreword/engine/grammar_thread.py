@@ -41,7 +41,7 @@ class GrammarThread:
         return found
 
     def reset(self) -> None:
-        """Nothing is computed, whatever an interrupt left behind."""
+        """Stop all computations, including those that an interrupt left unfinished."""
         if self._thread is not None:
             self._thread.settle()
         self._masks = None

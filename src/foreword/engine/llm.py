@@ -201,7 +201,9 @@ class LLM:
     def chat_stream(
         self, messages: Conversations, sampling_params: Params = None, *, lora: Loras = None, **options: Any
     ) -> Iterator[RequestOutput]:
-        """As `chat`, but as `stream` does. Outputs have ``events``, the final one its ``message``."""
+        """Answer conversations like `chat`, and yield outputs like `stream`. Outputs have ``events``, the final one its
+        ``message``.
+        """
         return self._stream(self._chats(messages, sampling_params, lora, options, stream=True))
 
     def infill(
@@ -430,7 +432,7 @@ class LLM:
             raise EngineError("this LLM is closed: make a new one")
 
     def _abort_running(self) -> None:
-        """Also after an interrupt, no request of a batch stays in the engine."""
+        """Abort every request of the batch that is still in the engine, also after an interrupt."""
         while self._running:
             with suppress(Exception):  # an observer's
                 self.engine.abort(self._running[-1].request_id)

@@ -70,7 +70,7 @@ class Loras:
         return {name: lora.path for name, lora in self._current.copy().items()}  # copy: other threads ask, too
 
     def request_of(self, lora_id: int) -> LoraRequest | None:
-        """Name and path of a version; None for a number that is none, such as 0."""
+        """Return name and path of a version; None for a number that is not a version, such as 0."""
         lora = self._versions.get(lora_id)
         return None if lora is None else LoraRequest(lora_id, lora.name, str(lora.path))
 

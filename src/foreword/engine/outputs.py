@@ -51,7 +51,7 @@ class CompletionOutput:
     while it runs. stop_reason: the stop string or stop token id; None for the model's end token. cumulative_logprob: of
     the tokens, if log-probabilities were requested.
     Of chats: events: what the new text adds to the message; message: of the final output. reasoning_tokens: tokens up
-    to the end of the reasoning, all of them inside it; None without any.
+    to the end of the reasoning, all of them inside it; None without reasoning.
     """
 
     index: int
@@ -152,7 +152,9 @@ def _logprobs(entries: Sequence[TokenLogprobs | None] | None) -> list[list[dict[
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a request. cached_tokens: of the prompt, found in the cache. reasoning_tokens: None without any."""
+    """Tokens of a request. cached_tokens: of the prompt, found in the cache. reasoning_tokens: None without
+    reasoning.
+    """
 
     prompt_tokens: int
     completion_tokens: int
@@ -170,8 +172,8 @@ class RequestMetrics:
 
     num_cached_tokens: prompt tokens found in the cache; loaded_tokens: those of them that were read from outside the
     pool, by the name of the tier, such as "disk"; cache_report: the same in words, with the position where the
-    hit ends; cache_miss: why it ends there, None if all but the last token was found. num_preemptions: how often it
-    was preempted. num_output_tokens: sampled by all of its completions.
+    hit ends; cache_miss: why it ends there, None if all but the last token was found. num_preemptions: the number of
+    its preemptions. num_output_tokens: sampled by all of its completions.
     num_proposed_drafts, num_accepted_drafts: tokens guessed by speculation, and how many of them were right.
     """
 

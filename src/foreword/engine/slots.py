@@ -71,7 +71,7 @@ class Slots(EngineObserver):
     # -- slots -------------------------------------------------------------------------------------------------------
 
     def is_running(self, slot: int) -> bool:
-        """Whether a request runs in the slot."""
+        """Return whether a request runs in the slot."""
         return bool(self._engine.states.live[slot])
 
     def num_tokens(self, slot: int) -> int:
@@ -190,10 +190,10 @@ class Slots(EngineObserver):
         return np.zeros(len(names), np.bool_)
 
     def offer(self, names: Sequence[bytes], data: U8) -> None:
-        """It keeps what is restored alone."""
+        """Do nothing, because only restored blocks are kept."""
 
     def flush(self) -> None:
-        """Nothing is written behind."""
+        """Do nothing, because blocks are not written later."""
 
     def close(self) -> None:
         with self._lock:

@@ -136,7 +136,7 @@ class Tiers:
     # -- what is read ------------------------------------------------------------------------------------------------
 
     def __contains__(self, request_id: object) -> bool:
-        """Whether blocks are read for the request."""
+        """Return whether blocks are being read for the request."""
         return request_id in self._loads or request_id in self._waiting
 
     def take(self, request: Request) -> bool:
@@ -273,7 +273,9 @@ class Tiers:
         return self._end(load) if piece.is_last or not fits else []
 
     def _end(self, load: _Load) -> list[Request]:
-        """Nothing more is read. Returns the requests that can be scheduled: followers may have other blocks to read."""
+        """End the reads of a request. Return the requests that can be scheduled; followers may have other blocks to
+        read.
+        """
         load.is_over = True
         del self._loads[load.request.request_id]
         for name in load.blocks.names:

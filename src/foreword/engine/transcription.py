@@ -254,7 +254,7 @@ def split(tokens: list[int], first: int, num_frames: int) -> tuple[list[tuple[in
 
 
 def _mean_logprob(output: RequestOutput) -> float | None:
-    """The mean log-probability of the tokens; None without any."""
+    """Return the mean log-probability of the tokens; None if there are none."""
     completion = output.outputs[0]
     found = completion.logprobs or ()
     values = [entry[token].logprob for token, entry in zip(completion.token_ids, found, strict=False)]

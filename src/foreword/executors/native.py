@@ -373,7 +373,7 @@ class _Packer:
 
     @staticmethod
     def _is_shared(layer: LayerSpec, norm: str) -> bool:
-        """Whether the layer takes what the layer before made with this norm."""
+        """Return whether the layer uses the result that the layer before computed with this norm."""
         return layer.beside and norm.startswith("attn_norm")
 
     def _norms(self, before: str, after: str) -> list[str]:
@@ -406,7 +406,9 @@ class _Packer:
         ]
 
     def _latent(self, prefix: str, mla: MlaSpec, packed: dict[str, Any]) -> list[str]:
-        """As `_attention`. Wk_b and Wv_b are a matrix of each head, that of k transposed: floats, if not both are."""
+        """Return the arguments of latent attention, like `_attention`. Wk_b and Wv_b have a matrix per head, that of k
+        transposed: floats, if not both are.
+        """
         for name in ("q_a", "q", "kv_a", "o") if mla.q_rank else ("q", "kv_a", "o"):
             packed[name] = self._matrix(prefix + name)
         heads = self.spec.num_heads

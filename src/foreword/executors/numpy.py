@@ -370,7 +370,7 @@ class NumpyExecutor(TransferPagedExecutor):
 
 
 def chosen_groups(order: F32, moe: MoeSpec) -> npt.NDArray[np.bool_]:
-    """Whether each expert [T, experts] is of a group that its token may take experts of."""
+    """Return [T, experts], whether each expert is in a group from which the token may choose experts."""
     groups = np.sort(order.reshape(len(order), moe.num_groups, -1), axis=-1)
     scores = groups[..., -2:].sum(-1) if moe.router_bias else groups[..., -1]
     best = np.argsort(-scores, axis=-1, kind="stable")[:, : moe.groups_per_token]

@@ -33,7 +33,7 @@ class ExecutorOptions:
 
     @property
     def is_on_host(self) -> bool:
-        """Whether weights and KV pool are in the memory of the host, not of a GPU."""
+        """Return whether weights and KV pool are in the memory of the host, not of a GPU."""
         return True
 
     def values(self) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class ChatTemplate:
 
     @cached_property
     def takes_system(self) -> bool:
-        """Whether it shows what messages of the system say."""
+        """Return whether the template includes the text of system messages."""
         said = [{"role": "system", "content": _PROBE}, {"role": "user", "content": "Hello"}]
         messages = said if self._takes_strings else [_as_parts(message) for message in said]
         try:

@@ -92,7 +92,7 @@ def identity_of(status: os.stat_result) -> str:
 
 
 class StoredRows(Protocol):
-    """Rows of bytes that are made anew by every `read`."""
+    """Rows of bytes that every `read` makes again."""
 
     @property
     def nbytes(self) -> int: ...

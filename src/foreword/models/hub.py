@@ -90,7 +90,7 @@ def from_hub(name: str) -> Path:
     ``org/model@REVISION`` is the model at a branch, tag or commit. A commit pins it: its files never change.
     The .gguf file of an encoder of images, if there is one for it, is fetched beside the model's: see `mmproj_of`.
     Without QUANT, a repository of .gguf files alone gives its Q4_K_M, or its only file. Without a network, what is
-    cached is used. ModelError names what there is, and the bytes that a full disk lacks.
+    cached is used. ModelError names the available files, and the bytes that a full disk lacks.
     """
     wanted = HubId.of(name)
     repository, revision = wanted.repository, wanted.revision

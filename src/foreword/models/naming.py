@@ -186,7 +186,7 @@ def reorder_rows(weights: dict[str, Tensor], spec: DecoderSpec, is_interleaved: 
 
 
 def _rotary_parts_first(weights: dict[str, Tensor], spec: DecoderSpec, mla: MlaSpec, *, is_interleaved: bool) -> None:
-    """Of latent attention, files have the rotary rows last: of each head of q, and of kv_a."""
+    """Move the rotary rows of latent attention to the front. In files they are last: in each head of q, and in kv_a."""
     r = mla.rope_dim
     rotary = np.arange(r).reshape(-1, 2).T.ravel() if is_interleaved else np.arange(r)
     for i in range(spec.num_layers):

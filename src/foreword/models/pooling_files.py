@@ -93,7 +93,9 @@ def _labels(config: Config) -> tuple[str, ...]:
 
 
 def _activation(config: Config, num_labels: int) -> str:
-    """As sentence-transformers does for one label, and transformers for more, unless the configuration has its own."""
+    """Return the activation: that of the configuration, else that of sentence-transformers for one label, and of
+    transformers for more.
+    """
     own = config.value("sentence_transformers")
     name = own.get("activation_fn") if isinstance(own, Mapping) else None
     name = name or config.value("sbert_ce_default_activation_function")

@@ -50,7 +50,7 @@ def _words(num_digits: str, after_symbols: str = r"[\r\n]*", symbol: str = r"[^\
 
 
 def _cased_words(num_digits: str, suffixes: str = "") -> str:
-    """The same, where a word also ends before an upper-case letter that follows a lower-case one."""
+    """Split text into words, where a word also ends before an upper-case letter that follows a lower-case one."""
     start = r"[^\r\n\p{L}\p{N}]?"
     words = f"{start}{_UPPER}*{_LOWER}+{suffixes}|{start}{_UPPER}+{_LOWER}*{suffixes}"
     return rf"{words}|\p{{N}}{num_digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"

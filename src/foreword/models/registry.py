@@ -325,7 +325,7 @@ def _free_bytes(folder: Path) -> int:
 
 
 def _disk_full(model: KnownModel) -> ModelError:
-    """Also for a disk without inodes, where even the folder may be missing."""
+    """Return the error for a full disk, also if it has no free inodes, when even the folder may be missing."""
     folder = _folder(model)
     free = _free_bytes(next(path for path in folder.parents if path.exists()))
     return ModelError(

@@ -80,8 +80,8 @@ _MODEL = table(
 
 @dataclass(frozen=True, slots=True)
 class SentenceTransformer:
-    """pooling: of the module Pooling, None without. dense: the layers after it, each with its folder. max_text_len:
-    None if nothing limits it. lowercase: whether texts are lower-cased first. prompts: texts that come before the texts
+    """pooling: of the module Pooling, None if there is no such module. dense: the layers after it, each with its folder.
+    max_text_len: None if nothing limits it. lowercase: whether texts are lower-cased first. prompts: texts that come before the texts
     of a task, by name. default_prompt: the name of the one before any text; "": none. comparison: of two embeddings.
     """
 

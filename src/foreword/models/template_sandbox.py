@@ -150,7 +150,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return 1 + len(value) if isinstance(value, Collection) else 1
 
     def counted(self, items: Any) -> Any:
-        """The same items, which are charged at once, or as an iterator yields them."""
+        """Return the same items. Their cost is charged at once, or as an iterator yields them."""
         if isinstance(items, Iterator) and not isinstance(items, LoopContext):
             return self._counted(items)
         self.charge(self.size(items))

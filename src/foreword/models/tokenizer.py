@@ -221,7 +221,9 @@ class Tokenizer:
 
     @cached_property
     def _literal_backend(self) -> tokenizers.Tokenizer:
-        """The same vocabulary (shared, not copied), which encodes special tokens as ordinary text."""
+        """Return a tokenizer with the same vocabulary (shared, not copied) that encodes special tokens as ordinary
+        text.
+        """
         literal = tokenizers.Tokenizer(self.backend.model)
         for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
             if (value := getattr(self.backend, part)) is not None:

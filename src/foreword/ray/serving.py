@@ -229,7 +229,7 @@ def application(
             "out"
         )
     if config.data_directory is not None:
-        raise ConfigError("data_directory: is not supported on Ray, where nobody answers batches; leave it out")
+        raise ConfigError("data_directory: is not supported on Ray, where batches are not answered; leave it out")
     if config.key_limit:
         raise ConfigError("key_limit: is not supported on Ray, whose replicas do not count together; leave it out")
     inner = config.behind_front(api_key=(), admin_key=None, require_key=False, allowed_host=("*",))

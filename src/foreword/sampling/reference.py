@@ -172,7 +172,7 @@ class StepArrays(NamedTuple):
     logits: [L, V]. rows: int32 [B] state rows. starts: int32 [B], the first position that the step computes; tokens
     before it have not changed since they were computed. cu_num_logits: int32 [B + 1]. positions: int64 [L], which the
     drawn tokens take. drafts: int32 [L − B], request by request. is_embedding: bool [R, M] or None. masked: int32 [N],
-    ascending rows of logits with a mask; words: int32 [N, ceil(V / 32)]; both None without.
+    ascending rows of logits with a mask; words: int32 [N, ceil(V / 32)]; both are None if there are no masks.
     """
 
     logits: F32
@@ -218,7 +218,8 @@ class ReferenceRows:
     def sample(self, *arguments: Any) -> None:
         """Draw, of the arguments (*StepArrays, changed_rows, changed, out, offsets, ids, logprobs, ranks, model).
 
-        changed_rows, changed: rows of logits that were changed already; None without. out: int32 [B, W], the tokens to
+        changed_rows, changed: rows of logits that were changed already; None if there are none. out: int32 [B, W], the
+        tokens to
         commit as `accepted_tokens` returns them. offsets: int64 [L + 1], where the log-probabilities of each row of
         logits are in the other arrays: its token's first, then the likeliest; None for none.
         """

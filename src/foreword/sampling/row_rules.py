@@ -31,7 +31,7 @@ def make_rows(states: RequestStates, vocab_size: int, **others: AnyArray) -> Any
 class RowRules:
     """The rules of the requests in some states, and the counts of their tokens.
 
-    They are a cache: the truth are the parameters objects and token ids of the states. A row's rules are made when the
+    They are a cache of data in the parameters objects and token ids of the states. A row's rules are made when the
     row is first sampled, and made again after its stamp in `SamplingColumns` changed.
 
     core: see `make_rows`.
@@ -75,7 +75,8 @@ class RowRules:
         if step.needs & _CHANGING:
             rows = step.rows[(columns.needs[step.rows] & _CHANGING != 0) & (stamp[step.rows] == 0)]
             for row in rows.tolist():
-                stamp[row] = _HALF_SET  # so that an interrupt before the last line leaves no rules that nobody drops
+                # so that an interrupt before the last line leaves no rules that are never dropped
+                stamp[row] = _HALF_SET
                 self.core.set(row, *RequestRules.of(columns.params.get(row, _NO_PARAMS), self._eos_token_ids))
                 stamp[row] = columns.stamp[row]
         self._updated.keep(step, True)

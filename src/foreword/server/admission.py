@@ -14,7 +14,7 @@ from foreword.server.failures import ANSWER_TOO_LARGE, FULL
 from foreword.server.key_limits import KeyUses
 
 LARGE_ANSWER = 64 << 20  # bytes: smaller answers are not counted
-LONGEST_WAIT = 60  # seconds that a client is told to wait, at most
+LONGEST_WAIT = 60  # largest number of seconds in Retry-After
 
 
 class Admission:

@@ -357,7 +357,7 @@ class Batches:
 
 
 def _is_of_store(error: Exception) -> bool:
-    """Whether a batch goes on once the disk has room again, or another program leaves the database."""
+    """Return whether a batch continues when the disk has space again, or when another program releases the database."""
     if isinstance(error, OSError):
         return error.errno in DISK_IS_FULL
     return isinstance(error, HttpError) and error.failure in (DISK_FULL, STORE_FAILED)

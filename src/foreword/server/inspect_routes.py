@@ -41,7 +41,7 @@ async def _part(context: Context, request: Request) -> Response:
 
 
 def _check_one(request: Request) -> None:
-    """HttpError if a request names a replica of a server that is none of several."""
+    """Raise HttpError if a request names a replica, but the server has no replicas."""
     if (name := request.query_params.get(REPLICA)) is not None:
         raise HttpError(INVALID, f"{REPLICA}={name!r:.80}: this server has one engine; leave it out", param=REPLICA)
 

@@ -399,7 +399,7 @@ def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:
                 self._deadline = None
 
         def _close(self, status: bytes) -> None:
-            """Refuse what is read. The connection stays open for a moment: closed with bytes that nobody has read, it
+            """Refuse what is read. The connection stays open for a moment: if it were closed with unread bytes, it
             would be reset, and the client could not read the refusal.
             """
             self._end_head()

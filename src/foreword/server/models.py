@@ -1,4 +1,5 @@
-"""The models of a server: loaded when they are asked for, unloaded when others need their memory or nobody uses them.
+"""The models of a server: loaded when they are asked for, unloaded when others need their memory or no request uses
+them.
 
     request ─▶ using(name) ─▶ loaded ─────────────────────────────▶ its context, until the request ends
                            └▶ unloaded ─▶ turn ─▶ room ─▶ load ─▶ ┘
@@ -85,8 +86,8 @@ class ModelEntry:
     before its files were read. num_requests: that use it or wait until it is loaded; num_clients: those of them that
     are no lines of a batch. error: why it could not be loaded the last time, "" if it could. keep_alive: seconds.
     used_at: the end of its last request, client_at: of its last one of a client, turn_until: until when other batches
-    leave it to those that use it, all of `time.monotonic`. num_loads: how often it was loaded. about: what its files
-    say, once they were asked.
+    leave it to those that use it, all of `time.monotonic`. num_loads: the number of times that it was loaded. about:
+    the data of its files, once they were read.
     """
 
     def __init__(self, served: ServedModel, context: Context | None = None) -> None:
@@ -106,7 +107,7 @@ class ModelEntry:
 
     @property
     def path(self) -> Path | None:
-        """Its file or directory; None if it is not known to be on this machine."""
+        """Return the file or directory of the model; None if it is not known to be on this machine."""
         return local_path(self.served.model) if self.context is None else self.context.path
 
     @property
@@ -120,7 +121,7 @@ class ModelEntry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its names, and those of its adapters."""
+        """Return the names of the model and of its adapters."""
         if self.context is not None:
             return self.context.served
         return *self.served.names, *self.loras
@@ -132,12 +133,12 @@ class ModelEntry:
 
     @property
     def is_of_clients(self) -> bool:
-        """Whether clients use it, or did so a moment ago."""
+        """Return whether clients use the model, or did so a moment ago."""
         return self.num_clients > 0 or time.monotonic() - self.client_at < CLIENT_SECONDS
 
     @property
     def is_in_turn(self) -> bool:
-        """Whether a batch may use it for some more time before it goes for another batch."""
+        """Return whether a batch may use the model for some more time before it is unloaded for another batch."""
         return time.monotonic() < self.turn_until
 
     @property
@@ -197,7 +198,7 @@ class Models:
 
     @property
     def refused(self) -> Counter[str]:
-        """How many requests were refused, by the limit that was reached."""
+        """Return the number of refused requests, by the limit that was reached."""
         return self.shared.admission.num_refused
 
     @property

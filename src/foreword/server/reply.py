@@ -100,7 +100,8 @@ async def in_turn(scope: Scope, num_bytes: int, function: Callable[..., T], *arg
 
 
 def decoded(data: bytes | str) -> Any:
-    """Return the value of a JSON text. HttpError 400 for one that is none, is not UTF-8, nests too deeply or has too
+    """Return the value of a JSON text. HttpError 400 for text that is not JSON, is not UTF-8, nests too deeply or has
+    too
     many parts or strings: no other thread runs while they are made.
     """
     given = data if isinstance(data, bytes) else data.encode()
@@ -147,7 +148,8 @@ _DECODER = msgspec.json.Decoder(float_hook=_float)
 async def form_body(request: Request, json_fields: Collection[str]) -> dict[str, Any]:
     """Read a multipart form: texts, the bytes of files, and lists of texts for names that end with ``[]``.
 
-    json_fields: those that are numbers and truth values, as in JSON; a text that is none is returned, to be refused.
+    json_fields: those that are numbers and truth values, as in JSON; any other text is returned unchanged, so that it
+    is refused later.
     The name of a file is ``request.scope["filename"]`` then. HttpError 415 for another body, 400 for one that is
     damaged or has a field twice.
     """

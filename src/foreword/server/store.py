@@ -295,5 +295,5 @@ def _failed(reason: str, *, is_full: bool) -> HttpError:
 
 
 def new_id(prefix: str) -> str:
-    """Return an id that nobody can guess."""
+    """Return an id that cannot be guessed."""
     return f"{prefix}-{secrets.token_hex(16)}"

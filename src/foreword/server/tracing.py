@@ -81,7 +81,7 @@ class Traces:
         seconds: float,
         failure: str | None,
     ) -> None:
-        """A span that ends now. failure: why its status is an error; None if it is none."""
+        """A span that ends now. failure: the reason why its status is an error; None if it is not an error."""
         attributes = {"gen_ai.response.model": self._model, "gen_ai.request.id": request_id, **attributes}
         if params is not None:
             attributes |= {

@@ -129,7 +129,7 @@ class Hooks:
             call()
         except FindingError:
             raise
-        except Exception as error:  # whatever it is
+        except Exception as error:  # any error
             self._end(f"the check failed ({type(error).__name__}: {error})")
 
     def _follow(self, model_runner: Any) -> Following:

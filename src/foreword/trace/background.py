@@ -163,7 +163,7 @@ class _Work:
             return
         try:
             call()
-        except Exception as error:  # whatever it is, the engine goes on
+        except Exception as error:  # any error: the engine continues without a recording
             self.is_ended = True
             with suppress(OSError):
                 self._writer.close()

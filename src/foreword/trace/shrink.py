@@ -45,7 +45,7 @@ def evidence(tensor: str | None = None) -> Failing:
 
 
 class Shrinker:
-    """Shrinks one trace. num_tries: how often the test was run.
+    """Shrinks one trace. num_tries: the number of runs of the test.
 
     failing: the test. A part of the trace that cannot be replayed is not given to it.
     """

@@ -40,7 +40,7 @@ class New(TypedDict):
 class Known(TypedDict):
     """A request that was scheduled before. resumed: after a preemption, with other blocks in place of the old ones.
 
-    block_ids: new ones, None without any. all_token_ids: of a resumed request.
+    block_ids: new blocks, None if there are none. all_token_ids: of a resumed request.
     """
 
     req_id: str
@@ -64,7 +64,7 @@ class Decision(TypedDict):
 
 
 def is_of_second(header: TraceHeader) -> bool:
-    """Whether a trace is of vLLM's second model runner."""
+    """Return whether a trace is of vLLM's second model runner."""
     return header.engine.startswith("vLLM") and "second" in header.engine
 
 

@@ -177,7 +177,7 @@ class Follower:
         """Log the report, and finish the files. A second call does nothing."""
         try:
             self._outlets.close()
-        except Exception as error:  # whatever it is, the engine goes on to its end
+        except Exception as error:  # any error: the engine still ends normally
             self._fail(error)
 
     # -- what they do --------------------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ class Follower:
             return call()
         except FindingError:
             raise
-        except Exception as error:  # whatever it is, the engine goes on
+        except Exception as error:  # any error: the engine continues
             self._fail(error)
             return None
 

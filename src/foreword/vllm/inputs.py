@@ -325,7 +325,8 @@ def compute_slot_mappings_kernel(
     PAD_ID: int,
     TRITON_BLOCK_SIZE: int,
 ) -> None:
-    """Where the key and value of each token go, for token t of request b at position p of a group with blocks of S:
+    """Write the slot of the key and value of each token: for token t of request b at position p of a group with blocks
+    of S:
     slot = table[idx[b], p // S] * S + p % S, computed in int64.
 
     ``PAD_ID`` for tokens of rows -1, for groups that are not enabled, and from T to max_num_tokens. In sharded groups

@@ -28,7 +28,8 @@ def update_committed_marker_cache_kernel(
     MAX_LEN: int,
     BLOCK: int,
 ) -> None:
-    """Of each request with a budget, the positions of the last begin and of the last natural end among its tokens, and
+    """Write, for each request with a budget, the positions of the last begin and of the last natural end among its
+    tokens, and
     where the next scan begins.
 
     The first scan looks back in blocks of ``BLOCK`` tokens until one has a marker; what stands before it stays -1.

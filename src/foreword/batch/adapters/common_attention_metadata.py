@@ -24,8 +24,8 @@ class CommonAttentionMetadata:
     block_table_tensor int32 [Bp, K] (kernel blocks where they are smaller), slot_mapping int64 [Tp], positions
     int64 [Tp], is_prefilling bool [Bp], req_idx int32 [B] state rows, encoder_seq_lens int32 [Bp] or None,
     dcp_local_seq_lens int32 [Bp] or None, logits_indices_padded int64 [L], or padded for a captured graph.
-    mm_req_doc_ranges: {batch index: bidirectional ranges with a token in the step}, both ends included; None without.
-    Every value is known on the host: the ``_cpu`` names are the same arrays and the upper bound is exact.
+    mm_req_doc_ranges: {batch index: bidirectional ranges with a token in the step}, both ends included; None if there
+    are none. Every value is known on the host: the ``_cpu`` names are the same arrays and the upper bound is exact.
     """
 
     query_start_loc: I32
@@ -73,7 +73,7 @@ class CommonAttentionMetadata:
         return np.repeat(np.arange(len(lens), dtype=np.int32), lens)
 
     def unpadded(self) -> CommonAttentionMetadata:
-        """The same without padding rows and tokens."""
+        """Return the metadata without padding rows and tokens."""
         B, T = self.num_reqs, self.num_actual_tokens
         return replace(
             self,

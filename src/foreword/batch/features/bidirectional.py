@@ -4,7 +4,7 @@ prefix of a prefix-LM.
     prompt   t t i i i t        bidirectional_ranges=[(2, 5)]        t0  x . . . . .
                                                                      t1  x x . . . .
     A query of the range sees its keys too, and those before         i2  x x x x x .
-    the range as ever; the others see what a causal mask shows.      i3  x x x x x .
+    the range, too; the others see what a causal mask shows.      i3  x x x x x .
                                                                      i4  x x x x x .
                                                                      t5  x x x x x x
 

@@ -33,7 +33,7 @@ def graph_inputs(
     """Return the step for a graph with this promise, at stable addresses; valid as long as the batch is.
 
     padding_requests: the requests to which the padding tokens T … Tp − 1 belong.
-        "empty"   nobody: query_start_loc[b] = T for b > B
+        "empty"   no request: query_start_loc[b] = T for b > B
         "tokens"  the requests of padding, for kernels whose last offset must be the number of rows, and which divide
                   by a uniform length: query_start_loc[B + i] = min(T + i · max_query_len, Tp)
 

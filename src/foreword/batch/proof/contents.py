@@ -40,7 +40,7 @@ class SlotFault:
     """A slot that does not hold what a request reads or wrote there: the first of ``count`` of this request and group.
 
     request: its index in the batch. entry: of its block-table row. writer: the request that wrote the slot last, None
-    where nobody did. is_written: whether the step writes the slot for this position, and another token of it too.
+    if no request did. is_written: whether the step writes the slot for this position, and another token of it too.
     is_stray: whether the slot, or the entry that leads to it, is not the one that the request's own blocks give.
     is_other: whether it holds other content. False with the strict policy alone: the right content, of another request.
     """

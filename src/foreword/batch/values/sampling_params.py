@@ -111,7 +111,7 @@ class SamplingParams:
     dry_breaker_token_ids: Sequence[int] = parameter((), "For DRY, no repeated sequence extends over these tokens.")
     seed: int | None = parameter(
         None, "Requests with equal seeds and prompts get equal outputs, whatever else is in the batch; by default "
-        "each request has a seed of its own.", least=-(2**63), most=2**63 - 1, column=Column(I64, Need.RANDOM, None, 0),
+        "each request has its own seed.", least=-(2**63), most=2**63 - 1, column=Column(I64, Need.RANDOM, None, 0),
         fix="Give an integer of 64 bits, or None.",
     )
     min_tokens: int = parameter(

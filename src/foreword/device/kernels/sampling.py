@@ -61,7 +61,7 @@ def unordered(key):
 
 @triton.jit
 def weigh(logits, vocab_size, least, top, temperature, BLOCK: tl.constexpr):
-    """Of the tokens whose key is at least ``least``: how many, and Σ exp((x − top) / temperature)."""
+    """Return the number of tokens whose key is at least ``least``, and Σ exp((x − top) / temperature) over them."""
     count = tl.zeros([BLOCK], tl.int32)
     mass = tl.zeros([BLOCK], tl.float64)
     for j in range(0, vocab_size, BLOCK):

@@ -69,7 +69,7 @@ class Parts(Generic[C]):
 
     @property
     def is_mapped(self) -> bool:
-        """Whether they are in a mapped file, whose memory all processes and engines share."""
+        """Return whether the parts are in a mapped file, whose memory all processes and engines share."""
         return self._file is not None
 
     def matrix(self, name: str, target: str) -> int:

@@ -170,7 +170,9 @@ class PackedStore:
         return freed + self._clear()
 
     def _clear(self) -> int:
-        """Delete what nobody writes any more, and digests that have not been used for long."""
+        """Delete unfinished files that no process writes any more, and digests that have not been used for a long
+        time.
+        """
         freed = 0
         for path in self.folder.glob("*.tmp"):
             with contextlib.suppress(OSError), path.open("rb") as file:

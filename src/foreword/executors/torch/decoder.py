@@ -364,7 +364,7 @@ class Experts:
         return out
 
     def _chosen_groups(self, order: Tensor) -> Tensor:
-        """Whether each expert [T, experts] is of a group that its token may take experts of."""
+        """Return [T, experts], whether each expert is in a group from which the token may choose experts."""
         groups = order.unflatten(1, (self.moe.num_groups, -1))
         if self.moe.router_bias:
             scores = groups.topk(min(2, groups.shape[-1]), dim=-1).values.sum(-1)

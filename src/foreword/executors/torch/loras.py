@@ -36,7 +36,7 @@ class Factors:
         return int(self.a.shape[1])
 
     def with_rank(self, rank: int) -> Factors:
-        """The same with zeros up to a rank."""
+        """Return the factors padded with zeros up to a rank."""
         more = rank - self.rank
         return Factors(pad(self.a, (0, 0, 0, more)), pad(self.b, (0, more)))
 

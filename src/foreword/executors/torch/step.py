@@ -89,7 +89,8 @@ class RecurrentStep:
         return {g: as_tensor(table[rows, entries].astype(np.int64), self._device) for g, table in tables.items()}
 
     def convolution(self, kernel: int) -> tuple[Tensor, Tensor]:
-        """Of a convolution over ``kernel`` inputs: the inputs of each row int64 [T, kernel], and those that the state
+        """Return, for a convolution over ``kernel`` inputs, the inputs of each row int64 [T, kernel], and those that
+        the state
         keeps, int64 [kept, kernel − 1]. They are numbers of rows: first of the inputs kept so far
         [requests · (kernel − 1)], then of the step's [T].
         """

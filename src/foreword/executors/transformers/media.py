@@ -132,7 +132,7 @@ def _joined(found: torch.Tensor | Sequence[torch.Tensor]) -> F32:
 
 
 def named(function: Callable[..., Any] | None, given: Any) -> dict[str, torch.Tensor]:
-    """Those tensors that are parameters of a function."""
+    """Return the tensors that are parameters of a function."""
     names = () if function is None else inspect.signature(function).parameters
     return {name: value for name, value in dict(given).items() if name in names and isinstance(value, torch.Tensor)}
 

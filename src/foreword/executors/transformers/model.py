@@ -188,8 +188,8 @@ def load_transformers(
 
 
 def served(module: PreTrainedModel, max_model_len: int, *, must_page: bool = False) -> tuple[Trace, Inputs]:
-    """How a causal model is served: with paged attention, or else each request with a cache of the model's own
-    (`OwnCacheTrace`), unless it must page. ModelError, with the reasons, if neither is possible.
+    """Return the way in which a causal model is served: with paged attention or, unless it must page, with a cache of
+    the model per request (`OwnCacheTrace`). ModelError, with the reasons, if neither is possible.
     """
     rule = getattr(getattr(module, "model", None), "get_rope_index", None)
     try:

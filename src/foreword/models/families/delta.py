@@ -42,12 +42,12 @@ def qwen3_next(config: Config) -> DecoderSpec:
 
 
 def qwen3_5(config: Config) -> DecoderSpec:
-    """As Qwen3-Next with an MLP in every layer."""
+    """Return the spec of Qwen3.5: Qwen3-Next with an MLP in every layer."""
     return _qwen3_5(config, "qwen3_5")
 
 
 def qwen3_5_moe(config: Config) -> DecoderSpec:
-    """As Qwen3.5 with experts in every layer."""
+    """Return the spec of Qwen3.5 with experts in every layer."""
     moe = experts(config, shared=True)
     # No layer has a dense MLP.
     inner = config.size("intermediate_size", moe.intermediate_size)

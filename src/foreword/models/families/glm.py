@@ -29,7 +29,7 @@ def glm(config: Config) -> DecoderSpec:
 
 
 def glm4(config: Config) -> DecoderSpec:
-    """As GLM, with a norm after attention and after the MLP, too."""
+    """Return the spec of GLM 4: GLM with additional norms after attention and after the MLP."""
     return decoder(config, "glm4", _layers(config), qkv_bias=config.get("attention_bias", bool), post_norms=True)
 
 

@@ -73,7 +73,7 @@ def _multipliers(config: Config) -> dict[str, Any]:
 
 
 def _fused_experts(spec: DecoderSpec) -> Mapping[str, Rows]:
-    """Of each expert, input_linear stacks gate and up."""
+    """Return the fused weights: for each expert, input_linear stacks gate and up."""
     inner = next(layer.moe.intermediate_size for layer in spec.layers if layer.moe)
     return {"experts.gate": Rows("experts.gate_up", 0, inner), "experts.up": Rows("experts.gate_up", inner, 2 * inner)}
 

@@ -59,7 +59,9 @@ def llama4(config: Config) -> DecoderSpec:
 
 
 def _flags(config: Config, count: int) -> list[bool]:
-    """Whether each layer rotates: ``no_rope_layers`` lists 1 for those that do; else every fourth does not."""
+    """Return whether each layer rotates: ``no_rope_layers`` has 1 for layers that do; without it, every fourth layer
+    does not.
+    """
     every, listed = config.size("no_rope_layer_interval"), config.sequence("no_rope_layers")
     flags = listed or [int((i + 1) % every != 0) for i in range(count)]
     if len(flags) != count or not all(isinstance(flag, int) and flag in (0, 1) for flag in flags):
@@ -117,6 +119,6 @@ FAMILIES = {
 
 
 def _fused(spec: DecoderSpec) -> dict[str, Rows]:
-    """Of each expert, gate and up are side by side."""
+    """Return the fused weights: for each expert, gate and up are side by side."""
     inner = next((layer.moe.intermediate_size for layer in spec.layers if layer.moe), 0)
     return {"experts.gate": Rows("experts.gate_up", 0, inner), "experts.up": Rows("experts.gate_up", inner, 2 * inner)}

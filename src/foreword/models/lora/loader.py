@@ -38,7 +38,8 @@ def read_lora(path: str | Path, spec: DecoderSpec, family: Family, *, from_gguf:
 
 
 def read_lora_by_names(path: str | Path, layers: Mapping[str, tuple[int, int]]) -> LoraAdapter:
-    """The same for a model whose weights have the names of its files. layers: outputs and inputs of the linear layers.
+    """Read an adapter for a model whose weights have the names of its files. layers: outputs and inputs of the linear
+    layers.
 
     path: a directory. ModelError as `read_lora`.
     """

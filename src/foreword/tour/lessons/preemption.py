@@ -11,7 +11,7 @@ SHORT = 9
 
 
 def num_preemptions(num_blocks: int) -> int:
-    """Return how often a request of the story is preempted with a pool of so many blocks."""
+    """Return the number of preemptions in the story with a pool of this many blocks."""
     engine, count = story_engine(num_blocks=num_blocks), 0
     while engine.prepare() is not None:
         count += len(engine.plan.preempted)
