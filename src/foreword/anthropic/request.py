@@ -49,63 +49,63 @@ def parse_count(body: object) -> ChatRequest:
     return _parse(Fields(body), NOTHING, is_count=True)
 
 
-def _parse(given: Fields, suggested: Suggested, *, is_count: bool) -> ChatRequest:
-    sampling = {} if is_count else sampling_fields(given, suggested, without=OWN_NAMES)
-    max_tokens = None if is_count else given.require("max_tokens", INTEGER)
-    if (stop := None if is_count else given.take("stop_sequences", TEXTS)) is not None:
+def _parse(fields: Fields, suggested: Suggested, *, is_count: bool) -> ChatRequest:
+    sampling = {} if is_count else sampling_fields(fields, suggested, without=OWN_NAMES)
+    max_tokens = None if is_count else fields.require("max_tokens", INTEGER)
+    if (stop := None if is_count else fields.take("stop_sequences", TEXTS)) is not None:
         sampling["stop"] = stop
-    structured, effort = _output_config(given)
+    structured, effort = _output_config(fields)
     if structured is not None:
         sampling["structured_outputs"] = structured
-    _take_cache_control(given)
-    if (metadata := given.nested("metadata")) is not None:
+    _take_cache_control(fields)
+    if (metadata := fields.nested("metadata")) is not None:
         metadata.take("user_id", STRING)
         metadata.end()
     conversation = Conversation()
-    for text, at in _texts(given, "system"):
+    for text, at in _texts(fields, "system"):
         conversation.text("system", text, at)
-    for message in _messages(given):
+    for message in _messages(fields):
         _add_message(conversation, message)
     if conversation.last_role == "assistant":
         fix = "End with a message of the user: an answer cannot be continued."
-        raise given.refuse("messages", conversation.messages[-1]["role"], fix)
+        raise fields.refuse("messages", conversation.messages[-1]["role"], fix)
     names = {"stop": "stop_sequences", "reasoning_effort": "output_config.effort", **OF_TEMPLATE}
-    tools = _tools(given)
+    tools = _tools(fields)
     asked = {
         "reasoning_effort": effort,
-        "thinking": _thinking(given, max_tokens),
-        "template": template_variables(given),
-        **_tool_choice(given),
+        "thinking": _thinking(fields, max_tokens),
+        "template": template_variables(fields),
+        **_tool_choice(fields),
     }
     request = ChatRequest(
-        model=given.require("model", STRING),
+        model=fields.require("model", STRING),
         messages=conversation.messages,
         params=params_of(names, **sampling, max_tokens=max_tokens),
         chat=ChatOptions(tools=tools, **asked),  # type: ignore[typeddict-item]
-        options=request_options(given),
-        stream=given.take("stream", BOOLEAN, False),
+        options=request_options(fields),
+        stream=fields.take("stream", BOOLEAN, False),
         origins={**names, **_origins_of_tools(len(tools or ())), **conversation.origins},
     )
-    given.end(neutral.MESSAGES)
+    fields.end(neutral.MESSAGES)
     return request
 
 
-def _messages(given: Fields) -> Iterator[Fields]:
+def _messages(fields: Fields) -> Iterator[Fields]:
     """Yield the fields of each message. Raise RequestError at the end if there are no messages."""
     is_empty = True
-    for message in given.nested_list("messages") or ():
+    for message in fields.nested_list("messages") or ():
         is_empty = False
         yield message
     if is_empty:
         raise RequestError(None, "messages", None, "is missing or empty", "Give at least one.")
 
 
-def _output_config(given: Fields) -> tuple[object, str | None]:
+def _output_config(fields: Fields) -> tuple[object, str | None]:
     """Return ``output_config.format`` or ``structured_outputs``, and the effort. The effort is None for "high", which
     is Anthropic's default and leaves the model unchanged.
     """
-    direct = given.take("structured_outputs", OBJECT)
-    config = given.nested("output_config")
+    direct = fields.take("structured_outputs", OBJECT)
+    config = fields.nested("output_config")
     format = effort = None
     if config is not None:
         format, effort = config.nested("format"), config.take("effort", _EFFORT)
@@ -122,9 +122,9 @@ def _output_config(given: Fields) -> tuple[object, str | None]:
     return StructuredOutputs.of_schema(schema, Origin(at, schema)), effort
 
 
-def _thinking(given: Fields, max_tokens: int | None) -> bool | None:
+def _thinking(fields: Fields, max_tokens: int | None) -> bool | None:
     """Return whether ``thinking`` asks for thinking, or None for adaptive thinking, which changes nothing."""
-    thinking = given.nested("thinking")
+    thinking = fields.nested("thinking")
     if thinking is None:
         return None
     kind = thinking.require("type", one_of("enabled", "disabled", "adaptive"))
@@ -137,9 +137,9 @@ def _thinking(given: Fields, max_tokens: int | None) -> bool | None:
     return None if kind == "adaptive" else kind == "enabled"
 
 
-def _take_cache_control(given: Fields) -> None:
+def _take_cache_control(fields: Fields) -> None:
     """Take ``cache_control`` and ignore it: every prefix is cached as long as there is room."""
-    if (control := given.nested("cache_control")) is not None:
+    if (control := fields.nested("cache_control")) is not None:
         for name in ("type", "ttl", "scope"):
             control.take(name, STRING)
         control.end()
@@ -153,8 +153,8 @@ def _origins_of_tools(count: int) -> dict[str, str]:
     return found
 
 
-def _tools(given: Fields) -> list[dict[str, Any]] | None:
-    tools = given.nested_list("tools")
+def _tools(fields: Fields) -> list[dict[str, Any]] | None:
+    tools = fields.nested_list("tools")
     return None if tools is None else [_tool(tool) for tool in tools]
 
 
@@ -170,8 +170,8 @@ def _tool(tool: Fields) -> dict[str, Any]:
     return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
 
 
-def _tool_choice(given: Fields) -> dict[str, Any]:
-    choice = given.nested("tool_choice")
+def _tool_choice(fields: Fields) -> dict[str, Any]:
+    choice = fields.nested("tool_choice")
     if choice is None:
         return {}
     kind = choice.require("type", one_of("auto", "any", "tool", "none"))
@@ -241,9 +241,9 @@ def _image_url(source: Fields) -> str:
     return url
 
 
-def _texts(given: Fields, name: str) -> list[tuple[str, str]]:
+def _texts(fields: Fields, name: str) -> list[tuple[str, str]]:
     """Yield text and path of a field that is a text, or of each text block of a list."""
-    value, at = given.take(name, _BLOCKS, ""), given.path(name)
+    value, at = fields.take(name, _BLOCKS, ""), fields.path(name)
     if isinstance(value, str):
         return [(value, at)] if value else []
     return [(_text_of(Fields(block, f"{at}[{i}]")), f"{at}[{i}]") for i, block in enumerate(value)]

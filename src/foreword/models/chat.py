@@ -152,7 +152,7 @@ def check_tools(tools: object) -> list[dict[str, Any]] | None:
 
 
 def _with_schema(field: str, function: Mapping[str, Any]) -> dict[str, Any]:
-    made = _given(function)
+    made = _without_nulls(function)
     if "parameters" in made:
         try:
             made["parameters"] = schema_of(made["parameters"])
@@ -161,8 +161,8 @@ def _with_schema(field: str, function: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _given(value: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that are not null."""
+def _without_nulls(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that are not null."""
     return {name: item for name, item in value.items() if item is not None}
 
 
@@ -185,7 +185,7 @@ def _check_message(field: str, message: object, media: Collection[str], roles: C
         value = message.get(name)
         if value is not None and not (isinstance(value, list) and not value):
             _fail(f"{field}.{name}", value, "is not supported", fix)
-    checked = _given(message)
+    checked = _without_nulls(message)
     calls = _check_calls(f"{field}.tool_calls", checked.pop("tool_calls", None))
     content = _check_content(f"{field}.content", message.get("content"), media)
     if content is None and not calls:
@@ -218,7 +218,7 @@ def _check_content(field: str, content: object, media: Collection[str]) -> str |
     parts: list[dict[str, str]] = []
     example = '"…" or [{"type": "text", "text": "…"}]'
     for i, part in enumerate(_items(field, content, "a string or a list of parts", example)):
-        part = _given(part) if isinstance(part, Mapping) else part
+        part = _without_nulls(part) if isinstance(part, Mapping) else part
         kind = part.get("type") if isinstance(part, Mapping) else None
         if isinstance(kind, str) and kind in media:
             parts.append({"type": kind})
@@ -245,14 +245,14 @@ def _check_call(field: str, call: object) -> dict[str, Any]:
     if not isinstance(call, Mapping) or not isinstance(function := call.get("function", call), Mapping):
         _fail(field, call, "is not a call", 'Give {"type": "function", "function": {"name": "…", "arguments": {…}}}')
     at = f"{field}.function" if "function" in call else field
-    function = _given(function)
+    function = _without_nulls(function)
     if not isinstance(name := function.get("name"), str):
         _fail(f"{at}.name", name, "is not a string", "Give the name of the called tool")
     for name in ("parameters", "args", "input"):
         if name in function and "arguments" not in function:
             _fail(f"{at}.{name}", function[name], "unknown field", "Did you mean 'arguments'?")
     function["arguments"] = _check_arguments(f"{at}.arguments", function.get("arguments"))
-    return {**_given(call), "function": function} if "function" in call else function
+    return {**_without_nulls(call), "function": function} if "function" in call else function
 
 
 def _check_arguments(field: str, arguments: object) -> Mapping[str, Any] | str:

@@ -145,12 +145,12 @@ class ModelRequest:
 
 def parse_chat(body: object, suggested: Suggested = NOTHING) -> GenerateRequest:
     """Parse a body of /api/chat. Raise RequestError if it cannot be served as given."""
-    given = Fields(body)
-    params, num_ctx = _params(given, suggested)
+    fields = Fields(body)
+    params, num_ctx = _params(fields, suggested)
     conversation = _Messages()
-    for message in given.nested_list("messages") or ():
+    for message in fields.nested_list("messages") or ():
         conversation.add(message)
-    tools, asked, stream = tools_of(given), _thinking(given), given.take("stream", BOOLEAN, True)
+    tools, asked, stream = tools_of(fields), _thinking(fields), fields.take("stream", BOOLEAN, True)
     chat = ChatRequest(
         model=None,
         messages=conversation.messages,
@@ -161,23 +161,23 @@ def parse_chat(body: object, suggested: Suggested = NOTHING) -> GenerateRequest:
         origins={**_OF_CHAT, **conversation.origins},
     )
     request = GenerateRequest(
-        model=given.require("model", STRING),
+        model=fields.require("model", STRING),
         chat=chat if conversation.messages else None,
         num_ctx=num_ctx,
-        keep_alive=_keep_alive(given),
+        keep_alive=_keep_alive(fields),
         stream=stream,
     )
-    given.end(_NEUTRAL)
+    fields.end(_NEUTRAL)
     return request
 
 
 def parse_generate(body: object, suggested: Suggested = NOTHING) -> GenerateRequest:
     """Parse a body of /api/generate. Raise RequestError if it cannot be served as given."""
-    given = Fields(body)
-    params, num_ctx = _params(given, suggested)
-    prompt, suffix, system = (given.take(name, STRING, "") for name in ("prompt", "suffix", "system"))
-    raw, images = given.take("raw", BOOLEAN, False), given.take("images", _IMAGES, [])
-    stream, asked = given.take("stream", BOOLEAN, True), _thinking(given)
+    fields = Fields(body)
+    params, num_ctx = _params(fields, suggested)
+    prompt, suffix, system = (fields.take(name, STRING, "") for name in ("prompt", "suffix", "system"))
+    raw, images = fields.take("raw", BOOLEAN, False), fields.take("images", _IMAGES, [])
+    stream, asked = fields.take("stream", BOOLEAN, True), _thinking(fields)
     chat = completion = text = None
     if raw or suffix:
         for name, value in {"system": system, "images": images, "think": asked}.items():
@@ -208,63 +208,63 @@ def parse_generate(body: object, suggested: Suggested = NOTHING) -> GenerateRequ
                 model=None, prompts=[prompt], params=params, options=_of_context(num_ctx), stream=stream
             )
     request = GenerateRequest(
-        model=given.require("model", STRING),
+        model=fields.require("model", STRING),
         chat=chat,
         completion=completion,
         text=text,
         num_ctx=num_ctx,
-        keep_alive=_keep_alive(given),
+        keep_alive=_keep_alive(fields),
         stream=stream,
         of_chat=False,
     )
-    given.end(_NEUTRAL_GENERATE)
+    fields.end(_NEUTRAL_GENERATE)
     return request
 
 
 def parse_embed(body: object) -> EmbedRequest:
     """Parse a body of /api/embed. ``truncate`` is true by default, as in Ollama: the end of a long text is cut off."""
-    given = Fields(body)
-    texts = given.require("input", either(STRING, STRINGS))
-    cut, dimensions = given.take("truncate", BOOLEAN, True), given.take("dimensions", INTEGER)
-    num_ctx = _num_ctx(given)
+    fields = Fields(body)
+    texts = fields.require("input", either(STRING, STRINGS))
+    cut, dimensions = fields.take("truncate", BOOLEAN, True), fields.take("dimensions", INTEGER)
+    num_ctx = _num_ctx(fields)
     request = EmbedRequest(
-        model=given.require("model", STRING),
+        model=fields.require("model", STRING),
         prompts=[texts] if isinstance(texts, str) else texts,
         params=_embedding(truncate=cut, dimensions=dimensions or None),
         options=_of_context(num_ctx),
         num_ctx=num_ctx,
-        keep_alive=_keep_alive(given),
+        keep_alive=_keep_alive(fields),
     )
-    given.end()
+    fields.end()
     return request
 
 
 def parse_embeddings(body: object) -> EmbedRequest:
     """Parse a body of /api/embeddings, which has one prompt."""
-    given = Fields(body)
-    num_ctx = _num_ctx(given)
+    fields = Fields(body)
+    num_ctx = _num_ctx(fields)
     request = EmbedRequest(
-        model=given.require("model", STRING),
-        prompts=[given.require("prompt", STRING)],
+        model=fields.require("model", STRING),
+        prompts=[fields.require("prompt", STRING)],
         params=_embedding(truncate=True, dimensions=None),
         options=_of_context(num_ctx),
         num_ctx=num_ctx,
-        keep_alive=_keep_alive(given),
+        keep_alive=_keep_alive(fields),
     )
-    given.end()
+    fields.end()
     return request
 
 
 def parse_model(body: object) -> ModelRequest:
     """Parse a body that names a model, as ``model`` or, from older clients, as ``name``."""
-    given = Fields(body)
-    names = {name: given.take(name, STRING) for name in ("model", "name")}
+    fields = Fields(body)
+    names = {name: fields.take(name, STRING) for name in ("model", "name")}
     found = names["model"] or names["name"]
     if not found:
         raise RequestError(None, "model", None, "is missing", "Give the name of a model.")
-    given.take("verbose", BOOLEAN)  # the answer always has all facts
-    request = ModelRequest(model=found, stream=given.take("stream", BOOLEAN, True))
-    given.end({"insecure": (False,), "system": ("",), "template": ("",), "options": ({},)})
+    fields.take("verbose", BOOLEAN)  # the answer always has all facts
+    request = ModelRequest(model=found, stream=fields.take("stream", BOOLEAN, True))
+    fields.end({"insecure": (False,), "system": ("",), "template": ("",), "options": ({},)})
     return request
 
 
@@ -272,9 +272,9 @@ def _embedding(*, truncate: bool, dimensions: int | None) -> PoolingParams:
     return PoolingParams(task="embed", dimensions=dimensions, truncate_prompt_tokens=-1 if truncate else None)
 
 
-def _params(given: Fields, suggested: Suggested) -> tuple[SamplingParams, int | None]:
+def _params(fields: Fields, suggested: Suggested) -> tuple[SamplingParams, int | None]:
     """Return the parameters in ``options`` and ``format``, and ``num_ctx``."""
-    options = given.nested("options") or Fields({}, "options")
+    options = fields.nested("options") or Fields({}, "options")
     found = {name: options.take(name, kind) for name, kind in SAMPLING.items() if name not in _OTHERWISE}
     stop = options.take("stop", either(STRING, STRINGS))
     penalty = options.take("repeat_penalty", SAMPLING["repetition_penalty"])
@@ -289,7 +289,7 @@ def _params(given: Fields, suggested: Suggested) -> tuple[SamplingParams, int | 
     num_ctx = _take_sizes(options)
     known = {name: value for name, value in suggested.items() if name != "max_tokens"}
     values = {**DEFAULTS, **known, **given_values}
-    if (structured := _format(given)) is not None:
+    if (structured := _format(fields)) is not None:
         values["structured_outputs"] = structured
     names = {name: f"options.{name}" for name in given_values} | {
         "repetition_penalty": "options.repeat_penalty", "max_tokens": "options.num_predict",
@@ -309,9 +309,9 @@ def _take_sizes(options: Fields) -> int | None:
     return found
 
 
-def _num_ctx(given: Fields) -> int | None:
+def _num_ctx(fields: Fields) -> int | None:
     """Return ``num_ctx`` of the options of an embedding. Other options cannot be applied."""
-    options = given.nested("options")
+    options = fields.nested("options")
     if options is None:
         return None
     found = _take_sizes(options)
@@ -319,9 +319,9 @@ def _num_ctx(given: Fields) -> int | None:
     return found
 
 
-def _format(given: Fields) -> object:
+def _format(fields: Fields) -> object:
     """Return the structured outputs for ``format``, or None for free text."""
-    asked = given.take("format", _FORMAT, "")
+    asked = fields.take("format", _FORMAT, "")
     if asked == "":
         return None
     schema = {"type": "object"} if asked == "json" else asked
@@ -330,9 +330,9 @@ def _format(given: Fields) -> object:
     return StructuredOutputs.of_schema(schema, Origin("format", schema))
 
 
-def _thinking(given: Fields) -> dict[str, Any]:
+def _thinking(fields: Fields) -> dict[str, Any]:
     """Return the options of a chat for ``think``."""
-    asked = given.take("think", _THINK)
+    asked = fields.take("think", _THINK)
     if isinstance(asked, str):
         return {"reasoning_effort": asked}
     return {} if asked is None else {"thinking": asked}
@@ -343,9 +343,9 @@ def keep_alive_of(body: Mapping[str, Any]) -> float | None:
     return _keep_alive(Fields({name: value for name, value in body.items() if name == "keep_alive"}))
 
 
-def _keep_alive(given: Fields) -> float | None:
+def _keep_alive(fields: Fields) -> float | None:
     """Return the seconds of a number, or of a duration such as "5m"; below 0: for ever."""
-    value = given.take("keep_alive", either(NUMBER, STRING))
+    value = fields.take("keep_alive", either(NUMBER, STRING))
     if value is None or value == "":
         return None
     if not isinstance(value, str):

@@ -79,33 +79,33 @@ def parse_infill(body: object, suggested: Suggested = NOTHING) -> InfillRequest:
     The prompt consists of the texts of ``input_extra``, each after its file name, then ``input_prefix``, then
     ``prompt``.
     """
-    given = Fields(body)
-    given.take("t_max_prompt_ms", NUMBER)  # llama.cpp reads this field and does not apply it, either
-    samplers, limit = given.take("samplers", STRINGS), limit_of(given, "n_predict", suggested.get("max_tokens"))
+    fields = Fields(body)
+    fields.take("t_max_prompt_ms", NUMBER)  # llama.cpp reads this field and does not apply it, either
+    samplers, limit = fields.take("samplers", STRINGS), limit_of(fields, "n_predict", suggested.get("max_tokens"))
     if samplers is not None:
         suggested = {name: value for name, value in suggested.items() if name not in left_out(samplers)}
     params = SamplingParams(
-        **sampling_fields(given, suggested, without=frozenset(_ONE)), max_tokens=1 if limit == 0 else limit
+        **sampling_fields(fields, suggested, without=frozenset(_ONE)), max_tokens=1 if limit == 0 else limit
     )
     if samplers is not None and limit != 0:
         check_samplers(samplers, params)
-    extra = "".join(map(_context, given.nested_list("input_extra") or ()))
-    before = extra + given.take("input_prefix", STRING, "") + given.take("prompt", STRING, "")
-    after: str = given.take("input_suffix", STRING, "")
-    request = InfillRequest(before=before, after=after, params=params, predicts=limit != 0, **answer_fields(given))
-    given.end({**neutral.COMPLETION, **_ONE, "id_slot": (-1, 0)})
+    extra = "".join(map(_context, fields.nested_list("input_extra") or ()))
+    before = extra + fields.take("input_prefix", STRING, "") + fields.take("prompt", STRING, "")
+    after: str = fields.take("input_suffix", STRING, "")
+    request = InfillRequest(before=before, after=after, params=params, predicts=limit != 0, **answer_fields(fields))
+    fields.end({**neutral.COMPLETION, **_ONE, "id_slot": (-1, 0)})
     return request
 
 
-def answer_fields(given: Fields) -> dict[str, Any]:
+def answer_fields(fields: Fields) -> dict[str, Any]:
     """Take the fields of `InfillRequest` that say which model answers, and how, out of a body of llama.cpp."""
     return {
-        "model": given.take("model", STRING),
-        "indent": given.take("n_indent", INDENT, 0),
-        "predict_ms": given.take("t_max_predict_ms", NUMBER, 0),
-        "fields": given.take("response_fields", STRINGS),
-        "options": request_options(given),
-        "stream": given.take("stream", BOOLEAN, False),
+        "model": fields.take("model", STRING),
+        "indent": fields.take("n_indent", INDENT, 0),
+        "predict_ms": fields.take("t_max_predict_ms", NUMBER, 0),
+        "fields": fields.take("response_fields", STRINGS),
+        "options": request_options(fields),
+        "stream": fields.take("stream", BOOLEAN, False),
     }
 
 

@@ -43,37 +43,37 @@ class LlamaRequest(InfillRequest):
 
 def parse_llama(body: object, suggested: Suggested = NOTHING) -> LlamaRequest:
     """Parse a body of /completion. Raise RequestError if it cannot be served as given."""
-    given = Fields(body)
-    given.take("t_max_prompt_ms", NUMBER)  # as in a body of /infill
-    samplers, limit = given.take("samplers", STRINGS), limit_of(given, "n_predict", suggested.get("max_tokens"))
+    fields = Fields(body)
+    fields.take("t_max_prompt_ms", NUMBER)  # as in a body of /infill
+    samplers, limit = fields.take("samplers", STRINGS), limit_of(fields, "n_predict", suggested.get("max_tokens"))
     defaults = {**DEFAULTS, **suggested}
     if samplers is not None:
         defaults = {name: value for name, value in defaults.items() if name not in left_out(samplers)}
-    values = sampling_fields(given, defaults, without=frozenset(("n", "best_of")))
-    penalty = given.take("repeat_penalty", SAMPLING["repetition_penalty"])
+    values = sampling_fields(fields, defaults, without=frozenset(("n", "best_of")))
+    penalty = fields.take("repeat_penalty", SAMPLING["repetition_penalty"])
     if penalty is not None:
         values["repetition_penalty"] = penalty
-    if (schema := given.take("json_schema", OBJECT)) is not None:
+    if (schema := fields.take("json_schema", OBJECT)) is not None:
         if "structured_outputs" in values:
             reason = "structured_outputs is given too"
             raise RequestError(None, "json_schema", schema, reason, "Give only one of them.")
         values["structured_outputs"] = StructuredOutputs.of_schema(schema, Origin("json_schema", schema))
     params = SamplingParams(**values, max_tokens=1 if limit == 0 else limit)
-    check_last_n(given, "repeat_last_n", params)
+    check_last_n(fields, "repeat_last_n", params)
     if samplers is not None and limit != 0:
         check_samplers(samplers, params)
-    prompt = given.require("prompt", either(STRING, IDS))
+    prompt = fields.require("prompt", either(STRING, IDS))
     request = LlamaRequest(
-        before="", after="", given=prompt, params=params, predicts=limit != 0, **answer_fields(given)
+        before="", after="", given=prompt, params=params, predicts=limit != 0, **answer_fields(fields)
     )
-    given.end(_NEUTRAL)
+    fields.end(_NEUTRAL)
     return request
 
 
-def check_last_n(given: Fields, name: str, params: SamplingParams) -> None:
+def check_last_n(fields: Fields, name: str, params: SamplingParams) -> None:
     """Raise RequestError if penalties are limited to the last tokens: here penalties count all tokens."""
-    last, plain = given.take(name, INTEGER, -1), SamplingParams()
+    last, plain = fields.take(name, INTEGER, -1), SamplingParams()
     used = [one for one in PENALTIES if getattr(params, one) != getattr(plain, one)]
     if last != -1 and used:
         reason = f"{used[0]} is of all tokens"
-        raise RequestError(None, given.path(name), last, reason, "Give -1, or leave the penalty out.")
+        raise RequestError(None, fields.path(name), last, reason, "Give -1, or leave the penalty out.")

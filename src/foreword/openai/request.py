@@ -167,13 +167,13 @@ LABELS = {"user": STRING, "metadata": OBJECT, "safety_identifier": STRING, "prom
 
 def parse_chat(body: object, suggested: Suggested = NOTHING) -> ChatRequest:
     """Parse a body of /v1/chat/completions. Raise RequestError if it cannot be served as given."""
-    given = Fields(body)
-    sampling = _sampling(given, suggested)
-    limits = {name: given.take(name, INTEGER) for name in ("max_completion_tokens", "max_tokens")}
+    fields = Fields(body)
+    sampling = _sampling(fields, suggested)
+    limits = {name: fields.take(name, INTEGER) for name in ("max_completion_tokens", "max_tokens")}
     found = set(limits.values()) - {None, _NO_LIMIT}
     if len(found) > 1:
         _fail("max_completion_tokens", limits["max_completion_tokens"], f"max_tokens is {limits['max_tokens']}", "one")
-    wants_logprobs, alternatives = given.take("logprobs", BOOLEAN, False), given.take("top_logprobs", INTEGER, 0)
+    wants_logprobs, alternatives = fields.take("logprobs", BOOLEAN, False), fields.take("top_logprobs", INTEGER, 0)
     if alternatives < 0 or (alternatives and not wants_logprobs):
         reason = "must be 0 or more" if alternatives < 0 else "needs logprobs: true"
         raise RequestError(None, "top_logprobs", alternatives, reason, "Correct it, or leave it out.")
@@ -181,46 +181,46 @@ def parse_chat(body: object, suggested: Suggested = NOTHING) -> ChatRequest:
     if limits["max_completion_tokens"] is not None:
         names["max_tokens"] = "max_completion_tokens"
     request = ChatRequest(
-        model=given.take("model", STRING),
-        messages=given.require("messages", MESSAGES),
+        model=fields.take("model", STRING),
+        messages=fields.require("messages", MESSAGES),
         params=params_of(
             names,
             **sampling,
             max_tokens=max(found) if found else None if _NO_LIMIT in limits.values() else suggested.get("max_tokens"),
             logprobs=alternatives if wants_logprobs else None,
         ),
-        chat=_chat_options(given),
+        chat=_chat_options(fields),
         origins=names,
-        **_common(given),
+        **_common(fields),
     )
-    given.end(neutral.CHAT)
+    fields.end(neutral.CHAT)
     return request
 
 
 def parse_completion(body: object, suggested: Suggested = NOTHING) -> CompletionRequest:
     """Parse a body of /v1/completions. Raise RequestError if it cannot be served as given."""
-    given = Fields(body)
-    sampling = _sampling(given, suggested)
-    logprobs, echo = given.take("logprobs", _COUNT), given.take("echo", BOOLEAN, False)
+    fields = Fields(body)
+    sampling = _sampling(fields, suggested)
+    logprobs, echo = fields.take("logprobs", _COUNT), fields.take("echo", BOOLEAN, False)
     logprobs = None if logprobs is False else logprobs
     if logprobs is not None and logprobs < 0:
         raise RequestError(None, "logprobs", logprobs, "must be 0 or more", "Leave it out for none.")
-    suffix = given.take("suffix", STRING, "")
+    suffix = fields.take("suffix", STRING, "")
     if suffix and echo:
         raise RequestError(None, "echo", True, "is given with suffix", "Leave one of them out.")
     if echo and logprobs is not None:
         sampling.setdefault("prompt_logprobs", logprobs)
     request = CompletionRequest(
-        model=given.take("model", STRING),
-        prompts=prompts_of(given),
+        model=fields.take("model", STRING),
+        prompts=prompts_of(fields),
         params=SamplingParams(
-            **sampling, max_tokens=limit_of(given, "max_tokens", suggested.get("max_tokens", 16)), logprobs=logprobs
+            **sampling, max_tokens=limit_of(fields, "max_tokens", suggested.get("max_tokens", 16)), logprobs=logprobs
         ),
         echo=echo,
         suffix=suffix,
-        **_common(given),
+        **_common(fields),
     )
-    given.end(neutral.COMPLETION)
+    fields.end(neutral.COMPLETION)
     return request
 
 
@@ -233,29 +233,29 @@ def params_of(names: Mapping[str, str], **values: Any) -> SamplingParams:
 
 
 def sampling_fields(
-    given: Fields, suggested: Suggested = NOTHING, *, without: frozenset[str] = frozenset()
+    fields: Fields, suggested: Suggested = NOTHING, *, without: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
     """Return the fields of a body that have the names of `SamplingParams` in every interface, with suggested values for
     those that are absent.
     """
-    found = {name: given.take(name, kind) for name, kind in SAMPLING.items() if name not in without}
-    biases = given.take("logit_bias", _BIASES)
+    found = {name: fields.take(name, kind) for name, kind in SAMPLING.items() if name not in without}
+    biases = fields.take("logit_bias", _BIASES)
     found["logit_bias"] = None if biases is None else {int(token): bias for token, bias in biases.items()}
     instead = {name: value for name, value in suggested.items() if name in found}
     return instead | {name: value for name, value in found.items() if value is not None}
 
 
-def _sampling(given: Fields, suggested: Suggested) -> dict[str, Any]:
+def _sampling(fields: Fields, suggested: Suggested) -> dict[str, Any]:
     """Return the fields of `SamplingParams` that both kinds of requests have."""
-    found, structured = sampling_fields(given, suggested), _structured_outputs(given)
+    found, structured = sampling_fields(fields, suggested), _structured_outputs(fields)
     return found if structured is None else {**found, "structured_outputs": structured}
 
 
-def _structured_outputs(given: Fields) -> object:
+def _structured_outputs(fields: Fields) -> object:
     """Return ``structured_outputs`` (vLLM's), or the equivalent of ``response_format`` (OpenAI's)."""
-    direct = given.take("structured_outputs", OBJECT)
-    format = given.take("response_format", OBJECT)
-    found = None if format is None else _response_format(Fields(format, given.path("response_format")))
+    direct = fields.take("structured_outputs", OBJECT)
+    format = fields.take("response_format", OBJECT)
+    found = None if format is None else _response_format(Fields(format, fields.path("response_format")))
     if found is not None and direct is not None:
         _fail("response_format", format, "structured_outputs is given too", "one")
     return direct if found is None else found
@@ -294,39 +294,39 @@ def schema_asked(described: Fields) -> StructuredOutputs:
     return StructuredOutputs.of_schema(schema, Origin(described.path("schema"), schema))
 
 
-def _common(given: Fields) -> dict[str, Any]:
+def _common(fields: Fields) -> dict[str, Any]:
     """Return the fields that both kinds of requests have and that are not sampling parameters."""
     for name, kind in LABELS.items():
-        given.take(name, kind)
-    stream, in_stream = given.take("stream", BOOLEAN, False), given.nested("stream_options")
+        fields.take(name, kind)
+    stream, in_stream = fields.take("stream", BOOLEAN, False), fields.nested("stream_options")
     include_usage = False
     if in_stream is not None:
         include_usage = in_stream.take("include_usage", BOOLEAN, False)
         in_stream.end(neutral.STREAM_OPTIONS)
         if include_usage and not stream:
             raise RequestError(None, "stream_options", {"include_usage": True}, "needs stream: true", "Leave it out.")
-    return {"options": request_options(given), "stream": stream, "include_usage": include_usage}
+    return {"options": request_options(fields), "stream": stream, "include_usage": include_usage}
 
 
-def limit_of(given: Fields, name: str, default: int | None = None) -> int | None:
+def limit_of(fields: Fields, name: str, default: int | None = None) -> int | None:
     """Return a number of tokens, or None if there is no limit."""
-    found: int | None = given.take(name, INTEGER, default)
+    found: int | None = fields.take(name, INTEGER, default)
     return None if found == _NO_LIMIT else found
 
 
-def request_options(given: Fields) -> RequestOptions:
+def request_options(fields: Fields) -> RequestOptions:
     """Return the fields of a body that are options of its request in the engine."""
     found = RequestOptions()
-    if (priority := given.take("priority", INTEGER)) is not None:
+    if (priority := fields.take("priority", INTEGER)) is not None:
         found["priority"] = priority
-    if (salt := given.take("cache_salt", STRING)) is not None:
+    if (salt := fields.take("cache_salt", STRING)) is not None:
         found["cache_salt"] = salt
     return found
 
 
-def template_variables(given: Fields) -> dict[str, Any]:
+def template_variables(fields: Fields) -> dict[str, Any]:
     """Return ``chat_template_kwargs``: variables of the chat template, except those that other fields set."""
-    wanted: dict[str, Any] = given.take("chat_template_kwargs", OBJECT, {})
+    wanted: dict[str, Any] = fields.take("chat_template_kwargs", OBJECT, {})
     for name in wanted.keys() & OF_TEMPLATES:
         raise RequestError(
             None, f"chat_template_kwargs.{name}", wanted[name], "is set by other fields", "Leave it out."
@@ -334,23 +334,23 @@ def template_variables(given: Fields) -> dict[str, Any]:
     return wanted
 
 
-def _chat_options(given: Fields) -> ChatOptions:
+def _chat_options(fields: Fields) -> ChatOptions:
     """Return the options of a chat: tools, and the variables of the chat template."""
-    choice = given.take("tool_choice", either(CHOICES, OBJECT), "auto")
+    choice = fields.take("tool_choice", either(CHOICES, OBJECT), "auto")
     return ChatOptions(
-        tools=tools_of(given),
-        chat_template=given.take("chat_template", STRING),
+        tools=tools_of(fields),
+        chat_template=fields.take("chat_template", STRING),
         tool_choice=choice if isinstance(choice, str) else named_choice(Fields(choice, "tool_choice"), _named_function),
-        parallel_tool_calls=given.take("parallel_tool_calls", BOOLEAN, True),
-        add_generation_prompt=given.take("add_generation_prompt", BOOLEAN, True),
-        template=template_variables(given),
-        reasoning_effort=given.take("reasoning_effort", EFFORT),
+        parallel_tool_calls=fields.take("parallel_tool_calls", BOOLEAN, True),
+        add_generation_prompt=fields.take("add_generation_prompt", BOOLEAN, True),
+        template=template_variables(fields),
+        reasoning_effort=fields.take("reasoning_effort", EFFORT),
     )
 
 
-def tools_of(given: Fields) -> list[dict[str, Any]] | None:
+def tools_of(fields: Fields) -> list[dict[str, Any]] | None:
     """Return ``tools`` without fields that are null or only labels."""
-    tools = given.take("tools", TOOLS)
+    tools = fields.take("tools", TOOLS)
     for i, tool in enumerate(tools or ()):
         _check_tool(Fields(tool, f"tools[{i}]"))
     return None if tools is None else [_without_labels(tool) for tool in tools]
@@ -407,9 +407,9 @@ def _named_function(chosen: Fields) -> str:
     return name
 
 
-def prompts_of(given: Fields, name: str = "prompt") -> list[str | list[int]]:
+def prompts_of(fields: Fields, name: str = "prompt") -> list[str | list[int]]:
     """Return the field as a list of texts or of lists of token ids."""
-    prompt = given.require(name, _PROMPTS)
+    prompt = fields.require(name, _PROMPTS)
     prompts: list[Any] = [prompt] if isinstance(prompt, str) or IDS.accepts(prompt) else prompt
     for i, one in enumerate(prompts):
         if not _TEXT_OR_IDS.accepts(one):

@@ -88,46 +88,46 @@ def parse_responses(
     earlier: returns the items of the previous response and of all responses before it. stores: the default of
     ``store``. keep: stores a response.
     """
-    given = Fields(body)
-    sampling = sampling_fields(given, suggested, without=OWN_NAMES)
-    labels = {name: given.take(name, kind) for name, kind in LABELS.items()}
-    instructions = given.take("instructions", STRING)
+    fields = Fields(body)
+    sampling = sampling_fields(fields, suggested, without=OWN_NAMES)
+    labels = {name: fields.take(name, kind) for name, kind in LABELS.items()}
+    instructions = fields.take("instructions", STRING)
     conversation = Conversation()
     if instructions is not None:
         conversation.text("system", instructions, "instructions")
     for i, item in enumerate(earlier):
         _add_item(conversation, Fields(item, f"previous_response_id.{i}"))
-    items = _add_input(conversation, given)
-    store = given.take("store", BOOLEAN)
-    previous = given.take("previous_response_id", STRING)
+    items = _add_input(conversation, fields)
+    store = fields.take("store", BOOLEAN)
+    previous = fields.take("previous_response_id", STRING)
     effort = None
-    if reasoning := given.nested("reasoning"):
+    if reasoning := fields.nested("reasoning"):
         effort = reasoning.take("effort", EFFORT)
         reasoning.end(neutral.REASONING)
-    format = _format(given)
-    structured = _structured_outputs(given, format)
+    format = _format(fields)
+    structured = _structured_outputs(fields, format)
     if structured is not None:
         sampling["structured_outputs"] = structured
-    tools = given.take("tools", OBJECTS, [])
-    choice = given.take("tool_choice", either(CHOICES, OBJECT), "auto")
+    tools = fields.take("tools", OBJECTS, [])
+    choice = fields.take("tool_choice", either(CHOICES, OBJECT), "auto")
     chat = ChatOptions(
         tools=[_tool(Fields(tool, f"tools[{i}]")) for i, tool in enumerate(tools)] or None,
         tool_choice=choice if isinstance(choice, str) else named_choice(Fields(choice, "tool_choice"), _name),
-        parallel_tool_calls=given.take("parallel_tool_calls", BOOLEAN, True),
-        template=template_variables(given),
+        parallel_tool_calls=fields.take("parallel_tool_calls", BOOLEAN, True),
+        template=template_variables(fields),
         reasoning_effort=effort,
     )
     names = {"max_tokens": "max_output_tokens", "reasoning_effort": "reasoning.effort", **OF_TEMPLATE}
-    params = params_of(names, **sampling, max_tokens=limit_of(given, "max_output_tokens", suggested.get("max_tokens")))
-    stream = given.take("stream", BOOLEAN, False)
-    if (in_stream := given.nested("stream_options")) is not None:
+    params = params_of(names, **sampling, max_tokens=limit_of(fields, "max_output_tokens", suggested.get("max_tokens")))
+    stream = fields.take("stream", BOOLEAN, False)
+    if (in_stream := fields.nested("stream_options")) is not None:
         in_stream.end(neutral.STREAM_OPTIONS)
     request = ChatRequest(
-        model=given.take("model", STRING),
+        model=fields.take("model", STRING),
         messages=conversation.messages,
         params=params,
         chat=chat,
-        options=request_options(given),
+        options=request_options(fields),
         stream=stream,
         origins={
             **names,
@@ -136,7 +136,7 @@ def parse_responses(
             **conversation.origins,
         },
     )
-    given.end(neutral.RESPONSES)
+    fields.end(neutral.RESPONSES)
     echo = {
         "instructions": instructions,
         "max_output_tokens": params.max_tokens,
@@ -362,9 +362,9 @@ def usage(output: RequestOutput) -> Body:
     }
 
 
-def _add_input(conversation: Conversation, given: Fields) -> list[Body]:
+def _add_input(conversation: Conversation, fields: Fields) -> list[Body]:
     """Add the input, and return it as items."""
-    items = given.require("input", _ITEMS)
+    items = fields.require("input", _ITEMS)
     if isinstance(items, str):
         conversation.text("user", items, "input")
         items = [{"role": "user", "content": items}]
@@ -420,9 +420,9 @@ def _add_content(conversation: Conversation, role: str, item: Fields) -> None:
     if isinstance(content, str):
         conversation.text(role, content, item.path("content"))
         return
-    for i, given in enumerate(content):
-        part = Fields(given, at := item.path(f"content[{i}]"))
-        if role == "user" and given.get("type") == "input_image":
+    for i, piece in enumerate(content):
+        part = Fields(piece, at := item.path(f"content[{i}]"))
+        if role == "user" and piece.get("type") == "input_image":
             part.take("type", STRING)
             conversation.image(role, part.require("image_url", STRING), at)
             part.end({"detail": DETAILS, "file_id": (), "prompt_cache_breakpoint": ()})
@@ -430,12 +430,12 @@ def _add_content(conversation: Conversation, role: str, item: Fields) -> None:
             conversation.text(role, _text_of(part, ("input_text", "output_text")), at)
 
 
-def _texts(given: Fields, name: str, *kinds: str) -> list[str]:
+def _texts(fields: Fields, name: str, *kinds: str) -> list[str]:
     """Return the texts of a field that is a text or a list of text parts."""
-    value = given.take(name, _ITEMS, "")
+    value = fields.take(name, _ITEMS, "")
     if isinstance(value, str):
         return [value]
-    return [_text_of(Fields(part, f"{given.path(name)}[{i}]"), kinds) for i, part in enumerate(value)]
+    return [_text_of(Fields(part, f"{fields.path(name)}[{i}]"), kinds) for i, part in enumerate(value)]
 
 
 def _text_of(part: Fields, kinds: tuple[str, ...]) -> str:
@@ -449,9 +449,9 @@ def _text_of(part: Fields, kinds: tuple[str, ...]) -> str:
     return text
 
 
-def _format(given: Fields) -> Body:
+def _format(fields: Fields) -> Body:
     """Return ``text.format`` as given, {"type": "text"} by default."""
-    text = given.nested("text")
+    text = fields.nested("text")
     if text is None:
         return {"type": "text"}
     format: Body = text.take("format", OBJECT, {"type": "text"})
@@ -459,9 +459,9 @@ def _format(given: Fields) -> Body:
     return format
 
 
-def _structured_outputs(given: Fields, format: Body) -> object:
+def _structured_outputs(fields: Fields, format: Body) -> object:
     """Return the structured outputs for ``text.format``, or ``structured_outputs`` itself."""
-    direct: Body | None = given.take("structured_outputs", OBJECT)
+    direct: Body | None = fields.take("structured_outputs", OBJECT)
     asked = Fields(format, "text.format")
     kind, found = asked.require("type", one_of("text", "json_object", "json_schema")), None
     if kind == "json_object":

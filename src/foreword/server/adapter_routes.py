@@ -20,20 +20,20 @@ from foreword.server.reply import json_body, reply
 
 def parse_load(body: object) -> tuple[str, str, bool, str | None]:
     """Return the name, the path, whether it may replace another one, and the name of its model."""
-    given = Fields(body)
-    found = given.require("lora_name", STRING), given.require("lora_path", STRING)
-    replaces: bool = given.take("load_inplace", BOOLEAN, False)
-    model: str | None = given.take("model", STRING)
-    given.end()
+    fields = Fields(body)
+    found = fields.require("lora_name", STRING), fields.require("lora_path", STRING)
+    replaces: bool = fields.take("load_inplace", BOOLEAN, False)
+    model: str | None = fields.take("model", STRING)
+    fields.end()
     return *found, replaces, model
 
 
 def parse_unload(body: object) -> str:
     """Return the name. vLLM's ``lora_int_id`` is read and has no effect."""
-    given = Fields(body)
-    name: str = given.require("lora_name", STRING)
-    given.take("lora_int_id", INTEGER)
-    given.end()
+    fields = Fields(body)
+    name: str = fields.require("lora_name", STRING)
+    fields.take("lora_int_id", INTEGER)
+    fields.end()
     return name
 
 

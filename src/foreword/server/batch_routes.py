@@ -39,14 +39,14 @@ class BatchRequest:
 
 def parse_batch(body: object) -> BatchRequest:
     """Return the batch in a body. RequestError if it cannot be served as given."""
-    given = Fields(body)
+    fields = Fields(body)
     request = BatchRequest(
-        given.require("input_file_id", STRING),
-        given.require("endpoint", one_of(*URLS)),
-        given.require("completion_window", one_of(*WINDOWS)),
-        given.take("metadata", OBJECT),
+        fields.require("input_file_id", STRING),
+        fields.require("endpoint", one_of(*URLS)),
+        fields.require("completion_window", one_of(*WINDOWS)),
+        fields.take("metadata", OBJECT),
     )
-    given.end({"output_expires_after": ()})
+    fields.end({"output_expires_after": ()})
     return request
 
 

@@ -37,10 +37,10 @@ class Upload:
 
 def parse_upload(body: object) -> Upload:
     """Return the file in a form. RequestError for another purpose than batches."""
-    given = Fields(body)
-    given.require("purpose", one_of(BATCH))
-    data: bytes = given.require("file", _CONTENT)
-    given.end()
+    fields = Fields(body)
+    fields.require("purpose", one_of(BATCH))
+    data: bytes = fields.require("file", _CONTENT)
+    fields.end()
     return Upload(data)
 
 

@@ -171,9 +171,9 @@ class AppServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._on_end()
         seconds = self.config.timeout_graceful_shutdown
-        self._log(self._ended_by, "the port is closed", self._left(f"they may end within {seconds} s"))
+        self._log(self._ended_by, "the port is closed", self._describe_progress(f"they may end within {seconds} s"))
         await super().shutdown(sockets)
-        self._log("the server ended", self._left("cut, since the time is over"))
+        self._log("the server ended", self._describe_progress("cut, since the time is over"))
         if self.server_state.tasks:  # cancelled: they tell their clients
             await asyncio.wait(self.server_state.tasks, timeout=1.0)
         await asyncio.sleep(0)
@@ -184,7 +184,7 @@ class AppServer(uvicorn.Server):
         if self._logs_end:
             print("foreword:", "; ".join(parts), file=sys.stderr, flush=True)
 
-    def _left(self, what: str) -> str:
+    def _describe_progress(self, what: str) -> str:
         """Say how many requests are in progress, and what happens with them."""
         count = len(self.server_state.tasks)
         return f"{counted(count, 'request')} in progress: {what}" if count else "no request is in progress"

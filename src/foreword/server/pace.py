@@ -15,7 +15,7 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self._left = MOST_VALUES
+        self._remaining_values = MOST_VALUES
         self._is_counting = False
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
@@ -25,21 +25,21 @@ class Pace:
         if not self._is_counting:
             self._is_counting = True
             loop.call_soon(self._next_turn, loop)
-        if self._left > 0 and not self._waiting:
-            self._left -= num_values
+        if self._remaining_values > 0 and not self._waiting:
+            self._remaining_values -= num_values
             return
         turn = loop.create_future()
         self._waiting.append((num_values, turn))
         await turn
 
     def _next_turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._left = MOST_VALUES
-        while self._waiting and self._left > 0:
+        self._remaining_values = MOST_VALUES
+        while self._waiting and self._remaining_values > 0:
             num_values, turn = self._waiting.popleft()
             if not turn.done():  # its stream was closed
-                self._left -= num_values
+                self._remaining_values -= num_values
                 turn.set_result(None)
-        self._is_counting = self._left < MOST_VALUES
+        self._is_counting = self._remaining_values < MOST_VALUES
         if self._is_counting:
             loop.call_soon(self._next_turn, loop)
 
@@ -53,14 +53,14 @@ class Beginnings:
     """
 
     def __init__(self) -> None:
-        self._left = 0  # turns of the event loop until the next may begin
+        self._turns_left = 0  # turns of the event loop until the next may begin
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def take(self) -> None:
         """Wait until the request may begin."""
         loop = asyncio.get_running_loop()
-        if not self._left:
-            self._left = NUM_TURNS
+        if not self._turns_left:
+            self._turns_left = NUM_TURNS
             loop.call_soon(self._next_turn, loop)
             return
         begin = loop.create_future()
@@ -68,11 +68,11 @@ class Beginnings:
         await begin
 
     def _next_turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._left -= 1
-        while not self._left and self._waiting:
+        self._turns_left -= 1
+        while not self._turns_left and self._waiting:
             begin = self._waiting.popleft()
             if not begin.done():  # its client is still there
                 begin.set_result(None)
-                self._left = NUM_TURNS
-        if self._left:
+                self._turns_left = NUM_TURNS
+        if self._turns_left:
             loop.call_soon(self._next_turn, loop)

@@ -22,9 +22,9 @@ from foreword.server.reply import reply
 
 def parse_abort(body: object) -> str:
     """Return the id in a body of /abort."""
-    given = Fields(body)
-    name: str = given.require("request_id", STRING)
-    given.end()
+    fields = Fields(body)
+    name: str = fields.require("request_id", STRING)
+    fields.end()
     return name
 
 

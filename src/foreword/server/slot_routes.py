@@ -34,9 +34,9 @@ class SlotFile:
 
 def parse_file(body: object) -> SlotFile:
     """Return the file and the model in a body. RequestError for others."""
-    given = Fields(body)
-    found = SlotFile(given.take("filename", STRING, ""), given.take("model", STRING))
-    given.end()
+    fields = Fields(body)
+    found = SlotFile(fields.take("filename", STRING, ""), fields.take("model", STRING))
+    fields.end()
     return found
 
 

@@ -56,44 +56,44 @@ def parse_tokenize(body: object) -> TokenizeRequest:
 
     RequestError for a body of which it is not clear what is to be tokenized.
     """
-    given = Fields(body)
-    if (content := given.take("content", STRING)) is not None:
-        return _of_llama(given, content)
-    messages, text = given.take("messages", MESSAGES), given.take("prompt", STRING)
+    fields = Fields(body)
+    if (content := fields.take("content", STRING)) is not None:
+        return _of_llama(fields, content)
+    messages, text = fields.take("messages", MESSAGES), fields.take("prompt", STRING)
     if (messages is None) == (text is None):
         raise RequestError(None, "prompt", text, "is one of prompt and messages", "Give exactly one of them.")
-    of_template = {"tools": tools_of(given), "add_generation_prompt": given.take("add_generation_prompt", BOOLEAN)}
-    variables = template_variables(given)
+    of_template = {"tools": tools_of(fields), "add_generation_prompt": fields.take("add_generation_prompt", BOOLEAN)}
+    variables = template_variables(fields)
     chosen = {name: value for name, value in of_template.items() if value is not None}
     of_messages = {**chosen, **({"chat_template_kwargs": variables} if variables else {})}
     for name, value in of_messages.items() if messages is None else ():
         raise RequestError(None, name, value, "needs messages", "Leave it out.")
     request = TokenizeRequest(
-        model=given.take("model", STRING),
+        model=fields.take("model", STRING),
         text=text,
         messages=messages,
         template={"add_generation_prompt": True, **chosen},
         variables=variables,
-        special=given.take("add_special_tokens", BOOLEAN, messages is None),
-        with_texts=given.take("return_token_strs", BOOLEAN, False),
+        special=fields.take("add_special_tokens", BOOLEAN, messages is None),
+        with_texts=fields.take("return_token_strs", BOOLEAN, False),
     )
-    given.end()
+    fields.end()
     return request
 
 
-def _of_llama(given: Fields, content: str) -> TokenizeRequest:
+def _of_llama(fields: Fields, content: str) -> TokenizeRequest:
     request = TokenizeRequest(
-        model=given.take("model", STRING),
+        model=fields.take("model", STRING),
         text=content,
         messages=None,
         template={},
         variables={},
-        special=given.take("add_special", BOOLEAN, False),
-        with_texts=given.take("with_pieces", BOOLEAN, False),
-        parses_special=given.take("parse_special", BOOLEAN, True),
+        special=fields.take("add_special", BOOLEAN, False),
+        with_texts=fields.take("with_pieces", BOOLEAN, False),
+        parses_special=fields.take("parse_special", BOOLEAN, True),
         of_llama=True,
     )
-    given.end()
+    fields.end()
     return request
 
 
@@ -107,9 +107,9 @@ def parse_apply(body: object) -> TokenizeRequest:
 
 def parse_detokenize(body: object) -> tuple[str | None, list[int]]:
     """Return the model and the token ids in a body of /detokenize."""
-    given = Fields(body)
-    model, ids = given.take("model", STRING), given.require("tokens", IDS)
-    given.end()
+    fields = Fields(body)
+    model, ids = fields.take("model", STRING), fields.require("tokens", IDS)
+    fields.end()
     return model, ids
 
 

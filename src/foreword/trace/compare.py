@@ -99,7 +99,7 @@ def _of_array(
     if not isinstance(theirs, list | tuple | np.ndarray):
         return Found((), "a list", theirs)
     pad = {"T": batch.num_tokens, "null": batch.states.null_block}.get(str(tensor.padding), tensor.padding)
-    fixed = _given(batch, tensor.shape[0])
+    fixed = _num_required(batch, tensor.shape[0])
     if (fixed is None and len(theirs) != len(ours)) or (fixed is not None and len(theirs) < fixed):
         return Found((), f"{len(ours)} entries", f"{len(theirs)}")
     wide = ours.shape if fixed is None else (max(len(ours), len(theirs)), *ours.shape[1:])
@@ -154,7 +154,7 @@ def _widened(values: AnyArray, shape: tuple[int, ...], pad: Any) -> AnyArray:
     return out
 
 
-def _given(batch: InputBatch, axis: str) -> int | None:
+def _num_required(batch: InputBatch, axis: str) -> int | None:
     """Return how many entries of an axis must be present, without the padding; None: all of them."""
     return {"Tp": batch.num_tokens, "Bp": batch.num_reqs, "Bp+1": batch.num_reqs + 1}.get(axis)
 

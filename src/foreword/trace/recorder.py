@@ -46,7 +46,7 @@ class Encoder:
         self._batch: list[str] = []
         self._samples: list[bool] = []  # of the last step, by request
         self._pad_to: tuple[int, int] | None = None
-        self._left: set[str] = set()  # requests that left since the last step
+        self._departed: set[str] = set()  # requests that left since the last step
 
     def events(self, captured: Iterable[Captured]) -> Iterator[Event]:
         """Return the events."""
@@ -57,7 +57,7 @@ class Encoder:
                     yield add_of(value)
                 case Freed():
                     if self._ids.pop(value.row, None) is not None:
-                        self._left.add(value.req_id)
+                        self._departed.add(value.req_id)
                         yield Remove(req_id=value.req_id, preempted=value.preempted)
                 case Exchanged():
                     pair = self._ids.pop(value.a, None), self._ids.pop(value.b, None)
@@ -69,7 +69,7 @@ class Encoder:
                     yield self._step(value)
                 case Repeated():
                     yield from self._growth(value.grown)
-                    self._left = set()
+                    self._departed = set()
                     yield Step(req_ids=self._batch, counts=[1] * len(self._batch), pad_to=self._pad_to, time=value.time)
                 case Sampled():
                     yield self._commit(value)
@@ -98,7 +98,7 @@ class Encoder:
             yield AppendBlocks(req_id=req_id, block_ids=of_groups)
 
     def _step(self, value: Planned) -> Step:
-        self._batch, self._left = [self._ids[row] for row in value.rows.tolist()], set()
+        self._batch, self._departed = [self._ids[row] for row in value.rows.tolist()], set()
         self._pad_to = value.pad_to
         self._samples = [True] * len(self._batch) if value.samples is None else value.samples.tolist()
         drafts: dict[str, I32] = {}
@@ -119,7 +119,7 @@ class Encoder:
     def _commit(self, value: Sampled) -> Commit:
         given = value.token_ids
         tokens = given if isinstance(given, Mapping) else samples_of(self._batch, given)
-        counted = {r for r, is_kept in zip(self._batch, self._samples, strict=True) if is_kept} - self._left
+        counted = {r for r, is_kept in zip(self._batch, self._samples, strict=True) if is_kept} - self._departed
         logprobs = {self._batch[b]: values for b, values in value.logprobs.items() if self._batch[b] in counted}
         tokens = {r: list(map(int, ids)) for r, ids in tokens.items() if r in counted}
         return Commit(tokens=tokens, logprobs=logprobs, host_us=value.host_us, model_ms=value.model_ms)
