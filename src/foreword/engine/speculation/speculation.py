@@ -125,7 +125,8 @@ class Speculation:
         self._guess[rows] = first = drafts[:, 0]
         self._has_guesses = int(first.max()) >= 0
         if not self._has_guesses:
-            self.lengths.choose_none(rows)
+            if not takes_time:
+                self.lengths.choose_none(rows)
             return None
         if not takes_time:
             if self._lookup is not None:
