@@ -18,11 +18,11 @@ MODE = 0o600  # its owner reads and writes it
 
 
 class AnswerLog(EngineObserver):
-    """Appends a line for each request that ends: prompt, answers, times. Embeddings and scores have none.
+    """Appends a line for each request that ends: prompt, answers, times. Embeddings and scores have no line.
 
-    A file that has a line and would grow beyond ``most_bytes`` becomes FILE.1 first, in place of an earlier one: the
-    two take at most twice as many bytes, or a line each. Several processes may write one log. What cannot be written
-    is lost: a warning says so once until a line is written again, and no request is concerned.
+    If a file that has a line would grow beyond ``most_bytes``, it is first renamed to FILE.1, which replaces an earlier
+    one. Several processes may write to one log. A line that cannot be written is lost; one warning says so until a line
+    is written again, and requests are not affected.
     """
 
     def __init__(self, path: Path, most_bytes: int, model: str) -> None:
@@ -41,7 +41,7 @@ class AnswerLog(EngineObserver):
             self._write(json.dumps(self._line(output)).encode() + b"\n")
         except OSError as error:
             if not self._has_failed:
-                with suppress(Warning):  # one that a filter makes an error would end the caller's step
+                with suppress(Warning):  # a warning that a filter turns into an error would end the caller's step
                     warnings.warn(f"answer_log: {self.path}: answers are not kept: {reason_of(error)}", stacklevel=2)
             self._has_failed = True
         else:
@@ -63,7 +63,9 @@ class AnswerLog(EngineObserver):
         }
 
     def _write(self, line: bytes) -> None:
-        """Append a line, whole or not at all. The file is opened anew each time: others may have renamed it."""
+        """Append a line, whole or not at all. The file is opened each time, because another process may have renamed
+        it.
+        """
         with suppress(FileNotFoundError):
             size = self.path.stat().st_size
             if size and size + len(line) > self.most_bytes and self.path.is_file():
@@ -73,7 +75,7 @@ class AnswerLog(EngineObserver):
             found = os.fstat(handle)
             if stat.S_ISREG(found.st_mode) and stat.S_IMODE(found.st_mode) != MODE:
                 self.path.chmod(MODE)
-            if (written := os.write(handle, line)) != len(line):  # as on a full disk
+            if (written := os.write(handle, line)) != len(line):  # for example on a full disk
                 os.ftruncate(handle, os.fstat(handle).st_size - written)
                 raise OSError("only a part of a line was written")
         finally:

@@ -34,16 +34,16 @@ from foreword.structured.compiler import COMPILE_SECONDS, QUICK_SECONDS
 
 T = TypeVar("T")
 Event = RequestOutput | Exception
-MOST_WAIT = 2 * COMPILE_SECONDS  # for a grammar: others may take the first half
-NUM_CHECKING = 4  # texts that are tokenized at the same time
+MOST_WAIT = 2 * COMPILE_SECONDS  # seconds to wait for a grammar; other requests may take the first half
+NUM_CHECKING = 4  # number of texts that are tokenized at the same time
 
 
 class Stream:
-    """The latest output of one request. It has all of the text, and new is what the consumer has not got: only the
-    latest is kept, and a slow consumer costs no memory.
+    """The latest output of one request. It has the whole text, and marks as new the part that the consumer has not
+    read. Only the latest output is kept, so a slow consumer needs no memory.
 
-    is_sent: it is in the engine or on its way there. is_finished: the consumer has got the final output, or its error.
-    is_aborted: its abort was requested, perhaps before it was in the engine.
+    is_sent: the request is in the engine or on its way there. is_finished: the consumer has read the final output or
+    the error. is_aborted: an abort was requested, perhaps before the request was in the engine.
     """
 
     __slots__ = ("_arrived", "_latest", "is_aborted", "is_finished", "is_sent", "loop", "request_id")
@@ -55,7 +55,7 @@ class Stream:
         self._latest: Event | None = None
 
     def put(self, event: Event) -> None:
-        """Called in the loop."""
+        """Store an output or the final error. Called in the event loop."""
         unread = self._latest if self._arrived.is_set() else None
         if isinstance(event, RequestOutput) and isinstance(unread, RequestOutput):
             event = event.following(unread)
@@ -66,7 +66,7 @@ class Stream:
         return self
 
     async def __anext__(self) -> RequestOutput:
-        """Wait for the next output. Raises the exception that ended the request, if there is one."""
+        """Wait for the next output. Raise the exception that ended the request, if there is one."""
         if self.is_finished:
             raise StopAsyncIteration
         await self._arrived.wait()
@@ -80,15 +80,15 @@ class Stream:
 
 
 class AsyncEngine:
-    """Serves the coroutines of event loops with an engine that runs in a thread of its own.
+    """Serves the coroutines of event loops with an engine that runs in a separate thread.
 
         async with AsyncEngine(engine) as serving:
             async for output in serving.generate("Once upon a time", params):
                 print(output.outputs[0].text)
 
-    Event loops may come one after another, or run in several threads at the same time. The engine must not be used
-    otherwise meanwhile. max_num_requests: requests of one event loop in the engine at a time; a further one waits.
-    turns: entered for each step, such as `StepTurns`.
+    Several event loops may use it, one after another or in several threads at the same time. No other code may use the
+    engine meanwhile. max_num_requests: largest number of requests of one event loop in the engine; further ones wait.
+    turns: a context manager that is entered for each step, such as `StepTurns`.
     """
 
     def __init__(
@@ -102,13 +102,14 @@ class AsyncEngine:
         self._max_num_requests = max_num_requests
         self._turns = nullcontext() if turns is None else turns
         self._admission: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
-        # Texts are tokenized outside the loop, grammars apart from them, those that take long apart from the others.
+        # Texts are tokenized outside of the loop. Grammars have separate threads, and slow grammars others than fast
+        # ones.
         self._checking = ThreadPoolExecutor(NUM_CHECKING, "foreword-check")
         self._compiling = Turns[bool]("foreword-grammar"), Turns[bool]("foreword-long-grammar")
-        self._streams: dict[str, Stream] = {}  # by request id, until the request has ended
+        self._streams: dict[str, Stream] = {}  # streams by request id, until the request has ended
         self._names = count()
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._closing = Lock()  # no command enters the inbox after the one that ends the thread
+        self._closing = Lock()  # no command is added after the one that ends the thread
         self._closed = self._ended = False
         self._pid = os.getpid()
         self._thread = Thread(target=self._serve, name="foreword-engine", daemon=True)
@@ -119,7 +120,7 @@ class AsyncEngine:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that are in the engine or on their way to it."""
+        """Return the number of requests that are in the engine or on their way to it."""
         return len(self._streams)
 
     @property
@@ -136,12 +137,12 @@ class AsyncEngine:
         prompt_text: str | None = None,
         **options: Unpack[RequestOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Complete one prompt: yields the request's state at new tokens, at the end with ``finished``.
+        """Complete one prompt. Yield the request's output when it has new tokens; the last output is ``finished``.
 
-        A consumer slower than the engine sees fewer states, never an old one. A consumer that stops iterating or is
-        cancelled aborts its request.
+        A consumer that is slower than the engine gets fewer outputs, always the latest one. A consumer that stops
+        iterating or is cancelled aborts its request.
         prompt_text: the text that the token ids were made from, for the output. options: see `RequestOptions`; stream
-        is True by default, and False yields the final state alone, as does best_of above n.
+        is True by default. With False, and with best_of above n, only the final output is yielded.
 
         RequestError for a request that cannot be served, or that fails, such as for logits that are not numbers;
         EngineError if a step failed, or the engine is closed.
@@ -168,11 +169,11 @@ class AsyncEngine:
         client: str = "",
         **options: Unpack[RequestOptions],
     ) -> RequestGroup:
-        """The checked request for `run`: see `Engine.check`.
+        """Return the checked request for `run`: see `Engine.check`.
 
-        It is made in another thread, unless ``is_small`` says that this takes less time than a change of threads.
-        Several texts are tokenized at the same time; a grammar, one at a time, delays no other request. Clients take
-        turns in compiling grammars, and those that are compiled at once do not wait for those that take long.
+        It is checked in another thread, unless ``is_small`` says that this takes less time than a switch of threads.
+        Several texts are tokenized at the same time. Grammars are compiled one at a time and delay no request without a
+        grammar. Clients take turns, and fast grammars do not wait for slow ones.
         """
         check_process(self._pid)
         self._check_open()
@@ -184,7 +185,9 @@ class AsyncEngine:
         return await asyncio.get_running_loop().run_in_executor(self._checking, checks)
 
     async def _settle(self, request_id: str, client: str, params: SamplingParams) -> None:
-        """Wait until it is known if the request's grammar can be compiled. RequestError if others take all the time."""
+        """Wait until it is known whether the request's grammar can be compiled. RequestError if the grammars of others
+        take too long.
+        """
         try:
             async with asyncio.timeout(MOST_WAIT):
                 for turns, seconds in zip(self._compiling, (QUICK_SECONDS, COMPILE_SECONDS), strict=True):
@@ -197,7 +200,7 @@ class AsyncEngine:
             raise value.refusal(request_id, reason, "Try again later.") from None
 
     async def encode(self, prompt: Prompt, params: PoolingParams | None = None, **options: Any) -> PoolingRequestOutput:
-        """Pool one prompt; None: its embedding. options, errors: see `generate`."""
+        """Pool one prompt; without parameters, return its embedding. options, errors: see `generate`."""
         outputs = self.generate(prompt, params or PoolingParams(), **options)
         async with aclosing(outputs):
             return pooling_output([output async for output in outputs][-1])
@@ -214,7 +217,9 @@ class AsyncEngine:
             yield stream
 
     async def call(self, function: Callable[[], T]) -> T:
-        """The result of a function that reads or changes the engine, called in its thread between two steps."""
+        """Return the result of a function that reads or changes the engine. It is called in the engine's thread between
+        two steps.
+        """
         result: Future[T] = Future()
 
         def run() -> None:
@@ -228,23 +233,23 @@ class AsyncEngine:
         return await asyncio.wrap_future(result)
 
     async def load_lora(self, name: str, path: str | Path) -> None:
-        """See `Engine.load_lora`. It is read in another thread, while requests run."""
+        """Load an adapter: see `Engine.load_lora`. Another thread reads it while requests run."""
         self.engine.loras.check_name(name)
         adapter = await asyncio.to_thread(self.engine.loras.read, path)
         await self.call(partial(self.engine.load_lora, name, adapter))
 
     async def drop_lora(self, name: str) -> None:
-        """See `Engine.drop_lora`."""
+        """Unload an adapter: see `Engine.drop_lora`."""
         await self.call(partial(self.engine.drop_lora, name))
 
     @property
     def loras(self) -> dict[str, Path]:
-        """The path of each adapter, by its name."""
+        """Return the path of each adapter by its name."""
         return self.engine.loras.paths
 
     @property
     def is_closed(self) -> bool:
-        """Return whether the engine takes no more requests."""
+        """Return whether the engine refuses new requests."""
         return self._closed
 
     def abort(self, request_id: str) -> None:
@@ -254,7 +259,7 @@ class AsyncEngine:
             self._request_abort(stream)
 
     async def close(self) -> None:
-        """End every request as `abort` does, and the thread. Closing twice is harmless."""
+        """Abort every request, and end the thread. Closing twice is harmless."""
         await asyncio.get_running_loop().run_in_executor(None, self._end)
 
     async def __aenter__(self) -> Self:
@@ -265,7 +270,9 @@ class AsyncEngine:
 
     @contextmanager
     def _reserved(self, request_id: str) -> Iterator[Stream]:
-        """A stream under an id. RequestError for an id in use. After the block its request is aborted or has ended."""
+        """Provide a stream for a request id. RequestError for an id in use. At the end of the block the request is
+        aborted if it has not ended.
+        """
         stream = Stream(request_id, asyncio.get_running_loop())
         if self._streams.setdefault(request_id, stream) is not stream:
             raise RequestError(request_id, "request_id", request_id, "is in use", "Use another id.")
@@ -283,7 +290,7 @@ class AsyncEngine:
 
     def _request_abort(self, stream: Stream) -> None:
         stream.is_aborted = True
-        with suppress(EngineError):  # closed: it has ended already
+        with suppress(EngineError):  # the engine is closed, so the request has ended already
             self._send(partial(self._abort, stream))
 
     def _send(self, command: Callable[[], None]) -> None:
@@ -297,7 +304,7 @@ class AsyncEngine:
 
     def _end(self) -> None:
         if os.getpid() != self._pid:
-            return  # forked: the thread is the parent's
+            return  # in a forked process, the thread belongs to the parent
         with self._closing:
             if not self._closed:
                 self._closed = True
@@ -344,20 +351,20 @@ class AsyncEngine:
 
     def _abort(self, stream: Stream) -> None:
         if self._streams.get(stream.request_id) is not stream:
-            return  # it has ended; another one may have its id
+            return  # the request has ended; another one may have its id
         event = self._abort_now(stream.request_id)
         if event is not None:
             self._deliver([(stream.request_id, event)])
 
     def _abort_now(self, request_id: str) -> Event | None:
-        """The final output, or the error of an observer; the request has ended. None if the engine does not have it."""
+        """End a request. Return its final output, or the error of an observer; None if the engine does not have it."""
         try:
             return self.engine.abort(request_id)
         except Exception as error:
             return error
 
     def _fail(self, error: Exception) -> None:
-        """A step failed: abort the request that the error names, or else every request in the engine.
+        """Handle a failed step: abort the request that the error names, or else every request in the engine.
 
         Later requests are still accepted.
         """
@@ -372,21 +379,22 @@ class AsyncEngine:
         self._deliver(events)
 
     def _end_all(self) -> None:
-        """The last command."""
+        """End all requests. This is the last command of the thread."""
         self._ended = True
         for stream in list(self._streams.values()):
             self._abort(stream)
         self.engine.close()
 
     def _deliver(self, events: Iterable[tuple[str, Event]]) -> None:
-        """Pass events to the streams, in one call into their event loop, and forget those that end.
+        """Pass events to the streams, in one call into their event loop, and remove the streams that end.
 
-        What a request gets first is passed on first: consumers of further tokens wait less than they have waited.
+        The first outputs of requests are passed on before further outputs of other requests, because their consumers
+        have waited longer.
         """
         by_loop: dict[asyncio.AbstractEventLoop, deque[tuple[Stream, Event]]] = {}
         for request_id, event in events:
             stream = self._streams.get(request_id)
-            if stream is None:  # not a request of `generate`
+            if stream is None:  # the request was not added by `generate`
                 continue
             if isinstance(event, Exception) or event.finished:
                 del self._streams[request_id]

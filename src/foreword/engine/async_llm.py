@@ -38,7 +38,7 @@ class AsyncLLM(AsyncEngine):
 
     @classmethod
     def of(cls, llm: LLM, *, max_num_requests: int = 1024, turns: AbstractContextManager[object] | None = None) -> Self:
-        """Return an AsyncLLM that serves with the engine of an LLM, which must not be used otherwise meanwhile.
+        """Return an AsyncLLM that uses the engine of an LLM. The LLM must not be used meanwhile.
 
         max_num_requests, turns: see `AsyncEngine`.
         """
@@ -69,7 +69,7 @@ class AsyncLLM(AsyncEngine):
         return self.engine.default_params
 
     async def embed(self, prompt: Prompt, params: PoolingParams | None = None, **options: Any) -> F32:
-        """The embedding of one prompt, float32 [dimensions]: see `LLM.embed`."""
+        """Return the embedding of one prompt, float32 [dimensions]: see `LLM.embed`."""
         return (await self.encode(prompt, params, **options)).outputs.data
 
     async def score(

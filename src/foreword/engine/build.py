@@ -29,7 +29,7 @@ from foreword.models.loader import LoadedModel, find_model, load_model
 from foreword.structured import GrammarCompiler
 
 DISK_CACHE_BYTES = 16 << 30
-"""The size of the files in cache_dir by default."""
+"""Default of the total size of the files in cache_dir."""
 DrafterFactory = Callable[[RequestStates], Drafter]
 """Makes a drafter over the rows of an engine."""
 
@@ -41,7 +41,7 @@ def load(
 ) -> Model[Any]:
     """Load a model for a kind of executor. Errors are those of `load_model`, `installed_kind` and `read_options`.
 
-    model: also one that `load_model` returned; one that this function returned is returned again.
+    model: may also be a model that `load_model` returned. A model that this function returned is returned unchanged.
     executor: "auto" is transformers for a directory whose architecture Foreword does not have.
     options: of the executor.
     """
@@ -80,12 +80,13 @@ def build_engine(
     drafter: DrafterFactory | None = None,
     tiers: Sequence[TierFactory] = (),
 ) -> Engine:
-    """Return an engine that serves a loaded model. ModelError for sampling that it suggests and that cannot be.
+    """Return an engine that serves a loaded model. ModelError if it suggests sampling parameters that are not valid.
 
-    executor: an existing one, with at least the blocks of the model's pool, made for its max_model_len. Engines may
-    share one in turns, if each resets its prefix cache before the other's turn.
-    drafter: makes the drafter of the method "custom", which it implies.
-    tiers: make further places that keep blocks outside the pool, asked after those of the settings.
+    executor: an existing executor for the same max_model_len, with at least the blocks of the model's pool. Engines may
+    use one executor in turns, if each resets its prefix cache before the turn of another.
+    drafter: makes the drafter. It implies the method "custom".
+    tiers: functions that make further places for blocks outside the pool. They are searched after those of the
+    settings.
     """
     config = model.configured(with_drafter(config or EngineConfig(), drafter))
     suggested = suggested_params(model.suggested) if config.generation_config == "model" else {}
@@ -130,7 +131,7 @@ def build_engine(
 
 
 def own_tiers(config: EngineConfig) -> list[TierFactory]:
-    """Return what makes the tiers of the settings, the faster one first."""
+    """Return the functions that make the tiers of the settings, the fastest tier first."""
     made: list[TierFactory] = []
     if config.host_cache_bytes:
         made.append(partial(HostTier, capacity=config.host_cache_bytes))
@@ -143,9 +144,10 @@ def own_tiers(config: EngineConfig) -> list[TierFactory]:
 
 
 def _model_key(model: Model[Any], config: EngineConfig, size: PoolSize, *, is_kept: bool) -> bytes:
-    """Return what the blocks of a model depend on besides the executor; nothing if no block outlives the process.
+    """Return the data, besides the executor, on which the blocks of a model depend; nothing if no block outlives the
+    process.
 
-    is_kept: further tiers may keep blocks longer. A model without files has no key for them.
+    is_kept: whether further tiers may keep blocks longer. A model without files has no key for them.
     """
     if config.cache_dir is None and not (is_kept and model.path.exists()):
         return b""
@@ -171,9 +173,10 @@ def with_drafter(config: EngineConfig, drafter: DrafterFactory | None) -> Engine
 
 
 def _draft_model(model: Model[Any], config: EngineConfig, size: PoolSize) -> DrafterFactory | None:
-    """Return what makes the draft model's drafter; None without such a model. Errors are those of `load_model`.
+    """Return the function that makes the draft model's drafter; None without a draft model. Errors are those of
+    `load_model`.
 
-    size: the model's own pool, which the draft model's is beside.
+    size: the size of the model's own pool; the draft model has a second pool.
     """
     if config.speculation is None or config.speculation.model is None:
         return None
@@ -184,9 +187,10 @@ def _draft_model(model: Model[Any], config: EngineConfig, size: PoolSize) -> Dra
 
 
 def _head(model: Model[Any], config: EngineConfig, size: PoolSize, target: Executor) -> DrafterFactory | None:
-    """Return what makes the drafter of the model's own head; None with another method. ConfigError without a head.
+    """Return the function that makes the drafter of the model's own head; None with another method. ConfigError without
+    a head.
 
-    size: the model's own pool, which the head's is beside. target: runs the model.
+    size: the size of the model's own pool; the head has a second pool. target: the executor that runs the model.
     """
     if config.speculation is None or config.speculation.method != "head":
         return None
@@ -214,7 +218,7 @@ def _head(model: Model[Any], config: EngineConfig, size: PoolSize, target: Execu
 
 
 def _with_hidden_states(executor: Executor) -> PagedExecutor:
-    """Return the executor itself. ConfigError if it gives no hidden states."""
+    """Return the executor itself. ConfigError if it does not provide hidden states."""
     if not isinstance(executor, PagedExecutor):
         raise ConfigError(f"speculation='head': {type(executor).__name__} has no hidden states; use 'ngram'")
     return executor
@@ -225,7 +229,7 @@ def draft_model_drafter(
 ) -> DraftModelDrafter:
     """Return a drafter that runs ``draft``. ConfigError unless it has the target's vocabulary and length.
 
-    pool_bytes: of the target's KV pool.
+    pool_bytes: the size of the target's KV pool.
     """
     if draft.vocab_size != target.vocab_size:
         raise ConfigError(
@@ -235,7 +239,7 @@ def draft_model_drafter(
     if (longest := draft.spec.longest_model_len) < target.max_model_len:
         raise ConfigError(f"draft model {draft.name!r} was made for {longest} tokens: lower max_model_len to that")
     has_states = any(group.recurrent for group in draft.spec.kv_groups())
-    kept = SpeculationConfig(num_tokens=1) if has_states else None  # room for a second state of each request
+    kept = SpeculationConfig(num_tokens=1) if has_states else None  # space for a second state of each request
     own = replace(config, max_model_len=target.max_model_len, num_blocks=None, speculation=kept)
     memory = draft.memory(own)
     size = draft.pool(own, None if memory is None else memory.beside("the KV pool of the target", pool_bytes))

@@ -1,4 +1,4 @@
-"""Conversations: their prompt, how their answer is read, and a grammar where a call of a tool is demanded."""
+"""Conversations: their prompt, the parser of their answer, and a grammar if a call of a tool is required."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from foreword.models.tokenizer import Tokenizer
 from foreword.names import OTHERS, advice
 
 REASONING_BUDGET = 8192
-"""Most tokens of reasoning before a demanded call, unless the parameters have a thinking_budget."""
+"""Largest number of reasoning tokens before a required call, unless the parameters have a thinking_budget."""
 
 Message = Mapping[str, Any]
 Conversation = str | Message | Sequence[Message]
-"""Messages; one message; or the text of one of the user."""
+"""A list of messages, one message, or the text of one message of the user."""
 Tools = Sequence[Mapping[str, Any]]
 
 
@@ -40,12 +40,15 @@ class ChatOptions(TypedDict, total=False):
     tool_choice: "auto" (the default), "none": text that looks like a call is content, "required", {"type": "function",
     "function": {"name": …}}, or {"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools":
     […]}}. parallel_tool_calls: whether the output may have several calls (True). A grammar constrains an output that
-    has to have calls, may have only one or only those of some tools, has tools with "strict": True, or marks its calls.
-    message_format: a `ResponseFormat` or the name of a built-in one (None: the model's ``response_template``, or by
-    its chat template). One that has no calls gets those of "generic" with tools, which are then described in words.
+    must have calls, may have only one call or only calls of some tools, has tools with "strict": True, or marks its
+    calls.
+    message_format: a `ResponseFormat` or the name of a built-in one (None: the model's ``response_template``, or the
+    format of its chat template). If it has no calls but there are tools, the calls of "generic" are used, and the
+    prompt describes them in words.
     add_generation_prompt: the prompt ends with the beginning of an answer (True).
-    template: further variables of the template, which it has to read (None). reasoning_effort: one of `EFFORTS`;
-    thinking: whether the model thinks before it answers (None: as it does unasked), see `TemplateReads`. chat_template:
+    template: further variables of the template, which must read them (None). reasoning_effort: one of `EFFORTS`;
+    thinking: whether the model thinks before it answers (None: the default of its template), see `TemplateReads`.
+    chat_template:
     the name of one of the model's templates (None: "tool_use" with tools if there is one, else "default").
     """
 
@@ -61,14 +64,14 @@ class ChatOptions(TypedDict, total=False):
 
 
 OF_TEMPLATES = frozenset(("self", "messages", "tools", "add_generation_prompt", "media"))
-"""Variables of chat templates that are no further ones."""
+"""Variables of chat templates that the options set, so they are not further variables."""
 
 
 def chat_options(tokenizer: Tokenizer, given: Mapping[str, Any]) -> ChatOptions:
     """Return keyword arguments as options; any other name is a variable of the template. None counts as absent.
 
-    RequestError for a variable that the template does not read, for a field of `SamplingParams` and what it is called
-    elsewhere, and for a value of another type.
+    RequestError for a variable that the template does not read, for a field of `SamplingParams` (also under its name in
+    other engines), and for a value of another type.
     """
     given = {name: value for name, value in given.items() if value is not None}
     parameters = {field.name for field in fields(SamplingParams)}
@@ -103,7 +106,7 @@ def chat_options(tokenizer: Tokenizer, given: Mapping[str, Any]) -> ChatOptions:
 
 
 def as_messages(conversation: Conversation) -> Sequence[Message]:
-    """The messages, which are not checked."""
+    """Return the messages without checking them."""
     if isinstance(conversation, str):
         return [{"role": "user", "content": conversation}]
     return [conversation] if isinstance(conversation, Mapping) else conversation
@@ -111,7 +114,9 @@ def as_messages(conversation: Conversation) -> Sequence[Message]:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation as text and tokens, its parameters, and how its answer is read. mixed: its prompt with vectors."""
+    """A conversation as text and tokens, its parameters, and the format of its answer. mixed: its prompt with
+    vectors.
+    """
 
     text: str
     token_ids: list[int]
@@ -123,15 +128,15 @@ class Chat:
 
     @property
     def prompt(self) -> Prompt:
-        """For the engine."""
+        """The prompt for the engine."""
         return self.token_ids if self.mixed is None else self.mixed
 
     def parser(self) -> MessageParser:
-        """A parser of one answer."""
+        """Return a parser of one answer."""
         return MessageParser(self.format, prompt=self.text, tool_names=self.tool_names)
 
     def reader(self) -> ChatReader:
-        """A reader of the outputs of this conversation."""
+        """Return a reader of the outputs of this conversation."""
         return ChatReader(self)
 
 
@@ -145,7 +150,7 @@ class ChatReader:
         self._readings: dict[int, _Reading] = {}
 
     def read(self, output: RequestOutput) -> RequestOutput:
-        """The output with what its new text means."""
+        """Return the output with the events of its new text."""
         return replace(output, outputs=[self._read(completion, output.finished) for completion in output.outputs])
 
     def _read(self, completion: CompletionOutput, is_final: bool) -> CompletionOutput:
@@ -156,8 +161,8 @@ class ChatReader:
 
 
 class _Reading:
-    """One completion: its parser, the length of its text, and the tokens up to the end of its reasoning, or of its text
-    inside the reasoning, with the number of their characters.
+    """The state of one completion: its parser, the length of its text, and the number of tokens and characters up to
+    the end of its reasoning (or of its text, if the reasoning has not ended).
     """
 
     __slots__ = ("_detokenizer", "_num_chars", "_num_text", "_num_tokens", "_parser")
@@ -200,9 +205,10 @@ def make_chat(
     media: Media = TEXT_ONLY,
     follows_grammars: bool = True,
 ) -> Chat:
-    """A conversation through the chat template, its images and sounds encoded. max_tokens: more are refused.
-    follows_grammars: whether the model's executor does; without it, calls that need no grammar have none.
+    """Return a conversation with the prompt of the chat template and encoded images and sounds. max_tokens: longer
+    prompts are refused.
 
+    follows_grammars: whether the model's executor supports grammars; if not, calls that need no grammar have none.
     RequestError for wrong messages or options; ModelError for an invalid template of the model.
     """
     messages, found = _media(messages, media)
@@ -234,13 +240,13 @@ def make_chat(
     if mode == "required" or (asked is not None and params.structured_outputs is None):
         params = _constrained(tokenizer, params, format, described or (), options, asked, text)
         if asked is None or asked.field != "tools":
-            format = replace(format, bare=None)  # the grammar has calls with marks alone
+            format = replace(format, bare=None)  # the grammar only has calls with marks
     elif params.structured_outputs is not None:
         params = _after_opened_reasoning(params, format, text)
     if not tools or mode == "none":
         format = format.without_calls()
     if any(token in mark for mark in format.marks for token in tokenizer.special_token_ids):
-        params = replace(params, skip_special_tokens=False)  # else the marks are not in the text
+        params = replace(params, skip_special_tokens=False)  # otherwise the marks would not be in the text
     # The template writes the special tokens.
     limit = None if params.truncate_prompt_tokens else max_tokens
     encode = partial(tokenizer.encode, add_special_tokens=False, max_tokens=limit)
@@ -265,14 +271,16 @@ def _variables(tokenizer: Tokenizer, source: str, format: ResponseFormat, option
 
 
 def _without_strict(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """The description for the chat template: ``strict`` is said to the grammar."""
+    """Return the description of a tool for the chat template, without ``strict``, which only the grammar reads."""
     found = {name: value for name, value in tool.items() if name != "strict"}
     function = found.get("function")
     return {**found, "function": _without_strict(function)} if isinstance(function, Mapping) else found
 
 
 def _media(messages: Sequence[Message], media: Media) -> tuple[Sequence[Message], list[Medium]]:
-    """The messages with places for images and sounds, and these. RequestError for those that the model refuses."""
+    """Return the messages with placeholders for images and sounds, and the images and sounds. RequestError for those
+    that the model does not support.
+    """
     for field, kind, part in media_parts(messages):
         if kind in media.refused:
             reason = f"the model takes no {kind}: {media.refused[kind]}"
@@ -298,7 +306,9 @@ def _format(tokenizer: Tokenizer, chat_template: str, name: str | None) -> Respo
 
 
 def _after_opened_reasoning(params: SamplingParams, format: ResponseFormat, prompt: str) -> SamplingParams:
-    """The parameters, whose structure begins after reasoning that the prompt has opened unless they name its end."""
+    """Return the parameters. If the prompt has opened the reasoning and they do not name its end, their structure
+    begins after the reasoning.
+    """
     marks = format.reasoning_marks
     if params.thinking_end is None and marks is not None and MessageParser(format, prompt=prompt).in_reasoning:
         return replace(params, thinking_end=marks[1])
@@ -308,7 +318,7 @@ def _after_opened_reasoning(params: SamplingParams, format: ResponseFormat, prom
 def _asks_for_grammar(
     format: ResponseFormat, tools: Sequence[Tool], choice: str | Mapping[str, Any], parallel: bool
 ) -> Origin | None:
-    """The option that an output which may have calls cannot follow without a grammar; None if there is no such."""
+    """Return the option because of which an output with calls needs a grammar; None if there is none."""
     mode, names = read_choice(choice)
     if mode == "required" or (mode == "auto" and names is not None):
         return Origin("tool_choice", choice)
@@ -318,7 +328,7 @@ def _asks_for_grammar(
         return Origin("parallel_tool_calls", parallel)
     strict = next((Origin(f"{tool.at}.strict", True) for tool in tools if tool.is_strict), None)
     if strict is None and format.marks_calls and find_spec("llguidance") is not None:
-        return Origin("tools", [tool.name for tool in tools])  # so that no call is malformed
+        return Origin("tools", [tool.name for tool in tools])  # so that no call has a wrong form
     return strict
 
 
@@ -331,8 +341,9 @@ def _constrained(
     asked: Origin | None,
     prompt: str,
 ) -> SamplingParams:
-    """The parameters with a grammar of the calls that the options demand or allow, after reasoning that the prompt has
-    opened or that the output may begin with. asked: the option that needs it, which errors name.
+    """Return the parameters with a grammar of the calls that the options require or allow. It begins after the
+    reasoning, if the prompt has opened one or the output may begin with one. asked: the option that needs the grammar;
+    errors name it.
     """
     choice, parallel = options.get("tool_choice", "auto"), options.get("parallel_tool_calls", True)
     is_demanded = read_choice(choice).mode == "required"
@@ -370,7 +381,7 @@ def _constrained(
 def _parts(
     format: ResponseFormat, tools: Sequence[Tool], choice: str | Mapping[str, Any], is_demanded: bool
 ) -> tuple[StructuredOutputs, ...]:
-    """The schemas that a grammar of calls follows, by their tools."""
+    """Return the schemas for a grammar of calls, by their tools."""
     if format.calls_region is None or not isinstance(format.calls_region.calls, JsonCalls):
         return ()
     return tuple(

@@ -1,4 +1,4 @@
-"""The sampling parameters that requests leave open: what the model's files suggest, else the project's own."""
+"""The sampling parameters that requests do not give: those that the model's files suggest, else the defaults here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from foreword.errors import ModelError, RequestError
 from foreword.models.generation_files import Suggestions
 
 DEFAULT_PARAMS = SamplingParams(temperature=0.0, max_tokens=1024)
-"""The parameters of requests and commands without any, where the model suggests nothing."""
+"""The parameters of requests and commands without parameters, if the model suggests none."""
 
 
 def suggested_params(suggestions: Suggestions) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
     add_request ─▶ Scheduler.schedule ─▶ prepare_inputs ─▶ Executor.launch ─▶ result ─▶ commit ─▶ outputs
 
-A step touches in Python only the requests that start, end, stream, or may stop; the rest is array operations.
+In a step, Python code handles single requests only if they start, end, stream, or may stop. Everything else is array
+operations.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ from foreword.structured import GrammarCompiler
 class Engine:
     """Serves requests on one executor. Not thread-safe: one thread adds, steps and aborts.
 
-    states, cache, scheduler and observers are its parts; pooling: what the model does beyond text;
-    generates: whether it generates text.
+    states, cache, scheduler and observers are its parts. pooling: what the model computes besides text. generates:
+    whether it generates text.
     suggested: fields of `SamplingParams` that the model suggests to requests which leave them open. default_params: of
     requests without any. notes: lines for a log, of the start.
     """
@@ -130,7 +131,7 @@ class Engine:
         )
         checker = None
         if config.check == "full":
-            from foreword.batch import CacheChecker  # here: few engines load the specification
+            from foreword.batch import CacheChecker  # imported here because few engines load the specification
 
             checker = CacheChecker.of(states)
             self.cache.pool.observers.append(checker)
@@ -188,11 +189,12 @@ class Engine:
             max_logprobs=config.max_logprobs,
             default_params=self.default_params,
         )
-        self._planned: InFlightStep | None = None  # prepared during the last step, maybe launched, and not resolved yet
+        # the step that was prepared (and perhaps launched) during the last one, and is not resolved yet
+        self._planned: InFlightStep | None = None
         self._committing: InFlightStep | None = None
         changes = ("add", "abort", "step", "reset_prefix_cache", "load_lora", "drop_lora")
         self._transaction = Transaction(self, changes, self._restore)
-        self._ready: list[RequestOutput] = []  # returned by the next `step`, also if an error comes first
+        self._ready: list[RequestOutput] = []  # outputs that the next `step` returns, even after an error
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -201,7 +203,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Return whether `step` would do something."""
+        """Return whether there is work for `step`."""
         return bool(self._outputs.groups) or bool(self._ready)
 
     @property
@@ -238,7 +240,8 @@ class Engine:
         prompt_text: str | None = None,
         **options: Unpack[RequestOptions],
     ) -> RequestGroup:
-        """The group that `add` takes. Changes nothing, and may run in another thread; RequestError as `add_request`.
+        """Return the group for `add`. This changes nothing, and may run in another thread. RequestError as in
+        `add_request`.
 
         prompt_text: the text that the token ids were made from, for the output.
         """
@@ -247,7 +250,7 @@ class Engine:
         return group
 
     def add(self, group: RequestGroup) -> None:
-        """Add a checked request. RequestError for an id in use, and for an adapter that is not there any more."""
+        """Add a checked request. RequestError for an id in use, and for an adapter that is no longer loaded."""
         self._check_unused(group.request_id)
         adapter = self.loras.read_again(group.request_id, group.lora)
         with self._transaction:
@@ -282,7 +285,7 @@ class Engine:
         return output
 
     def give_back(self, outputs: Iterable[RequestOutput]) -> None:
-        """Outputs of `step` that belong to another caller: the next `step` returns them again."""
+        """Give back outputs of `step` that belong to another caller. The next `step` returns them again."""
         self._ready[:0] = outputs
 
     @property
@@ -291,7 +294,7 @@ class Engine:
         return Capability.GRAMMAR in self.executor.capabilities
 
     def why(self, request_id: str) -> Reason:
-        """The reason why a request waits, or `running`."""
+        """Return the reason why a request waits, or `running`."""
         group = self._outputs.groups.get(request_id)
         if group is None:
             return reason("unknown")
@@ -303,8 +306,8 @@ class Engine:
         return self.scheduler.why(first.request.request_id)
 
     def cache_miss(self, request_id: str) -> CacheMiss | None:
-        """Return why no more of a request's prompt was in the cache; None before its first admission, if all of it was,
-        and for an unknown id.
+        """Return why no more of a request's prompt was in the cache. Return None before its first admission, if the
+        whole prompt was in the cache, and for an unknown id.
         """
         group = self._outputs.groups.get(request_id)
         found = None if group is None else group.completions[0].request.cache_miss
@@ -316,18 +319,18 @@ class Engine:
         return {} if group is None else group.completions[0].request.loaded_tokens
 
     def refined(self, miss: CacheMiss) -> CacheMiss:
-        """Return a request's `CacheMiss` with what the special tokens of the model tell, see `CacheMiss.among`."""
+        """Return a request's `CacheMiss`, refined with the special tokens of the model: see `CacheMiss.among`."""
         return self._refined(miss)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes. False, and nothing changes, while requests hold blocks."""
+        """Clear the prefix cache. Return False, and change nothing, while requests hold blocks."""
         with self._transaction:
             is_reset = self.cache.reset()
         self.observers.deliver()
         return is_reset
 
     def load_lora(self, name: str, path: str | Path | LoraAdapter) -> None:
-        """Load an adapter, or what `Loras.read` returned, under a name, also in place of another one of that name.
+        """Load an adapter (a path, or the result of `Loras.read`) under a name. It replaces an adapter with this name.
 
         Requests in progress end with the adapter that they began with. ModelError if it cannot be used, ConfigError for
         a name that is not text, or if the executor runs no adapters, MemoryError if it does not fit.
@@ -338,13 +341,15 @@ class Engine:
             self.loras.load(name, adapter)
 
     def drop_lora(self, name: str) -> None:
-        """Forget an adapter. Requests in progress end with it. ConfigError for an unknown name."""
+        """Unload an adapter. Requests in progress continue with it until they end. ConfigError for an unknown name."""
         self.loras.check_known(name)
         with self._transaction:
             self.loras.drop(name)
 
     def close(self) -> None:
-        """End its threads. The engine can be used again; its executor, which others may share, stays."""
+        """End the engine's threads. The engine can be used again. Its executor stays, because other engines may use
+        it.
+        """
         self.pipeline.close()
         if self.tiers is not None:
             for request in self.tiers.close():
@@ -355,11 +360,11 @@ class Engine:
     # -- the step ----------------------------------------------------------------------------------------------------
 
     def step(self) -> list[RequestOutput]:
-        """Run one step. Returns the requests that ended, and the streaming ones that have new tokens.
+        """Run one step. Return the outputs of requests that ended, and of streaming requests with new tokens.
 
-        If it raises, at whatever point, each request is as before the step or as after it: those that had ended are
-        returned by the next `step`, all others wait with their tokens. A RequestError of one of them, such as of an
-        executor that cannot compute its input, ends that request instead.
+        If it raises, at any point, each request is in its state before the step or after it. The next `step` returns
+        those that had ended; all others wait with their tokens. A RequestError of one request, for example if the
+        executor cannot compute its input, only ends that request.
         """
         try:
             with self._transaction:
@@ -418,7 +423,7 @@ class Engine:
             self.speculation.measure(step.plan, self.clock() - begin)
 
     def _take_planned(self, step: InFlightStep) -> InFlightStep | None:
-        """The step planned during the last one, resolved; None if all its requests have ended."""
+        """Resolve and return the step that was planned during the last one; None if all of its requests have ended."""
         self._planned = None
         plan = self.scheduler.resolve(step.plan)
         if not len(plan.rows):
@@ -428,7 +433,7 @@ class Engine:
         return step
 
     def _plan(self, in_flight: StepPlan | None = None) -> InFlightStep | None:
-        """The next step, planned and prepared; None if no request can run now."""
+        """Plan and prepare the next step; None if no request can run now."""
         if in_flight is not None:
             if self.speculation is not None:
                 self.speculation.reserve_draft_slots(self.scheduler, in_flight)
@@ -443,21 +448,21 @@ class Engine:
         return self.pipeline.prepare(plan) if len(plan.rows) else None
 
     def _schedule(self, request: Request) -> None:
-        """Add a request to the scheduler, once the blocks of its prompt are read that are kept outside the pool."""
+        """Add a request to the scheduler, after the blocks of its prompt that are outside the pool are read."""
         if self.tiers is None or not self.tiers.take(request):
             self.scheduler.add(request)
 
     def _unschedule(self, request_id: str) -> None:
-        """Remove a request that ends, wherever it is."""
+        """Remove a request that ends from the tiers or the scheduler."""
         self.scheduler.remove(request_id)
         if self.tiers is not None:
             for request in self.tiers.remove(request_id):
                 self.scheduler.add(request)
 
     def _load_blocks(self) -> None:
-        """Copy into free blocks what was read from the tiers, and begin to read those of a preempted request. Not while
-        a step waits for its launch: its block copies may write to blocks of requests that have ended since it was
-        planned.
+        """Copy blocks that were read from the tiers into free blocks, and begin to read those of a preempted request.
+        This is not done while a step waits for its launch, because its block copies may write to blocks of requests
+        that have ended since it was planned.
         """
         if self.tiers is not None:
             self.scheduler.take_preempted(self.tiers.take)
@@ -465,7 +470,7 @@ class Engine:
                 self.scheduler.add(request)
 
     def _save_blocks(self) -> None:
-        """Before a step writes to blocks: offer what was in them to the tiers."""
+        """Offer the content of blocks to the tiers before a step writes to them."""
         if self.tiers is not None:
             self.tiers.save()
 
@@ -514,7 +519,7 @@ class Engine:
                 self.speculation.propose_next(self.scheduler, others)
 
     def _end(self, group: RequestGroup, error: RequestError | None) -> None:
-        """End the completions that still run or wait with an error, or as aborted ones."""
+        """End the completions that still run or wait, with an error or as aborted."""
         group.siblings = []
         for completion in group.completions:
             if completion.finish_reason is None:
@@ -545,9 +550,10 @@ class Engine:
             self.loras.collect()
 
     def _restore(self) -> None:
-        """After a failure anywhere in a change: no step is in flight, and unfinished requests wait with their tokens.
+        """Restore the engine after a failure anywhere in a change: no step is in flight, and unfinished requests wait
+        with their tokens.
 
-        The samples of a step that was not wholly committed are dropped: equal seeds draw them again.
+        The samples of a step that was not completely committed are dropped; equal seeds draw them again.
         """
         self.pipeline.reset()
         if self.tiers is not None:

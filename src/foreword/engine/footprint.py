@@ -1,4 +1,4 @@
-"""The memory of a model with its engine, known before the engine is made."""
+"""Compute the memory of a model with its engine before the engine is made."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ class Footprint(NamedTuple):
 def footprint(model: Model[Any], config: EngineConfig, *, budget: int | None, num_models: int = 1) -> Footprint:
     """Return the memory of a model under settings of an engine.
 
-    budget: bytes that it may use, alone; None: no limit but that of the machine. num_models: that share the budget: a
-    pool without a configured size has its part of what the model's weights leave, as `HostMemory.pool_bytes` says. A
+    budget: bytes that the model may use; None: the memory of the machine. num_models: the number of models that share
+    the budget. A pool without a configured size gets an equal part of the memory that the model's weights leave
+    (`HostMemory.pool_bytes`). A
     model on a GPU takes none of the host's.
     ConfigError, with figures, if the model does not fit into the budget, or if no request fits into its pool.
     """

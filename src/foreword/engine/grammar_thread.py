@@ -1,6 +1,6 @@
-"""Masks and forced tokens of grammars, computed in a thread.
+"""Compute masks and forced tokens of grammars in a thread.
 
-A mask is computed while the model runs. No signal interrupts a grammar half way here: they reach the main thread alone.
+A mask is computed while the model runs. No signal interrupts a grammar here, because only the main thread gets signals.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from foreword.sampling import Grammar, TokenMasks, token_masks
 
 
 class GrammarThread:
-    """The thread begins with its first work."""
+    """A thread that starts with its first work."""
 
     def __init__(self) -> None:
         self._thread: PlannerThread[None] | None = None
-        self._masks: TokenMasks | None = None  # of the latest step
+        self._masks: TokenMasks | None = None  # the result of the latest step
 
     def masks(self, batch: InputBatch, grammars: Mapping[int, Grammar], vocab_size: int) -> TokenMasks | None:
         """`token_masks`, whose words are computed from now on. The grammars must not be used before `wait`."""
@@ -29,13 +29,13 @@ class GrammarThread:
         return self._masks
 
     def wait(self) -> None:
-        """Until the masks of the step are computed, also if no sampler has read them."""
+        """Wait until the masks of the step are computed, even if no sampler has read them."""
         if self._masks is not None:
             self._masks.wait()
             self._masks = None
 
     def forced_tokens(self, grammars: Sequence[Grammar], limits: Sequence[int], width: int) -> I32:
-        """Return of each grammar at most limits[i] ≤ width forced tokens: int32 [n, width] padded with −1."""
+        """Return at most limits[i] ≤ width forced tokens of each grammar i: int32 [n, width] padded with −1."""
         found = np.full((len(grammars), width), -1, np.int32)
         self._start(partial(_fill_forced, grammars, limits, found))()
         return found
@@ -70,6 +70,6 @@ def _fill_forced(grammars: Sequence[Grammar], limits: Sequence[int], found: I32)
             tokens = grammar.forced_tokens(limits[i])
         except MemoryError:
             raise
-        except Exception:  # its mask tells
+        except Exception:  # its mask reports the error
             continue
         found[i, : len(tokens)] = tokens

@@ -1,4 +1,4 @@
-"""Prompts whose completion stands between two texts."""
+"""Prompts whose completion fills the gap between two texts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from foreword.models.tokenizer import Tokenizer
 def make_infill(
     tokenizer: Tokenizer, before: object, after: object, params: SamplingParams, max_model_len: int
 ) -> tuple[list[int], SamplingParams]:
-    """Return the tokens of a prompt for the gap between two texts, and parameters with which the gap's end is the end
-    of the output. RequestError for what is not text, and as `Tokenizer.encode_infill`.
+    """Return the tokens of a prompt for the gap between two texts, and parameters with which the output ends at the end
+    of the gap. RequestError for values that are not text, and as in `Tokenizer.encode_infill`.
     """
     for name, text in (("prefix", before), ("suffix", after)):
         if not isinstance(text, str):

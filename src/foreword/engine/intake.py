@@ -1,4 +1,4 @@
-"""From a user's request to the scheduler's requests."""
+"""Convert a user's request to the scheduler's requests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from foreword.structured import GrammarCompiler
 from foreword.versions import Memo
 
 MOST_CUT = 64
-"""A text of more than so many times max_model_len tokens is refused, also if it is cut: all of it is tokenized."""
+"""A text of more than this many times max_model_len tokens is refused, even if it would be cut, because the whole text
+is tokenized."""
 DRY_BREAKERS = ("\n", ":", '"', "*")
 
 
@@ -53,7 +54,7 @@ class Tokenizer(Protocol):
 
 
 POOLING = SamplingParams(max_tokens=1, detokenize=False, ignore_eos=True)
-"""The sampling parameters of pooling requests, which sample nothing."""
+"""The sampling parameters of pooling requests, which do not sample."""
 
 
 class Cut(NamedTuple):
@@ -100,7 +101,7 @@ class Intake:
         self._seed = seed if seed is not None else int.from_bytes(os.urandom(7), "little")
         self._clock, self._grammars, self._loras = clock, grammars, loras
         self._num_arrivals, self._default_params = 0, default_params
-        self._checked = Memo[SamplingParams, CheckedParams]()  # by the parameters as given
+        self._checked = Memo[SamplingParams, CheckedParams]()  # by the given parameters
         self._sampling_of_pooling = CheckedParams(POOLING, states.vocab_size)
 
     def check(
@@ -160,7 +161,7 @@ class Intake:
         )
 
     def _with_prompt(self, request_id: str, prompt: Prompt, params: PoolingParams) -> Prompt:
-        """Return a text to embed behind the model's own prompt for it. Token ids are taken as they are."""
+        """Return a text to embed with the model's prompt before it. Token ids are not changed."""
         if params.task not in ("embed", "token_embed"):
             return prompt
         name = self._pooling.default_prompt if params.prompt_name is None else params.prompt_name
@@ -199,7 +200,8 @@ class Intake:
                 dry_breaker_token_ids=(*given.dry_breaker_token_ids, *breakers),
             )
             checked = CheckedParams(complete, vocab_size, request_id)
-        return checked if given.has_mappings else self._checked.keep(given, checked)  # mappings may change
+        # not stored, because mappings may change
+        return checked if given.has_mappings else self._checked.keep(given, checked)
 
     def _checked_prompt(
         self, request_id: str, prompt: Prompt, text: str | None, cut: Cut | None, limit: int, *, has_output: bool
@@ -261,7 +263,7 @@ class Intake:
         return [*token_ids[: num_kept - num_last], *token_ids[len(token_ids) - num_last :]]
 
     def expand(self, group: RequestGroup) -> None:
-        """Make the group's completions, each with a request of its own. Its adapter has entered."""
+        """Make the group's completions, each with its own request. Its adapter must be loaded."""
         params, pooling = group.params, group.pooling_params
         end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_token_ids)
         count = params.num_completions
@@ -278,7 +280,7 @@ class Intake:
                 seed=derived_seed(seed, index), logprobs=logprobs, prompt_logprobs=prompt_logprobs
             )
             reuse_prefix = prompt_logprobs is None
-            if pooling is not None:  # only the last token's states are there after a hit
+            if pooling is not None:  # after a hit, only the states of the last token are computed
                 reuse_prefix = pooling.pooling_or(self._pooling.pooling) == "last"
             request = Request(
                 request_id=group.request_id if count == 1 else f"{group.request_id}\0{index}",
@@ -302,11 +304,11 @@ class Intake:
         group.num_unfinished = count
 
     def settle_grammar(self, params: SamplingParams, seconds: float) -> bool:
-        """See `Engine.settle_grammar`."""
+        """Wait for the compilation of a grammar: see `Engine.settle_grammar`."""
         return self._grammars is None or self._grammars.settle(params, seconds)
 
     def _grammar_of(self, request_id: str, params: SamplingParams, given: Grammar | None) -> Grammar | None:
-        """Return what the output has to follow: a given grammar, or that of the parameters."""
+        """Return the grammar of the output: a given one, or that of the parameters."""
         if params.forced_tokens:
             if given is not None or params.needs_grammar:
                 reason = "a grammar or a thinking part decides which tokens may follow"
@@ -330,7 +332,7 @@ class Intake:
             raise error.of_request(request_id) from None
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
-        """The tokens of each bad word, at the beginning of a text and inside it."""
+        """Return the tokens of each bad word, at the beginning of a text and inside it."""
         if self._tokenizer is None:
             return []
         spellings = [spelling for word in params.bad_words for spelling in (word, " " + word.lstrip())]
@@ -338,7 +340,7 @@ class Intake:
         return [word for word in ids if word]
 
     def _dry_breakers(self, params: SamplingParams) -> list[int]:
-        """The last token of each sequence breaker inside a text."""
+        """Return the last token of each sequence breaker inside a text."""
         if self._tokenizer is None or not params.dry_multiplier:
             return []
         breakers = DRY_BREAKERS if params.dry_sequence_breakers is None else params.dry_sequence_breakers
@@ -351,7 +353,7 @@ def _last(prompt: Prompt, num_kept: int) -> Prompt:
 
 
 def _check_pooled(request_id: str, params: PoolingParams, prompt: CheckedPrompt, grammar: Grammar | None) -> None:
-    """RequestError for a prompt without a step to pool, and for a grammar."""
+    """Raise RequestError for a prompt without a step to pool, and for a grammar."""
     if params.step_tag_id is not None and params.step_tag_id not in prompt.token_ids:
         reason = "is not in the prompt, so there is no step to pool"
         fix = "Mark the end of each step with it."
@@ -361,7 +363,9 @@ def _check_pooled(request_id: str, params: PoolingParams, prompt: CheckedPrompt,
 
 
 def _text_stream(tokenizer: Tokenizer, params: SamplingParams, prompt: I32) -> TextStream:
-    """prompt: its last tokens may begin a character, which the text then has as a whole."""
+    """Return the text stream of an output. prompt: its last tokens may begin a character, which the text then contains
+    completely.
+    """
     skips = params.skip_special_tokens
     special = tokenizer.special_token_ids if skips and params.stop_strings else {}
     if left_out := any(text in stop for stop in params.stop_strings for text in special):

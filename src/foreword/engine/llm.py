@@ -28,7 +28,7 @@ from foreword.media.limits import MediaLimits
 from foreword.models.loader import LoadedModel
 from foreword.models.tokenizer import Tokenizer
 
-# Modules of chats, vectors and sounds are imported by the methods that need them: a start has less to load.
+# Methods import the modules for chats, vectors and sounds when they need them, so that the start is faster.
 if TYPE_CHECKING:
     from foreword.engine.chat import Conversation, Message
     from foreword.engine.pooling import PoolingRequestOutput
@@ -45,7 +45,7 @@ Pooling = PoolingParams | Sequence[PoolingParams] | None
 Loras = str | Sequence[str | None] | None
 """The name of the adapter of all prompts, or of each."""
 OneEach = tuple[str, type[V], str]
-"""A parameter of which there is one per prompt: its name, type, and an example."""
+"""A parameter with one value per prompt: its name, type, and an example."""
 
 PARAMS = "sampling_params", SamplingParams, "SamplingParams(temperature=…)"
 POOLING = "pooling_params", PoolingParams, 'PoolingParams(task="embed")'
@@ -63,7 +63,7 @@ class LLM:
 
     model: a name the project knows, a .gguf file, a directory of safetensors, a hub id, a `LoadedModel`, or what `load`
     returned for the same executor.
-    options: see `LLMOptions` and docs/settings.md. ConfigError for an unknown name and for a value that cannot be.
+    options: see `LLMOptions` and docs/settings.md. ConfigError for an unknown name and for a value that is not valid.
     """
 
     def __init__(self, model: str | Path | LoadedModel | Model[Any], **options: Unpack[LLMOptions]) -> None:
@@ -98,8 +98,8 @@ class LLM:
         self.name, self._is_closed = name, False
         self._ids = count()
         self._running: list[RequestGroup] = []
-        self._streaming: set[str] = set()  # requests of streams that are read
-        self._unread: dict[str, RequestOutput] = {}  # their outputs, of steps that others ran
+        self._streaming: set[str] = set()  # requests of streams that are being read
+        self._unread: dict[str, RequestOutput] = {}  # outputs of these requests from steps that other streams ran
         self._abandoned: deque[str] = deque()  # requests of closed streams that could not be aborted at once
         self._transaction = Transaction(self, ("_run", "_begin", "_next", "_leave", "close"), self._abort_running)
 
@@ -117,7 +117,7 @@ class LLM:
         raise TypeError(f"an LLM holds memory and threads of its process. Make one in each: LLM({self.name!r}, …)")
 
     def close(self) -> None:
-        """End its thread and its ranks' processes; its memory is freed with the object. Closing twice is harmless."""
+        """End the thread and the processes of ranks. The memory is freed with the object. Closing twice is harmless."""
         with self._transaction:
             self._is_closed = True
             self.engine.close()
@@ -133,7 +133,7 @@ class LLM:
         return self.engine.loras.paths
 
     def load_lora(self, name: str, path: str | Path) -> None:
-        """Load a LoRA adapter under a name, also in place of another one: see `Engine.load_lora`.
+        """Load a LoRA adapter under a name; it replaces an adapter with this name: see `Engine.load_lora`.
 
         path: a directory that PEFT wrote, or a GGUF file.
         """
@@ -141,13 +141,14 @@ class LLM:
         self.engine.load_lora(name, path)
 
     def drop_lora(self, name: str) -> None:
-        """Forget an adapter: see `Engine.drop_lora`."""
+        """Unload an adapter: see `Engine.drop_lora`."""
         self._check_open()
         self.engine.drop_lora(name)
 
     def default_sampling_params(self) -> SamplingParams:
-        """Return the parameters of requests without any: temperature 0 and 1024 tokens, as `foreword run`
-        (`SamplingParams` itself has 1 and 16), with what the model suggests unless generation_config is "ignore".
+        """Return the parameters of requests without parameters: temperature 0 and 1024 tokens, as in `foreword run`
+        (`SamplingParams` itself has 1 and 16), and the values that the model suggests unless generation_config is
+        "ignore".
 
         To change some of them: ``replace(llm.default_sampling_params(), max_tokens=8)``.
         """
@@ -156,11 +157,11 @@ class LLM:
     def generate(
         self, prompts: Prompts, sampling_params: Params = None, *, lora: Loras = None, progress: bool | None = None
     ) -> list[RequestOutput]:
-        """Complete one prompt or many, in one list in the order given.
+        """Complete one prompt or many, and return a list in the order of the prompts.
 
         prompts: a text, token ids, a `MixedPrompt`, or a list of these. sampling_params: one for all, or one per
-        prompt, which are taken as they are; None: `default_sampling_params`. lora: the name of an adapter for all, or
-        one per prompt; None: the model. progress: a bar; None: on a terminal.
+        prompt, which are used unchanged; None: `default_sampling_params`. lora: the name of an adapter for all, or one
+        per prompt; None: no adapter. progress: whether to show a bar; None: if the output is a terminal.
 
         RequestError for a prompt or parameter that cannot be served, with its index in the list, before any request
         has started. A request that fails later, such as for logits that are not numbers, has its error in
@@ -171,7 +172,7 @@ class LLM:
     def stream(
         self, prompts: Prompts, sampling_params: Params = None, *, lora: Loras = None
     ) -> Iterator[RequestOutput]:
-        """Complete one prompt or many, and iterate over their outputs as their tokens come.
+        """Complete one prompt or many, and iterate over their outputs while tokens are generated.
 
         The arguments and errors are those of `generate`. ``prompt_index`` of an output is the place of its prompt in
         the list; ``new_text`` and ``new_token_ids`` of its completions are what came since the one before. The requests
