@@ -1,4 +1,4 @@
-"""Declare what users give by name: the form that settings and sampling parameters share.
+"""Declare values that users give by name: the common form of settings and sampling parameters.
 
     temperature: float = declared(1.0, "Divide the logits by this value.", least=0.0, most=100.0)
 
@@ -25,16 +25,17 @@ from foreword.names import advice
 T = TypeVar("T")
 D = TypeVar("D", bound="Declared")
 
-MAX_ITEMS = 1 << 20  # of a list: more than any vocabulary has
+MAX_ITEMS = 1 << 20  # largest length of a list: more than the size of any vocabulary
 _KEY = "declared"
 
 
 class Kind(NamedTuple):
-    """The values of one type.
+    """A kind of values.
 
-    name: in messages. convert: makes one of what was given; what cannot be converted is returned as it is. accepts:
-    whether a converted value is one. read: makes one of a text, or one of its items; ValueError or KeyError for another
-    text. form: of that text, in help. collect: makes the value of its items, if it has some. fix: of another value.
+    name: its name in messages. convert: converts a given value; a value that cannot be converted is returned unchanged.
+    accepts: returns whether a converted value is of this kind. read: converts a text to a value, or to one of its
+    items; ValueError or KeyError for a wrong text. form: the form of that text in help. collect: makes a value from its
+    items, if it has items. fix: the advice for any other value.
     """
 
     name: str
@@ -49,14 +50,14 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """A row.
+    """A row of the table.
 
-    name: of the field. type: its annotation without None, a key of `KINDS`, which has its ``kind``. optional: None is a
-    value too. help: one sentence or two, for users. fix: what the error of another value recommends; "": what its kind
-    does, or the most similar choice. choices: the only texts, if there are some. least, above, most: the limits of a
-    number; ``above`` is excluded. unit: "bytes" also takes texts such as "2GiB", "path" an os.PathLike. value_name:
-    stands for the value in help. convert: makes the value in place of its kind, which then has no check; ValueError
-    with the reason.
+    name: the name of the field. type: its annotation without None, a key of `KINDS`, which has its ``kind``. optional:
+    whether None is a value. help: one or two sentences for users. fix: the advice in the error for a wrong value; "":
+    the advice of its kind, or the most similar choice. choices: the only valid texts, if the values are limited. least,
+    above, most: the limits of a number; ``above`` is excluded. unit: with "bytes", texts such as "2GiB" are also valid;
+    with "path", an os.PathLike. value_name: the name of the value in help. convert: converts the value instead of its
+    kind, which then checks nothing; ValueError with the reason.
     """
 
     name: str = ""
@@ -80,12 +81,12 @@ class Declared:
 
     @property
     def form(self) -> str:
-        """Return what stands for the value in help."""
+        """Return the name of the value in help."""
         return self.value_name or ("NAME" if self.choices else "SIZE" if self.unit == "bytes" else self.kind.form)
 
     @property
     def limits(self) -> str:
-        """The limits of a number: "from 1 to 65536", "≥ 1", "> 0 and ≤ 1"; "" of others."""
+        """Return the limits of a number: "from 1 to 65536", "≥ 1", "> 0 and ≤ 1"; "" for other values."""
         if not self.kind.is_number or (self.least is None and self.above is None):
             return ""
         if self.above is None and self.most is not None:
@@ -95,12 +96,12 @@ class Declared:
 
     @property
     def expected(self) -> str:
-        """Return which values are valid: "an integer from 1 to 65536, or None"."""
+        """Describe the valid values: "an integer from 1 to 65536, or None"."""
         one = f"one of {', '.join(map(repr, self.choices))}" if self.choices else f"{self.kind.name} {self.limits}"
         return one.rstrip() + ', or a size such as "2GiB"' * (self.unit == "bytes") + ", or None" * self.optional
 
     def refusal(self, value: Any) -> str | None:
-        """Return why a value, as converted, is not accepted; None if it is."""
+        """Return the reason why a converted value is not accepted; None if it is accepted."""
         if value is None and self.optional:
             return None
         kind = self.kind
@@ -125,8 +126,8 @@ class Declared:
 
 
 def declared(default: T, help: str, *, is_shown: bool = True, **facts: Any) -> T:
-    """Declare a field. is_shown: whether the ``repr`` of its owner, and messages, have it. facts: of its row, apart
-    from those that the annotation tells.
+    """Declare a field. is_shown: whether the ``repr`` of its owner, and messages, show it. facts: the facts of its row
+    that do not follow from the annotation.
     """
     return field(default=default, repr=is_shown, metadata={_KEY: {"help": help, **facts}})
 
@@ -145,7 +146,7 @@ def declarations(owner: Any, form: type[D]) -> dict[str, D]:
 def _row(owner: Any, item: Field[Any], form: type[D]) -> D:
     annotation, facts = str(item.type), dict(item.metadata[_KEY])
     type, optional = annotation.removesuffix(" | None"), annotation.endswith(" | None")
-    if type not in KINDS:  # choices, perhaps by a name of their own, or what the row converts itself
+    if type not in KINDS:  # choices, perhaps with a separate name, or a value that the row itself converts
         hint = get_type_hints(owner)[item.name]
         hint = get_args(hint)[0] if get_origin(hint) in (Union, UnionType) else hint
         type, facts["choices"] = "str", get_args(hint) if get_origin(hint) is Literal else ()
@@ -162,12 +163,12 @@ def _plain(number: float | None) -> str:
 
 
 def _integer(value: Any) -> Any:
-    """``value.__index__()``, or the value itself without one, and of a flag."""
+    """Return ``value.__index__()``. A flag, and a value without ``__index__``, is returned unchanged."""
     return value if type(value) is int or type(value) is bool else attempt(operator.index, value, otherwise=value)
 
 
 def _float(value: Any) -> Any:
-    """``value.__float__()``, or the value itself without one, and of a flag."""
+    """Return ``value.__float__()``. A flag, and a value without ``__float__``, is returned unchanged."""
     if isinstance(value, bool | np.bool_) or not hasattr(type(value), "__float__"):
         return value
     return attempt(float, value, otherwise=value)
@@ -178,7 +179,9 @@ def _same(value: Any) -> Any:
 
 
 def _each(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return what makes a tuple of converted values, and returns a value that is not a finite list as it is."""
+    """Return a function that converts a finite list to a tuple of converted values, and returns any other value
+    unchanged.
+    """
 
     def convert_all(values: Any) -> Any:
         if isinstance(values, Mapping | str | bytes | bytearray):
@@ -191,7 +194,7 @@ def _each(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def is_integer(value: object) -> bool:
     """Return whether a value is an integer, of Python or NumPy, and no truth value."""
-    # isinstance of an abstract class is slow.
+    # isinstance with an abstract class is slow.
     return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 

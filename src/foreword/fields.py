@@ -1,6 +1,6 @@
-"""Fields of a JSON object of a request: each is taken once, with its type; what is left in the end is refused.
+"""Read the fields of a JSON object of a request. Each is taken once, with its type; fields that remain are refused.
 
-And the entries of a mapping that a caller made.
+Also read the entries of a mapping that a caller made.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from foreword.names import OTHERS, advice
 
 Schema = dict[str, Any]
 Neutral = Mapping[str, tuple[object, ...]]
-"""Fields that are not supported → the values that ask for nothing and are therefore accepted."""
+"""Fields that are not supported → the values that have no effect and are therefore accepted."""
 
 
 class Kind(NamedTuple):
@@ -29,13 +29,13 @@ class Kind(NamedTuple):
 
 
 def list_of(kind: Kind, name: str, *, most: int | None = None) -> Kind:
-    """Return the kind of lists of a kind, with at most so many items."""
+    """Return the kind of lists of a kind, with at most ``most`` items."""
     schema = {"type": "array", "items": kind.schema} | ({} if most is None else {"maxItems": most})
     return Kind(name, lambda value: isinstance(value, list) and all(map(kind.accepts, value)), schema, most)
 
 
 def either(one: Kind, other: Kind) -> Kind:
-    """At most one of them may be limited."""
+    """Return the kind of values of either kind. At most one of the two may have a limit."""
     name, schema = f"{one.name} or {other.name}", {"anyOf": [one.schema, other.schema]}
     most = other.most if one.most is None else one.most
     return Kind(name, lambda value: one.accepts(value) or other.accepts(value), schema, most)
@@ -56,7 +56,7 @@ OBJECTS = list_of(OBJECT, "a list of objects")
 
 
 class Fields:
-    """The fields of an object. One that is null counts as absent.
+    """The fields of an object. A field that is null counts as absent.
 
     at: the path of the object in the body, "" for the body; errors name fields such as ``messages[0].content``.
     """
@@ -75,11 +75,13 @@ class Fields:
             given.fields = self
 
     def path(self, name: str) -> str:
-        """The path of one of its fields in the body."""
+        """Return the path of a field in the body."""
         return f"{self._at}.{name}" if self._at else name
 
     def take(self, name: str, kind: Kind, default: Any = None) -> Any:
-        """The value of a field, or the default. RequestError if it is of another type, or has too many entries."""
+        """Return the value of a field, or the default. RequestError if it is of another type, or has too many
+        entries.
+        """
         self._known[name] = kind
         value = self._left.pop(name, default)
         if kind.most is not None and isinstance(value, list | dict) and len(value) > kind.most:
@@ -91,7 +93,7 @@ class Fields:
         return value
 
     def require(self, name: str, kind: Kind) -> Any:
-        """The value of a field. RequestError if it is missing or of another type."""
+        """Return the value of a field. RequestError if it is missing or of another type."""
         value = self.take(name, kind)
         self._required.append(name)
         if value is None:
@@ -99,23 +101,23 @@ class Fields:
         return value
 
     def nested(self, name: str) -> Fields | None:
-        """The fields of a field that is an object; None if it is absent."""
+        """Return the fields of a field that is an object; None if it is absent."""
         value = self.take(name, OBJECT)
         return None if value is None else Fields(value, self.path(name))
 
     def nested_list(self, name: str) -> Iterator[Fields] | None:
-        """The fields of each object of a field that is a list of them, made one by one, since there may be many; None
-        if it is absent.
+        """Return the fields of each object in a field that is a list of objects; None if it is absent. They are made
+        one by one, because there may be many.
         """
         listed, at = self.take(name, OBJECTS), self.path(name)
         return None if listed is None else (Fields(one, f"{at}[{i}]") for i, one in enumerate(listed))
 
     def refuse(self, name: str, value: object, fix: str) -> RequestError:
-        """The error of a value that is not supported."""
+        """Return the error for a value that is not supported."""
         return RequestError(None, self.path(name), value, "is not supported", fix)
 
     def end(self, neutral: Neutral | None = None) -> None:
-        """RequestError for the first field that was not taken."""
+        """Raise RequestError for the first field that was not taken."""
         self._neutral = neutral or {}
         for name, value in self._left.items():
             values = self._neutral.get(name)
@@ -128,27 +130,27 @@ class Fields:
                 raise self.refuse(name, value, advice(name, self._known, fix) if name in OTHERS else fix)
 
     def schema(self) -> Schema:
-        """The JSON schema of the objects whose fields are taken in this way."""
+        """Return the JSON schema of the objects whose fields are taken in this way."""
         found: dict[str, Schema] = {name: {"enum": list(values)} for name, values in self._neutral.items()}
         for name, kind in self._known.items():
             part = self._given.get(name)
             found[name] = part.schema() if isinstance(part, Described) else kind.schema
         for name in found.keys() - set(self._required):
             found[name] = {"anyOf": [found[name], {"type": "null"}]}
-        others = {"type": "null"}  # which counts as absent
+        others = {"type": "null"}  # null counts as absent
         return {"type": "object", "properties": found, "required": self._required, "additionalProperties": others}
 
 
 def entries_of(request_id: str, prompt: Mapping[Any, Any], keys: Iterable[str] = ()) -> dict[Any, Any]:
-    """Return what a caller's mapping has, after ``keys``: None for those that it lacks. RequestError if it cannot be
-    read.
+    """Return the values of a caller's mapping for ``keys``, None for missing keys, and then its other entries.
+    RequestError if it cannot be read.
     """
     given: dict[Any, Any] = dict.fromkeys(keys)
     try:
         given |= prompt
     except MemoryError:
         raise
-    except Exception:  # whatever the caller's mapping raises
+    except Exception:  # any error that the caller's mapping raises
         raise RequestError(request_id, "prompt", prompt, "cannot be read", "Give a dict.") from None
     return given
 

@@ -26,26 +26,32 @@ from foreword.errors import ConfigError, setting_text
 _SIZE = re.compile(r"\s*(\d{1,18})(?:\.(\d{1,18}))?\s*(?:([KMGT])(i?))?B?\s*", re.IGNORECASE)
 
 setting, setting_of = declared, declared_like
-"""How a class declares a setting, and one like that of another class."""
+"""Declare a setting of a class, and a setting like that of another class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting(Declared):
-    """A setting. Numbers are not negative unless a row says so. decoders_only: encoders refuse any but the default."""
+    """A setting. Numbers are not negative unless a row allows it. decoders_only: encoders refuse any value but the
+    default.
+    """
 
     least: float | None = 0
     most: float | None = 2**31
     decoders_only: bool = False
 
     def read(self, value: Any) -> Any:
-        """Return the value of a text, such as one of a command line; others are as for `checked`. ConfigError."""
+        """Return the value of a text, such as one of a command line; any other value is checked as by `checked`.
+        ConfigError if it is wrong.
+        """
         if isinstance(value, str) and self.kind.is_number and not self.unit:
             with suppress(ValueError):
                 value = self.kind.read(value)
         return self.checked(value)
 
     def checked(self, value: Any) -> Any:
-        """Return the value as its owner keeps it. ConfigError with the name, the value and what is expected."""
+        """Return the value in the form in which its owner stores it. ConfigError with the name, the value and the valid
+        values.
+        """
         if value is None and self.optional:
             return None
         try:
@@ -73,7 +79,7 @@ def _settings_of(owner: Any) -> Mapping[str, Setting]:
 
 
 def check_settings(values: Any) -> None:
-    """Check, and convert where that is meant, each setting of an instance that is being made. Raise ConfigError."""
+    """Check and convert each setting of an instance that is being made. Raise ConfigError for a wrong one."""
     for name, known in settings_of(type(values)).items():
         value = getattr(values, name)
         if (kept := known.checked(value)) is not value:
@@ -81,7 +87,7 @@ def check_settings(values: Any) -> None:
 
 
 def check_of_encoder(values: Any) -> None:
-    """Raise ConfigError for a setting of an instance that only decoders have, and that has not its default."""
+    """Raise ConfigError for a setting of an instance that only decoders have and that does not have its default."""
     for name, known in settings_of(type(values)).items():
         if known.decoders_only and (value := getattr(values, name)) != known.default:
             raise ConfigError(f"{name}={value!r}: only decoders have it, and the model is an encoder; leave it out")

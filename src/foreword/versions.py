@@ -1,7 +1,7 @@
-"""Remember values between steps until their owners change: versions of owners, and memos of what was made.
+"""Cache results between steps until the values from which they were computed change: versions and memos.
 
-An owner of values that change has a ``version``, an integer that grows with every change. A `Memo` keeps what was made
-from the values of its owners, and forgets it when one of their versions has grown. docs/remembered.md lists them.
+An owner of values that change has a ``version``, an integer that grows with every change. A `Memo` stores a result that
+was computed from the values of its owners, until one of their versions has grown. docs/remembered.md lists all memos.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ class Versioned(Protocol):
 
     @property
     def version(self) -> int:
-        """An integer that grows with every change."""
+        """Return an integer that grows with every change."""
 
 
 class Memo(Generic[K, V]):
-    """The last value made for a key, until one of its owners changes.
+    """The last value that was computed for a key, valid until one of its owners changes.
 
-    Keys are compared by identity, so a key is a value that never changes: parameters, needs, an array that is replaced
-    and not written. owners: what the value depends on besides its key. size: keys; one more replaces the oldest.
+    Keys are compared by identity, so a key must be a value that never changes: parameters, needs, an array that is
+    replaced instead of written. owners: the objects on which the value depends, besides its key. size: the number of
+    keys; a further key replaces the oldest one.
     """
 
     __slots__ = ("_entries", "_owners", "_size")
 
     def __init__(self, *owners: Versioned, size: int = 1) -> None:
         self._owners, self._size = owners, size
-        self._entries: list[_Entry[K, V]] = []  # the oldest first
+        self._entries: list[_Entry[K, V]] = []  # the oldest entry first
 
     def find(self, key: K) -> V | None:
-        """Return what was kept for the key; None if nothing was, or if it is forgotten."""
+        """Return the stored value of the key; None if there is none, or if it is no longer valid."""
         for entry in self._entries:
             if entry.key is key and entry.uses:
                 for owner, version in entry.versions:
@@ -52,7 +53,7 @@ class Memo(Generic[K, V]):
         return value
 
     def forget(self) -> None:
-        """Forget what was kept for every key."""
+        """Remove the values of all keys."""
         self._entries = []
 
 

@@ -1,4 +1,4 @@
-"""The memory of the host that an engine takes beside its KV pool, and the size of the pool that is left."""
+"""Compute the memory of the host that an engine needs besides its KV pool, and the memory that is left for the pool."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from foreword.errors import ConfigError
 from foreword.machine import memory_bytes, own_memory_bytes
 
 KV_POOL_BYTES = 2 << 30
-"""The size of a pool by default, where that much is left."""
-_STEPS = 2  # in flight, each with buffers of its own
+"""The default size of a pool, if enough memory is left."""
+_STEPS = 2  # number of steps in flight, each with separate buffers
 _ROW_BYTES = 512  # per request: columns of the rows, tensors of a step
 _TOKEN_BYTES = 64  # per token of a step: tensors of a step
 _OTHERS = "max_num_batched_tokens, max_num_seqs or max_model_len"
@@ -22,11 +22,11 @@ _FACTOR_OF_LOGITS = 2  # themselves, and the copy of rows that logits processors
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Memory beside a KV pool, in bytes.
+    """Memory besides a KV pool, in bytes.
 
-    usable: what the process may use of its machine, within its control groups. needed: by what takes it in every run.
-    on_demand: by what takes it for some requests, at most. num_engines: that share it. limit: what "usable" is, for
-    messages.
+    usable: the memory of the machine that the process may use, within its control groups. needed: memory that every
+    run needs, by its use. on_demand: the largest memory that some requests need, by its use. num_engines: the number of
+    engines that share it. limit: a description of "usable" for messages.
     """
 
     usable: int
@@ -36,17 +36,18 @@ class HostMemory:
     limit: str = "memory that the machine has or its container may use"
 
     def pool_bytes(self, least: int, num_pools: int = 1) -> int:
-        """Return the default size of one of so many pools of each engine: KV_POOL_BYTES, at most its part of what is
-        left by all that is needed or used on demand. If that is less than half of what is left by what is needed, its
-        part is of this half. If that is less than ``least`` bytes, it is these, as far as they are left.
+        """Return the default size of one of ``num_pools`` pools of each engine.
+
+        With A the usable memory without the needed one, and B the memory that is also left without the one on demand,
+        it is an equal part of max(B, A / 2), at most KV_POOL_BYTES, and at least ``least`` bytes if A has them.
         """
         left = self.usable - sum(self.needed.values())
         part = max(left - sum(self.on_demand.values()), left // 2) // (num_pools * self.num_engines)
         return min(KV_POOL_BYTES, max(part, min(least, left)))
 
     def check(self, pool_bytes: int, setting: str) -> None:
-        """Raise ConfigError if a pool does not fit beside what is needed. Warn if it fits only until some requests use
-        what they may. setting: what gave the pool its size, for the message.
+        """Raise ConfigError if a pool and the needed memory do not fit. Warn if they fit, but not together with the
+        memory on demand. setting: the setting that gave the pool its size, for the message.
         """
         if pool_bytes + sum(self.needed.values()) > self.usable:
             raise ConfigError(f"{setting}: {self._text(pool_bytes, self.needed)}. {self._fix()}")
@@ -56,7 +57,7 @@ class HostMemory:
             warnings.warn(f"{setting}: {text}, if requests use all of it. {fix}", stacklevel=2)
 
     def beside(self, name: str, size: int) -> HostMemory:
-        """Return the memory with something else that is needed."""
+        """Return the memory with another needed part."""
         return replace(self, needed={**self.needed, name: size})
 
     def _text(self, pool_bytes: int, beside: Mapping[str, int]) -> str:
@@ -78,12 +79,12 @@ class HostMemory:
 def host_memory(
     config: EngineConfig, *, weights: int, activations: int, vocab_size: int, length: int, num_groups: int
 ) -> HostMemory | None:
-    """Return the memory of an engine; None where the system does not tell how much there is.
+    """Return the memory of an engine; None if the system does not report the size of its memory.
 
     weights, activations: bytes, as the executor holds them. length: max_model_len. num_groups: KV groups.
     With R = max_num_seqs, N = max_num_batched_tokens, M = length, V = vocab_size, d draft tokens, block size S:
 
-    process        what is resident before, apart from pages of files
+    process        resident memory before, without pages of files
     rows           4 R M + 4 R M / S per group + 512 R, and for each of two steps in flight the same tables + 64 N
     logits         2 · 4 V · min(N, R (1 + d))
     on demand      log-probabilities of prompts 4 V N, LoRA adapters lora_bytes, grammars grammar_cache_bytes, blocks

@@ -31,7 +31,7 @@ BEGINNING = Position()
 class Transcript:
     """The output of a completion so far: lists that only grow, so that outputs share them.
 
-    pieces: its text, in the pieces in which it came. logprobs: one entry per token, None if not requested.
+    pieces: the pieces of its text. logprobs: one entry per token, None if not requested.
     """
 
     pieces: list[str] = field(default_factory=list)
@@ -50,7 +50,8 @@ class CompletionOutput:
     finish_reason: "stop" (the model's end token, a stop token or a stop string), "length", "abort", "error", or None
     while it runs. stop_reason: the stop string or stop token id; None for the model's end token. cumulative_logprob: of
     the tokens, if log-probabilities were requested.
-    Of chats: events: what the new text adds to the message; message: of the final output. reasoning_tokens: tokens up
+    For chats: events: the changes of the message by the new text. message: the message of the final output.
+    reasoning_tokens: tokens up
     to the end of the reasoning, all of them inside it; None without reasoning.
     """
 
@@ -67,12 +68,12 @@ class CompletionOutput:
 
     @property
     def text(self) -> str:
-        """All of the text, without the stop string or stop token that ended it (unless requested). O(text)."""
+        """The whole text, without the stop string or stop token that ended it (unless requested). O(text)."""
         return "".join(self.transcript.pieces[: self.end.pieces])
 
     @property
     def token_ids(self) -> list[int]:
-        """Every sampled token, the one that ended it included. O(tokens)."""
+        """All sampled tokens, including the one that ended it. O(tokens)."""
         return self.transcript.token_ids[: self.end.tokens]
 
     @property
@@ -109,7 +110,7 @@ class CompletionOutput:
         return f"CompletionOutput(index={self.index}, text={shown(self.text)}, {self.num_tokens} tokens, {ending})"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return its values as JSON has them. logprobs: of each token, a list of the tokens that it could have been."""
+        """Return its values in the form of JSON. logprobs: for each token, a list of the alternatives."""
         return {
             "index": self.index,
             "text": self.text,
@@ -136,7 +137,7 @@ class CompletionOutput:
 
 
 def _logprobs(entries: Sequence[TokenLogprobs | None] | None) -> list[list[dict[str, Any]] | None] | None:
-    """Return log-probabilities as JSON has them: of each token a list, whose first entry is of the token itself."""
+    """Return log-probabilities in the form of JSON: a list per token, whose first entry is that of the token itself."""
     if entries is None:
         return None
     return [
@@ -152,7 +153,7 @@ def _logprobs(entries: Sequence[TokenLogprobs | None] | None) -> list[list[dict[
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a request. cached_tokens: of the prompt, found in the cache. reasoning_tokens: None without
+    """Numbers of tokens of a request. cached_tokens: prompt tokens found in the cache. reasoning_tokens: None without
     reasoning.
     """
 
@@ -170,11 +171,13 @@ class Usage:
 class RequestMetrics:
     """Times in seconds on the engine's clock, None for events that have not happened.
 
-    num_cached_tokens: prompt tokens found in the cache; loaded_tokens: those of them that were read from outside the
-    pool, by the name of the tier, such as "disk"; cache_report: the same in words, with the position where the
-    hit ends; cache_miss: why it ends there, None if all but the last token was found. num_preemptions: the number of
-    its preemptions. num_output_tokens: sampled by all of its completions.
-    num_proposed_drafts, num_accepted_drafts: tokens guessed by speculation, and how many of them were right.
+    num_cached_tokens: prompt tokens found in the cache; loaded_tokens: the part of them that was read from outside of
+    the pool, by the name of the tier, such as "disk"; cache_report: a description in words, with the position at which
+    the hit ends; cache_miss: the reason why it ends there, None if all tokens but the last one were found.
+    num_preemptions: the number of
+    its preemptions. num_output_tokens: the number of tokens that all of its completions sampled.
+    num_proposed_drafts, num_accepted_drafts: the number of tokens that speculation proposed, and of those that were
+    accepted.
     """
 
     arrival_time: float
@@ -192,7 +195,7 @@ class RequestMetrics:
 
     @property
     def queue_time(self) -> float | None:
-        """From its arrival until it is first scheduled."""
+        """The time from its arrival until it is first scheduled."""
         return None if self.first_scheduled_time is None else self.first_scheduled_time - self.arrival_time
 
     @property
@@ -201,12 +204,14 @@ class RequestMetrics:
 
     @property
     def e2e_latency(self) -> float | None:
-        """From its arrival to its end."""
+        """The time from its arrival to its end."""
         return None if self.finished_time is None else self.finished_time - self.arrival_time
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Output tokens after the first one per second since it; None before the end, or with fewer than two."""
+        """The number of output tokens after the first one, per second since the first one; None before the end, or with
+        fewer than two tokens.
+        """
         if self.finished_time is None or self.first_token_time is None or self.num_output_tokens < 2:
             return None
         seconds = self.finished_time - self.first_token_time
@@ -215,13 +220,13 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RequestOutput:
-    """The state of a request: final if ``finished``, else so far. token_ids and text are always from the start.
+    """The output of a request, final if ``finished``. token_ids and text always contain everything from the start.
 
-    prompt_token_ids: 0 where the prompt is an embedding. prompt_logprobs: one entry per prompt token, if requested;
-    None for the first token. error: why a completion ended with finish_reason "error", such as logits that are not
-    numbers; other requests are not concerned.
+    prompt_token_ids: 0 for positions with an embedding. prompt_logprobs: one entry per prompt token, if requested;
+    None for the first token. error: the error because of which a completion ended with finish_reason "error", such as
+    logits that are not numbers. Other requests are not affected.
     pooled: the result of a pooling request, which has one output without tokens.
-    prompt_index: the place of its prompt among those of a call of `LLM`.
+    prompt_index: the index of its prompt in the list given to `LLM`.
     """
 
     request_id: str
@@ -241,7 +246,7 @@ class RequestOutput:
         return self.outputs[0].text
 
     def as_dict(self) -> dict[str, Any]:
-        """Return its values as JSON has them; error: in words."""
+        """Return its values in the form of JSON; the error as text."""
         return {
             "request_id": self.request_id,
             "prompt": self.prompt,
@@ -262,7 +267,7 @@ class RequestOutput:
         return f"RequestOutput({self.request_id!r}, {prompt}, outputs=[{outputs}], finished={self.finished}{error})"
 
     def _repr_html_(self) -> str:
-        from foreword.markup import table  # here: few programs are notebooks
+        from foreword.markup import table  # imported here because few programs are notebooks
 
         first, error = self.metrics.time_to_first_token, self.error
         about = [f"{len(self.prompt_token_ids)} prompt tokens"]
@@ -296,7 +301,9 @@ class RequestOutput:
         )
 
     def following(self, earlier: RequestOutput | None) -> RequestOutput:
-        """Return this output for a consumer that did not get the one before it: what is new in either is new."""
+        """Return this output for a consumer that did not read the earlier one: tokens that are new in either output are
+        new in the result.
+        """
         if earlier is None:
             return self
         starts = {output.index: output.start for output in earlier.outputs}

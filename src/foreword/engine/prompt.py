@@ -19,14 +19,14 @@ from foreword.scheduler.request import NO_SPANS
 
 
 class MixedPrompt(TypedDict, total=False):
-    """A prompt of T positions that are not all tokens, or not all rotated as text.
+    """A prompt of T positions with vectors instead of some tokens, or with other rotary positions than text.
 
     prompt_embeds: floats [T, hidden_size]. A vector is the input of the first layer, as transformers'
-    inputs_embeds. With more values those of the model's own encoders, see `Executor`.
-    prompt_token_ids, prompt_is_token_ids: [T], the token ids and where they are read, in place of the vectors there.
-    Without these two, every position is a vector.
-    mrope_positions: integers [dims, n], the rotary positions of the first n ≤ T positions (M-RoPE). mrope_delta: what
-    is added to the later ones (0).
+    inputs_embeds. Vectors with more values are outputs of the model's own encoders, see `Executor`.
+    prompt_token_ids, prompt_is_token_ids: [T], the token ids, and whether a position reads its token id instead of its
+    vector. Without these two, every position is a vector.
+    mrope_positions: integers [dims, n], the rotary positions of the first n ≤ T positions (M-RoPE). mrope_delta: the
+    number that is added to later positions (0).
     """
 
     prompt_embeds: Any
@@ -46,10 +46,10 @@ class PromptLimit(NamedTuple):
 class EncoderDecoderPrompt(TypedDict, total=False):
     """A prompt of an encoder–decoder.
 
-    encoder_token_ids: what the encoder reads. Of a model of speech: audio, floats [samples] at its sampling rate, at
-    most a window of them; or input_features, floats [channels, frames], see `Speech.window`.
-    prompt_token_ids: of the decoder; the model's own first tokens where it is not given. Of a model of speech, these
-    are of the language (a code or a name), the task ("transcribe" or "translate") and timestamps.
+    encoder_token_ids: the input of the encoder. For a model of speech it is audio, floats [samples] at its sampling
+    rate, at most one window; or input_features, floats [channels, frames], see `Speech.window`.
+    prompt_token_ids: the prompt of the decoder, by default the model's first tokens. For a model of speech, these
+    follow from the language (a code or a name), the task ("transcribe" or "translate") and timestamps.
     """
 
     encoder_token_ids: Sequence[int] | AnyArray
@@ -67,9 +67,11 @@ class EncoderPrompts(Protocol):
     def split(
         self, request_id: str, prompt: object, encode: Callable[[str, int | None], list[int]]
     ) -> tuple[Sequence[int], PromptInputs]:
-        """The decoder's tokens, unchecked, and what the encoder reads. A text or a list of token ids is the encoder's.
+        """Return the decoder's tokens, unchecked, and the input of the encoder. A text or a list of token ids is the
+        input of the encoder.
 
-        encode: a text with at most so many tokens. RequestError for what the encoder cannot read.
+        encode: encodes a text with at most a given number of tokens. RequestError for an input that the encoder cannot
+        read.
         """
 
 
@@ -87,9 +89,10 @@ def checked_prompt(
     most_new_tokens: int,
     has_output: bool = True,
 ) -> tuple[CheckedPrompt, PromptInputs]:
-    """Return the token ids of a prompt, 0 at embeddings, and its other inputs. RequestError for what does not fit.
+    """Return the token ids of a prompt, 0 for embeddings, and its other inputs. RequestError for inputs that do not
+    fit.
 
-    most_new_tokens: of a step. has_output: whether a token follows it.
+    most_new_tokens: the largest number of tokens of a step. has_output: whether a token follows the prompt.
     """
     limit = PromptLimit(max_model_len, has_output)
     if not isinstance(prompt, Mapping):
@@ -129,7 +132,7 @@ def checked_tokens(
     field, length = "prompt_token_ids", length_of(token_ids)
     if length == 0:
         raise RequestError(request_id, field, [], "is empty", "Give at least one token.")
-    _check_length(request_id, field, length, limit)  # before an array of this length is made
+    _check_length(request_id, field, length, limit)  # checked before an array of this length is made
     ids = flat_int32(token_ids)
     if ids is None:
         reason = "must be a flat list of integers that fit int32"
@@ -160,7 +163,7 @@ def _check_length(request_id: str, field: str, length: int, limit: PromptLimit) 
 
 
 def _entries(request_id: str, prompt: Mapping[Any, Any]) -> dict[str, Any]:
-    """The value of every key of `MixedPrompt`, None where it is not given."""
+    """Return the value of every key of `MixedPrompt`, None if it is not given."""
     given = entries_of(request_id, prompt, KEYS)
     for key in list(given)[len(KEYS) :]:
         fix = advice(key if isinstance(key, str) else "", KEYS, f"Use {', '.join(KEYS)}.")
@@ -169,7 +172,7 @@ def _entries(request_id: str, prompt: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _embeds(request_id: str, values: object, executor: Executor, limit: PromptLimit) -> F32:
-    """Prompt embeddings as a float32 array of their own."""
+    """Return prompt embeddings as a new float32 array."""
     field, width, extra = "prompt_embeds", executor.hidden_size, executor.extra_size
     check_capability(request_id, executor, Capability.PROMPT_EMBEDS, field, values)
     array = as_array(values)
@@ -185,13 +188,13 @@ def _embeds(request_id: str, values: object, executor: Executor, limit: PromptLi
         raise RequestError(request_id, field, got, f"must be floats [tokens, {width}], tokens ≥ 1", fix)
     _check_length(request_id, field, len(array), limit)
     embeds = np.zeros((len(array), width + extra), np.float32)
-    with np.errstate(over="ignore"):  # infinities are refused where they are read
+    with np.errstate(over="ignore"):  # infinities are refused by the code that reads them
         embeds[:, : array.shape[1]] = array
     return embeds
 
 
 def _is_token(request_id: str, given: Mapping[str, Any], length: int) -> Bools:
-    """Return where the prompt is a token, bool [length]."""
+    """Return whether each position is a token, bool [length]."""
     field, values = "prompt_is_token_ids", given["prompt_is_token_ids"]
     if (values is None) != (given["prompt_token_ids"] is None):
         reason, fix = "prompt_token_ids and prompt_is_token_ids belong together", "Give both, or none of them."
@@ -207,7 +210,7 @@ def _is_token(request_id: str, given: Mapping[str, Any], length: int) -> Bools:
 
 
 def spans_of(inputs: PromptInputs, executor: Executor) -> I32:
-    """The spans [n, 2] (first, end) of vectors that see each other, which one step computes."""
+    """Return the spans [n, 2] (first, end) of vectors that attend to each other and must be computed in one step."""
     if not executor.extra_size or "prompt_embeds" not in inputs:
         return NO_SPANS
     reach = inputs["prompt_embeds"][:, -1] > 0
@@ -217,7 +220,9 @@ def spans_of(inputs: PromptInputs, executor: Executor) -> I32:
 
 
 def _check_spans(request_id: str, reach: F32, is_token: Bools, most_new_tokens: int) -> None:
-    """RequestError unless the vectors of each span see all up to its end, and a step has as many tokens."""
+    """Raise RequestError unless the vectors of each span attend to all positions up to its end, and a step can have
+    that many tokens.
+    """
     following = np.append(np.where(is_token, -1, reach)[1:], -1)
     bad = (reach < 0) | ((reach > 0) & (following != reach - 1))
     if bad.any():

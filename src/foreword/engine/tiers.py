@@ -1,10 +1,10 @@
-"""The blocks of an engine that are kept outside its pool: offered to tiers, found for new prompts, and read back.
+"""Keep blocks of an engine outside of its pool: offer them to tiers, find them for new prompts, and read them back.
 
     add ──find──▶ some blocks are in a tier ──▶ reader thread ──pieces──▶ between two steps: into free blocks, hittable
                   none ──▶ scheduler                                      all are there ──▶ scheduler
 
-A request whose blocks are read is not in the scheduler, so that no other one waits for it. What was read is cached
-content like any other: the scheduler finds it, and nothing else changes for it.
+While the blocks of a request are read, it is not in the scheduler, so that no other request waits for it. Blocks that
+were read are cached content like any other, which the scheduler finds; nothing else changes for the scheduler.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from foreword.executors import Capability, Executor, TransferExecutor
 from foreword.scheduler import Request
 
 if TYPE_CHECKING:
-    from foreword.batch import CacheChecker  # few engines load the specification
+    from foreword.batch import CacheChecker  # only for types: few engines load the specification
 
 CONTENT_VERSION = 1
-"""Grows whenever the same model computes other keys and values, or lays them out in another way, so that blocks which
-were saved before are not read.
+"""Grows with every change after which the same model computes other keys and values, or stores them in another form.
+Blocks that were saved with another version are not read.
 """
 PIECE_BYTES = 8 << 20
 """Bytes that are copied into the pool between two steps while other requests run, unless one block is larger."""
-NUM_PIECES = 3  # that are read ahead
-IDLE_SECONDS = 0.05  # that a step without anything to compute waits for the next piece
+NUM_PIECES = 3  # number of pieces that are read ahead
+IDLE_SECONDS = 0.05  # seconds that a step without work waits for the next piece
 
 _LOGGER = logging.getLogger("foreword.engine")
 
 
 @dataclass(slots=True, eq=False)
 class _Load:
-    """The blocks that are read for a request. tiers: of each block, the number of its tier. followers: requests that
-    need some of them. is_over: no more of it is needed.
+    """The blocks that are read for a request. tiers: the number of the tier of each block. followers: requests that
+    need some of the blocks. is_over: whether no further blocks are needed.
     """
 
     request: Request
@@ -66,7 +66,7 @@ class _Load:
 
 
 class _Piece(NamedTuple):
-    """What was read of a load: its blocks from ``start`` on. is_last: nothing more is read."""
+    """A part of a load that was read: its blocks from ``start`` on. is_last: whether it is the last part."""
 
     load: _Load
     start: int
@@ -75,10 +75,10 @@ class _Piece(NamedTuple):
 
 
 class Tiers:
-    """The tiers of one engine, the first one asked first. Its methods are called in the engine's thread; `cache_event`
-    also in the planner's, while the engine's waits.
+    """The tiers of one engine; the first one is searched first. The methods are called in the engine's thread;
+    `cache_event` also in the planner's thread, while the engine's thread waits.
 
-    checker: told which blocks are written outside of the steps.
+    checker: is notified of blocks that are written outside of steps.
     """
 
     def __init__(
@@ -87,17 +87,17 @@ class Tiers:
         self.members: tuple[BlockTier, ...] = tuple(tiers)
         self._cache, self._executor, self._checker = cache, transfers(executor), checker
         self._takes = frozenset(tier.takes for tier in tiers)
-        self._names: dict[int, bytes] = {}  # of whole blocks with cached content
-        self._computed: dict[int, bytes] = {}  # that are not offered yet
+        self._names: dict[int, bytes] = {}  # names of whole blocks with cached content
+        self._computed: dict[int, bytes] = {}  # names that are not offered yet
         self._evicted: dict[int, bytes] = {}
-        self._loads: dict[str, _Load] = {}  # by request id
+        self._loads: dict[str, _Load] = {}  # loads by request id
         self._reading: dict[bytes, _Load] = {}  # by the name of a block
         self._waiting: dict[str, _Load] = {}  # followers, by request id
         self._inbox: SimpleQueue[_Load | None] = SimpleQueue()
         self._outbox: SimpleQueue[_Piece] = SimpleQueue()
         self._credits: SimpleQueue[bool] = SimpleQueue()
         self._has_thread = False
-        # Also when the engine is garbage-collected, and when the process ends.
+        # This also runs when the engine is garbage-collected, and when the process ends.
         self._stop = weakref.finalize(self, _stop, self._inbox, self._credits, self.members)
 
     # -- what is kept ------------------------------------------------------------------------------------------------
@@ -116,7 +116,9 @@ class Tiers:
             self._evicted.clear()
 
     def save(self) -> None:
-        """Offer what was computed and what was evicted. Call it before blocks are written that were allocated since."""
+        """Offer computed and evicted blocks to the tiers. Call it before blocks that were allocated since are
+        written.
+        """
         if self._computed:
             computed, self._computed = self._computed, {}
             self._offer("computed", computed)
@@ -140,8 +142,8 @@ class Tiers:
         return request_id in self._loads or request_id in self._waiting
 
     def take(self, request: Request) -> bool:
-        """Begin to read the blocks of a request that is not in the scheduler. False if there are none to read, or no
-        free blocks for them: then it can be scheduled.
+        """Begin to read the blocks of a request that is not in the scheduler. Return False if there are no blocks to
+        read, or no free blocks for them; the request can then be scheduled.
         """
         if not request.reuse_prefix:
             return False
@@ -155,7 +157,7 @@ class Tiers:
             other.followers.append(request)
             self._waiting[request.request_id] = other
             return True
-        # What is read takes the blocks that were not used for longest: not those that it continues.
+        # The read blocks replace the least recently used ones, but not the blocks that they continue.
         self._cache.pool.touch(blocks.held)
         self._cache.pool.free(blocks.held[::-1].copy())
         load = _Load(request, tokens, blocks, np.array([where[name] for name in blocks.names], np.int32))
@@ -172,8 +174,8 @@ class Tiers:
         return True
 
     def ready(self, *, is_idle: bool) -> list[Request]:
-        """Copy a piece of what was read into the pool, if there is one, and return the requests that can be scheduled
-        now. is_idle: there is nothing else to do, so it waits a moment for a piece.
+        """Copy a piece that was read into the pool, if there is one, and return the requests that can be scheduled now.
+        is_idle: whether there is no other work; it then waits a moment for a piece.
         """
         done: list[Request] = []
         if self._loads or not self._outbox.empty():
@@ -185,20 +187,20 @@ class Tiers:
         return done
 
     def remove(self, request_id: str) -> list[Request]:
-        """Forget a request that ends. Returns the requests that waited for its blocks, and can be scheduled now."""
+        """Remove a request that ends. Return the requests that waited for its blocks and can be scheduled now."""
         if (other := self._waiting.pop(request_id, None)) is not None:
             other.followers = [one for one in other.followers if one.request_id != request_id]
         load = self._loads.get(request_id)
         return [] if load is None else self._end(load)[1:]
 
     def clear(self) -> None:
-        """Forget every request, after a failure anywhere in a change. What was read so far stays cached."""
+        """Remove every request, after a failure anywhere in a change. Blocks that were read so far stay cached."""
         for load in self._loads.values():
             load.is_over = True
         self._loads, self._reading, self._waiting = {}, {}, {}
 
     def admitted(self, request: Request) -> None:
-        """Count the tokens of a prompt that were read, when its request is admitted first."""
+        """Count the tokens of a prompt that were read, when its request is admitted for the first time."""
         if (read := request.read_blocks) is not None and request.num_preemptions == 0:
             (before, after), counts = read
             total, left = sum(counts.values()), max(0, min(request.num_cached, after) - before)
@@ -211,15 +213,15 @@ class Tiers:
             request.read_blocks = None
 
     def flush(self) -> None:
-        """Wait until what was computed and evicted so far is kept."""
+        """Wait until all blocks that were computed and evicted so far are stored."""
         self.save()
         for tier in self.members:
             tier.flush()
 
     def close(self) -> list[Request]:
-        """Keep what was offered, and end the threads. Closing twice is harmless.
+        """Store the offered blocks, and end the threads. Closing twice is harmless.
 
-        Returns the requests that waited for blocks, and can be scheduled. From then on there are no tiers.
+        Return the requests that waited for blocks and can be scheduled. The tiers are not used after this.
         """
         self.save()
         self._stop()
@@ -235,7 +237,7 @@ class Tiers:
 
     def content_of(self, tokens: I32, keys: BlockKeys) -> tuple[NamedBlocks, U8]:
         """Return the blocks with which a later request can reuse most of these tokens, and their bytes, uint8 [N,
-        block_bytes], of the pool and of the tiers.
+        block_bytes], from the pool and the tiers.
         """
         where: dict[bytes, int] = {}
         found = self._cache.named(tokens, keys, len(tokens), partial(self._find, where))
@@ -264,7 +266,7 @@ class Tiers:
             here = slice(piece.start, piece.start + count)
             groups = load.blocks.groups[here]
             blocks = pool.allocate(count)
-            self.save()  # what the allocation evicted
+            self.save()  # blocks that the allocation evicted
             self._executor.write_blocks(blocks, piece.data)
             if self._checker is not None:
                 for g in np.unique(groups).tolist():
@@ -288,7 +290,7 @@ class Tiers:
 
 
 def transfers(executor: Executor) -> TransferExecutor:
-    """Return the executor, whose blocks can be kept outside its pool. ConfigError if they cannot."""
+    """Return the executor. ConfigError if its blocks cannot be kept outside of its pool."""
     if Capability.BLOCK_TRANSFER not in executor.capabilities:
         raise ConfigError(
             f"cache_dir, host_cache_bytes: {type(executor).__name__} does not support blocks of the KV pool kept "
@@ -298,16 +300,18 @@ def transfers(executor: Executor) -> TransferExecutor:
 
 
 def block_format(executor: Executor, kv_groups: Sequence[KVGroup], model_key: bytes) -> BlockFormat:
-    """Return what the blocks of an engine are. ConfigError for an executor whose blocks cannot leave its pool."""
+    """Return the format of an engine's blocks. ConfigError for an executor whose blocks cannot be kept outside of its
+    pool.
+    """
     own = transfers(executor)
-    version = import_module("foreword").__version__  # it imports, at last, this module
+    version = import_module("foreword").__version__  # imported here because it imports this module indirectly
     parts = (CONTENT_VERSION, version, own.block_layout, own.block_bytes, tuple(kv_groups))
     return BlockFormat(own.block_bytes, blake2b(repr(parts).encode(), key=model_key[:64], digest_size=16).digest())
 
 
 def hash_with_adapters(content_of: Callable[[int], bytes]) -> HashFunction:
-    """Return `hash_block` with the content of an adapter's files in place of its number and name, which may be others
-    after a restart.
+    """Return a `hash_block` that uses the content of an adapter's files instead of its number and name, which may
+    change with a restart.
     """
 
     def hashed(parent: bytes, tokens: bytes, extra: ExtraKeys) -> bytes:
@@ -354,7 +358,9 @@ def _read_all(
 
 
 def _read(tiers: Sequence[BlockTier], load: _Load, start: int, data: U8) -> int:
-    """Read the blocks of a load from ``start`` on into data. Returns how many there are up to the first missing one."""
+    """Read the blocks of a load from ``start`` on into data. Return the number of blocks before the first missing
+    one.
+    """
     numbers = load.tiers[start : start + len(data)]
     bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(data)]
     for first, last in pairwise(bounds):

@@ -1,7 +1,7 @@
-"""`foreword batch --ray`: lines in, results out, by replicas that are actors.
+"""`foreword batch --ray`: answer the lines of a file with replicas that are Ray actors.
 
-A bounded number of lines is in work, so the file is read as fast as it is answered. A line that was in work on a
-replica that ended is done again by another one; a line that ends replica after replica gets an error.
+A limited number of lines is processed at a time, so the file is read as fast as it is answered. If a replica ends,
+another one processes its lines again. A line that ends several replicas gets an error.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from foreword.openai.batch_file import BatchLine, Record
 from foreword.ray.answerer import Answerer
 from foreword.ray.version import check_version
 
-CHUNKS = 6  # in work on a replica, each of a quarter of the requests that it computes at the same time
-MOST_ENDS = 2  # of replicas that had a line alone: then it is an error
-MOST_IDLE_ENDS = 16  # of replicas one after the other, without a result between them
+CHUNKS = 6  # chunks in progress on a replica, each with a quarter of the requests that it computes at the same time
+MOST_ENDS = 2  # ends of replicas with only this line, after which the line is an error
+MOST_IDLE_ENDS = 16  # successive ends of replicas without a result between them
 
 
 @contextmanager
 def connected(address: str | None) -> Iterator[None]:
-    """Connected to a Ray, or with one that is started here. ConfigError without one at the address."""
+    """Connect to a Ray cluster, or start one here. ConfigError if there is none at the address."""
     if ray.is_initialized():
         yield
         return
@@ -47,7 +47,9 @@ def connected(address: str | None) -> Iterator[None]:
 
 @dataclass(slots=True, eq=False)
 class _Chunk:
-    """Lines for a replica. is_alone: since a replica with them ended. num_ends: replicas that ended with it alone."""
+    """Lines for a replica. is_alone: whether they must be processed alone, because a replica with them ended. num_ends:
+    number of replicas that ended while they processed only this chunk.
+    """
 
     lines: list[BatchLine]
     is_alone: bool = False
@@ -55,14 +57,14 @@ class _Chunk:
 
 
 class _Replica:
-    """The actor. Its engine is made by the first call, so that a fault of the model is reported unchanged."""
+    """The actor. The first call makes its engine, so that an error of the model is reported unchanged."""
 
     def __init__(self, names: Sequence[str], options: LLMOptions, version: str) -> None:
         self._arguments, self._version, self._making = (names, options), version, Lock()
         self._answerer: Answerer | None = None
 
     def capacity(self) -> int:
-        """Requests that it computes at the same time."""
+        """Return the number of requests that it computes at the same time."""
         return self._made().max_num_seqs
 
     def answer(self, lines: Sequence[BatchLine]) -> list[Record]:
@@ -76,8 +78,8 @@ class _Replica:
 
 
 class RayBatch:
-    """names: as in `Batch`. options: of `LLM`; num_threads is by default the share of a replica in Ray's CPUs, and what
-    it takes of them. ordered: results in the input's order.
+    """Answers lines with replicas. names: as in `Batch`. options: those of `LLM`; num_threads is the number of Ray's
+    CPUs that a replica uses, by default an equal share. ordered: whether results have the order of the input.
     """
 
     def __init__(self, names: Sequence[str], num_replicas: int, options: LLMOptions, *, ordered: bool = False) -> None:
@@ -97,7 +99,7 @@ class RayBatch:
         self._num_idle_ends = 0
 
     def run(self, lines: Iterator[BatchLine]) -> Iterator[Record]:
-        """The results. EngineError if Ray or the engines fail: what was yielded stays, and its lines are done."""
+        """Yield the results. EngineError if Ray or the engines fail; results that were yielded stay valid."""
         try:
             (capacity, *_) = ray.get([replica.capacity.remote() for replica in self._replicas])
             yield from self._run(lines, max(capacity // 4, 1))
@@ -133,7 +135,7 @@ class RayBatch:
             yield from self._finish(self._received(done))
 
     def _free_replica(self, *, alone: bool) -> int | None:
-        """The replica with the fewest chunks, if it may get one more; alone: one without any."""
+        """Return the replica with the fewest chunks, if it may get one more. alone: only a replica without chunks."""
         counts = [0] * len(self._replicas)
         for number, chunk in self._running.values():
             counts[number] += CHUNKS if chunk.is_alone else 1
@@ -150,8 +152,8 @@ class RayBatch:
         return list(zip(chunk.lines, records, strict=True))
 
     def _lost(self, number: int, chunk: _Chunk) -> list[tuple[BatchLine, Record]]:
-        """A replica ended: another one takes its place, and does its chunks again, each alone. What it had alone is cut
-        in half, down to the line that ends replicas.
+        """Replace a replica that ended. Its chunks are processed again, each alone. A chunk that was processed alone is
+        divided in half, until the line that ends replicas is found.
         """
         self._num_idle_ends += 1
         if self._num_idle_ends > MOST_IDLE_ENDS:
@@ -172,7 +174,7 @@ class RayBatch:
         return []
 
     def _finish(self, found: list[tuple[BatchLine, Record]]) -> Iterator[Record]:
-        """The results that can be reported, now that these are known."""
+        """Return the results that can be reported, now that these are known."""
         for line, record in found:
             self._open[line.number] = record
         numbers = list(self._open) if self._ordered else [line.number for line, _ in found]
@@ -183,6 +185,6 @@ class RayBatch:
 
 
 def _cause(error: RayTaskError) -> Exception:
-    """Return what a replica raised."""
+    """Return the exception that a replica raised."""
     cause = error.cause
     return cause if isinstance(cause, ForewordError) else EngineError(f"a replica failed: {cause!r:.500}")

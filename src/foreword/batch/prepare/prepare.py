@@ -1,4 +1,4 @@
-"""The way from a scheduler's plan to a checked batch, and the same for steps in flight."""
+"""Prepare a checked batch from a scheduler's plan, also for steps in flight."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ BACKENDS: dict[str, BackendFunction] = {"loops": loops.run, "numpy": vectorized.
 """The backends in host memory."""
 AUTO: Backend = "native" if available() else "numpy"
 _DEVICE = "foreword.device.backend"
-"""The module of the backend "device", its ``DEVICE``. It needs more than NumPy, so the first such step imports it."""
+"""The module of the backend "device", which defines ``DEVICE``. It needs more than NumPy, so the first step with this
+backend imports it."""
 
 
 def backend_of(backend: Backend | BackendFunction) -> BackendFunction:
-    """The function of a backend; PlanError for an unknown name, ConfigError for "device" without what it needs."""
+    """Return the function of a backend. PlanError for an unknown name, ConfigError for "device" if its packages are
+    missing.
+    """
     if callable(backend):
         return backend
     run = BACKENDS.get(AUTO if backend == "auto" else backend)
@@ -57,17 +60,18 @@ def prepare_inputs(
 
     plan: {req_id: tokens to schedule}, or (rows, num_scheduled) int32 [B]. A count includes the request's drafts.
     draft_tokens: {req_id: [ids]}, or with array plans int32 [B, D] padded with −1; drafts take the last positions.
-    pad_to: (num_tokens, num_reqs) for a captured graph; None in either place pads nothing there.
+    pad_to: (num_tokens, num_reqs) of a captured graph; None in either place means no padding of that axis.
     order: "given", or "decode_first": stable by (no drafts, tokens != 1 + max_num_draft_tokens, tokens).
-    backend: "auto" is native where it is built, else numpy. "device" also makes the tensors on a GPU, where they are
+    backend: "auto" is native if it is built, else numpy. "device" also makes the tensors on a GPU, where they are
     `InputBatch.tensors`; it needs PyTorch and Triton. All give equal bits, and so does a function such as
     `foreword.device.backend.DeviceBackend`.
     block_ops: blocks to zero and to copy before the step; the batch carries them to the executor.
     gather_block_tables: False leaves `InputBatch.block_table` out, for kernels that read the states' own tables.
-    check: "bounds" compares the step's sums and bounds, O(B); "full" proves every tensor and every slot read or
+    check: "bounds" compares the step's sums and bounds, O(B); "full" checks every tensor and every slot that is read or
     written, see `foreword.batch.proof.checker`. A batch that they refuse must not be run.
 
-    Raises PlanError where a row would read or write what it must not, CapacityError past the buffers, RequestError
+    Raises PlanError if a row would read or write something that it must not, CapacityError past the buffers,
+    RequestError
     for an unknown id. A refused plan changes nothing. A batch refused by ``check`` is not counted as a step, but the
     buffers have been written: the batch before on the same buffers is stale. The drafts of a step are staged in
     `RequestStates.token_ids` past the known tokens; nothing else of the states changes before `RequestStates.commit`.
@@ -78,7 +82,7 @@ def prepare_inputs(
     run = backend_of(backend)
     pad = NO_PADDING if pad_to is None else padding(pad_to)
     scalars = run(states, buffers, wanted, pad, gather_block_tables)
-    req_ids = list(plan) if type(plan) is dict and order == "given" else None  # else found by row on demand
+    req_ids = list(plan) if type(plan) is dict and order == "given" else None  # otherwise found by row on demand
     batch = InputBatch(states, buffers, scalars, req_ids, gather_block_tables, block_ops, run, check)
     if check != "off":
         _check(batch, check)
@@ -87,7 +91,7 @@ def prepare_inputs(
 
 
 def _check(batch: InputBatch, level: Check) -> None:
-    from foreword.batch.proof.checker import run_check  # here: the specification is loaded only where it is checked
+    from foreword.batch.proof.checker import run_check  # imported here because only checks need the specification
 
     run_check(batch, level)
     if level == "full" and isinstance(batch._backend, TensorBackend):
@@ -95,9 +99,10 @@ def _check(batch: InputBatch, level: Check) -> None:
 
 
 def advance(states: RequestStates, batch: InputBatch) -> None:
-    """Count a step as done before its samples are known, so that the next one can be prepared. Once, before its commit.
+    """Count a step as done before its samples are known, so that the next one can be prepared. Call it once, before the
+    commit.
 
-    All its drafts count as accepted; see `foreword.batch.prepare.commit`. Raises PlanError for a batch advanced or
+    All of its drafts count as accepted; see `foreword.batch.prepare.commit`. Raises PlanError for a batch advanced or
     committed before, of other states, or not resolved.
     """
     batch._advance(states)
@@ -106,10 +111,10 @@ def advance(states: RequestStates, batch: InputBatch) -> None:
 def resolve(batch: InputBatch, draft_tokens: Drafts = None) -> None:
     """Update a step that was prepared early, once the step before it is committed.
 
-    Afterwards every tensor equals that of a step prepared now from the same plan, with every token at its place:
-    positions and lengths lose the drafts that were rejected, placeholders become the tokens sampled. A request that was
+    Afterwards every tensor equals that of a step that is prepared now from the same plan: rejected drafts are removed
+    from positions and lengths, and sampled tokens replace placeholders. A request that was
     removed meanwhile keeps its tokens and is cancelled: token 0, positions from 0, slots −1, null blocks.
-    draft_tokens: the drafts' ids where −1 was planned, no more than planned.
+    draft_tokens: the ids of drafts that were planned as −1, at most as many as planned.
 
     Raises PlanError while the step before is not committed, and after `advance` or `RequestStates.commit`.
     """
@@ -127,7 +132,7 @@ def resolve(batch: InputBatch, draft_tokens: Drafts = None) -> None:
     plan = rows, counts, drafts, cancelled if cancelled.any() else None
     pad = step.num_tokens_padded, step.num_reqs_padded
     batch._update(batch._backend(states, batch.buffers, plan, pad, batch.is_gathered))
-    if not batch.is_resolved:  # then nothing of it has changed
+    if not batch.is_resolved:  # the step has not changed in this case
         b = int(np.argmax(batch.num_placeholders > 0))
         raise PlanError("the step before is not committed", step=batch.step, request=batch.req_ids[b], index=b)
     if batch.check != "off":
@@ -137,15 +142,17 @@ def resolve(batch: InputBatch, draft_tokens: Drafts = None) -> None:
 def admit_drafts(
     batch: InputBatch, num_admitted: Mapping[str, int] | I32, *, pad_to: tuple[int | None, int | None] | None = None
 ) -> None:
-    """Trim a prepared step to the drafts that verification admits, where a budget is known after the scheduler planned.
+    """Reduce a prepared step to the drafts that verification admits, if their budget is known only after the scheduler
+    planned.
 
-    num_admitted: how many of its drafts each request keeps, the first ones; int32 [B], or {req_id: count} where a
-    request that is left out keeps all. With a of k drafts admitted the request has n − k + a tokens, and every tensor
-    of the batch equals that of a step prepared now with these drafts alone: num_draft_tokens is a, and query_start_loc,
-    seq_lens, the slots and the logit rows are those of the tokens that are left.
+    num_admitted: the number of drafts that each request keeps, the first ones; int32 [B], or {req_id: count}, in which
+    a missing request keeps all drafts. With a of k drafts admitted, the request has n − k + a tokens, and every tensor
+    of the batch equals that of a step that is prepared now with only these drafts: num_draft_tokens is a, and
+    query_start_loc,
+    seq_lens, the slots and the logit rows are those of the remaining tokens.
     pad_to: as for `prepare_inputs`; the trimmed step may fit a smaller graph than the one that was planned.
-    `RequestStates.commit` takes at most a + 1 samples of the request. A scheduler that counted k drafts takes back
-    k − a tokens besides those that verification rejects. Blocks of tokens that are left out stay the request's.
+    `RequestStates.commit` takes at most a + 1 samples of the request. A scheduler that counted k drafts must subtract k
+    − a tokens in addition to those that verification rejects. Blocks of removed tokens still belong to the request.
 
     PlanError for a count outside 0 … k, for a request that is not in the batch, and after `advance` or
     `RequestStates.commit`. A refused call changes nothing.
@@ -183,7 +190,9 @@ def admit_drafts(
 
 
 def _filled_in(batch: InputBatch, drafts: Mapping[str, Sequence[int]] | I32) -> I32:
-    """The batch's drafts with the ids given: a request without any keeps what was planned, fewer ids leave −1."""
+    """Return the batch's drafts with the given ids. A request without ids keeps its planned drafts; missing ids stay
+    −1.
+    """
     ids, starts = batch.draft_token_ids.copy(), batch.cu_num_draft_tokens
     given = drafts.items() if isinstance(drafts, Mapping) else zip(batch.req_ids, drafts, strict=True)
     index = {req_id: b for b, req_id in enumerate(batch.req_ids)}
