@@ -20,9 +20,7 @@ def test_phrases_of_a_page(text, phrases):
 
 
 def test_a_fault_has_the_line_and_what_to_write_instead():
-    code = (
-        '"""Say it."""\n\nERROR = "\\n".join(["it is no number"])\nis_no = [x for x in () if x is None]  # a list\n'
-    )
+    code = '"""Say it."""\n\nERROR = "\\n".join(["it is no number"])\nis_no = [x for x in () if x is None]  # a list\n'
     assert list(prose.of_python(code, "m.py")) == [("m.py:3", "is no number", prose.RULES[0].instead)]
 
 

@@ -1,4 +1,4 @@
-"""Read what a directory of sentence-transformers has besides the model: modules, pooling, prompts, length of texts."""
+"""Read the data of a sentence-transformers directory besides the model: modules, pooling, prompts, length of texts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from foreword.models.keys import Key, Keys, only, table
 from foreword.models.pooling import HeadActivation, HeadLayer, Pooling
 
 _MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
-"""Those that are computed, in this order; there may be several of Dense. Embeddings are normalised unless a request
-says otherwise.
+"""The modules that are computed, in this order; there may be several of Dense. Embeddings are normalised unless a
+request sets it otherwise.
 """
 _MODES: Mapping[str, Pooling] = {
     "cls": "cls",
@@ -80,9 +80,10 @@ _MODEL = table(
 
 @dataclass(frozen=True, slots=True)
 class SentenceTransformer:
-    """pooling: of the module Pooling, None if there is no such module. dense: the layers after it, each with its folder.
-    max_text_len: None if nothing limits it. lowercase: whether texts are lower-cased first. prompts: texts that come before the texts
-    of a task, by name. default_prompt: the name of the one before any text; "": none. comparison: of two embeddings.
+    """The settings of a directory. pooling: that of the module Pooling, None if there is no such module. dense: the
+    layers after it, each with its folder. max_text_len: None if nothing limits it. lowercase: whether texts are
+    lower-cased first. prompts: texts that come before the texts of a task, by name. default_prompt: the name of the
+    prompt before any text; "": none. comparison: the way to compare two embeddings.
     """
 
     pooling: Pooling | None = None
@@ -95,7 +96,7 @@ class SentenceTransformer:
 
 
 def read_sentence_transformer(folder: Path, hidden_size: int) -> SentenceTransformer:
-    """Return what the files of a directory say. ModelError for a module or a value that is not computed."""
+    """Return the settings in the files of a directory. ModelError for a module or a value that is not supported."""
     found = _modules(folder / "modules.json")
     modules = dict(found)
     transformer = _config(next(filter(Path.exists, (folder / name for name in _TRANSFORMER_FILES)), None), _TRANSFORMER)
@@ -108,7 +109,7 @@ def read_sentence_transformer(folder: Path, hidden_size: int) -> SentenceTransfo
     if "Normalize" in modules:
         _config(folder / modules["Normalize"] / "config.json", _NORMALIZE)
     limit = None if transformer.value("max_seq_length") is None else transformer.size("max_seq_length")
-    if limit is None and modules:  # as sentence-transformers does
+    if limit is None and modules:  # like sentence-transformers
         of_tokenizer = _config(folder / "tokenizer_config.json", {})
         longest = of_tokenizer.value("model_max_length")
         limit = int(longest) if isinstance(longest, int | float) and 0 < longest < 1 << 28 else None
@@ -124,7 +125,9 @@ def read_sentence_transformer(folder: Path, hidden_size: int) -> SentenceTransfo
 
 
 def _config(path: Path | None, keys: Keys, *, required: bool = False) -> Config:
-    """Return the configuration in a file, empty without one. ModelError for a key or a value that is not computed."""
+    """Return the configuration in a file, empty if there is no file. ModelError for a key or a value that is not
+    supported.
+    """
     if path is None or not (required or path.exists()):
         return Config(path or Path(), {}, keys=keys)
     config = Config(path, read_object(path, ModelError), keys=keys)
@@ -176,7 +179,7 @@ def _modules(path: Path) -> list[tuple[str, str]]:
 
 
 def _pooling(config: Config, hidden_size: int, *, has_prompts: bool) -> Pooling:
-    """Return the pooling. A flag per mode is the older form."""
+    """Return the pooling. Older files have a flag per mode."""
     flags = [key for key in config.values if key.startswith(_FLAG) and config.get(key, bool)]
     given = config.value("pooling_mode")
     older = [key.removeprefix(_FLAG) for key in flags] or ["mean"]
@@ -193,7 +196,7 @@ def _pooling(config: Config, hidden_size: int, *, has_prompts: bool) -> Pooling:
 
 
 def _prompts(config: Config) -> tuple[Mapping[str, str], str]:
-    """Return the prompts by name, and the name of the default one. Those that are null are empty."""
+    """Return the prompts by name, and the name of the default one. Null counts as an empty prompt."""
     given: Any = {} if config.value("prompts") is None else config.value("prompts")
     if not isinstance(given, Mapping) or not all(isinstance(text, str | None) for text in given.values()):
         raise config.error(f"prompts is {given!r:.80}, not texts by name", USE_ITS_CONFIG)
@@ -207,7 +210,7 @@ def _prompts(config: Config) -> tuple[Mapping[str, str], str]:
 
 
 def _comparison(config: Config, *, is_normalized: bool) -> str:
-    """Return how embeddings are compared: of unit vectors, the dot product is the cosine."""
+    """Return the way to compare embeddings. For unit vectors, the dot product is equal to the cosine."""
     given = config.value("similarity_fn_name")
     if given is None or (given == "dot" and is_normalized):
         return "cosine"

@@ -1,4 +1,4 @@
-"""What is known of a model's files, for interfaces that describe models."""
+"""Read facts about a model's files, for interfaces that describe models."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from foreword.models.registry import KNOWN, cached_path
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """size: bytes of all files. format: "gguf" or "safetensors". modified: the latest change. digest: of paths, sizes
-    and times, which is another one if the files change.
+    """The facts about files. size: bytes of all files. format: "gguf" or "safetensors". modified: the latest change.
+    digest: a digest of paths, sizes and times, which changes when the files change.
     """
 
     size: int
@@ -28,11 +28,11 @@ class Files:
 
 
 NO_FILES = Files(0, "", datetime.fromtimestamp(0, UTC).isoformat(), sha256(b"").hexdigest())
-"""Of a model that is not on this machine."""
+"""The facts of a model that is not on this machine."""
 
 
 def local_path(model: str) -> Path | None:
-    """Return the file or directory of a model; None if it is not here, or only in the cache of the hub."""
+    """Return the file or directory of a model; None if it is not on this machine, or only in the cache of the hub."""
     if Path(model).exists():
         return Path(model)
     return cached_path(model) if model.lower() in KNOWN else None
@@ -51,7 +51,9 @@ def files_of(path: Path) -> Files:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """What the headers of a model's files say. num_parameters: of all weights; quantization: the format of most."""
+    """The facts in the headers of a model's files. num_parameters: the number of all weights. quantization: the format
+    of most weights.
+    """
 
     family: str
     num_parameters: int
@@ -63,7 +65,7 @@ class About:
 
     @property
     def parameter_size(self) -> str:
-        """Return such as "135M" or "1.5B"."""
+        """Return the number of parameters as text, such as "135M" or "1.5B"."""
         count = self.num_parameters
         return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
 
@@ -89,7 +91,7 @@ class About:
 
 
 def read_about(model: str | Path) -> About:
-    """Read the headers of a model's files. ModelError for one that Foreword's own loader does not read."""
+    """Read the headers of a model's files. ModelError if Foreword's own loader does not support the model."""
     return _about(load_model(model))
 
 
@@ -117,7 +119,7 @@ def _about(loaded: LoadedModel) -> About:
 
 
 def about_or_none(model: str | Path) -> About | None:
-    """Return what is known of a model; None for one whose files say nothing to Foreword's own loader."""
+    """Return the facts about a model; None if Foreword's own loader cannot read its files."""
     try:
         return read_about(model)
     except ModelError:

@@ -28,15 +28,15 @@ from foreword.server.store import Store
 from foreword.trace.header import TokenIds
 
 if TYPE_CHECKING:
-    from foreword.server.tracing import Traces  # which needs packages of another extra
+    from foreword.server.tracing import Traces  # imported only for types: it needs packages of another extra
 
-NUM_DECODING = 2  # sounds that are decoded at the same time: a long one takes some 100 MB for a moment
+NUM_DECODING = 2  # number of sounds that are decoded at the same time: a long one needs about 100 MB for a moment
 
 
 @dataclass(slots=True, eq=False)
 class Progress:
-    """An HTTP request that generates. client: who sent it. names: of its requests in the engine, once there.
-    is_aborted: they end then.
+    """An HTTP request that generates. client: who sent it. names: the ids of its requests in the engine. is_aborted:
+    whether these must end.
     """
 
     client: Client
@@ -46,12 +46,15 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Context:
-    """The engine and its tokenizer; media: what the model takes besides text; names: of the model in requests, the
-    first one in responses, where adapters have names of their own; path: of its files, if it has any; created: seconds
-    since 1970; kv_events: where the cache's events are published, None if they are not; progress: of the HTTP requests
-    that generate, by their ids; trace: told the end of each request; slots: conversations that can be saved, None if
-    they cannot; decoding: of sounds, so many at the same time; lines: of batches, which leave half of the rows to
-    requests that clients wait for; pace: of streams; shared: by the models of a server of several.
+    """The engine and its tokenizer, and the data of one model.
+
+    media: the inputs that the model supports besides text. names: the model's names in requests; the first one is used
+    in responses, except for adapters, which have separate names. path: the path of its files, if it has any. created:
+    seconds since 1970. kv_events: the addresses at which cache events are published, None if they are not. progress:
+    the HTTP requests that generate, by their ids. trace: is called at the end of each request. slots: conversations
+    that can be saved, None if they cannot. decoding: limits the number of sounds that are decoded at the same time.
+    lines: limits the lines of batches to half of the rows, so that clients get the other half. pace: the pace of
+    streams. shared: data that all models of a server share.
     """
 
     engine: AsyncEngine
@@ -91,20 +94,20 @@ class Context:
 
     @property
     def served(self) -> tuple[str, ...]:
-        """The names of the model and of its adapters."""
+        """Return the names of the model and of its adapters."""
         return (*self.names, *self.engine.loras)
 
     def check_model(self, name: str | None) -> str:
-        """The name of the model in the response. HttpError if a request asks for another model."""
+        """Return the name of the model in the response. HttpError if a request asks for another model."""
         if name is None:
             return self.names[0]
-        for known in (name, name.removesuffix(":latest")):  # the tag that clients of Ollama add
+        for known in (name, name.removesuffix(":latest")):  # clients of Ollama add this tag
             if known in self.served:
                 return known
         raise not_served(name, self.served)
 
 
 def not_served(name: str, served: Iterable[str]) -> HttpError:
-    """Return the error of a request for a model of another name than the served ones."""
+    """Return the error for a request for a model whose name is not served."""
     known = ", ".join(map(repr, served))
     return HttpError(MODEL_NOT_FOUND, f"model = {name!r:.80}: not served. Use {known}", param="model")

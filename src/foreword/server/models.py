@@ -128,7 +128,7 @@ class ModelEntry:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether it takes requests at once."""
+        """True if it takes requests at once."""
         return self.state == "loaded"
 
     @property

@@ -36,10 +36,10 @@ JSON, FORM = "application/json", "multipart/form-data"
 
 @dataclass(frozen=True, slots=True)
 class Body(Generic[T]):
-    """The body that an operation takes. parse: a JSON object → the request. example: one that ``parse`` accepts, with
-    an object for each optional field whose own fields are to be described. timeout: it may have that field. form: if
-    the body is a form, its fields that are numbers and truth values. samples: ``parse`` also takes the sampling
-    parameters that the model suggests.
+    """The body that an operation expects. parse: converts a JSON object to the request. example: an object that
+    ``parse`` accepts, with an object for each optional field whose own fields are to be described. timeout: whether it
+    may have that field. form: if the body is a form, its fields that are numbers and truth values. samples: whether
+    ``parse`` also takes the sampling parameters that the model suggests.
     """
 
     parse: Callable[..., T]
@@ -53,8 +53,8 @@ class Body(Generic[T]):
         return JSON if self.form is None else FORM
 
     async def fields(self, request: Request) -> dict[str, Any]:
-        """Return the fields of a request, or those that were read to find its model. HttpError for a body of another
-        kind.
+        """Return the fields of a request; they may already have been read to find its model. HttpError for a body of
+        another kind.
         """
         known: dict[str, Any] | None = request.scope.pop("fields", None)
         if known is not None:
@@ -64,11 +64,11 @@ class Body(Generic[T]):
         return await form_body(request, self.form)
 
     async def read(self, request: Request) -> T:
-        """Read a request. RequestError or HttpError for one that cannot be served as given."""
+        """Read a request. RequestError or HttpError if it cannot be served as given."""
         return await parsed(self.parse, await self.fields(request), request)
 
     def parse_for(self, context: Context) -> Callable[[object], T]:
-        """Return what parses the bodies of a server."""
+        """Return the function that parses the bodies of a server."""
         return partial(self.parse, suggested=context.engine.engine.suggested) if self.samples else self.parse
 
     def schema(self) -> Schema:
@@ -83,26 +83,27 @@ class Body(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class OfServer:
-    """A handler that answers for a server with all its models, of which it chooses one itself if it needs one."""
+    """A handler for the whole server. If it needs a model, it chooses one itself."""
 
     answer: Callable[[Models, Request], Awaitable[Response]]
 
 
 def of_shared(answer: Callable[[Shared, Request], Awaitable[Response]]) -> OfServer:
-    """Return a handler of what the models of a server share, for which none is loaded."""
+    """Return a handler for data that all models of a server share. It does not load a model."""
     return OfServer(lambda models, request: answer(models.shared, request))
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A path and what it does.
+    """An operation of the server.
 
     handler: a function of the context of the model that the request names, or for the whole server. body: None for GET;
-    with one, the method is POST unless it is given. access: who may use it; an admin's operation concerns the whole
-    server, so it names its replicas. summary: one sentence that says what it does, in the imperative; details: more of
-    them. replicas: which of several answer it; replica_seconds: that each of all replicas has for it. errors: how.
-    media_types: of its answers. is_served: whether the model of a server can do it. model_field: of the body, which
-    names the model. ConfigError for declarations that contradict this.
+    with a body, the method is POST unless it is given. access: who may use it. An operation for admins concerns the
+    whole server, so it must declare its replicas. summary: one sentence in the imperative that says what it does.
+    details: further sentences. replicas: the replicas that answer it. replica_seconds: the time limit of each replica.
+    errors: the form of errors. media_types: those of its answers. is_served: returns whether the model of a server
+    supports it. model_field: the field of the body that names the model. ConfigError for declarations that contradict
+    this.
     """
 
     path: str
@@ -133,9 +134,9 @@ class Operation:
         return self.given_method or ("GET" if self.body is None else "POST")
 
     async def context(self, models: Models, request: Request) -> Context:
-        """Return the context of the model that a request names, in its body or its query, which is there until the
-        request ends. HttpError as `Models.using`, and 404 if the model cannot do it; TimeoutError if the time of the
-        request is over before.
+        """Return the context of the model that a request names in its body or query. It stays loaded until the request
+        ends. HttpError as in `Models.using`, and 404 if the model does not support the operation. TimeoutError if the
+        time of the request ends before.
         """
         context = models.single
         if context is None:
@@ -150,7 +151,7 @@ class Operation:
         return context
 
     async def model_name(self, request: Request) -> str | None:
-        """Return the name of the model that a request gives. A value of another type is left to its parser."""
+        """Return the name of the model that a request gives. The parser checks a value of another type."""
         if self.body is None:
             return request.query_params.get("model")
         fields = request.scope["fields"] = await self.body.fields(request)
@@ -159,13 +160,14 @@ class Operation:
 
     @property
     def shown_path(self) -> str:
-        """The path as people read it, such as /v1/models/{name}."""
+        """Return the path for readers, such as /v1/models/{name}."""
         return re.sub(r":\w+}", "}", self.path)
 
 
 class Target(NamedTuple):
-    """The target of a request. operation: None if there is none of this method and path; the other fields then follow
-    from operations of the same path, or from the one above it. methods: of the path. parameters: values in the path.
+    """The target of a request. operation: None if there is none with this method and path; the other fields are then
+    those of an operation with the same path, or with the path above it. methods: the methods of the path. parameters:
+    values in the path.
     """
 
     operation: Operation | None
@@ -190,7 +192,9 @@ class Operations:
         return (operation for methods in self._by_path.values() for operation in methods.values())
 
     def target(self, method: str, path: str) -> Target:
-        """Return what a request asks for. An unknown path needs a key, and answers as the operation above it does."""
+        """Return the target of a request. An unknown path needs a key, and has errors in the form of the operation
+        above it.
+        """
         methods, parameters = self._at(path)
         operation = methods.get("GET" if method == "HEAD" else method)
         if (near := operation or next(iter(methods.values()), None)) is not None:

@@ -1,4 +1,4 @@
-"""Stored responses: what later requests and their owner may ask of them."""
+"""Store responses, so that later requests continue them and their owner reads them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from foreword.server.failures import NOT_FOUND, NOT_STORED, STORAGE_FULL
 from foreword.server.store import Row, Store
 
 RESPONSE = "response"
-MOST = 10_000  # responses; beyond, those that were not used for longest are dropped
-MOST_TURNS = 1_000  # of a conversation
-_EVERY = 32  # responses, after which some are dropped
+MOST = 10_000  # largest number of responses; the least recently used ones are dropped
+MOST_TURNS = 1_000  # largest number of responses in a conversation
+_EVERY = 32  # number of new responses after which some are dropped
 
 
 class Responses:
-    """The responses of a store. max_bytes: of all; is_open: whether they are stored at all."""
+    """The responses of a store. max_bytes: limit of their total size. is_open: whether responses are stored at all."""
 
     def __init__(self, store: Store, max_bytes: int, *, is_open: bool) -> None:
         self._store, self._max_bytes, self.is_open = store, max_bytes, is_open
         self._num_added = 0
 
     def keep(self, owner: str, response: Row, items: list[Row]) -> None:
-        """Store a response with its input, if there is room and the database can be written; it says whether it is
-        stored.
+        """Store a response with its input, if there is space and the database can be written. The response says whether
+        it is stored.
         """
         row = {"response": response, "items": items, "created_at": response["created_at"]}
         self._num_added += 1
@@ -37,7 +37,7 @@ class Responses:
                     raise
                 self._store.make_room(RESPONSE, MOST // 2, self._max_bytes // 2)
                 self._store.add(RESPONSE, owner, response["id"], row)
-        except HttpError:  # files take the room, the disk is full, or another program has a lock
+        except HttpError:  # files take the space, the disk is full, or another program has locked the database
             response["store"] = False
 
     def get(self, owner: str, response_id: str) -> tuple[Row, list[Row]]:
@@ -51,7 +51,7 @@ class Responses:
 
     def conversation(self, owner: str, response_id: str) -> list[Row]:
         """Return the items up to the end of a response: inputs and outputs from the first one on. HttpError 404 if one
-        of them is not there any more.
+        of them no longer exists.
         """
         turns: list[list[Row]] = []
         seen: set[str] = set()
@@ -70,13 +70,15 @@ class Responses:
         return [item for turn in reversed(turns) for item in turn]
 
     def check_open(self, field: str) -> None:
-        """HttpError 400 if no responses are stored, and a field asks for it."""
+        """Raise HttpError 400 if a field needs stored responses, but none are stored."""
         if not self.is_open:
             reason = f"{field}: this server stores no responses. With replicas, start it with --data-directory DIR"
             raise HttpError(NOT_STORED, reason, param=field)
 
 
 def chosen(body: dict[str, Any]) -> tuple[bool | None, str | None]:
-    """Return what a body says of storing, before it is parsed; None for what it leaves open or says wrongly."""
+    """Return whether a body asks to store the response, before it is parsed; None if it does not say so, or has a wrong
+    value.
+    """
     store, previous = body.get("store"), body.get("previous_response_id")
     return store if isinstance(store, bool) else None, previous if isinstance(previous, str) else None

@@ -161,7 +161,7 @@ class Speculation:
 
     @property
     def _probes(self) -> bool:
-        """Whether every row has a draft now, of a drafter that costs time; otherwise always."""
+        """True in steps in which each row gets a draft from a drafter that costs time."""
         return self._num_steps % self._period < self._num_probed
 
     def propose_next(self, scheduler: Scheduler, rows: I32) -> None:
