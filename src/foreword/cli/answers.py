@@ -1,4 +1,4 @@
-"""An answer while it is generated: its outputs, its text as it grows, and its speed."""
+"""Show an answer while it is generated: its outputs, its growing text, and its speed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_generates(llm: LLM, model: str) -> None:
 
 
 CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-"""Characters with which a text could command a terminal → what is shown for them there."""
+"""Control characters with which a text could control a terminal → the character that is shown instead."""
 
 
 class Printer:
@@ -47,7 +47,7 @@ class Printer:
             print(flush=True)
 
     def show(self, text: str) -> None:
-        """Print what the text has more than before."""
+        """Print the new part of the text."""
         if self._strip:
             text = text.strip()
         if self._is_shown and len(text) > len(self._shown):
@@ -96,7 +96,7 @@ def summary(llm: LLM, output: RequestOutput) -> list[str]:
 
 
 def endings(llm: LLM, output: RequestOutput) -> list[str]:
-    """Why completions ended before the model ended them."""
+    """Finish reason → the text for a completion that the model itself did not end."""
     found = []
     reasons = {completion.finish_reason for completion in output.outputs}
     longest = max(len(completion.token_ids) for completion in output.outputs)

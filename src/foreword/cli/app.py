@@ -43,11 +43,11 @@ COMMANDS = {
 """Module of `foreword.cli`, with a function or `typer.Typer` of the same name → the first line of its help."""
 
 NO_SUCH_OPTION: type[Exception] = import_module(typer.BadParameter.__module__).NoSuchOption
-"""Typer has it from Click or, in later versions, from a copy of its own."""
+"""The exception that Typer raises: that of Click or, in later versions, that of Typer's copy of Click."""
 
 
 def variable_path(ctx: Any) -> str:
-    """Return what the variables of a command's options begin with: FOREWORD_BENCH_HOST."""
+    """Return the beginning of the names of variables for a command's options: FOREWORD_BENCH_HOST."""
     words: list[str] = []
     while ctx.parent is not None:
         words, ctx = [ctx.info_name, *words], ctx.parent
@@ -63,7 +63,7 @@ def option_names(command: Any) -> dict[str, Any]:
 VALUES = {
     "str": " TEXT", "path": " FILE", "int range": " N", "float range": " X", "list[str]": "", "list[Path]": "",
 }  # fmt: skip
-"""Typer's name of a type → what stands for a value in help, as in the tables of settings."""
+"""Typer's name of a type → the name of its values in help, as in the tables of settings."""
 
 
 class Command(TyperCommand):
@@ -130,7 +130,7 @@ def _lines_of(variable: str, context: Any) -> list[str] | None:
 
 
 class _Program(TyperGroup):
-    """All commands. An unknown option is answered with what it is called here."""
+    """All commands. The error for an unknown option of another program gives its name in Foreword."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta["words"] = list(args)
@@ -145,7 +145,7 @@ class _Program(TyperGroup):
 
 
 def _explain(error: Any, words: list[str]) -> None:
-    """Put advice into the error for an option that does not exist."""
+    """Add advice to the error for an option that does not exist."""
     name: str = error.option_name
     if not name.startswith("--"):  # the first letter of a word such as -ngl
         name = next((word for word in words if word[:1] == "-" != word[1:2] and name[1:] in word), name)

@@ -35,14 +35,20 @@ def batch(
     ] = None,
     ordered: Annotated[bool, typer.Option("--ordered", help="Write the results in the order of the requests.")] = False,
     on_ray: Annotated[
-        bool, typer.Option("--ray", help="Answer with replicas on Ray, which is started here without --ray-address.")
+        bool,
+        typer.Option(
+            "--ray", help="Answer with replicas on Ray, which is started on this machine unless --ray-address is given."
+        ),
     ] = False,
     ray_address: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="A running Ray cluster; auto: that of this machine.")
     ] = None,
     replicas: Annotated[int, typer.Option(min=1, max=1024, metavar="N", help="Replicas of the model on Ray.")] = 2,
     retry_errors: Annotated[
-        bool, typer.Option("--retry-errors", help="Remove the errors of an earlier run from OUT; do their lines again.")
+        bool,
+        typer.Option(
+            "--retry-errors", help="Remove the errors of an earlier run from OUT, and answer their lines again."
+        ),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress bar and no summary.")] = False,
     *,

@@ -39,7 +39,7 @@ TOO_LONG = ("prompt", "prompt_token_ids")  # fields of the errors for a prompt t
 def chat(
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system prompt.")] = None,
     load: Annotated[Path | None, typer.Option(metavar="FILE", help="A conversation that /save wrote.")] = None,
-    resume: Annotated[bool, typer.Option("--continue", help="Go on with the last conversation of a terminal.")] = False,
+    resume: Annotated[bool, typer.Option("--continue", help="Continue the last conversation of a terminal.")] = False,
     history: Annotated[
         bool,
         typer.Option(
@@ -84,7 +84,7 @@ class Chat:
         quiet: bool = False,
         kept: Kept | None = None,
     ) -> None:
-        """kept: what later chats get; None: nothing."""
+        """kept: the data for later chats; None: nothing is kept."""
         self.conversation, self._given = conversation, given
         self._kept, self._saved = kept, conversation.text
         self._engine, self._is_terminal = engine, is_terminal
@@ -100,7 +100,7 @@ class Chat:
         return self._given.over(self.llm.default_sampling_params())
 
     def run(self) -> None:
-        """Read and answer until the end of the input."""
+        """Read messages and answer them until the end of the input."""
         if self._is_terminal:
             self._begin()
         else:
@@ -138,7 +138,7 @@ class Chat:
                 self._kept.save(self.conversation)
 
     def _begin(self) -> None:
-        """Say what answers, and show where the conversation goes on."""
+        """Print the name of the model, and the end of the conversation that is continued."""
         note(self._name, f"{self.llm.engine.states.max_model_len} tokens", "/help lists the commands")
         if (known := KNOWN.get(self._name)) and known.remark:
             note(f"{self._name} is {known.remark}")
@@ -306,7 +306,7 @@ class Chat:
         print("removed all messages but the system prompt")
 
     def why(self, command: Command) -> None:
-        """Print what the cache had of the last prompt, and where that differs from the turn before."""
+        """Print how much of the last prompt was in the cache, and where the prompt differs from the cached text."""
         if self._last is None:
             print("nothing was computed yet")
             return

@@ -1,4 +1,4 @@
-"""The messages of a chat, as a list that can be taken back, saved and loaded."""
+"""The messages of a chat, as a list that can be shortened, saved and loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from foreword.models.chat import check_messages
 
 
 class Conversation:
-    """messages: as chat templates take them; the system prompt first, if there is one."""
+    """messages: in the form of chat templates; the system prompt is first, if there is one."""
 
     def __init__(self, system: str | None = None) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -79,7 +79,7 @@ class Conversation:
 
 
 def shown_content(message: Mapping[str, Any]) -> str:
-    """Return the text of a message, and in place of other content its kind."""
+    """Return the text of a message. Other content is replaced by the name of its kind."""
     content = message.get("content")
     if isinstance(content, list):
         return " ".join(str(part.get("text") or f"[{part.get('type')}]") for part in content)

@@ -1,4 +1,6 @@
-"""`foreword doctor`: this machine as the engine finds it, what slows it down, and the fix."""
+"""`foreword doctor`: report facts about this machine that matter to the engine, problems that slow it down, and their
+fixes.
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def embed(
         int | None, typer.Option(min=1, max=2**20, metavar="N", help="Keep the first N numbers of a vector.")
     ] = None,
     truncate: Annotated[
-        bool, typer.Option("--truncate", help="Shorten texts that the model cannot take whole.")
+        bool, typer.Option("--truncate", help="Shorten texts that are longer than the model supports.")
     ] = False,
     *,
     engine: EngineOptions,

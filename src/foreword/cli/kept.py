@@ -1,4 +1,4 @@
-"""Keep what was typed and the last conversation for later chats, in files that only their owner reads."""
+"""Keep the typed lines and the last conversation for later chats, in files that only their owner can read."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ def state_folder() -> Path:
 
 
 class Kept:
-    """The files of a folder. A folder that cannot be written is reported once; the chat goes on without it."""
+    """The files in a folder. If the folder cannot be written, this is reported once, and the chat continues without
+    it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._history, self._talk = folder / "chat-history", folder / "last-chat.json"
         self._works, self._last = True, ""
 
     def lines(self) -> list[str]:
-        """Return the last lines that were typed, oldest first."""
+        """Return the last typed lines, the oldest one first."""
         try:
             lines = self._history.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
@@ -40,7 +42,7 @@ class Kept:
         return lines[-MOST_LINES:]
 
     def add(self, line: str) -> None:
-        """Keep a line that was typed, unless it is empty or the one before."""
+        """Keep a typed line, unless it is empty or equal to the one before."""
         if line.strip() and line != self._last and self._works:
             self._last = line
             with self._reported():
@@ -51,7 +53,7 @@ class Kept:
                     file.write(f"{line}\n")
 
     def save(self, conversation: Conversation) -> None:
-        """Keep a conversation in place of the one before."""
+        """Keep a conversation. It replaces the one before."""
         if self._works:
             with self._reported():
                 _make_folder(self._talk.parent)
@@ -77,7 +79,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file that only its owner reads, as a whole or not at all."""
+    """Write a file that only its owner can read, as a whole or not at all."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     with suppress(FileNotFoundError):
         temporary.unlink()

@@ -24,16 +24,16 @@ ENGINES = ("vllm", "llama.cpp", "ollama")
 MODULE = "vllm.entrypoints.openai.api_server"
 PROGRAMS = ("vllm", "serve", "python", "python3", MODULE, "llama-server", "ollama")
 MODEL = ("model", "-m", "hf", "-hf", "hf_repo", "model_tag", "from")
-"""Options of others that name the model."""
+"""Options of other programs that name the model."""
 SWITCH = re.compile(
     r"(enable|disable|no|trust|enforce|use|mlock|flash_attn|fa|metrics|jinja|verbose|cont_batching)(_|$)"
 )
-"""Beginnings of the names of their options that have no value."""
+"""Prefixes of the names of options without a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The translation of one option. here: the words for `foreword serve`; () if there are none."""
+    """The translation of one option. here: the arguments of `foreword serve`; () if there are none."""
 
     given: str
     here: tuple[str, ...]
@@ -153,7 +153,7 @@ def _migrated(given: Iterator[tuple[str, str | None]]) -> Iterator[Row]:
 
 
 def _with_value(text: str, option: Any, value: str | None, remark: str, *, is_off: bool) -> Row:
-    """Return the row of an option that `foreword serve` has."""
+    """Return the translation of an option that `foreword serve` has."""
     flag = max(option.opts, key=len)
     if option.is_flag:
         flags = option.secondary_opts if is_off or (value or "").lower() in ("false", "0") else option.opts

@@ -1,4 +1,4 @@
-"""Options that several commands share, made of the tables of settings, and their results as lines or JSON."""
+"""Make the options that several commands share from the tables of settings, and print results as lines or JSON."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def typer_option(
 
 
 def _source(context: typer.Context, parameter: typer.CallbackParam) -> str:
-    """Return the beginning of a message about a value that the command line does not have: where it stands."""
+    """Return the beginning of a message about a value that is not on the command line: the place where it is given."""
     source = context.get_parameter_source(str(parameter.name))
     if source is None or source.name not in ("ENVIRONMENT", "DEFAULT_MAP"):
         return ""
@@ -89,7 +89,7 @@ def _source(context: typer.Context, parameter: typer.CallbackParam) -> str:
 
 
 def option_type(known: Declared) -> Any:
-    """Return the annotation of an option, whose texts are read later."""
+    """Return the annotation of an option, whose help is read later."""
     one = {"int": int, "float": float, "bool": bool}.get(known.type, str)
     return one if known.kind.collect is None else list[str]
 
@@ -119,7 +119,7 @@ def summary(known: Declared, default: Any) -> str:
 def options_of(
     headings: Mapping[str, Mapping[str, Setting]], defaults: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, tuple[Any, object]]:
-    """Return the options of a `Group` for settings, by their headings. defaults: in place of those of the settings."""
+    """Return the options of a `Group` for settings, by their headings. defaults: replace those of the settings."""
     found: dict[str, tuple[Any, object]] = {}
     for heading, group in headings.items():
         for name, known in group.items():
@@ -131,12 +131,12 @@ def options_of(
 
 
 def values_given(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of those options that were given."""
+    """Return the values of the options that the user gave."""
     return {name: value for name, value in given.items() if value not in (None, [], ())}
 
 
 TABLES = f"{__name__}.tables"
-"""Where the context of a command has the tables of its file: a list of dictionaries."""
+"""The key under which the context of a command stores the tables of its file, a list of dictionaries."""
 
 
 def _read_file(context: typer.Context, file: Path | None, *, tables: str | None = None) -> Path | None:
@@ -235,7 +235,7 @@ def grouped(**groups: Group[Any]) -> Callable[[Callable[..., None]], Callable[..
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """The model, the options of `LLM` that were given, and the form of the results."""
+    """The model, the given options of `LLM`, and the form of the results."""
 
     model: str
     settings: LLMOptions
@@ -243,7 +243,7 @@ class EngineOptions:
 
     @property
     def lora(self) -> str | None:
-        """The adapter that answers: the last one that was given."""
+        """Return the adapter that answers: the last given one."""
         return next(reversed(list(self.settings.get("loras") or {})), None)
 
     def seeded(self, seed: int | None) -> LLMOptions:
@@ -273,7 +273,7 @@ def _with_tables(tables: str | None) -> Callable[[typer.Context, Path | None], P
 
 JSON: tuple[Any, object] = (Json, False)
 LISTS = {"logits_processor": "logits_processors", "observer": "observers", "tier": "tiers"}
-"""Options that are given several times → what `LLM` calls their list."""
+"""Options that can be given several times → the name of their list in `LLM`."""
 
 
 def engine_options(
@@ -322,7 +322,8 @@ def warn_of_threads(num_threads: int | None) -> None:
 
 EXECUTOR = ("model", *TABLE["Executor"])
 with_engine_options = grouped(options=engine_options(EXECUTOR, has_json=True))
-"""For a benchmark that sets all but these itself: ``options`` is the model, the options of its executor and --json."""
+"""The options of a benchmark that sets all other options itself: ``options`` is the model, the options of its executor
+and --json."""
 
 
 def chosen_model(context: typer.Context, argument: str | None, option: str) -> str:
@@ -336,7 +337,7 @@ def chosen_model(context: typer.Context, argument: str | None, option: str) -> s
 
 
 def source_of(context: typer.Context, name: str) -> str:
-    """Return where the value of a parameter comes from: "DEFAULT", "COMMANDLINE", "ENVIRONMENT" or "DEFAULT_MAP"."""
+    """Return the source of the value of a parameter: "DEFAULT", "COMMANDLINE", "ENVIRONMENT" or "DEFAULT_MAP"."""
     source = context.get_parameter_source(name)
     return "DEFAULT" if source is None else source.name
 
@@ -350,7 +351,7 @@ def check_used(context: typer.Context, names: Collection[str], needed: str) -> N
 
 
 def not_nan(value: float | None) -> float | None:
-    """Callback of a number with a range, which NaN is not refused by."""
+    """Refuse NaN, which the range of a number does not refuse. It is a callback of options."""
     if value is not None and math.isnan(value):
         raise typer.BadParameter("nan is not a number.")
     return value

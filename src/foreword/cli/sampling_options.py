@@ -21,7 +21,7 @@ from foreword.models.generation_files import SUGGESTIBLE
 from foreword.names import advice
 
 WITHOUT_OPTION = ("detokenize", "structured_outputs")
-"""Parameters that a text answer has no use for, or that have options of other names."""
+"""Parameters that have no effect on a text answer, or that have options with other names."""
 
 FIELDS = {row.name: row for row in PARAMETERS if row.name not in WITHOUT_OPTION}
 """The parameters that are options and settings, by name."""
@@ -30,7 +30,7 @@ OF_ONE_PROMPT = ("n", "best_of", "logprobs", "prompt_logprobs", "truncate_prompt
 """Fields that a conversation does not have: each of its turns is one answer, shown as text."""
 
 _OF_TOKENS = ("on|off", "ID", "ID,ID", "ID=X")
-"""Forms of values whose options are in a panel of their own."""
+"""Types of values whose options are in a separate panel."""
 
 
 @dataclass(frozen=True, slots=True)
