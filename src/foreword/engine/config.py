@@ -29,16 +29,17 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     # fmt: off
     max_model_len: int | None = setting(
-        None, "Largest number of tokens of a request, prompt included; None: the model's own length. A longrope model "
-        "may be given more than its original length; all its requests then have the frequencies of long contexts.",
+        None, "Largest number of tokens of a request, prompt included; None: the model's own length. A longrope "
+        "model may have more than its original length; all of its requests then use the frequencies for long "
+        "contexts.",
         least=2, most=2**24,
     )
     block_size: int = setting(
-        16, "Tokens of a KV block; a model with recurrent layers may use a multiple of it.",
+        16, "Number of tokens of a KV block; a model with recurrent layers may use a multiple of it.",
         least=1, most=2**16, decoders_only=True,
     )
     num_blocks: int | None = setting(
-        None, "KV blocks of the pool, the null block included; None: as many as max_num_seqs requests of "
+        None, "Number of KV blocks of the pool, null block included; None: as many as max_num_seqs requests of "
         "max_model_len could need, within kv_cache_bytes.", least=2, most=2**28, decoders_only=True,
     )
     kv_cache_bytes: int | None = setting(
@@ -47,8 +48,8 @@ class EngineConfig:
         least=1, most=2**50, unit="bytes", decoders_only=True,
     )
     lora_bytes: int = setting(
-        1 << 30, "Memory for LoRA adapters. When it is full, the least recently used ones are dropped, and read again "
-        "when a request needs them; adapters of requests in progress stay, even beyond this limit.",
+        1 << 30, "Memory for LoRA adapters. When it is full, the least recently used ones are removed, and are read "
+        "again when a request needs them. Adapters of requests in progress stay, even beyond this limit.",
         most=2**50, unit="bytes", decoders_only=True,
     )
     max_logprobs: int = setting(
@@ -60,42 +61,43 @@ class EngineConfig:
         most=2**50, unit="bytes", decoders_only=True,
     )
     cache_dir: str | None = setting(
-        None, "Directory where computed KV blocks are saved, so that equal prefixes are reused after a restart too; "
-        "several processes may share it. None: they are not saved. Files are readable by their owner alone, and hold "
-        "keys and values, from which texts can be inferred.",
+        None, "Directory in which computed KV blocks are saved, so that equal prefixes are also reused after a "
+        "restart. Several processes may share it. None: they are not saved. Only their owner can read the files; "
+        "they hold keys and values, from which texts can be inferred.",
         unit="path", value_name="FOLDER", decoders_only=True,
     )
     cache_bytes: int | None = setting(
-        None, "Largest size of the files in cache_dir; the least recently used make room for new ones. None: 16GiB.",
+        None, "Largest total size of the files in cache_dir; the least recently used files are deleted first. None: "
+        "16GiB.",
         least=1, most=2**60, unit="bytes", decoders_only=True,
     )
     host_cache_bytes: int = setting(
-        0, "Memory of the host for KV blocks that the pool evicts; they are copied back when a prompt needs them. 0: "
-        "none.", most=2**50, unit="bytes", decoders_only=True,
+        0, "Host memory for KV blocks that the pool evicts; they are copied back when a prompt needs them. 0: none.",
+        most=2**50, unit="bytes", decoders_only=True,
     )
     prefix_caching: bool = setting(True, "Reuse the KV blocks of equal prompt prefixes.")
     partial_reuse: bool = setting(True, "Reuse a part of a KV block, too, by copying it.")
     async_scheduling: bool | None = setting(
         None,
-        "Plan and prepare the next step while one runs. The outputs are the same. None: as the executor prefers it.",
+        "Plan and prepare the next step while a step runs. The outputs are the same. None: the executor's default.",
     )
     speculation: SpeculationConfig | None = AUTO
     max_forced_tokens: int = setting(
-        8, "Largest number of tokens that one step takes without sampling because a grammar allows no others; "
+        8, "Largest number of tokens that one step adds without sampling because a grammar allows no others; "
         "0: none.", most=1024, decoders_only=True,
     )
     generation_config: Literal["model", "ignore"] = setting(
-        "model", "Source of the sampling parameters that a request leaves open. model: its "
-        "generation_config.json or GGUF file, where it suggests a value; ignore: the defaults alone.",
+        "model", "Source of the sampling parameters that a request does not give. model: its generation_config.json "
+        "or GGUF file, if it suggests a value; ignore: only the defaults.",
         decoders_only=True,
     )
     seed: int | None = setting(
-        0, "The seeds of requests without one are derived from it; None: a different one each run.",
+        0, "The seed from which those of requests without a seed are derived; None: a different one in each run.",
         least=-(2**63), most=2**63 - 1,
     )
     answer_log: str | None = setting(
-        None, "File to which the prompt and the answers of each finished request are appended, as a line of JSON. Only "
-        "its owner may read it.",
+        None, "File to which the prompt and the answers of each finished request are appended, as a line of JSON. "
+        "Only its owner can read it.",
         unit="path", value_name="FILE", decoders_only=True,
     )
     answer_log_bytes: int = setting(
@@ -111,14 +113,14 @@ class EngineConfig:
         "steps.jsonl.gz:100MB, only the last steps are kept, in two files of half that size before compression.",
         unit="path", value_name="FILE[:SIZE]", convert=checked_destination,
     )
-    record_tensors: int = setting(64, "Also record the tensors of every N-th step; 0: of none.", value_name="N")
+    record_tensors: int = setting(64, "Also record the tensors of every N-th step; 0: no tensors.", value_name="N")
     record_token_ids: Literal["plain", "hashed", "omitted"] | None = setting(
-        None, "Token ids of prompts and outputs in recordings: as they are, replaced at random, or left out. None: "
+        None, "Token ids of prompts and outputs in recordings: unchanged, replaced at random, or left out. None: "
         "plain in record, hashed in recordings of failed steps.",
     )
     flight_steps: int = setting(
-        256, "Number of recent steps, at least, that are kept in memory, and written to a file if a step fails. "
-        "0: none.",
+        256, "Smallest number of recent steps that are kept in memory, and written to a file if a step fails. 0: "
+        "none.",
         most=2**20,
     )
     flight_folder: str | None = setting(

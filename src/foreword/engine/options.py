@@ -74,7 +74,7 @@ MODEL = Setting(
 )
 ADAPTER = Setting(
     name="adapter", type="Sequence[str]", default=(),
-    help="A LoRA adapter. run and chat use the last one, lines of batch name theirs. Repeatable.",
+    help="A LoRA adapter. run and chat use the last one; in batch, each line names its adapter. Repeatable.",
     value_name="NAME=PATH",
 )
 EXECUTOR = Setting(
