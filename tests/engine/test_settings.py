@@ -227,7 +227,8 @@ def test_an_option_that_only_decoders_have_is_refused_by_encoders():
         assert kind.read_options({}).of_encoder() == kind.read_options({})
         for name, known in settings_of(kind.options).items():
             if known.decoders_only:
-                other = not known.default if known.type == "bool" else known.choices[0] if known.choices else 2
+                others = {"bool": not known.default, "str": "a.gguf"}
+                other = known.choices[0] if known.choices else others.get(known.type, 2)
                 shown = float(other) if known.type == "float" else other
                 with pytest.raises(ConfigError, match=f"{name}={shown!r}: only decoders have it"):
                     kind.read_options({name: other}).of_encoder()
