@@ -125,7 +125,8 @@ inline void bind_encoder(nb::module_ &m) {
       .def("add_encoder_layer", &CpuEncoder::add_encoder_layer, nb::arg("layer"))
       .def("finish_encoder", &CpuEncoder::finish_encoder, nb::arg("norms"))
       .def("encode", &CpuEncoder::encode, nb::arg("num_tokens"), nb::arg("num_reqs"),
-           nb::arg("input_ids").noconvert().none(), nb::arg("positions").noconvert(), nb::arg("query_start_loc").noconvert(),
+           nb::arg("input_ids").noconvert().none(), nb::arg("positions").noconvert(),
+           nb::arg("query_start_loc").noconvert(),
            nb::arg("token_types").none(), nb::arg("x").noconvert().none() = nb::none(),
            nb::arg("places").noconvert().none() = nb::none(),
            nb::arg("group_start_loc").noconvert().none() = nb::none());

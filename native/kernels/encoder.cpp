@@ -73,7 +73,8 @@ void EncoderPass::check(const EncoderInput &in) const {
     require(in.group_start_loc, 0, 0, 1, "group_start_loc");
     require(in.group_start_loc, g + 1, in.group_start_loc[g], int64_t(in.num_tokens) + 1, "group_start_loc");
   }
-  if (is_grouped) require(in.group_start_loc, in.num_groups, in.num_tokens, int64_t(in.num_tokens) + 1, "group_start_loc");
+  const int64_t end = in.num_tokens;
+  if (is_grouped) require(in.group_start_loc, in.num_groups, end, end + 1, "group_start_loc");
   if (model_.num_axes && !in.places) throw std::invalid_argument("places belong to rotations by several axes");
   for (int t = 0; t < in.num_tokens; ++t) {
     if (in.input_ids) require(in.input_ids, t, 0, model_.config.vocab_size, "input_ids");

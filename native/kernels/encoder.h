@@ -5,8 +5,8 @@
 //   per layer, norms after   x = norm(x + attention(x));  x = norm(x + mlp(x))
 //              norms before  x += attention(norm(x));     x += mlp(norm(x))       and a final norm
 //
-// norm is a layer norm with an optional bias, or without a mean (rms_norm), then before the branches. A text's result does not depend on the other texts, nor on the number of
-// threads.
+// norm is a layer norm with an optional bias, or, before the branches alone, one without a mean (rms_norm). A text's
+// result does not depend on the other texts, nor on the number of threads.
 #pragma once
 
 #include <atomic>

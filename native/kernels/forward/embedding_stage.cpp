@@ -47,7 +47,8 @@ void EmbeddingStage::add_features(int thread, int layer) {
   const Share share = ctx_.token_share(thread);
   ctx_.pool.barrier();
   const int64_t *end = in.embed_rows + in.num_embeds;
-  for (const int64_t *at = std::lower_bound(in.embed_rows, end, int64_t(share.begin)); at < end && *at < share.end; ++at) {
+  const int64_t *at = std::lower_bound(in.embed_rows, end, int64_t(share.begin));
+  for (; at < end && *at < share.end; ++at) {
     const size_t row = size_t(at - in.embed_rows) * size_t(in.num_features) + size_t(layer);
     const float *from = in.features + row * hidden;
     float *x = ctx_.x.row(int(*at));
