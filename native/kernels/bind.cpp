@@ -35,8 +35,9 @@ std::vector<std::string> isa_names() {
 }
 
 size_t kv_bytes(const std::string &format, int num_blocks, int block_size, int num_slots, int num_kv_heads,
-                int head_dim, const Integers &recurrent) {
-  return KVCache::bytes(kv_config(format, num_blocks, block_size, num_slots, num_kv_heads, head_dim, recurrent));
+                int head_dim, const Integers &recurrent, const MoreHeads &more_heads) {
+  return KVCache::bytes(
+      kv_config(format, num_blocks, block_size, num_slots, num_kv_heads, head_dim, recurrent, more_heads));
 }
 
 void bind_model(nb::module_ &m) {
@@ -58,28 +59,34 @@ void bind_model(nb::module_ &m) {
              bool joint_qk_norm, bool layer_norm, double gate_alpha, double gate_limit,
              const Integers &latent, double latent_eps, int num_groups, int num_slots, int num_blocks, int block_size,
              const std::string &kv_format, const std::string &isa, int num_threads,
-             const Integers &recurrent, const CpuGroups &cpu_groups) {
+             const Integers &recurrent, const CpuGroups &cpu_groups, const MoreHeads &more_heads) {
             const ModelConfig config{hidden_size, num_heads, num_kv_heads, head_dim, vocab_size, num_groups,
                                      float(norm_eps), float(query_scale), float(embedding_scale),
                                      by_name(kGates, activation, "activation"), float(attn_softcap),
                                      float(final_softcap), float(gate_scale), float(logit_scale), joint_qk_norm,
                                      layer_norm, float(gate_alpha), float(gate_limit), latent_config(latent, latent_eps)};
             new (self) CpuModel(
-                config, kv_config(kv_format, num_blocks, block_size, num_slots, num_kv_heads, head_dim, recurrent), isa,
-                num_threads, cpu_groups);
+                config,
+                kv_config(kv_format, num_blocks, block_size, num_slots, num_kv_heads, head_dim, recurrent, more_heads),
+                isa, num_threads, cpu_groups);
           },
           nb::kw_only(), "hidden_size"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "vocab_size"_a, "norm_eps"_a,
           "query_scale"_a, "embedding_scale"_a, "activation"_a, "attn_softcap"_a, "final_softcap"_a,
           "gate_scale"_a = 1., "logit_scale"_a = 1., "joint_qk_norm"_a = false, "layer_norm"_a = false,
           "gate_alpha"_a = 0., "gate_limit"_a = 0., "latent"_a = Integers(), "latent_eps"_a = 0.,
           "num_groups"_a, "num_slots"_a, "num_blocks"_a, "block_size"_a, "kv_format"_a, "isa"_a, "num_threads"_a,
-          "recurrent"_a = Integers(), "cpu_groups"_a = CpuGroups{})
+          "recurrent"_a = Integers(), "cpu_groups"_a = CpuGroups{}, "more_heads"_a = MoreHeads{})
       .def("pack", &CpuModel::pack, "data"_a.noconvert(), "source"_a, "cols"_a, "format"_a, "exact"_a)
       .def("attach", &CpuModel::attach, "panels"_a.noconvert(), "rows"_a, "cols"_a, "format"_a, "exact"_a)
       .def("panels", &CpuModel::panels, "matrix"_a, "The packed form of a matrix, which attach() takes.")
       .def("screen", &CpuModel::screen, "(panels, errors, most) of greedy steps: see decision 21.")
       .def("vector", nb::overload_cast<const Array1<float> &>(&CpuModel::vector), "values"_a.noconvert())
       .def("set_embedding", &CpuModel::set_embedding, "data"_a.noconvert(), "source"_a, "cols"_a)
+      .def("set_per_layer", &CpuModel::set_per_layer, "data"_a.noconvert(), "source"_a, "cols"_a, "matrix"_a, "norm"_a,
+           "norm_eps"_a, "embedding_scale"_a, "scale"_a,
+           "The inputs that layers have of their own: see PerLayerSpec. To be called before add_layer.")
+      .def("set_streams", &CpuModel::set_streams, "into"_a, "out"_a,
+           "The matrices of several streams: see StreamsSpec. To be called before add_layer.")
       .def("add_rope", &CpuModel::add_rope, "inv_freq"_a, "scale"_a, "axes"_a = std::vector<int>{})
       .def("add_layer", &CpuModel::add_layer, "layer"_a)
       .def("finish", &CpuModel::finish, "final_norm"_a, "final_norm_bias"_a, "lm_head"_a, "screen"_a = nb::none())
@@ -115,7 +122,7 @@ void bind_kernels(nb::module_ &m) {
   bind_encoder(m);
   bind_sampling(m);
   m.def("kv_bytes", &kv_bytes, "kv_format"_a, "num_blocks"_a, "block_size"_a, "num_slots"_a, "num_kv_heads"_a,
-        "head_dim"_a, "recurrent"_a = Integers(), "Bytes of a KV pool, computed without allocating it.");
+        "head_dim"_a, "recurrent"_a = Integers(), "more_heads"_a = MoreHeads{}, "Bytes of a KV pool, computed without allocating it.");
   m.def("roofline", &roofline, "num_threads"_a, "isa"_a = "", "megabytes"_a = 256,
         "The instruction set, and with it the limits of this machine: peak operations and memory bytes per second.");
   m.def("isa_levels", &isa_names, "Instruction sets that this build and this machine have, best first.");

@@ -101,9 +101,43 @@ class CpuModel {
     model_.embedding = matrix;
   }
 
+  // matrix, norm: per_layer_in and per_layer_norm.
+  void set_per_layer(const Array2<uint8_t> &data, const std::string &source, int cols, int matrix, int norm,
+                     double norm_eps, double embedding_scale, double scale) {
+    check_unfinished();
+    if (!model_.layers.empty()) throw std::invalid_argument("set_per_layer comes before the first layer");
+    PerLayerConfig &c = model_.per_layer;
+    c.embedding = source_matrix(data, by_name(kSources, source, "weight source"), cols);
+    kept_.push_back(nb::cast(data));  // every step reads the rows
+    c.in = model_.make_linear({this->matrix(matrix, "matrix", cols, model_.config.hidden_size)});
+    const SizedVector &weight = vectors_[size_t(in_range(norm, 0, int64_t(vectors_.size()) - 1, "norm"))];
+    if (cols % weight.size) throw std::invalid_argument("cols is not a multiple of the size of the norm");
+    c.norm = weight.data;
+    c.size = weight.size;
+    c.norm_eps = float(norm_eps);
+    c.embedding_scale = float(embedding_scale);
+    c.scale = float(scale);
+  }
+
+  // into, out: stream_in and stream_out of each stream but the first.
+  void set_streams(const std::vector<int> &into, const std::vector<int> &out) {
+    check_unfinished();
+    if (!model_.layers.empty()) throw std::invalid_argument("set_streams comes before the first layer");
+    const int hidden = model_.config.hidden_size;
+    const int others = in_range(int64_t(into.size()), 1, kMostStreams - 1, "the number of matrices of into");
+    in_range(int64_t(out.size()), others, others, "the number of matrices of out");
+    std::vector<const PackedMatrix *> parts;
+    for (int id : into) parts.push_back(matrix(id, "into", hidden, hidden));
+    model_.streams.into = model_.make_linear(parts);
+    for (int id : out) model_.streams.out.push_back(model_.make_linear({matrix(id, "out", hidden, hidden)}));
+    model_.streams.num_streams = others + 1;
+  }
+
   int add_rope(const std::vector<double> &inv_freq, double scale, const std::vector<int> &axes) {
     check_unfinished();
-    in_range(int64_t(inv_freq.size()), 1, model_.config.head_dim / 2, "the length of inv_freq");
+    int widest = 0;
+    for (const HeadShape &shape : model_.heads) widest = std::max(widest, shape.head_dim);
+    in_range(int64_t(inv_freq.size()), 1, widest / 2, "the length of inv_freq");
     if (!axes.empty()) in_range(int64_t(axes.size()), int64_t(inv_freq.size()), int64_t(inv_freq.size()), "axes");
     for (int axis : axes) model_.num_axes = std::max(model_.num_axes, in_range(axis, 0, kMostSize, "axis") + 1);
     model_.ropes.push_back({inv_freq, scale, axes});
@@ -120,11 +154,14 @@ class CpuModel {
     layer.post_mlp_norm = norm(d, "post_mlp_norm");
     layer.post_attn_norm.scale = number(d, "mixer_scale", 1.);
     layer.post_mlp_norm.scale = number(d, "mlp_scale", 1.);
+    per_layer(d, layer);
+    if (model_.streams.num_streams > 1) streams(d, layer);
     nb::dict moe_ids;
     if (d.contains("moe") && nb::try_cast(d["moe"], moe_ids)) {
       layer.moe = moe(moe_ids);
     } else if (d.contains("mlp")) {
       layer.mlp = std::make_unique<Mlp>(mlp(d, "mlp"));
+      if (d.contains("gate_cutoff")) cut(*layer.mlp, number(d, "gate_cutoff"));
     }
     if (!d.contains("group")) {  // it keeps nothing of a token
       if (!layer.moe && !layer.mlp) throw std::invalid_argument("a layer has a group, mlp or moe");
@@ -139,6 +176,10 @@ class CpuModel {
       attention(d, layer);
     }
     layer.rope = integer(d, "rope", -1, int64_t(model_.ropes.size()) - 1);
+    if (layer.rope >= 0 && layer.has_attention()) {
+      const size_t pairs = model_.ropes[size_t(layer.rope)].inv_freq.size();
+      in_range(int64_t(pairs), 1, model_.heads_of(layer).head_dim / 2, "the pairs that the layer rotates");
+    }
     layer.sliding_window = integer(d, "sliding_window", 0, INT32_MAX);
     layer.chunked = flag(d, "chunked") && layer.sliding_window;
     layer.beside = flag(d, "beside");
@@ -150,9 +191,11 @@ class CpuModel {
     layer.slot = integer(d, "slot", 0, model_.kv.config().num_slots - 1);
     int64_t &window = windows_[size_t(layer.group)];
     const bool is_recurrent = bool(layer.recurrent);
-    const int64_t own = layer.chunked ? layer.sliding_window | kChunked : layer.sliding_window;
+    const int64_t mask = layer.chunked ? layer.sliding_window | kChunked : layer.sliding_window;
+    const int64_t own = int64_t(layer.heads) << 40 | mask;
     if (window >= 0 && (window != own || recurrent_groups_[size_t(layer.group)] != is_recurrent)) {
-      throw std::invalid_argument("sliding_window: the layers of a KV group have one, or all are recurrent");
+      throw std::invalid_argument(
+          "sliding_window: the layers of a KV group have one, and heads of one shape, or all are recurrent");
     }
     window = own;
     recurrent_groups_[size_t(layer.group)] = is_recurrent;
@@ -166,6 +209,10 @@ class CpuModel {
     const ModelConfig &c = model_.config;
     if (!model_.embedding.data || model_.layers.empty()) {
       throw std::invalid_argument("finish() needs an embedding and a layer");
+    }
+    if (const PerLayerConfig &own = model_.per_layer; own.size) {
+      const int64_t count = own.embedding.cols / own.size;
+      in_range(int64_t(model_.layers.size()), count, count, "the layers of per_layer_in");
     }
     model_.final_norm.weight = vector(final_norm, "final_norm", c.hidden_size);
     if (final_norm_bias >= 0) model_.final_norm.bias = vector(final_norm_bias, "final_norm_bias", c.hidden_size);
@@ -443,16 +490,54 @@ class CpuModel {
     return model_.make_linear({matrix(d, name, rows, cols)});
   }
 
+  void per_layer(const nb::dict &d, Layer &layer) {
+    layer.scale = number(d, "layer_scale", 1.);
+    const int size = model_.per_layer.size, hidden = model_.config.hidden_size;
+    if (!size) return;
+    layer.per_layer.gate = linear(d, "per_layer_gate", size, hidden);
+    layer.per_layer.out = linear(d, "per_layer_out", hidden, size);
+    layer.per_layer.norm = norm(d, "post_per_layer_norm");
+    if (!layer.per_layer.norm) throw std::invalid_argument("post_per_layer_norm is missing");
+  }
+
+  void streams(const nb::dict &d, Layer &layer) {
+    const int hidden = model_.config.hidden_size, count = model_.streams.num_streams;
+    layer.streams = std::make_unique<StreamUpdate>();
+    StreamUpdate &s = *layer.streams;
+    s.norm = norm(d, "streams_norm");
+    s.laurel_norm = norm(d, "laurel_norm");
+    s.router = vector(d, "streams_router", count * hidden);
+    s.predict = vector(d, "streams_predict", count * count * count);
+    s.correct = vector(d, "streams_correct", count * count);
+    s.scale = optional_vector(d, "streams_scale", hidden);
+    const PackedMatrix *left = matrix(integer(d, "laurel_left", 0, INT32_MAX), "laurel_left");
+    s.laurel_left = linear(d, "laurel_left", left->rows, hidden);
+    s.laurel_right = linear(d, "laurel_right", hidden, left->rows);
+    if (!s.norm || !s.laurel_norm || layer.per_layer.gate.parts.empty() || !d.contains("group") ||
+        d.contains("recurrent") || !d.contains("mlp")) {
+      throw std::invalid_argument("a layer of several streams has norms, inputs of its own, attention and an MLP");
+    }
+  }
+
+  // Without k, the layer reads the keys and values that another one writes to its group and slot; without v alone, its
+  // values are its keys before norm and rotation.
   void attention(const nb::dict &d, Layer &layer) {
     const ModelConfig &c = model_.config;
-    const int hidden = c.hidden_size, heads = c.num_heads * c.head_dim, kv_heads = c.num_kv_heads * c.head_dim;
-    layer.q_norm = optional_vector(d, "q_norm", c.joint_qk_norm ? heads : c.head_dim);
-    layer.k_norm = optional_vector(d, "k_norm", c.joint_qk_norm ? kv_heads : c.head_dim);
+    layer.heads = d.contains("heads") ? integer(d, "heads", 0, int64_t(model_.heads.size()) - 1) : 0;
+    const HeadShape &shape = model_.heads_of(layer);
+    const int hidden = c.hidden_size, heads = c.num_heads * shape.head_dim;
+    const int kv_heads = shape.num_kv_heads * shape.head_dim;
+    layer.writes = d.contains("k");
+    layer.v_part = d.contains("v") ? 2 : 1;
+    layer.qk_eps = number(d, "qk_eps", c.norm_eps);
+    layer.q_norm = optional_vector(d, "q_norm", c.joint_qk_norm ? heads : shape.head_dim);
+    layer.k_norm = optional_vector(d, "k_norm", c.joint_qk_norm ? kv_heads : shape.head_dim);
+    layer.v_norm = optional_vector(d, "v_norm", shape.head_dim);
     layer.q_bias = optional_vector(d, "q_bias", heads);
     layer.k_bias = optional_vector(d, "k_bias", kv_heads);
     layer.v_bias = optional_vector(d, "v_bias", kv_heads);
     layer.o_bias = optional_vector(d, "o_bias", hidden);
-    if (c.joint_qk_norm && (!layer.q_norm || !layer.k_norm || layer.q_bias || layer.k_bias)) {
+    if (c.joint_qk_norm && (!layer.q_norm || (layer.writes && !layer.k_norm) || layer.q_bias || layer.k_bias)) {
       throw std::invalid_argument("joint_qk_norm needs q_norm and k_norm, and no biases of q and k");
     }
     layer.q_scales = optional_vector(d, "q_scales", heads);
@@ -461,8 +546,9 @@ class CpuModel {
     if (d.contains("growth_interval")) {
       layer.query_growth = {integer(d, "growth_interval", 1, INT32_MAX), number(d, "growth_scale")};
     }
-    std::vector<const PackedMatrix *> parts{matrix(d, "q", heads, hidden), matrix(d, "k", kv_heads, hidden),
-                                            matrix(d, "v", kv_heads, hidden)};
+    std::vector<const PackedMatrix *> parts{matrix(d, "q", heads, hidden)};
+    if (layer.writes) parts.push_back(matrix(d, "k", kv_heads, hidden));
+    if (layer.writes && layer.v_part == 2) parts.push_back(matrix(d, "v", kv_heads, hidden));
     layer.gated = d.contains("attn_gate");
     for (const Layer &other : model_.layers) {
       if (other.has_attention() && other.gated != layer.gated) {
@@ -564,6 +650,14 @@ class CpuModel {
     return mlp(d[name], 0, model_.config.hidden_size);
   }
 
+  void cut(Mlp &mlp, float cutoff) {
+    if (mlp.gate.parts.empty() || mlp.gate_bias || mlp.up_bias || model_.config.gate_limit > 0.f) {
+      throw std::invalid_argument("gate_cutoff: such an MLP has a plain gate, and no biases");
+    }
+    mlp.both = model_.make_linear({mlp.gate.parts[0].matrix, mlp.up.parts[0].matrix});
+    mlp.cutoff = cutoff;
+  }
+
   static bool flag(const nb::dict &d, const char *name) { return d.contains(name) && integer(d, name, 0, 1); }
   static float number(const nb::dict &d, const char *name, double otherwise) {
     return d.contains(name) ? number(d, name) : float(otherwise);
@@ -601,6 +695,15 @@ class CpuModel {
     moe->norm_topk = integer(d, "norm_topk", 0, 1);
     moe->sigmoid = integer(d, "sigmoid", 0, 1);
     moe->scores_bias = optional_vector(d, "scores_bias", num_experts);
+    moe->expert_scales = optional_vector(d, "expert_scales", num_experts);
+    moe->router_norm = norm(d, "router_norm");
+    moe->experts_norm = norm(d, "experts_norm");
+    moe->post_experts_norm = norm(d, "post_experts_norm");
+    moe->post_shared_norm = norm(d, "post_shared_norm");
+    const bool has_norms = moe->router_norm && moe->post_experts_norm && moe->post_shared_norm;
+    if (moe->experts_norm && (!has_norms || outer != hidden || !d.contains("shared"))) {
+      throw std::invalid_argument("experts_norm: such experts have all norms, and a shared expert beside them");
+    }
     moe->router_bias = optional_vector(d, "router_bias", num_experts);
     moe->num_groups = integer(d, "num_groups", 1, num_experts);
     moe->groups_per_token = integer(d, "groups_per_token", 1, moe->num_groups);

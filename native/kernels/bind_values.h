@@ -150,17 +150,27 @@ inline RecurrentConfig recurrent_config(const nb::dict &d) {
   return c;
 }
 
+// (num_kv_heads, head_dim) of layers whose heads are not those of the model.
+using MoreHeads = std::vector<std::tuple<int, int>>;
+
 inline KVConfig kv_config(const std::string &format, int num_blocks, int block_size, int num_slots, int num_kv_heads,
-                          int head_dim, const nb::dict &recurrent) {
+                          int head_dim, const nb::dict &recurrent, const MoreHeads &more_heads = {}) {
   constexpr int kMost = INT32_MAX;
+  auto padded = [](int dim) { return (dim + kTile - 1) / kTile * kTile; };
+  std::vector<HeadShape> more;
+  for (const auto &[count, dim] : more_heads) {
+    in_range(count, 1, kMostHeads, "num_kv_heads of more_heads");
+    more.push_back({count, in_range(dim, 1, kMostSize, "head_dim of more_heads"), padded(dim)});
+  }
   return {by_name(kKVFormats, format, "KV format"),
           in_range(num_blocks, 1, kMost, "num_blocks"),
           in_range(block_size, 1, kMost, "block_size"),
           in_range(num_slots, 1, kMostSize, "num_slots"),
           in_range(num_kv_heads, 1, kMostHeads, "num_kv_heads"),
           in_range(head_dim, 1, kMostSize, "head_dim"),
-          (head_dim + kTile - 1) / kTile * kTile,
-          recurrent_config(recurrent)};
+          padded(head_dim),
+          recurrent_config(recurrent),
+          std::move(more)};
 }
 
 }  // namespace foreword::kernels

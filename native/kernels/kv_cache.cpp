@@ -5,20 +5,32 @@
 
 namespace foreword::kernels {
 
-KVLayer KVCache::shape(const KVConfig &c) {
-  const size_t element = c.format == KVFormat::f32 ? 4 : c.format == KVFormat::bf16 ? 2 : 1;
-  const size_t scale = c.format == KVFormat::i8 ? sizeof(float) : 0;
+namespace {
+
+// Bytes of a key of one token and head.
+size_t token_bytes(KVFormat format, const HeadShape &heads) {
+  const size_t element = format == KVFormat::f32 ? 4 : format == KVFormat::bf16 ? 2 : 1;
+  return size_t(heads.padded_dim) * element + (format == KVFormat::i8 ? sizeof(float) : 0);
+}
+
+}  // namespace
+
+KVLayer KVCache::shape(const KVConfig &c, const HeadShape &heads) {
   KVLayer layer{};
   layer.format = c.format;
   layer.tiled = c.block_size % kTile == 0;
   layer.block_size = c.block_size;
-  layer.num_kv_heads = c.num_kv_heads;
-  layer.head_dim = c.head_dim;
-  layer.padded_dim = c.padded_dim;
-  layer.token_bytes = size_t(c.padded_dim) * element + scale;
+  layer.num_kv_heads = heads.num_kv_heads;
+  layer.head_dim = heads.head_dim;
+  layer.padded_dim = heads.padded_dim;
+  layer.token_bytes = token_bytes(c.format, heads);
   layer.tile_bytes = kTile * layer.token_bytes;
   layer.head_stride = product(2 * layer.token_bytes, size_t(c.block_size));
-  layer.block_stride = product(layer.head_stride, size_t(c.num_kv_heads));
+  auto of_block = [&](const HeadShape &of) {
+    return product(product(2 * token_bytes(c.format, of), size_t(c.block_size)), size_t(of.num_kv_heads));
+  };
+  layer.block_stride = of_block(c.heads());
+  for (const HeadShape &other : c.more_heads) layer.block_stride = std::max(layer.block_stride, of_block(other));
   if (c.recurrent.num_heads) {
     layer.block_stride = std::max(layer.block_stride, product(c.recurrent.state_floats(), sizeof(float)));
   }
@@ -30,8 +42,8 @@ size_t KVCache::bytes(const KVConfig &c) { return product(shape(c).block_stride,
 
 KVCache::KVCache(const KVConfig &config) : config_(config), memory_(bytes(config)) {}
 
-KVLayer KVCache::layer(int slot) const {
-  KVLayer layer = shape(config_);
+KVLayer KVCache::layer(int slot, const HeadShape &heads) const {
+  KVLayer layer = shape(config_, heads);
   layer.base = memory_.data() + layer.block_stride / size_t(config_.num_slots) * size_t(slot);
   return layer;
 }

@@ -2,16 +2,27 @@
 // are adjacent, so that the first request maps few (huge) pages.
 #pragma once
 
+#include <vector>
+
 #include "kernels/formats.h"
 #include "kernels/memory.h"
 #include "kernels/recurrent.h"
 
 namespace foreword::kernels {
 
+// The heads of the keys and values of a layer. padded_dim: head_dim rounded up to whole vectors of every instruction
+// set.
+struct HeadShape {
+  int num_kv_heads, head_dim, padded_dim;
+};
+
 struct KVConfig {
   KVFormat format;
   int num_blocks, block_size, num_slots, num_kv_heads, head_dim, padded_dim;
   RecurrentConfig recurrent;  // a block also holds the states of one request in num_slots recurrent layers
+  std::vector<HeadShape> more_heads = {};  // of some layers; a slot has room for the largest
+
+  HeadShape heads() const { return {num_kv_heads, head_dim, padded_dim}; }
 };
 
 class KVCache {
@@ -22,7 +33,8 @@ class KVCache {
   static size_t bytes(const KVConfig &config);
 
   const KVConfig &config() const { return config_; }
-  KVLayer layer(int slot) const;
+  KVLayer layer(int slot) const { return layer(slot, config_.heads()); }
+  KVLayer layer(int slot, const HeadShape &heads) const;
   // The state of a recurrent layer in a block, recurrent.state_floats() floats.
   float *state(int slot, int32_t block) const;
   // See Mapping. Call it before anything is written.
@@ -42,7 +54,8 @@ class KVCache {
   void zero_blocks(const int32_t *blocks, int count);
 
  private:
-  static KVLayer shape(const KVConfig &config);
+  static KVLayer shape(const KVConfig &config, const HeadShape &heads);
+  static KVLayer shape(const KVConfig &config) { return shape(config, config.heads()); }
   uint8_t *block(int32_t id) const;
 
   KVConfig config_;

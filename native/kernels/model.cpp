@@ -61,7 +61,9 @@ Model::Model(const ModelConfig &config, const KVConfig &kv_config, const Isa &is
       pool(num_threads, std::move(groups)),
       kv(kv_config),
       padded_dim(kv_config.padded_dim),
+      heads{kv_config.heads()},
       arenas_(size_t(pool.num_teams())) {
+  heads.insert(heads.end(), kv_config.more_heads.begin(), kv_config.more_heads.end());
   if (pool.num_teams() > 1) kv.use_small_pages();
 }
 
@@ -185,10 +187,11 @@ int Model::most_rotary_pairs() const {
 }
 
 int Model::qkv_stride(bool of_recurrent) const {
+  int most = 0;
   for (const Layer &layer : layers) {
-    if (!layer.qkv.parts.empty() && bool(layer.recurrent) == of_recurrent) return layer.qkv.stride;
+    if (bool(layer.recurrent) == of_recurrent) most = std::max(most, layer.qkv.stride);
   }
-  return 0;
+  return most;
 }
 
 Vector Model::copy_vector(const float *data, int size) {

@@ -60,12 +60,15 @@ struct Norm {
 // gate: without parts if there is none.
 struct Mlp {
   Linear gate, up, down;
+  Linear both;         // gate and up, if the gate has a cutoff, which is known of whole rows alone
+  float cutoff = 0.f;  // the gate is act(max(g − mean − cutoff · deviation, 0))
   Vector gate_bias = nullptr, up_bias = nullptr, down_bias = nullptr;
 
   const Linear &first() const { return gate.parts.empty() ? up : gate; }
 };
 
 constexpr int kMostExperts = 1 << 10;  // of a layer
+constexpr int kMostStreams = 16;
 
 struct Moe {
   Linear router, shared_gate;
@@ -79,6 +82,11 @@ struct Moe {
   Vector router_bias = nullptr;  // added to probabilities for the choice alone
   bool scales_inputs = false;    // probabilities multiply the inputs of experts, not their outputs
   Linear latent_in, latent_out;  // before and after the experts; without parts: these take and give hidden numbers
+
+  // If the router, the experts and the shared expert have norms of their own. router_norm: ones, as the router's matrix
+  // has the scale of its inputs. expert_scales: of probabilities.
+  Norm router_norm, experts_norm, post_experts_norm, post_shared_norm;
+  Vector expert_scales = nullptr;
 
   const Mlp &expert() const { return experts[0]; }
   // The inputs and outputs of an expert.
@@ -111,16 +119,38 @@ struct QueryGrowth {
   }
 };
 
+// What a layer makes of its own inputs: x += norm((act(x gateᵀ) * inputs) outᵀ). gate without parts: it has none.
+struct PerLayer {
+  Linear gate, out;
+  Norm norm;
+};
+
+// How a layer updates the streams, see StreamsSpec. Matrices are rows of floats, one after the other.
+struct StreamUpdate {
+  Norm norm, laurel_norm;
+  Vector router = nullptr, predict = nullptr, correct = nullptr;  // [K, hidden], [K, K, K], [K, K]
+  Vector scale = nullptr;  // of the first stream, where the layer's own inputs are made; null: none
+  Linear laurel_left, laurel_right;
+};
+
 // qkv without parts: the layer has neither attention nor a state; neither mlp nor moe: it has none of both.
 // beside: the input of its first product is that of the layer before, which has neither mlp nor moe.
 struct Layer {
   Norm attn_norm, mlp_norm, post_attn_norm, post_mlp_norm;
   Vector q_norm = nullptr, k_norm = nullptr;  // of a head, or of all heads together: joint_qk_norm
+  Vector v_norm = nullptr;                    // of a head
+  float qk_eps = 0.f;                         // of q_norm and k_norm
   Vector q_bias = nullptr, k_bias = nullptr, v_bias = nullptr, o_bias = nullptr;
   Vector q_scales = nullptr, k_scales = nullptr;  // of all heads, after the rotary embedding
   Vector sinks = nullptr;  // of all heads
   Linear qkv, o;  // of a recurrent layer: all projections of its input, and the output projection
-  bool gated = false;  // qkv has a fourth part, the gate of the attention's output
+  bool gated = false;  // qkv has one part more, the gate of the attention's output
+  bool writes = true;  // qkv has keys; otherwise the layer reads those that another one wrote to its group and slot
+  int v_part = 2;      // of qkv: values, or keys if these are the values too
+  int heads = 0;       // index of the shape of its heads
+  PerLayer per_layer;
+  float scale = 1.f;   // of the layer's output
+  std::unique_ptr<StreamUpdate> streams;
   std::unique_ptr<Recurrent> recurrent;  // in place of attention
   std::unique_ptr<Latent> latent;        // of attention
   std::unique_ptr<Mlp> mlp;
@@ -149,6 +179,22 @@ struct Rope {
       sines[j] = float(std::sin(angle) * scale);
     }
   }
+};
+
+// The inputs that layers have of their own, see PerLayerSpec. size 0: they have none.
+struct PerLayerConfig {
+  int size = 0;
+  float norm_eps = 0.f, embedding_scale = 0.f, scale = 0.f;
+  SourceMatrix embedding{};
+  Linear in;
+  Vector norm = nullptr;
+};
+
+// Before the first and after the last layer. num_streams 1: x alone.
+struct StreamsConfig {
+  int num_streams = 1;
+  Linear into;              // of all streams but the first, side by side
+  std::vector<Linear> out;  // of each of them
 };
 
 // kv_rank 0: the model has no latent attention.
@@ -239,7 +285,7 @@ class Model {
   int widest_input() const { return widest_input_; }
   // Pairs of dimensions that a layer rotates, at most.
   int most_rotary_pairs() const;
-  // Floats of a row of the first product of all attention layers, or of all recurrent ones; 0 without such layers.
+  // Floats of the longest row of the first product of attention layers, or of recurrent ones; 0 without such layers.
   int qkv_stride(bool of_recurrent) const;
 
   const ModelConfig config;
@@ -248,6 +294,8 @@ class Model {
   ThreadPool pool;
   KVCache kv;
   SourceMatrix embedding{};
+  PerLayerConfig per_layer;
+  StreamsConfig streams;
   Norm final_norm, logits_norm;  // the latter times logit_scale
   Linear lm_head;
   Screen screen;
@@ -255,7 +303,9 @@ class Model {
   std::vector<Rope> ropes;
   int num_axes = 0;  // of rotary positions; 0: they have one for all pairs
   std::map<int, LoraAdapter> loras;  // by id
-  int padded_dim;  // head_dim rounded up to whole vectors of every instruction set
+  int padded_dim;  // of the first of `heads`
+  std::vector<HeadShape> heads;  // those of the model, then others that some layers have
+  const HeadShape &heads_of(const Layer &layer) const { return heads[size_t(layer.heads)]; }
 
  private:
   // A matrix for each team, without panels.

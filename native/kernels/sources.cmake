@@ -89,8 +89,10 @@ target_sources(_native PRIVATE
   native/kernels/forward/lora_step.cpp
   native/kernels/forward/mlp_stage.cpp
   native/kernels/forward/moe_stage.cpp
+  native/kernels/forward/per_layer_stage.cpp
   native/kernels/forward/products.cpp
   native/kernels/forward/recurrent_stage.cpp
+  native/kernels/forward/streams_stage.cpp
   native/kernels/kv_cache.cpp
   native/kernels/memory.cpp
   native/kernels/model.cpp

@@ -269,6 +269,7 @@ class CpuModel:
         num_threads: int,
         recurrent: dict[str, int] = {},
         cpu_groups: Sequence[Sequence[int]] = [],
+        more_heads: Sequence[tuple[int, int]] = [],
     ) -> None: ...
     def pack(self, data: U8, source: str, cols: int, format: str, exact: bool) -> int: ...
     def attach(self, panels: U8, rows: int, cols: int, format: str, exact: bool) -> int: ...
@@ -280,6 +281,22 @@ class CpuModel:
 
     def vector(self, values: F32) -> int: ...
     def set_embedding(self, data: U8, source: str, cols: int) -> None: ...
+    def set_per_layer(
+        self,
+        data: U8,
+        source: str,
+        cols: int,
+        matrix: int,
+        norm: int,
+        norm_eps: float,
+        embedding_scale: float,
+        scale: float,
+    ) -> None:
+        """The inputs that layers have of their own: see PerLayerSpec. To be called before add_layer."""
+
+    def set_streams(self, into: Sequence[int], out: Sequence[int]) -> None:
+        """The matrices of several streams: see StreamsSpec. To be called before add_layer."""
+
     def add_rope(self, inv_freq: Sequence[float], scale: float, axes: Sequence[int] = []) -> int: ...
     def add_layer(self, layer: dict[str, object]) -> None: ...
     def finish(
@@ -446,6 +463,7 @@ def kv_bytes(
     num_kv_heads: int,
     head_dim: int,
     recurrent: dict[str, int] = {},
+    more_heads: Sequence[tuple[int, int]] = [],
 ) -> int:
     """Bytes of a KV pool, computed without allocating it."""
 

@@ -19,7 +19,17 @@ from models.recorded import TINY, make
 
 pytestmark = pytest.mark.skipif(not available(), reason="without the native module")
 
-UNUSUAL = ["gpt-oss", "deepseek-v2", "deepseek-v3", "minicpm3", "llama4", "llama4-plain"]
+UNUSUAL = [
+    "gpt-oss",
+    "deepseek-v2",
+    "deepseek-v3",
+    "minicpm3",
+    "llama4",
+    "llama4-plain",
+    "gemma3n",
+    "gemma4",
+    "gemma4-moe",
+]
 HYBRIDS = sorted(name for name, tiny in TINY.items() if any("conv" in tensor for tensor in tiny["shapes"]))
 M, UNIT = 64, 4
 

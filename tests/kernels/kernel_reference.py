@@ -10,11 +10,14 @@ from foreword.models.recurrent import RecurrentSpec
 from foreword.models.spec import (
     ClampedGate,
     DecoderSpec,
+    HeadShape,
     LayerSpec,
     MlaSpec,
     MoeSpec,
+    PerLayerSpec,
     QueryGrowth,
     RopeSpec,
+    StreamsSpec,
     weight_names,
 )
 from foreword.models.weights import Tensor
@@ -208,7 +211,7 @@ SPECS: dict[str, DecoderSpec] = {
     ),
     "chunks": tiny_spec(
         layers=(
-            LayerSpec(rope(16), 24, chunked=True, unit_qk=True),
+            LayerSpec(rope(16), 24, chunked=True, unit_qk_eps=1e-3),
             LayerSpec(
                 None,
                 query_growth=QueryGrowth(7, 0.4),
@@ -249,6 +252,34 @@ SPECS: dict[str, DecoderSpec] = {
             LayerSpec(rope(16), moe=MoeSpec(5, 2, 64, scoring="sigmoid", latent_size=20)),
         ),
     ),
+    "own_inputs": tiny_spec(  # keys that later layers read, values that are keys, wider heads in some layers
+        qk_norm=True,
+        activation="gelu_tanh",
+        post_norms=True,
+        per_layer=PerLayerSpec(12, vocab_size=301, norm_eps=1e-3, embedding_scale=3.0, scale=0.7),
+        layer_scales=True,
+        layers=(
+            LayerSpec(rope(16), 24, unit_v=True),
+            LayerSpec(rope(28), heads=HeadShape(3, 28), unit_v=True, values_are_keys=True),
+            LayerSpec(rope(28), heads=HeadShape(3, 28), reads_layer=1, intermediate_size=208),
+            LayerSpec(rope(16), 24, reads_layer=0),
+            LayerSpec(rope(16), moe=MoeSpec(5, 2, 64, shared_intermediate_size=160, shared_gate=False, own_norms=True)),
+        ),
+    ),
+    "biased_softmax": tiny_spec(
+        layers=(
+            LayerSpec(rope(16), moe=MoeSpec(7, 3, 64, router_bias=True)),
+            LayerSpec(rope(16), moe=MoeSpec(8, 2, 64, router_bias=True, num_groups=4, groups_per_token=2)),
+        )
+    ),
+    "streams": tiny_spec(
+        qk_norm=True,
+        activation="gelu_tanh",
+        post_norms=True,
+        per_layer=PerLayerSpec(12, vocab_size=301, norm_eps=1e-3, embedding_scale=3.0, scale=0.7),
+        streams=StreamsSpec(3, laurel_rank=20),
+        layers=(LayerSpec(rope(16), gate_cutoff=0.7), LayerSpec(rope(16), 24), LayerSpec(rope(16), gate_cutoff=-0.4)),
+    ),
     "many_heads": tiny_spec(num_heads=14, num_kv_heads=2, head_dim=32, layers=(LayerSpec(rope(32)),), hidden_size=64),
     "one_kv_head": tiny_spec(num_heads=56, num_kv_heads=1, head_dim=8, layers=(LayerSpec(rope(8)),), hidden_size=64),
 }
@@ -265,23 +296,65 @@ class Reference:
         spec = self.spec
         x = self._w("embed")[np.array(tokens)] * spec.embedding_scale
         x0 = x
+        inputs = spec.per_layer and self._own_inputs(x, tokens, spec.per_layer)
+        kept: dict[int, tuple[Floats, Floats]] = {}
+        streams = [x, *(_like(x @ self._w(f"stream_in.{k}").T, x) for k in self._others)]
         for i, layer in enumerate(spec.layers):
             p = f"layers.{i}."
+            if spec.streams:
+                streams = self._predicted(p, streams)
+                x = streams[0]
             if layer.has_mixer:
                 before = x0, f"layers.{i - 1}.attn_norm"
                 x0 = x0 if layer.beside else x
                 h = self._residual_norm(*(before if layer.beside else (x, p + "attn_norm"))) if spec.pre_norms else x
                 r = layer.recurrent
-                a = self._recurrent(p + "state.", r, h) if r else self._attention(p, layer, h)
+                a = self._recurrent(p + "state.", r, h) if r else self._attention(p, layer, h, kept, i)
                 a = self._residual_norm(a, p + "post_attn_norm") if spec.post_norms else a
                 x = x + spec.residual_scale * layer.mixer_scale * a
+                if spec.streams:
+                    low = h @ self._w(p + "laurel_left").T @ self._w(p + "laurel_right").T
+                    x = (x + h + self._residual_norm(low, p + "laurel_norm")) / np.sqrt(2)
             if layer.has_mlp:
                 h = self._residual_norm(x, p + "mlp_norm") if spec.pre_norms else x
-                m = self._mlp(p, h) if layer.moe is None else self._moe(p, layer.moe, h)
+                m = self._mlp(p, h, layer.gate_cutoff) if layer.moe is None else self._moe(p, layer.moe, h, x)
                 m = self._residual_norm(m, p + "post_mlp_norm") if spec.post_norms else m
                 x = x + spec.residual_scale * layer.mlp_scale * m
+            if spec.streams:
+                factors, change = 1 + self._routed(p, x) @ self._w(p + "streams_correct").T, x - streams[0]
+                streams = [stream + factors[:, k : k + 1] * change for k, stream in enumerate(streams)]
+                x = streams[0] * self._w(p + "streams_scale")
+            if inputs is not None:
+                gate = self._act(x @ self._w(p + "per_layer_gate").T)
+                own = (gate * inputs[:, i]) @ self._w(p + "per_layer_out").T
+                own = self._residual_norm(own, p + "post_per_layer_norm")
+                x = x + own
+                streams[1:] = [stream + own for stream in streams[1:]]
+            x = x * self._w(p + "layer_scale") if spec.layer_scales else x
+        if spec.streams:
+            out = [_like(streams[k] @ self._w(f"stream_out.{k}").T, streams[0]) for k in self._others]
+            x = sum(out, streams[0]) / spec.streams.num_streams
         head = self._w("embed" if spec.tie_embeddings else "lm_head")
         return _cap(self._residual_norm(x, "final_norm") @ head.T * spec.logit_scale, spec.final_softcap)
+
+    @property
+    def _others(self) -> range:
+        return range(1, self.spec.streams.num_streams) if self.spec.streams else range(0)
+
+    def _routed(self, p: str, x: Floats) -> Floats:
+        return np.tanh(self._residual_norm(x, p + "streams_norm") / x.shape[1] @ self._w(p + "streams_router").T)
+
+    def _predicted(self, p: str, streams: list[Floats]) -> list[Floats]:
+        count, factors = len(streams), self._routed(p, streams[0]) @ self._w(p + "streams_predict").T
+        each = range(count)
+        return [streams[k] + sum(factors[:, [k * count + j]] * streams[j] for j in each) for k in each]
+
+    def _own_inputs(self, x: Floats, tokens: list[int], of: PerLayerSpec) -> Floats:
+        each = [np.arange(i * of.size, (i + 1) * of.size) for i in range(self.spec.num_layers)]
+        embed, project = self._w("per_layer_embed")[tokens], x @ self._w("per_layer_in").T
+        weight = self._w("per_layer_norm")
+        normed = [_norm(project[:, at], weight, of.norm_eps) + of.embedding_scale * embed[:, at] for at in each]
+        return of.scale * np.stack(normed, axis=1)
 
     def _residual_norm(self, x: Floats, name: str) -> Floats:
         if not self.spec.layer_norm:
@@ -293,13 +366,18 @@ class Reference:
     def _w(self, name: str) -> Floats:
         return self.weights[name].dequantize().astype(np.float64)
 
-    def _attention(self, p: str, layer: LayerSpec, h: Floats) -> Floats:
+    def _attention(
+        self, p: str, layer: LayerSpec, h: Floats, kept: dict[int, tuple[Floats, Floats]], index: int
+    ) -> Floats:
+        """kept: the keys and values of the layers so far."""
         spec, n = self.spec, len(h)
+        num_kv_heads, head_dim = layer.heads or (spec.num_kv_heads, spec.head_dim)
         if spec.mla is not None:
             return self._latent_attention(p, layer, spec.mla, h)
+        reads, tied = layer.reads_layer is not None, layer.values_are_keys
         q, k, v = (
-            (h @ self._w(p + s).T + (self._w(p + s + "_bias") if spec.qkv_bias else 0)).reshape(n, -1, spec.head_dim)
-            for s in ("q", "k", "v")
+            (h @ self._w(p + s).T + (self._w(p + s + "_bias") if spec.qkv_bias else 0)).reshape(n, -1, head_dim)
+            for s in ("q", "q" if reads else "k", "q" if reads else "k" if tied else "v")
         )
         if spec.joint_qk_norm:
             q, k = (
@@ -307,13 +385,17 @@ class Reference:
                 for v, s in ((q, "q_norm"), (k, "k_norm"))
             )
         elif spec.qk_norm:
-            q, k = _norm(q, self._w(p + "q_norm"), spec.norm_eps), _norm(k, self._w(p + "k_norm"), spec.norm_eps)
+            of_keys = self._w(p + ("q_norm" if reads else "k_norm"))
+            q, k = _norm(q, self._w(p + "q_norm"), spec.norm_eps), _norm(k, of_keys, spec.norm_eps)
+        v = _norm(v, np.ones(head_dim), spec.norm_eps) if layer.unit_v else v
         q, k = _rotate(q, layer.rope), _rotate(k, layer.rope)
-        if layer.unit_qk:  # as Llama 4 has it, after the rotation
-            q, k = (_norm(part, np.ones(spec.head_dim), spec.norm_eps) for part in (q, k))
+        if layer.unit_qk_eps is not None:  # as Llama 4 has it, after the rotation
+            q, k = (_norm(part, np.ones(spec.head_dim), layer.unit_qk_eps) for part in (q, k))
         if (growth := layer.query_growth) is not None:
             q = q * (1 + growth.scale * np.log(1 + np.floor((np.arange(n) + 1) / growth.interval)))[:, None, None]
-        group = spec.num_heads // spec.num_kv_heads
+        k, v = kept[layer.reads_layer] if layer.reads_layer is not None else (k, v)
+        kept[index] = k, v
+        group = spec.num_heads // num_kv_heads
         k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
         s = _cap(np.einsum("ihd,jhd->hij", q, k) * spec.query_scale, spec.attn_softcap)
         i, j = np.arange(n)[:, None], np.arange(n)[None, :]
@@ -394,7 +476,7 @@ class Reference:
             y = _norm(y, self._w(p + "norm"), self.spec.norm_eps) * _silu(z)
         return y.reshape(n, -1) @ self._w(p + "o").T
 
-    def _mlp(self, p: str, h: Floats) -> Floats:
+    def _mlp(self, p: str, h: Floats, cutoff: float | None = None) -> Floats:
         spec = self.spec
         up = h @ self._w(p + "up").T + (self._w(p + "up_bias") if spec.mlp_bias else 0)
         g = h @ self._w(p + "gate").T + (self._w(p + "gate_bias") if spec.mlp_bias else 0) if spec.gated_mlp else up
@@ -402,21 +484,27 @@ class Reference:
             alpha, limit = spec.clamped_gate.alpha, spec.clamped_gate.limit
             g, up = np.minimum(g, limit), np.clip(up, -limit, limit) + 1
             return (g / (1 + np.exp(-alpha * g)) * up) @ self._w(p + "down").T + self._w(p + "down_bias")
-        g = g * spec.gate_scale
-        if spec.activation == "silu":
-            g = _silu(g)
-        elif spec.activation == "relu2":
-            g = np.where(g > 0, g * g, 0)
-        else:
-            g = 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)))
+        if cutoff is not None:
+            g = np.maximum(g - g.mean(-1, keepdims=True) - cutoff * g.std(-1, keepdims=True), 0)
+        g = self._act(g * spec.gate_scale)
         inner = g * up if spec.gated_mlp else g
         return inner @ self._w(p + "down").T + (self._w(p + "down_bias") if spec.mlp_bias else 0)
 
-    def _moe(self, p: str, moe: MoeSpec, h: Floats) -> Floats:
-        e = np.exp(h @ self._w(p + "router").T + (self._w(p + "scores_bias") if moe.scores_bias else 0))
+    def _act(self, g: Floats) -> Floats:
+        if self.spec.activation == "silu":
+            return _silu(g)
+        if self.spec.activation == "relu2":
+            return np.where(g > 0, g * g, 0)
+        return 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)))
+
+    def _moe(self, p: str, moe: MoeSpec, h: Floats, x: Floats) -> Floats:
+        routed, inputs = h, h @ self._w(p + "latent_in").T if moe.latent_size else h
+        if moe.own_norms:
+            routed = _norm(x, self._w(p + "router_scale"), self.spec.norm_eps) / np.sqrt(x.shape[1])
+            inputs = self._residual_norm(x, p + "experts_norm")
+        e = np.exp(routed @ self._w(p + "router").T + (self._w(p + "scores_bias") if moe.scores_bias else 0))
         probabilities = e / (1 + e) if moe.scoring == "sigmoid" else e / e.sum(-1, keepdims=True)
         bias = self._w(p + "router_bias") if moe.router_bias else 0
-        inputs = h @ self._w(p + "latent_in").T if moe.latent_size else h
         out = np.zeros_like(inputs)
         for t, row in enumerate(probabilities):
             order = (row + bias).reshape(moe.num_groups, -1)
@@ -424,14 +512,25 @@ class Reference:
             order[np.argsort(best)[: moe.num_groups - moe.groups_per_token]] = -np.inf
             chosen = np.argsort(-order.ravel(), kind="stable")[: moe.experts_per_token]
             share = moe.scale * (row[chosen] / (row[chosen].sum() + moe.sum_eps) if moe.norm_topk else row[chosen])
+            share = share * self._w(p + "expert_scales")[chosen] if moe.own_norms else share
             for weight, expert in zip(share, chosen, strict=True):
                 before, after = (weight, 1) if moe.scales_inputs else (1, weight)
                 out[t] += after * self._mlp(f"{p}experts.{expert}.", before * inputs[t : t + 1])[0]
         out = out @ self._w(p + "latent_out").T if moe.latent_size else out
         if moe.shared_intermediate_size:
             gate = 1 / (1 + np.exp(-(h @ self._w(p + "shared_gate").T))) if moe.shared_gate else 1
-            out += gate * self._mlp(p + "shared.", h)
+            shared = gate * self._mlp(p + "shared.", h)
+            if moe.own_norms:
+                out = self._residual_norm(out, p + "post_experts_norm")
+                shared = self._residual_norm(shared, p + "post_shared_norm")
+            out = out + shared
         return out
+
+
+def _like(y: Floats, x: Floats) -> Floats:
+    """y with the magnitude of x."""
+    of_y, of_x = (np.sqrt((v * v).mean(-1, keepdims=True)) for v in (y, x))
+    return y * of_x / np.maximum(of_y, np.sqrt(1e-5))
 
 
 def _norm(x: Floats, weight: Floats, eps: float) -> Floats:

@@ -1,6 +1,8 @@
 """The tiny models as GGUF files: names, metadata and conventions of converters, written out by hand."""
 
+import math
 import re
+from statistics import NormalDist
 
 import numpy as np
 
@@ -17,6 +19,7 @@ ARCHITECTURES = {
     "qwen3_5_moe_text": "qwen35moe", "lfm2": "lfm2", "nemotron_h": "nemotron_h", "lfm2_moe": "lfm2moe",
     "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "minicpm3": "minicpm3",
     "minicpm": "minicpm", "llama4_text": "llama4", "falcon_h1": "falcon-h1", "glm4_moe": "glm4moe",
+    "gemma4_text": "gemma4", "gemma3n_text": "gemma3n", "ernie4_5_moe": "ernie4_5-moe", "olmoe": "olmoe",
 }  # fmt: skip
 MORE_ARCHITECTURES = {"nemotron_h_moe"}  # of models with experts of the same model_type
 INTERLEAVED = {
@@ -62,7 +65,9 @@ FLOATS = {"attention.layer_norm_rms_epsilon": "rms_norm_eps", "attn_logit_softca
           "logit_scale": "logits_scaling", "attention.scale": "attention_multiplier"}  # fmt: skip
 
 WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-         "model.embedding_norm": "token_embd_norm",
+         "model.embedding_norm": "token_embd_norm", "model.embed_tokens_per_layer": "per_layer_token_embd",
+         "model.per_layer_model_projection": "per_layer_model_proj",
+         "model.per_layer_projection_norm": "per_layer_proj_norm",
          "model.embeddings": "token_embd", "model.norm_f": "output_norm",
          "model.final_layernorm": "output_norm"}  # fmt: skip
 BLOCK = {
@@ -98,6 +103,14 @@ BLOCK = {
     "mlp.shared_experts.down_proj": "ffn_down_shexp", "self_attn.kv_b_proj": "attn_kv_b",
     **{name: f"nextn.{name}" for name in ("eh_proj", "enorm", "hnorm", "embed_tokens")},
     **{f"shared_head.{name}": f"nextn.shared_head_{name}" for name in ("norm", "head")},
+    "altup.correction_coefs": "altup_correct_coef", "altup.prediction_coefs": "altup_predict_coef",
+    "altup.modality_router": "altup_router", "altup.router_norm": "altup_router_norm",
+    "altup.correct_output_scale": "altup_correct_scale", "laurel.linear_left": "laurel_l",
+    "laurel.linear_right": "laurel_r", "laurel.post_laurel_norm": "laurel_post_norm",
+    "layer_scalar": "layer_output_scale", "per_layer_input_gate": "inp_gate", "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm", "router.proj": "ffn_gate_inp",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2", "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
     "conv.in_proj": "shortconv.in_proj", "conv.conv": "shortconv.conv", "conv.out_proj": "shortconv.out_proj",
 }  # fmt: skip
 DELTA_BLOCK = {
@@ -107,7 +120,7 @@ DELTA_BLOCK = {
 POST_NORMS = {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
               "post_feedforward_layernorm": "post_ffw_norm"}  # fmt: skip
 OWN_BLOCK = {
-    **dict.fromkeys(("gemma2", "gemma3", "olmo2", "seed_oss"), POST_NORMS),
+    **dict.fromkeys(("gemma2", "gemma3", "gemma3n", "gemma4", "olmo2", "seed_oss"), POST_NORMS),
     **dict.fromkeys(DELTA, DELTA_BLOCK),
     "gpt-oss": {"post_attention_layernorm": "post_attention_norm"},
     "glm4moe": {"post_attention_layernorm": "post_attention_norm"},
@@ -134,11 +147,18 @@ def gguf_tensors(config, tensors):
     architecture = architecture_of(config)
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     block = {**BLOCK, **OWN_BLOCK.get(architecture, {})}
-    experts, written = {}, {}
+    experts, written, streams = {}, {}, {}
+    if architecture == "gemma4":
+        written["rope_freqs.weight"] = rotary_divisors(config)
     for name, value in tensors.items():
         name = further_layer(config, name.replace("backbone.", "model.", 1))
+        name += ".weight" if name.endswith((".layer_scalar", ".correct_output_scale")) else ""
         if architecture == "falcon-h1":
             value = multiplied(config, name, value)
+        if found := re.fullmatch(r"model\.(altup|altup_unembed)_projections\.(\d)\.weight", name):
+            part = {"altup": "altup_proj", "altup_unembed": "altup_unembd_proj"}[found[1]]
+            streams.setdefault(f"{part}.weight", {})[int(found[2])] = value
+            continue
         more = converted(config, name, value)
         if more:
             written |= more
@@ -160,7 +180,8 @@ def gguf_tensors(config, tensors):
             experts.setdefault(f"blk.{layer}.{block[part]}.{kind}", {})[int(number)] = value
         else:
             written[f"blk.{layer}.{block[rest]}.{kind}"] = value
-    return written | {name: np.stack([parts[e] for e in sorted(parts)]) for name, parts in experts.items()}
+    stacked = {name: np.stack([parts[e] for e in sorted(parts)]) for name, parts in (experts | streams).items()}
+    return written | stacked
 
 
 HEAD = {"mtp.fc": "eh_proj", "mtp.pre_fc_norm_embedding": "enorm", "mtp.pre_fc_norm_hidden": "hnorm",
@@ -215,6 +236,13 @@ def converted(config, name, value):
             return {f"blk.{layer}.ffn_gate_exps.weight": gate, f"blk.{layer}.ffn_up_exps.weight": up}
         case "feed_forward" if part == "experts.down_proj":
             return {f"blk.{layer}.ffn_down_exps.weight": value.swapaxes(1, 2)}
+        case "router" if part == "scale":
+            return {f"blk.{layer}.ffn_gate_inp.scale": value}
+        case "router" if part == "per_expert_scale":
+            return {f"blk.{layer}.ffn_down_exps.scale": value}
+        case "experts":
+            kind = {"gate_up_proj": "gate_up", "down_proj": "down"}[part]
+            return {f"blk.{layer}.ffn_{kind}_exps.weight": value}
         case "mixer":
             return mamba({"mamba_n_groups": config["n_groups"]}, layer, part, value)
         case "block_sparse_moe" if part == "input_linear.weight":
@@ -228,7 +256,7 @@ def converted(config, name, value):
             return {f"blk.{layer}.ffn_gate{end}.weight": gate, f"blk.{layer}.ffn_up{end}.weight": up}
         case "mlp" if config["model_type"] == "gpt_oss":
             return gpt_oss_experts(layer, part, value)
-        case "mlp" if part == "gate.e_score_correction_bias":
+        case "mlp" if part in ("gate.e_score_correction_bias", "moe_statics.e_score_correction_bias"):
             return {f"blk.{layer}.exp_probs_b.bias": value}
         case "self_attn" if part == "kv_b_proj.weight" and not config.get("old_file"):
             nope, rank = config["qk_nope_head_dim"], config["kv_lora_rank"]
@@ -344,6 +372,55 @@ def routed(architecture, config):
     }
 
 
+def gemma4(config):
+    """The metadata of heads, windows and inputs of layers."""
+    slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+    own = {int(i): values for i, values in config["per_layer_config"].items()}
+    full = own[slides.index(False)]
+    heads = [own.get(i, {}).get("num_key_value_heads", config["num_key_value_heads"]) for i in range(len(slides))]
+    shared, inner = config["num_kv_shared_layers"], config["intermediate_size"]
+    wide = len(slides) - shared if config["use_double_wide_mlp"] else len(slides)
+    found = {
+        "attention.head_count_kv": ("[i32]", heads), "attention.sliding_window_pattern": ("[bool]", slides),
+        "attention.key_length_swa": ("u32", config["head_dim"]),
+        "attention.value_length_swa": ("u32", config["head_dim"]),
+        "attention.key_length": ("u32", full["head_dim"]), "attention.value_length": ("u32", full["head_dim"]),
+        "attention.shared_kv_layers": ("u32", shared),
+        "embedding_length_per_layer_input": ("u32", config["hidden_size_per_layer_input"]),
+        "feed_forward_length": ("[i32]", [inner if i < wide else 2 * inner for i in range(len(slides))]),
+        "rope.dimension_count": ("u32", full["head_dim"]), "rope.dimension_count_swa": ("u32", config["head_dim"]),
+        "rope.freq_base_swa": ("f32", config["rope_parameters"]["sliding_attention"]["rope_theta"]),
+    }  # fmt: skip
+    if config["enable_moe_block"]:
+        found["expert_used_count"] = ("u32", config["top_k_experts"])
+    return {f"gemma4.{key}": typed for key, typed in found.items()}
+
+
+def gemma3n(config):
+    """The metadata of streams, gates and inputs of layers."""
+    slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+    shares = config["activation_sparsity_pattern"]
+    cutoffs = [NormalDist().inv_cdf(share) if share else -math.inf for share in shares]
+    found = {
+        "attention.sliding_window_pattern": ("[bool]", slides), "activation_sparsity_scale": ("[f32]", cutoffs),
+        "attention.shared_kv_layers": ("u32", config["num_kv_shared_layers"]),
+        "embedding_length_per_layer_input": ("u32", config["hidden_size_per_layer_input"]),
+        "feed_forward_length": ("[i32]", config["intermediate_size"]),
+        "altup.active_idx": ("u32", 0), "altup.num_inputs": ("u32", config["altup_num_inputs"]),
+        "rope.freq_base_swa": ("f32", config["rope_parameters"]["sliding_attention"]["rope_theta"]),
+        "rope.scaling.type": ("str", "linear"),
+        "rope.scaling.factor": ("f32", config["rope_parameters"]["full_attention"]["factor"]),
+    }  # fmt: skip
+    return {f"gemma3n.{key}": typed for key, typed in found.items()}
+
+
+def rotary_divisors(config):
+    """The tensor of Gemma 4 that leaves most pairs of full layers as they are."""
+    full = next(values for values in config["per_layer_config"].values())["head_dim"]
+    turned = int(config["rope_parameters"]["full_attention"]["partial_rotary_factor"] * full / 2)
+    return np.array([1.0] * turned + [1e30] * (full // 2 - turned), np.float32)
+
+
 def experts_everywhere(tiny, like):
     """The shapes of a model in which every layer has the experts of layer ``like``."""
     mlp = re.compile(r"model\.layers\.(\d+)\.mlp\.")
@@ -419,6 +496,17 @@ def metadata(config):
             "llama4.expert_feed_forward_length": ("u32", config["intermediate_size"]),
             "llama4.interleave_moe_layer_step": ("u32", config["interleave_moe_layer_step"]),
         }
+    if config["model_type"] == "gemma4_text":
+        found |= gemma4(config)
+    if config["model_type"] == "ernie4_5_moe":
+        keys = {"expert_count": "moe_num_experts", "expert_used_count": "moe_k", "expert_shared_count":
+                "moe_num_shared_experts", "leading_dense_block_count": "moe_layer_start_index",
+                "interleave_moe_layer_step": "moe_layer_interval"}  # fmt: skip
+        found |= {f"ernie4_5-moe.{key}": ("u32", config[name]) for key, name in keys.items()}
+        shared = config["moe_num_shared_experts"] * config["moe_intermediate_size"]
+        found["ernie4_5-moe.expert_shared_feed_forward_length"] = ("u32", shared)
+    if config["model_type"] == "gemma3n_text":
+        found |= gemma3n(config)
     if config["model_type"] == "minicpm":
         found |= {
             "minicpm.embedding_scale": ("f32", config["scale_emb"]),

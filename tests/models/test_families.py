@@ -79,7 +79,7 @@ def older(config):
     return config
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", [name for name in TINY if not name.startswith("gemma4")])  # newer than version 5
 def test_an_older_configuration_gives_the_same_spec(tmp_path, name):
     folder = make(tmp_path, name)
     new = load_model(folder).spec
@@ -96,7 +96,9 @@ def test_su_is_an_alias_of_longrope(tmp_path):
     assert load_model(folder).spec == new
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3", "qwen2-sliding", "smollm3", "mistral", "qwen3-next"])
+@pytest.mark.parametrize(
+    "name", ["gemma2", "gemma3", "gemma4-plain", "qwen2-sliding", "smollm3", "mistral", "qwen3-next"]
+)
 def test_layers_follow_the_rule_of_the_family_if_the_configuration_does_not_list_them(tmp_path, name):
     folder = make(tmp_path, name)
     listed = load_model(folder).spec

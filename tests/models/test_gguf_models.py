@@ -66,6 +66,7 @@ WITH_TRANSFORMERS_LOGITS = {
         ("lfm2", "minicpm", "falcon-h1", "falcon-h1-normed-last", "nemotron-h-latent"), ({}, {})
     ),
     "olmo3": (OLMO3, {}),
+    **{name: ({}, {}) for name in ("ernie4_5-moe", "olmoe", "gemma3n", "gemma4", "gemma4-plain", "gemma4-moe")},
     "glm4": ({"glm4.rope.dimension_count": HALF}, {}),
     "glm4-moe": ({"glm4moe.rope.dimension_count": HALF}, {}),
     "qwen3_5": (

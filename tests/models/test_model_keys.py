@@ -23,7 +23,14 @@ from models.tiny import random_tensors, write_model
 
 REFERENCE = json.loads(RECORD.read_text())
 ALL = {**FAMILIES, **ENCODER_FAMILIES}
-PER_LAYER_TYPE = {"gemma3_text", "modernbert", "olmo3"}  # whose types of layers have their own rotary embeddings
+PER_LAYER_TYPE = {
+    "gemma3_text",
+    "gemma3n_text",
+    "gemma4_text",
+    "gemma4_unified_text",
+    "modernbert",
+    "olmo3",
+}  # whose types of layers have their own rotary embeddings
 WITH_ATTENTION = {
     "bamba": {"attn_layer_indices": [1]},
     "granitemoehybrid": {"layer_types": ["full_attention", *["linear_attention"] * 31]},

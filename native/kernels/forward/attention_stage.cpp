@@ -9,44 +9,50 @@ AttentionStage::AttentionStage(PassContext &context, const EmbeddingStage &embed
       embedding_(embedding),
       latent_(context),
       windows_(size_t(context.model.config.num_groups)),
+      shapes_(windows_.size()),
       plans_(windows_.size()),
       next_tasks_(context.model.layers.size() * size_t(context.pool.num_teams())),
       scratch_(size_t(context.pool.size())),
-      qkv_(context.model.qkv_stride(false)),
-      queries_(context.model.config.num_heads * context.model.padded_dim),
-      out_(context.model.config.num_heads * context.model.config.head_dim) {
-  const ModelConfig &c = ctx_.model.config;
+      qkv_(context.model.qkv_stride(false)) {
+  const int num_heads = ctx_.model.config.num_heads;
   for (const Layer &layer : ctx_.model.layers) {
     if (!layer.has_attention()) continue;
     windows_[size_t(layer.group)] = {layer.sliding_window, layer.chunked};
+    shapes_[size_t(layer.group)] = layer.heads;
     layer.o.add_kinds(kinds_);
   }
-  const int tile_rows = ctx_.isa.attention_queries(config({0})) * (c.num_heads / c.num_kv_heads);
-  partial_stride_ = size_t(tile_rows) * size_t(ctx_.model.padded_dim + kStateExtra);
-  for (Scratch &scratch : scratch_) {
-    scratch.attend.reserve(ctx_.isa.attention_scratch_bytes(config({0})));
-    scratch.key_value.reserve(size_t(3 * ctx_.model.padded_dim));
+  for (const HeadShape &shape : ctx_.model.heads) {
+    rows_.push_back({FloatRows(num_heads * shape.padded_dim), FloatRows(num_heads * shape.head_dim)});
+    const int tile_rows = ctx_.isa.attention_queries(config(shape, {0})) * (num_heads / shape.num_kv_heads);
+    partial_stride_ = std::max(partial_stride_, size_t(tile_rows) * size_t(shape.padded_dim + kStateExtra));
+    for (Scratch &scratch : scratch_) {
+      scratch.attend.reserve(ctx_.isa.attention_scratch_bytes(config(shape, {0})));
+      scratch.key_value.reserve(size_t(3 * shape.padded_dim));
+    }
   }
 }
 
 void AttentionStage::reserve() {
   const ForwardInput &in = ctx_.input;
-  const int max_queries = ctx_.isa.attention_queries(config({0})), num_kv_heads = ctx_.model.config.num_kv_heads;
-  int num_partials = 0;
+  int num_partials = 0, values = 0;
   for (size_t g = 0; g < plans_.size(); ++g) {
     if (windows_[g].size < 0) continue;
-    plan_attention(in, max_queries, windows_[g], num_kv_heads, ctx_.pool.size(), plans_[g]);
-    num_partials = std::max(num_partials, plans_[g].num_partials);
+    const HeadShape &shape = ctx_.model.heads[size_t(shapes_[g])];
+    const int max_queries = ctx_.isa.attention_queries(config(shape, {0}));
+    plan_attention(in, max_queries, windows_[g], shape.num_kv_heads, ctx_.pool.size(), plans_[g]);
+    num_partials = std::max(num_partials, plans_[g].num_partials * shape.num_kv_heads);
   }
   for (std::atomic<int> &next : next_tasks_) next.store(0, std::memory_order_relaxed);
   qkv_.reserve(in.num_tokens);
-  queries_.reserve(in.num_tokens);
-  out_.reserve(in.num_tokens);
   const ModelConfig &c = ctx_.model.config;
-  const int values = c.num_heads * std::max(c.head_dim, c.latent.value_dim);
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    rows_[i].queries.reserve(in.num_tokens);
+    rows_[i].out.reserve(in.num_tokens);
+    values = std::max(values, c.num_heads * std::max(ctx_.model.heads[i].head_dim, c.latent.value_dim));
+  }
   o_input_.reserve(in.num_tokens, values, ctx_.with_loras(kinds_), ctx_.pool.size());
   latent_.reserve();
-  partials_.reserve(size_t(num_partials) * size_t(num_kv_heads) * partial_stride_);
+  partials_.reserve(size_t(num_partials) * partial_stride_);
 }
 
 void AttentionStage::run(int thread, int layer_index) {
@@ -79,7 +85,8 @@ void AttentionStage::run(int thread, int layer_index) {
   }
   ctx_.clock.finish(thread, Stage::attention);
 
-  const FloatRows &values = layer.latent ? latent_.expand(thread, layer, out_) : out_;
+  const FloatRows &out = rows_[size_t(layer.heads)].out;
+  const FloatRows &values = layer.latent ? latent_.expand(thread, layer, out) : out;
   const ActivationSet heads =
       ctx_.products.prepare(thread, o_input_, layer.o.cols, rows.end, [&](int t) { return values.row(t); });
   ctx_.add_product(thread, layer.o, heads, layer.o_bias, layer.post_attn_norm,
@@ -87,55 +94,62 @@ void AttentionStage::run(int thread, int layer_index) {
   ctx_.clock.finish(thread, Stage::o);
 }
 
-Share AttentionStage::heads_of(int thread) const {
-  return team_share(ctx_.model.config.num_kv_heads, ctx_.pool, ctx_.pool.team(thread).group);
+Share AttentionStage::heads_of(int thread, const HeadShape &shape) const {
+  return team_share(shape.num_kv_heads, ctx_.pool, ctx_.pool.team(thread).group);
 }
 
 // The queries of this thread's tokens after the norm of all heads together, and the keys.
 void AttentionStage::norm_jointly(int thread, const Layer &layer) {
   const ModelConfig &c = ctx_.model.config;
+  const HeadShape &shape = ctx_.model.heads_of(layer);
   const Share share = ctx_.token_share(thread);
   for (int t = share.begin; t < share.end; ++t) {
-    float *queries = qkv_.row(t), *keys = queries + layer.qkv.parts[1].offset;
-    ctx_.isa.norm_parts(queries, layer.q_norm, 0, 1, c.num_heads * c.head_dim, c.norm_eps, queries);
-    ctx_.isa.norm_parts(keys, layer.k_norm, 0, 1, c.num_kv_heads * c.head_dim, c.norm_eps, keys);
+    float *queries = qkv_row(layer, t);
+    ctx_.isa.norm_parts(queries, layer.q_norm, 0, 1, c.num_heads * shape.head_dim, layer.qk_eps, queries);
+    if (!layer.writes) continue;
+    float *keys = queries + layer.qkv.parts[1].offset;
+    ctx_.isa.norm_parts(keys, layer.k_norm, 0, 1, shape.num_kv_heads * shape.head_dim, layer.qk_eps, keys);
   }
 }
 
 // Heads from their projections: queries, and keys and values, which are written to the cache.
 void AttentionStage::rotate_and_store(int thread, const Layer &layer) {
   const ModelConfig &c = ctx_.model.config;
-  const int dim = c.head_dim, padded = ctx_.model.padded_dim, per_key = c.num_heads / c.num_kv_heads;
-  const Share heads = heads_of(thread);
+  const HeadShape &shape = ctx_.model.heads_of(layer);
+  const FloatRows &queries = rows_[size_t(layer.heads)].queries;
+  const int dim = shape.head_dim, padded = shape.padded_dim, per_key = c.num_heads / shape.num_kv_heads;
+  const Share heads = heads_of(thread, shape);
   const int num_kv_heads = heads.end - heads.begin, num_heads = num_kv_heads * per_key;
-  const int num_units = num_heads + num_kv_heads;
-  const KVLayer kv = ctx_.model.kv.layer(layer.slot);
+  const int num_units = num_heads + (layer.writes ? num_kv_heads : 0);
+  const KVLayer kv = ctx_.model.kv.layer(layer.slot, shape);
   const int64_t *slots = ctx_.input.groups[size_t(layer.group)].slot_mapping;
-  const int k_offset = layer.qkv.parts[1].offset, v_offset = layer.qkv.parts[2].offset;
+  const int k_offset = layer.writes ? layer.qkv.parts[1].offset : 0;
+  const int v_offset = layer.writes ? layer.qkv.parts[size_t(layer.v_part)].offset : 0;
   float *key = scratch_[size_t(thread)].key_value.data(), *value = key + padded, *scratch = value + padded;
   std::memset(key, 0, sizeof(float) * 2 * size_t(padded));
 
   const Vector q_norm = c.joint_qk_norm ? nullptr : layer.q_norm, k_norm = c.joint_qk_norm ? nullptr : layer.k_norm;
   auto make = [&](float *out, const float *from, int offset, Vector bias, Vector norm, Vector scales, RotaryRow rotary,
-                  float factor) {
+                  float factor, float eps) {
     auto of_head = [&](Vector v) { return v ? v + offset : nullptr; };
-    ctx_.isa.make_head({dim, from + offset, of_head(bias), norm, of_head(scales), c.norm_eps, rotary, factor}, out);
+    ctx_.isa.make_head({dim, from + offset, of_head(bias), norm, of_head(scales), eps, rotary, factor}, out);
   };
 
   auto store = [&](int unit) {
     const int token = unit / num_units, nth = unit % num_units;
-    const float *row = qkv_.row(token);
+    const float *row = qkv_row(layer, token);
     const RotaryRow rotary = embedding_.rotary(layer.rope, token);
     if (nth < num_heads) {
       const int head = heads.begin * per_key + nth;
-      make(queries_.row(token) + head * padded, row, head * dim, layer.q_bias, q_norm, layer.q_scales, rotary,
-           c.query_scale * kLog2E * layer.query_growth.at(ctx_.input.positions[token]));
+      make(queries.row(token) + head * padded, row, head * dim, layer.q_bias, q_norm, layer.q_scales, rotary,
+           c.query_scale * kLog2E * layer.query_growth.at(ctx_.input.positions[token]), layer.qk_eps);
       return;
     }
     if (slots[token] < 0) return;
     const int kv_head = heads.begin + nth - num_heads, offset = kv_head * dim;
-    make(key, row + k_offset, offset, layer.k_bias, k_norm, layer.k_scales, rotary, 1.f);
-    make(value, row + v_offset, offset, layer.v_bias, nullptr, nullptr, {}, 1.f);
+    make(key, row + k_offset, offset, layer.k_bias, k_norm, layer.k_scales, rotary, 1.f, layer.qk_eps);
+    make(value, row + v_offset, offset, layer.v_part == 1 ? layer.k_bias : layer.v_bias, layer.v_norm, nullptr, {},
+         1.f, c.norm_eps);
     ctx_.isa.store_kv(kv, slots[token], kv_head, key, value, scratch);
   };
   ctx_.pool.divide(thread, ctx_.pool.team(thread), ctx_.input.num_tokens * num_units, 1, [&](Share part, int) {
@@ -146,8 +160,9 @@ void AttentionStage::rotate_and_store(int thread, const Layer &layer) {
 // The same for latent attention, whose one key is its value too.
 void AttentionStage::rotate_and_store_latent(int thread, const Layer &layer) {
   const ModelConfig &c = ctx_.model.config;
-  const int padded = ctx_.model.padded_dim, num_units = c.num_heads + 1;
-  const Share heads = heads_of(thread);
+  const HeadShape &shape = ctx_.model.heads_of(layer);
+  const int padded = shape.padded_dim, num_units = c.num_heads + 1;
+  const Share heads = heads_of(thread, shape);
   if (heads.begin == heads.end) return;
   const KVLayer kv = ctx_.model.kv.layer(layer.slot);
   const int64_t *slots = ctx_.input.groups[size_t(layer.group)].slot_mapping;
@@ -160,9 +175,9 @@ void AttentionStage::rotate_and_store_latent(int thread, const Layer &layer) {
     const bool is_query = head < c.num_heads;
     if (!is_query && slots[token] < 0) return;
     is_query ? latent_.query(layer, row, token, head, from) : latent_.key(layer, row, from);
-    float *out = is_query ? queries_.row(token) + head * padded : key;
+    float *out = is_query ? rows_[0].queries.row(token) + head * padded : key;
     const float factor = is_query ? c.query_scale * kLog2E : 1.f;
-    ctx_.isa.make_head({c.head_dim, from, nullptr, nullptr, nullptr, 0.f, rotary, factor}, out);
+    ctx_.isa.make_head({shape.head_dim, from, nullptr, nullptr, nullptr, 0.f, rotary, factor}, out);
     if (!is_query) ctx_.isa.store_kv(kv, slots[token], 0, key, key, scratch);
   };
   ctx_.pool.divide(thread, ctx_.pool.team(thread), ctx_.input.num_tokens * num_units, 1, [&](Share part, int) {
@@ -170,35 +185,38 @@ void AttentionStage::rotate_and_store_latent(int thread, const Layer &layer) {
   });
 }
 
-AttentionConfig AttentionStage::config(AttentionWindow window, Vector sinks) const {
+AttentionConfig AttentionStage::config(const HeadShape &shape, AttentionWindow window, Vector sinks) const {
   const ModelConfig &c = ctx_.model.config;
-  return {c.num_heads, c.num_kv_heads, c.head_dim, ctx_.model.padded_dim, c.attn_softcap * kLog2E, window.size,
+  return {c.num_heads, shape.num_kv_heads, shape.head_dim, shape.padded_dim, c.attn_softcap * kLog2E, window.size,
           window.chunked, sinks};
 }
 
 // The outputs of this thread's tokens times their gate.
 void AttentionStage::apply_gate(int thread, const Layer &layer) {
   const Share share = ctx_.token_share(thread);
+  const FloatRows &out = rows_[size_t(layer.heads)].out;
   for (int t = share.begin; t < share.end; ++t) {
-    const float *gate = qkv_.row(t) + layer.qkv.parts[3].offset;
-    ctx_.isa.gate_mul(Gate::sigmoid, gate, out_.row(t), size_t(out_.stride()), out_.row(t));
+    const float *gate = qkv_row(layer, t) + layer.qkv.parts.back().offset;
+    ctx_.isa.gate_mul(Gate::sigmoid, gate, out.row(t), size_t(out.stride()), out.row(t));
   }
 }
 
 AttentionTile AttentionStage::tile_of(const Layer &layer, const AttentionTask &task, int kv_head) const {
+  const Rows &rows = rows_[size_t(layer.heads)];
   AttentionTile tile{};
   tile.num_queries = task.num_queries;
   tile.first_position = task.first_position;
   tile.kv_head = kv_head;
-  tile.queries = queries_.row(task.first_token);
-  tile.query_stride = size_t(queries_.stride());
+  tile.queries = rows.queries.row(task.first_token);
+  tile.query_stride = size_t(rows.queries.stride());
   tile.block_table = blocks_of(layer, task);
   tile.key_begin = task.key_begin;
   tile.key_end = task.key_end;
-  tile.out = out_.row(task.first_token);
-  tile.out_stride = size_t(out_.stride());
+  tile.out = rows.out.row(task.first_token);
+  tile.out_stride = size_t(rows.out.stride());
   if (task.partial >= 0) {
-    tile.partial = partials_.data() + size_t(task.partial * ctx_.model.config.num_kv_heads + kv_head) * partial_stride_;
+    const int num_kv_heads = ctx_.model.heads_of(layer).num_kv_heads;
+    tile.partial = partials_.data() + size_t(task.partial * num_kv_heads + kv_head) * partial_stride_;
   }
   return tile;
 }
@@ -206,10 +224,11 @@ AttentionTile AttentionStage::tile_of(const Layer &layer, const AttentionTask &t
 // Threads take their team's tasks from a common counter, then merge their share of the tiles that were split.
 void AttentionStage::attend(int thread, const Layer &layer, std::atomic<int> &next_task) {
   const AttentionPlan &plan = plans_[size_t(layer.group)];
-  AttentionConfig attention = config({layer.sliding_window, layer.chunked}, layer.sinks);
-  const KVLayer kv = ctx_.model.kv.layer(layer.slot);
+  const HeadShape &shape = ctx_.model.heads_of(layer);
+  AttentionConfig attention = config(shape, {layer.sliding_window, layer.chunked}, layer.sinks);
+  const KVLayer kv = ctx_.model.kv.layer(layer.slot, shape);
   const ThreadPool::Team &team = ctx_.pool.team(thread);
-  const Share own = heads_of(thread);
+  const Share own = heads_of(thread, shape);
   const int heads = own.end - own.begin, num_tasks = int(plan.tasks.size()), total = num_tasks * heads;
   // With enough tasks a thread takes all heads of a task: their keys are adjacent in memory.
   const int at_once = num_tasks >= 4 * team.size ? heads : 1;
@@ -233,7 +252,7 @@ void AttentionStage::attend(int thread, const Layer &layer, std::atomic<int> &ne
   for (int i = share.begin; i < share.end; ++i) {
     const SplitTile &split = plan.split_tiles[size_t(i / heads)];
     const AttentionTile tile = tile_of(layer, plan.tasks[size_t(split.first_task)], own.begin + i % heads);
-    const size_t stride = partial_stride_ * size_t(ctx_.model.config.num_kv_heads);
+    const size_t stride = partial_stride_ * size_t(shape.num_kv_heads);
     ctx_.isa.merge_splits(attention, tile, split.num_splits, stride);
   }
 }

@@ -24,14 +24,22 @@ class AttentionStage {
     Buffer<uint8_t> attend;
     Buffer<float> key_value;  // key, value, and the scratch memory of store_kv: [3, padded_dim]
   };
+  // Of layers with heads of one shape. [T, …]: all heads side by side; queries padded to padded_dim, scaled.
+  struct Rows {
+    FloatRows queries, out;
+  };
 
   void norm_jointly(int thread, const Layer &layer);
   void rotate_and_store(int thread, const Layer &layer);
   void rotate_and_store_latent(int thread, const Layer &layer);
-  Share heads_of(int thread) const;  // the KV heads of this thread's team, whose keys and values it writes and reads
+  // The KV heads of this thread's team, whose keys and values it writes and reads.
+  Share heads_of(int thread, const HeadShape &shape) const;
+  float *qkv_row(const Layer &layer, int token) const {
+    return qkv_.data() + int64_t(token) * layer.qkv.stride;
+  }
   void attend(int thread, const Layer &layer, std::atomic<int> &next_task);
   void apply_gate(int thread, const Layer &layer);
-  AttentionConfig config(AttentionWindow window, Vector sinks = nullptr) const;
+  AttentionConfig config(const HeadShape &shape, AttentionWindow window, Vector sinks = nullptr) const;
   const int32_t *blocks_of(const Layer &layer, const AttentionTask &task) const {
     return ctx_.input.groups[size_t(layer.group)].blocks_of(ctx_.input.idx_mapping[task.req]);
   }
@@ -41,13 +49,15 @@ class AttentionStage {
   const EmbeddingStage &embedding_;
   LatentStage latent_;
   std::vector<AttentionWindow> windows_;      // of each KV group
+  std::vector<int> shapes_;                   // of each KV group, the index of the shape of its heads
   std::vector<AttentionPlan> plans_;          // of each KV group
   std::vector<std::atomic<int>> next_tasks_;  // of each team in each layer
   std::vector<Scratch> scratch_;              // [num_threads]
   KindSet kinds_{};                           // of `o_input_`
-  FloatRows qkv_, queries_, out_;             // [T, …]: all heads side by side; queries padded to padded_dim, scaled
+  FloatRows qkv_;                             // [T, …]: the first product of a layer, whose rows are as long as its own
+  std::vector<Rows> rows_;                    // of each shape of heads
   ProductInput o_input_;
-  size_t partial_stride_;
+  size_t partial_stride_ = 0;
   Buffer<float> partials_;  // [partial, KV head] results of splits, partial_stride_ floats each
 };
 

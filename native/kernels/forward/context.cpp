@@ -20,8 +20,17 @@ PassContext::PassContext(Model &m)
       lora_(m),
       norm_out_(size_t(m.pool.size())) {
   for (Buffer<float> &out : norm_out_) out.reserve(size_t(x.stride()));
+  model.per_layer.in.add_kinds(kinds_);
+  model.streams.into.add_kinds(kinds_);
+  for (const Linear &out : model.streams.out) out.add_kinds(kinds_);
   for (const Layer &layer : model.layers) {
-    has_branch_ = has_branch_ || has_branch(layer.post_attn_norm) || has_branch(layer.post_mlp_norm) || layer.moe;
+    has_branch_ = has_branch_ || has_branch(layer.post_attn_norm) || has_branch(layer.post_mlp_norm) || layer.moe ||
+                  layer.per_layer.norm;
+    layer.per_layer.gate.add_kinds(kinds_);
+    if (layer.streams) {
+      layer.streams->laurel_left.add_kinds(kinds_);
+      has_branch_ = true;
+    }
     layer.qkv.add_kinds(kinds_);
     if (layer.mlp) add_inputs(*layer.mlp, kinds_);
     if (!layer.moe) continue;

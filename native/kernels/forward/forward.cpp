@@ -9,6 +9,8 @@ ForwardPass::ForwardPass(Model &model)
       recurrent_(ctx_),
       mlp_(ctx_),
       moe_(ctx_, mlp_),
+      per_layer_(ctx_),
+      streams_(ctx_),
       logits_(ctx_),
       hidden_(model.config.hidden_size) {}
 
@@ -21,6 +23,8 @@ const float *ForwardPass::run(const ForwardInput &input) {
   recurrent_.reserve();
   mlp_.reserve();
   moe_.reserve();
+  per_layer_.reserve();
+  streams_.reserve();
   logits_.reserve();
   ctx_.pool.run([this](int thread) { run_stages(thread); });
   logits_.finish();
@@ -43,20 +47,29 @@ void ForwardPass::run_stages(int thread) {
   const std::vector<Layer> &layers = ctx_.model.layers;
   ctx_.clock.start(thread);
   embedding_.run(thread);
+  per_layer_.begin(thread);
+  streams_.begin(thread);
   for (size_t i = 0; i < layers.size(); ++i) {
-    const Linear &next = i + 1 < layers.size() ? layers[i + 1].qkv : logits_.first_product();
+    const Linear &next_layer = i + 1 < layers.size() ? layers[i + 1].qkv : logits_.first_product();
+    const Linear &gate = layers[i].per_layer.gate, &next = gate.parts.empty() ? next_layer : gate;
+    streams_.predict(thread, layers[i]);
     if (layers[i].recurrent) {
       recurrent_.run(thread, layers[i]);
     } else if (layers[i].has_attention()) {
       attention_.run(thread, int(i));
     }
+    streams_.join(thread, layers[i]);
     if (layers[i].moe) {
       moe_.run(thread, layers[i]);
     } else if (layers[i].mlp) {
       mlp_.run(thread, layers[i], next);
     }
+    streams_.correct(thread, layers[i]);
+    per_layer_.run(thread, int(i), next_layer);
+    streams_.add(thread, layers[i]);
     if (int(i) < ctx_.input.num_features) embedding_.add_features(thread, int(i));
   }
+  streams_.merge(thread);
   logits_.run(thread);
 }
 

@@ -3,6 +3,7 @@
 //   embedding  x = embed[ids]
 //   per layer  x += attention(norm(x)), or a recurrent layer
 //              x += mlp(norm(x)), or a mixture of experts
+//              what it makes of its own inputs, and the scale of its output
 //   logits     norm(x[logits_indices]) Wlm_headᵀ
 //
 // Each stage owns its buffers, which grow to the largest pass so far. A token's result depends on its own request
@@ -14,7 +15,9 @@
 #include "kernels/forward/logits_stage.h"
 #include "kernels/forward/mlp_stage.h"
 #include "kernels/forward/moe_stage.h"
+#include "kernels/forward/per_layer_stage.h"
 #include "kernels/forward/recurrent_stage.h"
+#include "kernels/forward/streams_stage.h"
 
 namespace foreword::kernels {
 
@@ -53,6 +56,8 @@ class ForwardPass {
   RecurrentStage recurrent_;
   MlpStage mlp_;
   MoeStage moe_;
+  PerLayerStage per_layer_;
+  StreamsStage streams_;
   LogitsStage logits_;
   FloatRows hidden_;  // [tokens asked for, hidden_size]
 };

@@ -1,6 +1,7 @@
 #include "kernels/forward/mlp_stage.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace foreword::kernels {
 namespace {
@@ -14,7 +15,7 @@ MlpStage::MlpStage(PassContext &context) : ctx_(context) {
     const Mlp *mlp = layer.moe ? layer.moe->shared.get() : layer.mlp.get();
     if (!mlp) continue;
     mlp->down.add_kinds(kinds_);
-    hidden_stride_ = std::max(hidden_stride_, mlp->up.stride);
+    hidden_stride_ = std::max({hidden_stride_, mlp->up.stride, mlp->both.stride});
     hidden_cols_ = std::max(hidden_cols_, mlp->down.cols);
   }
 }
@@ -26,13 +27,38 @@ void MlpStage::reserve() {
 }
 
 ActivationSet MlpStage::gate_up(int thread, const Mlp &mlp, const ActivationSet &a, Share rows) {
-  const ptrdiff_t stride = mlp.up.stride;
+  const bool has_cutoff = !mlp.both.parts.empty();
+  const ptrdiff_t stride = has_cutoff ? mlp.both.stride : mlp.up.stride;
   float *first = hidden_.data() - rows.begin * stride;  // products address outputs from row 0
-  ctx_.products.gated(thread, mlp, a, rows, first, ctx_.shrink(thread, {&mlp.gate, &mlp.up}, a));
+  const LoraStep *lora = ctx_.shrink(thread, {&mlp.gate, &mlp.up}, a);
+  if (has_cutoff) {
+    ctx_.products.linear(thread, mlp.both, a, rows, first, Store::assign, &mlp.down, lora);
+    ctx_.pool.barrier();
+    cut_gates(thread, mlp, rows.end - rows.begin);
+  } else {
+    ctx_.products.gated(thread, mlp, a, rows, first, lora);
+  }
   ctx_.pool.barrier();
   ctx_.clock.finish(thread, Stage::gate_up);
   return ctx_.products.prepare(thread, down_, mlp.down.cols, rows.end - rows.begin,
                                [&](int r) { return hidden_.data() + r * stride; });
+}
+
+// The hidden numbers of `count` rows, from gate and up side by side, where the gate was.
+void MlpStage::cut_gates(int thread, const Mlp &mlp, int count) {
+  const int size = mlp.down.cols, up = mlp.both.parts[1].offset;
+  const Share share = share_of(count, thread, ctx_.pool.size());
+  for (int r = share.begin; r < share.end; ++r) {
+    float *gate = hidden_.data() + ptrdiff_t(r) * mlp.both.stride;
+    double sum = 0., squares = 0.;
+    for (int i = 0; i < size; ++i) sum += gate[i];
+    const double mean = sum / size;
+    for (int i = 0; i < size; ++i) squares += (gate[i] - mean) * (gate[i] - mean);
+    const float least = float(mean + double(mlp.cutoff) * std::sqrt(squares / size));
+    for (int i = 0; i < size; ++i) gate[i] = std::max(gate[i] - least, 0.f);
+    std::fill(gate + size, gate + up, 0.f);
+    ctx_.isa.gate_mul(ctx_.model.config.activation, gate, gate + up, size_t(up), gate);
+  }
 }
 
 // Adapters are shrunk for all tokens at once.

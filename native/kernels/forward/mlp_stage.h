@@ -19,9 +19,11 @@ class MlpStage {
   ActivationSet gate_up(int thread, const Mlp &mlp, const ActivationSet &a, Share rows);
 
  private:
+  void cut_gates(int thread, const Mlp &mlp, int count);
+
   PassContext &ctx_;
   int hidden_stride_ = 0, hidden_cols_ = 0;  // largest of all layers
-  Buffer<float> hidden_;  // [rows, intermediate_size], mlp.gate.stride apart
+  Buffer<float> hidden_;  // [rows, intermediate_size], as far apart as those of the product
   ProductInput down_;     // hidden_ as the input of `down`
   KindSet kinds_{};       // of `down_`
 };

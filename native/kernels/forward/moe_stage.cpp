@@ -47,7 +47,8 @@ MoeStage::MoeStage(PassContext &context, MlpStage &mlp)
     : ctx_(context),
       mlp_(mlp),
       shared_gate_(1),
-      normed_(context.model.config.hidden_size) {
+      normed_(context.model.config.hidden_size),
+      sums_(context.model.config.hidden_size) {
   for (const Layer &layer : ctx_.model.layers) {
     if (!layer.moe) continue;
     experts_per_token_ = std::max(experts_per_token_, layer.moe->experts_per_token);
@@ -55,6 +56,7 @@ MoeStage::MoeStage(PassContext &context, MlpStage &mlp)
     router_stride_ = std::max(router_stride_, layer.moe->router.stride);
     outer_ = std::max(outer_, layer.moe->outer());
     scales_inputs_ = scales_inputs_ || layer.moe->scales_inputs;
+    own_norms_ = own_norms_ || layer.moe->experts_norm;
     if (!layer.moe->latent_out.parts.empty()) {
       latent_ = std::max(latent_, layer.moe->outer());
       layer.moe->latent_out.add_kinds(latent_kinds_);
@@ -73,6 +75,7 @@ void MoeStage::reserve() {
   if (max_experts_ == 0) return;
   const int num_tokens = ctx_.input.num_tokens, choices = num_tokens * experts_per_token_;
   normed_.reserve(num_tokens);
+  if (own_norms_) sums_.reserve(num_tokens);
   router_logits_.reserve(size_t(num_tokens) * size_t(router_stride_));
   shared_gate_.reserve(num_tokens);
   const size_t stride = size_t(padded_row(outer_));
@@ -95,12 +98,14 @@ void MoeStage::run(int thread, const Layer &layer) {
   const Share tokens{0, ctx_.input.num_tokens};
   const int num_experts = int(moe.experts.size()), choices = tokens.end * moe.experts_per_token;
 
-  const ActivationSet in =
-      ctx_.products.prepare_shared(thread, ctx_.normed.shared, moe.router.cols, tokens.end, [&](int t) {
-        const float *row = ctx_.norm_row(ctx_.x.row(t), layer.mlp_norm, normed_.row(t));
-        if (row != normed_.row(t)) std::copy_n(row, normed_.stride(), normed_.row(t));
-        return normed_.row(t);
-      });
+  auto normed_with = [&](const Norm &norm) {
+    return ctx_.products.prepare_shared(thread, ctx_.normed.shared, moe.router.cols, tokens.end, [&](int t) {
+      const float *row = ctx_.norm_row(ctx_.x.row(t), norm, normed_.row(t));
+      if (row != normed_.row(t)) std::copy_n(row, normed_.stride(), normed_.row(t));
+      return normed_.row(t);
+    });
+  };
+  ActivationSet in = normed_with(moe.experts_norm ? moe.router_norm : layer.mlp_norm);
   ctx_.products.linear(thread, moe.router, in, tokens, router_logits_.data(), Store::assign);
   if (!moe.shared_gate.parts.empty()) {
     ctx_.products.linear(thread, moe.shared_gate, in, tokens, shared_gate_.data(), Store::assign);
@@ -109,6 +114,10 @@ void MoeStage::run(int thread, const Layer &layer) {
   if (is_latent) ctx_.products.linear(thread, moe.latent_in, in, tokens, latents_.data(), Store::assign);
   ctx_.pool.barrier();
   route(thread, moe);
+  if (moe.experts_norm) {
+    const Share share = ctx_.token_share(thread);
+    for (int t = share.begin; t < share.end; ++t) ctx_.norm_row(ctx_.x.row(t), moe.experts_norm, normed_.row(t));
+  }
   ctx_.pool.barrier();
   if (thread == 0) sort_by_expert(moe);
   ctx_.pool.barrier();
@@ -139,11 +148,13 @@ void MoeStage::run(int thread, const Layer &layer) {
   }
   ctx_.clock.finish(thread, Stage::down);
   if (moe.shared) {
+    if (moe.experts_norm) in = normed_with(layer.mlp_norm);
     const ActivationSet shared_hidden = mlp_.gate_up(thread, *moe.shared, in, tokens);
     ctx_.products.linear(thread, moe.shared->down, shared_hidden, tokens, ctx_.branch.data(), Store::assign);
   }
   ctx_.pool.barrier();
   sum_experts(thread, moe);
+  if (moe.experts_norm) norm_sums(thread, moe);
   if (is_latent) leave_latent(thread, moe);
   ctx_.add_branch(thread, layer.post_mlp_norm);
   ctx_.clock.finish(thread, Stage::down);
@@ -165,6 +176,10 @@ void MoeStage::route(int thread, const Moe &moe) {
       const float top = *std::max_element(p, p + num_experts);
       for (int e = 0; e < num_experts; ++e) sum += p[e] = std::exp(p[e] - top);
     }
+    if (moe.router_bias && !moe.sigmoid) {  // which is added to probabilities
+      for (int e = 0; e < num_experts; ++e) p[e] /= sum;
+      sum = 1.f;
+    }
     if (moe.num_groups > 1) keep_best_groups(moe, p, num_experts);
     int *expert = expert_.data() + size_t(t) * size_t(k);
     float *weight = weight_.data() + size_t(t) * size_t(k);
@@ -175,7 +190,10 @@ void MoeStage::route(int thread, const Moe &moe) {
       chosen += weight[j];
       p[expert[j]] = -1.f;
     }
-    for (int j = 0; j < k; ++j) weight[j] = (moe.norm_topk ? weight[j] / chosen : weight[j]) * moe.scale;
+    for (int j = 0; j < k; ++j) {
+      weight[j] = (moe.norm_topk ? weight[j] / chosen : weight[j]) * moe.scale;
+      if (moe.expert_scales) weight[j] *= moe.expert_scales[expert[j]];
+    }
   }
 }
 
@@ -205,8 +223,10 @@ void MoeStage::sum_experts(int thread, const Moe &moe) {
   const Share share = ctx_.token_share(thread);
   for (int t = share.begin; t < share.end; ++t) {
     float *sum = is_latent ? latents_.data() + size_t(t) * size_t(stride) : ctx_.branch.row(t);
+    if (moe.experts_norm) sum = sums_.row(t);
     const float gate = moe.shared_gate.parts.empty() ? 1.f : 1.f / (1.f + std::exp(-shared_gate_.row(t)[0]));
-    for (int i = 0; i < stride; ++i) sum[i] = moe.shared && !is_latent ? sum[i] * gate : 0.f;
+    const bool adds = moe.shared && sum == ctx_.branch.row(t);
+    for (int i = 0; i < stride; ++i) sum[i] = adds ? sum[i] * gate : 0.f;
     for (int64_t choice = int64_t(t) * k; choice < int64_t(t + 1) * k; ++choice) {
       const float *out = out_.data() + size_t(place_.data()[choice]) * size_t(stride);
       const float weight = moe.scales_inputs ? 1.f : weight_.data()[choice];
@@ -217,6 +237,15 @@ void MoeStage::sum_experts(int thread, const Moe &moe) {
         for (int i = 0; i < stride; ++i) sum[i] += weight * out[i];
       }
     }
+  }
+}
+
+void MoeStage::norm_sums(int thread, const Moe &moe) {
+  const Share share = ctx_.token_share(thread);
+  for (int t = share.begin; t < share.end; ++t) {
+    float *branch = ctx_.branch.row(t);
+    ctx_.norm_row(branch, moe.post_shared_norm, branch);
+    ctx_.isa.add_row(ctx_.norm_row(thread, sums_.row(t), moe.post_experts_norm), size_t(sums_.stride()), branch);
   }
 }
 

@@ -27,6 +27,8 @@ class MoeStage {
   void route(int thread, const Moe &moe);
   void sort_by_expert(const Moe &moe);
   void sum_experts(int thread, const Moe &moe);
+  // branch = norm(branch) + norm(sums), with the norms of the shared and of the other experts.
+  void norm_sums(int thread, const Moe &moe);
   // Multiplies the sums by latent_out and adds what is in ctx_.branch.
   void leave_latent(int thread, const Moe &moe);
   Share places_of(int expert) const { return {expert_begin_.data()[expert], expert_begin_.data()[expert + 1]}; }
@@ -38,7 +40,9 @@ class MoeStage {
   int outer_ = 0;       // inputs of an expert
   int latent_ = 0;      // those, of layers with latent experts
   bool scales_inputs_ = false;
+  bool own_norms_ = false;
   FloatRows shared_gate_, normed_;      // [T, 1], [T, hidden_size]
+  FloatRows sums_;                      // [T, hidden_size]: of experts whose sum has a norm
   Buffer<float> router_logits_;         // [T, experts]
   Buffer<float> weight_;                // [choices]: p_e of a choice
   Buffer<float> latents_;               // [T, latent_]: the inputs of latent experts, then their sums

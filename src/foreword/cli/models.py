@@ -212,8 +212,11 @@ def _facts(model: LoadedModel) -> Iterator[tuple[str, object]]:
         yield "converted", "; ".join(converted)
     yield "layers", spec.num_layers
     yield "hidden size", spec.hidden_size
-    own = "" if isinstance(spec, EncoderSpec) else f", {spec.num_kv_heads} for keys and values"
-    yield "heads", f"{spec.num_heads} of {spec.head_dim}{own}"
+    if isinstance(spec, EncoderSpec):
+        yield "heads", f"{spec.num_heads} of {spec.head_dim}"
+    else:
+        shapes = (f"{spec.num_heads} of {dim}, {count} for keys and values" for count, dim in spec.head_shapes)
+        yield "heads", "; ".join(shapes)
     yield "vocabulary", spec.vocab_size
     yield "context", f"{spec.max_model_len} tokens"
     if model.images is not None:

@@ -24,7 +24,7 @@ def pool_size(
 
     max_model_len: the spec's own unless configured. A longrope model can be configured for more; then all requests use
     the frequencies for long contexts (`DecoderSpec.for_length`).
-    block_bytes = 2 · storage slots · block_size · num_kv_heads · head_dim · bytes_per_value · context_parallel_size
+    block_bytes = 2 · storage slots · block_size · key_size · bytes_per_value · context_parallel_size
     context_parallel_size: a block has block_size tokens on each of so many ranks.
 
     A block of a model with recurrent layers holds their states, too: block_size is then the least multiple of the
@@ -32,7 +32,7 @@ def pool_size(
     request takes a block more for each draft and recurrent KV group, if they are free.
     """
     length = request_length(spec.max_model_len, spec.longest_model_len, config)
-    token_bytes = round(2 * spec.num_kv_heads * spec.head_dim * bytes_per_value)
+    token_bytes = round(2 * spec.key_size * bytes_per_value)
     state_bytes = 4 * spec.state_size
     multiple = min(-(-state_bytes // (config.block_size * token_bytes)), -(-length // config.block_size))
     block_size = config.block_size * max(multiple, 1)

@@ -14,6 +14,8 @@ _FLOOR = 1e-4  # of the mean square of a layer: a dimension that the model leave
 def key_scales(spec: DecoderSpec, layer: LayerSpec, weights: Weights, prefix: str, norm: str) -> tuple[F32, F32]:
     """Factors of the queries [num_heads, head_dim] and of the keys [num_kv_heads, head_dim] of an attention layer.
 
+    prefix: of the layer that writes the keys.
+
     norm: the weight of the norm of its input, if the model has such norms.
 
     A dimension of a key is multiplied by s, the same dimension of its queries by 1 / s, so q · k is unchanged. An 8-bit
@@ -25,6 +27,7 @@ def key_scales(spec: DecoderSpec, layer: LayerSpec, weights: Weights, prefix: st
     row times the norm of its input, plus the bias. Both dimensions of a rotary pair have the same s, which therefore
     commutes with the rotary embedding.
     """
+    num_kv_heads, head_dim = spec.heads_of(layer)
 
     def weight(name: str) -> F32:
         return weights[prefix + name].dequantize()
@@ -32,7 +35,7 @@ def key_scales(spec: DecoderSpec, layer: LayerSpec, weights: Weights, prefix: st
     def squares_of(name: str) -> F32:
         if spec.qk_norm:
             squares = np.square(weight(name + "_norm"))
-            return squares if spec.joint_qk_norm else np.tile(squares, spec.num_kv_heads)
+            return squares if spec.joint_qk_norm else np.tile(squares, num_kv_heads)
         of_inputs = np.ones(spec.hidden_size, np.float32)
         if spec.pre_norms:
             of_inputs = np.square(weights[norm].dequantize())
@@ -41,11 +44,11 @@ def key_scales(spec: DecoderSpec, layer: LayerSpec, weights: Weights, prefix: st
 
     squares: dict[str, F32] = {}
     for name in ("q", "k"):
-        mean: F32 = squares_of(name).reshape(spec.num_kv_heads, -1, spec.head_dim).mean(1)
+        mean: F32 = squares_of(name).reshape(num_kv_heads, -1, head_dim).mean(1)
         pairs = len(layer.rope.inv_freq) if layer.rope is not None else 0
         of_pair = (mean[:, :pairs] + mean[:, pairs : 2 * pairs]) / 2
         mean = np.concatenate([of_pair, of_pair, mean[:, 2 * pairs :]], axis=1)
         floor = max(_FLOOR * float(mean.mean()), float(np.finfo(np.float32).tiny))
         squares[name] = mean.clip(min=np.float32(floor))
     scales = np.sqrt(np.sqrt(squares["q"] / squares["k"])).astype(np.float32)
-    return np.repeat(1 / scales, spec.num_heads // spec.num_kv_heads, axis=0), scales
+    return np.repeat(1 / scales, spec.num_heads // num_kv_heads, axis=0), scales

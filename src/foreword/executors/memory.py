@@ -29,8 +29,10 @@ def activation_bytes(spec: DecoderSpec, num_tokens: int) -> int:
     the token, or of the one MLP, two vectors of its intermediate_size; of a recurrent layer, four of its channels.
     With latent attention (`MlaSpec`) each head has its query, its part for Wk_b and a copy of this for the product, the
     latent query, the one of c's size, its output, latent output, a copy of both for products, and two of its values.
+    Inputs that layers have of their own are there for all layers at once. Streams are vectors of hidden_size, and so
+    are their first products.
     """
-    attention = (4 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    attention = max((4 * spec.num_heads + 2 * num_kv_heads) * head_dim for num_kv_heads, head_dim in spec.head_shapes)
     if (mla := spec.mla) is not None:
         of_head = 3 * spec.head_dim + mla.rope_dim + 3 * mla.nope_dim + 3 * mla.kv_rank + 2 * mla.value_dim
         attention = spec.num_heads * of_head + 2 * (mla.q_rank + spec.head_dim)
@@ -42,6 +44,10 @@ def activation_bytes(spec: DecoderSpec, num_tokens: int) -> int:
             of_expert = 2 * (layer.moe.intermediate_size + spec.hidden_size)
             mlp = layer.moe.experts_per_token * of_expert + 2 * layer.moe.shared_intermediate_size
         widest = max(widest, attention + channels + mlp)
+    if spec.streams is not None:
+        widest += 2 * (spec.streams.num_streams + 1) * spec.hidden_size
+    if spec.per_layer is not None:
+        widest += (spec.num_layers + 1) * spec.per_layer.size
     return 4 * num_tokens * (4 * spec.hidden_size + widest)
 
 

@@ -32,7 +32,7 @@ from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec
 from foreword.models.quants import Quant
 from foreword.models.recurrent import RECURRENT_KINDS, RecurrentSpec
-from foreword.models.spec import DecoderSpec, LayerSpec, MlaSpec, MoeSpec, RopeSpec
+from foreword.models.spec import DecoderSpec, LayerSpec, MlaSpec, MoeSpec, RopeSpec, projections
 from foreword.models.weights import Weights
 from foreword.native import native
 from foreword.sampling import Sampled, Sampler, StepSampling
@@ -83,13 +83,14 @@ def weights_key(spec: DecoderSpec, weights: Weights, options: NativeOptions) -> 
 def packed_bytes(spec: DecoderSpec, weights: Weights, weight_format: WeightFormat) -> int:
     """Return the bytes of a model's weights as the executor holds them.
 
-    These are packed matrices, vectors in float32, the rows of the embedding as they are stored, and the output
+    These are packed matrices, vectors in float32, the rows of embeddings as they are stored, and the output
     projection in 8 bit too (`make_screen` in native/kernels/model.h).
     """
-    size = weights["embed"].stored.nbytes
+    tables = {"embed", "per_layer_embed"} & weights.keys()
+    size = sum(weights[name].stored.nbytes for name in tables)
     head = "embed" if spec.tie_embeddings else "lm_head"
     for name, tensor in weights.items():
-        if name != "embed" or (spec.tie_embeddings and spec.has_logits):
+        if name not in tables or (name == "embed" and spec.tie_embeddings and spec.has_logits):
             target = packed_format(tensor.quant, weight_format, keep_precise=name == head)
             if spec.mla is not None and name.endswith((".k_b", ".v_b")):
                 target = _target_of_heads(target)
@@ -107,6 +108,7 @@ def kv_report(spec: DecoderSpec, *, num_blocks: int, block_size: int, kv_format:
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         recurrent=_recurrent_sizes(spec),
+        more_heads=_more_heads(spec),
     )
     length = spec.max_model_len
     per_request = 0
@@ -232,6 +234,7 @@ class NativeExecutor(TransferPagedExecutor):
                 num_threads=options.num_threads or default_threads(nodes),
                 recurrent=_recurrent_sizes(spec),
                 cpu_groups=nodes,
+                more_heads=_more_heads(spec),
             )
         except ValueError as error:
             raise ConfigError(str(error)) from None
@@ -333,13 +336,17 @@ class _Packer:
 
     def pack_all(self) -> None:
         spec = self.spec
-        position = {
-            layer: (group, slot)
-            for group, members in enumerate(spec.kv_groups())
-            for slot, layer in enumerate(members.layers)
-        }
+        places = spec.places()
+        if (own := spec.per_layer) is not None:
+            table = self.parts.rows("per_layer_embed", spec.num_layers * own.size)
+            matrix, norm = self._matrix("per_layer_in"), self.parts.weight("per_layer_norm")
+            self.core.set_per_layer(*table, matrix, norm, own.norm_eps, own.embedding_scale, own.scale)
+        if spec.streams is not None:
+            others = range(1, spec.streams.num_streams)
+            into, out = ([self._matrix(f"{name}.{k}") for k in others] for name in ("stream_in", "stream_out"))
+            self.core.set_streams(into, out)
         for i, layer in enumerate(spec.layers):
-            self.core.add_layer(self._layer(f"layers.{i}.", layer, position.get(i)))
+            self.core.add_layer(self._layer(f"layers.{i}.", layer, places.get(i)))
         self.parts.embedding("embed", spec.hidden_size)
         head = -1
         if spec.has_logits:
@@ -367,8 +374,19 @@ class _Packer:
             vectors += self._norms("mlp_norm", "post_mlp_norm")
             if layer.moe is None:
                 packed["mlp"] = self._mlp(prefix)
+                packed |= {} if layer.gate_cutoff is None else {"gate_cutoff": layer.gate_cutoff}
             else:
                 packed["moe"] = self._moe(prefix, layer.moe)
+        if self.spec.per_layer is not None:
+            packed |= {name: self._matrix(prefix + name) for name in ("per_layer_gate", "per_layer_out")}
+            vectors.append("post_per_layer_norm")
+        if self.spec.streams is not None:
+            packed |= {name: self._matrix(prefix + name) for name in ("laurel_left", "laurel_right")}
+            vectors += ["streams_norm", "laurel_norm", "streams_router", "streams_predict", "streams_correct"]
+            vectors += ["streams_scale"] if self.spec.streams.scales_first else []
+        if self.spec.layer_scales:
+            name = prefix + "layer_scale"
+            packed["layer_scale"] = float(self.parts.table(name, self.weights[name].dequantize).ravel()[0])
         return packed | {name: self.parts.weight(prefix + name) for name in vectors}
 
     @staticmethod
@@ -388,22 +406,35 @@ class _Packer:
         if spec.mla is not None:
             return self._latent(prefix, spec.mla, packed)
         if self.scaled_keys:
-            both = cache(partial(key_scales, spec, layer, self.weights, prefix, self.input_norm))
+            source, norm = prefix, self.input_norm
+            if layer.reads_layer is not None:  # its queries meet the keys of that layer
+                source, norm = (f"layers.{layer.reads_layer}.{name}" for name in ("", "attn_norm"))
+            both = cache(partial(key_scales, spec, layer, self.weights, source, norm))
             packed["q_scales"] = self.parts.vector(prefix + "q_scales", lambda: both()[0])
-            packed["k_scales"] = self.parts.vector(prefix + "k_scales", lambda: both()[1])
-        for name in ("q", "k", "v", "o", *(["attn_gate"] if spec.attn_gate else [])):
+            if layer.reads_layer is None:
+                packed["k_scales"] = self.parts.vector(prefix + "k_scales", lambda: both()[1])
+        own = projections(layer)
+        for name in (*own, "o", *(["attn_gate"] if spec.attn_gate else [])):
             packed[name] = self._matrix(prefix + name)
-        if layer.unit_qk:
-            for name in ("q_norm", "k_norm"):
-                packed[name] = self.parts.vector(prefix + name, lambda: np.ones(spec.head_dim, np.float32))
+        heads = spec.heads_of(layer)
+        packed["heads"] = spec.head_shapes.index(heads)
+        units = ["v_norm"] if layer.unit_v and "k" in own else []
+        if layer.unit_qk_eps is not None:
+            units += [f"{name}_norm" for name in own[:2]]
+            packed["qk_eps"] = layer.unit_qk_eps
+        packed |= {name: self._ones(prefix + name, heads.head_dim) for name in units}
         if (growth := layer.query_growth) is not None:
             packed |= {"growth_interval": growth.interval, "growth_scale": growth.scale}
         return [
-            *(["q_bias", "k_bias", "v_bias"] if spec.qkv_bias else []),
-            *(["q_norm", "k_norm"] if spec.qk_norm else []),
+            *([f"{name}_bias" for name in own] if spec.qkv_bias else []),
+            *([f"{name}_norm" for name in own[:2]] if spec.qk_norm else []),
             *(["o_bias"] if spec.o_bias else []),
             *(["sinks"] if spec.attn_sinks else []),
         ]
+
+    def _ones(self, name: str, size: int) -> int:
+        """The weight of a norm without one."""
+        return self.parts.vector(name, lambda: np.ones(size, np.float32))
 
     def _latent(self, prefix: str, mla: MlaSpec, packed: dict[str, Any]) -> list[str]:
         """Return the arguments of latent attention, like `_attention`. Wk_b and Wv_b have a matrix per head, that of k
@@ -430,7 +461,7 @@ class _Packer:
 
     def _moe(self, prefix: str, moe: MoeSpec) -> dict[str, Any]:
         packed: dict[str, Any] = {
-            "router": self._matrix(prefix + "router", weight_format="fp32"),
+            "router": self._router(prefix, moe),
             "experts": [self._mlp(f"{prefix}experts.{e}.") for e in range(moe.num_experts)],
             "experts_per_token": moe.experts_per_token,
             "norm_topk": moe.norm_topk,
@@ -443,14 +474,28 @@ class _Packer:
         }
         if moe.latent_size:
             packed |= {name: self._matrix(prefix + name) for name in ("latent_in", "latent_out")}
-        for name, has in (("scores_bias", moe.scores_bias), ("router_bias", moe.router_bias)):
-            if has:
-                packed[name] = self.parts.weight(prefix + name)
+        names = [name for name, has in (("scores_bias", moe.scores_bias), ("router_bias", moe.router_bias)) if has]
+        if moe.own_norms:
+            names += ["expert_scales", "experts_norm", "post_experts_norm", "post_shared_norm"]
+            packed["router_norm"] = self._ones(prefix + "router_norm", self.spec.hidden_size)
+        packed |= {name: self.parts.weight(prefix + name) for name in names}
         if moe.shared_intermediate_size:
             packed["shared"] = self._mlp(prefix + "shared.")
             if moe.shared_gate:
                 packed["shared_gate"] = self._matrix(prefix + "shared_gate", weight_format="fp32")
         return packed
+
+    def _router(self, prefix: str, moe: MoeSpec) -> int:
+        """The router, in float32, times the scale of its inputs."""
+        name, size = prefix + "router", self.spec.hidden_size
+        if not moe.own_norms:
+            return self._matrix(name, weight_format="fp32")
+
+        def scaled() -> F32:
+            scale = self.weights[prefix + "router_scale"].dequantize() * np.float32(size**-0.5)
+            return np.asarray(self.weights[name].dequantize() * scale)
+
+        return self.parts.computed(name, scaled, (moe.num_experts, size), "f32")
 
     def _recurrent(self, prefix: str, spec: RecurrentSpec) -> dict[str, float]:
         """Rates and factors of the state are computed from matrices in float32."""
@@ -514,6 +559,11 @@ def _latent_sizes(spec: DecoderSpec) -> dict[str, int]:
     """The sizes of latent attention; none without it."""
     names = ("q_rank", "kv_rank", "nope_dim", "rope_dim", "value_dim")
     return {} if spec.mla is None else {name: getattr(spec.mla, name) for name in names}
+
+
+def _more_heads(spec: DecoderSpec) -> list[tuple[int, int]]:
+    """The heads of layers that differ from those of the model."""
+    return [(shape.num_kv_heads, shape.head_dim) for shape in spec.head_shapes[1:]]
 
 
 def _recurrent_sizes(spec: DecoderSpec) -> dict[str, int]:

@@ -19,11 +19,22 @@ from foreword.executors.functions import ACTIVATIONS, FloatWeights, cap, layer_n
 from foreword.executors.host import TransferPagedExecutor
 from foreword.executors.inputs import check_whole, last_seen, step_adapters
 from foreword.executors.numpy_recurrent import StateRun, recurrent_layer, state_runs
+from foreword.executors.numpy_streams import NumpyStreams
 from foreword.executors.pooling import Pooler
 from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec
 from foreword.models.recurrent import RecurrentSpec
-from foreword.models.spec import DecoderSpec, LayerSpec, MlaSpec, MoeSpec, QueryGrowth, RopeSpec
+from foreword.models.spec import (
+    DecoderSpec,
+    HeadShape,
+    LayerSpec,
+    MlaSpec,
+    MoeSpec,
+    PerLayerSpec,
+    QueryGrowth,
+    RopeSpec,
+    projections,
+)
 from foreword.models.weights import Weights
 
 LoraFloats = Mapping[str, tuple[F32, F32]]
@@ -36,15 +47,23 @@ class NumpyCache:
     """A `BlockStore` of arrays in which layer ``groups[g].layers[j]`` of a model uses slot j. A block belongs to one
     group at a time, so all groups share one pool.
 
-    keys, values: float32 [slots per block, num_blocks, block_size, num_kv_heads, head_dim].
+    keys, values: float32 [slots per block, num_blocks, numbers of a block in the layer with the most]: see `of_layer`.
     states: float32 [slots per block, num_blocks, state_size], of recurrent layers.
     """
 
     def __init__(self, spec: DecoderSpec, num_blocks: int, block_size: int) -> None:
-        shape = (spec.num_slots, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
+        self.block_size, shape = block_size, (spec.num_slots, num_blocks, block_size * spec.key_size)
         self.keys, self.values = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         self.states = np.zeros((spec.num_slots, num_blocks, spec.state_size), np.float32)
         self._arrays = self.keys, self.values, self.states
+
+    def of_layer(self, slot: int, heads: HeadShape) -> tuple[F32, F32]:
+        """Return views of the keys and values of a layer: [num_blocks, block_size, num_kv_heads, head_dim]."""
+        size = self.block_size * heads.num_kv_heads * heads.head_dim
+        keys, values = (
+            array[slot, :, :size].reshape(-1, self.block_size, *heads) for array in (self.keys, self.values)
+        )
+        return keys, values
 
     def copy_blocks(self, sources: I32, destinations: I32) -> None:
         for array in self._arrays:
@@ -146,7 +165,7 @@ class NumpyExecutor(TransferPagedExecutor):
         )
         self.num_blocks, self.block_size = num_blocks, block_size
         self.spec, self.weight = spec, FloatWeights(weights)
-        self.groups = spec.kv_groups()
+        self.groups, self.places = spec.kv_groups(), spec.places()
         self._last: F32 = np.zeros((0, spec.hidden_size), np.float32)  # the residual stream of the last step
 
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
@@ -159,33 +178,53 @@ class NumpyExecutor(TransferPagedExecutor):
         seen = last_seen(batch, embeds) if embeds is not None and has_spans else None
         runs = {g: state_runs(batch, g) for g, group in enumerate(self.groups) if group.recurrent}
         step = NumpyStep(batch, self.adapters.of_step(batch), mrope, seen, runs)
-        place = {layer: (g, j) for g, group in enumerate(self.groups) for j, layer in enumerate(group.layers)}
         x = self.weight("embed")[batch.input_ids[:T]] * np.float32(spec.embedding_scale)  # [T, hidden]
         if embeds is not None:
             tokens, vectors = embeds
             x[tokens] = vectors[:, : spec.hidden_size]
+        inputs = None if spec.per_layer is None else self.per_layer_inputs(x, batch.input_ids[:T], spec.per_layer)
         h = x
+        streams = None if spec.streams is None else NumpyStreams(self, spec.streams, x)
         for i, layer in enumerate(spec.layers):
             p = f"layers.{i}."
+            if streams is not None:
+                x = streams.predict(p)
             if layer.has_mixer:
                 if not layer.beside:
                     h = self.norm(x, p + "attn_norm") if spec.pre_norms else x
                 if layer.recurrent is None and spec.mla is not None:
-                    a = self.latent_attention(h, p, layer, spec.mla, *place[i], step)
+                    a = self.latent_attention(h, p, layer, spec.mla, *self.places[i], step)
                 elif layer.recurrent is None:
-                    a = self.attention(h, p, layer, *place[i], step)
+                    a = self.attention(h, p, layer, *self.places[i], step)
                 else:
-                    group, slot = place[i]
+                    group, slot = self.places[i]
                     a = self.recurrent(h, p, layer.recurrent, slot, step.runs[group])
                 x = self.sum(x, a, p + "post_attn_norm", layer.mixer_scale)
+                if streams is not None:
+                    x = (x + streams.laurel(h, p)) * np.float32(0.5**0.5)
             if layer.has_mlp:
                 h = self.norm(x, p + "mlp_norm") if spec.pre_norms else x
-                m = self.mlp(h, p, step.loras) if layer.moe is None else self.experts(h, p, layer.moe)
+                if layer.moe is None:
+                    m = self.mlp(h, p, step.loras, layer.gate_cutoff)
+                else:
+                    m = self.experts(x, h, p, layer.moe)
                 x = self.sum(x, m, p + "post_mlp_norm", layer.mlp_scale)
+            if streams is not None:
+                x = streams.correct(x, p)
+            if inputs is not None:
+                gate = ACTIVATIONS[spec.activation](self.linear(x, p + "per_layer_gate", ()))
+                own = self.linear(gate * inputs[:, i], p + "per_layer_out", ())
+                own = self.norm(own, p + "post_per_layer_norm")
+                if streams is None:
+                    x = x + own
+                else:
+                    streams.values[1:] += own
+            if spec.layer_scales:
+                x = x * self.weight(p + "layer_scale")
             if embeds is not None and has_spans and i < spec.num_features:
                 tokens, vectors = embeds
                 x[tokens] += vectors[:, (1 + i) * spec.hidden_size : (2 + i) * spec.hidden_size]
-        self._last = x
+        self._last = x if streams is None else streams.merged()
         if not spec.has_logits:
             return np.zeros((0, spec.vocab_size), np.float32)
         h = self.hidden_states(logits_indices)  # [L, hidden]
@@ -195,6 +234,14 @@ class NumpyExecutor(TransferPagedExecutor):
     def hidden_states(self, tokens: I64) -> F32:
         """norm(x, final_norm) [N, hidden] at tokens of the last step."""
         return self.norm(self._last[tokens], "final_norm")
+
+    def per_layer_inputs(self, x: F32, input_ids: I32, of: PerLayerSpec) -> F32:
+        """The inputs of each layer of its own, for its first input x. [T, layers, size]"""
+        shape = len(x), -1, of.size
+        own = self.weight("per_layer_embed")[np.where(input_ids < of.vocab_size, input_ids, 0)].reshape(shape)
+        of_x = rms_norm((x @ self.weight("per_layer_in").T).reshape(shape), of.norm_eps) * self.weight("per_layer_norm")
+        inputs: F32 = np.float32(of.scale) * (of_x + np.float32(of.embedding_scale) * own)
+        return inputs
 
     def norm(self, x: F32, name: str) -> F32:
         """A norm of the residual stream, over the last axis."""
@@ -217,28 +264,35 @@ class NumpyExecutor(TransferPagedExecutor):
                 out[tokens] += x[tokens] @ a.T @ b.T
         return out
 
-    def project(self, h: F32, name: str, loras: LoraTokens) -> F32:
+    def project(self, h: F32, name: str, head_dim: int, loras: LoraTokens) -> F32:
         """[T, hidden] → [T, heads, head_dim], plus the bias if the model has one."""
         out = self.linear(h, name, loras)
         if self.spec.qkv_bias:
             out = out + self.weight(name + "_bias")
-        return out.reshape(len(h), -1, self.spec.head_dim)
+        return out.reshape(len(h), -1, head_dim)
 
     def attention(self, h: F32, p: str, layer: LayerSpec, group: int, slot: int, step: NumpyStep) -> F32:
         """The attention block of the layer, for its normed input h. [T, hidden]"""
         spec, loras = self.spec, step.loras
-        q, k, v = (self.project(h, p + name, loras) for name in "qkv")
-        if spec.qk_norm:
-            q, k = self.head_norm(q, p + "q_norm"), self.head_norm(k, p + "k_norm")
-        if layer.unit_qk:
-            q, k = rms_norm(q, spec.norm_eps), rms_norm(k, spec.norm_eps)
+        num_kv_heads, head_dim = spec.heads_of(layer)
+        heads = {name: self.project(h, p + name, head_dim, loras) for name in projections(layer)}
+        if layer.values_are_keys:
+            heads["v"] = heads["k"]
+        for name in {"q", "k"} & heads.keys():
+            if spec.qk_norm:
+                heads[name] = self.head_norm(heads[name], f"{p}{name}_norm")
+            if layer.unit_qk_eps is not None:
+                heads[name] = rms_norm(heads[name], layer.unit_qk_eps)
+            if layer.rope is not None:
+                heads[name] = rotate(heads[name], step.rotary_positions(layer.rope), layer.rope)
+        q = heads["q"]
         if layer.query_growth is not None:
             q = q * query_growth(step.batch.positions[: len(q)], layer.query_growth)[:, None, None]
-        if layer.rope is not None:
-            at = step.rotary_positions(layer.rope)
-            q, k = rotate(q, at, layer.rope), rotate(k, at, layer.rope)
-        sinks = self.weight(p + "sinks").reshape(spec.num_kv_heads, -1, 1, 1) if spec.attn_sinks else None
-        a = self.attend(q, k, v, layer, group, slot, step, sinks).reshape(len(h), -1)
+        if "k" in heads:
+            v = rms_norm(heads["v"], spec.norm_eps) if layer.unit_v else heads["v"]
+            self.write(heads["k"], v, layer, group, slot, step.batch)
+        sinks = self.weight(p + "sinks").reshape(num_kv_heads, -1, 1, 1) if spec.attn_sinks else None
+        a = self.attend(q, layer, group, slot, step, sinks).reshape(len(h), -1)
         if spec.attn_gate:
             a = a * sigmoid(self.linear(h, p + "attn_gate", loras))
         out = self.linear(a, p + "o", loras)
@@ -262,7 +316,8 @@ class NumpyExecutor(TransferPagedExecutor):
         assert layer.rope is not None
         at = step.rotary_positions(layer.rope)
         query, c = rotate(query, at, layer.rope), rotate(c, at, layer.rope)
-        a = self.attend(query, c, c, layer, group, slot, step, None)
+        self.write(c, c, layer, group, slot, step.batch)
+        a = self.attend(query, layer, group, slot, step, None)
         out = np.einsum("thc,hvc->thv", a[..., r:], v_b).reshape(len(h), -1)
         return self.linear(out, p + "o", loras)
 
@@ -279,30 +334,32 @@ class NumpyExecutor(TransferPagedExecutor):
 
         return recurrent_layer(h, weight, spec, self.spec.norm_eps, self.cache.states[slot], runs)
 
-    def attend(
-        self, q: F32, k: F32, v: F32, layer: LayerSpec, group: int, slot: int, step: NumpyStep, sinks: F32 | None
-    ) -> F32:
-        """Write k and v to their slots, then attend from each request to its own blocks. [T, heads, head_dim]
+    def write(self, k: F32, v: F32, layer: LayerSpec, group: int, slot: int, batch: InputBatch) -> None:
+        """Write the keys and values [T, key heads, head_dim] of a layer to their slots."""
+        slots = batch.slot_mapping[group][: len(k)]
+        written = slots >= 0
+        at = np.divmod(slots[written], self.block_size)
+        keys, values = self.cache.of_layer(slot, self.spec.heads_of(layer))
+        keys[at], values[at] = k[written], v[written]
+
+    def attend(self, q: F32, layer: LayerSpec, group: int, slot: int, step: NumpyStep, sinks: F32 | None) -> F32:
+        """Attend from each request to its own blocks. [T, heads, head_dim]
 
         sinks: [key heads, heads per key head, 1, 1].
         """
         spec, batch = self.spec, step.batch
-        keys, values = self.cache.keys[slot], self.cache.values[slot]
-        flat = (-1, spec.num_kv_heads, spec.head_dim)
-        slots = batch.slot_mapping[group][: len(q)]
-        written = slots >= 0
-        keys.reshape(flat)[slots[written]] = k[written]
-        values.reshape(flat)[slots[written]] = v[written]
-
+        heads = spec.heads_of(layer)
+        keys, values = self.cache.of_layer(slot, heads)
+        flat = (-1, *heads)
         out = np.empty_like(q)
-        per_kv = spec.num_heads // spec.num_kv_heads
-        block_size = keys.shape[1]
+        per_kv = spec.num_heads // heads.num_kv_heads
+        block_size = self.block_size
         for b in range(batch.num_reqs):
             start, end, length = batch.query_start_loc[b], batch.query_start_loc[b + 1], int(batch.seq_lens[b])
             blocks = batch.block_table[group][b, : -(-length // block_size)]
             past_k = keys[blocks].reshape(flat)[:length]  # [S, kv_heads, head_dim]
             past_v = values[blocks].reshape(flat)[:length]
-            query = q[start:end].reshape(end - start, spec.num_kv_heads, per_kv, spec.head_dim)
+            query = q[start:end].reshape(end - start, heads.num_kv_heads, per_kv, heads.head_dim)
             scores = np.einsum("tgqd,sgd->gqts", query, past_k, optimize=True) * np.float32(spec.query_scale)
             scores = cap(scores, spec.attn_softcap)
             at = batch.positions[start:end]
@@ -321,8 +378,10 @@ class NumpyExecutor(TransferPagedExecutor):
             out[start:end] = np.einsum("gqts,sgd->tgqd", weights, past_v, optimize=True).reshape(-1, *q.shape[1:])
         return out
 
-    def mlp(self, h: F32, prefix: str, loras: LoraTokens = ()) -> F32:
-        """(act(h Wgate) * (h Wup)) Wdown, or without a gate act(h Wup) Wdown, with biases if ``mlp_bias``."""
+    def mlp(self, h: F32, prefix: str, loras: LoraTokens = (), cutoff: float | None = None) -> F32:
+        """(act(h Wgate) * (h Wup)) Wdown, or without a gate act(h Wup) Wdown, with biases if ``mlp_bias``. cutoff:
+        `LayerSpec.gate_cutoff`.
+        """
         act, clamp = ACTIVATIONS[self.spec.activation], self.spec.clamped_gate
 
         def part(x: F32, name: str) -> F32:
@@ -334,13 +393,25 @@ class NumpyExecutor(TransferPagedExecutor):
             gate = np.minimum(part(h, "gate"), np.float32(clamp.limit))
             up = np.clip(up, np.float32(-clamp.limit), np.float32(clamp.limit))
             inner = gate * sigmoid(np.float32(clamp.alpha) * gate) * (up + 1)
+        elif cutoff is not None:
+            gate = part(h, "gate")
+            least = gate.mean(-1, keepdims=True) + np.float32(cutoff) * gate.std(-1, keepdims=True)
+            inner = act(np.maximum(gate - least, np.float32(0))) * up
         else:
             inner = act(np.float32(self.spec.gate_scale) * part(h, "gate")) * up if self.spec.gated_mlp else act(up)
         return part(inner, "down")
 
-    def experts(self, h: F32, prefix: str, moe: MoeSpec) -> F32:
-        """Each token through its chosen experts, weighted by the router, and the shared expert if there is one."""
-        scores = h @ self.weight(prefix + "router").T  # [T, experts]
+    def experts(self, x: F32, h: F32, prefix: str, moe: MoeSpec) -> F32:
+        """Each token through its chosen experts, weighted by the router, and the shared expert if there is one.
+
+        h: the residual stream x after the norm.
+        """
+        routed = inputs = h
+        if moe.own_norms:
+            scale = self.weight(prefix + "router_scale") * np.float32(self.spec.hidden_size**-0.5)
+            routed = rms_norm(x, self.spec.norm_eps) * scale
+            inputs = self.norm(x, prefix + "experts_norm")
+        scores = routed @ self.weight(prefix + "router").T  # [T, experts]
         if moe.scores_bias:
             scores = scores + self.weight(prefix + "scores_bias")
         probs = softmax(scores) if moe.scoring == "softmax" else sigmoid(scores)
@@ -352,7 +423,10 @@ class NumpyExecutor(TransferPagedExecutor):
         if moe.norm_topk:
             weights = weights / (weights.sum(-1, keepdims=True) + np.float32(moe.sum_eps))
         weights = weights * np.float32(moe.scale)
-        inputs = h @ self.weight(prefix + "latent_in").T if moe.latent_size else h
+        if moe.own_norms:
+            weights = weights * self.weight(prefix + "expert_scales")[chosen]
+        if moe.latent_size:
+            inputs = h @ self.weight(prefix + "latent_in").T
         out = np.zeros_like(inputs)
         for e in np.unique(chosen):
             token, nth = np.nonzero(chosen == e)
@@ -363,8 +437,12 @@ class NumpyExecutor(TransferPagedExecutor):
                 out[token] += weight * self.mlp(inputs[token], expert)
         if moe.latent_size:
             out = out @ self.weight(prefix + "latent_out").T
+        if moe.own_norms:
+            out = self.norm(out, prefix + "post_experts_norm")
         if moe.shared_intermediate_size:
             shared = self.mlp(h, prefix + "shared.")
+            if moe.own_norms:
+                shared = self.norm(shared, prefix + "post_shared_norm")
             out += shared * sigmoid(h @ self.weight(prefix + "shared_gate").T) if moe.shared_gate else shared
         return out
 

@@ -163,6 +163,11 @@ def config_from_gguf(gguf: GGUF, keys: Keys) -> Config:
     for key, tensor in _TOLD_BY_TENSORS.items():
         if key in keys and not keys[key].values:
             values[key] = tensor in gguf.tensors
+    if "laurel_rank" in keys and (left := gguf.tensors.get("blk.0.laurel_l.weight")) is not None:
+        values["laurel_rank"] = left.shape[0]
+    if "attention_k_eq_v" in keys:
+        layers = [name for name in gguf.tensors if name.endswith(".attn_k.weight")]
+        values["attention_k_eq_v"] = any(name.replace("attn_k", "attn_v") not in gguf.tensors for name in layers)
     values["rope_scaling"] = _rope_scaling(gguf, prefix)
     return Config(gguf.path, values, keys=keys, prefix=prefix)
 

@@ -45,6 +45,7 @@ def weights_from_gguf(
         tensors = _separate_latents(tensors, spec, spec.mla, prefix)
     names = _with_layer(family.names_in_gguf(spec), GGUF_LAYER, prefix)
     weights, used = _collect(path, tensors, weight_names(spec), names, family.parts_of_layer)
+    used |= _unread_keys(spec, names)
     if extra := sorted(tensors.keys() - used - set(ROPE_FACTORS.values())):
         fix = "Use a directory of safetensors, or another model"
         raise ModelError(f"{path}: tensor {extra[0]} is not part of a {spec.architecture} model. {fix}")
@@ -80,6 +81,7 @@ def weights_from_safetensors(
     names = _with_layer(names, SAFETENSORS_LAYER, prefix)
     wanted = chain(weight_names(spec), pooling.weight_names() if pooling else ())
     weights, used = _collect(path, tensors, wanted, names, family.parts_of_layer, transposed=family.transposed_experts)
+    used |= _unread_keys(spec, names)
     # Equal to the embedding, or of a model that computes no logits.
     heads = () if "lm_head" in weights else (SAFETENSORS_NAMES["lm_head"],)
     _check_unused(path, tensors, used, spec.architecture, (*family.unused, *heads))
@@ -101,6 +103,12 @@ def _dense_names(pooling: PoolingSpec | None) -> dict[str, str]:
     parts = {"": "weight", "_bias": "bias"}
     count = 0 if pooling is None else len(pooling.dense)
     return {f"{DENSE}{i}{end}": f"{DENSE}{i}.linear.{part}" for i in range(count) for end, part in parts.items()}
+
+
+def _unread_keys(spec: DecoderSpec, names: Mapping[str, str | Rows]) -> set[str]:
+    """Return the tensors of keys and values that layers would have if they did not read those of others."""
+    reading = [i for i, layer in enumerate(spec.layers) if layer.reads_layer is not None]
+    return {source_of(f"layers.{i}.{part}", names)[0] for i in reading for part in ("k", "v", "k_norm")}
 
 
 def _stacked_experts(spec: DecoderSpec) -> dict[str, str | Rows]:
@@ -180,9 +188,9 @@ def reorder_rows(weights: dict[str, Tensor], spec: DecoderSpec, is_interleaved: 
     """
     if spec.mla is not None:
         _rotary_parts_first(weights, spec, spec.mla, is_interleaved=is_interleaved)
-    for name, rotated in _interleaved(spec) if is_interleaved else ():
+    for name, head_dim, rotated in _interleaved(spec) if is_interleaved else ():
         if name in weights:
-            weights[name] = split_halves(weights[name], spec.head_dim, rotated)
+            weights[name] = split_halves(weights[name], head_dim, rotated)
 
 
 def _rotary_parts_first(weights: dict[str, Tensor], spec: DecoderSpec, mla: MlaSpec, *, is_interleaved: bool) -> None:
@@ -219,13 +227,16 @@ def _separate_latents(tensors: Mapping[str, Tensor], spec: DecoderSpec, mla: Mla
     return found
 
 
-def _interleaved(spec: DecoderSpec) -> Iterator[tuple[str, int]]:
-    """The weights of queries and keys, with each a head's number of rows that are rotated; without rotation all."""
+def _interleaved(spec: DecoderSpec) -> Iterator[tuple[str, int, int]]:
+    """The weights of queries and keys, with each a head's number of rows, and of those that are rotated; without
+    rotation all.
+    """
     for i, layer in enumerate(spec.layers):
         if layer.has_attention and spec.mla is None:
-            rotated = 2 * len(layer.rope.inv_freq) if layer.rope else spec.head_dim
+            head_dim = spec.heads_of(layer).head_dim
+            rotated = 2 * len(layer.rope.inv_freq) if layer.rope else head_dim
             names = ("q", "k", "q_bias", "k_bias") if spec.qkv_bias else ("q", "k")
-            yield from ((f"layers.{i}.{name}", rotated) for name in names)
+            yield from ((f"layers.{i}.{name}", head_dim, rotated) for name in names)
 
 
 def split_halves(tensor: Tensor, head_dim: int, rotated: int) -> Tensor:

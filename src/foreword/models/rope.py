@@ -51,6 +51,7 @@ ROPE_TYPES: Mapping[str, Keys] = {
     "mrope": _type(),
     "linear": _type("factor"),
     "divided": _type("divisors"),
+    "proportional": _type("factor"),
     "llama3": _type("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": _type(
         *("factor", "beta_fast", "beta_slow", "truncate"),
@@ -69,6 +70,7 @@ def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> R
         default   f_j
         linear    f_j / factor
         divided   f_j / divisors_j
+        proportional  f_j / factor, with d = head_dim, for j < d * partial_rotary_factor / 2, and 0 for the other pairs
         llama3    f_j where the wavelength 2π/f_j is short (< original/high), f_j / factor where it is long
                   (> original/low), in between, if low < high, interpolated by the number of waves in that length
         yarn      f_j for dimensions with more than beta_fast rotations in the original length, f_j / factor for those
@@ -85,17 +87,19 @@ def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> R
     """
     kind = Config(config.path, parameters).get("rope_type", str, "default")
     if kind not in ROPE_TYPES:
-        fix = "Use a model with default, linear, llama3, yarn or longrope"
+        fix = "Use a model with default, linear, llama3, yarn, longrope or proportional"
         raise config.error(f"rope_type {kind!r} is not supported", fix)
     rules = Config(config.path, parameters, keys=ROPE_TYPES[kind], part=f"rotary parameters of type {kind}: ")
     rules.check(strict=True)
     of_model = config.get("partial_rotary_factor", float)
     part = rules.get("partial_rotary_factor", float, of_model)
-    config.check_computed("partial_rotary_factor", part)
+    is_proportional = kind == "proportional"  # then the part is of all pairs, which are those of the whole head
+    if not is_proportional:
+        config.check_computed("partial_rotary_factor", part)
     for one in (of_model, part):
         if not 0 < one <= 1:
             raise config.error(f"partial_rotary_factor = {one} is not above 0 and at most 1", USE_ITS_CONFIG)
-    dim = config.get(ROTARY_DIM, int, int(head_dim * part))
+    dim = config.get(ROTARY_DIM, int, head_dim if is_proportional else int(head_dim * part))
     if not 0 < dim <= head_dim or dim % 2:
         reason = f"the rotary part of a head has {dim} dimensions, not an even number above 0"
         raise config.error(reason, USE_ITS_CONFIG)
@@ -107,6 +111,8 @@ def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> R
             scaled = base
         case "linear":
             scaled = base / rules.positive("factor")
+        case "proportional":
+            scaled = np.where(np.arange(dim // 2) < int(part * dim // 2), base / rules.positive("factor", 1.0), 0.0)
         case "divided":
             scaled = base / _vector(rules, "divisors", len(base))
         case "llama3":

@@ -8,7 +8,8 @@ One decoder layer, with ``x`` the residual stream [T, hidden]:
 
     h = norm(x, attn_norm);  q, k, v = h Wq + bq, h Wk + bk, h Wv + bv       h = x unless pre_norms; biases if qkv_bias
     q, k = norm(q, q_norm), norm(k, k_norm)                                   if qk_norm, per head or all: joint_qk_norm
-    q, k = unit(q), unit(k)                                                   if the layer has unit_qk, per head
+    q, k = unit(q), unit(k);  v = unit(v)                                     if the layer has unit_qk_eps, which is the
+                                                                              eps then; if it has unit_v. per head
     q *= 1 + growth.scale * ln(1 + ⌊(position + 1) / growth.interval⌋)        if the layer has a query_growth
     a = softmax(cap(rope(q) · rope(k) * query_scale, attn_softcap) + mask) v  mask: causal, and the sliding window;
                                                                               attn_sinks: below
@@ -16,8 +17,11 @@ One decoder layer, with ``x`` the residual stream [T, hidden]:
     a = a Wo + bo;   a = norm(a, post_attn_norm) if post_norms;   x += residual_scale mixer_scale a    bo if o_bias
     h = norm(x, mlp_norm);  m = (act(gate_scale h Wgate) * (h Wup)) Wdown     or the mixture of experts
                             m = act(h Wup + bup) Wdown + bdown                unless gated_mlp
-                            biases of Wgate, Wup and Wdown if mlp_bias; another gate: ClampedGate
+                            biases of Wgate, Wup and Wdown if mlp_bias; another gate: ClampedGate, gate_cutoff
     m = norm(m, post_mlp_norm) if post_norms;   x += residual_scale mlp_scale m
+    x += norm((act(x Wper_layer_gate) * p) Wper_layer_out, post_per_layer_norm)   if per_layer, with p: PerLayerSpec
+    x *= layer_scale                                                          if layer_scales
+    the lines of `StreamsSpec` beside these                                   if streams
     logits = cap(norm(x, final_norm) Whead * logit_scale, final_softcap)
 
 with ``norm(x, w) = x / sqrt(mean(x²) + norm_eps) * w``, ``unit(x) = norm(x, 1)`` and ``cap(x, c) = c * tanh(x / c)``
@@ -34,7 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from foreword.models.recurrent import RecurrentSpec
 
@@ -70,6 +74,9 @@ class MoeSpec:
     ``shared_intermediate_size``, times sigmoid(h Wshared_gate) if ``shared_gate``.
 
     scales_inputs: m = Σ mlp_e(p_e h) in place of Σ p_e mlp_e(h).
+    own_norms: the router, the experts and the shared expert have norms of their own, and each expert a scale s_e. x is
+    the residual stream: m = norm(mlp_shared(norm(x, mlp_norm)), post_shared_norm) + norm(Σ p_e s_e mlp_e(norm(x,
+    experts_norm)), post_experts_norm), with p of unit(x) * router_scale / sqrt(hidden) Wrouter.
     latent_size: experts have as many inputs and outputs: m = (Σ p_e mlp_e(h Wlatent_in)) Wlatent_out. 0: those of h.
 
     num_groups: of adjacent experts, as many in each; those of the ``groups_per_token`` best groups alone are taken. The
@@ -91,6 +98,7 @@ class MoeSpec:
     groups_per_token: int = 1
     scales_inputs: bool = False
     latent_size: int = 0
+    own_norms: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +140,53 @@ class QueryGrowth:
     scale: float
 
 
+class HeadShape(NamedTuple):
+    """The heads of the keys and values of a layer."""
+
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayerSpec:
+    """Inputs of ``size`` numbers that each layer has of its own. With L layers and x the input of the first one:
+
+        p = scale (norm(x Wper_layer_in) + per_layer_embed[input_ids] * embedding_scale)      [T, L, size]
+
+    Both matrices have L · size outputs; norm is over ``size`` numbers, with the weight per_layer_norm and norm_eps.
+    vocab_size: rows of per_layer_embed; ids from there on have row 0. A prompt embedding has the row of its input id.
+    """
+
+    size: int
+    vocab_size: int
+    norm_eps: float
+    embedding_scale: float
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsSpec:
+    """Alternating updates: each layer predicts K = num_streams streams X_k, computes the first, and corrects them all.
+    With r(x) = tanh(norm(x, streams_norm) Wstreams_router / hidden) [T, K], rms(x) = sqrt(mean(x²)) and scaled(y, x) =
+    y rms(x) / max(rms(y), sqrt(1e-5)):
+
+        X_0 = x;  X_k = scaled(x Wstream_in.k, x)                            before the first layer
+        P_k = X_k + Σ_j (r(X_0) Wstreams_predict)[k K + j] X_j;  x = P_0     before each layer
+        l = h + norm(h Wlaurel_left Wlaurel_right, laurel_norm)              with h = norm(x, attn_norm)
+        x = (x + l) / sqrt(2)                                                after attention
+        X_k = P_k + (1 + (r(x) Wstreams_correct)[k]) (x − P_0)               after the MLP; then its own inputs p:
+        X_k += norm((act(y Wper_layer_gate) * p) Wper_layer_out, post_per_layer_norm)   for k > 0, with y = X_0, times
+                                                                             streams_scale if scales_first
+        x = (X_0 + Σ_k scaled(X_k Wstream_out.k, X_0)) / K                   after the last layer
+
+    laurel_rank: the outputs of Wlaurel_left.
+    """
+
+    num_streams: int
+    laurel_rank: int
+    scales_first: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
     """The part of a specification that differs between layers. A query at position p sees keys in (p − sliding_window,
@@ -140,6 +195,11 @@ class LayerSpec:
     recurrent: the layer has this state in place of attention; then rope and sliding_window are None.
     has_mixer, has_mlp: whether the layer has the lines up to the first, and those up to the second sum. One of both.
     beside: the h of its mixer is that of the layer before, which has a mixer alone. So both mix the same tokens.
+    heads: those of its keys and values, and their width; None: those of the spec.
+    reads_layer: it has no keys and values, and attends to those of this earlier layer, which is of its kind.
+    values_are_keys: v = h Wk, before norms and rotation.
+    intermediate_size: of its MLP; None: that of the spec.
+    gate_cutoff: the gate of its MLP is act(max(g − mean(g) − gate_cutoff std(g), 0)), with g = h Wgate of a token.
     """
 
     rope: RopeSpec | None
@@ -150,10 +210,16 @@ class LayerSpec:
     has_mlp: bool = True
     beside: bool = False
     chunked: bool = False
-    unit_qk: bool = False
+    unit_qk_eps: float | None = None
     query_growth: QueryGrowth | None = None
     mixer_scale: float = 1.0
     mlp_scale: float = 1.0
+    heads: HeadShape | None = None
+    reads_layer: int | None = None
+    unit_v: bool = False
+    values_are_keys: bool = False
+    intermediate_size: int | None = None
+    gate_cutoff: float | None = None
 
     @property
     def has_attention(self) -> bool:
@@ -221,6 +287,9 @@ class DecoderSpec:
     is_causal: bool = True
     sees_spans: bool = False
     num_features: int = 0
+    per_layer: PerLayerSpec | None = None
+    layer_scales: bool = False
+    streams: StreamsSpec | None = None
     has_logits: bool = True
     longer: DecoderSpec | None = None
 
@@ -262,26 +331,59 @@ class DecoderSpec:
         return max(len(group.layers) for group in self.kv_groups())
 
     def kv_groups(self) -> tuple[KVGroupSpec, ...]:
-        """The layers in groups of one kind each: see `grouped_layers`."""
+        """The layers in groups of one kind each: see `grouped_layers`. Layers that read others' keys are in none."""
         return grouped_layers(
-            (layer.sliding_window, layer.recurrent is not None) if layer.has_mixer else None for layer in self.layers
+            LayerKind(layer.sliding_window, layer.recurrent is not None, layer.heads)
+            if layer.has_mixer and layer.reads_layer is None
+            else None
+            for layer in self.layers
         )
 
+    def places(self) -> dict[int, tuple[int, int]]:
+        """Return the KV group of each layer with a mixer, and its storage slot: those that it reads."""
+        places = {
+            layer: (g, slot) for g, group in enumerate(self.kv_groups()) for slot, layer in enumerate(group.layers)
+        }
+        read = {i: layer.reads_layer for i, layer in enumerate(self.layers) if layer.reads_layer is not None}
+        return places | {i: places[source] for i, source in read.items()}
 
-def grouped_layers(kinds: Iterable[tuple[int | None, bool] | None]) -> tuple[KVGroupSpec, ...]:
+    def heads_of(self, layer: LayerSpec) -> HeadShape:
+        return layer.heads or HeadShape(self.num_kv_heads, self.head_dim)
+
+    @property
+    def head_shapes(self) -> tuple[HeadShape, ...]:
+        """That of the spec, then others that layers have."""
+        own = HeadShape(self.num_kv_heads, self.head_dim)
+        return tuple(dict.fromkeys([own, *(layer.heads for layer in self.layers if layer.heads is not None)]))
+
+    @property
+    def key_size(self) -> int:
+        """Numbers of the keys of a token in the layer that has most."""
+        return max(shape.num_kv_heads * shape.head_dim for shape in self.head_shapes)
+
+
+class LayerKind(NamedTuple):
+    """What the layers of a KV group have in common. heads: those other than the model's."""
+
+    sliding_window: int | None
+    recurrent: bool = False
+    heads: HeadShape | None = None
+
+
+def grouped_layers(kinds: Iterable[LayerKind | None]) -> tuple[KVGroupSpec, ...]:
     """Partition layers into groups of nearly equal size, each of one kind, so that they can share one pool.
 
-    kinds: of each layer the sliding window, None for full attention, and whether it is recurrent; None for a layer that
-    keeps nothing. With n = the layers of the rarest kind, every group has at most n layers: 18 layers at 5 sliding : 1
-    full (15 and 3) make five sliding groups and one full group of three layers.
+    kinds: of each layer; None for one that keeps nothing. With n = the layers of the rarest kind, every group has at
+    most n layers: 18 layers at 5 sliding : 1 full (15 and 3) make five sliding groups and one full group of three
+    layers.
     """
-    by_kind: dict[tuple[int | None, bool], list[int]] = {}
+    by_kind: dict[LayerKind, list[int]] = {}
     for i, kind in enumerate(kinds):
         if kind is not None:
             by_kind.setdefault(kind, []).append(i)
     size = min(len(layers) for layers in by_kind.values())
     return tuple(
-        KVGroupSpec(tuple(layers[start : start + size]), *kind)
+        KVGroupSpec(tuple(layers[start : start + size]), kind.sliding_window, kind.recurrent)
         for kind, layers in by_kind.items()
         for start in range(0, len(layers), size)
     )
@@ -291,6 +393,12 @@ def weight_names(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Every canonical weight name of a model with its shape, [out, in] for matrices, in execution order."""
     d = spec.hidden_size
     yield "embed", (spec.vocab_size, d)
+    if (per_layer := spec.per_layer) is not None:
+        yield "per_layer_embed", (per_layer.vocab_size, spec.num_layers * per_layer.size)
+        yield "per_layer_in", (spec.num_layers * per_layer.size, d)
+        yield "per_layer_norm", (per_layer.size,)
+    others = range(1, spec.streams.num_streams) if spec.streams else ()
+    yield from ((f"stream_in.{k}", (d, d)) for k in others)
     for i, layer in enumerate(spec.layers):
         p = f"layers.{i}."
         if layer.has_mixer:
@@ -299,15 +407,25 @@ def weight_names(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
             if layer.recurrent is not None:
                 yield from ((f"{p}state.{name}", shape) for name, shape in layer.recurrent.weight_names(d))
             else:
-                yield from _attention(spec, p) if spec.mla is None else _latent_attention(spec, p, spec.mla)
+                yield from _attention(spec, p, layer) if spec.mla is None else _latent_attention(spec, p, spec.mla)
             if spec.post_norms:
                 yield from _norm(spec, p + "post_attn_norm")
         if layer.has_mlp:
             if spec.pre_norms:
                 yield from _norm(spec, p + "mlp_norm")
-            yield from _mlp(spec, p, spec.intermediate_size) if layer.moe is None else _experts(spec, p, layer.moe)
+            inner = layer.intermediate_size or spec.intermediate_size
+            yield from _mlp(spec, p, inner) if layer.moe is None else _experts(spec, p, layer.moe)
             if spec.post_norms:
                 yield from _norm(spec, p + "post_mlp_norm")
+        if per_layer is not None:
+            yield p + "per_layer_gate", (per_layer.size, d)
+            yield p + "per_layer_out", (d, per_layer.size)
+            yield from _norm(spec, p + "post_per_layer_norm")
+        if spec.layer_scales:
+            yield p + "layer_scale", (1,)
+        if spec.streams is not None:
+            yield from ((p + name, shape) for name, shape in _streams(d, spec.streams))
+    yield from ((f"stream_out.{k}", (d, d)) for k in others)
     yield from _norm(spec, "final_norm")
     if spec.has_logits and not spec.tie_embeddings:
         yield "lm_head", (spec.vocab_size, d)
@@ -319,15 +437,31 @@ def _norm(spec: DecoderSpec, name: str) -> Iterator[tuple[str, tuple[int, ...]]]
         yield name + "_bias", (spec.hidden_size,)
 
 
-def _attention(spec: DecoderSpec, p: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    d, q, kv = spec.hidden_size, spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    for name, rows in (("q", q), ("k", kv), ("v", kv)):
+def _streams(d: int, of: StreamsSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    count = of.num_streams
+    yield from (("streams_norm", (d,)), ("streams_router", (count, d)), ("streams_scale", (d,)))
+    yield from (("streams_predict", (count * count, count)), ("streams_correct", (count, count)))
+    yield from (("laurel_left", (of.laurel_rank, d)), ("laurel_right", (d, of.laurel_rank)), ("laurel_norm", (d,)))
+
+
+def projections(layer: LayerSpec) -> tuple[str, ...]:
+    """Return which of queries, keys and values a layer with attention computes by a matrix of its own."""
+    if layer.reads_layer is not None:
+        return ("q",)
+    return ("q", "k") if layer.values_are_keys else ("q", "k", "v")
+
+
+def _attention(spec: DecoderSpec, p: str, layer: LayerSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    num_kv_heads, head_dim = spec.heads_of(layer)
+    d, q, kv = spec.hidden_size, spec.num_heads * head_dim, num_kv_heads * head_dim
+    names = projections(layer)
+    for name in names:
+        rows = q if name == "q" else kv
         yield p + name, (rows, d)
         if spec.qkv_bias:
             yield p + name + "_bias", (rows,)
-    if spec.qk_norm:
-        yield p + "q_norm", (q if spec.joint_qk_norm else spec.head_dim,)
-        yield p + "k_norm", (kv if spec.joint_qk_norm else spec.head_dim,)
+    for name in names[:2] if spec.qk_norm else ():
+        yield f"{p}{name}_norm", ((q if name == "q" else kv) if spec.joint_qk_norm else head_dim,)
     if spec.attn_gate:
         yield p + "attn_gate", (q, d)
     if spec.attn_sinks:
@@ -352,6 +486,11 @@ def _latent_attention(spec: DecoderSpec, p: str, mla: MlaSpec) -> Iterator[tuple
 
 def _experts(spec: DecoderSpec, p: str, moe: MoeSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield p + "router", (moe.num_experts, spec.hidden_size)
+    if moe.own_norms:
+        for name in ("experts_norm", "post_experts_norm", "post_shared_norm"):
+            yield from _norm(spec, p + name)
+        yield p + "router_scale", (spec.hidden_size,)
+        yield p + "expert_scales", (moe.num_experts,)
     if moe.scores_bias:
         yield p + "scores_bias", (moe.num_experts,)
     if moe.router_bias:

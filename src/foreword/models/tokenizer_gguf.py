@@ -13,7 +13,7 @@ from enum import IntEnum
 from itertools import repeat
 
 import numpy as np
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from foreword.errors import ModelError
 from foreword.models.files import T, typed_value
@@ -42,11 +42,11 @@ def build_from_gguf(metadata: Mapping[str, object]) -> TokenizerParts:
     types = _numbers(metadata, "token_type", len(tokens))
     ids = {name: _token_id(metadata, name, len(tokens)) for name in ("bos", "eos", "eot", "eom", "unknown", "padding")}
     kind = _get(metadata, "model", str)
-    build = {"gpt2": _byte_level, "llama": _sentence_piece}.get(kind)
+    build = {"gpt2": _byte_level, "llama": _sentence_piece, "gemma4": _with_lines}.get(kind)
     if build is None:
         raise ModelError(
-            f"metadata tokenizer.ggml.model is {kind!r}; supported are 'gpt2' (byte-level BPE) and 'llama' "
-            "(SentencePiece). Use the model's directory with its tokenizer.json"
+            f"metadata tokenizer.ggml.model is {kind!r}; supported are 'gpt2' (byte-level BPE), 'llama' "
+            "(SentencePiece) and 'gemma4'. Use the model's directory with its tokenizer.json"
         )
     try:
         with panics_caught():
@@ -134,14 +134,32 @@ def _repeated(tokens: list[str]) -> dict[int, str]:
     return {i: token for i, token in enumerate(tokens) if first[token] != i}
 
 
-def _sentence_piece(metadata: Mapping[str, object], tokens: list[str], types: Sequence[int]) -> tuple[Tokenizer, bool]:
+def _with_lines(metadata: Mapping[str, object], tokens: list[str], types: Sequence[int]) -> tuple[Tokenizer, bool]:
+    """The vocabulary of Gemma 4: as SentencePiece, with the merges of the file, none of which crosses the end of a run
+    of line feeds.
+    """
+    merges = [(left, right) for left, right in map(str.split, _list(metadata, "merges"), repeat(" "))]
+    backend, _ = _sentence_piece(metadata, tokens, types, merges, adds_space=False)
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex("\n+"), "isolated")
+    return backend, True
+
+
+def _sentence_piece(
+    metadata: Mapping[str, object],
+    tokens: list[str],
+    types: Sequence[int],
+    merges: list[tuple[str, str]] | None = None,
+    *,
+    adds_space: bool = True,
+) -> tuple[Tokenizer, bool]:
+    """merges: None: they follow from the scores. adds_space: whether a text begins with a space by default."""
     # Some files write user-defined runs of spaces as " ", where the vocabulary uses "▁".
     for i in np.flatnonzero(np.asarray(types) == _Type.USER_DEFINED).tolist():
         tokens[i] = tokens[i].replace(" ", "▁")
-    scores = _numbers(metadata, "scores", len(tokens))
     unknown = _token_id(metadata, "unknown", len(tokens))
     vocabulary = _first_ids(tokens)
-    merges = _merges(vocabulary, tokens, types, scores)
+    if merges is None:
+        merges = _merges(vocabulary, tokens, types, _numbers(metadata, "scores", len(tokens)))
     backend = Tokenizer(
         models.BPE(
             vocabulary,
@@ -153,7 +171,7 @@ def _sentence_piece(metadata: Mapping[str, object], tokens: list[str], types: Se
     )
     to_mark = normalizers.Replace(" ", "▁")
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    if _get(metadata, "add_space_prefix", bool, True):
+    if _get(metadata, "add_space_prefix", bool, adds_space):
         backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), to_mark])
         steps.append(decoders.Strip(" ", 1, 0))
     else:

@@ -34,6 +34,8 @@ LONG_HALF = {**LONG, "short_factor": [1.0, 1.7], "long_factor": [2.0, 6.0], "ori
              "partial_rotary_factor": 0.5, "attention_factor": 1.4}  # fmt: skip
 GEMMA_ROPE = {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0},
               "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}  # fmt: skip
+GEMMA4_LAYERS = ["sliding_attention", "full_attention", "sliding_attention", "full_attention", "sliding_attention",
+                 "full_attention"]  # fmt: skip
 OLMO_ROPE = {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 500.0}}
 HALF = {**ROPE, "partial_rotary_factor": 0.5}
 MROPE = {**ROPE, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
@@ -76,6 +78,34 @@ MODELS = {
         **{**SIZES, "num_hidden_layers": 7}, head_dim=8, sliding_window=5, query_pre_attn_scalar=12,
         rope_parameters=GEMMA_ROPE,
     ),
+    "gemma3n-plain": transformers.Gemma3nTextConfig(
+        **{**SIZES, "num_hidden_layers": 3}, head_dim=8, sliding_window=5, layer_types=GEMMA4_LAYERS[:3],
+        hidden_size_per_layer_input=6, vocab_size_per_layer_input=40, num_kv_shared_layers=0, altup_num_inputs=2,
+        altup_correct_scale=False, laurel_rank=10, tie_word_embeddings=False, rope_parameters=GEMMA_ROPE,
+    ),
+    "gemma3n": transformers.Gemma3nTextConfig(
+        **{**SIZES, "num_hidden_layers": 6, "intermediate_size": [40, 48, 40, 40, 80, 40]}, head_dim=8,
+        sliding_window=5, layer_types=GEMMA4_LAYERS, hidden_size_per_layer_input=6, vocab_size_per_layer_input=48,
+        num_kv_shared_layers=2, laurel_rank=10, activation_sparsity_pattern=[0.8, 0.3, 0.0, 0.0, 0.9, 0.0],
+        final_logit_softcapping=2.0, rope_parameters=GEMMA_ROPE,
+    ),
+    "gemma4-moe": transformers.Gemma4TextConfig(
+        **SIZES, head_dim=8, global_head_dim=16, sliding_window=5, layer_types=GEMMA4_LAYERS[:4],
+        hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=4, top_k_experts=2, moe_intermediate_size=12,
+    ),
+    "gemma4-plain": transformers.Gemma4TextConfig(
+        **{**SIZES, "num_hidden_layers": 7}, head_dim=8, global_head_dim=16, sliding_window=5,
+        hidden_size_per_layer_input=0, tie_word_embeddings=False,
+    ),
+    "gemma4": transformers.Gemma4TextConfig(
+        **{**SIZES, "num_hidden_layers": 6}, head_dim=8, global_head_dim=12, num_global_key_value_heads=1,
+        attention_k_eq_v=True, sliding_window=5, layer_types=GEMMA4_LAYERS, hidden_size_per_layer_input=6,
+        vocab_size_per_layer_input=48, num_kv_shared_layers=2, use_double_wide_mlp=True, final_logit_softcapping=2.0,
+    ),
+    "gemma4-unified": transformers.Gemma4UnifiedTextConfig(
+        **SIZES, head_dim=8, global_head_dim=16, num_global_key_value_heads=1, attention_k_eq_v=True, sliding_window=5,
+        layer_types=GEMMA4_LAYERS[:4],
+    ),
     "phi3": transformers.Phi3Config(**SIZES, sliding_window=9, rope_parameters=ROPE),
     "phi3-longrope": transformers.Phi3Config(
         **SIZES, rope_parameters=LONG, original_max_position_embeddings=32, sliding_window=None
@@ -113,6 +143,11 @@ MODELS = {
     "seed-oss": transformers.SeedOssConfig(**SIZES, head_dim=10, attention_out_bias=True, rope_parameters=ROPE),
     "olmo2": transformers.Olmo2Config(**SIZES, rope_parameters=ROPE),
     "olmo3": transformers.Olmo3Config(**SIZES, sliding_window=6, rope_parameters=OLMO_ROPE),
+    "olmoe": transformers.OlmoeConfig(**SIZES, num_experts=6, num_experts_per_tok=2, rope_parameters=ROPE),
+    "ernie4_5-moe": transformers.Ernie4_5_MoeConfig(
+        **SIZES, moe_num_experts=6, moe_k=2, moe_intermediate_size=12, moe_num_shared_experts=2,
+        moe_layer_start_index=1, moe_layer_end_index=3, moe_layer_interval=2, rope_parameters=ROPE,
+    ),
     "glm": transformers.GlmConfig(**SIZES, head_dim=12, attention_bias=False, rope_parameters=HALF),
     "glm4": transformers.Glm4Config(**SIZES, head_dim=12, rope_parameters=HALF),
     "glm4-moe": transformers.Glm4MoeConfig(
@@ -165,6 +200,10 @@ MODELS = {
         layer_types=["chunked_attention", "full_attention", "full_attention", "chunked_attention"],
         attention_chunk_size=6,
     ),
+    "llama4-yarn": transformers.Llama4TextConfig(
+        **SIZES, head_dim=12, intermediate_size_mlp=52, num_local_experts=4, interleave_moe_layer_step=2,
+        rms_norm_eps=0.01, attention_chunk_size=7, rope_parameters=YARN,
+    ),
     "llama4": transformers.Llama4TextConfig(
         **SIZES, head_dim=12, intermediate_size_mlp=52, num_local_experts=4, num_experts_per_tok=2,
         interleave_moe_layer_step=2, attention_chunk_size=7, floor_scale=5, attn_scale=0.3, rope_parameters=LLAMA3,
@@ -190,6 +229,10 @@ MODELS = {
     "deepseek-v3": transformers.DeepseekV3Config(
         **{**SIZES, **MLA}, **GROUPS, n_shared_experts=1, q_lora_rank=20,
         rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
+    ),
+    "glm4-moe-lite": transformers.Glm4MoeLiteConfig(
+        **{**SIZES, **MLA}, **{key: value for key, value in GROUPS.items() if key != "first_k_dense_replace"},
+        q_lora_rank=20, mlp_layer_types=["dense", "sparse", "dense", "sparse"], rope_parameters=ROPE,
     ),
     "minicpm3": transformers.MiniCPM3Config(
         **{**SIZES, **MLA}, q_lora_rank=20, scale_emb=3, dim_model_base=16, rope_parameters=ROPE,

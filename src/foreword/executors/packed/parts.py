@@ -115,15 +115,19 @@ class Parts(Generic[C]):
 
     def embedding(self, name: str, hidden_size: int) -> None:
         """Give the core the rows of the embedding, which it reads where they are."""
+        self.core.set_embedding(*self.rows(name, hidden_size))
+
+    def rows(self, name: str, size: int) -> tuple[U8, str, int]:
+        """Return the rows of a table of embeddings, which a core reads where they are, their format and size."""
         tensor = self.weights[name]
-        form = f"rows of {hidden_size} {tensor.quant.name}"
+        form = f"rows of {size} {tensor.quant.name}"
         if self._file is None:
             data, quant = self._sources[name] = source_of(tensor)
             self._arrays[name + _ROWS] = Part(form, data)
         else:
             data = self._file.array(name + _ROWS, form)
             quant = tensor.quant.name if tensor.quant in AS_IN_FILE else "F32"
-        self.core.set_embedding(data, quant, hidden_size)
+        return data, quant, size
 
     def screen(self, head: int) -> Screen | None:
         """Return the screen of the output projection ``head`` (docs/decisions/0021); None if there is none yet."""

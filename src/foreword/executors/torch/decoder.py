@@ -6,21 +6,24 @@ A step reads and writes tensors only: what it needs of the batch is in `Step`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, layer_norm, linear, rms_norm
+from torch.nn.functional import embedding, linear, rms_norm
 
 from foreword.executors.torch.activations import ACTIVATIONS
 from foreword.executors.torch.attention import AttentionCall
 from foreword.executors.torch.grouped import grouped
 from foreword.executors.torch.loras import ProductChanges
+from foreword.executors.torch.norms import Norm, norms_around
 from foreword.executors.torch.recurrent import RecurrentLayer
 from foreword.executors.torch.rotation import Rotation
 from foreword.executors.torch.step import PagedStep, Step
+from foreword.executors.torch.streams import PerLayerInputs, Streams, StreamUpdate
 from foreword.executors.torch.weights import Linear, Loader
-from foreword.models.spec import DecoderSpec, MlaSpec, MoeSpec
+from foreword.models.spec import DecoderSpec, MlaSpec, MoeSpec, projections
 
 Result = TypeVar("Result")
 StepType = TypeVar("StepType", bound=Step)
@@ -53,6 +56,8 @@ class Decoder(Generic[StepType]):
     def __init__(self, spec: DecoderSpec, load: Loader, mixer: MakeMixer[StepType], *, compile: bool = False) -> None:
         self.spec = spec
         self.embed = load("embed")
+        self.per_layer = None if spec.per_layer is None else PerLayerInputs(spec, spec.per_layer, load)
+        self.streams = None if spec.streams is None else Streams(spec, spec.streams, load)
         self.layers = [Layer(spec, i, load, mixer, compile=compile) for i in range(spec.num_layers)]
         self.products = {p.parts: (p.outputs, p.inputs) for layer in self.layers for p in layer.products}
         self.final_norm = Norm(spec, "final_norm", load)
@@ -70,10 +75,17 @@ class Decoder(Generic[StepType]):
         if step.embeds is not None:
             tokens, vectors = step.embeds
             x[tokens] = vectors.to(x.dtype)
+        inputs = None if self.per_layer is None else self.per_layer(x, step.input_ids)
         h = x
-        for layer in self.layers:
-            x, h = layer(x, h, step)
-        return x
+        streams = None if self.streams is None else self.streams.begin(x)
+        for i, layer in enumerate(self.layers):
+            own = None if inputs is None else inputs[:, i]
+            if streams is None:
+                x, h = layer(x, h, step)
+                x = layer.finish(x, own)
+            else:
+                streams = layer.update(streams, own, step)
+        return x if streams is None or self.streams is None else self.streams.merged(streams)
 
     def hidden_states(self, x: Tensor) -> Tensor:
         """norm(x, final_norm)"""
@@ -98,7 +110,7 @@ class Layer(Generic[StepType]):
         self.mixer: Mixer[StepType] | None = None
         self.attn_norm: Norm | None = None
         if layer.has_mixer:
-            before, self.post_attn_norm = _norms(
+            before, self.post_attn_norm = norms_around(
                 spec, prefix + "attn_norm", prefix + "post_attn_norm", load, has_before=not layer.beside
             )
             self.attn_norm = None if layer.beside else before
@@ -106,12 +118,19 @@ class Layer(Generic[StepType]):
             self.products += self.mixer.products
         self.mlp: Mlp | Experts | None = None
         if layer.has_mlp:
-            self.mlp_norm, self.post_mlp_norm = _norms(spec, prefix + "mlp_norm", prefix + "post_mlp_norm", load)
+            self.mlp_norm, self.post_mlp_norm = norms_around(spec, prefix + "mlp_norm", prefix + "post_mlp_norm", load)
             if layer.moe is None:
-                self.mlp = Mlp(prefix, spec, load)
+                self.mlp = Mlp(prefix, spec, load, layer.gate_cutoff)
                 self.products += [self.mlp.inputs, self.mlp.down]
             else:
                 self.mlp = Experts(prefix, spec, layer.moe, load)
+        self.per_layer: tuple[Tensor, Tensor, Norm] | None = None
+        if spec.per_layer is not None:
+            norm = Norm(spec, prefix + "post_per_layer_norm", load)
+            self.per_layer = load(prefix + "per_layer_gate"), load(prefix + "per_layer_out"), norm
+        self.activation = ACTIVATIONS[spec.activation]
+        self.streams = None if spec.streams is None else StreamUpdate(spec, spec.streams, prefix, load)
+        self.scale = load(prefix + "layer_scale") if spec.layer_scales else None
         self._rest = compiled(Layer._after_mixer) if compile and layer.moe is None else Layer._after_mixer
 
     def __call__(self, x: Tensor, h: Tensor, step: StepType) -> tuple[Tensor, Tensor]:
@@ -125,60 +144,77 @@ class Layer(Generic[StepType]):
         if a is not None:
             x = x + _scaled(self.post_attn_norm(a), self.mixer_scale)
         if self.mlp is not None:
-            x = x + _scaled(self.post_mlp_norm(self.mlp(self.mlp_norm(x), loras)), self.mlp_scale)
+            h = self.mlp_norm(x)
+            m = self.mlp(h, loras) if isinstance(self.mlp, Mlp) else self.mlp(x, h, loras)
+            x = x + _scaled(self.post_mlp_norm(m), self.mlp_scale)
         return x
+
+    def update(self, streams: Tensor, inputs: Tensor | None, step: StepType) -> Tensor:
+        """Return the streams [streams, T, hidden] after the layer. inputs: of this layer alone, [T, size]."""
+        of = self.streams
+        assert of is not None
+        assert self.attn_norm is not None
+        assert self.mixer is not None
+        predicted = of.predict(streams)
+        x = predicted[0]
+        h = self.attn_norm(x)
+        x = x + _scaled(self.post_attn_norm(self.mixer(h, step)), self.mixer_scale)
+        x = self._after_mixer((x + of.laurel(h)) * 0.5**0.5, None, step.loras)
+        streams = of.correct(predicted, x)
+        first = streams[0] if of.scale is None else streams[0] * of.scale
+        return torch.cat([streams[:1], streams[1:] + self._of_inputs(first, inputs)])
+
+    def _of_inputs(self, x: Tensor, inputs: Tensor | None) -> Tensor:
+        assert self.per_layer is not None
+        assert inputs is not None
+        gate, out, norm = self.per_layer
+        return norm(linear(self.activation(linear(x, gate)) * inputs, out))
+
+    def finish(self, x: Tensor, inputs: Tensor | None) -> Tensor:
+        """Return the input of the next layer. inputs: of this layer alone, [T, size]."""
+        if self.per_layer is not None:
+            x = x + self._of_inputs(x, inputs)
+        return x if self.scale is None else x * self.scale
 
 
 def _scaled(x: Tensor, scale: float) -> Tensor:
     return x if scale == 1 else x * scale
 
 
-class Norm:
-    """A norm of the residual stream; without a name, its input itself."""
-
-    def __init__(self, spec: DecoderSpec, name: str | None, load: Loader) -> None:
-        self.eps = spec.norm_eps
-        self.weight = None if name is None else load(name)
-        self.bias = load(f"{name}_bias") if name is not None and spec.layer_norm else None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if self.weight is None:
-            return x
-        if self.bias is not None:
-            return layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
-        return rms_norm(x, self.weight.shape, self.weight, self.eps)
-
-
-def _norms(spec: DecoderSpec, before: str, after: str, load: Loader, *, has_before: bool = True) -> tuple[Norm, Norm]:
-    """The norms before and after a part of a layer."""
-    first = before if spec.pre_norms and has_before else None
-    return Norm(spec, first, load), Norm(spec, after if spec.post_norms else None, load)
+def cache_index(spec: DecoderSpec, index: int) -> int:
+    """Return which of the layers that write keys and values has those that a layer reads."""
+    reads = spec.layers[index].reads_layer
+    before = spec.layers[: index if reads is None else reads]
+    return sum(layer.has_attention and layer.reads_layer is None for layer in before)
 
 
 class AttentionWeights:
     """The matrices and norms of one layer's attention.
 
-    index: of its keys and values among the layers with attention. norms: of queries and keys, [head_dim] each, or of
-    all heads together; None if the model has none. sinks: [heads], or None. ends: of queries, keys and values in the
-    outputs of ``inputs``.
+    index: of the keys and values that it reads, among the layers that write some. norms: of queries and keys,
+    [head_dim] each, or of all heads together; None if the model has none. qk_eps: of these norms. sinks: [heads], or
+    None. ends: of queries, keys and values in the outputs of ``inputs``.
     """
 
     def __init__(self, spec: DecoderSpec, index: int, load: Loader) -> None:
         prefix = f"layers.{index}."
         self.spec, self.layer = spec, spec.layers[index]
-        self.index = sum(layer.has_attention for layer in spec.layers[:index])
-        names = ("q", "k", "v", "attn_gate") if spec.attn_gate else ("q", "k", "v")
-        biases = "qkv" if spec.qkv_bias else ()
+        self.index, self.heads = cache_index(spec, index), spec.heads_of(self.layer)
+        projected = projections(self.layer)
+        names = (*projected, "attn_gate") if spec.attn_gate else projected
+        biases = projected if spec.qkv_bias else ()
         self.inputs = load.linear(prefix, names, biases=biases, split="outputs", among=load.shards.heads)
         o_biases = "o" if spec.o_bias else ()
         self.output = load.linear(prefix, ["o"], biases=o_biases, split="inputs", among=load.shards.heads)
         self.products = [self.inputs, self.output]
-        q, k, v = map(len, self.inputs.outputs[:3])
-        self.ends = q, q + k, q + k + v
-        self.norms = (load(prefix + "q_norm"), load(prefix + "k_norm")) if spec.qk_norm else None
-        if self.layer.unit_qk:
-            ones = torch.ones(spec.head_dim, dtype=load.dtype, device=load.device)
-            self.norms = ones, ones
+        self.ends = tuple(accumulate(map(len, self.inputs.outputs[: len(projected)])))
+        self.norms: tuple[Tensor, ...] | None = None
+        self.qk_eps = spec.norm_eps
+        if spec.qk_norm:
+            self.norms = tuple(load(f"{prefix}{name}_norm") for name in projected[:2])
+        if self.layer.unit_qk_eps is not None:
+            ones = torch.ones(self.heads.head_dim, dtype=load.dtype, device=load.device)
+            self.norms, self.qk_eps = (ones, ones), self.layer.unit_qk_eps
         self.sinks = load.among_heads(prefix + "sinks") if spec.attn_sinks else None
 
 
@@ -190,11 +226,14 @@ class PagedLayer(AttentionWeights):
         window, softcap = self.layer.sliding_window, spec.attn_softcap
         window, chunk = (None, window) if self.layer.chunked else (window, None)
         self._call = AttentionCall(self.index, spec.query_scale, window, chunk, softcap=softcap, sinks=self.sinks)
-        self._heads = spec.num_heads, spec.num_kv_heads
+        self._writes = self.layer.reads_layer is None
+        self._width = self.ends[min(1, len(self.ends) - 1)]  # of queries and keys in the outputs of ``inputs``
+        self._heads = [spec.num_heads, *([self.heads.num_kv_heads] if self._writes else [])]
         self._qk_norm: Tensor | None = None  # [heads of q and k, head_dim]
         if self.norms is not None:
             norms = zip(self.norms, self._heads, strict=True)
-            self._qk_norm = torch.cat([weight.reshape(-1, spec.head_dim).expand(count, -1) for weight, count in norms])
+            dim = self.heads.head_dim
+            self._qk_norm = torch.cat([weight.reshape(-1, dim).expand(count, -1) for weight, count in norms])
         self._project = compiled(PagedLayer._projected) if compile else PagedLayer._projected
 
     def __call__(self, h: Tensor, step: PagedStep) -> Tensor:
@@ -202,28 +241,34 @@ class PagedLayer(AttentionWeights):
         q, k, v, gate = self._project(self, h, None if rope is None else step.rotations[rope], step.loras)
         if self.layer.query_growth is not None:
             q = q * step.growths[self.layer.query_growth]
-        step.attention.write(self.index, k, v)
+        if self._writes:
+            step.attention.write(self.index, k, v)
         a = step.attention.attend(self._call, q).flatten(1)
         return self.output(a * gate.sigmoid() if self.spec.attn_gate else a, step.loras)
 
     def _projected(
         self, h: Tensor, rotation: Rotation | None, loras: ProductChanges | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Queries, keys, values [T, heads, head_dim], and the gate [T, heads · head_dim], or 0 columns without one."""
-        spec = self.spec
-        qk, v, gate = self.inputs(h, loras).tensor_split(self.ends[1:], dim=1)
-        qk = qk.unflatten(1, (-1, spec.head_dim))
+        """Queries, keys, values [T, heads, head_dim], and the gate [T, heads · head_dim], or 0 columns without one.
+        Without keys of its own, a layer has no heads of keys and values.
+        """
+        spec, layer, dim = self.spec, self.layer, self.heads.head_dim
+        flat, gate = self.inputs(h, loras).tensor_split(self.ends[-1:], dim=1)
+        qk, v = flat.tensor_split([self._width], dim=1)
+        qk = qk.unflatten(1, (-1, dim))
+        v = qk[:, spec.num_heads :] if layer.values_are_keys else v.unflatten(1, (-1, dim))
+        if layer.unit_v:
+            v = rms_norm(v, (dim,), None, spec.norm_eps)
         if self._qk_norm is not None:
             if spec.joint_qk_norm:
                 parts = qk.split(self._heads, dim=1)
-                qk = torch.cat([rms_norm(part, part.shape[1:], None, spec.norm_eps) for part in parts], dim=1)
+                qk = torch.cat([rms_norm(part, part.shape[1:], None, self.qk_eps) for part in parts], dim=1)
             else:
-                qk = rms_norm(qk, (spec.head_dim,), None, spec.norm_eps)
+                qk = rms_norm(qk, (dim,), None, self.qk_eps)
             qk = qk * self._qk_norm
         if rotation is not None:
             qk = rotation(qk)
-        q, k = qk.split(self._heads, dim=1)
-        return q, k, v.unflatten(1, (-1, spec.head_dim)), gate
+        return qk[:, : spec.num_heads], qk[:, spec.num_heads :], v, gate
 
 
 class LatentWeights:
@@ -233,7 +278,7 @@ class LatentWeights:
         prefix = f"layers.{index}."
         self.mla, self.rope, self._heads = mla, spec.layers[index].rope, spec.num_heads
         self.scale = spec.query_scale
-        self.index = sum(layer.has_attention for layer in spec.layers[:index])
+        self.index = cache_index(spec, index)
         self.inputs = load.linear(prefix, ["q_a" if mla.q_rank else "q", "kv_a"])
         self.q = load.linear(prefix, ["q"]) if mla.q_rank else None
         self.q_norm = load(prefix + "q_a_norm") if mla.q_rank else None
@@ -288,11 +333,11 @@ def paged_mixer(spec: DecoderSpec, index: int, load: Loader, *, compile: bool = 
 
 class Mlp:
     """(act(h Wgate) * (h Wup)) Wdown, or without a gate act(h Wup) Wdown, with biases if ``mlp_bias``. inputs: its
-    first product.
+    first product. cutoff: `LayerSpec.gate_cutoff`.
     """
 
-    def __init__(self, prefix: str, spec: DecoderSpec, load: Loader) -> None:
-        self.gate = Gate(spec)
+    def __init__(self, prefix: str, spec: DecoderSpec, load: Loader, cutoff: float | None = None) -> None:
+        self.gate = Gate(spec, cutoff)
         names, biases = ["gate", "up"] if spec.gated_mlp else ["up"], spec.mlp_bias
         self.inputs = load.linear(prefix, names, biases=names if biases else (), split="outputs")
         self.down = load.linear(prefix, ["down"], biases=["down"] if biases else (), split="inputs")
@@ -312,17 +357,23 @@ class Experts:
         self.router = load(prefix + "router", torch.float32)
         self.scores_bias = load(prefix + "scores_bias", torch.float32) if moe.scores_bias else None
         self.router_bias = load(prefix + "router_bias", torch.float32) if moe.router_bias else None
+        self.norms: tuple[Norm, ...] | None = None  # of the experts' input and output, and of the shared one's output
+        if moe.own_norms:
+            names = ("experts_norm", "post_experts_norm", "post_shared_norm")
+            self.norms, self.eps = tuple(Norm(spec, prefix + name, load) for name in names), spec.norm_eps
+            self.router_scale = load(prefix + "router_scale", torch.float32) * spec.hidden_size**-0.5
+            self.expert_scales = load(prefix + "expert_scales", torch.float32)
         self.latent: tuple[Tensor, Tensor] | None = None
         if moe.latent_size:
             self.latent = load(prefix + "latent_in"), load(prefix + "latent_out")
         experts = [f"{prefix}experts.{e}." for e in range(moe.num_experts)]
-        names = ["gate", "up"] if spec.gated_mlp else ["up"]
-        self.gate_up = load.stacked(experts, names, split="outputs")
+        parts = ["gate", "up"] if spec.gated_mlp else ["up"]
+        self.gate_up = load.stacked(experts, parts, split="outputs")
         self.down = load.stacked(experts, ["down"], split="inputs")
         self.biases: tuple[Tensor, Tensor] | None = None  # [experts, outputs] of both
         if spec.mlp_bias:
             self.biases = (
-                load.stacked_biases(experts, names, "outputs"),
+                load.stacked_biases(experts, parts, "outputs"),
                 load.stacked_biases(experts, ["down"], "inputs"),
             )
         self.shard = load.shards.all
@@ -332,9 +383,13 @@ class Experts:
             self.shared = Mlp(prefix + "shared.", spec, load)
             self.shared_gate = load(prefix + "shared_gate") if moe.shared_gate else None
 
-    def __call__(self, h: Tensor, loras: ProductChanges | None) -> Tensor:
+    def __call__(self, x: Tensor, h: Tensor, loras: ProductChanges | None) -> Tensor:
+        """h: the residual stream x after the norm."""
         count = self.moe.experts_per_token
-        scores = linear(h.float(), self.router, self.scores_bias)
+        routed, inputs = h.float(), h
+        if self.norms is not None:
+            routed, inputs = rms_norm(x.float(), x.shape[1:], self.router_scale, self.eps), self.norms[0](x)
+        scores = linear(routed, self.router, self.scores_bias)
         probs = scores.softmax(-1) if self.moe.scoring == "softmax" else scores.sigmoid()
         order = probs if self.router_bias is None else probs + self.router_bias
         if self.moe.num_groups > 1:
@@ -344,9 +399,11 @@ class Experts:
         if self.moe.norm_topk:
             weights = weights / (weights.sum(-1, keepdim=True) + self.moe.sum_eps)
         weights = weights * self.moe.scale
+        if self.norms is not None:
+            weights = weights * self.expert_scales[chosen]
         experts, order = chosen.flatten().sort(stable=True)  # of pairs of a token and one of its experts
         ends = torch.searchsorted(experts, self.numbers, right=True).int()
-        inputs = (h if self.latent is None else linear(h, self.latent[0]))[order // count]
+        inputs = (inputs if self.latent is None else linear(h, self.latent[0]))[order // count]
         if self.moe.scales_inputs:
             inputs = inputs * weights.flatten()[order, None].to(h.dtype)
             weights = torch.ones_like(weights)
@@ -358,8 +415,12 @@ class Experts:
         out = self.shard.sum((outputs.view(-1, count, outputs.shape[1]) * weights[..., None].to(h.dtype)).sum(1))
         if self.latent is not None:
             out = linear(out, self.latent[1])
+        if self.norms is not None:
+            out = self.norms[1](out)
         if self.shared is not None:
             shared = self.shared(h, loras)
+            if self.norms is not None:
+                shared = self.norms[2](shared)
             out += shared if self.shared_gate is None else shared * linear(h, self.shared_gate).sigmoid()
         return out
 
@@ -391,7 +452,8 @@ class Gate:
     without a gate act(up).
     """
 
-    def __init__(self, spec: DecoderSpec) -> None:
+    def __init__(self, spec: DecoderSpec, cutoff: float | None = None) -> None:
+        self.cutoff = cutoff
         self.activation, self.is_gated, self.clamp = ACTIVATIONS[spec.activation], spec.gated_mlp, spec.clamped_gate
         self.scale = spec.gate_scale
 
@@ -399,6 +461,9 @@ class Gate:
         if not self.is_gated:
             return self.activation(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
+        if self.cutoff is not None:
+            least = gate.mean(-1, keepdim=True) + self.cutoff * gate.std(-1, correction=0, keepdim=True)
+            gate = torch.relu(gate - least)
         if self.clamp is None:
             return self.activation(_scaled(gate, self.scale)) * up
         gate = gate.clamp(max=self.clamp.limit)

@@ -45,7 +45,9 @@ class TorchEncoderExecutor(EncoderExecutor):
         self.positions = load("positions") if spec.num_positions else None
         self.types = load("token_types") if spec.num_token_types else None
         self.embed_norm = LayerNorm("embed_norm", spec, load)
-        self.rotaries = Rotaries((layer.rope for layer in spec.layers), spec.head_dim, load.device)
+        self.rotaries = Rotaries(
+            {layer.rope: spec.head_dim for layer in spec.layers if layer.rope is not None}, load.device
+        )
         self.layers = [EncoderLayer(spec, i, load) for i in range(spec.num_layers)]
         self.final_norm = LayerNorm("final_norm", spec, load) if spec.norms_before else None
 

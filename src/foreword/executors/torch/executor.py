@@ -92,7 +92,9 @@ class TorchExecutor(TransferPagedExecutor):
             mrope_dims=spec.mrope_dims,
         )
         self.attention = paged_attention(cache, load.shards.positions)
-        self._rotaries = Rotaries((layer.rope for layer in own.layers), own.head_dim, load.device)
+        self._rotaries = Rotaries(
+            {layer.rope: own.heads_of(layer).head_dim for layer in own.layers if layer.rope is not None}, load.device
+        )
         self._growths = {layer.query_growth for layer in own.layers if layer.query_growth is not None}
         self._last = torch.zeros(0, spec.hidden_size, dtype=load.dtype, device=load.device)
 
@@ -142,9 +144,10 @@ class TorchExecutor(TransferPagedExecutor):
 
 def cache_layers(spec: DecoderSpec) -> tuple[list[KVLayer], list[StateLayer]]:
     """Return what the layers with attention keep in the cache, and what the recurrent ones keep, in their order."""
-    place = {layer: (g, slot) for g, group in enumerate(spec.kv_groups()) for slot, layer in enumerate(group.layers)}
-    heads = spec.num_kv_heads, spec.head_dim, spec.head_dim
+    place = spec.places()
+    writing = [(i, layer) for i, layer in enumerate(spec.layers) if layer.has_attention and layer.reads_layer is None]
+    heads = {i: spec.heads_of(layer) for i, layer in writing}
     return (
-        [KVLayer(*place[i], *heads) for i, layer in enumerate(spec.layers) if layer.has_attention],
+        [KVLayer(*place[i], *heads[i], heads[i].head_dim) for i, _ in writing],
         [StateLayer(*place[i], layer.recurrent.state_size) for i, layer in enumerate(spec.layers) if layer.recurrent],
     )

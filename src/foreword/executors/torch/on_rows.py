@@ -97,6 +97,11 @@ class DecoderOnRows:
             raise ConfigError(
                 f"{spec.architecture} has recurrent layers, which steps on a device lack; use executor='torch'"
             )
+        if spec.per_layer or any(layer.heads or layer.reads_layer is not None or layer.unit_v for layer in spec.layers):
+            raise ConfigError(
+                f"{spec.architecture} has layers that read others' keys or whose heads differ, which steps on a device "
+                "lack; use executor='torch'"
+            )
         if any(layer.chunked or layer.query_growth for layer in spec.layers):
             raise ConfigError(
                 f"{spec.architecture} has layers that attend in chunks, which steps on a device lack; use "
@@ -249,7 +254,7 @@ class _RowLayer(AttentionWeights):
             norms = None
         rope, rope_rows = (None, None) if self.layer.rope is None else step.rotations[self.layer.rope]
         attention.write(
-            projected, queries, cache, num_tokens=T, norms=norms, eps=spec.norm_eps, rope=rope,
+            projected, queries, cache, num_tokens=T, norms=norms, eps=self.qk_eps, rope=rope,
             rope_rows=rope_rows,
         )  # fmt: skip
         attention.attend(

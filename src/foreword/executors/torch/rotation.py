@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -32,14 +32,12 @@ class Rotation:
 
 
 class Rotaries:
-    """The rotary embeddings of a model's heads on a device. ropes: those of its layers, None where one has none."""
+    """The rotary embeddings of a model's heads on a device. head_dims: of the heads that each of them rotates."""
 
-    def __init__(self, ropes: Iterable[RopeSpec | None], head_dim: int, device: torch.device) -> None:
-        self.head_dim = head_dim
+    def __init__(self, head_dims: Mapping[RopeSpec, int], device: torch.device) -> None:
+        self._head_dims = head_dims
         self._frequencies = {
-            rope: torch.tensor(rope.inv_freq, dtype=torch.float32, device=device)
-            for rope in set(ropes)
-            if rope is not None
+            rope: torch.tensor(rope.inv_freq, dtype=torch.float32, device=device) for rope in head_dims
         }
 
     def at(
@@ -56,7 +54,7 @@ class Rotaries:
                 at = mrope_positions[list(rope.axes)].T
             angles, n = at * frequencies, len(rope.inv_freq)
             cos, sin = angles.cos() * rope.scale, angles.sin() * rope.scale
-            rest = (0, self.head_dim - 2 * n)
+            rest = (0, self._head_dims[rope] - 2 * n)
             cos, sin = pad(torch.cat((cos, cos), 1), rest, value=1), pad(torch.cat((-sin, sin), 1), rest)
             rotations[rope] = Rotation(n, cos.to(dtype)[:, None], sin.to(dtype)[:, None])
         return rotations

@@ -181,12 +181,18 @@ class Shards:
         """The model with the heads of this rank alone. ConfigError unless the ranks divide the heads evenly, and if
         norms need those of other ranks.
         """
-        size, both = self.heads.size, (spec.num_heads, spec.num_kv_heads)
-        if any(count % size for count in both):
-            sizes = [n for n in range(1, spec.num_kv_heads + 1) if not any(count % n for count in both)]
+        size, of_keys = self.heads.size, sorted({shape.num_kv_heads for shape in spec.head_shapes})
+        counts = (spec.num_heads, *of_keys)
+        if any(count % size for count in counts):
+            sizes = [n for n in range(1, of_keys[0] + 1) if not any(count % n for count in counts)]
             raise ConfigError(
                 f"tensor_parallel_size={size}: must divide the model's {spec.num_heads} heads and "
-                f"{spec.num_kv_heads} key heads; use one of {', '.join(map(str, sizes))}"
+                f"{' and '.join(map(str, of_keys))} key heads; use one of {', '.join(map(str, sizes))}"
+            )
+        if self.all.size > 1 and any(layer.gate_cutoff is not None for layer in spec.layers):
+            raise ConfigError(
+                f"{self.all.size} processes: {spec.architecture} compares the gates of an MLP with the mean of all, "
+                "but a process has its own alone; use 1"
             )
         if size > 1 and spec.joint_qk_norm:
             raise ConfigError(
@@ -198,4 +204,10 @@ class Shards:
                 f"context_parallel_size={self.positions.size}: {spec.architecture} has attention sinks, which ranks "
                 "cannot merge; use 1"
             )
-        return replace(spec, num_heads=spec.num_heads // size, num_kv_heads=spec.num_kv_heads // size)
+        layers = tuple(
+            layer
+            if layer.heads is None
+            else replace(layer, heads=layer.heads._replace(num_kv_heads=layer.heads[0] // size))
+            for layer in spec.layers
+        )
+        return replace(spec, num_heads=spec.num_heads // size, num_kv_heads=spec.num_kv_heads // size, layers=layers)

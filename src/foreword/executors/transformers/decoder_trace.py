@@ -14,7 +14,7 @@ from foreword.executors.torch.attention import AttentionCall
 from foreword.executors.torch.cache import KVLayer
 from foreword.executors.transformers.interface import attention_of, register, unregister
 from foreword.executors.transformers.trace import REPEATED, Trace, TracedCall, check_arguments, default_scale
-from foreword.models.spec import grouped_layers
+from foreword.models.spec import LayerKind, grouped_layers
 
 NUM_TOKENS, NUM_ENCODED = 5, 3
 UNDERSTOOD = REPEATED | {"scaling", "dropout", "is_causal", "position_bias", "layer_head_mask", "attention_mask"}
@@ -50,7 +50,7 @@ def trace_decoder(model: PreTrainedModel, max_model_len: int) -> DecoderTrace:
     return DecoderTrace(
         tuple(recorder.calls),
         tuple(recorder.own),
-        grouped_layers((None, False) for _ in recorder.own),
+        grouped_layers(LayerKind(None) for _ in recorder.own),
         logits.shape[-1],
         tuple(recorder.cross),
         encoder_dim,

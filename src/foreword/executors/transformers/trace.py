@@ -16,7 +16,7 @@ from foreword.executors.torch.attention import AttentionCall
 from foreword.executors.torch.cache import KVLayer
 from foreword.executors.transformers.connect import WITHOUT_POSITIONS, connect, why_not
 from foreword.executors.transformers.interface import attention_of, forward, register, unregister
-from foreword.models.spec import KVGroupSpec, grouped_layers
+from foreword.models.spec import KVGroupSpec, LayerKind, grouped_layers
 
 NUM_TOKENS = 5
 UNDERSTOOD = frozenset(
@@ -92,7 +92,7 @@ def trace(model: PreTrainedModel, max_model_len: int) -> Trace:
         raise ModelError("its layers never call the attention interface")
     if logits.ndim != 2 or len(logits) != NUM_TOKENS:
         raise ModelError(f"its logits have the shape {list(logits.shape)} for {NUM_TOKENS} tokens")
-    groups = grouped_layers((mask.window, False) for mask in recorder.masks)
+    groups = grouped_layers(LayerKind(mask.window) for mask in recorder.masks)
     place = {layer: (g, slot) for g, group in enumerate(groups) for slot, layer in enumerate(group.layers)}
     layers = tuple(KVLayer(*place[i], *shape) for i, shape in enumerate(recorder.shapes))
     in_place = {

@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from foreword.models.families import (
     deepseek,
     delta,
+    ernie,
     falcon_h1,
     gemma,
+    gemma3n,
+    gemma4,
     glm,
     gpt_oss,
     granite,
@@ -29,8 +32,11 @@ from foreword.models.families.vision import VISION_FAMILIES
 
 FAMILIES: Mapping[str, Family] = {
     **llama.FAMILIES,
+    **ernie.FAMILIES,
     **qwen.FAMILIES,
     **gemma.FAMILIES,
+    **gemma3n.FAMILIES,
+    **gemma4.FAMILIES,
     **phi.FAMILIES,
     **olmo.FAMILIES,
     **glm.FAMILIES,
@@ -57,6 +63,7 @@ TEXT_MODELS: Mapping[str, str] = {
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
     "llama4": "llama4_text",
+    **{name: f"{name}_text" for name in ("gemma3n", "gemma4", "gemma4_unified")},
     **{name: family.text for name, family in VISION_FAMILIES.items()},
 }
 """``model_type`` of models of images and texts → the family of their text model, unless its configuration has another.

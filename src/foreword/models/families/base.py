@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -214,13 +214,14 @@ def decoder(
     layers: tuple[LayerSpec, ...],
     act: str | None = "hidden_act",
     eps: str = "rms_norm_eps",
+    same_as_head_dim: Sequence[str] = _SAME_AS_HEAD_DIM,
     **differences: Any,
 ) -> DecoderSpec:
     """Return a Llama-like spec of a config's common keys, with ``differences``. act: the activation's key; None: it is
-    SiLU. eps: the key of the norms.
+    SiLU. eps: the key of the norms. same_as_head_dim: other widths of heads, which are refused if they differ.
     """
     dim, heads = head_dim(config), config.size("num_attention_heads")
-    for key in () if "mla" in differences else _SAME_AS_HEAD_DIM:
+    for key in () if "mla" in differences else same_as_head_dim:
         if (size := config.optional(key, int)) not in (None, dim):
             raise config.refused(key, size)
     spec: dict[str, Any] = {
@@ -229,7 +230,7 @@ def decoder(
         "hidden_size": config.size("hidden_size"),
         "intermediate_size": differences.get("intermediate_size") or config.size("intermediate_size"),
         "num_heads": heads,
-        "num_kv_heads": kv_heads(config, heads),
+        "num_kv_heads": differences.get("num_kv_heads") or kv_heads(config, heads),
         "head_dim": dim,
         "max_model_len": model_length(config),
         "layers": layers,
@@ -242,9 +243,10 @@ def decoder(
     made = DecoderSpec(**{**spec, **differences})
     if not config.get("is_causal", bool, True) and any(layer.sliding_window is not None for layer in layers):
         raise config.error("is_causal = False is not supported with a sliding window", USE_ITS_CONFIG)
-    if heads % made.num_kv_heads:
-        reason = f"{heads} heads are not a multiple of {made.num_kv_heads} key/value heads"
-        raise config.error(reason, USE_ITS_CONFIG)
+    for shape in made.head_shapes:
+        if heads % shape.num_kv_heads:
+            reason = f"{heads} heads are not a multiple of {shape.num_kv_heads} key/value heads"
+            raise config.error(reason, USE_ITS_CONFIG)
     return made
 
 

@@ -1,8 +1,9 @@
-"""DeepSeek V2 and V3, and MiniCPM3: latent attention, with or without experts in groups."""
+"""DeepSeek V2 and V3, GLM 4.7 Flash and MiniCPM3: latent attention, with or without experts in groups."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,13 +36,25 @@ def deepseek_v3(config: Config) -> DecoderSpec:
     return _deepseek(config, "deepseek_v3", grouped=True)
 
 
-def _deepseek(config: Config, architecture: str, *, grouped: bool) -> DecoderSpec:
+def glm4_moe_lite(config: Config) -> DecoderSpec:
+    """As V3; ``mlp_layer_types`` lists the layers with experts, by default all but the first."""
+    count, types = num_layers(config), config.sequence("mlp_layer_types")
+    if config.value("mlp_layer_types") is None:
+        types = ["dense", *["sparse"] * (count - 1)]
+    if len(types) != count or not all(kind in ("dense", "sparse") for kind in types):
+        raise config.error(f"mlp_layer_types {types!r:.80} is not {count} of dense and sparse", USE_ITS_CONFIG)
+    return _deepseek(config, "glm4_moe_lite", [kind == "sparse" for kind in types], grouped=True)
+
+
+def _deepseek(config: Config, architecture: str, sparse: Sequence[bool] | None = None, *, grouped: bool) -> DecoderSpec:
+    """sparse: whether each layer has experts; None: those after ``first_k_dense_replace`` layers."""
     config = _with_mscale(config)
     mla = _mla(config)
     rotary, dense = _rope(config, mla), config.get("first_k_dense_replace", int)
-    is_sigmoid = config.value(_GATING) == 2 if config.prefix else architecture == "deepseek_v3"
+    is_sigmoid = config.value(_GATING) == 2 if config.prefix else architecture != "deepseek_v2"
     moe = routed_experts(config, is_sigmoid=is_sigmoid, grouped=grouped)
-    layers = tuple(LayerSpec(rotary, moe=moe if i >= dense else None) for i in range(num_layers(config)))
+    has_experts = [i >= dense for i in range(num_layers(config))] if sparse is None else sparse
+    layers = tuple(LayerSpec(rotary, moe=moe if has else None) for has in has_experts)
     return decoder(config, architecture, layers, **_latent(config, mla))
 
 
@@ -232,6 +245,28 @@ FAMILIES = {
         gguf="deepseek2",
         gguf_fused=_fused_in_gguf,
         gguf_interleaved=True,
+    ),
+    "glm4_moe_lite": Family(
+        "GLM 4.7 Flash: latent attention",
+        glm4_moe_lite,
+        table(
+            *(_DEEPSEEK, NEXT_TOKEN_HEADS, [only("rope_interleave", True), Key("mlp_layer_types")]),
+            [only("first_k_dense_replace", 1), Key("num_nextn_predict_layers", 1, kind=int)],
+            rms_norm_eps=1e-5,
+            q_lora_rank=768,
+            qk_nope_head_dim=192,
+            v_head_dim=256,
+            moe_intermediate_size=1536,
+            n_group=1,
+            topk_group=1,
+            n_shared_experts=1,
+            norm_topk_prob=True,
+            num_experts_per_tok=4,
+            routed_scaling_factor=1.8,
+        ),
+        names=_NAMES,
+        interleaved=True,
+        fused=_fused,
     ),
     "minicpm3": Family(
         "MiniCPM3: latent attention",

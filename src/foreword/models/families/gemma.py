@@ -28,7 +28,7 @@ def gemma2(config: Config) -> DecoderSpec:
     rotary = rope(config)
     layers = tuple(LayerSpec(rotary, window) for window in windows(config, lambda i: i % 2 == 0))
     return decoder(
-        config, "gemma2", layers, **_common(config, largest=46), attn_softcap=_cap(config, "attn_logit_softcapping")
+        config, "gemma2", layers, **_common(config, largest=46), attn_softcap=cap(config, "attn_logit_softcapping")
     )
 
 
@@ -66,11 +66,12 @@ def _common(config: Config, largest: int) -> dict[str, Any]:
         "act": "hidden_activation",
         "embedding_scale": math.sqrt(config.size("hidden_size")),
         "post_norms": True,
-        "final_softcap": _cap(config, "final_logit_softcapping"),
+        "final_softcap": cap(config, "final_logit_softcapping"),
     }
 
 
-def _cap(config: Config, key: str) -> float | None:
+def cap(config: Config, key: str) -> float | None:
+    """Return the limit of a softcap; None without one."""
     return None if config.value(key) is None else config.positive(key)
 
 

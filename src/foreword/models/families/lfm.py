@@ -40,8 +40,7 @@ def lfm2_moe(config: Config) -> DecoderSpec:
 
 
 def _decoder(config: Config, architecture: str, layers: tuple[LayerSpec, ...], inner: int) -> DecoderSpec:
-    sizes = {"intermediate_size": inner, "qk_norm": True}
-    return decoder(config, architecture, layers, act=None, eps="norm_eps", **sizes)
+    return decoder(config, architecture, layers, act=None, eps="norm_eps", intermediate_size=inner, qk_norm=True)
 
 
 def _layers(config: Config) -> tuple[LayerSpec, ...]:

@@ -38,8 +38,9 @@ def llama4(config: Config) -> DecoderSpec:
         scales_inputs=True,
     )
     is_normed = moe.num_experts != _LARGE if config.prefix else config.get("use_qk_norm", bool)
-    rotary = rope(config)
-    if is_normed:  # after the rotation, whose scale so has no effect
+    rotary, unit_eps = rope(config), None
+    if is_normed:  # after the rotation, whose scale s so changes nothing but eps: s x / sqrt(s² mean(x²) + eps)
+        unit_eps = config.positive("rms_norm_eps") / rotary.scale**2
         rotary = replace(rotary, scale=1.0)
     growth = None
     if config.value("attn_temperature_tuning"):
@@ -50,7 +51,7 @@ def llama4(config: Config) -> DecoderSpec:
             chunk if chunks[i] else None,
             own,
             chunked=chunks[i],
-            unit_qk=is_normed and rotates[i],
+            unit_qk_eps=unit_eps if rotates[i] else None,
             query_growth=None if rotates[i] else growth,
         )
         for i, own in enumerate(_sparse(config, moe, count))

@@ -1,4 +1,6 @@
-"""OLMo 2 and 3: norms after attention and MLP alone, and norms of the queries and of the keys of all heads together."""
+"""OLMo 2 and 3, and OLMoE: norms of the queries and of the keys of all heads together. OLMo 2 and 3: norms after
+attention and MLP alone.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,17 @@ from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import (
     BIASES,
     DECODER,
+    EXPERTS,
     HIDDEN_ACT,
     WINDOWS,
     Family,
     decoder,
+    experts,
     num_layers,
     rope,
     windows,
 )
-from foreword.models.keys import Key, table
+from foreword.models.keys import Key, only, table
 from foreword.models.spec import DecoderSpec, LayerSpec
 
 
@@ -42,6 +46,11 @@ def olmo3(config: Config) -> DecoderSpec:
     return _decoder(config, "olmo3", tuple(LayerSpec(local if span else full, span) for span in spans))
 
 
+def olmoe(config: Config) -> DecoderSpec:
+    layers = (LayerSpec(rope(config), moe=experts(config)),) * num_layers(config)
+    return decoder(config, "olmoe", layers, qk_norm=True, joint_qk_norm=True)
+
+
 def _decoder(config: Config, architecture: str, layers: tuple[LayerSpec, ...]) -> DecoderSpec:
     norms: dict[str, Any] = {"pre_norms": False, "post_norms": True, "qk_norm": True, "joint_qk_norm": True}
     return decoder(config, architecture, layers, **norms)
@@ -59,6 +68,18 @@ _OLMO3 = (
 )
 FAMILIES = {
     "olmo2": Family("OLMo 2", olmo2, table(_COMMON, rms_norm_eps=1e-5), names=_NAMES, gguf="olmo2"),
+    "olmoe": Family(
+        "OLMoE",
+        olmoe,
+        table(
+            (*_COMMON, *EXPERTS, only("clip_qkv", None)),
+            [Key("norm_topk_prob", False, gguf="expert_weights_norm", gguf_default=False)],
+            rms_norm_eps=1e-5,
+            num_experts=64,
+            num_experts_per_tok=8,
+        ),
+        gguf="olmoe",
+    ),
     "olmo3": Family(
         "OLMo 3", olmo3, table(_COMMON, _OLMO3, rms_norm_eps=1e-5, rope_theta=5e5), names=_NAMES, gguf="olmo2"
     ),

@@ -1,0 +1,80 @@
+"""Inputs that layers have of their own, and several residual streams, on tensors: `PerLayerSpec`, `StreamsSpec`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, linear, rms_norm
+
+from foreword.executors.torch.norms import Norm
+from foreword.executors.torch.weights import Loader
+from foreword.models.spec import DecoderSpec, PerLayerSpec, StreamsSpec
+
+
+class PerLayerInputs:
+    """The inputs of each layer of its own, for the first layer's input: see `PerLayerSpec`."""
+
+    def __init__(self, spec: DecoderSpec, of: PerLayerSpec, load: Loader) -> None:
+        self.of = of
+        self.embed, self.project, self.norm = load("per_layer_embed"), load("per_layer_in"), load("per_layer_norm")
+
+    def __call__(self, x: Tensor, input_ids: Tensor) -> Tensor:
+        """[T, layers, size]"""
+        of = self.of
+        own = embedding(torch.where(input_ids < of.vocab_size, input_ids, 0), self.embed).unflatten(1, (-1, of.size))
+        of_x = rms_norm(linear(x, self.project).unflatten(1, (-1, of.size)), self.norm.shape, self.norm, of.norm_eps)
+        return of.scale * (of_x + of.embedding_scale * own)
+
+
+class Streams:
+    """The streams of a model before the first and after the last layer: see `StreamsSpec`."""
+
+    def __init__(self, spec: DecoderSpec, of: StreamsSpec, load: Loader) -> None:
+        others = range(1, of.num_streams)
+        self.into, self.out = ([load(f"{name}.{k}") for k in others] for name in ("stream_in", "stream_out"))
+
+    def begin(self, x: Tensor) -> Tensor:
+        """[T, hidden] → [streams, T, hidden]"""
+        return torch.stack([x, *(_scaled_like(linear(x, matrix), x) for matrix in self.into)])
+
+    def merged(self, streams: Tensor) -> Tensor:
+        """[streams, T, hidden] → [T, hidden]"""
+        first = streams[0]
+        others = (_scaled_like(linear(x, matrix), first) for x, matrix in zip(streams[1:], self.out, strict=True))
+        return torch.stack([first, *others]).mean(0)
+
+
+def _scaled_like(y: Tensor, x: Tensor) -> Tensor:
+    """y with the magnitude of x."""
+    of_y, of_x = (v.float().square().mean(-1, keepdim=True).sqrt() for v in (y, x))
+    return (y * of_x / of_y.clamp_min(1e-5**0.5)).to(x.dtype)
+
+
+class StreamUpdate:
+    """How one layer predicts and corrects the streams, and what it has beside attention."""
+
+    def __init__(self, spec: DecoderSpec, of: StreamsSpec, prefix: str, load: Loader) -> None:
+        self.count = of.num_streams
+        self.norm, self.laurel_norm = (
+            Norm(spec, prefix + "streams_norm", load),
+            Norm(spec, prefix + "laurel_norm", load),
+        )
+        names = ("router", "predict", "correct")
+        self.router, self._predict, self._correct = (load(f"{prefix}streams_{name}") for name in names)
+        self.scale = load(prefix + "streams_scale") if of.scales_first else None
+        self.left, self.right = load(prefix + "laurel_left"), load(prefix + "laurel_right")
+
+    def _routed(self, x: Tensor) -> Tensor:
+        return torch.tanh(linear(self.norm(x) / x.shape[1], self.router))
+
+    def predict(self, streams: Tensor) -> Tensor:
+        factors = linear(self._routed(streams[0]), self._predict).unflatten(1, (self.count, self.count))
+        return streams + torch.einsum("tkj,jtd->ktd", factors, streams)
+
+    def correct(self, predicted: Tensor, x: Tensor) -> Tensor:
+        """x: what the layer made of the first stream."""
+        factors = 1 + linear(self._routed(x), self._correct)
+        return predicted + factors.T[:, :, None] * (x - predicted[0])
+
+    def laurel(self, h: Tensor) -> Tensor:
+        return h + self.laurel_norm(linear(linear(h, self.left), self.right))

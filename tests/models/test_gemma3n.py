@@ -1,0 +1,68 @@
+"""What Gemma 3n has beside other families: streams, gates that begin above their mean, and inputs of layers."""
+
+import json
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+
+from foreword.errors import ConfigError, ModelError
+from foreword.models.loader import load_model
+from models.recorded import TINY, assert_logits, make
+from models.running import EXECUTORS, all_logits, whole
+from models.tiny import random_tensors, write_model
+
+
+def test_the_text_model_of_a_model_of_images_and_sounds_is_run(tmp_path):
+    tiny = TINY["gemma3n"]
+    tensors = random_tensors(tiny["shapes"])
+    tensors = {key.replace("model.", "model.language_model.", 1): value for key, value in tensors.items()}
+    tensors |= {f"model.{name}.weight": np.ones((2, 2), "<f4") for name in ("vision_tower.a", "embed_audio.b")}
+    outer = {"model_type": "gemma3n", "text_config": tiny["config"], "vocab_size": tiny["config"]["vocab_size"]}
+    assert_logits(load_model(write_model(tmp_path / "model", outer, tensors)), "gemma3n")
+
+
+def test_a_share_of_each_gate_is_left_out_by_the_normal_distribution(tmp_path):
+    folder = make(tmp_path, "gemma3n")
+    assert [layer.gate_cutoff for layer in load_model(folder).spec.layers] == [
+        NormalDist().inv_cdf(0.8), NormalDist().inv_cdf(0.3), None, None, NormalDist().inv_cdf(0.9), None
+    ]  # fmt: skip
+    config = {**TINY["gemma3n"]["config"], "activation_sparsity_pattern": None}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert {layer.gate_cutoff for layer in load_model(folder).spec.layers} == {None}
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_ids_past_the_table_of_inputs_have_those_of_id_0(tmp_path, executor):
+    model = load_model(make(tmp_path, "gemma3n-plain"))
+    tensors = random_tensors(TINY["gemma3n-plain"]["shapes"])
+    tensors["model.embed_tokens.weight"][0] = tensors["model.embed_tokens.weight"][45]
+    same = load_model(write_model(tmp_path / "same", TINY["gemma3n-plain"]["config"], tensors))
+    [want] = all_logits(same, [[7, 0, 9]], whole([[7, 0, 9]]), executor)
+    [got] = all_logits(model, [[7, 45, 9]], whole([[7, 45, 9]]), executor)
+    np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"altup_active_idx": 1}, "altup_active_idx = 1 is not supported"),
+        ({"altup_num_inputs": 1}, "altup_num_inputs = 1 is not supported"),
+        ({"altup_num_inputs": 9}, "altup_num_inputs = 9 is not supported"),
+        ({"hidden_size_per_layer_input": 0}, "hidden_size_per_layer_input = 0 is not supported"),
+        ({"activation_sparsity_pattern": [0.5]}, r"activation_sparsity_pattern \[0.5\] is not 6 numbers"),
+        ({"activation_sparsity_pattern": 1.0}, "is not 6 numbers from 0 to below 1"),
+        ({"intermediate_size": [40]}, r"intermediate_size \[40\] is not 6 sizes"),
+        ({"num_kv_shared_layers": 5}, "some of them have no layer of their kind before them"),
+        ({"laurel_rank": 0}, "laurel_rank = 0 is not from 1"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(tmp_path, changes, message):
+    with pytest.raises(ModelError, match=message):
+        load_model(make(tmp_path, "gemma3n", **changes))
+
+
+def test_gates_that_are_compared_with_their_mean_are_not_divided_among_processes(tmp_path):
+    shards = pytest.importorskip("foreword.executors.torch.shard")
+    with pytest.raises(ConfigError, match="compares the gates of an MLP with the mean of all"):
+        shards.Shards(0, 2).spec(load_model(make(tmp_path, "gemma3n")).spec)
