@@ -6,7 +6,7 @@
     shadow.commit({req_id: [token]})               # what was sampled
     print(shadow.report())
 
-Needs NumPy alone. docs/shadow.md has what is checked, what cannot be seen, and what it costs.
+The package needs only NumPy. docs/shadow.md describes what is checked, what cannot be seen, and the cost.
 """
 
 from foreword.batch import GroupUse

@@ -7,7 +7,7 @@ from foreword.shadow.comparison import Difference
 
 
 def why(batch: InputBatch, name: str, group: int | None, difference: Difference) -> str:
-    """A sentence about the entry of a tensor that differs; "" where its name says it all."""
+    """Return a sentence about the entry of a tensor that differs; "" if the name of the tensor is sufficient."""
     b, index = difference.request, difference.index
     if b is None or not index:
         return ""

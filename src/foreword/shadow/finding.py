@@ -13,7 +13,7 @@ Origin = Literal["runner", "scheduler"]
 _SAYS = {"runner": "the runner wrote", "scheduler": "the scheduler said"}
 _LOGGER = logging.getLogger(__name__)
 
-# Those that others follow from come first. What is not named here stands between the last two.
+# Causes come before their consequences. Tensors that are not listed here come between the last two.
 _CAUSES = (
     "req_ids", "scheduler_output", "num_computed_tokens", "num_scheduled_tokens", "draft_tokens", "plan",
     "block_table", "positions", "input_ids", "slot_mapping", "read_slots", "", "cache",
@@ -54,7 +54,7 @@ class Finding:
 
 
 class FindingError(ForewordError, RuntimeError):
-    """A finding raised, see `raise_finding`. finding: what was found."""
+    """The error that `raise_finding` raises. finding: the finding."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding)
@@ -72,7 +72,7 @@ def raise_finding(finding: Finding) -> None:
 
 
 def in_causal_order(findings: Iterable[Finding]) -> list[Finding]:
-    """The findings of one step, request by request, causes before what follows from them."""
+    """Return the findings of one step, request by request, each cause before its consequences."""
     found = list(findings)
     requests = {finding.request: i for i, finding in reversed(list(enumerate(found)))}
     causes = {name: i for i, name in enumerate(_CAUSES)}

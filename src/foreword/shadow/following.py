@@ -1,4 +1,4 @@
-"""The parts that the followers of several engines share: a scheduled request as its engine has it, and steps in
+"""The parts that the followers of several engines share: a scheduled request in the form of its engine, and steps in
 flight.
 """
 
@@ -16,12 +16,14 @@ from foreword.shadow.shadow import Scheduled, Shadow
 
 
 def on_cpu(values: Any) -> AnyArray:
-    """A copy in host memory of an array, a list, or a tensor of PyTorch on any device."""
+    """Return a copy in host memory of an array, a list, or a PyTorch tensor on any device."""
     return np.asarray(values.cpu() if hasattr(values, "cpu") else values).copy()
 
 
 class Step(NamedTuple):
-    """A step as its engine prepared it. gone: requests that left before it. preempted: those of them that come back."""
+    """A step as its engine prepared it. gone: requests that left before it. preempted: those of them that will be
+    admitted again.
+    """
 
     requests: Sequence[Scheduled]
     tensors: Mapping[str, Any]
@@ -30,23 +32,23 @@ class Step(NamedTuple):
 
 
 class Following:
-    """The steps of an engine that may prepare a step before the samples of the one before are known.
+    """The steps of an engine that may prepare a step before the samples of the step before are known.
 
-    A step is followed when the samples of the one before are there: until then its values, which are copies, wait.
+    A step is followed when the samples of the step before are known. Until then its values, which are copies, are kept.
     """
 
     def __init__(self, shadow: Shadow, outlets: Outlets | None = None) -> None:
         self.shadow, self._outlets = shadow, outlets
-        self._steps: deque[Step] = deque()  # the first is followed, and its samples are not known
+        self._steps: deque[Step] = deque()  # the first step is followed, and its samples are not known yet
 
     @property
     def awaited(self) -> list[str]:
-        """The requests of the step whose samples come next."""
+        """Return the requests of the step whose samples come next."""
         return [request.req_id for request in self._steps[0].requests] if self._steps else []
 
     @property
     def num_in_flight(self) -> int:
-        """The number of steps whose samples are not known."""
+        """Return the number of steps whose samples are not known."""
         return len(self._steps)
 
     def prepared(
@@ -56,13 +58,13 @@ class Following:
         gone: Collection[str] = (),
         preempted: Collection[str] = (),
     ) -> None:
-        """Follow a step: its requests in batch order, and what the runner made of them. See `Step`."""
+        """Follow a step: its requests in batch order, and the tensors that the runner made. See `Step`."""
         self._steps.append(Step(requests, tensors, gone, preempted))
         if len(self._steps) == 1:
             self._begin()
 
     def sampled(self, tokens: Mapping[str, Sequence[int]]) -> None:
-        """Follow the samples of the oldest step that has none, and then the step after it."""
+        """Follow the samples of the oldest step without samples, and then the step after it."""
         self._steps.popleft()
         if self._outlets is None:
             self.shadow.commit(tokens)

@@ -19,17 +19,18 @@ from foreword.shadow.shadow import Scheduled, Shadow
 
 
 def follow(scheduler: Any, **settings: Any) -> Shadow:
-    """Follow every step of a `Scheduler`, with overlap or without; the shadow.
+    """Follow every step of a `Scheduler`, with or without overlap. Return the shadow.
 
-    The cache has one KV group with blocks of one token, since the page table has a slot per token. settings: of
-    `Shadow`. Tensors on a GPU are copied to the host when a step is launched, which waits for what they follow from.
+    The cache has one KV group with blocks of one token, since the page table has a slot per token. settings: those of
+    `Shadow`. Tensors on a GPU are copied to the host when a step is launched; the copy waits for the work that computes
+    them.
     """
     engine, table = scheduler.engine, scheduler.engine.page_table
     rows, length = table.shape
     states = RequestStates(
         max_num_reqs=2 * rows,
         max_model_len=length,
-        vocab_size=2**31 - 1,  # the engine does not say it here
+        vocab_size=2**31 - 1,  # the engine does not provide it here
         kv_groups=[KVGroup(1)],
         null_block=-1,
     )
@@ -71,13 +72,13 @@ def follow(scheduler: Any, **settings: Any) -> Shadow:
 
 
 def scheduled(req: Any, prompt: Any, slots: AnyArray) -> Scheduled:
-    """Return what a `Req` says of its step. prompt: all of it, where the request has a part."""
+    """Return the step of a `Req`. prompt: the whole prompt, if the request has only a part."""
     tokens = on_cpu(prompt)
     return Scheduled(str(req.uid), tokens, len(tokens), req.cached_len, req.device_len - req.cached_len, [slots])
 
 
 def tensors_of(batch: Any, page_size: int) -> dict[str, Any]:
-    """The tensors of a `Batch` by our names, without those of the dummies that pad it."""
+    """Return the tensors of a `Batch` by Foreword's names, without those of the dummies that pad it."""
     computed = np.array([req.cached_len for req in batch.reqs], np.int64)
     lengths = np.array([req.device_len for req in batch.reqs], np.int64)
     B, T, metadata = len(batch.reqs), int((lengths - computed).sum()), batch.attn_metadata

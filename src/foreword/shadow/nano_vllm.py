@@ -19,14 +19,15 @@ from foreword.shadow.shadow import Scheduled, Shadow
 
 
 def follow(runner: Any, get_context: Callable[[], Any], **settings: Any) -> Shadow:
-    """Follow every step of a `ModelRunner`, that of rank 0 where there are several; the shadow.
+    """Follow every step of a `ModelRunner`, that of rank 0 if there are several. Return the shadow.
 
     get_context: nano-vllm's function that returns the context which its attention layers read.
-    settings: of `Shadow`. Tensors on a GPU are copied to the host, which waits for the step's copies.
+    settings: those of `Shadow`. Tensors on a GPU are copied to the host, which waits for the copies of the step.
     """
     config = runner.config
     states = RequestStates(
-        max_num_reqs=2 * config.max_num_seqs,  # those that a prefill leaves running, and its own
+        # requests that continue to run during a prefill, and the requests of the prefill
+        max_num_reqs=2 * config.max_num_seqs,
         max_model_len=config.max_model_len,
         vocab_size=config.hf_config.vocab_size,
         kv_groups=[KVGroup(runner.block_size)],
@@ -61,7 +62,7 @@ def follow(runner: Any, get_context: Callable[[], Any], **settings: Any) -> Shad
 
 
 def scheduled(seq: Any) -> Scheduled:
-    """Return what a `Sequence` says of its step."""
+    """Return the step of a `Sequence`."""
     return Scheduled(
         str(seq.seq_id),
         seq.token_ids,
@@ -73,7 +74,7 @@ def scheduled(seq: Any) -> Scheduled:
 
 
 def tensors_of(input_ids: Any, positions: Any, context: Any) -> dict[str, Any]:
-    """The tensors of a prefill or a decode, by our names."""
+    """Return the tensors of a prefill or a decode, by Foreword's names."""
     tensors: dict[str, Any] = {
         "input_ids": on_cpu(input_ids),
         "positions": on_cpu(positions),

@@ -1,6 +1,4 @@
-"""The outputs that FOREWORD_CHECK asks for besides the comparison: a recording, and a report that is kept up to
-date.
-"""
+"""The further outputs of FOREWORD_CHECK: a recording, and a report that is kept up to date."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ REPORT_EVERY = 1.0
 
 
 def shadow_of(states: RequestStates, options: CheckOptions, *, log: Callable[[str], None], **others: Any) -> Shadow:
-    """Return the shadow of these states that the options ask for. others: further arguments of `Shadow`."""
+    """Return a shadow of these states with the given options. others: further arguments of `Shadow`."""
     return Shadow(
         states,
         check=options.level,
@@ -37,8 +35,8 @@ def shadow_of(states: RequestStates, options: CheckOptions, *, log: Callable[[st
 class Outlets:
     """The files of a checked engine: `step` and `commit` after those of its shadow, `close` at the end.
 
-    title: the engine's name and version. report: what is written to the file of the report, and logged at the end.
-    log: for a file that cannot be written, which is said once.
+    title: the engine's name and version. report: returns the text of the report, which is written to its file and
+    logged at the end. log: logs once if a file cannot be written.
     """
 
     def __init__(
@@ -61,7 +59,7 @@ class Outlets:
         atexit.register(self.close)
 
     def step(self, tensors: Mapping[str, Any], found: Sequence[Finding], preempted: Collection[str] = ()) -> None:
-        """Record the step that was just compared. preempted: of the requests that left, those that come back."""
+        """Record the step that was just compared. preempted: the requests that left and will be admitted again."""
         batch = self._shadow.batch
         if self._recording is not None and batch is not None:
             self._recording.step(batch, tensors, found, preempted)
@@ -69,7 +67,7 @@ class Outlets:
             self.write_report()
 
     def commit(self, sampled: Mapping[str, Sequence[int]]) -> list[Finding]:
-        """Give the samples of the step to the shadow, record them, and return what the shadow finds."""
+        """Give the samples of the step to the shadow, record them, and return the shadow's findings."""
         is_prepared = self._shadow.batch is not None
         found = self._shadow.commit(sampled)
         if self._recording is not None and is_prepared:
@@ -86,7 +84,7 @@ class Outlets:
                 write_whole(self._path, self._report() + "\n")
 
     def close(self) -> None:
-        """Finish the files, and report. A second call does nothing."""
+        """Finish the files, and log the report. A second call does nothing."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -1,4 +1,6 @@
-"""The steps of a followed engine as a trace: its decisions, and its own tensors where they differ, and now and then."""
+"""Record the steps of a followed engine as a trace: its decisions, its tensors that differ, and all of its tensors from
+time to time.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ from foreword.trace.header import TraceHeader
 from foreword.trace.tensors import NAMED
 
 TENSORS_EVERY = 64
-"""Steps of which one is recorded with all of its tensors."""
+"""One of this many steps is recorded with all of its tensors."""
 
 
 class Recording:
-    """Writes a trace in a thread. A file that cannot be written is logged once, and the engine goes on."""
+    """Writes a trace in a thread. If the file cannot be written, this is logged once, and the engine continues."""
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class Recording:
 
 
 def _recorded(batch: InputBatch, name: str, value: Any) -> Any:
-    """A copy of a tensor; of a block table the entries of the requests' blocks alone."""
+    """Return a copy of a tensor. Of a block table, only the entries of the requests' blocks are copied."""
     if name != "block_table":
         return [_copied(part) for part in value] if isinstance(value, list) else _copied(value)
     tables = []

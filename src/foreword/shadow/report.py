@@ -11,9 +11,9 @@ from foreword.shadow.finding import Finding
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """num_steps: followed. num_compared: of which tensors were compared. num_tensors: compared in them.
-    num_refused: steps that could not be prepared. findings: the first ones. counts: all findings, by tensor.
-    microseconds: mean per followed step, by phase.
+    """The counts of a shadow. num_steps: followed steps. num_compared: steps whose tensors were compared. num_tensors:
+    compared tensors. num_refused: steps that could not be prepared. findings: the first findings. counts: the number of
+    all findings, by tensor. microseconds: the mean per followed step, by phase.
     """
 
     num_steps: int
