@@ -70,6 +70,7 @@ def test_an_import_loads_only_the_heavy_packages_that_it_needs(statement):
                 "foreword.cli",
                 "foreword.cli.app",
                 "foreword.cli.examples",
+                "foreword.collector",
                 "foreword.errors",
                 "foreword.names",
             },

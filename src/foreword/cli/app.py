@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -15,6 +16,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from foreword import __version__
 from foreword.cli.examples import epilog
+from foreword.collector import without_collections
 from foreword.errors import ConfigError, ForewordError
 from foreword.names import advice, nearest
 
@@ -180,7 +182,11 @@ class _LazyCommand(TyperCommand):
     """
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        return real_command(str(self.name)).make_context(info_name, args, parent, **extra)
+        with without_collections():
+            context = real_command(str(self.name)).make_context(info_name, args, parent, **extra)
+            gc.freeze()  # collections during the command do not visit the modules, which stay
+            context.call_on_close(gc.unfreeze)
+        return context
 
 
 @cache  # Typer reads the signature of a command in 40 ms, and a process may run many

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Unpack
 
+from foreword.collector import without_collections
 from foreword.engine.async_llm import AsyncLLM
 from foreword.engine.loras import named_paths
 from foreword.engine.options import LLMOptions
@@ -52,43 +53,45 @@ def run(
     config.check_files()
     allow_connections()
     with bound_socket(config.host, config.port) as sock, ExitStack() as stack:
-        log = None if config.kv_events is None else _cache_log()
-        names, loras = config.served_model_name or (model,), named_paths(config.adapter)
-        for name in names:
-            if name in loras:
-                raise ConfigError(f"adapter {name!r:.80}: is the name of the model; give another one")
-        given: LLMOptions = {**ENGINE_DEFAULTS, **options, "loras": loras, "media": config.media}
-        if log is not None:
-            given["observers"] = [*(given.get("observers") or ()), log]
-        slots, given = with_slots(config, given)
-        with ThreadPoolExecutor(1) as thread:
-            loading = thread.submit(AsyncLLM, model, **given)
-            from foreword.server.context import Context
-            from foreword.server.listener import Server, limited_end, serve
-        llm = loading.result()
-        if slots is not None:
-            slots.attach(llm.engine)
-        begin_end = stack.enter_context(limited_end(config))
-        stack.callback(lambda: asyncio.run(llm.close()))
-        for line in notes_of(llm):
-            print(f"foreword: {line}", file=sys.stderr, flush=True)
-        source = None if log is None else _publish(log, llm, config, rank, stack)
-        trace = traces_of(config, names[0])
-        if trace is not None:
-            stack.callback(trace.close)
-        context = Context(
-            engine=llm,
-            tokenizer=llm.tokenizer,
-            media=llm.media,
-            names=names,
-            path=llm.model.path,
-            config=config,
-            kv_events=source,
-            trace=trace,
-            slots=slots,
-        )
-        told = on_ready or (lambda url: announce(f"{names[0]} at {url}", config))
-        serve(Server(context, sock, told, begin_end, logs_end=on_ready is None), sock)
+        with without_collections():
+            log = None if config.kv_events is None else _cache_log()
+            names, loras = config.served_model_name or (model,), named_paths(config.adapter)
+            for name in names:
+                if name in loras:
+                    raise ConfigError(f"adapter {name!r:.80}: is the name of the model; give another one")
+            given: LLMOptions = {**ENGINE_DEFAULTS, **options, "loras": loras, "media": config.media}
+            if log is not None:
+                given["observers"] = [*(given.get("observers") or ()), log]
+            slots, given = with_slots(config, given)
+            with ThreadPoolExecutor(1) as thread:
+                loading = thread.submit(AsyncLLM, model, **given)
+                from foreword.server.context import Context
+                from foreword.server.listener import Server, limited_end, serve
+            llm = loading.result()
+            if slots is not None:
+                slots.attach(llm.engine)
+            begin_end = stack.enter_context(limited_end(config))
+            stack.callback(lambda: asyncio.run(llm.close()))
+            for line in notes_of(llm):
+                print(f"foreword: {line}", file=sys.stderr, flush=True)
+            source = None if log is None else _publish(log, llm, config, rank, stack)
+            trace = traces_of(config, names[0])
+            if trace is not None:
+                stack.callback(trace.close)
+            context = Context(
+                engine=llm,
+                tokenizer=llm.tokenizer,
+                media=llm.media,
+                names=names,
+                path=llm.model.path,
+                config=config,
+                kv_events=source,
+                trace=trace,
+                slots=slots,
+            )
+            told = on_ready or (lambda url: announce(f"{names[0]} at {url}", config))
+            server = Server(context, sock, told, begin_end, logs_end=on_ready is None)
+        serve(server, sock)
 
 
 def _cache_log() -> CacheLog:
