@@ -20,6 +20,12 @@ BUDGETS = {
     "import foreword.vllm.kernels, foreword.vllm.vectors": {"numpy"},
     "from foreword import SamplingParams": {"numpy"},
     "from foreword import LLM": {"numpy", "tokenizers", "http"},
+    "import foreword.server.run, foreword.server.context, foreword.server.listener": {
+        "asyncio",
+        "http",
+        "numpy",
+        "tokenizers",
+    },
     HELP: {"typer"},
 }
 """Statement → those of the heavy packages that it may load."""

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreword.errors import ModelError, RequestError
-from foreword.models.chat import MAX_VALUES, ChatTemplate
+from foreword.models.chat import ChatTemplate
+from foreword.models.chat_messages import MAX_VALUES
 
 HI = [{"role": "user", "content": "hi"}]
 CHATML = (

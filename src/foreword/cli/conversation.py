@@ -10,7 +10,7 @@ from typing import Any
 from foreword.errors import ConfigError, RequestError, reason_of
 from foreword.jsonfile import parse_json, read_bytes
 from foreword.media.images import Image
-from foreword.models.chat import check_messages
+from foreword.models.chat_messages import check_messages
 
 
 class Conversation:

@@ -20,7 +20,7 @@ from foreword.messages.calls import JsonCalls
 from foreword.messages.generic import in_words
 from foreword.messages.grammar import Tool, call_grammar, call_schema, chosen_tools, read_choice, read_tools
 from foreword.messages.response_template import read_response_template
-from foreword.models.chat import check_tools
+from foreword.models.chat_messages import check_tools
 from foreword.models.tokenizer import Tokenizer
 from foreword.names import OTHERS, advice
 
