@@ -44,12 +44,14 @@ O = TypeVar("O", bound=ExecutorOptions)  # noqa: E741
 class ExecutorKind(ABC, Generic[O]):
     """A kind of executor.
 
-    name: as users write it. options: the class of its options. packages: modules that it needs. extra: the extra of
-    pyproject.toml that brings them. prefers_async: whether steps are planned ahead unless the settings say otherwise.
-    runs_drafts: whether it runs draft models, too; beside another, they run on `best_kind`.
+    name: the name that users write. options: the class of its options. packages: the modules that it needs. extra: the
+    extra of pyproject.toml that installs them. prefers_async: whether steps are planned ahead unless the settings say
+    otherwise.
+    runs_drafts: whether it runs draft models too; otherwise these run on `best_kind`.
     sees_later: whether its decoders compute tokens that see later ones, and vectors that later layers add (`is_causal`,
     `sees_spans` and `num_features` of `DecoderSpec`).
-    speculates: whether drafts are verified by default: where they change no token, as no result depends on the batch.
+    speculates: whether drafts are verified by default. It is true where drafts change no token, because no result
+    depends on the batch.
     """
 
     name: str
@@ -72,7 +74,7 @@ class ExecutorKind(ABC, Generic[O]):
             raise ConfigError(f"executor={self.name!r}: {' and '.join(missing)} not installed. {install(self.extra)}")
 
     def read_options(self, given: Mapping[str, Any]) -> O:
-        """Return the options. ConfigError for one that this kind does not have, and for a value that it cannot have.
+        """Return the options. Raise ConfigError for an option that this kind does not have, and for an invalid value.
 
         None stands for the default.
         """
@@ -91,22 +93,22 @@ class ExecutorKind(ABC, Generic[O]):
         return 4
 
     def num_context_ranks(self, options: O) -> int:
-        """Return the number of ranks that keys and values are spread over by position."""
+        """Return the number of ranks over which keys and values are divided by position."""
         return 1
 
     def host_bytes(
         self, spec: DecoderSpec, weights: Weights, options: O, *, num_tokens: int, length: int
     ) -> HostBytes | None:
-        """Return the bytes of the host's memory that a decoder takes beside its KV pool. None if its pool is not in the
-        host's memory, or if it is not known.
+        """Return the bytes of host memory that a decoder takes beside its KV pool; None if its pool is not in host
+        memory, or if the number is not known.
 
-        num_tokens: of the largest step. length: tokens of the longest request.
+        num_tokens: the tokens of the largest step. length: the tokens of the longest request.
         """
         return None
 
     def weights_key(self, spec: DecoderSpec, weights: Weights, options: O) -> str | None:
-        """Return what tells weights whose memory the executors of several models share from others; None if each has
-        its own.
+        """Return a key that is equal for weights whose memory the executors of several models share; None if each
+        executor has its own memory.
         """
         return None
 
@@ -114,14 +116,14 @@ class ExecutorKind(ABC, Generic[O]):
     def decoder(
         self, spec: DecoderSpec, weights: Weights, size: PoolSize, pooling: PoolingSpec, options: O
     ) -> Executor:
-        """Return an executor of a decoder. Errors are those of the executor."""
+        """Return an executor of a decoder. Raise what the constructor of the executor raises."""
 
     def encoder(self, spec: EncoderSpec, weights: Weights, pooling: PoolingSpec, options: O) -> EncoderExecutor:
-        """Return an executor of an encoder. ConfigError if there is none."""
+        """Return an executor of an encoder. Raise ConfigError if this kind has none."""
         raise ConfigError(f"executor={self.name!r}: runs decoders only; leave it out, or use executor='torch'")
 
     def images(self, loaded: LoadedVision, options: O) -> ImageEncoder:
-        """Return an encoder of images beside a decoder. Errors are those of `NativeExecutor`."""
+        """Return an encoder of images beside a decoder. Raise what `NativeExecutor` raises."""
         from foreword.executors.vision.encoder import ImageEncoder
         from foreword.executors.vision.towers import native_tower, numpy_tower
 
@@ -131,7 +133,7 @@ class ExecutorKind(ABC, Generic[O]):
         return ImageEncoder(loaded, tower, kept.media_cache_bytes)
 
     def tower_options(self, options: O) -> NativeOptions | None:
-        """Return the options of the native layers of an encoder of images beside a decoder. None: NumPy runs them."""
+        """Return the options of the native layers of an encoder of images beside a decoder; None if NumPy runs them."""
         if not available():
             return None
         return NativeOptions(num_threads=options.num_threads if isinstance(options, ThreadOptions) else None)
@@ -194,7 +196,7 @@ class NativeKind(ExecutorKind[NativeOptions]):
 
 
 class NumpyKind(ExecutorKind[VisionOptions]):
-    """The NumPy arithmetic: short and slow, the one that the others are compared with."""
+    """The arithmetic in NumPy: short, slow, and the definition that the other kinds are compared with."""
 
     name, options, sees_later = "numpy", VisionOptions, True
 
@@ -297,7 +299,7 @@ class DeviceKind(ExecutorKind[DeviceOptions]):
         )
 
     def for_drafts(self, options: DeviceOptions) -> tuple[ExecutorKind[Any], ExecutorOptions]:
-        """Return the torch kind: a draft model's tokens are replaced in place, which rows on a device do not follow."""
+        """Return the torch kind. A draft model's tokens are replaced in place, which rows on a device do not follow."""
         own = {name: value for name, value in options.values().items() if name in settings_of(TorchOptions)}
         return TORCH, TorchOptions(**own)
 
@@ -316,11 +318,11 @@ class TransformersKind(ExecutorKind[TransformersOptions]):
 
 
 ExecutorFactory = Callable[[DecoderSpec, Weights, PoolSize], Executor]
-"""Makes an executor for a decoder and a pool of KV blocks."""
+"""A function that makes an executor for a decoder and a pool of KV blocks."""
 
 
 class OwnKind(ExecutorKind[ExecutorOptions]):
-    """An executor that a user brings, as an object or as what makes one."""
+    """An executor that a user brings, as an object or as a factory."""
 
     options, runs_drafts = ExecutorOptions, False
 
@@ -348,14 +350,14 @@ def best_kind() -> ExecutorKind[Any]:
 
 
 def installed_kind(given: ExecutorChoice) -> ExecutorKind[Any]:
-    """Return the kind of executor that is given. ConfigError for one that does not exist or is not installed."""
+    """Return the given kind of executor. Raise ConfigError for one that does not exist or is not installed."""
     kind = kind_of(given)
     kind.check_installed()
     return kind
 
 
 def kind_of(given: ExecutorChoice) -> ExecutorKind[Any]:
-    """Return the kind of executor that is given. ConfigError for one that does not exist."""
+    """Return the given kind of executor. Raise ConfigError for one that does not exist."""
     if isinstance(given, str):
         given = best_kind() if given == "auto" else KINDS.get(given) or _announced(given)
     if isinstance(given, ExecutorKind):

@@ -14,7 +14,7 @@ from foreword.names import advice
 KINDS = {"image": "image", "image_url": "image", "input_image": "image", "audio": "audio", "input_audio": "audio"}
 """Type of a part → the kind of medium, which is the type that chat templates know."""
 DETAILS = ("auto", "high", "original")
-"""Values of ``detail`` that ask for what a model does unasked."""
+"""Values of ``detail`` that ask for what a model does by default."""
 
 Medium = Image | Sound
 

@@ -43,9 +43,9 @@ from typing import Any, Literal, NamedTuple
 from foreword.models.recurrent import RecurrentSpec
 
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
-"""The function of an MLP. gelu: with the error function; gelu_tanh: its approximation; relu2: max(x, 0)²."""
+"""The activation of an MLP. gelu uses the error function, gelu_tanh its approximation by tanh; relu2 is max(x, 0)²."""
 Scoring = Literal["softmax", "sigmoid"]
-"""How a router makes probabilities."""
+"""The function by which a router turns its outputs into probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +77,12 @@ class MoeSpec:
     own_norms: the router, the experts and the shared expert have norms of their own, and each expert a scale s_e. x is
     the residual stream: m = norm(mlp_shared(norm(x, mlp_norm)), post_shared_norm) + norm(Σ p_e s_e mlp_e(norm(x,
     experts_norm)), post_experts_norm), with p of unit(x) * router_scale / sqrt(hidden) Wrouter.
-    latent_size: experts have as many inputs and outputs: m = (Σ p_e mlp_e(h Wlatent_in)) Wlatent_out. 0: those of h.
+    latent_size: the number of inputs and outputs of each expert: m = (Σ p_e mlp_e(h Wlatent_in)) Wlatent_out. 0: the
+    experts read h.
 
-    num_groups: of adjacent experts, as many in each; those of the ``groups_per_token`` best groups alone are taken. The
-    score of a group is its largest p, or if ``router_bias`` the sum of its two largest of p + bias.
+    num_groups: adjacent experts form this many groups of equal size; a token takes experts of its ``groups_per_token``
+    best groups only. The score of a group is its largest p, or if ``router_bias`` the sum of its two largest of p +
+    bias.
     """
 
     num_experts: int
@@ -111,7 +113,7 @@ class MlaSpec:
         a = softmax([rope(q[:r]), q[r:] Wk_b] · c * query_scale + mask) c
         a = a[r:] Wv_bᵀ                                                  per head; then a Wo
 
-    Wk_b [nope_dim, kv_rank] and Wv_b [value_dim, kv_rank] are each head's. norm_eps: of both norms.
+    Each head has its own Wk_b [nope_dim, kv_rank] and Wv_b [value_dim, kv_rank]. norm_eps: the eps of both norms.
     """
 
     q_rank: int
@@ -134,14 +136,14 @@ class ClampedGate:
 
 @dataclass(frozen=True, slots=True)
 class QueryGrowth:
-    """By how much queries grow with their position p: they are multiplied by 1 + scale ln(1 + ⌊(p + 1) / interval⌋)."""
+    """Growth of queries with their position p: they are multiplied by 1 + scale ln(1 + ⌊(p + 1) / interval⌋)."""
 
     interval: int
     scale: float
 
 
 class HeadShape(NamedTuple):
-    """The heads of the keys and values of a layer."""
+    """The number and the sizes of the heads of a layer's keys and values."""
 
     num_kv_heads: int
     head_dim: int
@@ -149,12 +151,13 @@ class HeadShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PerLayerSpec:
-    """Inputs of ``size`` numbers that each layer has of its own. With L layers and x the input of the first one:
+    """Separate inputs of each layer, vectors of ``size`` numbers. With L layers and x the input of the first one:
 
         p = scale (norm(x Wper_layer_in) + per_layer_embed[input_ids] * embedding_scale)      [T, L, size]
 
     Both matrices have L · size outputs; norm is over ``size`` numbers, with the weight per_layer_norm and norm_eps.
-    vocab_size: rows of per_layer_embed; ids from there on have row 0. A prompt embedding has the row of its input id.
+    vocab_size: the number of rows of per_layer_embed; ids that are not below it use row 0. A prompt embedding has the
+    row of its input id.
     """
 
     size: int
@@ -192,13 +195,14 @@ class LayerSpec:
     """The part of a specification that differs between layers. A query at position p sees keys in (p − sliding_window,
     p]; None: all to p. chunked: it sees those of [p − p mod sliding_window, p].
 
-    recurrent: the layer has this state in place of attention; then rope and sliding_window are None.
-    has_mixer, has_mlp: whether the layer has the lines up to the first, and those up to the second sum. One of both.
-    beside: the h of its mixer is that of the layer before, which has a mixer alone. So both mix the same tokens.
-    heads: those of its keys and values, and their width; None: those of the spec.
-    reads_layer: it has no keys and values, and attends to those of this earlier layer, which is of its kind.
+    recurrent: the state that the layer has in place of attention; then rope and sliding_window are None.
+    has_mixer, has_mlp: whether the layer has the lines up to the first sum, and those from there up to the second sum.
+    It has at least one of the two.
+    beside: the mixer reads the h of the layer before, which has only a mixer, so that both layers mix the same tokens.
+    heads: the heads of its keys and values, and their sizes; None: as the spec says.
+    reads_layer: the layer computes no keys and values, and attends to those of this earlier layer of the same kind.
     values_are_keys: v = h Wk, before norms and rotation.
-    intermediate_size: of its MLP; None: that of the spec.
+    intermediate_size: the size of its MLP; None: that of the spec.
     gate_cutoff: the gate of its MLP is act(max(g − mean(g) − gate_cutoff std(g), 0)), with g = h Wgate of a token.
     """
 
@@ -242,11 +246,11 @@ class KVGroupSpec:
 class DecoderSpec:
     """A decoder-only transformer. Sizes are element counts; the module docstring gives the arithmetic.
 
-    is_causal: False: a token sees the tokens after it too, with a window those at a distance below it. Steps have whole
-    texts, and compute no logits.
+    is_causal: if False, a token also sees the tokens after it, with a window only those at a distance below it. A step
+    then has whole texts, and computes no logits.
     sees_spans: each prompt embedding has one more value, by which it sees later ones: see `Executor.extra_size`.
-    num_features: to each of so many first layers, a prompt embedding brings a further vector, which the residual stream
-    grows by after the layer.
+    num_features: a prompt embedding has a further vector for each of this many first layers. It is added to the
+    residual stream after the layer.
     has_logits: whether it has an output projection; classifiers have another head, see `PoolingSpec`.
     longer: the same model for requests of more than ``max_model_len`` tokens, if those use other rotary frequencies
     (longrope). An engine uses one of the two for all requests, so that cached keys stay consistent: see `for_length`.
@@ -299,39 +303,41 @@ class DecoderSpec:
 
     @property
     def mrope_dims(self) -> int:
-        """Components of a rotary position, 0 if positions are numbers in every layer."""
+        """The number of components of a rotary position; 0 if positions are numbers in every layer."""
         return max((1 + axis for layer in self.layers if layer.rope for axis in layer.rope.axes), default=0)
 
     @property
     def longest_model_len(self) -> int:
-        """Maximum number of tokens of a request over all specs of this model."""
+        """The maximum number of tokens of a request over all specs of this model."""
         return self.longer.max_model_len if self.longer else self.max_model_len
 
     def for_length(self, max_model_len: int) -> DecoderSpec:
-        """The spec for requests of up to this many tokens: ``longer`` if that exceeds this spec's max_model_len."""
+        """Return the spec for requests of up to this many tokens: ``longer`` if they exceed max_model_len."""
         return self.longer if self.longer and max_model_len > self.max_model_len else self
 
     @property
     def extra_size(self) -> int:
-        """Return the values that a prompt embedding has besides its vector, see `Executor.extra_size`."""
+        """Return the number of values that a prompt embedding has besides its vector, see `Executor.extra_size`."""
         return self.num_features * self.hidden_size + int(self.sees_spans or self.num_features > 0)
 
     def changed(self, **changes: Any) -> DecoderSpec:
-        """Return the spec with other fields, those of ``longer`` included."""
+        """Return the spec with these fields changed, in ``longer`` too."""
         return replace(self, longer=self.longer and replace(self.longer, **changes), **changes)
 
     @property
     def state_size(self) -> int:
-        """Floats of the largest state of a recurrent layer; 0 without such layers."""
+        """The number of floats of the largest state of a recurrent layer; 0 without such layers."""
         return max((layer.recurrent.state_size for layer in self.layers if layer.recurrent), default=0)
 
     @property
     def num_slots(self) -> int:
-        """Storage slots of a block: the most layers of a KV group."""
+        """The number of storage slots of a block: the largest number of layers in a KV group."""
         return max(len(group.layers) for group in self.kv_groups())
 
     def kv_groups(self) -> tuple[KVGroupSpec, ...]:
-        """The layers in groups of one kind each: see `grouped_layers`. Layers that read others' keys are in none."""
+        """The layers in groups of one kind each, see `grouped_layers`. Layers that read another layer's keys are in no
+        group.
+        """
         return grouped_layers(
             LayerKind(layer.sliding_window, layer.recurrent is not None, layer.heads)
             if layer.has_mixer and layer.reads_layer is None
@@ -340,7 +346,7 @@ class DecoderSpec:
         )
 
     def places(self) -> dict[int, tuple[int, int]]:
-        """Return the KV group of each layer with a mixer, and its storage slot: those that it reads."""
+        """Return the KV group and the storage slot that each layer with a mixer reads."""
         places = {
             layer: (g, slot) for g, group in enumerate(self.kv_groups()) for slot, layer in enumerate(group.layers)
         }
@@ -352,18 +358,18 @@ class DecoderSpec:
 
     @property
     def head_shapes(self) -> tuple[HeadShape, ...]:
-        """That of the spec, then others that layers have."""
+        """The head shape of the spec, then the other shapes that layers have."""
         own = HeadShape(self.num_kv_heads, self.head_dim)
         return tuple(dict.fromkeys([own, *(layer.heads for layer in self.layers if layer.heads is not None)]))
 
     @property
     def key_size(self) -> int:
-        """Numbers of the keys of a token in the layer that has most."""
+        """The number of floats of a token's keys in the layer where it is largest."""
         return max(shape.num_kv_heads * shape.head_dim for shape in self.head_shapes)
 
 
 class LayerKind(NamedTuple):
-    """What the layers of a KV group have in common. heads: those other than the model's."""
+    """The properties that all layers of a KV group share. heads: their head shape, where it is not the model's."""
 
     sliding_window: int | None
     recurrent: bool = False
@@ -373,9 +379,9 @@ class LayerKind(NamedTuple):
 def grouped_layers(kinds: Iterable[LayerKind | None]) -> tuple[KVGroupSpec, ...]:
     """Partition layers into groups of nearly equal size, each of one kind, so that they can share one pool.
 
-    kinds: of each layer; None for one that keeps nothing. With n = the layers of the rarest kind, every group has at
-    most n layers: 18 layers at 5 sliding : 1 full (15 and 3) make five sliding groups and one full group of three
-    layers.
+    kinds: the kind of each layer; None for a layer that keeps nothing. With n = the layers of the rarest kind, every
+    group has at most n layers: 18 layers at 5 sliding : 1 full (15 and 3) make five sliding groups and one full group
+    of three layers.
     """
     by_kind: dict[LayerKind, list[int]] = {}
     for i, kind in enumerate(kinds):
@@ -390,7 +396,7 @@ def grouped_layers(kinds: Iterable[LayerKind | None]) -> tuple[KVGroupSpec, ...]
 
 
 def weight_names(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Every canonical weight name of a model with its shape, [out, in] for matrices, in execution order."""
+    """Return every canonical weight name of a model with its shape, [out, in] for matrices, in execution order."""
     d = spec.hidden_size
     yield "embed", (spec.vocab_size, d)
     if (per_layer := spec.per_layer) is not None:
@@ -445,7 +451,7 @@ def _streams(d: int, of: StreamsSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def projections(layer: LayerSpec) -> tuple[str, ...]:
-    """Return which of queries, keys and values a layer with attention computes by a matrix of its own."""
+    """Return which of queries, keys and values a layer with attention computes by its own matrix."""
     if layer.reads_layer is not None:
         return ("q",)
     return ("q", "k") if layer.values_are_keys else ("q", "k", "v")
@@ -507,7 +513,7 @@ def _experts(spec: DecoderSpec, p: str, moe: MoeSpec) -> Iterator[tuple[str, tup
 
 
 def _mlp(spec: DecoderSpec, p: str, inner: int, outer: int = 0) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """outer: its inputs and outputs, if not the hidden size."""
+    """Return the weights of an MLP. outer: the number of its inputs and outputs, if not the hidden size."""
     outer = outer or spec.hidden_size
     if spec.gated_mlp:
         yield p + "gate", (inner, outer)

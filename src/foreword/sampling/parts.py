@@ -1,9 +1,10 @@
-"""Draw tokens from logits whose vocabulary is divided among ranks: each rank draws from its part, and the best draw
-wins.
+"""Draw tokens from logits whose vocabulary is divided among ranks: each rank draws from its part, and the largest draw
+is taken.
 
 Drawing is taking the largest of logit / temperature + noise, and the noise is a function of seed, position and token.
 So the largest of the ranks' largest is the token that one rank draws from all logits. Its log-probability follows from
-the sums of the parts, its rank from the parts' numbers of larger logits, the likeliest tokens are among the parts'.
+the sums of the parts, and its rank from the number of larger logits in each part; the likeliest tokens of the
+vocabulary are among the likeliest tokens of the parts.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ LARGEST, SCORE, TOKEN, LOGIT = range(4)  # the columns of a part's draws
 
 
 def can_be_divided(sampling: StepSampling) -> bool:
-    """Return whether a step's tokens can be drawn so: nothing looks at the order of a whole row of logits, or changes
-    it.
+    """Return whether a step's tokens can be drawn in parts: no request needs the order of a whole row of logits or
+    changes it.
     """
     is_plain = sampling.masks is None and not sampling.processors and not sampling.step.needs & _LACKS
     return is_plain and sampling.step.max_num_logprobs <= _MOST_LOGPROBS
@@ -80,7 +81,9 @@ class PartDraws:
 
 
 def best_of(found: Sequence[F64]) -> F64:
-    """The draws of the whole vocabulary from those of all parts, in their order; token −1 where no number is finite."""
+    """Return the draws of the whole vocabulary from the draws of all parts, in their order; token −1 where no number is
+    finite.
+    """
     parts = np.stack(found)
     best = parts[:, :, SCORE].argmax(axis=0)  # the first among equals: the lowest token
     drawn: F64 = parts[best, np.arange(len(best))]
@@ -89,7 +92,7 @@ def best_of(found: Sequence[F64]) -> F64:
 
 
 def sampled_from(batch: InputBatch, draws: F64, sampling: StepSampling, logprobs: Sequence[F64] = ()) -> Sampled:
-    """The step's tokens from `best_of`, and their log-probabilities from `PartDraws.logprobs` of all parts."""
+    """Return the step's tokens from `best_of`, and their log-probabilities from `PartDraws.logprobs` of all parts."""
     width = int(np.diff(batch.cu_num_logits).max())
     drawn = draws[:, TOKEN].astype(np.int32)
     tokens = accepted_tokens(drawn, batch.draft_token_ids, batch.cu_num_logits, width)
@@ -119,7 +122,7 @@ def _fill(arrays: LogprobArrays, draws: F64, parts: F64) -> None:
 
 
 def _log_sums(logits: F32) -> F64:
-    """log Σ exp of each row [L, part]."""
+    """Return log Σ exp of each row [L, part]."""
     top = logits.max(axis=1, keepdims=True).astype(np.float64)
     with np.errstate(divide="ignore"):
         sums: F64 = np.log(np.exp(logits - np.where(np.isfinite(top), top, 0)).sum(axis=1)) + top[:, 0]

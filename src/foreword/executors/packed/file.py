@@ -4,7 +4,8 @@
     | sha256 of all bytes before it |
 
 All numbers are little-endian. The header is JSON: {"recipe": …, "parts": {name: [form, dtype, shape, offset]}}, where
-``recipe`` is what the arrays follow from and ``form`` is what a reader must expect of an array, besides its name.
+``recipe`` names the inputs that the arrays were computed from, and ``form`` is a text that a reader compares with the
+form that it expects.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ class PackedFileError(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """An array, and what is said of it: two parts of one name and form are the same."""
+    """An array with its name and form. Two parts with equal name and form have equal content."""
 
     form: str
     array: AnyArray
 
 
 def write_parts(out: IO[bytes], recipe: Mapping[str, Any], parts: Mapping[str, Part]) -> None:
-    """Write a file. OSError where the system cannot."""
+    """Write a file. Raise OSError where the system cannot write it."""
     table: dict[str, tuple[str, str, list[int], int]] = {}
     offset = 0
     for name, part in parts.items():
@@ -76,13 +77,13 @@ def write_parts(out: IO[bytes], recipe: Mapping[str, Any], parts: Mapping[str, P
 class PackedFile:
     """A file that `write_parts` wrote, mapped for reading. Its pages are shared by all processes that map it.
 
-    The bytes of arrays are those that the file has now: `check_bytes` compares them with its digest. Deleting or
-    renaming the file changes nothing for who has mapped it.
+    Arrays read the bytes that the file has now; `check_bytes` compares them with its digest. Processes that have mapped
+    the file can still read it after it is deleted or renamed.
     """
 
     def __init__(self, descriptor: int) -> None:
-        """Map an open file, which may be closed afterwards. Raise PackedFileError unless its header is whole and
-        its size is right, OSError where the system cannot map it.
+        """Map an open file, which may be closed afterwards. Raise PackedFileError unless its header is whole and its
+        size is right, and OSError where the system cannot map it.
         """
         self.size = os.fstat(descriptor).st_size
         self.recipe, self._table, end = _read_header(descriptor, self.size)
@@ -106,7 +107,7 @@ class PackedFile:
         return name in self._table
 
     def array(self, name: str, form: str) -> AnyArray:
-        """Return a part, read-only. Raise PackedFileError if the file has none of this name and form."""
+        """Return the array of a part, read-only. Raise PackedFileError if there is none of this name and form."""
         if name not in self._table:
             raise PackedFileError(f"no part {name!r}")
         part = self._table[name]
@@ -122,7 +123,7 @@ def read_recipe(descriptor: int) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where an array is: its first byte in the file."""
+    """The place of an array in the file. It begins at byte ``offset``."""
 
     form: str
     dtype: np.dtype[Any]
@@ -135,7 +136,7 @@ class _Place:
 
 
 def _read_header(descriptor: int, size: int) -> tuple[Mapping[str, Any], dict[str, _Place], int]:
-    """Return recipe and parts of a file, and where its last array ends."""
+    """Return the recipe and the parts of a file, and the offset of the end of its last array."""
     prefix = os.pread(descriptor, _PREFIX.size, 0)
     if len(prefix) < _PREFIX.size:
         raise PackedFileError(f"{len(prefix)} bytes are no prefix")
@@ -162,7 +163,7 @@ def _places(parts: Mapping[str, Any], start: int) -> Iterator[tuple[str, _Place]
 
 
 def _start(header_bytes: int) -> int:
-    """Return where arrays begin after a header."""
+    """Return the offset at which arrays begin after a header."""
     return _aligned(_PREFIX.size + header_bytes)
 
 

@@ -25,9 +25,11 @@ from foreword.models.weights import FileWeights, Tensor, Weights
 from foreword.native import native
 
 PACKING = 1
-"""To be raised when other bytes are packed of equal files, or laid out otherwise, and the native module is the same."""
+"""Raise this number when equal files are packed into other bytes or another layout although the native module is the
+same.
+"""
 LEAST_BYTES = 16 << 20
-"""Of the weights of a file that is kept packed. Smaller ones are packed in milliseconds."""
+"""The smallest size in bytes of weights that are kept packed. Smaller weights are packed in milliseconds."""
 
 AS_IN_FILE = {
     Quant.F32: "f32",
@@ -43,7 +45,7 @@ AS_IN_FILE = {
     Quant.Q6_K: "q8_half",
     Quant.MXFP4: "fp4",
 }
-"""Number formats of files that native code reads, and what it packs them as (native/kernels/formats.h)."""
+"""Each number format of files that native code reads → the format that it packs them in (native/kernels/formats.h)."""
 
 C = TypeVar("C", bound="native.CpuModel")
 Screen = tuple[int, F32, float]
@@ -54,10 +56,10 @@ _SCREEN, _ERRORS, _MOST = "screen", "screen.errors", "screen.most"
 
 
 class Parts(Generic[C]):
-    """Adds matrices and vectors to ``core``, by names. Each is packed from ``weights``, or has them from ``file``.
+    """Adds matrices and vectors to ``core`` by name. Each is packed from ``weights`` or taken from ``file``.
 
-    matrices: name → the number of a matrix in the core. exact: integer weights take 15-bit activations.
-    PackedFileError for a part that the file does not have, of this shape and format.
+    matrices: name → the number of a matrix in the core. exact: integer weights take 15-bit activations. Methods raise
+    PackedFileError if the file has no part with this name, shape and format.
     """
 
     def __init__(self, core: C, weights: Weights, *, exact: bool, file: PackedFile | None = None) -> None:
@@ -114,11 +116,11 @@ class Parts(Generic[C]):
         return values
 
     def embedding(self, name: str, hidden_size: int) -> None:
-        """Give the core the rows of the embedding, which it reads where they are."""
+        """Give the core the rows of the embedding, which it reads in place."""
         self.core.set_embedding(*self.rows(name, hidden_size))
 
     def rows(self, name: str, size: int) -> tuple[U8, str, int]:
-        """Return the rows of a table of embeddings, which a core reads where they are, their format and size."""
+        """Return the rows of a table of embeddings, which a core reads in place, with their format and size."""
         tensor = self.weights[name]
         form = f"rows of {size} {tensor.quant.name}"
         if self._file is None:
@@ -140,7 +142,7 @@ class Parts(Generic[C]):
         return own, self._file.array(_ERRORS, "float32"), float(self._file.array(_MOST, "float32")[0])
 
     def packed(self) -> dict[str, Part]:
-        """Return all parts of the core, complete, that was packed from weights."""
+        """Return all parts of a complete core that was packed from weights."""
         own = {name: Part(self._formats[name], self.core.panels(i)) for name, i in self.matrices.items()}
         if (screen := self.core.screen()) is not None:
             panels, errors, most = screen
@@ -163,12 +165,14 @@ def built(
     spec: DecoderSpec | EncoderSpec,
     what: str,
 ) -> Parts[C]:
-    """Return the parts of a core that ``make`` makes and ``fill`` completes.
+    """Return the parts of the core that ``make`` creates and ``fill`` fills.
 
     Weights of files are packed by the first process, which keeps them in a file. Later processes, and the first one
-    itself, map that file. Where this cannot be, they are packed in the memory of the process, with a warning.
+    itself, map that file. Where a file cannot be written or mapped, weights are packed in the memory of the process,
+    with a warning.
 
-    spec: of the model, which may be a part of that of the files. what: what is packed, besides the format.
+    spec: the spec of the model, which may be a part of the model in the files. what: a name of what is packed, added to
+    the format.
     """
 
     def filled(core: C, file: PackedFile | None = None) -> Parts[C]:
@@ -206,7 +210,9 @@ def built(
 
 
 def mapping_key(weights: Weights, options: NativeOptions, spec: DecoderSpec | EncoderSpec, what: str) -> str | None:
-    """Return what tells weights that `built` maps from all others; None for those that it keeps in no file."""
+    """Return a key that is equal for weights that `built` maps from one file; None for weights that it keeps in no
+    file.
+    """
     if not isinstance(weights, FileWeights) or not _are_kept(_size(weights), options):
         return None
     files = [file.identity for file in weights.files]
@@ -218,7 +224,9 @@ def _size(weights: Weights) -> int:
 
 
 def _are_kept(size: int, options: NativeOptions) -> bool:
-    """Return whether weights of so many bytes are kept: not of several teams, each of which has those of its node."""
+    """Return whether weights of this size are kept in a file. Those of several teams are not, because each team has its
+    own copy on its node.
+    """
     return options.numa_nodes in (None, 1) and min(options.weight_cache_bytes, size) >= LEAST_BYTES
 
 
@@ -230,10 +238,10 @@ def source_of(tensor: Tensor) -> tuple[U8, str]:
 
 
 def _recipe(weights: FileWeights, spec: DecoderSpec | EncoderSpec, isa: str, what: str) -> dict[str, Any]:
-    """Return all that packed weights follow from.
+    """Return the inputs that packed weights are computed from.
 
-    The version is looked up here: the module that has it imports, at last, this one. NotKeptError if the file of the
-    native module is not the one that this process runs.
+    The version is imported in this function, because its module imports this one indirectly. Raise NotKeptError if the
+    file of the native module is not the one that this process runs.
     """
     try:
         code = native_digest()

@@ -1,4 +1,5 @@
-"""The folder of packed weights: found by what they follow from, written whole or not at all, within a quota.
+"""The folder of packed weights. Files are found by their recipe, written completely or not at all, and kept within a
+quota.
 
     KEY.weights   a packed file (`foreword.executors.packed.file`)
     KEY.checked   the identity that the packed file had when all its bytes were compared with its digest; the time of
@@ -46,7 +47,7 @@ class NotKeptError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A packed file. files: digests of the files that it follows from. last_used: seconds since 1970."""
+    """A packed file. files: the digests of the files that it was computed from. last_used: seconds since 1970."""
 
     path: Path
     size: int
@@ -55,7 +56,8 @@ class Entry:
 
 
 class PackedStore:
-    """Packed files of ``quota`` bytes in total, in the folder "packed" of `cache_dir`, which is made if it is missing.
+    """Packed files of at most ``quota`` bytes in total, in the folder "packed" of `cache_dir`, which is created if it
+    is missing.
 
     The folder and its files belong to this user alone, because what is in them is computed with.
     """
@@ -64,9 +66,10 @@ class PackedStore:
         self.folder, self.quota = cache_dir() / "packed", quota
 
     def find(self, recipe: Mapping[str, Any]) -> PackedFile | None:
-        """Return the packed file of a recipe, its bytes compared with their digest unless they were before.
+        """Return the packed file of a recipe. Its bytes are compared with its digest unless that was done before.
 
-        None if there is none. A damaged one is deleted, with a warning. NotKeptError if it may not be used.
+        Return None if there is no such file. A damaged file is deleted, with a warning. Raise NotKeptError if the file
+        may not be used.
         """
         path = self._path(recipe)
         try:
@@ -98,8 +101,8 @@ class PackedStore:
     def writing(self, recipe: Mapping[str, Any], size: int) -> Iterator[IO[bytes] | None]:
         """Hold the lock of a recipe's packed file, and yield a file to write it to; `keep` gives it its name.
 
-        Yield None if another process wrote it meanwhile. size: bytes that will be needed, about.
-        NotKeptError if it cannot be written.
+        Yield None if another process wrote it meanwhile. size: the approximate number of bytes that will be written.
+        Raise NotKeptError if the file cannot be written.
         """
         temporary = self._path(recipe).with_suffix(".tmp")
         try:
@@ -122,7 +125,7 @@ class PackedStore:
     def keep(self, file: IO[bytes], recipe: Mapping[str, Any], parts: Mapping[str, Part]) -> None:
         """Write a packed file within `writing`, compare its bytes with their digest, and give it its name.
 
-        OSError where the system cannot, NotKeptError if it does not hold what was written.
+        Raise OSError where the system cannot write it, and NotKeptError if the file does not contain what was written.
         """
         size = sum(part.array.nbytes for part in parts.values())
         self._check_quota(size)
@@ -154,8 +157,9 @@ class PackedStore:
         return sorted(found, key=lambda entry: entry.last_used)
 
     def prune(self, limit: int, wanted: Callable[[Entry], bool] = lambda entry: True) -> int:
-        """Delete packed files, the least recently used first, until at most ``limit`` bytes are left of those wanted,
-        and what interrupted processes left. Return the bytes that are free again. OSError where the system cannot.
+        """Delete the wanted packed files, the least recently used first, until at most ``limit`` bytes of them are
+        left, and the files that interrupted processes left. Return the number of bytes freed. Raise OSError where the
+        system cannot delete them.
 
         Processes that have mapped a file keep it until they end.
         """
@@ -183,7 +187,9 @@ class PackedStore:
         return freed
 
     def _check_once(self, path: Path, file: PackedFile, identity: str) -> None:
-        """Compare the bytes with their digest, unless that was done of a file with this identity; note its use."""
+        """Compare the bytes with their digest, unless that was done for a file with this identity, and record the time
+        of use.
+        """
         record = path.with_suffix(".checked")
         try:
             is_checked = record.is_file() and record.read_text() == identity and is_own(record.stat())
@@ -212,8 +218,9 @@ class PackedStore:
             raise NotKeptError(f"they have {_megabytes(size)}, more than weight_cache_bytes = {self.quota}")
 
     def _make_space(self, size: int) -> None:
-        """Delete packed files, the least recently used first, if the disk has too little room for one of this size.
-        NotKeptError, and none is deleted, if it has too little without them; if processes still map them, too.
+        """Delete packed files, the least recently used first, if the disk has too little room for a file of this size.
+        Raise NotKeptError, and delete none, if the room would not suffice without them either; raise it too if
+        processes still map them.
         """
         needed, kept = size + _FREE_BYTES, sum(entry.size for entry in self.entries())
         lacking = needed - self._num_free()
@@ -230,7 +237,9 @@ class PackedStore:
 
 @contextlib.contextmanager
 def _locked(path: Path, patience: float) -> Iterator[IO[bytes]]:
-    """Hold the lock of a new file of this name, which only this user may read. NotKeptError after so many seconds."""
+    """Hold the lock of a new file of this name, which only this user may read. Raise NotKeptError after this many
+    seconds.
+    """
     deadline = time.monotonic() + patience
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -271,7 +280,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _files_of(path: Path) -> tuple[str, ...]:
-    """Return the digests that a packed file names; none of a damaged one."""
+    """Return the digests that a packed file names; an empty tuple for a damaged file."""
     with path.open("rb") as file:
         try:
             return tuple(map(str, read_recipe(file.fileno()).get("files", ())))
