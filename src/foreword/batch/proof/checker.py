@@ -39,7 +39,8 @@ MOST_REPEATS = 3
 
 
 def run_check(batch: BatchTensors, level: Check) -> None:
-    """PlanError for the first violation in a batch just prepared or resolved; the batch must not be run then."""
+    """Raise PlanError for the first violation in a batch that was just prepared or resolved. Do not run the batch then.
+    """
     if level == "bounds":
         check_bounds(batch)
     elif level == "full":
@@ -50,7 +51,9 @@ def run_check(batch: BatchTensors, level: Check) -> None:
 
 
 def check_bounds(batch: BatchTensors) -> None:
-    """O(B): offsets grow and end where they must, lengths add up, rows and blocks are within their capacity."""
+    """Check in O(B) that offsets grow and end where they must, lengths add up, rows and blocks are within their
+    capacity.
+    """
     states = batch.states
     B, rows = batch.num_reqs, batch.idx_mapping.astype(np.int64)
     n, k, ends = batch.num_scheduled_tokens, batch.num_draft_tokens, batch.seq_lens[:B]
@@ -88,14 +91,14 @@ def check_bounds(batch: BatchTensors) -> None:
 
 
 class CacheChecker:
-    """The proof of one `RequestStates`' cache, made by the first `prepare_inputs(check="full")`; see `of`.
+    """The checks of the cache of one `RequestStates`. The first `prepare_inputs(check="full")` creates it; see `of`.
 
     Use "full" for every step from the first: after unchecked steps, what is live counts as correct.
     """
 
     @staticmethod
     def of(states: RequestStates) -> CacheChecker:
-        """The checker that follows these states, made on first use."""
+        """Return the checker that follows these states; create it on first use."""
         found = (observer for observer in states.observers if isinstance(observer, CacheChecker))
         return next(found, None) or CacheChecker(states)
 
@@ -112,15 +115,15 @@ class CacheChecker:
     # -- called by the states --------------------------------------------------------------------------------------
 
     def filled(self, row: int) -> None:
-        """A request was admitted to the row."""
+        """Follow the admission of a request to the row."""
         for freed in self._freed:
             freed.num_seen[row] = 0
 
     def freed(self, row: int) -> None:
-        """The row's request leaves."""
+        """Follow the removal of the row's request."""
 
     def exchanged(self, a: int, b: int) -> None:
-        """Two rows changed places."""
+        """Follow the exchange of two rows."""
         for freed in self._freed:
             for array in (freed.seen, freed.num_seen):
                 array[[a, b]] = array[[b, a]]
@@ -136,7 +139,7 @@ class CacheChecker:
         self.contents.bring(blocks, group)
 
     def blocks_freed(self, block_ids: Iterable[int], group: int = 0) -> None:
-        """The pool freed these blocks: the requests that had them must not see them any more."""
+        """Record that the pool freed these blocks, which the requests that had them must not see any more."""
         self._freed[group].add(block_ids)
 
     def close(self) -> None:
@@ -147,10 +150,11 @@ class CacheChecker:
     # -- the check -----------------------------------------------------------------------------------------------------
 
     def check(self, batch: BatchTensors) -> None:
-        """Compare a step with what the slots hold, then record its writes. PlanError for the first violation.
+        """Compare a step with the content of the slots, then record its writes. Raise PlanError for the first
+        violation.
 
         A step prepared before the samples it needs were known is checked when it is resolved. A step that is resolved
-        or prepared again before it ran replaces what was recorded of it: its copies are made once.
+        or prepared again before it ran replaces its earlier record, so that its copies count once.
         """
         if self._last is not None and self._last.buffers is batch.buffers and self._last.is_pending:
             self.contents.undo()
@@ -178,7 +182,7 @@ class CacheChecker:
             raise _of_fault(batch, faults[0])
 
     def _count_repeats(self, batch: BatchTensors) -> None:
-        """Warn once where a step is prepared again and again without a commit."""
+        """Warn once if a step is prepared repeatedly without a commit."""
         if batch is self._last:  # resolved
             return
         self._repeats = self._repeats + 1 if batch.num_reqs and _tokens_of(batch) == self._tokens else 1
@@ -191,7 +195,7 @@ class CacheChecker:
             )
 
     def _first_visible(self, rows: I64, table: BlockTable) -> I64:
-        """The first entry of each row that a token from num_computed on can see."""
+        """Return the first entry of each row that a token from num_computed on can see."""
         window = table.group.sliding_window
         if window is None:
             return np.zeros(len(rows), np.int64)
@@ -199,7 +203,7 @@ class CacheChecker:
         return np.maximum(low, 0) // table.tokens_per_block
 
     def _check_writes(self, batch: BatchTensors, g: int, table: BlockTable, live: I64, first: I64) -> None:
-        """No slot twice, and no slot in a block that another live request sees."""
+        """Check that no slot is written twice, and none in a block that another live request sees."""
         slots = batch.slot_mapping[g][: batch.num_tokens]
         writes = np.flatnonzero(slots >= 0)
         written, at = np.unique(slots[writes], return_index=True)
@@ -224,7 +228,9 @@ class CacheChecker:
                 raise _of_write(message, batch, g, t, "a block of its own")
 
     def _check_states(self, batch: BatchTensors, g: int, table: BlockTable, live: I64) -> None:
-        """Every step of a request overwrites its state, so no two live requests have theirs in one block."""
+        """Check that no two live requests have their states in one block, since every step of a request overwrites its
+        state.
+        """
         row, entry = np.nonzero(np.arange(table.width) < table.num_blocks[live][:, None])
         rows = live[row]
         held = table.table[rows, entry]
@@ -252,7 +258,7 @@ class _FreedBlocks:
         self._freed.update(map(int, block_ids))
 
     def check(self, batch: BatchTensors, g: int, live: I64, first: I64) -> None:
-        """An entry of the last check must not have been freed since; a new entry is an allocation."""
+        """Check that no entry of the last check was freed since. A new entry is an allocation."""
         table = self._table
         width = int(table.num_blocks[live].max(initial=0))
         now, entries = table.table[live, :width], np.arange(width)
@@ -289,5 +295,6 @@ def _of_fault(batch: BatchTensors, fault: SlotFault) -> PlanError:
 
 
 def _tokens_of(batch: BatchTensors) -> list[list[int]]:
-    """Rows, computed and scheduled tokens of a step: equal for steps that compute the same tokens."""
+    """Return the rows, computed and scheduled tokens of a step. They are equal for steps that compute the same tokens.
+    """
     return [x.tolist() for x in (batch.idx_mapping, batch.num_computed_tokens, batch.num_scheduled_tokens)]

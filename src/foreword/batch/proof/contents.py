@@ -1,15 +1,15 @@
 """Track the content of each slot of a cache: the rule that the steps of any engine must follow.
 
 The key and value of a position depend on its token and on all tokens before it, on the request's adapter and salt, and
-on what stands behind its placeholders. A fingerprint of all of these is kept for each slot, from the step that wrote
-it. After a step's writes,
+on the images or sounds of its placeholders. A fingerprint of all of these is kept for each slot, from the step that
+wrote it. After a step's writes,
 
     each slot that the step wrote holds the content that it wrote       (no two contents go to one slot)
     each slot that a request sees holds the content of its position     (read through the engine's own block table)
 
 A write of a step counts before its reads, since a layer writes its keys before it attends: a request may read what
-another one writes in the same step. Who wrote a slot does not matter, its content does. A slot that does not hold what
-it should is reported once, until it is written again, and recording goes on.
+another one writes in the same step. Who wrote a slot does not matter, its content does. A slot with wrong content is
+reported once until it is written again, and recording continues.
 
 The strict policy, of a cache whose owner computes no prefix twice: a slot is read only if a step before wrote it, and
 from the tokens on that a request was not admitted with, by the request itself.
@@ -58,9 +58,10 @@ class SlotFault:
 
 
 class CacheContents:
-    """The content of every slot of a cache, followed from step to step.
+    """The content of every slot of a cache, updated with every step.
 
-    num_blocks: of the cache, the null block included; None: as many as are used. uses: by KV group, see `GroupUse`.
+    num_blocks: the number of blocks of the cache, the null block included; None: as many as are used. uses: by KV
+    group, see `GroupUse`.
     attached: slots never written count as right, where the engine ran before, or keys arrive from elsewhere.
     strict: see above. Then tokens that are computed at admission are in slots that hold them or were never written, or
     `share` declares them; a fault is found again in every step, and `undo` takes a step back.
@@ -99,7 +100,7 @@ class CacheContents:
     # -- called by the states --------------------------------------------------------------------------------------
 
     def filled(self, row: int) -> None:
-        """A request entered the row."""
+        """Follow the admission of a request to the row."""
         self._count += 1
         self._writers[row] = self._count
         self._names[self._count] = self._states.req_id_of(row)
@@ -108,11 +109,11 @@ class CacheContents:
         self._fingerprint(row)
 
     def freed(self, row: int) -> None:
-        """The row's request leaves."""
+        """Follow the removal of the row's request."""
         self._salts.pop(self._states.req_id_of(row), None)
 
     def exchanged(self, a: int, b: int) -> None:
-        """The two rows changed places."""
+        """Follow the exchange of two rows."""
         columns = self._settled, self._entered, self._rewrites, self._writers, self._brought, self._shared
         arrays: list[AnyArray] = [self._prints, *columns]
         for array in (*arrays, *(group.proved for group in self.groups)):
@@ -125,7 +126,9 @@ class CacheContents:
     # -- the content of requests -----------------------------------------------------------------------------------
 
     def salt(self, req_id: str, salt: str) -> None:
-        """Declare that the request shares no content with requests of another salt. RequestError for an unknown id."""
+        """Declare that the request shares no content with requests of another salt. Raise RequestError for an unknown
+        id.
+        """
         row = self._states.row_of(req_id)
         self._salts[req_id] = salt
         self._fingerprint(row)
@@ -148,7 +151,7 @@ class CacheContents:
             slots.bring(blocks)
 
     def _fingerprint(self, row: int) -> None:
-        """The prints of all known tokens of a row, from its beginning."""
+        """Compute the prints of all known tokens of a row, from its beginning."""
         s = self._states
         known = int(s.num_tokens[row])
         mixed = _mixed(np.arange(known), s.token_ids[row, :known])
@@ -173,7 +176,7 @@ class CacheContents:
         return np.uint64(start & MASK)
 
     def _step_prints(self, batch: BatchTensors) -> U64:
-        """[T] the content of each scheduled token; the rows' prints are those of the positions up to them."""
+        """Return the content of each scheduled token, [T], and update the rows' prints for the positions up to them."""
         s, rows, T = self._states, batch.idx_mapping, batch.num_tokens
         c, ends = batch.num_computed_tokens, batch.seq_lens[: batch.num_reqs]
         for row in rows[self._rewrites[rows] != s._progress.rewrites[rows]].tolist():
@@ -217,7 +220,7 @@ class CacheContents:
         return prints
 
     def _settle(self, rows: I32, first: I64, computed: I32) -> None:
-        """The prints of positions first[b] … computed[b] − 1, from the tokens that are known there now."""
+        """Compute the prints of positions first[b] … computed[b] − 1 from the tokens that are known there now."""
         late = first < computed
         rows, first = rows[late], first[late]
         counts = computed[late] - first
@@ -243,7 +246,7 @@ class CacheContents:
         *,
         read: bool = True,
     ) -> list[SlotFault]:
-        """Record the writes of a step, and return what it reads or writes wrongly, the first of each request and group.
+        """Record the writes of a step, and return the first wrong read or write of each request and group.
 
         slot_mapping, block_table: of each KV group what the engine's kernels write and read, [T] and [B, any width];
         None: as the definition has it. read: False records alone.
@@ -261,24 +264,26 @@ class CacheContents:
         return faults
 
     def keep(self) -> None:
-        """Begin a step that `undo` can take back. Strict alone."""
+        """Begin a step that `undo` can take back. It is used with the strict policy only."""
         for group in self.groups:
             group.before.clear()
 
     def undo(self) -> None:
-        """Take back what was recorded since `keep`."""
+        """Take back everything that was recorded since `keep`."""
         for group in self.groups:
             group.undo()
         self._brought[self._first_seen], self._first_seen = UNSEEN, self._first_seen[:0]
 
     def reset(self) -> None:
-        """Forget every slot: what is live now counts as correct."""
+        """Forget every slot: content that is live now counts as correct."""
         for group in self.groups:
             group.reset()
         self._brought[:] = UNSEEN
 
     def forget(self, slot_mapping: Sequence[Ints | None]) -> None:
-        """Let what was written to these slots of each KV group equal any content: its request is not followed."""
+        """Let the content of these slots of each KV group equal any content, because the request that wrote it is not
+        followed.
+        """
         for group, slots in zip(self.groups, slot_mapping, strict=True):
             if group.has_slots and slots is not None:
                 at = np.asarray(slots).astype(np.int64, copy=False)
@@ -298,7 +303,7 @@ class CacheContents:
         return [*before, *written, *(self._reads(batch, group, table) if read and not reads_first else [])]
 
     def _writes(self, batch: BatchTensors, group: GroupSlots, prints: U64, theirs: Ints | None) -> list[SlotFault]:
-        """Record the writes; faults where two contents of the step go to one slot."""
+        """Record the writes. Return a fault where the step writes two contents to one slot."""
         writers = self._writers[batch.idx_mapping[batch.req_indices]]
         ours = slots = group.use.slots_of(batch, group.index)
         stray = None
@@ -327,7 +332,7 @@ class CacheContents:
         return faults
 
     def _reads(self, batch: BatchTensors, group: GroupSlots, table: Ints | None) -> list[SlotFault]:
-        """Faults where a slot that a request sees does not hold the content of its position."""
+        """Return a fault where a slot that a request sees does not hold the content of its position."""
         rows, B = batch.idx_mapping, batch.num_reqs
         if not B:
             return []
@@ -386,7 +391,7 @@ class CacheContents:
         wanted: U64,
         seen: Bools,
     ) -> U64:
-        """The content of the slots, once those that a request was admitted with were filled for it."""
+        """Return the content of the slots after those that a request was admitted with were filled for it."""
         rows = batch.idx_mapping[b]
         first = self._brought[rows] == UNSEEN
         if not first.any():
@@ -397,7 +402,7 @@ class CacheContents:
         return taken
 
     def _of_others(self, batch: BatchTensors, group: GroupSlots, b: I64, positions: I64, at: I64) -> Bools:
-        """Slots past the tokens that a request was admitted with, which another one wrote."""
+        """Return the slots past the tokens that a request was admitted with which another request wrote."""
         rows = batch.idx_mapping[b]
         brought = np.maximum(self._brought[rows], self._shared[rows])
         brought = np.where(self._brought[rows] == UNSEEN, batch.num_computed_tokens[b], brought)

@@ -15,7 +15,7 @@ from foreword.errors import ConfigError
 from foreword.integers import INT32_MAX, is_int32
 
 NEVER, ANY = np.uint64(0), np.uint64(1)
-"""The content of a slot never written, and one that equals every content."""
+"""The content of a slot that was never written, and a content that equals every content."""
 VERSION_BITS = 32
 MOST_SPARE = 1 << 16  # blocks beyond those used, where their number is not known
 
@@ -24,7 +24,7 @@ MOST_SPARE = 1 << 16  # blocks beyond those used, where their number is not know
 class GroupUse:
     """The use of a KV group's blocks by an engine, where its `KVGroup` does not define it.
 
-    slots: False where no token has a slot: states at block borders, keys of an encoder.
+    slots: False if no token has a slot, as with states at block borders and keys of an encoder.
     chunk: C, a query at position p sees the keys of positions p // C · C … p alone; None: as the `KVGroup` says.
     ring: W, the key of position p is at index p mod W of the request's first ceil(W / S) blocks, a step reads the keys
         before it from there, and writes its own afterwards, at most the last W. None: it is at index p.
@@ -42,7 +42,9 @@ class GroupUse:
             raise ConfigError("GroupUse: a ring has no chunks; give one of them")
 
     def lowest(self, table: BlockTable, computed: I32) -> I64:
-        """[B] the lowest position that a step's first token sees, of requests with so many computed tokens."""
+        """Return the lowest position that a step's first token sees, [B], of requests with these numbers of computed
+        tokens.
+        """
         c = computed.astype(np.int64)
         if self.chunk is not None:
             return c // self.chunk * self.chunk
@@ -51,7 +53,8 @@ class GroupUse:
         return lowest
 
     def slots_of(self, batch: BatchTensors, group: int) -> I64:
-        """[T] where the blocks of its request put the key of each token; −1 where no token has a slot."""
+        """Return the slot that the blocks of its request give the key of each token, [T]; −1 where no token has a slot.
+        """
         T, table = batch.num_tokens, batch.states.block_tables[group]
         if not self.slots:
             return np.full(T, PAD_SLOT_ID, np.int64)
@@ -62,12 +65,13 @@ class GroupUse:
         return np.where(written, self.slots_at(table, batch.idx_mapping[owner], positions), PAD_SLOT_ID)
 
     def slots_at(self, table: BlockTable, rows: Ints, positions: I64) -> I64:
-        """[n] the slots of these positions of the requests in these rows."""
+        """Return the slots of these positions of the requests in these rows, [n]."""
         return slots(table, rows, positions if self.ring is None else positions % self.ring)
 
     def read_slots_of(self, batch: BatchTensors, group: int) -> tuple[I64, I64]:
-        """(requests of the batch, slots) of every key that a step reads, from the lowest position that a request's
-        first token sees; −1 for a key that is not read from the cache, since a ring is read before it is written.
+        """Return (requests of the batch, slots) of every key that a step reads, from the lowest position that a
+        request's first token sees; −1 for a key that is not read from the cache, since a ring is read before it is
+        written.
         """
         table, B = batch.states.block_tables[group], batch.num_reqs
         lowest = self.lowest(table, batch.num_computed_tokens)
@@ -81,7 +85,7 @@ class GroupUse:
 
 
 class GroupSlots:
-    """The slots of one KV group. The last block is one that does not exist: it holds nothing."""
+    """The slots of one KV group. The last block is not a block of the cache, and it has no content."""
 
     def __init__(
         self, index: int, table: BlockTable, use: GroupUse, num_blocks: int | None, attached: bool, keeps: bool
@@ -94,7 +98,7 @@ class GroupSlots:
         self.before: list[tuple[AnyArray, U64, I32]] = []  # slots, what they held and their writers
         self.content: U64 = np.zeros(self.size, np.uint64)
         self.writer: I32 = np.zeros(self.size, np.int32)  # negative: written where it is not due, or not where it is
-        # Of a block: its number, and a count that grows with each change of it.
+        # The version of a block: its number, and a count that grows with each change of it.
         self.versions: I64 = np.zeros(1, np.int64)
         if num_blocks is not None and self.has_slots:
             self._resize(num_blocks)
@@ -111,7 +115,7 @@ class GroupSlots:
         return self.num_blocks * self.size
 
     def _resize(self, num_blocks: int) -> None:
-        """Make room for blocks; the last one does not exist."""
+        """Make room for this many blocks, the last of which is not a block of the cache."""
         more = num_blocks - self.num_blocks
         held, new = self.num_slots, np.full(more * self.size, self.fill)
         nothing = np.zeros(self.size, np.uint64)
@@ -139,23 +143,25 @@ class GroupSlots:
         return self.use.chunk is not None or self.use.ring is not None or self.table.group.sliding_window is not None
 
     def entry_of(self, position: int) -> int:
-        """The entry of a block-table row that leads to the position's key."""
+        """Return the entry of a block-table row that leads to the position's key."""
         index = position if self.use.ring is None else position % self.use.ring
         return index // self.table.tokens_per_block
 
     def width_of(self, end: int) -> int:
-        """Entries that hold positions below ``end``."""
+        """Return the number of entries that hold positions below ``end``."""
         return -(-(end if self.use.ring is None else min(end, self.use.ring)) // self.table.tokens_per_block)
 
     def positions(self, entries: I64, ends: I32) -> I64:
-        """[n, S] the position whose key each slot of an entry holds, for requests of these lengths."""
+        """Return the position whose key each slot of an entry holds, [n, S], for requests of these lengths."""
         if self.use.ring is None:
             return entries[:, None] * self.table.tokens_per_block + self.offsets
         index, last = entries[:, None] * self.size + self.offsets, ends.astype(np.int64)[:, None] - 1
         return np.where(index < self.use.ring, last - (last - index) % self.use.ring, -1)
 
     def changed(self, batch: BatchTensors, keys: I64, rows: I32, width: int) -> Bools:
-        """[B, width] entries whose block changed since it was last compared, and those that the step grows into."""
+        """Return which entries, [B, width], have a block that changed since it was last compared, or are new in this
+        step.
+        """
         if self.use.ring is not None:
             return np.ones((len(rows), width), np.bool_)
         changed: Bools = keys != self.proved[rows, :width]
@@ -171,7 +177,7 @@ class GroupSlots:
         self.versions[slots // self.size] += 1
 
     def undo(self) -> None:
-        """Take back the writes, the last one first."""
+        """Undo the writes, the last one first."""
         while self.before:
             slots, content, writers = self.before.pop()
             self.content[slots], self.writer[slots] = content, writers
@@ -182,7 +188,9 @@ class GroupSlots:
         self.versions += 1
 
     def apply(self, zero: I32, copies: I32) -> None:
-        """Blocks zeroed, then copied: all of them read before any is written. Numbers of no block are left out."""
+        """Zero blocks, then copy blocks: all are read before any is written. Numbers that are not those of a block are
+        ignored.
+        """
         zero = zero[(zero >= 0) & (zero < self.num_blocks)]
         copies = copies[((copies >= 0) & (copies < self.num_blocks)).all(1)]
         at = self._slots_in(zero)
@@ -191,7 +199,7 @@ class GroupSlots:
         self.write(target, self.content[source], self.writer[source])
 
     def bring(self, blocks: I32) -> None:
-        """Forget what blocks hold that were written outside the steps, also if the last step is taken back."""
+        """Forget the content of blocks that were written outside the steps, also if the last step is taken back."""
         at = self._slots_in(blocks)
         self.content[at], self.writer[at] = NEVER, 0
         self.versions[blocks] += 1

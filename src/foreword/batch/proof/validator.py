@@ -24,8 +24,8 @@ Compared = tuple[AnyArray, Any, int]  # got, expected, index of the first entry
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One executable statement about a tensor. check(step, array, group) returns what to compare, None where it holds,
-    or raises PlanError itself where there are no entries to compare.
+    """One executable statement about a tensor. check(step, array, group) returns the arrays to compare, or None where
+    it holds. It raises PlanError itself where there are no entries to compare.
     """
 
     spec: TensorSpec
@@ -41,13 +41,13 @@ def validate(batch: BatchTensors) -> None:
     """Check every tensor of the batch, and every row of the state, against `foreword.batch.proof.spec.TENSORS`.
 
     Call it between `prepare_inputs` and `commit`: the relations hold for the state that the step was made from.
-    A debugging aid: O(T + R·M), and it allocates. PlanError for the first entry that is wrong.
+    It is a debugging aid: it takes O(T + R·M) and allocates. Raise PlanError for the first entry that is wrong.
     """
     check_rules(RULES, batch)
 
 
 def check_rules(rules: Iterable[Rule], batch: BatchTensors) -> None:
-    """`validate` by these rules alone."""
+    """Check the batch as `validate` does, with these rules only."""
     if batch.is_committed:
         raise PlanError("validate a batch before it is committed: the state has moved on", step=batch.step)
     step = Step(batch)
@@ -59,7 +59,9 @@ def check_rules(rules: Iterable[Rule], batch: BatchTensors) -> None:
 
 
 def arrays_of(spec: TensorSpec, batch: BatchTensors) -> Iterator[tuple[int, AnyArray]]:
-    """(group, array) of each array that the specified tensor consists of in this batch; none where it is not made."""
+    """Return (group, array) of each array that the specified tensor consists of in this batch; empty where it is not
+    made.
+    """
     states = batch.states
     if spec.optional == "gathered block tables" and not batch.is_gathered:
         return
@@ -100,7 +102,7 @@ def _compare(step: Step, rule: Rule, group: int, array: AnyArray) -> None:
 
 
 def _request(step: Step, spec: TensorSpec, at: tuple[int, ...]) -> str | None:
-    """The request that an entry belongs to, None for padding and scalars."""
+    """Return the request that an entry belongs to; None for padding and scalars."""
     states = step.states
     if not at:
         return None
@@ -154,7 +156,7 @@ _LIVE = {"Tp": "T", "Bp": "B", "Bp+1": "B+1"}  # without padding
 
 
 def _live(spec: TensorSpec, step: Step, array: AnyArray, group: int) -> AnyArray:
-    """The entries that are not padding."""
+    """Return the entries that are not padding."""
     live = _LIVE.get
     return array[tuple(slice(_symbol(step, live(name, name), group)) for name in spec.shape)]
 

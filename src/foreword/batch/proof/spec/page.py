@@ -1,4 +1,4 @@
-"""The specification as a page for readers."""
+"""Render the specification as a page of the documentation."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Step:
 
     @cached_property
     def rows(self) -> I64:
-        """idx_mapping, or expanded_idx_mapping where the rest of the request's tensors agrees with that instead."""
+        """[B] idx_mapping, or expanded_idx_mapping where the request's other tensors agree with that one instead."""
         batch, ends = self.batch, np.cumsum(self.k + 1)
         rows = batch.idx_mapping.astype(np.int64)
         if not self.B:
@@ -84,7 +84,7 @@ class Step:
         return most
 
     def _agrees(self, b: int, row: int) -> int:
-        """Return how many of request b's other tensors fit the row."""
+        """Return the number of other tensors of request b that fit the row."""
         batch, states = self.batch, self.states
         if not 0 <= row < states.max_num_reqs or not states.live[row]:
             return -1
@@ -112,11 +112,11 @@ class Step:
 
     @cached_property
     def in_flight(self) -> I64:
-        """[B] tokens after the known ones that a step in flight is about to sample."""
+        """[B] the number of tokens after the known ones that a step in flight will sample."""
         return self.of_rows("num_placeholders")
 
     def of_rows(self, name: str) -> I64:
-        """[B] a column of the state in batch order; 0 for a cancelled request."""
+        """Return a column of the state in batch order, [B]; 0 for a cancelled request."""
         return np.where(self.cancelled, 0, self.state(name)[self.rows]).astype(np.int64)
 
     @cached_property
@@ -189,7 +189,7 @@ class Step:
         return out
 
     def attention_state(self) -> int:
-        """The first test that holds, see `AttentionState`."""
+        """The first state whose test holds, see `AttentionState`."""
         c, n, prompt, cancelled = self.c, self.n, self.of_rows("prompt_len"), self.cancelled
         tests = (
             (bool(self.k.any()), AttentionState.SPEC_DECODING),
@@ -205,15 +205,15 @@ class Step:
         return self.states.block_tables[g]
 
     def held(self, g: int) -> Bools:
-        """[B, K] the entries that are the request's."""
+        """[B, K] whether each entry belongs to the request."""
         return np.arange(self.table(g).width) < self.num_blocks(g)[:, None]
 
     def num_blocks(self, g: int) -> I64:
-        """[B] how many those are."""
+        """[B] the number of blocks of each request."""
         return np.where(self.cancelled, 0, self.table(g).num_blocks[self.rows]).astype(np.int64)
 
     def below_window(self, g: int) -> Bools:
-        """[B, K] the entries that no token of this step can see."""
+        """[B, K] whether no token of this step can see the entry."""
         window, P = self.table(g).group.sliding_window, self.table(g).tokens_per_block
         ends = (np.arange(self.table(g).width) + 1) * P
         if window is None or window < 2:
@@ -221,7 +221,7 @@ class Step:
         return ends <= self.c[:, None] - window + 1
 
     def local_seq_lens(self) -> I64:
-        """[B] how many of each request's positions this rank owns, counted one by one."""
+        """[B] the number of positions of each request that this rank owns, counted one by one."""
         cp, seq_lens = self.states.context_parallel, self.c + self.n
         if cp is None:
             return seq_lens
@@ -248,18 +248,18 @@ class Step:
 
     @cached_property
     def live(self) -> Bools:
-        """[R] the rows that hold a request."""
+        """[R] whether each row holds a request."""
         live = np.zeros(self.states.max_num_reqs, np.bool_)
         live[[self.states.row_of(rid) for rid in self.states.req_ids]] = True
         return live
 
     def where_live(self, expected: Any, got: AnyArray) -> AnyArray:
-        """``expected`` in the rows that hold a request; the others are left to the padding rule."""
+        """Return ``expected`` for the rows that hold a request; the padding rule checks the others."""
         live = self.live.reshape(-1, *([1] * (got.ndim - 1)))
         return np.where(live, expected, got)
 
     def adapters(self) -> I64:
-        """[R] the adapter of each row, by the adapters' lists of users."""
+        """[R] the adapter of each row, from the adapters' lists of users."""
         s = self.states
         out = np.zeros(s.max_num_reqs, np.int64)
         for adapter in s.loras.in_use:
@@ -274,7 +274,7 @@ class Step:
 
 
 def local_offsets(table: BlockTable, offsets: I64) -> I64:
-    """Offsets in a virtual block of P positions → offsets in this rank's block of S."""
+    """Map offsets in a virtual block of P positions to offsets in this rank's block of S."""
     cp = table.context_parallel
     if cp is None:
         return offsets
@@ -300,6 +300,6 @@ def _prefix_sum(values: I64) -> I64:
 
 
 def _median(*claims: AnyArray) -> I64:
-    """Entry by entry the middle of three: the value of at least two of them if two are equal."""
+    """Return the median of three arrays entry by entry: if two of them are equal, their value."""
     middle: I64 = np.sort(np.stack([t.astype(np.int64) for t in claims]), axis=0)[1]
     return middle

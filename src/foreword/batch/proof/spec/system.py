@@ -32,11 +32,12 @@ _STORED: dict[str, tuple[str | None, str]] = {
         "V",
     ),
 }
-"""Columns that hold another value than the parameter's: definition (None: the parameter's), and the largest value."""
+"""Columns whose value differs from the parameter's: column → definition (None: the parameter's), and the largest value.
+"""
 
 
 def _sampling(row: Parameter) -> TensorSpec:
-    """Return the column of a sampling parameter: dtype, range and padding are those of the table."""
+    """Return the column of a sampling parameter. Its dtype, range and padding come from the table."""
     assert row.column is not None
     name = row.column.name
     dtype, neutral = COLUMNS[name]

@@ -28,7 +28,8 @@ class Level(StrEnum):
 class Relation:
     """A rule that fixes entries of a tensor: ``formula`` for readers, ``expected`` computes it.
 
-    expected(step, got, group) is what the live entries must equal, and what ``got`` has where the rule leaves one free.
+    expected(step, got, group) returns the values that live entries must have, and those of ``got`` where the rule
+    allows any value.
     """
 
     formula: str
@@ -63,12 +64,12 @@ class TensorSpec:
 
     @property
     def label(self) -> str:
-        """The name in messages; state and batch share some names."""
+        """The name in messages. It tells tensors of the state and of the batch apart, which share some names."""
         return f"states.{self.name}" if self.level is Level.SYSTEM else self.name
 
     @property
     def expression(self) -> str:
-        """Return what reads it: of ``batch``, a step, or of ``states``, its rows; ``g`` is a KV group."""
+        """Return the Python expression that reads the tensor from ``batch`` or ``states``; ``g`` is a KV group."""
         group = "[g]" if self.per_group else ""
         if self.attribute == "explain":
             return f"batch.explain({'g' if group else ''}).{self.name}"
@@ -80,13 +81,13 @@ class TensorSpec:
 
 
 def row_tensor(name: str, definition: str, *relations: Relation, **facts: Any) -> TensorSpec:
-    """A column of `RequestStates`: shape, dtype and padding are those of its layout."""
+    """Return the specification of a column of `RequestStates`, with the shape, dtype and padding of its layout."""
     field = next(field for field in ROWS if field.name == name)
     return _of_field(field, level=Level.SYSTEM, definition=definition, relations=relations, **facts)
 
 
 def step_tensor(level: Level, name: str, definition: str, *relations: Relation, **facts: Any) -> TensorSpec:
-    """A tensor of `InputBuffers`: shape, dtype and padding are those of its layout."""
+    """Return the specification of a tensor of `InputBuffers`, with the shape, dtype and padding of its layout."""
     return _of_field(FIELDS[name], level=level, definition=definition, relations=relations, **facts)
 
 
