@@ -1,4 +1,6 @@
-"""A follower of another engine: the same decisions, prepared again, and compared with what the engine's runner made."""
+"""A follower of another engine: it prepares the same decisions again, and compares the tensors with those of the
+engine's runner.
+"""
 
 from __future__ import annotations
 
@@ -45,15 +47,16 @@ from foreword.shadow.explanation import why
 from foreword.shadow.finding import Finding, Origin, in_causal_order
 from foreword.shadow.report import Report
 
-_PER_GROUP = re.compile(r"(\w+)\[(\d+)\]")  # the name of a tensor of one KV group in errors
+_PER_GROUP = re.compile(r"(\w+)\[(\d+)\]")  # a tensor of one KV group in messages
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scheduled:
-    """A scheduled request as its engine has it when a step is prepared, for `Shadow.follow`.
+    """A scheduled request in the state that its engine has when a step is prepared, for `Shadow.follow`.
 
-    token_ids: all known tokens, the first num_prompt_tokens are its prompt; read when the request is first seen.
-    num_computed_tokens: before the step. num_scheduled_tokens: of the step. block_ids: one list per KV group.
+    token_ids: all known tokens, of which the first num_prompt_tokens are the prompt; they are read when the request is
+    first seen. num_computed_tokens: the number before the step. num_scheduled_tokens: the number in the step.
+    block_ids: one list per KV group.
     """
 
     req_id: str
@@ -66,21 +69,22 @@ class Scheduled:
 
 
 class Shadow:
-    """Follows another engine's steps with `RequestStates` of its own, and compares every tensor that it is given.
+    """Follows another engine's steps with its own `RequestStates`, and compares every tensor that it is given.
 
     For each step, in this order: `decide` (or changes of ``states`` and `plan`), `step`, `commit`. None of them raises
-    for what the engine did: it is a finding, and the next step is followed again.
+    an error for a fault of the engine: the fault becomes a finding, and the next step is followed again.
 
     states: empty, or as the engine's requests are now (then with ``attached``).
-    max_num_batched_tokens: of the largest step. num_blocks: of the cache, the null block included.
+    max_num_batched_tokens: the tokens of the largest step. num_blocks: the blocks of the cache, the null block
+    included.
     check: "host" compares values that are on the host already: NumPy arrays, numbers and lists. "tensors" compares all
         values given, as `numpy.asarray` reads them. "full" also follows what every slot of the cache holds.
     every: only each N-th step is compared; the others are followed, and the writes to the cache recorded.
-    first: the number of findings that are kept and passed to ``on_finding``; later ones are counted.
-    on_finding: called with each of them, causes before what follows from them, at the end of `step` or `commit`; it may
-        raise. See `log_finding` and `raise_finding`.
-    uses: by KV group, where its `KVGroup` does not say how the engine uses the blocks.
-    tables: which entries of block tables must be as the scheduler said besides those that a kernel reads.
+    first: the number of findings that are kept and passed to ``on_finding``; later ones are only counted.
+    on_finding: called with each of these findings at the end of `step` or `commit`, causes before their effects; it may
+    raise. See `log_finding` and `raise_finding`.
+    uses: KV group → how the engine uses its blocks, where the `KVGroup` does not say it.
+    tables: the entries of block tables that must be as the scheduler said, besides those that a kernel reads.
     attached: slots that no followed step wrote count as right.
     optimistic: the scheduler counts all drafts of the step before as computed, as with steps in flight: counts above
         the committed ones are not findings.
@@ -121,10 +125,10 @@ class Shadow:
         self._drafts: Mapping[str, Sequence[int]] | None = None
         self._ops = BlockOps.NONE
         self._batch: InputBatch | None = None
-        self._pending: list[Finding] = []  # of the decision, returned with the step
+        self._pending: list[Finding] = []  # findings of the decision, returned with the step
         self._left_out: set[str] = set()  # requests of the step that could not be followed
         self._lost: set[str] = set()  # requests that were left out of a step, as reported
-        self._excess: dict[str, int] = {}  # computed tokens that the scheduler counts too many, as reported
+        self._excess: dict[str, int] = {}  # computed tokens by which the scheduler's count is too high, as reported
         self._kept: list[Finding] = []
         self._counts: Counter[str] = Counter()
         self._nanoseconds: Counter[str] = Counter()
@@ -144,7 +148,7 @@ class Shadow:
         try:
             applied = vllm.apply(self.states, scheduler_output, refused=self._note_refused)
             self._planned, self._ops = applied, applied.block_ops
-        except ForewordError as error:  # of the output as a whole
+        except ForewordError as error:  # a finding of the output as a whole
             self._pending.append(self._of_error("scheduler_output", error, None))
         if self._optimistic:
             rows, counts = before
@@ -157,18 +161,18 @@ class Shadow:
         draft_tokens: Mapping[str, Sequence[int]] | None = None,
         block_ops: BlockOps = BlockOps.NONE,
     ) -> None:
-        """Follow any scheduler's decision: tokens to compute per request, drafts included, once ``states`` has its
-        arrivals, departures and blocks.
+        """Follow any scheduler's decision: the tokens to compute per request, drafts included. Before the call,
+        ``states`` must have the decision's arrivals, departures and blocks.
         """
         self._open()
         self._planned, self._drafts, self._ops = dict(num_scheduled_tokens), draft_tokens, block_ops
 
     def follow(self, requests: Sequence[Scheduled], gone: Collection[str] = ()) -> None:
-        """Follow a decision told as what the engine itself has of each scheduled request, in place of `plan`.
+        """Follow a decision that is given as the engine's own state of each scheduled request, in place of `plan`.
 
-        gone: requests that left or were preempted before it. A request that is seen for the first time is admitted;
-        later its tokens are those committed. One with fewer computed tokens than steps have computed begins again
-        there, and one with more is a finding.
+        gone: requests that left or were preempted before the decision. A request that is seen for the first time is
+        admitted; later its tokens are the committed ones. A request with fewer computed tokens than its steps have
+        computed is computed again from there; one with more is a finding.
         """
         started = time.perf_counter_ns()
         self._open()
@@ -186,7 +190,7 @@ class Shadow:
         self._spent("decide", started)
 
     def _enter(self, request: Scheduled) -> None:
-        """Bring a request to what the engine has of it: admit it, append its new blocks, or replace those it has."""
+        """Update a request to the engine's state: admit it, append its new blocks, or replace its blocks."""
         states, req_id, told = self.states, request.req_id, request.num_computed_tokens
         if req_id not in states:
             end = request.num_prompt_tokens
@@ -209,7 +213,7 @@ class Shadow:
             states.rewrite(req_id, states.token_ids[row, : states.num_tokens[row]].copy(), told, request.block_ids)
 
     def _open(self) -> None:
-        """Begin a step. One that was not committed sampled nothing."""
+        """Begin a step. The step before, if it was not committed, sampled nothing."""
         if self._batch is not None or self._planned:
             self._close({})
         self._num_steps += 1
@@ -221,7 +225,9 @@ class Shadow:
             self._pending.append(self._of_error("scheduler_output", error, req_id))
 
     def _check_counts(self, cached: Any) -> tuple[I64, I32]:
-        """Findings where the scheduler counts more tokens computed than steps have computed. Rows and their counts."""
+        """Add a finding where the scheduler counts more computed tokens than steps have computed. Return rows and their
+        counts.
+        """
         states, ids, told = self.states, cached.req_ids, cached.num_computed_tokens
         if len(ids) != len(told) or cached.resumed_req_ids or not all(map(states.__contains__, ids)):
             resumed = cached.resumed_req_ids
@@ -240,7 +246,7 @@ class Shadow:
             self._excess.pop(req_id, None)
             return
         if self._excess.get(req_id) == excess:
-            return  # the same fault, which the scheduler carries along
+            return  # the same fault in a later step
         self._excess[req_id] = excess
         known = int(self.states.num_tokens[row])
         text = f"the scheduler counts {told} tokens computed; {computed} are computed and {known} are known"
@@ -251,12 +257,13 @@ class Shadow:
     # -- what the runner made of it ----------------------------------------------------------------------------------
 
     def step(self, req_ids: Sequence[str], tensors: Mapping[str, Any]) -> list[Finding]:
-        """Prepare the step again, in the engine's own order, and return what differs, causes first.
+        """Prepare the step again in the engine's own order, and return the findings, causes first.
 
-        req_ids: the requests of the batch, in the engine's order. tensors: by our names, see `comparison.NAMES`; one
-        per KV group where there is one per group, None for a group that has none. ``block_table`` may have any width;
-        arrays may have entries past the step's, which must be padding. Entries of a masked array that are masked are
-        not compared. PlanError for an unknown name, and without `decide` or `plan` before.
+        req_ids: the requests of the batch, in the engine's order. tensors: the engine's tensors by Foreword's names,
+        see `comparison.NAMES`. A tensor that exists per KV group is a list with one per group, None for a group that
+        has none. ``block_table`` may have any width; arrays may have entries past the step's, which must be padding.
+        Masked entries of a masked array are not compared. Raise PlanError for an unknown name, and if neither `decide`
+        nor `plan` was called before.
 
         A request whose decision cannot be followed is left out, and the others are compared.
         """
@@ -293,11 +300,13 @@ class Shadow:
 
     @property
     def will_compare(self) -> bool:
-        """Return whether the step that was decided last is compared; it is followed without tensors where not."""
+        """Return whether the step that was decided last is compared; otherwise it is followed without tensors."""
         return (self._num_steps - 1) % self._every == 0
 
     def _in_order(self, planned: Mapping[str, int], order: list[str], found: list[Finding]) -> Mapping[str, int]:
-        """The plan in the engine's order; the scheduler's, with a finding, where the batch has other requests."""
+        """Return the plan in the engine's order; in the scheduler's order, with a finding, where the batch has other
+        requests.
+        """
         if order == list(planned):
             return planned
         if len(order) == len(planned) and planned.keys() == set(order):
@@ -309,7 +318,7 @@ class Shadow:
         return planned
 
     def _prepare(self, planned: Mapping[str, int], found: list[Finding]) -> InputBatch | None:
-        """The step's batch without the requests that cannot be followed; None where there cannot be one."""
+        """Return the step's batch without the requests that cannot be followed; None if no batch can be prepared."""
         drafts, order = self._drafts, planned
         self._left_out = set[str]()
         for g, use in self._uses.items():
@@ -353,7 +362,7 @@ class Shadow:
                 states.append_blocks(req_id, blocks)
 
     def _forget(self, tensors: Mapping[str, Any]) -> None:
-        """Take what was written without being followed for right."""
+        """Let slots that were written by requests that are not followed count as right."""
         slots = tensors.get("slot_mapping")
         if self.contents is not None and slots is not None:
             self.contents.forget(slots)
@@ -418,7 +427,7 @@ class Shadow:
         return Finding(self._num_steps, tensor, group, at, req_id, expected, got, 1, "scheduler", str(error))
 
     def _report(self, found: list[Finding]) -> list[Finding]:
-        """The findings in their order; the first ones are kept and passed on."""
+        """Return the findings in their order. Keep the first ones, and pass them to ``on_finding``."""
         if not found:
             return found
         found = in_causal_order(found)
@@ -480,9 +489,9 @@ class Shadow:
         *,
         lora_id: int = 0,
     ) -> None:
-        """Take over what the engine itself has of a request: its known tokens, how many are computed, its blocks per KV
-        group; None: the blocks that are known. An unknown request is admitted, with its adapter. RequestError for
-        values that do not fit.
+        """Take over the engine's own state of a request: its known tokens, the number of computed ones, and its blocks
+        per KV group; None keeps the known blocks. An unknown request is admitted, with its adapter. Raise RequestError
+        for values that do not fit.
         """
         if req_id in self.states:
             self.states.rewrite(req_id, token_ids, num_computed_tokens, block_ids)
@@ -499,19 +508,19 @@ class Shadow:
             self.contents.salt(req_id, salt)
 
     def add(self, finding: Finding) -> None:
-        """Count a finding of the caller's own in the step that was decided last; `step` or `commit` returns it."""
+        """Add a finding of the caller to the step that was decided last; `step` or `commit` returns it."""
         self._pending.append(finding)
 
     # -- the result -----------------------------------------------------------------------------------------------
 
     @property
     def num_steps(self) -> int:
-        """The steps that were followed, which is the number of the last one."""
+        """The number of steps that were followed, which is the number of the last one."""
         return self._num_steps
 
     @property
     def batch(self) -> InputBatch | None:
-        """The last step as it should be, until its commit; None where it could not be prepared."""
+        """The last step as defined, until its commit; None if it could not be prepared."""
         return self._batch
 
     @property
@@ -520,7 +529,7 @@ class Shadow:
         return tuple(self._kept)
 
     def report(self) -> Report:
-        """Return what was followed and found so far."""
+        """Return the numbers of steps and the findings so far."""
         steps = max(self._num_steps, 1) * 1000
         microseconds = {phase: spent / steps for phase, spent in self._nanoseconds.items()}
         return Report(

@@ -1,4 +1,6 @@
-"""Other systems' forms of a step: functions of a batch, and `vllm.apply` for vLLM's scheduler output."""
+"""Convert between a step and the forms that other systems use: functions of a batch, and `vllm.apply` for vLLM's
+scheduler output.
+"""
 
 from foreword.batch.adapters.chunked_local import chunked_local
 from foreword.batch.adapters.common_attention_metadata import common_attention_metadata

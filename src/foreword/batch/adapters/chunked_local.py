@@ -40,7 +40,7 @@ class LocalBatches:
 def chunked_local(batch: BatchTensors, chunk_size: int, group: int = 0) -> LocalBatches:
     """Cut the step at multiples of chunk_size, which the group's block size must divide (ConfigError).
 
-    At stable addresses per chunk size; valid as long as the batch is.
+    The arrays have stable addresses per chunk size, and are valid as long as the batch is.
     """
     refuse_spread(batch, group, "chunked-local attention")
     refuse_ranges(batch, "chunked-local attention")

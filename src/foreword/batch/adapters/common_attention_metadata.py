@@ -1,4 +1,4 @@
-"""vLLM's CommonAttentionMetadata, by its own names, for metadata builders written against it."""
+"""vLLM's CommonAttentionMetadata with its field names, for metadata builders that are written for it."""
 
 from __future__ import annotations
 
@@ -92,12 +92,12 @@ class CommonAttentionMetadata:
 def common_attention_metadata(
     batch: BatchTensors, group: int = 0, num_logits_padded: int = 0, *, promise: GraphPromise | None = None
 ) -> CommonAttentionMetadata:
-    """The step's metadata for one KV group: views of the step's tensors, valid as long as the batch is.
+    """Return the step's metadata for one KV group: views of the step's tensors, valid as long as the batch is.
 
     num_logits_padded: the padded number of logit rows of a captured graph; 0 pads nothing. Padding repeats the last
     index, so that a graph reads no row outside the step.
-    promise: of the graph that the step replays; its max_query_len and max_seq_len stand for the step's. PlanError for a
-    step that breaks it.
+    promise: the promise of the graph that the step replays. Its max_query_len and max_seq_len are used in place of the
+    step's. Raise PlanError for a step that breaks it.
     """
     encoder, padded, num_logits = encoder_seq_lens(batch), batch.num_reqs_padded, len(batch.logits_indices)
     if num_logits_padded and num_logits_padded < num_logits:

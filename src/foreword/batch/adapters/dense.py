@@ -31,7 +31,7 @@ class DenseInputs:
 
 
 def dense_inputs(batch: BatchTensors, group: int = 0) -> DenseInputs:
-    """The step as rectangles, O(B · Q · N). PlanError for a group spread over ranks."""
+    """Return the step as rectangles, in O(B · Q · N). Raise PlanError for a group that is spread over ranks."""
     tables = token_tables(batch, group)
     local = np.arange(batch.max_query_len)
     real = local < tables.extend_seq_lens[:, None]

@@ -15,7 +15,7 @@ from foreword.batch.values.attention import AttentionState
 class Context:
     """The values that nano-vllm's attention layers read.
 
-    Prefill: cu_seqlens_q, cu_seqlens_k int32 [B + 1], and block_tables only where some key is in the cache already
+    Prefill: cu_seqlens_q, cu_seqlens_k int32 [B + 1], and block_tables only if some key is in the cache already
     (otherwise the keys are the step's own). Decode: context_lens int32 [B] and block_tables.
     block_tables: int32 [B, longest row], padded with −1. slot_mapping: int32 [T].
     """
@@ -31,7 +31,7 @@ class Context:
 
 
 def nano_vllm_context(batch: BatchTensors, group: int = 0) -> Context:
-    """The step as nano-vllm prepares it, input_ids and positions apart; valid as long as the batch is."""
+    """Return the step as nano-vllm prepares it, without input_ids and positions; valid as long as the batch is."""
     refuse_spread(batch, group, "nano-vllm's context")
     refuse_ranges(batch, "nano-vllm's context")
     varlen = flash_attn_varlen(batch, group)

@@ -29,7 +29,9 @@ class TokenTables:
 
 
 def token_tables(batch: BatchTensors, group: int = 0) -> TokenTables:
-    """The step as token tables, valid as long as the batch is. PlanError for a group spread over ranks."""
+    """Return the step as token tables, valid as long as the batch is. Raise PlanError for a group that is spread over
+    ranks.
+    """
     refuse_spread(batch, group, "a token table")
     B, S = batch.num_reqs, batch.states.block_tables[group].tokens_per_block
     seq_lens, positions = batch.seq_lens[:B], np.arange(batch.max_seq_len)

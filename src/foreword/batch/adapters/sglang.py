@@ -1,4 +1,6 @@
-"""SGLang's `ForwardBatch`, by its own names and dtypes: what its attention backends read of a step without drafts."""
+"""SGLang's `ForwardBatch` with its field names and dtypes: the fields that its attention backends read in a step
+without drafts.
+"""
 
 from __future__ import annotations
 
@@ -72,8 +74,8 @@ class ForwardBatch:
 def sglang_forward_batch(batch: BatchTensors, group: int = 0) -> ForwardBatch:
     """Return the step as SGLang's `ForwardBatch`, without padding, at stable addresses; valid as long as the batch is.
 
-    PlanError for a step with drafts, which SGLang describes in `spec_info`, with bidirectional ranges, for a group
-    spread over ranks, and for slots that int32 does not hold.
+    Raise PlanError for a step with drafts, which SGLang describes in `spec_info`, or with bidirectional ranges, for a
+    group that is spread over ranks, and for slots that exceed int32.
     """
     refuse_spread(batch, group, "SGLang's ForwardBatch")
     refuse_ranges(batch, "SGLang's ForwardBatch")

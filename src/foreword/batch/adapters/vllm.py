@@ -1,4 +1,4 @@
-"""vLLM's scheduler output, applied as it comes: the difference between two steps, of either generation of its runner.
+"""Apply vLLM's scheduler output, the difference between two steps, in the form of either generation of its runner.
 
 `apply` reads objects shaped like vLLM's `SchedulerOutput`, `NewRequestData` and `CachedRequestData`; vLLM itself is
 not imported. The order is the protocol's:
@@ -8,7 +8,7 @@ not imported. The order is the protocol's:
     new requests enter            (a known id is replaced; prefill_token_ids holds prompt + outputs of a resumed one)
     cached requests continue      (blocks appended; for resumed ids, replaced; computed tokens as sent)
 
-A running request that is not scheduled keeps its row and its state. An output with zero tokens is applied all the same.
+A running request that is not scheduled keeps its row and its state. An output with zero tokens is applied too.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from foreword.errors import CapacityError, ForewordError, PlanError, RequestErro
 from foreword.integers import int32s
 
 Refused = Callable[[str, ForewordError], object]
-_UNREAD = -1  # the number of drafts of a plan that was not brought into arrays yet
+_UNREAD = -1  # the number of drafts of a plan that is not in arrays yet
 
 
 class AppliedStep(PlannedStep):
     """The step to prepare after the difference was applied: {req_id: tokens}, in the scheduler's order.
 
     plan: (rows, num_scheduled) int32 [B]. draft_tokens: {req_id: [ids]} or None; −1 is a draft whose id is not known
-    here. All of these do the same:
+    here. These calls are equivalent:
         prepare_inputs(states, applied, buffers)                                                  the shortest way
         prepare_inputs(states, applied, buffers, draft_tokens=applied.draft_tokens)
         prepare_inputs(states, applied.plan, buffers, draft_tokens=applied.draft_tokens)
@@ -110,8 +110,8 @@ class VllmAdapter:
     """The values that `apply` keeps per vLLM scheduler in addition to its `RequestStates`.
 
     preempted: requests without row and blocks, which a later output may resume by id.
-    bidirectional: modalities whose embedded positions see each other, as ("image", "video") for Gemma 3; to be set
-    before the first output. A scheduler output does not say it: it is a fact of the model.
+    bidirectional: modalities whose embedded positions see each other, as ("image", "video") for Gemma 3. Set it before
+    the first output: it is a property of the model, which no scheduler output contains.
     """
 
     def __init__(self, states: RequestStates) -> None:
@@ -123,7 +123,7 @@ class VllmAdapter:
 
     @staticmethod
     def of(states: RequestStates) -> VllmAdapter:
-        """The adapter of these states, made on first use."""
+        """Return the adapter of these states; create it on first use."""
         adapter = states._adapters.get(VllmAdapter)
         if adapter is None:
             adapter = states._adapters[VllmAdapter] = VllmAdapter(states)
@@ -139,7 +139,7 @@ class VllmAdapter:
         return AppliedStep(scheduler_output, front, num_draft_ids)
 
     def _apply_rest(self, out: Any, done: int, refused: Refused | None) -> int:
-        """Return what `FastPath.apply` left after ``done`` parts; the number of drafts."""
+        """Apply the parts that `FastPath.apply` left after ``done`` parts. Return the number of drafts."""
         states, front, new = self.states, self._front, out.scheduled_new_reqs
         if done < 1 and out.finished_req_ids:
             self._finish(out.finished_req_ids)
@@ -155,15 +155,15 @@ class VllmAdapter:
             front.write_special(new)
         cached, counts, drafts = out.scheduled_cached_reqs, out.num_scheduled_tokens, out.scheduled_spec_decode_tokens
         num_draft_ids = front.step(cached, counts, drafts)
-        if num_draft_ids < 0:  # something unusual: in Python, entry by entry
+        if num_draft_ids < 0:  # an unusual output is applied in Python, entry by entry
             if cached.req_ids:
                 self._continue(cached, refused)
-            # A follower's plan may have requests that were refused: who reads the plan gets the error.
+            # A follower's plan may have requests that were refused. Reading the plan then raises the error.
             num_draft_ids = _read_plan(states, front, counts, drafts or {}) if refused is None else _UNREAD
         return num_draft_ids
 
     def _finish(self, finished: Collection[str]) -> None:
-        """In ascending order, so that every rank frees its rows alike."""
+        """Free the rows of finished requests in ascending order, so that every rank frees them in the same order."""
         if not self._front.finish(finished):
             for rid in sorted(finished):
                 self.states.remove_request(rid)
@@ -171,7 +171,7 @@ class VllmAdapter:
             self.preempted.pop(rid, None)
 
     def _enter(self, data: Any, is_follower: bool) -> None:
-        """Admit a request; a follower, which does not sample, without parameters that are not supported here."""
+        """Admit a request. A follower, which does not sample, admits it without unsupported parameters."""
         self.states.remove_request(data.req_id)  # a resumed request, or a session whose prompt grew
         try:
             request = new_request(data, bidirectional=self.bidirectional)
@@ -186,7 +186,9 @@ class VllmAdapter:
             self.states.sampling.seed[row] = preempted.seed  # the same request again, with its outputs
 
     def _continue(self, cached: Any, refused: Refused | None) -> None:
-        """CachedRequestData: lists with entry i for req_ids[i]; a list that a generation does not use is empty."""
+        """Apply CachedRequestData, whose lists have entry i for req_ids[i]. A list that a generation does not use is
+        empty.
+        """
         for name in ("new_block_ids", "num_computed_tokens"):
             if len(getattr(cached, name)) != len(cached.req_ids):
                 raise PlanError("scheduled_cached_reqs has lists of different lengths", tensor=name,
@@ -216,7 +218,7 @@ class VllmAdapter:
         progress.set_computed(row, computed)
 
     def _resume(self, rid: str, blocks: Any, computed: int, all_tokens: Sequence[int] | None) -> None:
-        """Other blocks in place of the old ones; every token known so far has to be computed before it samples."""
+        """Replace the blocks of a resumed request. It samples after every token that is known now has been computed."""
         states = self.states
         if rid not in self.preempted:
             if rid not in states:
@@ -234,13 +236,13 @@ class VllmAdapter:
 
 
 def apply(states: RequestStates, scheduler_output: Any, *, refused: Refused | None = None) -> AppliedStep:
-    """Bring the states to what the scheduler decided and return the step to prepare.
+    """Apply the scheduler's decision to the states and return the step to prepare.
 
-    Raises RequestError or CapacityError for the first entry that does not fit, with the entries before it applied.
-    PlanError, with nothing applied, for a value in a field that is refused. A field of a later release, which is not
-    known here, gives one RuntimeWarning.
+    Raise RequestError or CapacityError for the first entry that does not fit; the entries before it are applied then.
+    Raise PlanError, with nothing applied, for a value in a field that is refused. A field of a later release, which is
+    not known here, causes one RuntimeWarning.
 
-    refused: for a follower of another engine: refused(req_id, error) is called for each request whose entry does not
+    refused: for a follower of another engine. refused(req_id, error) is called for each request whose entry does not
     fit, and the others are applied; sampling parameters that are not supported here are left out.
     """
     return VllmAdapter.of(states).apply(scheduler_output, refused)
@@ -248,7 +250,7 @@ def apply(states: RequestStates, scheduler_output: Any, *, refused: Refused | No
 
 @contextmanager
 def _reporting(req_id: str, refused: Refused | None) -> Iterator[None]:
-    """Pass an error of a request's entry to ``refused``, if there is one."""
+    """Pass an error of a request's entry to ``refused``, if it is given."""
     try:
         yield
     except ForewordError as error:
@@ -260,7 +262,7 @@ def _reporting(req_id: str, refused: Refused | None) -> Iterator[None]:
 def _read_plan(
     states: RequestStates, front: FastPath, counts: Mapping[str, int], drafts: Mapping[str, Sequence[int]]
 ) -> int:
-    """The plan into the front's arrays; how many drafts there are."""
+    """Write the plan into the arrays of the fast path. Return the number of drafts."""
     B = len(counts)
     if states.max_num_reqs < B:
         raise CapacityError(

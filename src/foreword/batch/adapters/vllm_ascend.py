@@ -27,15 +27,15 @@ class AscendState(Enum):
 
 
 def ascend_state(batch: BatchTensors, *, chunked_prefill: bool = True) -> AscendState:
-    """The state of the step, with c computed tokens, n scheduled tokens and k drafts per request:
+    """Return the state of the step, with c computed tokens, n scheduled tokens and k drafts per request:
 
         every c = 0        PrefillNoCache
         every n = 1        DecodeOnly
         every n − k = 1    SpecDecoding
         otherwise          ChunkedPrefill; PrefillCacheHit without chunked prefill
 
-    The first line that holds decides. chunked_prefill=False: vllm-ascend's own scheduler with chunked prefill off.
-    `AttentionState` has the same names and another rule: it tests drafts first and needs context for a decode.
+    The first line that holds gives the state. chunked_prefill=False is for vllm-ascend's own scheduler without chunked
+    prefill. `AttentionState` has the same names and another rule: it tests drafts first and needs context for a decode.
     """
     n = batch.num_scheduled_tokens
     if not batch.num_computed_tokens.any():
@@ -53,14 +53,14 @@ class AscendMasks:
     Query position p sees key j where  j ≤ p and (no window or j > p − W).
     bool: True where the query sees the key. A float dtype, to be added to the scores: 0 where it sees it, else −inf.
 
-    causal(size) is a slice of one matrix, which is made again only for a larger size. rows(…) is written per step.
-    Memory grows as needed and moves when it grows. After `reserve` for the largest step no address changes.
+    causal(size) is a slice of one matrix, which is allocated again only for a larger size. rows(…) is written per step.
+    Memory that grows changes its address; after `reserve` for the largest step no address changes.
     """
 
     __slots__ = ("_causal", "_hidden", "_rows", "_seen", "dtype", "sliding_window")
 
     def __init__(self, dtype: npt.DTypeLike = np.bool_, sliding_window: int | None = None) -> None:
-        """ConfigError for a dtype that is not bool or a float."""
+        """Raise ConfigError for a dtype that is neither bool nor a float."""
         self.dtype = np.dtype(dtype)
         if self.dtype.kind not in "bf":
             raise ConfigError(f"AscendMasks(dtype={self.dtype.name!r}): expected bool or a float dtype")
@@ -79,15 +79,15 @@ class AscendMasks:
             self._rows = np.empty(max_num_tokens * max_seq_len, self.dtype)
 
     def causal(self, size: int) -> AnyArray:
-        """[size, size]: row p is the mask of query position p. A read-only view of the kept matrix."""
+        """Return masks [size, size], row p that of query position p: a read-only view of the kept matrix."""
         if size > len(self._causal):
             self.reserve(max_query_len=max(size, 2 * len(self._causal)), max_num_tokens=0, max_seq_len=0)
         return _read_only(self._causal[:size, :size])
 
     def rows(self, positions: I64, num_keys: int) -> AnyArray:
-        """[len(positions), num_keys]: rows `positions` of causal(num_keys), without that matrix.
+        """Return rows `positions` of causal(num_keys), [len(positions), num_keys], without allocating that matrix.
 
-        Contiguous and read-only, valid until the next call.
+        The array is contiguous, read-only, and valid until the next call.
         """
         size = len(positions) * num_keys
         if size > len(self._rows):
@@ -139,11 +139,11 @@ class AscendMetadata:
 def ascend_metadata(
     batch: BatchTensors, group: int = 0, *, masks: AscendMasks | None = None, chunked_prefill: bool = True
 ) -> AscendMetadata:
-    """The step's metadata for one KV group, as views that are valid as long as the batch is.
+    """Return the step's metadata for one KV group, as views that are valid as long as the batch is.
 
-    masks: where the mask is made, kept by the caller between steps; its window must be the group's. None: bool masks
-    in new memory. chunked_prefill: see `ascend_state`.
-    PlanError for masks of another window, a group spread over ranks, and bidirectional ranges.
+    masks: the object that makes the mask, kept by the caller between steps. Its window must be the group's. None: bool
+    masks in new memory. chunked_prefill: see `ascend_state`. Raise PlanError for masks of another window, a group that
+    is spread over ranks, and bidirectional ranges.
     """
     refuse_spread(batch, group, "vllm-ascend's metadata")
     refuse_ranges(batch, "vllm-ascend's metadata")

@@ -34,16 +34,16 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "skip_drafts": "whether drafts are proposed after the step",
     "total_num_scheduled_tokens": "the sum of num_scheduled_tokens",
 }
-"""Field → what it is for, where no tensor of the step depends on it."""
+"""Field that no tensor of the step depends on → its purpose."""
 
 REFUSED: Mapping[str, str] = {
     "block_table_updates": "block tables of running requests are replaced, which is not followed"
 }
-"""Field → why a value in it is refused."""
+"""Field → the reason why a value in it is refused."""
 
 
 class KnownFields:
-    """Looks at the type of a scheduler's outputs once.
+    """Checks the fields of each type of scheduler output once.
 
     plain_type: a type without a field that is refused, whose outputs need no further check.
     """
@@ -56,7 +56,7 @@ class KnownFields:
         self._refused: tuple[str, ...] = ()
 
     def check(self, output: Any) -> None:
-        """Warn once of fields that are not known. PlanError for a value in a field that is refused."""
+        """Warn once of unknown fields. Raise PlanError for a value in a field that is refused."""
         if type(output) is not self._type:
             self._look_at(type(output))
         for name in self._refused:

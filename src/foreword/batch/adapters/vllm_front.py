@@ -1,4 +1,4 @@
-"""The common step of `vllm.apply` in native code, and the arrays it writes a plan into."""
+"""The common case of `vllm.apply` in native code, and the arrays that it writes a plan into."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from foreword.native import native
 
 
 def native_core(states: RequestStates, plan: dict[str, AnyArray]) -> Any:
-    """The native core that reads vLLM-shaped scheduler output into ``plan``, or None where it is not built."""
+    """Return the native core that reads vLLM-shaped scheduler output into ``plan``; None if the native module is not
+    built.
+    """
     core, s = states._core, states
     return None if core is None else native.VllmFastPath(core, plan, s.observers, s.loras.adapter_of, s.extras.rows)
 
@@ -37,31 +39,34 @@ class FastPath:
         self._core = native_core(states, arrays)
 
     def apply(self, output: Any) -> int:
-        """A whole scheduler output: `finish`, `admit` and `step`. Returns the number of drafts; −1 − the number of
-        these three that were done, where the caller has to do the others, and `write_special` after two of them.
+        """Apply a whole scheduler output: `finish`, `admit` and `step`. Return the number of drafts; or −1 − the number
+        of these three parts that were done, in which case the caller has to do the others, and `write_special` after
+        two parts.
         """
         return -1 if self._core is None else int(self._core.apply(output))
 
     def step(self, cached: Any, num_scheduled: Any, drafts: Any) -> int:
-        """Apply cached requests, read the plan, return the number of drafts; −1, unchanged, for Python's cases."""
+        """Apply cached requests, read the plan and return the number of drafts; −1, with nothing changed, for a case
+        that only the Python code handles.
+        """
         return -1 if self._core is None else int(self._core.step(cached, num_scheduled, drafts))
 
     def plan(self, num_reqs: int) -> tuple[I32, I32]:
-        """(rows, num_scheduled) of the last output, int32 [B]."""
+        """Return (rows, num_scheduled) of the last output, int32 [B]."""
         views = self._views.get(num_reqs)
         if views is None:
             views = self._views[num_reqs] = (self.rows[:num_reqs], self.num_scheduled[:num_reqs])
         return views
 
     def admit(self, new: Any) -> bool:
-        """Admit plain requests all at once. False, with nothing changed, where one of them is not plain."""
+        """Admit plain requests at once. Return False, with nothing changed, if one of them is not plain."""
         if self._core is None or not self._core.admit(new):
             return False
         self.write_special(new)
         return True
 
     def write_special(self, new: Any) -> None:
-        """The sampling parameters of those of the requests just admitted that native code does not write."""
+        """Write the sampling parameters of the newly admitted requests that native code does not write."""
         states, columns = self.states, self.states.sampling
         for i in self._core.special():
             row, params = states.row_of(new[i].req_id), sampling_params(new[i].sampling_params)
@@ -69,5 +74,7 @@ class FastPath:
             make(() if params is None else columns.set(row, params, states.vocab_size, admission))
 
     def finish(self, ids: Collection[str]) -> bool:
-        """Free the rows of live ones of these ids, in their order. False, unchanged, if more has to change."""
+        """Free the rows of the live requests among these ids, in their order. Return False, with nothing changed, if
+        more has to change.
+        """
         return self._core is not None and bool(self._core.finish(ids))

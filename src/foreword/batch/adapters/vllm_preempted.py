@@ -1,4 +1,6 @@
-"""Preempted requests of a vLLM scheduler: without row and blocks, but kept, so that they can be resumed by id."""
+"""Preempted requests of a vLLM scheduler. They have neither row nor blocks, and are kept so that they can be resumed by
+id.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from foreword.batch.values.requests import NewRequest, TokenIds
 class PreemptedRequest:
     """A preempted request as it would be admitted again.
 
-    sampling: its columns, where it has no parameters object. seed: the one it draws with, given or derived.
+    sampling: its columns, if it has no parameters object. seed: the given or derived seed that it draws with.
     """
 
     request: NewRequest
@@ -26,7 +28,7 @@ class PreemptedRequest:
 
 
 def preempt(states: RequestStates, req_id: str) -> PreemptedRequest:
-    """Free the request's row and return what it was. RequestError for an unknown id."""
+    """Free the request's row and return the request. Raise RequestError for an unknown id."""
     row = states.row_of(req_id)
     prompt, known = int(states.prompt_len[row]), int(states.num_tokens[row])
     extras, lora_id = states.extras, int(states.lora_id[row])

@@ -1,4 +1,6 @@
-"""vLLM's per-request objects as the types of this package: requests, sampling, pooling, LoRA, multimodal features."""
+"""Convert vLLM's per-request objects to the types of this package: requests, sampling, pooling, LoRA, multimodal
+features.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ _SAME = (
 
 
 def new_request(data: Any, *, with_params: bool = True, bidirectional: Collection[str] = ()) -> NewRequest:
-    """NewRequestData → NewRequest. prefill_token_ids, where it is longer than the prompt, brings the outputs.
+    """Convert NewRequestData to NewRequest. If prefill_token_ids is longer than the prompt, the rest are outputs.
 
     with_params: whether to take its sampling parameters. bidirectional: modalities whose embedded positions see each
     other.
@@ -48,12 +50,14 @@ def new_request(data: Any, *, with_params: bool = True, bidirectional: Collectio
 
 
 def sampling_params(params: Any) -> SamplingParams | None:
-    """vLLM's SamplingParams (or ours, or any object with some of the names) → ours; absent names keep our defaults."""
+    """Convert vLLM's SamplingParams (or ours, or any object with some of the names) to ours; absent names keep our
+    defaults.
+    """
     if params is None or isinstance(params, SamplingParams):
         return params
     values = {name: value for name in _SAME if (value := getattr(params, name, None)) is not None}
     values["max_tokens"] = getattr(params, "max_tokens", None)
-    values["top_k"] = max(getattr(params, "top_k", 0) or 0, 0)  # −1 was "all" before it was 0
+    values["top_k"] = max(getattr(params, "top_k", 0) or 0, 0)  # earlier versions use −1 for all tokens, later ones 0
     values["structured_outputs"] = _structured_outputs(getattr(params, "structured_outputs", None))
     values["stop"] = getattr(params, "stop", None) or ()
     values["stop_token_ids"] = tuple(getattr(params, "stop_token_ids", None) or ())
@@ -61,7 +65,7 @@ def sampling_params(params: Any) -> SamplingParams | None:
 
 
 def _structured_outputs(params: Any) -> Any:
-    """vLLM's StructuredOutputsParams as the mapping of its kind. Options of its grammar do not change a step."""
+    """Return vLLM's StructuredOutputsParams as a mapping of its kind. Options of its grammar do not change a step."""
     if params is None or isinstance(params, Mapping | StructuredOutputs):
         return params
     return {name: value for name in KINDS if (value := getattr(params, name, None)) is not None}

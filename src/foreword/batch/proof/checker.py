@@ -39,8 +39,7 @@ MOST_REPEATS = 3
 
 
 def run_check(batch: BatchTensors, level: Check) -> None:
-    """Raise PlanError for the first violation in a batch that was just prepared or resolved. Do not run the batch then.
-    """
+    """Raise PlanError for the first violation in a batch just prepared or resolved. Do not run the batch then."""
     if level == "bounds":
         check_bounds(batch)
     elif level == "full":
@@ -295,6 +294,5 @@ def _of_fault(batch: BatchTensors, fault: SlotFault) -> PlanError:
 
 
 def _tokens_of(batch: BatchTensors) -> list[list[int]]:
-    """Return the rows, computed and scheduled tokens of a step. They are equal for steps that compute the same tokens.
-    """
+    """Return the rows, computed and scheduled tokens of a step, equal for steps that compute the same tokens."""
     return [x.tolist() for x in (batch.idx_mapping, batch.num_computed_tokens, batch.num_scheduled_tokens)]

@@ -42,9 +42,7 @@ class GroupUse:
             raise ConfigError("GroupUse: a ring has no chunks; give one of them")
 
     def lowest(self, table: BlockTable, computed: I32) -> I64:
-        """Return the lowest position that a step's first token sees, [B], of requests with these numbers of computed
-        tokens.
-        """
+        """Return the lowest position that a step's first token sees, [B], after c computed tokens."""
         c = computed.astype(np.int64)
         if self.chunk is not None:
             return c // self.chunk * self.chunk
@@ -53,8 +51,7 @@ class GroupUse:
         return lowest
 
     def slots_of(self, batch: BatchTensors, group: int) -> I64:
-        """Return the slot that the blocks of its request give the key of each token, [T]; −1 where no token has a slot.
-        """
+        """Return the slot of each token's key in the blocks of its request, [T]; −1 where no token has a slot."""
         T, table = batch.num_tokens, batch.states.block_tables[group]
         if not self.slots:
             return np.full(T, PAD_SLOT_ID, np.int64)
