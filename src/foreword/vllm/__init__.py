@@ -1,4 +1,4 @@
-"""For vLLM: its steps checked while it serves, and its second model runner's kernels as functions of NumPy.
+"""Check the steps of vLLM while it serves, and run the kernels of its second model runner as functions of NumPy.
 
 `CheckedWorker` is vLLM's worker of this platform with the check, for ``vllm serve --worker-cls
 foreword.vllm.CheckedWorker``; FOREWORD_CHECK needs no option (docs/check-your-engine.md).

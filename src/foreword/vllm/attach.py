@@ -1,4 +1,4 @@
-"""The check of steps in vLLM's workers: by a patch of the class that starts them, or as a class of its own."""
+"""Check steps in vLLM's workers, by a patch of the class that starts them, or as a separate worker class."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from foreword.vllm.runners import FollowedRunner, checked_class
 from foreword.vllm.window import check_parallel, check_version, unknown_fields
 
 WORKERS = {"cpu": "vllm.v1.worker.cpu_worker.CPUWorker", "xpu": "vllm.v1.worker.xpu_worker.XPUWorker"}
-"""vLLM's worker of a platform, by the type of its device."""
+"""Type of device → vLLM's worker class of this platform."""
 GPU_WORKER = "vllm.v1.worker.gpu_worker.Worker"
 
 
 def attach(worker: Any, options: CheckOptions) -> None:
-    """Follow the model runner of a worker whose device is initialized. What cannot be followed is logged once."""
+    """Follow the model runner of a worker whose device is initialized. If that is impossible, log the reason once."""
     runner = worker.model_runner
     if isinstance(runner, FollowedRunner):
         return
@@ -33,7 +33,7 @@ def attach(worker: Any, options: CheckOptions) -> None:
             return  # the others have the same inputs
         runner_class: type = type(runner)
         kind = checked_class(runner_class)
-    except Exception as error:  # the engine serves all the same
+    except Exception as error:  # the engine must serve also if the check fails
         LOGGER.error("foreword: the steps are not checked: %s", error)
         return
     if unknown := unknown_fields(field.name for field in dataclasses.fields(SchedulerOutput)):
@@ -65,9 +65,9 @@ def watch_workers(options: CheckOptions) -> None:
 
 
 def checked_worker() -> type:
-    """Return vLLM's worker of this platform as a class that checks its steps: for ``--worker-cls``.
+    """Return a subclass of vLLM's worker of this platform that checks its steps, for ``--worker-cls``.
 
-    FOREWORD_CHECK has the options; "full" without it.
+    FOREWORD_CHECK has the options; without it they are "full".
     """
     base: type = resolve_obj_by_qualname(WORKERS.get(current_platform.device_type, GPU_WORKER))
 

@@ -1,6 +1,6 @@
-"""vLLM's first model runner without a model: its own preparation of steps, on decisions that are given as plain values.
+"""vLLM's first model runner without a model: it prepares the steps of decisions that are given as plain values.
 
-This file needs vLLM alone. `foreword rerun --as-test` copies it into the test that it prints.
+This file imports nothing of Foreword. `foreword rerun --as-test` copies it into the test that it prints.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ else:
 
 HIDDEN_SIZE = 64
 NUM_BLOCKS = 1 << 24
-"""More than any cache has: it is never allocated."""
+"""A number of blocks that exceeds that of any cache. The cache is never allocated."""
 
 
 class Group(NamedTuple):
@@ -47,7 +47,7 @@ class Group(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """The sizes of the engine. uses_mrope: its rotary positions have three dimensions, and requests bring theirs."""
+    """The sizes of the engine. uses_mrope: its rotary positions have three dimensions, and requests bring their own."""
 
     max_num_reqs: int
     max_num_batched_tokens: int
@@ -62,7 +62,7 @@ class Sizes(NamedTuple):
 
 
 class BareMetadata(NamedTuple):
-    """The values that layers of attention would read in a step."""
+    """The values that attention layers would read in a step."""
 
     query_start_loc: torch.Tensor
     seq_lens: torch.Tensor
@@ -72,7 +72,7 @@ class BareMetadata(NamedTuple):
 
 
 class BareBuilder(AttentionMetadataBuilder):  # type: ignore[misc]  # vLLM's classes are Any
-    """Keeps what the runner prepared for attention as it is."""
+    """Keeps the values that the runner prepared for attention unchanged."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -86,7 +86,7 @@ class BareBuilder(AttentionMetadataBuilder):  # type: ignore[misc]  # vLLM's cla
 
 
 class StatesBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
-    """Of recurrent layers, which read no slots. The runner puts decodes before prompts for them."""
+    """The builder for recurrent layers, which read no slots. The runner puts decodes before prompts for them."""
 
     reorder_batch_threshold = 1
 
@@ -141,7 +141,7 @@ class BareLayer(AttentionLayerBase):  # type: ignore[misc]
 
 class BareModel:
     """A model that computes nothing: its hidden states are the logits. rotary: of the request that is admitted, the
-    rotary positions [3, prompt] and what later tokens add to theirs.
+    rotary positions [3, prompt] and the offset of later tokens.
     """
 
     supports_mrope: ClassVar[bool] = True
@@ -160,7 +160,7 @@ class BareModel:
 
 
 class NoDrafts:
-    """A proposer of drafts, which has none: those of the decisions are given."""
+    """A proposer that returns no drafts: the drafts of the decisions are given."""
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         pass
@@ -173,10 +173,10 @@ class NoDrafts:
 
 
 class BareRunner(Runner):  # type: ignore[misc]
-    """The runner of a platform without its model. Its samples are those of ``forced``, {req_id: tokens}.
+    """The runner of a platform without its model. Its samples are taken from ``forced``, {req_id: tokens}.
 
-    metadata, input_ids_read: of the last step, as a model would have read them. prepared: what `_prepare_inputs`
-    returned. rotary: of the requests that the step admits.
+    metadata, input_ids_read: the values of the last step that a model would have read. prepared: the values that
+    `_prepare_inputs` returned. rotary: the rotary positions of the requests that the step admits.
     """
 
     rotary: Mapping[str, tuple[Sequence[Sequence[int]], int] | None]
@@ -229,7 +229,7 @@ class BareRunner(Runner):  # type: ignore[misc]
         pass
 
     def run(self, decision: Mapping[str, Any]) -> None:
-        """Prepare a step, and take its samples as they are reported."""
+        """Prepare a step, and return its samples."""
         self.forced = decision["sampled"]
         self.rotary = {one["req_id"]: one["rotary"] for one in decision["new"]}
         with torch.inference_mode():
@@ -239,9 +239,10 @@ class BareRunner(Runner):  # type: ignore[misc]
 
 @cache
 def platform_runner(sizes: Sizes, drafts: str) -> tuple[type, VllmConfig, torch.device]:
-    """Return the class of this platform's model runner, with plugins as in a worker, and what it is made of.
+    """Return the class of this platform's model runner, with plugins as in a worker, and the arguments of its
+    constructor.
 
-    drafts: the name of the method that proposes them, or a path to a class with a dot.
+    drafts: the name of the method that proposes them, or the dotted path of a class.
     """
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HIDDEN_SIZE,
@@ -289,7 +290,7 @@ def platform_runner(sizes: Sizes, drafts: str) -> tuple[type, VllmConfig, torch.
 
 
 def specs_of(sizes: Sizes) -> list[Any]:
-    """Return the KV cache of one layer per group, of one number per token."""
+    """Return the KV cache specifications of one layer per group, with one number per token."""
     common = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.int8}
     return [
         MambaSpec(block_size=group.block_size, shapes=((1,),), dtypes=(torch.int8,))
@@ -302,13 +303,15 @@ def specs_of(sizes: Sizes) -> list[Any]:
 
 
 def cache_config_of(sizes: Sizes) -> KVCacheConfig:
-    """Return a cache of these groups, without memory."""
+    """Return the configuration of a cache of these groups, without memory."""
     groups = [KVCacheGroupSpec([f"layers.{g}"], spec) for g, spec in enumerate(specs_of(sizes))]
     return KVCacheConfig(num_blocks=NUM_BLOCKS, kv_cache_tensors=[], kv_cache_groups=groups)
 
 
 def bare_runner(sizes: Sizes, hooks: Callable[[type], type] = lambda runner_class: runner_class) -> Any:
-    """Return this platform's runner without a model, its memory fresh. hooks: what makes another class of its class."""
+    """Return this platform's runner without a model, with new memory. hooks: a function that returns a subclass of its
+    class.
+    """
     runner_class, vllm_config, device = platform_runner(sizes, f"{__name__}.NoDrafts")
     bare = hooks(type(f"Bare{runner_class.__name__}", (BareRunner, runner_class), {}))
     with set_current_vllm_config(vllm_config):
@@ -322,7 +325,7 @@ def bare_runner(sizes: Sizes, hooks: Callable[[type], type] = lambda runner_clas
 
 
 def scheduler_output(decision: Mapping[str, Any]) -> SchedulerOutput:
-    """Return a decision of plain values, see `Decision` of Foreword, as vLLM's runner gets it."""
+    """Return a decision of plain values (Foreword's `Decision`) in the form that vLLM's runner reads."""
     new = [
         NewRequestData(
             req_id=one["req_id"],

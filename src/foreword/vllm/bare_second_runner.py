@@ -20,7 +20,7 @@ else:
 
 
 class SecondModel(BareModel, torch.nn.Module):  # type: ignore[misc]  # torch is Any where it is not installed
-    """A model without layers: the runner looks through a model's modules."""
+    """A model without layers, whose modules the runner iterates over."""
 
     def forward(self, positions: torch.Tensor, **_: Any) -> torch.Tensor:
         return torch.zeros(positions.shape[-1], 1, device=positions.device)
@@ -28,7 +28,7 @@ class SecondModel(BareModel, torch.nn.Module):  # type: ignore[misc]  # torch is
     def get_mrope_input_positions(
         self, input_tokens: Sequence[int], mm_features: Sequence[Any]
     ) -> tuple[torch.Tensor, int]:
-        """Return the positions of a prompt, and of the outputs that a resumed request has."""
+        """Return the rotary positions of a prompt, and of the outputs that a resumed request has."""
         positions, delta = super().get_mrope_input_positions(input_tokens, mm_features)
         later = torch.arange(positions.shape[1], len(input_tokens)) + delta
         return torch.cat([positions, later.expand(len(positions), -1)], dim=1), delta
@@ -52,9 +52,10 @@ class GivenDrafts:
 
 
 class BareSecondRunner(Runner):  # type: ignore[misc]  # vLLM's classes are Any
-    """The runner of a platform without its model. Its samples are those of ``forced``, {req_id: tokens}.
+    """The runner of a platform without its model. Its samples are taken from ``forced``, {req_id: tokens}.
 
-    rotary: of the requests that the step admits. req_ids: the requests of the last step, as they stand in the batch.
+    rotary: the rotary positions of the requests that the step admits. req_ids: the requests of the last step, in batch
+    order.
     """
 
     forced: Mapping[str, Sequence[int]]
@@ -98,7 +99,7 @@ class BareSecondRunner(Runner):  # type: ignore[misc]  # vLLM's classes are Any
         return SamplerOutput(ids.to(self.device), None, None, num_sampled, num_rejected), num_sampled, num_rejected
 
     def run(self, decision: Mapping[str, Any]) -> None:
-        """Prepare a step, and take its samples as they are reported."""
+        """Prepare a step, and return its samples."""
         self.forced = decision["sampled"]
         self.rotary = {one["req_id"]: one["rotary"] for one in decision["new"]}
         rows = self.req_states.req_id_to_index
@@ -113,9 +114,10 @@ class BareSecondRunner(Runner):  # type: ignore[misc]  # vLLM's classes are Any
 
 
 def bare_second_runner(sizes: Sizes, hooks: Callable[[type], type] = lambda runner_class: runner_class) -> Any:
-    """Return this platform's second runner without a model, its memory fresh. hooks: what makes another class of it.
+    """Return this platform's second runner without a model, with new memory. hooks: a function that returns a subclass
+    of its class.
 
-    Where Triton is missing its kernels are the functions of this package.
+    Where Triton is missing, its kernels are replaced by the functions of this package.
     """
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
     from foreword.vllm.registration import plugin  # it imports the kernels' modules

@@ -8,7 +8,7 @@ from foreword.check_options import CheckOptions
 def plugin() -> None:
     """Follow the model runner of every worker that this process starts. Without the variable: do nothing.
 
-    ConfigError for a value that FOREWORD_CHECK cannot have.
+    Raise ConfigError for an invalid value of FOREWORD_CHECK.
     """
     options = CheckOptions.of_environment()
     if options is not None:

@@ -1,4 +1,4 @@
-"""The decisions of a trace as a scheduler of vLLM tells them, in plain values."""
+"""The decisions of a trace in the form of vLLM's scheduler, in plain values."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from foreword.trace.reader import Trace
 
 Blocks = list[list[int]]
 PARAMETERS = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
-"""The sampling parameters that a runner has columns of."""
+"""The sampling parameters for which a runner has columns."""
 
 
 class New(TypedDict):
-    """A request that is scheduled for the first time. adapter: name, number and path of its adapter.
+    """A request that is scheduled for the first time. adapter: the name, number and path of its adapter.
 
-    features: its images and the like: identifier, offset, length and modality of each. rotary: the rotary positions of
-    its prompt in several dimensions, [dims, prompt], and what later tokens add to theirs; None for a text model.
+    features: the identifier, offset, length and modality of each of its images and sounds. rotary: the rotary positions
+    of its prompt in several dimensions, [dims, prompt], and the offset of later tokens; None for a text model.
 
-    output_token_ids: those that it has already, in the second model runner, to which a resumed request is given as a
-    new one. In the first one they are the end of the prompt.
+    output_token_ids: the outputs that it has already. The second model runner gets a resumed request as a new one with
+    outputs; for the first one they are the end of the prompt.
     """
 
     req_id: str
@@ -40,7 +40,7 @@ class New(TypedDict):
 class Known(TypedDict):
     """A request that was scheduled before. resumed: after a preemption, with other blocks in place of the old ones.
 
-    block_ids: new blocks, None if there are none. all_token_ids: of a resumed request.
+    block_ids: new blocks, None if there are none. all_token_ids: all tokens of a resumed request.
     """
 
     req_id: str
@@ -69,7 +69,7 @@ def is_of_second(header: TraceHeader) -> bool:
 
 
 def check_header(header: TraceHeader) -> None:
-    """PlanError for an engine whose decisions a runner of vLLM without a model cannot follow."""
+    """Raise PlanError for an engine whose decisions a runner of vLLM without a model cannot follow."""
     if header.context_parallel is not None:
         raise PlanError("context parallelism: a runner without a model is one rank alone", tensor="context_parallel")
     if header.null_block != 0:
@@ -77,11 +77,11 @@ def check_header(header: TraceHeader) -> None:
 
 
 def decisions(trace: Trace) -> Iterator[Decision]:
-    """Return the decision of each step. PlanError for an event that vLLM's runner has no decision for.
+    """Return the decision of each step. Raise PlanError for an event that no decision of vLLM's scheduler expresses.
 
-    A request that a trace begins with, or that is admitted with outputs, has all of its tokens as its prompt. Blocks
-    are neither zeroed nor copied: a runner without a model has none. Images are their placeholders, which are tokens,
-    and their identifiers.
+    The prompt of a request that a trace begins with, or that is admitted with outputs, consists of all of its tokens.
+    Blocks are neither zeroed nor copied, because a runner without a model has none. Images are represented by their
+    placeholder tokens and their identifiers.
     """
     told = _Told(is_of_second(trace.header))
     for i, event in enumerate(trace.events):
@@ -92,7 +92,7 @@ def decisions(trace: Trace) -> Iterator[Decision]:
 
 
 def _commit_of(events: Sequence[Event], at: int) -> Mapping[str, Tokens]:
-    """Return the samples of the step at this place."""
+    """Return the samples of the step at this index."""
     for event in events[at + 1 :]:
         if isinstance(event, Commit):
             return event.tokens
@@ -105,9 +105,10 @@ def _commit_of(events: Sequence[Event], at: int) -> Mapping[str, Tokens]:
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """The runner's knowledge of a request. num_prompt_tokens: as it was given. blocks: those it was not given yet.
+    """The runner's state of a request. num_prompt_tokens: the given number. blocks: the blocks that it was not given
+    yet.
 
-    is_over: it had all of its tokens computed, and no sample was recorded.
+    is_over: whether all of its tokens were computed and no sample was recorded.
     """
 
     add: Add
@@ -122,7 +123,9 @@ class _Request:
 
 @dataclass(slots=True, eq=False)
 class _Told:
-    """The decisions since the last step, and the facts known about each request. is_second: of the second runner."""
+    """The decisions since the last step, and the state of each request. is_second: whether they are for the second
+    runner.
+    """
 
     is_second: bool
     requests: dict[str, _Request] = field(default_factory=dict)  # in a row
@@ -200,7 +203,7 @@ class _Told:
     def _remove(self, req_id: str, preempted: bool) -> None:
         request = self.requests.pop(req_id)
         if request.is_new:
-            return  # the runner never heard of it
+            return  # the runner does not know it
         if preempted:
             self.away[req_id] = request
             self.preempted.append(req_id)
@@ -257,7 +260,7 @@ def _feature(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rotary(add: Add, num_prompt_tokens: int) -> tuple[list[list[int]], int] | None:
-    """The rotary positions of the tokens that are given as the prompt: p + delta past those recorded."""
+    """Return the rotary positions of the tokens that are given as the prompt: p + delta past the recorded ones."""
     if not len(add.mrope_positions):
         return None
     rows = [[int(position) for position in row] for row in add.mrope_positions]

@@ -1,4 +1,4 @@
-"""Follow the steps of one model runner of vLLM: its scheduler's decisions, its tensors, its samples."""
+"""Follow the steps of one model runner of vLLM: the decisions of its scheduler, its tensors and its samples."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ from foreword.vllm.metrics import Counters
 
 LOGGER = logging.getLogger("vllm.foreword")
 MAX_PENDING = 64
-"""Steps whose samples may be missing at the same time."""
+"""The number of steps whose samples may be missing at the same time."""
 
 T = TypeVar("T")
 Rotary = Mapping[str, tuple[Any, int]]
-"""{req_id: (positions [dims, tokens], delta)} of requests that were just admitted."""
+"""{req_id: (positions [dims, tokens], delta)} of newly admitted requests."""
 
 
 class Values(Protocol):
-    """The tensors of a step, some of which may still be on their way to the host."""
+    """The tensors of a step, some of which may still be copied to the host."""
 
     @property
     def is_ready(self) -> bool: ...
 
     def arrays(self) -> dict[str, Any]:
-        """Return them by name; wait for those that are on their way."""
+        """Return the tensors by name, after the copies to the host are done."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grammar:
-    """The tokens that grammars allow in a step. req_ids: in the order of rows, one and one per draft.
+    """The tokens that grammars allow in a step. req_ids: the requests in the order of rows; each has one row, and one
+    more per draft.
 
     bitmask: int32 [rows, ceil(V / 32)], bit i of word w of a row allows token 32 · w + i.
     """
@@ -77,11 +78,12 @@ class FollowedStep:
 
 
 class Follower:
-    """Follows a runner: `decide`, `step`, `commit` for each of its steps. None of them raises, but for FindingError
-    where the options ask for it: a fault of the check itself is logged once, and the engine goes on unchecked.
+    """Follows a runner by `decide`, `step` and `commit` for each of its steps. They raise nothing except FindingError
+    where the options ask for it. A fault of the check itself is logged once, and the engine continues unchecked.
 
     is_queued: the runner prepares a step before the samples of the one before are known, or its tensors are on a
-    device. Then a step is checked when its samples and tensors are there, and what is passed must not change.
+    device. Then a step is checked when its samples and tensors have arrived, and the objects that are passed must not
+    change.
     has_drafts: the runner has the drafts itself and the scheduler is given −1 for each, so that they are not compared.
     """
 
@@ -102,7 +104,7 @@ class Follower:
         self._steps: deque[FollowedStep] = deque()
         self._current: FollowedStep | None = None
         self._num_decided = 0
-        self._without_parameters: set[str] = set()  # requests whose parameters are unknown here
+        self._without_parameters: set[str] = set()  # requests whose parameters are not supported here
         self._counters = Counters.of_process()
         self._outlets = Outlets(
             shadow,
@@ -127,7 +129,7 @@ class Follower:
         log: Callable[[str], None] = LOGGER.error,
         **others: Any,
     ) -> Follower:
-        """Return a follower with a `Shadow` of these states. others: further arguments of `Shadow`."""
+        """Return a follower with a `Shadow` of these states. others: the other arguments of `Shadow`."""
         shadow = shadow_of(states, options, log=log, max_num_batched_tokens=max_num_batched_tokens, **others)
         return cls(
             shadow,
@@ -142,29 +144,33 @@ class Follower:
     # -- called by the hooks, in this order ----------------------------------------------------------------------------
 
     def decide(self, output: Any) -> FollowedStep | None:
-        """Follow a SchedulerOutput, before the runner changes its own states. The step, None where unchecked."""
+        """Follow a SchedulerOutput before the runner changes its states. Return the step; None if it is unchecked."""
         return self._guarded(partial(self._decide, output))
 
     def step(self, req_ids: Sequence[str], collect: Callable[[], Values], rotary: Callable[[], Rotary] = dict) -> None:
-        """Follow what the runner made of the last decision. ``collect`` is called if the step is compared."""
+        """Follow the tensors that the runner prepared for the last decision. ``collect`` is called if the step is
+        compared.
+        """
         self._guarded(partial(self._step, req_ids, collect, rotary))
 
     def constrain(self, collect: Callable[[], Grammar]) -> None:
-        """Follow the grammars of the last decision's samples."""
+        """Follow the grammars that apply to the samples of the last decision."""
         self._guarded(partial(self._constrain, collect))
 
     def commit(self, step: FollowedStep | None, collect: Callable[[], Mapping[str, Sequence[int]]]) -> None:
-        """Follow the samples of a step, without those that the engine discards. From any thread where queued."""
+        """Follow the samples of a step, without those that the engine discards. Any thread may call it if
+        ``is_queued``.
+        """
         if step is not None:
             self._guarded(partial(self._commit, step, collect))
 
     @property
     def current(self) -> FollowedStep | None:
-        """The last decision, None where unchecked."""
+        """The last decision; None if it is unchecked."""
         return None if self.failure else self._current
 
     def report(self) -> str:
-        """Return what was checked and found so far."""
+        """Return the number of checked steps and the findings so far."""
         self._guarded(self._drain)
         lines = [f"foreword: {self._title}, check={self.options.level}", str(self.shadow.report())]
         if self.is_queued and self._steps:
@@ -180,7 +186,7 @@ class Follower:
         except Exception as error:  # any error: the engine still ends normally
             self._fail(error)
 
-    # -- what they do --------------------------------------------------------------------------------------------------
+    # -- how they do it ------------------------------------------------------------------------------------------------
 
     def _decide(self, output: Any) -> FollowedStep:
         if self.is_queued:
@@ -219,7 +225,7 @@ class Follower:
                 self._finish(step)
 
     def _drain(self) -> None:
-        """Check the steps whose samples and tensors are there."""
+        """Check the steps whose samples and tensors have arrived."""
         while self._steps:
             step = self._steps[0]
             if step.sampled is None or not (step.values is None or step.values.is_ready):
@@ -287,7 +293,7 @@ class Follower:
 
 
 def kept(output: Any, is_queued: bool) -> Any:
-    """Return a SchedulerOutput with embeddings in float32, and, if queued, as it is now: its lists grow later."""
+    """Return a SchedulerOutput with embeddings in float32, copied if queued, because its lists grow later."""
     new = [_kept_request(data, is_queued) for data in output.scheduled_new_reqs]
     if not is_queued:
         changed = any(a is not b for a, b in zip(new, output.scheduled_new_reqs, strict=True))
@@ -326,7 +332,7 @@ def has_parameters(states: RequestStates, req_id: str) -> bool:
 
 
 def _masked(tensors: Mapping[str, Any], mask: Bools) -> dict[str, Any]:
-    """The tensors without the sampling parameters of these requests."""
+    """Return the tensors without the sampling parameters of these requests."""
     return {
         name: np.ma.array(value, mask=mask) if name.startswith("sampling.") else value
         for name, value in tensors.items()
@@ -334,7 +340,7 @@ def _masked(tensors: Mapping[str, Any], mask: Bools) -> dict[str, Any]:
 
 
 def placeholders_of(output: Any, req_ids: Sequence[str]) -> Bools:
-    """[T] which tokens of a step are drafts of a request that was given −1 in their place."""
+    """Return which tokens of a step, [T], are drafts of a request that was given −1 in their place."""
     drafts, counts = output.scheduled_spec_decode_tokens, output.num_scheduled_tokens
     n = np.array([counts[rid] for rid in req_ids], np.int64)
     told = [drafts.get(rid, ()) for rid in req_ids]

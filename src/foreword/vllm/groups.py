@@ -1,4 +1,4 @@
-"""vLLM's KV cache groups as those of this library."""
+"""Convert vLLM's KV cache groups to those of this library."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from foreword.errors import ConfigError
 
 
 def groups_of(config: KVCacheConfig) -> tuple[list[KVGroup], dict[int, GroupUse]]:
-    """Return the KV groups of an engine, and how it uses the blocks of those whose `KVGroup` does not say it.
+    """Return the KV groups of an engine, and the use of the blocks of the groups whose `KVGroup` does not define it.
 
-    ConfigError for a kind of group that cannot be followed.
+    Raise ConfigError for a kind of group that cannot be followed.
     """
     groups: list[KVGroup] = []
     uses: dict[int, GroupUse] = {}
@@ -50,7 +50,7 @@ def _is_followed(spec: KVCacheSpec) -> bool:
 
 
 def _of_states(g: int, spec: MambaSpec) -> KVGroup:
-    """A state per request, or, where prefixes are cached, one at each border of blocks."""
+    """Return a group with a state per request or, where prefixes are cached, one at each border of blocks."""
     if spec.mamba_cache_mode != "none":
         return KVGroup(spec.block_size)
     if spec.num_speculative_blocks:

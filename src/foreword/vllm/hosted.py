@@ -10,10 +10,10 @@ import torch
 
 
 class HostCopies:
-    """The values of a step on the host, those of a device once its copies are done.
+    """The values of a step on the host. Values of a device are available when their copies are done.
 
     copies: whether the runner may change host memory before the values are read.
-    with_device: whether tensors of a device are copied; else they are left out.
+    with_device: whether tensors of a device are copied; otherwise they are left out.
     """
 
     def __init__(self, values: Mapping[str, Any], stream: torch.cuda.Stream | None, *, copies: bool, with_device: bool):
@@ -30,7 +30,7 @@ class HostCopies:
 
     @property
     def is_ready(self) -> bool:
-        """Return whether `arrays` does not wait."""
+        """Return whether `arrays` returns without waiting."""
         return self._event is None or bool(self._event.query())
 
     def arrays(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The functions of this package by the names of vLLM's kernels. Needs NumPy alone; vLLM is not imported.
+"""The functions of this package by the names of vLLM's kernels. The module needs only NumPy and does not import vLLM.
 
 A platform plugin takes functions from `KERNELS`, or calls `foreword.vllm.registration.register`, which replaces the
 kernels of vLLM's modules. `foreword.vllm.vectors` has inputs and results of vLLM's own kernels to test them with.

@@ -9,7 +9,7 @@ from typing import Any
 
 from foreword.shadow import Finding
 
-with suppress(ImportError):  # vLLM needs it; the tests of this library do not
+with suppress(ImportError):  # vLLM installs it; the tests of this library run without it
     import prometheus_client
 
 
@@ -28,11 +28,11 @@ class Counters:
     @staticmethod
     @cache
     def of_process() -> Counters:
-        """Return those of this process: a name can be registered once."""
+        """Return the counters of this process, because a name can be registered only once."""
         return Counters()
 
     def count(self, is_compared: bool, found: Sequence[Finding]) -> None:
-        """Count a step, and what was found in it."""
+        """Count a step and its findings."""
         if self._steps is None:
             return
         if is_compared:

@@ -1,4 +1,6 @@
-"""A recorded trace again on vLLM's own model runner, without its model: what of the recording occurs here?"""
+"""Run a recorded trace again on vLLM's own model runner, without its model, to see which findings of the recording
+occur again.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,11 @@ MOST_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """The result of a trace in a runner. title: of the runner.
+    """The result of a trace in a runner. title: the title of the runner.
 
-    findings: of the runner, with the numbers of steps that the trace has. order: the requests of the first step with
-    one, as they stand in the runner. recorded: what differs in the trace's own tensors.
-    reordered: the first step whose requests stand in another order than in the recording.
+    findings: the findings in the runner, with the step numbers of the trace. order: the requests of the first step with
+    a finding, in the runner's order. recorded: the differences in the recorded tensors. reordered: the first step whose
+    requests have another order than in the recording.
     """
 
     title: str
@@ -79,10 +81,11 @@ def _first(lines: Iterable[str]) -> list[str]:
 
 
 def rerun(trace: Trace, *, tensor: str | None = None) -> Rerun:
-    """Give the decisions of a trace to vLLM's runner, and compare what it prepares. tensor: the only one that counts.
+    """Give the decisions of a trace to vLLM's runner, and compare the tensors that it prepares. tensor: the only tensor
+    to compare.
 
-    ConfigError for another version of vLLM; PlanError for a trace that cannot be replayed, that needs a model, or for
-    which the runner itself fails.
+    Raise ConfigError for another version of vLLM, and PlanError for a trace that cannot be replayed, that needs a
+    model, or for which the runner itself fails.
     """
     if tensor is not None and tensor not in NAMES:
         raise ConfigError(f"tensor={tensor!r:.80}: is not compared; docs/tensors.md has the names")
@@ -97,7 +100,7 @@ def rerun(trace: Trace, *, tensor: str | None = None) -> Rerun:
         for number, decision in zip(numbers, decisions(trace), strict=True):
             try:
                 runner.run(decision)
-            except Exception as error:  # whatever vLLM raises
+            except Exception as error:  # any error that vLLM raises
                 raise PlanError(
                     f"{type(runner).__name__} cannot prepare the step ({type(error).__name__}: {error})", step=number
                 ) from error
@@ -116,7 +119,7 @@ def rerun(trace: Trace, *, tensor: str | None = None) -> Rerun:
 
 def fails(trace: Trace) -> int | None:
     """Return the first step, counted from 0, that vLLM's runner prepares wrongly: for ``foreword shrink --failing
-    foreword.vllm.rerun:fails``. None without any, and for a trace that cannot be rerun.
+    foreword.vllm.rerun:fails``. None if there is no such step, or if the trace cannot be rerun.
     """
     try:
         found = rerun(trace).findings
@@ -142,7 +145,7 @@ def sizes_of(trace: Trace) -> bare_runner.Sizes:
 
 
 def _runner_of(trace: Trace) -> Any:
-    """A checked runner of the generation that the trace is of, without a model."""
+    """Return a checked runner, without a model, of the generation that recorded the trace."""
     if not is_of_second(trace.header):
         return bare_runner.bare_runner(sizes_of(trace), _Checked.of)
     from foreword.vllm.bare_second_runner import bare_second_runner  # it imports vLLM's second runner
@@ -151,7 +154,7 @@ def _runner_of(trace: Trace) -> Any:
 
 
 class _Checked:
-    """The hooks of a runner whose findings are kept and not logged."""
+    """Hooks of a runner that keep findings and do not log them."""
 
     check_options = CheckOptions(level="tensors", first=1 << 20)
     runner_name = ""
@@ -167,9 +170,9 @@ class _Checked:
 
 
 def _replayed(trace: Trace, only: str | None) -> tuple[list[int], list[Difference]]:
-    """The number of each step, and the recorded tensors that are not as defined.
+    """Return the number of each step, and the findings in the recorded tensors.
 
-    PlanError for an event that the states do not allow.
+    Raise PlanError for an event that the states do not allow.
     """
     replay, numbers, found = Replay(trace.header, max_num_reqs=len(trace.events)), list[int](), list[Difference]()
     for event in trace.events:
@@ -241,11 +244,11 @@ def as_test(trace: Trace) -> str:
 
 
 def _line(decision: Decision) -> str:
-    """A decision as JSON without blanks and without quotation marks in a row."""
+    """Return a decision as JSON without blanks and without consecutive quotation marks."""
     return json.dumps(decision, separators=(",", ":")).replace('"""', '""\\u0022').replace(" ", "\\u0020")
 
 
 def _source(module: ModuleType) -> str:
-    """The code of a module without its docstring and its first import."""
+    """Return the code of a module without its docstring and its first import."""
     _, _, code = inspect.getsource(module).partition("from __future__ import annotations\n")
     return code

@@ -1,7 +1,7 @@
-"""The hooks in vLLM's model runners: a subclass of either generation that tells a `Follower` what it does.
+"""The hooks in vLLM's model runners: a subclass of each generation that reports its steps to a `Follower`.
 
-`checked_class` makes them of the runner of any platform. Each hook calls the runner's own method with its arguments,
-and changes neither its result nor its tensors.
+`checked_class` derives them from the runner of any platform. Each hook calls the runner's own method with its
+arguments, and changes neither its result nor its tensors.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ else:
 
 
 class FollowedRunner(Runner):  # type: ignore[misc]  # vLLM's classes are Any
-    """The base of the followers of both generations. follower: None until the KV groups are known, and where unchecked.
+    """The base of the followers of both generations. follower: None until the KV groups are known, and if steps are not
+    checked.
 
-    samples_are_late: whether the samples of a step are taken from its output, once that is on the host.
+    samples_are_late: whether the samples of a step are read from its output, after that was copied to the host.
     has_drafts: whether the runner has the drafts itself, see `Follower`.
     """
 
@@ -51,11 +52,11 @@ class FollowedRunner(Runner):  # type: ignore[misc]  # vLLM's classes are Any
             self.follower.close()
         try:
             self.follower = self._new_follower(kv_cache_config)
-        except Exception as error:  # the engine serves all the same
+        except Exception as error:  # the engine must serve also if the check fails
             LOGGER.error("foreword: the steps are not checked: %s", error)
 
     def foreword_report(self) -> str:
-        """Return what was checked and found so far: for ``collective_rpc("foreword_report")``."""
+        """Return the number of checked steps and the findings so far, for ``collective_rpc("foreword_report")``."""
         return "foreword: the steps are not checked" if self.follower is None else self.follower.report()
 
     def sample_tokens(self, grammar_output: Any) -> Any:
@@ -69,7 +70,7 @@ class FollowedRunner(Runner):  # type: ignore[misc]  # vLLM's classes are Any
         if self.samples_are_late and hasattr(result, "get_output"):
             self._commit_later(follower, step, result)
             if not follower.is_queued:
-                output = result.get_output()  # of a CPU, where there is nothing to wait for
+                output = result.get_output()  # an output of a CPU, which needs no wait
                 result.get_output = lambda: output
         return result
 
@@ -106,7 +107,7 @@ class FollowedRunner(Runner):  # type: ignore[misc]  # vLLM's classes are Any
         return HostCopies(values, self._stream, copies=follower.is_queued, with_device=with_device)
 
     def _commit_later(self, follower: Follower, step: FollowedStep | None, output: Any) -> None:
-        """Follow the samples of an output whose tokens are on their way to the host."""
+        """Follow the samples of an output whose tokens are still copied to the host."""
         get_output = output.get_output
 
         def followed() -> Any:
@@ -180,7 +181,9 @@ class FirstRunner(FollowedRunner):
         return self._hosted(follower, values)
 
     def _rotary(self, follower: Follower) -> Rotary:
-        """The rotary positions of the requests that this step admits, which the model computed from their prompts."""
+        """Return the rotary positions of the requests that this step admits, which the model computed from their
+        prompts.
+        """
         if not self.uses_mrope or follower.current is None:
             return {}
         output = follower.current.output
@@ -242,7 +245,7 @@ class SecondRunner(FollowedRunner):
         self._is_watched = True
 
     def _follow(self, inputs: Mapping[str, Any]) -> None:
-        """Follow the step that `prepare_attn` prepared. inputs: those of the model that are its model state's."""
+        """Follow the step that `prepare_attn` prepared. inputs: the model inputs that its model state prepares."""
         follower, prepared, self._attention = self.follower, self._attention, None
         if follower is None or prepared is None:
             return
@@ -254,7 +257,9 @@ class SecondRunner(FollowedRunner):
             follower.commit(follower.current, dict)
 
     def _rotary(self, follower: Follower) -> Rotary:
-        """The rotary positions of the requests that this step admits, which the model computed from their tokens."""
+        """Return the rotary positions of the requests that this step admits, which the model computed from their
+        tokens.
+        """
         if not self.model_config.uses_mrope or follower.current is None:
             return {}
         rope, rows = self.model_state.rope_state, self.req_states
@@ -311,13 +316,13 @@ class SecondRunner(FollowedRunner):
 
 @cache
 def checked_class(runner: type) -> type:
-    """Return the subclass of a runner with the hooks. ConfigError for a runner whose methods are not those known."""
+    """Return the subclass of a runner with the hooks. Raise ConfigError for a runner with unknown methods."""
     hooks = {"first": FirstRunner, "second": SecondRunner}[generation_of(runner)]
     return type(f"Checked{runner.__name__}", (hooks, runner), {})
 
 
 def samples_of(req_ids: Sequence[str], token_ids: Sequence[Sequence[int]]) -> dict[str, Sequence[int]]:
-    """Return the tokens of each request that sampled some."""
+    """Return the sampled tokens of each request that has any."""
     return {req_id: ids for req_id, ids in zip(req_ids, token_ids, strict=True) if len(ids)}
 
 
