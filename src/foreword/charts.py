@@ -52,7 +52,9 @@ def check_chart_path(path: Path) -> None:
 
 
 def write_chart(path: Path, title: str, panels: Sequence[Panel]) -> None:
-    """Write panels below each other as a picture, or a page with it. ConfigError for a file that cannot be written."""
+    """Write panels below each other as a picture, or a page with it. Raise ConfigError for a file that cannot be
+    written.
+    """
     check_chart_path(path)
     picture = svg(title, panels)
     if path.suffix == ".html":

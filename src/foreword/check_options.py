@@ -40,7 +40,7 @@ class CheckOptions:
 
     @classmethod
     def of(cls, text: str) -> CheckOptions | None:
-        """Return the options of "full,sample:10"; None for "off" and "". ConfigError for anything else."""
+        """Return the options of "full,sample:10"; None for "off" and "". Raise ConfigError for anything else."""
         words = [word.strip() for word in text.split(",")]
         if words in ([""], ["off"]):
             return None

@@ -79,7 +79,7 @@ class Fields:
         return f"{self._at}.{name}" if self._at else name
 
     def take(self, name: str, kind: Kind, default: Any = None) -> Any:
-        """Return the value of a field, or the default. RequestError if it is of another type, or has too many
+        """Return the value of a field, or the default. Raise RequestError if it is of another type, or has too many
         entries.
         """
         self._known[name] = kind
@@ -93,7 +93,7 @@ class Fields:
         return value
 
     def require(self, name: str, kind: Kind) -> Any:
-        """Return the value of a field. RequestError if it is missing or of another type."""
+        """Return the value of a field. Raise RequestError if it is missing or of another type."""
         value = self.take(name, kind)
         self._required.append(name)
         if value is None:
@@ -143,7 +143,7 @@ class Fields:
 
 def entries_of(request_id: str, prompt: Mapping[Any, Any], keys: Iterable[str] = ()) -> dict[Any, Any]:
     """Return the values of a caller's mapping for ``keys``, None for missing keys, and then its other entries.
-    RequestError if it cannot be read.
+    Raise RequestError if it cannot be read.
     """
     given: dict[Any, Any] = dict.fromkeys(keys)
     try:

@@ -14,8 +14,8 @@ def is_own(status: os.stat_result) -> bool:
 
 
 def open_regular(path: Path) -> int:
-    """Open a regular file for reading, and return its descriptor. OSError for any other, such as a pipe, whose writer
-    would be waited for.
+    """Open a regular file for reading, and return its descriptor. Raise OSError for any other, such as a pipe, whose
+    writer would be waited for.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -41,7 +41,7 @@ class Setting(Declared):
 
     def read(self, value: Any) -> Any:
         """Return the value of a text, such as one of a command line; any other value is checked as by `checked`.
-        ConfigError if it is wrong.
+        Raise ConfigError if it is wrong.
         """
         if isinstance(value, str) and self.kind.is_number and not self.unit:
             with suppress(ValueError):

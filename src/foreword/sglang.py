@@ -8,7 +8,7 @@ from foreword.check_options import CheckOptions
 def plugin() -> None:
     """Follow the scheduler of this process as FOREWORD_CHECK says. Without the variable, or for "off": do nothing.
 
-    ConfigError for a value that FOREWORD_CHECK cannot have.
+    Raise ConfigError for a value that FOREWORD_CHECK cannot have.
     """
     options = CheckOptions.of_environment()
     if options is not None:

@@ -72,7 +72,7 @@ def measure(
 
 
 def fit(steps: Sequence[MeasuredStep]) -> tuple[CostModel, float]:
-    """Return the cost model of measured steps, and its mean relative error. ConfigError for fewer steps than
+    """Return the cost model of measured steps, and its mean relative error. Raise ConfigError for fewer steps than
     coefficients.
     """
     if len(steps) < 3:

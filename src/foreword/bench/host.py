@@ -224,7 +224,7 @@ def run(
     *, num_steps: int = 300, chunk: int = 25, workloads: tuple[Workload, ...] = WORKLOADS
 ) -> Iterator[list[HostResult]]:
     """Measure each workload: all contenders get the same steps, in turns of ``chunk`` steps, and their tensors must
-    agree after each turn. The first turn is not counted. ConfigError unless num_steps > chunk.
+    agree after each turn. The first turn is not counted. Raise ConfigError unless num_steps > chunk.
 
     Yields the results of one workload at a time, Foreword's native backend first.
     """

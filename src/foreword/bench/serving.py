@@ -109,7 +109,7 @@ class StepTimes(EngineObserver):
 
 
 def run(llm: LLM, requests: Requests) -> ServingResult:
-    """Serve all requests, greedy, to their full length, ignoring end tokens. ConfigError if they do not fit."""
+    """Serve all requests, greedy, to their full length, ignoring end tokens. Raise ConfigError if they do not fit."""
     engine = llm.engine
     most = engine.config.scheduler.max_num_seqs
     if requests.max_num_seqs > most:

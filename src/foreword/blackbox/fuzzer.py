@@ -116,8 +116,8 @@ class Fuzzer:
     def run(self, *, seconds: float, max_conversations: int = 0) -> Report:
         """Hold conversations until one shows a fault, the time is over, or max_conversations were held (0: no limit).
 
-        ServerError if the server stops answering. A finding is also shrunk after the time is over, for at most the same
-        time again or one minute, whichever is longer.
+        Raise ServerError if the server stops answering. A finding is also shrunk after the time is over, for at most
+        the same time again or one minute, whichever is longer.
         """
         report, begin = self.report, time.monotonic()
         most, bad = max_conversations or math.inf, 0

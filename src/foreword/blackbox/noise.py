@@ -47,7 +47,9 @@ class Noise:
 
 
 def measure(server: Server, rng: random.Random, concurrency: int) -> Noise:
-    """Measure the noise. ServerError if the answers to equal requests, sent alone, differ too much to find faults."""
+    """Measure the noise. Raise ServerError if the answers to equal requests, sent alone, differ too much to find
+    faults.
+    """
     target, model = server.target, server.models[0]
     lengths = [count for count in WORDS if count <= server.max_words]
     asks = tuple(Ask(((i, lengths[i % len(lengths)]),), 8, model=model) for i in range(max(concurrency, len(lengths))))

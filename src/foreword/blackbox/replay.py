@@ -200,7 +200,7 @@ def cold_body(target: Target, copy: str, ask: Ask, turns: list[str]) -> dict[str
 
 
 def post(target: Target, body: Mapping[str, Any]) -> Answer:
-    """Send a request and read its answer. ServerError if there is no usable answer."""
+    """Send a request and read its answer. Raise ServerError if there is no usable answer."""
     answer = answer_of(fetch(target, "POST", target.path, body))
     if not body.get("echo"):
         return answer
@@ -256,8 +256,8 @@ def events(target: Target, body: Mapping[str, Any], until: float) -> Iterator[di
 
 @contextmanager
 def _sent(target: Target, method: str, path: str, body: Mapping[str, Any] | None) -> Iterator[HTTPResponse]:
-    """Yield the response to a request over a new connection. ServerError if that fails, also while the response is
-    read.
+    """Yield the response to a request over a new connection. Raise ServerError if that fails, also while the response
+    is read.
     """
     at = urlsplit(target.url)
     kind = HTTPSConnection if at.scheme == "https" else HTTPConnection
@@ -290,7 +290,7 @@ def _read(response: HTTPResponse, until: float) -> bytes:
 
 
 def _checked(data: bytes, status: int) -> dict[str, Any]:
-    """Return the JSON object of an answer. ServerError if it is not a JSON object, or the status is not 200."""
+    """Return the JSON object of an answer. Raise ServerError if it is not a JSON object, or the status is not 200."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
@@ -317,7 +317,7 @@ def base_of(url: str) -> str:
 
 
 def answer_of(value: Mapping[str, Any]) -> Answer:
-    """Return an answer from its body. ServerError if a required field is missing."""
+    """Return an answer from its body. Raise ServerError if a required field is missing."""
     try:
         choices = tuple(map(_choice, value["choices"]))
         usage = value.get("usage") or {}

@@ -39,7 +39,8 @@ class Server:
 
 
 def examine(target: Target, models: Sequence[str] = (), max_words: int = DEFAULT_MAX_WORDS) -> Server:
-    """Detect the abilities of a server. ServerError if it cannot be reached, refuses, or has no route for completions.
+    """Detect the abilities of a server. Raise ServerError if it cannot be reached, refuses, or has no route for
+    completions.
 
     target.route and target.top are tried first. Chats are used if there are no completions, and no log-probabilities if
     they are refused.

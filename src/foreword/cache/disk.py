@@ -54,8 +54,8 @@ class DiskTier:
     """A `BlockTier` in a directory, which takes computed blocks.
 
     capacity: bytes of the files of all models in the directory; each process that writes may exceed it by one file.
-    num_written, num_dropped: blocks that were saved, and those that could not be. ConfigError for a directory that
-    cannot be used, and for a capacity of less than one block.
+    num_written, num_dropped: blocks that were saved, and those that could not be. Raise ConfigError for a directory
+    that cannot be used, and for a capacity of less than one block.
     """
 
     name = "disk"

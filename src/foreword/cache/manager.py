@@ -325,7 +325,7 @@ class KVCacheManager:
     def allocate(self, hit: PrefixHit, num_tokens: int) -> Allocation:
         """Take blocks for the first ``num_tokens`` tokens of a request, the hit's among them.
 
-        CapacityError when blocks are short, and nothing changes.
+        Raise CapacityError when blocks are short, and nothing changes.
         """
         pool, kept, sources = self.pool, NO_BLOCKS, NO_BLOCKS
         if hit.num_tokens:

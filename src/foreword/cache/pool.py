@@ -60,7 +60,7 @@ class BlockPool:
     def allocate(self, count: int) -> I32:
         """Take ``count`` blocks from the front, each with one reference. int32 [count].
 
-        CapacityError if fewer are free, and nothing changes.
+        Raise CapacityError if fewer are free, and nothing changes.
         """
         if count > self.num_free:
             raise CapacityError(f"{count} blocks wanted, {self.num_free} of {self.num_blocks - 1} are free")

@@ -56,7 +56,7 @@ def segment_bytes(blocks: BlockFormat, count: int) -> int:
 
 
 def write_segment(path: Path, blocks: BlockFormat, names: Sequence[bytes], data: U8, note: bytes = b"") -> Segment:
-    """Write a file of blocks, uint8 [len(names), block_bytes]. OSError if that fails; then there is none."""
+    """Write a file of blocks, uint8 [len(names), block_bytes]. Raise OSError if that fails; then there is none."""
     table = np.zeros(len(names), _ENTRY)
     table["name"] = np.frombuffer(b"".join(names), f"V{NAME_BYTES}")
     table["check"] = checks = [crc32(block.data) for block in data]
@@ -77,8 +77,8 @@ def write_segment(path: Path, blocks: BlockFormat, names: Sequence[bytes], data:
 
 
 def read_segment(path: Path, blocks: BlockFormat) -> Segment:
-    """Read the beginning of a file. DamagedError unless it is one of this format; OSError if it cannot be read, or
-    is not a regular file.
+    """Read the beginning of a file. Raise DamagedError unless it is one of this format; OSError if it cannot be read,
+    or is not a regular file.
     """
     with os.fdopen(open_regular(path), "rb", buffering=0) as file:
         head = file.read(_HEADER.size + _CHECK.size) or b""
@@ -100,7 +100,7 @@ def read_segment(path: Path, blocks: BlockFormat) -> Segment:
 
 
 def read_blocks(segment: Segment, indices: Sequence[int], blocks: BlockFormat, data: U8, rows: Sequence[int]) -> None:
-    """Read block indices[i] into data[rows[i]]. DamagedError for bytes that do not have their checksum."""
+    """Read block indices[i] into data[rows[i]]. Raise DamagedError for bytes that do not have their checksum."""
     with os.fdopen(open_regular(segment.path), "rb", buffering=0) as file:
         for index, row in zip(indices, rows, strict=True):
             part = data[row]

@@ -87,7 +87,7 @@ class HostTier:
     """A `BlockTier` in the memory of the host, which takes what the pool evicts. The least recently used blocks make
     room for new ones.
 
-    capacity: bytes of blocks. ConfigError if it is less than one block.
+    capacity: bytes of blocks. Raise ConfigError if it is less than one block.
     """
 
     name = "host"

@@ -72,7 +72,7 @@ class Command(TyperCommand):
     """A command whose help lists its options under their headings, with names and values in full."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. ConfigError for a variable of an option that it does not have, or of no command."""
+        """Run the command. Raise ConfigError for a variable of an option that it does not have, or of no command."""
         _check_variables(option_names(self), variable_path(ctx), f"`{ctx.command_path} --help` lists the options.")
         return super().invoke(ctx)
 

@@ -141,7 +141,10 @@ def _answer_on_ray(
 
 @contextmanager
 def _input(name: str, results: str) -> Iterator[tuple[Iterable[bytes], Callable[[], int | None]]]:
-    """The lines of the input, and a function that counts them. ConfigError if it cannot be read or is the output."""
+    """The lines of the input, and a function that counts them.
+
+    Raise ConfigError if it cannot be read or is the output.
+    """
     if name == "-":
         yield sys.stdin.buffer, lambda: None
         return

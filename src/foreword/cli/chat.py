@@ -161,13 +161,16 @@ class Chat:
             note(*left) if self._kept is None else note("`foreword chat --continue` goes on with this conversation")
 
     def say(self, text: str) -> None:
-        """Answer a message of the user. RequestError if it does not fit; then it is not part of the conversation."""
+        """Answer a message of the user.
+
+        Raise RequestError if it does not fit; then it is not part of the conversation.
+        """
         content = content_of(text, self._images)
         self._answer([*self.conversation.messages, {"role": "user", "content": content}])
         self._images = []
 
     def do(self, command: Command) -> bool:
-        """Run a command. Returns whether it ends the chat. RequestError for one that does not exist or fails."""
+        """Run a command. Returns whether it ends the chat. Raise RequestError for one that does not exist or fails."""
         if command.name in ("exit", "quit"):
             return True
         if command.name not in COMMANDS:

@@ -36,7 +36,7 @@ class Command:
 
     @property
     def words(self) -> list[str]:
-        """The argument as words, quoted as in a shell. RequestError for an open quote."""
+        """The argument as words, quoted as in a shell. Raise RequestError for an open quote."""
         try:
             return shlex.split(self.argument)
         except ValueError as error:

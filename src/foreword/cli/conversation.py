@@ -65,7 +65,7 @@ class Conversation:
         return len(self.messages) == self._start
 
     def save(self, path: Path) -> None:
-        """Write the messages as JSON. ConfigError if that fails, or if the file holds anything but messages."""
+        """Write the messages as JSON. Raise ConfigError if that fails, or if the file holds anything but messages."""
         if path.exists():
             _messages(path)  # what else is there is not overwritten
         try:
@@ -74,7 +74,7 @@ class Conversation:
             raise ConfigError(f"{path}: cannot be written ({reason_of(error)}). Give another file") from None
 
     def load(self, path: Path) -> None:
-        """Read a JSON list of messages. ConfigError if the file has none; then nothing changes."""
+        """Read a JSON list of messages. Raise ConfigError if the file has none; then nothing changes."""
         self.messages = _messages(path)
 
 

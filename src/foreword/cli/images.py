@@ -12,7 +12,7 @@ from foreword.media.images import Image, read_image
 
 
 def read_local_image(llm: LLM, path: Path, asked: str) -> Image:
-    """Return the image of a file. ConfigError for a model that takes none; RequestError for a file that is not an
+    """Return the image of a file. Raise ConfigError for a model that takes none; RequestError for a file that is not an
     image.
 
     asked: the option or command that gives the file, for messages.

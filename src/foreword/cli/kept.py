@@ -60,7 +60,7 @@ class Kept:
                 _replace(self._talk, conversation.text)
 
     def load(self, conversation: Conversation) -> None:
-        """Read the conversation that was kept. ConfigError if there is none."""
+        """Read the conversation that was kept. Raise ConfigError if there is none."""
         if not self._talk.exists():
             raise ConfigError(f"--continue: {self._talk} does not exist: no conversation was kept; leave it out")
         conversation.load(self._talk)

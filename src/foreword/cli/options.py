@@ -43,7 +43,7 @@ def _known_models() -> list[str]:
 def option(
     name: str, *flags: str, among: Mapping[str, Setting] = SETTINGS, heading: str | None = None, default: Any = None
 ) -> Any:
-    """Return what Typer needs for the option of a setting. ConfigError, when the command runs, for a wrong value.
+    """Return what Typer needs for the option of a setting. Raise ConfigError, when the command runs, for a wrong value.
 
     default: shown in the help.
     """
@@ -165,7 +165,7 @@ def _read_file(context: typer.Context, file: Path | None, *, tables: str | None 
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """Return the lines of a TOML file. ConfigError for another file."""
+    """Return the lines of a TOML file. Raise ConfigError for another file."""
     try:
         text = read_bytes(file, ConfigError).decode()
         for found in _TOKEN.finditer(text):

@@ -35,7 +35,7 @@ _OF_TOKENS = ("on|off", "ID", "ID,ID", "ID=X")
 
 @dataclass(frozen=True, slots=True)
 class GivenParams:
-    """Fields of `SamplingParams` that were given to a command, whose values can be. RequestError for others."""
+    """Fields of `SamplingParams` that were given to a command, whose values can be. Raise RequestError for others."""
 
     values: Mapping[str, Any]
 
@@ -86,7 +86,10 @@ def _option(row: Parameter, default: Any) -> tuple[Any, object]:
 
 
 def _read(row: Parameter, given: Any) -> Any:
-    """The value of a parameter, or its items, from texts. RequestError for a text that is not one of its values."""
+    """The value of a parameter, or its items, from texts.
+
+    Raise RequestError for a text that is not one of its values.
+    """
     return _one(row, given) if row.kind.collect is None else [_one(row, item) for item in given]
 
 
@@ -106,7 +109,7 @@ def _collected(row: Parameter, value: Any) -> Any:
 def setting(name: str, words: Sequence[str]) -> tuple[str, Any]:
     """A field and its value from what a user typed: its name and words; "none" means no limit, no value, an empty list.
 
-    RequestError for a name that is not a field of a conversation, and for words that are not a value of it.
+    Raise RequestError for a name that is not a field of a conversation, and for words that are not a value of it.
     """
     field = name.strip("-").replace("-", "_")
     known = [known for known in FIELDS if known not in OF_ONE_PROMPT]

@@ -32,7 +32,7 @@ def served_models(
     given: Sequence[str], tables: Sequence[Mapping[str, Any]], server: ServerConfig, options: LLMOptions
 ) -> list[ServedModel]:
     """Return the models of a server, which `checked` has not seen. options: of the engines of all, in place of which a
-    table has its own. ConfigError for what a table cannot have, with its number.
+    table has its own. Raise ConfigError for what a table cannot have, with its number.
     """
     common, keep_alive = frozenset(options), server.model_keep_alive
     found = [

@@ -50,7 +50,9 @@ class DeviceApi(Protocol):
     def large_tiles(self) -> bool: ...
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:
-        """Memory of the device, filled with zeros. dtype: a name that NumPy and torch share. MemoryError without it."""
+        """Memory of the device, filled with zeros. dtype: a name that NumPy and torch share. Raise MemoryError without
+        it.
+        """
         ...
 
     def mapped(self, shape: tuple[int, ...], dtype: str) -> Tensor:

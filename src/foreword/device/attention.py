@@ -46,7 +46,7 @@ class Tile(NamedTuple):
         tools/device_table.py compiles the shapes of real models. Without ``large`` the shared memory fits every GPU
         from sm_80 on, 99 KiB, and no register spills on sm_80 and sm_90; ``large`` are the fastest tiles that were
         measured on an H100. Operands of 32 bits have no tensor cores: loads of the next
-        tile would take registers and save no time. ConfigError for wider heads with these than `MOST_OF_FLOAT32`.
+        tile would take registers and save no time. Raise ConfigError for wider heads with these than `MOST_OF_FLOAT32`.
         """
         width = power_of_two(dim)
         if dot == "float32":
@@ -164,7 +164,7 @@ class DeviceAttention:
         """num_splits: programs that share the keys of a request; None: see `num_splits_for`.
         dot: the type of the products' operands, "bfloat16" for the tensor cores.
 
-        ConfigError for a KV group that is spread over ranks, and for heads that do not share keys evenly.
+        Raise ConfigError for a KV group that is spread over ranks, and for heads that do not share keys evenly.
         """
         if heads % kv_heads:
             raise ConfigError(f"{heads} heads share the keys of {kv_heads}: the first must be a multiple of the second")

@@ -57,7 +57,7 @@ class DeviceBackend(TensorBackend):
                 buffers[name][: len(values)] = values
 
     def tensors(self, batch: BatchTensors) -> Mapping[str, Tensor]:
-        """See `TensorBackend.tensors`. PlanError where the rows have prepared another step since."""
+        """See `TensorBackend.tensors`. Raise PlanError where the rows have prepared another step since."""
         if self._last != (batch.buffers, batch.buffers.generation):
             raise PlanError("the rows on the device have prepared another step since: make a DeviceBackend, with rows "
                             "of its own, for each InputBuffers", step=batch.step, tensor="tensors")  # fmt: skip

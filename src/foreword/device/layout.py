@@ -147,7 +147,7 @@ class RowLayout(NamedTuple):
 
     @classmethod
     def of(cls, states: RequestStates, max_num_batched_tokens: int) -> RowLayout:
-        """ConfigError for records and block tables that one arena of 2^31 entries does not hold."""
+        """Raise ConfigError for records and block tables that one arena of 2^31 entries does not hold."""
         R, M, tables = states.max_num_reqs, states.max_model_len, states.block_tables
         record_size = -(-(len(RECORD) + len(tables)) // 16) * 16
         groups = np.zeros((len(tables), GROUP_SIZE), np.int64)

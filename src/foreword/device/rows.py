@@ -54,8 +54,8 @@ class DeviceRows:
         """depth: steps in flight. token_table: the memory of the tokens, which takes 4 · R · M bytes: that of the
         device, or the host's, which kernels read where it is; auto: the host's above `MOST_DEVICE_TOKENS`.
 
-        ConfigError without the native module, and where records and block tables exceed an arena. MemoryError where the
-        memory does not suffice.
+        Raise ConfigError without the native module, and where records and block tables exceed an arena. MemoryError
+        where the memory does not suffice.
         """
         if not available():
             raise ConfigError("a device needs the native module, which writes the packets; run `pip install .`")
@@ -123,7 +123,7 @@ class DeviceRows:
 
         Returns the slot of the step; call its `PacketSlot.launched` after the last copy of the step. Changes that
         exceed a packet, such as many long requests that arrive at once, take several copies, each after the one before.
-        ConfigError for buffers of other states, and for larger ones than the tensors were made for.
+        Raise ConfigError for buffers of other states, and for larger ones than the tensors were made for.
         """
         if buffers.states is not self.states or buffers.max_num_batched_tokens > self.max_num_batched_tokens:
             raise self._refused(buffers)
@@ -224,7 +224,7 @@ class DeviceRows:
 
     def check(self, batch: BatchTensors) -> None:
         """Compare the tensors that the device prepared last with those of the host's batch, which must be resolved.
-        PlanError for the first that differs.
+        Raise PlanError for the first that differs.
         """
         compare(self.read_back(batch.buffers), batch)
 
@@ -245,7 +245,7 @@ def _token_table(states: RequestStates, api: DeviceApi, place: TokenTable) -> Te
 
 
 def compare(found: Mapping[str, AnyArray | list[AnyArray]], batch: BatchTensors) -> None:
-    """PlanError for the first tensor of `DeviceRows.read_back` that differs from the host's resolved batch."""
+    """Raise PlanError for the first tensor of `DeviceRows.read_back` that differs from the host's resolved batch."""
     for name, values in found.items():
         if name in GATHERED and not batch.is_gathered:
             continue

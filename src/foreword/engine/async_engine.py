@@ -144,7 +144,7 @@ class AsyncEngine:
         prompt_text: the text that the token ids were made from, for the output. options: see `RequestOptions`; stream
         is True by default. With False, and with best_of above n, only the final output is yielded.
 
-        RequestError for a request that cannot be served, or that fails, such as for logits that are not numbers;
+        Raise RequestError for a request that cannot be served, or that fails, such as for logits that are not numbers;
         EngineError if a step failed, or the engine is closed.
         """
         request_id = f"request-{next(self._names)}" if request_id is None else request_id
@@ -185,8 +185,8 @@ class AsyncEngine:
         return await asyncio.get_running_loop().run_in_executor(self._checking, checks)
 
     async def _settle(self, request_id: str, client: str, params: SamplingParams) -> None:
-        """Wait until it is known whether the request's grammar can be compiled. RequestError if the grammars of others
-        take too long.
+        """Wait until it is known whether the request's grammar can be compiled. Raise RequestError if the grammars of
+        others take too long.
         """
         try:
             async with asyncio.timeout(MOST_WAIT):
@@ -270,8 +270,8 @@ class AsyncEngine:
 
     @contextmanager
     def _reserved(self, request_id: str) -> Iterator[Stream]:
-        """Provide a stream for a request id. RequestError for an id in use. At the end of the block the request is
-        aborted if it has not ended.
+        """Provide a stream for a request id. Raise RequestError for an id in use. At the end of the block the request
+        is aborted if it has not ended.
         """
         stream = Stream(request_id, asyncio.get_running_loop())
         if self._streams.setdefault(request_id, stream) is not stream:

@@ -80,7 +80,8 @@ def build_engine(
     drafter: DrafterFactory | None = None,
     tiers: Sequence[TierFactory] = (),
 ) -> Engine:
-    """Return an engine that serves a loaded model. ModelError if it suggests sampling parameters that are not valid.
+    """Return an engine that serves a loaded model. Raise ModelError if it suggests sampling parameters that are not
+    valid.
 
     executor: an existing executor for the same max_model_len, with at least the blocks of the model's pool. Engines may
     use one executor in turns, if each resets its prefix cache before the turn of another.
@@ -160,7 +161,7 @@ def _model_key(model: Model[Any], config: EngineConfig, size: PoolSize, *, is_ke
 def with_drafter(config: EngineConfig, drafter: DrafterFactory | None) -> EngineConfig:
     """Return the settings of an engine with or without a drafter, which means the method "custom".
 
-    ConfigError for a drafter with another method, and for that method without one.
+    Raise ConfigError for a drafter with another method, and for that method without one.
     """
     method = "auto" if config.speculation is None else config.speculation.method
     if drafter is not None and method == "auto":
@@ -187,8 +188,8 @@ def _draft_model(model: Model[Any], config: EngineConfig, size: PoolSize) -> Dra
 
 
 def _head(model: Model[Any], config: EngineConfig, size: PoolSize, target: Executor) -> DrafterFactory | None:
-    """Return the function that makes the drafter of the model's own head; None with another method. ConfigError without
-    a head.
+    """Return the function that makes the drafter of the model's own head; None with another method. Raise ConfigError
+    without a head.
 
     size: the size of the model's own pool; the head has a second pool. target: the executor that runs the model.
     """
@@ -218,7 +219,7 @@ def _head(model: Model[Any], config: EngineConfig, size: PoolSize, target: Execu
 
 
 def _with_hidden_states(executor: Executor) -> PagedExecutor:
-    """Return the executor itself. ConfigError if it does not provide hidden states."""
+    """Return the executor itself. Raise ConfigError if it does not provide hidden states."""
     if not isinstance(executor, PagedExecutor):
         raise ConfigError(f"speculation='head': {type(executor).__name__} has no hidden states; use 'ngram'")
     return executor
@@ -227,7 +228,7 @@ def _with_hidden_states(executor: Executor) -> PagedExecutor:
 def draft_model_drafter(
     draft: DecoderModel, target: RequestStates, *, config: EngineConfig, relative_cost: float, pool_bytes: int = 0
 ) -> DraftModelDrafter:
-    """Return a drafter that runs ``draft``. ConfigError unless it has the target's vocabulary and length.
+    """Return a drafter that runs ``draft``. Raise ConfigError unless it has the target's vocabulary and length.
 
     pool_bytes: the size of the target's KV pool.
     """

@@ -70,8 +70,8 @@ OF_TEMPLATES = frozenset(("self", "messages", "tools", "add_generation_prompt", 
 def chat_options(tokenizer: Tokenizer, given: Mapping[str, Any]) -> ChatOptions:
     """Return keyword arguments as options; any other name is a variable of the template. None counts as absent.
 
-    RequestError for a variable that the template does not read, for a field of `SamplingParams` (also under its name in
-    other engines), and for a value of another type.
+    Raise RequestError for a variable that the template does not read, for a field of `SamplingParams` (also under its
+    name in other engines), and for a value of another type.
     """
     given = {name: value for name, value in given.items() if value is not None}
     parameters = {field.name for field in fields(SamplingParams)}
@@ -209,7 +209,7 @@ def make_chat(
     prompts are refused.
 
     follows_grammars: whether the model's executor supports grammars; if not, calls that need no grammar have none.
-    RequestError for wrong messages or options; ModelError for an invalid template of the model.
+    Raise RequestError for wrong messages or options; ModelError for an invalid template of the model.
     """
     messages, found = _media(messages, media)
     described = check_tools(options.get("tools"))
@@ -257,7 +257,9 @@ def make_chat(
 
 
 def _variables(tokenizer: Tokenizer, source: str, format: ResponseFormat, options: ChatOptions) -> dict[str, Any]:
-    """Return the further variables of the template that the options ask for. RequestError if it does not read one."""
+    """Return the further variables of the template that the options ask for. Raise RequestError if it does not read
+    one.
+    """
     given, effort, thinking = options.get("template") or {}, options.get("reasoning_effort"), options.get("thinking")
     if not given and effort is None and thinking is None:
         return {}
@@ -278,8 +280,8 @@ def _without_strict(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _media(messages: Sequence[Message], media: Media) -> tuple[Sequence[Message], list[Medium]]:
-    """Return the messages with placeholders for images and sounds, and the images and sounds. RequestError for those
-    that the model does not support.
+    """Return the messages with placeholders for images and sounds, and the images and sounds. Raise RequestError for
+    those that the model does not support.
     """
     for field, kind, part in media_parts(messages):
         if kind in media.refused:

@@ -20,7 +20,7 @@ AUTO = SpeculationConfig(method="auto")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Settings of an engine, without its executor's. ConfigError for a value of another type or out of range.
+    """Settings of an engine, without its executor's. Raise ConfigError for a value of another type or out of range.
 
     speculation: None: one token per step; with the method "auto": see `resolved`.
     scheduler: see `SchedulerConfig`.
@@ -189,7 +189,7 @@ def engine_config(options: Mapping[str, Any], *, other_names: Iterable[str] = ()
     """Return the `EngineConfig` of flat options: the names of `FLAT`, ``scheduler`` and ``speculation``.
 
     speculation: a method, a `SpeculationConfig`, or a mapping of its fields.
-    ConfigError for any other name, with advice; other_names: options that the caller takes itself.
+    Raise ConfigError for any other name, with advice; other_names: options that the caller takes itself.
     """
     nested = {item.name for item in fields(EngineConfig)} - FLAT.keys()
     for name, value in options.items():

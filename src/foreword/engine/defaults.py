@@ -14,7 +14,10 @@ DEFAULT_PARAMS = SamplingParams(temperature=0.0, max_tokens=1024)
 
 
 def suggested_params(suggestions: Suggestions) -> dict[str, Any]:
-    """Return the fields of `SamplingParams` that a file suggests. ModelError for a value that they cannot have."""
+    """Return the fields of `SamplingParams` that a file suggests.
+
+    Raise ModelError for a value that they cannot have.
+    """
     found = {}
     for name, (key, value) in suggestions.parameters().items():
         try:

@@ -221,7 +221,7 @@ class Engine:
         params: SamplingParams | PoolingParams | None = None,
         **options: Unpack[RequestOptions],
     ) -> None:
-        """Add a request. RequestError if it cannot be served as given; then nothing has changed.
+        """Add a request. Raise RequestError if it cannot be served as given; then nothing has changed.
 
         With PoolingParams its output has ``pooled`` and no tokens.
         """
@@ -240,7 +240,7 @@ class Engine:
         prompt_text: str | None = None,
         **options: Unpack[RequestOptions],
     ) -> RequestGroup:
-        """Return the group for `add`. This changes nothing, and may run in another thread. RequestError as in
+        """Return the group for `add`. This changes nothing, and may run in another thread. Raise RequestError as in
         `add_request`.
 
         prompt_text: the text that the token ids were made from, for the output.
@@ -250,7 +250,7 @@ class Engine:
         return group
 
     def add(self, group: RequestGroup) -> None:
-        """Add a checked request. RequestError for an id in use, and for an adapter that is no longer loaded."""
+        """Add a checked request. Raise RequestError for an id in use, and for an adapter that is no longer loaded."""
         self._check_unused(group.request_id)
         adapter = self.loras.read_again(group.request_id, group.lora)
         with self._transaction:
@@ -332,8 +332,8 @@ class Engine:
     def load_lora(self, name: str, path: str | Path | LoraAdapter) -> None:
         """Load an adapter (a path, or the result of `Loras.read`) under a name. It replaces an adapter with this name.
 
-        Requests in progress end with the adapter that they began with. ModelError if it cannot be used, ConfigError for
-        a name that is not text, or if the executor runs no adapters, MemoryError if it does not fit.
+        Requests in progress end with the adapter that they began with. Raise ModelError if it cannot be used,
+        ConfigError for a name that is not text, or if the executor runs no adapters, MemoryError if it does not fit.
         """
         self.loras.check_name(name)
         adapter = path if isinstance(path, LoraAdapter) else self.loras.read(path)
@@ -341,7 +341,9 @@ class Engine:
             self.loras.load(name, adapter)
 
     def drop_lora(self, name: str) -> None:
-        """Unload an adapter. Requests in progress continue with it until they end. ConfigError for an unknown name."""
+        """Unload an adapter. Requests in progress continue with it until they end. Raise ConfigError for an unknown
+        name.
+        """
         self.loras.check_known(name)
         with self._transaction:
             self.loras.drop(name)

@@ -13,7 +13,7 @@ def make_infill(
     tokenizer: Tokenizer, before: object, after: object, params: SamplingParams, max_model_len: int
 ) -> tuple[list[int], SamplingParams]:
     """Return the tokens of a prompt for the gap between two texts, and parameters with which the output ends at the end
-    of the gap. RequestError for values that are not text, and as in `Tokenizer.encode_infill`.
+    of the gap. Raise RequestError for values that are not text, and as in `Tokenizer.encode_infill`.
     """
     for name, text in (("prefix", before), ("suffix", after)):
         if not isinstance(text, str):

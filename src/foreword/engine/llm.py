@@ -63,7 +63,8 @@ class LLM:
 
     model: a name the project knows, a .gguf file, a directory of safetensors, a hub id, a `LoadedModel`, or what `load`
     returned for the same executor.
-    options: see `LLMOptions` and docs/settings.md. ConfigError for an unknown name and for a value that is not valid.
+    options: see `LLMOptions` and docs/settings.md. Raise ConfigError for an unknown name and for a value that is not
+    valid.
     """
 
     def __init__(self, model: str | Path | LoadedModel | Model[Any], **options: Unpack[LLMOptions]) -> None:
@@ -163,8 +164,8 @@ class LLM:
         prompt, which are used unchanged; None: `default_sampling_params`. lora: the name of an adapter for all, or one
         per prompt; None: no adapter. progress: whether to show a bar; None: if the output is a terminal.
 
-        RequestError for a prompt or parameter that cannot be served, with its index in the list, before any request
-        has started. A request that fails later, such as for logits that are not numbers, has its error in
+        Raise RequestError for a prompt or parameter that cannot be served, with its index in the list, before any
+        request has started. A request that fails later, such as for logits that are not numbers, has its error in
         ``RequestOutput.error``; if all requests failed, the first error is raised.
         """
         return self._run(self._jobs(prompts, sampling_params, lora), progress)
@@ -463,7 +464,7 @@ def as_list(prompts: object) -> list[Prompt]:
 
 
 def as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Sequence[Message]]:
-    """One conversation as a list of one. RequestError without any message."""
+    """One conversation as a list of one. Raise RequestError without any message."""
     from foreword.engine.chat import as_messages
 
     if isinstance(messages, str | Mapping):
@@ -482,7 +483,7 @@ def as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Se
 
 
 def one_each(field: str, kind: type[V], example: str, given: object, prompts: Sequence[object]) -> Sequence[V | None]:
-    """One value of a kind per prompt. RequestError for anything else."""
+    """One value of a kind per prompt. Raise RequestError for anything else."""
     if given is None or isinstance(given, kind):
         return [given] * len(prompts)
     if not isinstance(given, Sequence) or not all(one is None or isinstance(one, kind) for one in given):

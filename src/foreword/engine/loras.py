@@ -79,7 +79,7 @@ class Loras:
         return self._versions[lora_id].content
 
     def read(self, path: str | Path) -> LoraAdapter:
-        """An adapter for `load`, in any thread. ModelError for an unusable one, ConfigError if none can run."""
+        """An adapter for `load`, in any thread. Raise ModelError for an unusable one, ConfigError if none can run."""
         if self._read is None or Capability.LORA not in self._executor.capabilities:
             raise ConfigError(f"{type(self._executor).__name__} runs no LoRA adapters for this model; use another one")
         if not isinstance(path, str | PathLike):
@@ -90,7 +90,7 @@ class Loras:
     def load(self, name: str, adapter: LoraAdapter) -> None:
         """Give a name to an adapter. Requests that use an earlier one of this name end with it.
 
-        MemoryError if it does not fit; then nothing has changed.
+        Raise MemoryError if it does not fit; then nothing has changed.
         """
         self._num_loaded += 1
         lora = Lora(self._num_loaded, name, adapter.path, adapter.files, adapter.content)
@@ -106,17 +106,17 @@ class Loras:
 
     @staticmethod
     def check_name(name: object) -> None:
-        """ConfigError for a name that is empty or no text."""
+        """Raise ConfigError for a name that is empty or no text."""
         if not isinstance(name, str) or not name:
             raise ConfigError(f"the name of an adapter is {name!r:.80}: give a text")
 
     def check_known(self, name: object) -> None:
-        """ConfigError unless there is an adapter of this name."""
+        """Raise ConfigError unless there is an adapter of this name."""
         if name not in self._current:
             raise ConfigError(f"there is no adapter {name!r:.80}{self._hint(name)}")
 
     def check(self, request_id: str, name: object) -> None:
-        """UnknownAdapterError unless the name is known."""
+        """Raise UnknownAdapterError unless the name is known."""
         if not isinstance(name, str) or name not in self._current:
             fix = f"Load it first{self._hint(name) or '.'}"
             raise UnknownAdapterError(request_id, "lora", name, "is not the name of an adapter", fix)
@@ -125,7 +125,7 @@ class Loras:
         """Return what a new request's adapter needs to `enter`: None if the executor holds it, and for None. Changes
         nothing.
 
-        RequestError if the name is not known (any more), or its files are not as they were.
+        Raise RequestError if the name is not known (any more), or its files are not as they were.
         """
         if name is None:
             return None
@@ -143,7 +143,7 @@ class Loras:
     def enter(self, name: str | None, adapter: LoraAdapter | None) -> int:
         """The number of the adapter for a new request, 0 for None. The executor holds it then.
 
-        adapter: what `read_again` returned. MemoryError if it does not fit.
+        adapter: what `read_again` returned. Raise MemoryError if it does not fit.
         """
         if name is None:
             return 0
@@ -202,7 +202,10 @@ class Loras:
 
 
 def named_paths(given: Iterable[str]) -> dict[str, str]:
-    """Name → path of adapters that are given as NAME=PATH. ConfigError for any other text, or a name given twice."""
+    """Name → path of adapters that are given as NAME=PATH.
+
+    Raise ConfigError for any other text, or a name given twice.
+    """
     found: dict[str, str] = {}
     for text in given:
         name, _, path = text.partition("=")

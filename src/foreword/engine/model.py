@@ -65,7 +65,10 @@ class Model(ABC, Generic[L]):
         return sum(tensor.stored.nbytes for tensor in self.weights.values())
 
     def configured(self, config: EngineConfig) -> EngineConfig:
-        """Return the settings as an engine for this model needs them. ConfigError for those that it cannot have."""
+        """Return the settings as an engine for this model needs them.
+
+        Raise ConfigError for those that it cannot have.
+        """
         return config.resolved(speculates=False)
 
     def memory(self, config: EngineConfig) -> HostMemory | None:
@@ -85,7 +88,7 @@ class Model(ABC, Generic[L]):
     def pool(self, config: EngineConfig, memory: HostMemory | None = None) -> PoolSize:
         """Return the KV pool under settings that `configured` returned, within `memory`.
 
-        ConfigError if no request fits into it, or if it does not fit into the memory.
+        Raise ConfigError if no request fits into it, or if it does not fit into the memory.
         """
 
     @abstractmethod
@@ -164,7 +167,7 @@ class DecoderModel(Model[LoadedModel]):
         return Media(self.kind.images(images, self.options), limits=limits)
 
     def head(self) -> NextTokenHead:
-        """Return the head for further tokens. ConfigError without one, ModelError for a damaged one."""
+        """Return the head for further tokens. Raise ConfigError without one, ModelError for a damaged one."""
         head = self.loaded.head()
         if head is None:
             raise ConfigError(f"speculation='head': {self.name} has no head for further tokens (MTP); use 'ngram'")
@@ -193,7 +196,10 @@ class EncoderModel(Model[LoadedModel]):
         self.spec, self.vocab_size = spec, spec.vocab_size
 
     def configured(self, config: EngineConfig) -> EngineConfig:
-        """One KV block per request, which has no memory. ConfigError for a length or setting that it cannot have."""
+        """One KV block per request, which has no memory.
+
+        Raise ConfigError for a length or setting that it cannot have.
+        """
         config = config.resolved(speculates=False)
         check_of_encoder(config)
         check_of_encoder(config.scheduler)
@@ -212,8 +218,8 @@ _SEEING = " or ".join(repr(kind.name) for kind in KINDS.values() if kind.sees_la
 
 
 def _of_whole_texts(config: EngineConfig, max_model_len: int) -> EngineConfig:
-    """Return the settings for a model whose steps have whole texts. ConfigError for a length that it cannot have, and
-    for speculation.
+    """Return the settings for a model whose steps have whole texts. Raise ConfigError for a length that it cannot have,
+    and for speculation.
     """
     length = request_length(max_model_len, max_model_len, config)
     if config.speculation is not None:
@@ -225,7 +231,7 @@ def _of_whole_texts(config: EngineConfig, max_model_len: int) -> EngineConfig:
 
 
 def model_of(loaded: LoadedModel, kind: ExecutorKind[Any], options: ExecutorOptions) -> Model[LoadedModel]:
-    """Return a model of Foreword's own loader. ConfigError for options that it cannot have."""
+    """Return a model of Foreword's own loader. Raise ConfigError for options that it cannot have."""
     if isinstance(loaded.spec, EncoderSpec):
         return EncoderModel(loaded, loaded.spec, kind, options)
     return DecoderModel(loaded, kind, options)

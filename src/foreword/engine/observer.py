@@ -59,7 +59,10 @@ class Observers:
         self.wants_cache_events = any(map(observes_cache, self.members))
 
     def add(self, observer: EngineObserver) -> None:
-        """Add an observer. ConfigError if it overrides cache_event and the engine was made without one that does."""
+        """Add an observer.
+
+        Raise ConfigError if it overrides cache_event and the engine was made without one that does.
+        """
         if observes_cache(observer) and not self.wants_cache_events:
             raise ConfigError(
                 f"observers: {type(observer).__name__} overrides cache_event, for which blocks are named from the "

@@ -159,7 +159,7 @@ def of_process(options: LLMOptions, number: int) -> LLMOptions:
 
 
 def split_options(options: LLMOptions) -> GivenOptions:
-    """Sort options. ConfigError for an unknown name, and for a value that cannot be."""
+    """Sort options. Raise ConfigError for an unknown name, and for a value that cannot be."""
     given: dict[str, Any] = dict(options)
     parts = {name: given.pop(name, None) for name in PARTS}
     names, drafter = executor_settings(), parts["drafter"]

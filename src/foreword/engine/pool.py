@@ -55,7 +55,7 @@ def default_pool_bytes(config: EngineConfig, memory: HostMemory | None, least: i
 
 
 def request_length(usual: int, longest: int, config: EngineConfig) -> int:
-    """Return the configured max_model_len, or the usual one. ConfigError if it is above the longest."""
+    """Return the configured max_model_len, or the usual one. Raise ConfigError if it is above the longest."""
     length = config.max_model_len or usual
     if length > longest:
         raise ConfigError(f"max_model_len={length}: the model was made for {longest} tokens; use at most that")

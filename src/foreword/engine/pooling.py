@@ -33,7 +33,7 @@ class PoolingOutput:
 
     @property
     def score(self) -> float:
-        """The only number of the result. EngineError if it has several."""
+        """The only number of the result. Raise EngineError if it has several."""
         if self.data.size != 1:
             raise EngineError(f"the result has shape {self.data.shape}, not one number: read its data")
         return float(self.data.reshape(-1)[0])
@@ -102,8 +102,8 @@ def plan_scores(
 ) -> ScorePlan:
     """Return how well document i fits query i, or one query with every document. names: of both fields, in errors.
 
-    A cross-encoder reads both texts together; of another model each distinct text is embedded once. RequestError for
-    texts that do not pair up, and for the classifier of several labels.
+    A cross-encoder reads both texts together; of another model each distinct text is embedded once. Raise RequestError
+    for texts that do not pair up, and for the classifier of several labels.
     """
     firsts, seconds = _paired(queries, documents, names)
     if spec.head and not spec.is_cross_encoder:

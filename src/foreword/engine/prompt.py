@@ -70,8 +70,8 @@ class EncoderPrompts(Protocol):
         """Return the decoder's tokens, unchecked, and the input of the encoder. A text or a list of token ids is the
         input of the encoder.
 
-        encode: encodes a text with at most a given number of tokens. RequestError for an input that the encoder cannot
-        read.
+        encode: encodes a text with at most a given number of tokens. Raise RequestError for an input that the encoder
+        cannot read.
         """
 
 
@@ -89,8 +89,8 @@ def checked_prompt(
     most_new_tokens: int,
     has_output: bool = True,
 ) -> tuple[CheckedPrompt, PromptInputs]:
-    """Return the token ids of a prompt, 0 for embeddings, and its other inputs. RequestError for inputs that do not
-    fit.
+    """Return the token ids of a prompt, 0 for embeddings, and its other inputs. Raise RequestError for inputs that do
+    not fit.
 
     most_new_tokens: the largest number of tokens of a step. has_output: whether a token follows the prompt.
     """
@@ -126,8 +126,8 @@ def checked_prompt(
 def checked_tokens(
     request_id: str, token_ids: object, is_token: Bools | None = None, *, vocab_size: int, limit: PromptLimit
 ) -> CheckedPrompt:
-    """Return the token ids of a prompt, 0 where ``is_token`` is false. RequestError if there are none, too many or not
-    as many as in ``is_token``, or if it is not a list of token ids.
+    """Return the token ids of a prompt, 0 where ``is_token`` is false. Raise RequestError if there are none, too many
+    or not as many as in ``is_token``, or if it is not a list of token ids.
     """
     field, length = "prompt_token_ids", length_of(token_ids)
     if length == 0:

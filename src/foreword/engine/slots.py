@@ -79,7 +79,7 @@ class Slots(EngineObserver):
         return len(self._conversation(slot)[0])
 
     def content(self, slot: int) -> Conversation:
-        """Return the conversation of a slot. ConfigError if there is none, or if it has an adapter."""
+        """Return the conversation of a slot. Raise ConfigError if there is none, or if it has an adapter."""
         tokens, keys = self._conversation(slot)
         if not len(tokens):
             raise ConfigError(f"slot {slot}: has no conversation; let a request run there first")
@@ -96,8 +96,8 @@ class Slots(EngineObserver):
         self._last.pop(slot, None)
 
     def write(self, conversation: Conversation, path: Path) -> int:
-        """Write a conversation to a file, in place of an earlier one, and return its size. ConfigError if that fails.
-        It may be called in any thread.
+        """Write a conversation to a file, in place of an earlier one, and return its size. Raise ConfigError if that
+        fails. It may be called in any thread.
         """
         keys = {str(block): parts for block, parts in conversation.keys.items()}
         note = {"tokens": conversation.tokens.tolist(), "keys": keys, "num_reusable": conversation.num_reusable}
@@ -108,7 +108,7 @@ class Slots(EngineObserver):
             raise ConfigError(f"{path.name}: cannot be written ({reason_of(error)})") from None
 
     def read_file(self, path: Path) -> Conversation:
-        """Read a conversation. ConfigError for a file that cannot be read, is damaged, or is of another model.
+        """Read a conversation. Raise ConfigError for a file that cannot be read, is damaged, or is of another model.
 
         It may be called in any thread.
         """

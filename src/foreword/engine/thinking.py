@@ -64,7 +64,7 @@ class TemplateReads:
 
 
 def merged(given: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return variables of both kinds. RequestError for one that is given and asked for by another value."""
+    """Return variables of both kinds. Raise RequestError for one that is given and asked for by another value."""
     for name in given.keys() & asked.keys():
         if given[name] != asked[name]:
             reason = f"reasoning_effort or thinking asks for {asked[name]!r}"

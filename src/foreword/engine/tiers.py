@@ -290,7 +290,7 @@ class Tiers:
 
 
 def transfers(executor: Executor) -> TransferExecutor:
-    """Return the executor. ConfigError if its blocks cannot be kept outside of its pool."""
+    """Return the executor. Raise ConfigError if its blocks cannot be kept outside of its pool."""
     if Capability.BLOCK_TRANSFER not in executor.capabilities:
         raise ConfigError(
             f"cache_dir, host_cache_bytes: {type(executor).__name__} does not support blocks of the KV pool kept "
@@ -300,8 +300,8 @@ def transfers(executor: Executor) -> TransferExecutor:
 
 
 def block_format(executor: Executor, kv_groups: Sequence[KVGroup], model_key: bytes) -> BlockFormat:
-    """Return the format of an engine's blocks. ConfigError for an executor whose blocks cannot be kept outside of its
-    pool.
+    """Return the format of an engine's blocks. Raise ConfigError for an executor whose blocks cannot be kept outside of
+    its pool.
     """
     own = transfers(executor)
     version = import_module("foreword").__version__  # imported here because it imports this module indirectly

@@ -23,8 +23,8 @@ class Transaction:
     """``with transaction:`` around a change of ``owner``, in its methods named ``methods``.
 
     A change that raises is followed by ``restore``, which makes the state of the owner whole again. If that is
-    interrupted too, the next change begins with it. EngineError for a change from a second thread or from a callback
-    while one is in progress, and in a process that was forked after the owner was made.
+    interrupted too, the next change begins with it. Raise EngineError for a change from a second thread or from a
+    callback while one is in progress, and in a process that was forked after the owner was made.
     """
 
     __slots__ = ("_claims", "_methods", "_owner", "_pid", "_restore", "_turn")
@@ -65,7 +65,7 @@ class Transaction:
         self._claims.pop(turn, None)
 
     def _check_free(self, thread: int) -> None:
-        """EngineError unless the change of this thread has ended."""
+        """Raise EngineError unless the change of this thread has ended."""
         if thread != get_ident():
             if self._changes_in(sys._current_frames().get(thread)):
                 raise EngineError(

@@ -90,7 +90,7 @@ class Transcriber:
             part = transcriber.advance(«the final output of the part»)
         transcriber.result()
 
-    num_frames: of the sound, whose features are computed at once. RequestError for unknown options.
+    num_frames: of the sound, whose features are computed at once. Raise RequestError for unknown options.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Transcriber:
         return Part(self._window(seek, tokens), params)
 
     def _prompt_tokens(self, text: str) -> list[int]:
-        """The tokens of the text before. RequestError for special tokens, and a model that reads no such text."""
+        """The tokens of the text before. Raise RequestError for special tokens, and a model that reads no such text."""
         speech = self._speech
         if not text.strip():
             return []

@@ -129,7 +129,7 @@ class EncoderDecoderModel(TransformersModel[LoadedEncoderDecoder]):
     def configured(self, config: EngineConfig) -> EngineConfig:
         """Return settings with as many requests at a time as cross-attention has places for in half of kv_cache_bytes.
 
-        ConfigError if not even one request fits.
+        Raise ConfigError if not even one request fits.
         """
         one = self._cross_bytes
         pool_bytes = default_pool_bytes(config, super().memory(config), 4 * one)

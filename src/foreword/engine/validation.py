@@ -21,7 +21,9 @@ GRAMMAR = tuple(name for name in vars(Grammar) if not name.startswith("_"))
 
 
 def checked_params(request_id: str, params: object, *, vocab_size: int, max_logprobs: int) -> CheckedParams:
-    """Return the parameters. RequestError for another type, or a value out of range. max_logprobs: −1: vocab_size."""
+    """Return the parameters. Raise RequestError for another type, or a value out of range. max_logprobs: −1:
+    vocab_size.
+    """
     if not isinstance(params, SamplingParams):
         raise RequestError(request_id, "params", params, "must be a SamplingParams", "Pass SamplingParams(...).")
     checked = CheckedParams(params, vocab_size, request_id)
@@ -45,7 +47,7 @@ def checked_params(request_id: str, params: object, *, vocab_size: int, max_logp
 
 
 def check_id(request_id: object) -> None:
-    """RequestError unless it is a string without a null character."""
+    """Raise RequestError unless it is a string without a null character."""
     if type(request_id) is not str:  # see foreword.batch: a subclass of str is refused
         raise RequestError(None, "request_id", request_id, "must be a string", "Name requests by strings, as str(id).")
     if "\0" in request_id:
@@ -53,7 +55,7 @@ def check_id(request_id: object) -> None:
 
 
 def check_options(request_id: str, options: Mapping[str, object]) -> None:
-    """TypeError for an unknown option; RequestError for a value of another type, which would fail a step."""
+    """Raise TypeError for an unknown option; RequestError for a value of another type, which would fail a step."""
     for name in options.keys() - OPTIONS:
         fix = advice(name, OPTIONS, f"The options are {', '.join(OPTIONS)}.")
         raise TypeError(f"a request has no option {name!r}. {fix}")
@@ -78,7 +80,7 @@ def check_options(request_id: str, options: Mapping[str, object]) -> None:
 
 
 def check_pooling(request_id: str, executor: Executor, params: PoolingParams, spec: PoolingSpec) -> None:
-    """RequestError for parameters out of range, and for a task or pooling that the model does not do."""
+    """Raise RequestError for parameters out of range, and for a task or pooling that the model does not do."""
 
     def require(ok: bool, field: str, reason: str, fix: str) -> None:
         if not ok:
@@ -129,7 +131,7 @@ def check_pooling(request_id: str, executor: Executor, params: PoolingParams, sp
 def check_capabilities(
     request_id: str, executor: Executor, params: SamplingParams, *, lora: str | None, grammar: Grammar | None
 ) -> None:
-    """RequestError for the first field that needs a capability which the executor lacks."""
+    """Raise RequestError for the first field that needs a capability which the executor lacks."""
     for capability, field, value, is_given in (
         (Capability.LORA, "lora", lora, lora is not None),
         (Capability.GRAMMAR, "structured_outputs", params.structured_outputs, params.structured_outputs is not None),
@@ -142,7 +144,7 @@ def check_capabilities(
 
 
 def check_capability(request_id: str, executor: Executor, capability: Capability, field: str, value: object) -> None:
-    """RequestError for a field that needs a capability which the executor, with its model, lacks."""
+    """Raise RequestError for a field that needs a capability which the executor, with its model, lacks."""
     if capability not in executor.capabilities:
         raise RequestError(
             request_id,

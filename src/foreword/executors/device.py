@@ -165,7 +165,7 @@ class DeviceExecutor:
         )
 
     def launch(self, batch: InputBatch, sampling: StepSampling) -> DeviceStep | HostSampledStep:
-        """See `Executor.launch`. ConfigError for a batch of other states than the first one's."""
+        """See `Executor.launch`. Raise ConfigError for a batch of other states than the first one's."""
         states, inputs = batch.states, IN_ROWS
         if states.loras or states.extras or states.has_special_groups:
             check_inputs(batch, self.capabilities)

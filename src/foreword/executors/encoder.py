@@ -96,7 +96,7 @@ class EncoderExecutor(HostExecutor):
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
         """Compute the hidden states of the batch. There are no logits.
 
-        PlanError for a part of a text: every token sees the whole of it.
+        Raise PlanError for a part of a text: every token sees the whole of it.
         """
         check_whole(batch)
         self._last = self.encode(batch)

@@ -77,7 +77,7 @@ class Executor(Protocol):
     def launch(self, batch: InputBatch, sampling: StepSampling) -> PendingStep:
         """Apply ``batch.block_ops``, then start the step. The batch stays valid until its result was returned.
 
-        PlanError for a batch with inputs that the executor does not read; then nothing was written.
+        Raise PlanError for a batch with inputs that the executor does not read; then nothing was written.
         """
 
     def apply_block_ops(self, ops: BlockOps) -> None:
@@ -93,7 +93,7 @@ class StartedExecutor(Executor, Protocol):
 
     def start(self, states: RequestStates, *, max_num_batched_tokens: int) -> Sequence[str]:
         """Prepare for steps of these states of at most so many tokens. Call it once, before the first step. Returns
-        lines for a log. ConfigError and MemoryError for sizes that it cannot have.
+        lines for a log. Raise ConfigError and MemoryError for sizes that it cannot have.
         """
         ...
 
@@ -173,7 +173,7 @@ class LoraExecutor(Executor, Protocol):
 
 
 def check_inputs(batch: InputBatch, capabilities: frozenset[Capability]) -> None:
-    """PlanError for KV groups and for the first request of the batch with an input that are not among the
+    """Raise PlanError for KV groups and for the first request of the batch with an input that are not among the
     capabilities.
 
     O(1) while no live request has such an input.

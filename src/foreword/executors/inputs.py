@@ -31,7 +31,7 @@ class StepInputs(NamedTuple):
         adds_rope_delta: whether the executor itself adds ``rope_delta`` of each request to the positions; then mrope is
         None except in steps that compute prompts with positions of their own.
 
-        RequestError for embeddings or positions of other sizes than the model's.
+        Raise RequestError for embeddings or positions of other sizes than the model's.
         """
         states = batch.states
         extras, embeds, mrope = states.extras, None, None
@@ -59,7 +59,7 @@ def last_seen(batch: InputBatch, embeds: tuple[I64, AnyArray]) -> I64:
 
 
 def check_whole(batch: InputBatch) -> None:
-    """PlanError for a request of which the step computes only a part, or that generates."""
+    """Raise PlanError for a request of which the step computes only a part, or that generates."""
     states = batch.states
     partial = batch.num_scheduled_tokens != states.prompt_len[batch.idx_mapping]
     if partial.any():
@@ -88,7 +88,7 @@ def input_capabilities(hidden_size: int, mrope_dims: int) -> set[Capability]:
 def step_adapters(batch: InputBatch, held: Container[int]) -> LoraMapping | None:
     """Return the LoRA adapters of a batch, None if no token has one. held: the numbers of the executor's adapters.
 
-    PlanError for a number that is not held.
+    Raise PlanError for a number that is not held.
     """
     if not batch.states.loras:
         return None

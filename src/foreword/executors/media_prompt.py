@@ -96,7 +96,7 @@ def vector_prompt(
 
     encode: tokenizes a text. width: of the vectors, asked for when the media are encoded; those that are shorter are
     filled up with zeros, and the last value is how many vectors follow, where they see each other.
-    RequestError if the placeholders do not fit the media.
+    Raise RequestError if the placeholders do not fit the media.
     """
     kinds = {placeholder: kind for kind, placeholder in places.texts.items()}
     pieces = re.split(f"({'|'.join(map(re.escape, kinds))})", text)

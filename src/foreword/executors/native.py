@@ -133,7 +133,7 @@ class NativeAdapters:
         self._core, self._matrices = core, matrices
 
     def load(self, lora_id: int, adapter: LoraAdapter) -> int:
-        """See `AdapterStore.load`. MemoryError if the factors do not fit."""
+        """See `AdapterStore.load`. Raise MemoryError if the factors do not fit."""
         factors = [
             (self._matrices[name], pair.a.dequantize(), pair.b.dequantize(), pair.scale)
             for name, pair in adapter.pairs.items()
@@ -155,9 +155,9 @@ class NativeExecutor(TransferPagedExecutor):
     in 8 bit too, of float weights from the start, of others from the first step with three such requests on.
 
     Weights are packed matrix by matrix from ``weights``, or mapped where that was done before (`weight_cache_bytes`,
-    docs/decisions/0026); afterwards no file of the model is read. ModelError if it changed meanwhile.
-    ConfigError for an instruction set or nodes that the machine lacks, an unknown format, or threads that cannot start.
-    MemoryError if the KV pool or the weights do not fit.
+    docs/decisions/0026); afterwards no file of the model is read. Raise ModelError if it changed meanwhile.
+    Raise ConfigError for an instruction set or nodes that the machine lacks, an unknown format, or threads that cannot
+    start. Raise MemoryError if the KV pool or the weights do not fit.
 
     Not thread-safe. A process forked from the one that made it cannot use it, unless it has one thread: EngineError.
     """
@@ -255,8 +255,8 @@ class NativeExecutor(TransferPagedExecutor):
         """Logits [L, V] at ``logits_indices``, valid until the next call.
 
         Keys and values of the batch's tokens are written at its slots; the states' own block tables are read, no
-        gathered copy. PlanError if a tensor of the batch is out of range, MemoryError if buffers cannot grow; nothing
-        was written then.
+        gathered copy. Raise PlanError if a tensor of the batch is out of range, MemoryError if buffers cannot grow;
+        nothing was written then.
         """
         return self._step(batch, logits_indices, greedy=False)
 
@@ -567,7 +567,7 @@ def _more_heads(spec: DecoderSpec) -> list[tuple[int, int]]:
 
 
 def _recurrent_sizes(spec: DecoderSpec) -> dict[str, int]:
-    """The sizes of the recurrent layers; none without such layers. ConfigError if they differ."""
+    """The sizes of the recurrent layers; none without such layers. Raise ConfigError if they differ."""
     found = {layer.recurrent for layer in spec.layers if layer.recurrent is not None}
     if not found:
         return {}

@@ -38,7 +38,7 @@ def native_core(
 
 
 def _new_core(spec: EncoderSpec, options: NativeOptions, isa: str | None) -> native.CpuEncoder:
-    """Return a native encoder without layers. ConfigError for an instruction set that the machine lacks."""
+    """Return a native encoder without layers. Raise ConfigError for an instruction set that the machine lacks."""
     try:
         return native.CpuEncoder(
             hidden_size=spec.hidden_size,

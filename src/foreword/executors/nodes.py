@@ -25,7 +25,7 @@ def numa_nodes(folder: Path = _NODES) -> list[list[int]]:
 
 
 def first_nodes(count: int | None) -> list[list[int]]:
-    """The processors of the first ``count`` nodes; none for None. ConfigError if there are fewer nodes."""
+    """The processors of the first ``count`` nodes; none for None. Raise ConfigError if there are fewer nodes."""
     if count is None:
         return []
     nodes = numa_nodes()

@@ -108,7 +108,7 @@ class NumpyAdapters:
         self._held.pop(lora_id, None)
 
     def of_step(self, batch: InputBatch) -> LoraTokens:
-        """Return the adapters of a batch. PlanError for a number without an adapter."""
+        """Return the adapters of a batch. Raise PlanError for a number without an adapter."""
         mapping = step_adapters(batch, self._held)
         if mapping is None:
             return ()

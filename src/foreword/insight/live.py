@@ -77,8 +77,8 @@ class LiveSteps:
             return encode({} if self._shown is None else self._shown.index(self._name) | index)
 
     def part(self, epoch: int, name: str) -> str:
-        """Return the JSON of a part: "s3" of steps, "b7" of what was written to block 7. LookupError for any other
-        name, and for parts of an earlier epoch.
+        """Return the JSON of a part: "s3" of steps, "b7" of what was written to block 7. Raise LookupError for any
+        other name, and for parts of an earlier epoch.
         """
         kind, number = name[:1], name[1:]
         with self._lock:

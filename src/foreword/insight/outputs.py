@@ -99,7 +99,7 @@ class OutputReport:
 
 
 def recorded_outputs(trace: Trace) -> list[RecordedOutput]:
-    """Return the requests of a trace that have an output. ConfigError if its token ids are not plain."""
+    """Return the requests of a trace that have an output. Raise ConfigError if its token ids are not plain."""
     if trace.header.token_ids != "plain":
         raise ConfigError(f"the trace has {trace.header.token_ids} token ids, which a model cannot read")
     found: dict[str, RecordedOutput] = {}
@@ -165,7 +165,7 @@ def compare(
     """Compare two sides, request by request in the order of the trace.
 
     If the expected side has no distribution at a position of a greedy request, its token counts as the most likely one.
-    ConfigError if there is nothing to compare.
+    Raise ConfigError if there is nothing to compare.
     """
     differences: list[float] = []
     num_ranked = 0

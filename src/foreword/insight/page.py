@@ -41,8 +41,8 @@ def write_page(
 ) -> Inspected:
     """Write the page of a trace to a file. text_of: returns the text of a token id, if a tokenizer is known.
 
-    The page ends at the first event that cannot be read or replayed, and says where that is. PlanError if the first
-    line is not that of a trace.
+    The page ends at the first event that cannot be read or replayed, and says where that is. Raise PlanError if the
+    first line is not that of a trace.
     """
     reader = TraceReader(path)
     shown = Shown(reader.header, _replay(reader), text_of=text_of)

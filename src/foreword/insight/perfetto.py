@@ -41,7 +41,7 @@ class Timeline:
 
 
 def write_timeline(path: str | Path, out: str | Path) -> Timeline:
-    """Write the timeline of a trace to a file. PlanError if the first line is not that of a trace."""
+    """Write the timeline of a trace to a file. Raise PlanError if the first line is not that of a trace."""
     trace = Trace.read(path)
     try:
         maker = _Maker(trace)

@@ -102,7 +102,7 @@ class Shown:
         }
 
     def apply(self, event: Event) -> None:
-        """Replay an event and keep its data for the page. PlanError if it cannot be replayed."""
+        """Replay an event and keep its data for the page. Raise PlanError if it cannot be replayed."""
         batch = self.replay.apply(event)
         at = self.replay.num_steps - (batch is not None)
         for change in self._holders.apply(event, batch):
@@ -151,7 +151,7 @@ class Shown:
             yield self._take()
 
     def part(self, i: int) -> str:
-        """Return the JSON of a part. IndexError if it was taken or does not exist."""
+        """Return the JSON of a part. Raise IndexError if it was taken or does not exist."""
         steps = self.parts[i] if 0 <= i < len(self.parts) else None
         if steps is None:
             raise IndexError(f"there is no part {i}")

@@ -16,7 +16,7 @@ from foreword.trace.tensors import RECORDED, values_of
 def replay_steps(path: str | Path, *, backend: Backend = "auto") -> Report:
     """Prepare each step of a trace with a backend, and compare its tensors with those of the definition (loops).
 
-    The report's ``damage`` says where the replay had to end. PlanError if the first line is not that of a trace.
+    The report's ``damage`` says where the replay had to end. Raise PlanError if the first line is not that of a trace.
     """
     reader = TraceReader(path)
     try:

@@ -34,7 +34,7 @@ class InWords(Protocol):
 class ChatTemplate:
     """A compiled template. ``special_tokens`` (bos_token, eos_token, …) are variables of the template.
 
-    ModelError if the source is not a Jinja template.
+    Raise ModelError if the source is not a Jinja template.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
@@ -78,7 +78,8 @@ class ChatTemplate:
         media: Collection[str] = (),
         **extra: Any,
     ) -> str:
-        """The prompt. ``extra``: further variables of the template. RequestError if the template refuses or fails.
+        """The prompt. ``extra``: further variables of the template. Raise RequestError if the template refuses or
+        fails.
 
         in_words: makes messages without tools, calls and results of the checked ones.
         media: kinds of media that the model takes, such as "image": messages may have parts {"type": "image"}. Contents

@@ -43,7 +43,7 @@ class Config:
         return self.values[key] if is_there else self._default(key)
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
-        """Return the value of a key. ModelError if it is absent without a default, or not a ``kind``."""
+        """Return the value of a key. Raise ModelError if it is absent without a default, or not a ``kind``."""
         value, label = self.value(key), self._label(key)
         try:
             return typed_value({label: self._default(key) if value is None else value}, label, kind, default)
@@ -141,7 +141,7 @@ class Config:
 
 
 def read_config(path: Path) -> Config:
-    """Read a config.json. ModelError if it cannot be read or is not a JSON object."""
+    """Read a config.json. Raise ModelError if it cannot be read or is not a JSON object."""
     return Config(path, read_object(path, ModelError))
 
 

@@ -36,7 +36,7 @@ class Digests:
         self.folder = cache_dir() / "digests"
 
     def of(self, file: ModelFile) -> str:
-        """Return the digest of a file, in hexadecimal. ModelError if it changes meanwhile."""
+        """Return the digest of a file, in hexadecimal. Raise ModelError if it changes meanwhile."""
         record = self.folder / sha256(file.identity.encode()).hexdigest()[:32]
         with contextlib.suppress(OSError, ValueError):  # ValueError: what it has is not text
             with os.fdopen(open_regular(record), encoding="utf-8") as kept:
@@ -54,7 +54,7 @@ class Digests:
         return digest
 
     def of_files(self, files: Iterable[tuple[str, Path]]) -> bytes:
-        """Return 32 bytes that only files with these names and equal contents have. ModelError as `of`."""
+        """Return 32 bytes that only files with these names and equal contents have. Raise ModelError as `of`."""
         found = [(name, self.of(ModelFile(path, 0))) for name, path in files]
         return sha256(repr(found).encode()).digest()
 
@@ -68,7 +68,10 @@ class Digests:
 
 
 def native_digest() -> str:
-    """Return the digest of the native module that this process runs. ModelError if its file is another one now."""
+    """Return the digest of the native module that this process runs.
+
+    Raise ModelError if its file is another one now.
+    """
     code = ModelFile(Path(str(native.__file__)), 0)
     if code.identity != identity_of(NATIVE_FILE):
         raise ModelError(f"{code.path}: was replaced since this process started. Start it again")
@@ -78,7 +81,7 @@ def native_digest() -> str:
 def model_key(path: Path) -> bytes:
     """Return 32 bytes that only a model with the same files has: a .gguf file, or those of a directory.
 
-    ConfigError for a model that has no files, ModelError as `Digests.of`.
+    Raise ConfigError for a model that has no files, ModelError as `Digests.of`.
     """
     if path.is_file():
         return Digests().of_files([("", path)])

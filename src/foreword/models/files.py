@@ -34,7 +34,7 @@ class ModelFile:
     """
 
     def __init__(self, path: Path, at_least: int) -> None:
-        """ModelError if the file cannot be read or has fewer than ``at_least`` bytes."""
+        """Raise ModelError if the file cannot be read or has fewer than ``at_least`` bytes."""
         self.path = path
         try:
             self._descriptor = open_regular(path)
@@ -48,7 +48,10 @@ class ModelFile:
             raise ModelError(f"{path}: {self.size} bytes are too few for a header of {at_least}. {FETCH_AGAIN}")
 
     def read(self, offset: int, count: int) -> U8:
-        """Bytes [offset, offset + count). ModelError if the file cannot be read or is not as it was when opened."""
+        """Bytes [offset, offset + count).
+
+        Raise ModelError if the file cannot be read or is not as it was when opened.
+        """
         data = np.empty(count, np.uint8)
         done = 0
         try:
@@ -63,7 +66,7 @@ class ModelFile:
         return data
 
     def sha256(self) -> str:
-        """Return the digest of all bytes, in hexadecimal. ModelError as `read`."""
+        """Return the digest of all bytes, in hexadecimal. Raise ModelError as `read`."""
         digest = hashlib.sha256()
         for offset in range(0, self.size, _PIECE):
             digest.update(self.read(offset, min(_PIECE, self.size - offset)).data)
@@ -102,7 +105,7 @@ class StoredRows(Protocol):
     def __getitem__(self, rows: slice, /) -> StoredRows: ...
 
     def read(self) -> U8:
-        """uint8 [rows, row_bytes]. ModelError as `ModelFile.read`, and if the rows hold what no weight can be."""
+        """uint8 [rows, row_bytes]. Raise ModelError as `ModelFile.read`, and if the rows hold what no weight can be."""
 
 
 def _opened_again(path: Path, state: tuple[int, int]) -> ModelFile:
@@ -132,7 +135,7 @@ class FileRows:
         return FileRows(self.file, self.offset + start * self.row_bytes, max(0, stop - start), self.row_bytes)
 
     def read(self) -> U8:
-        """uint8 [num_rows, row_bytes]. ModelError as `ModelFile.read`."""
+        """uint8 [num_rows, row_bytes]. Raise ModelError as `ModelFile.read`."""
         return self.file.read(self.offset, self.nbytes).reshape(self.num_rows, self.row_bytes)
 
 

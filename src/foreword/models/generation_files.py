@@ -105,7 +105,7 @@ class GenerationFiles:
 
 
 def read_generation(folder: Path) -> GenerationFiles:
-    """Return what generation_config.json says. ModelError for a rule that is not applied."""
+    """Return what generation_config.json says. Raise ModelError for a rule that is not applied."""
     config = _config(folder)
     if config is None:
         return GenerationFiles()
@@ -156,7 +156,7 @@ def generation_of_gguf(path: Path, metadata: Mapping[str, object]) -> Generation
 
 
 def _ids(config: Config, key: str, more: Sequence[object] = ()) -> tuple[int, ...]:
-    """Return a list of token ids. ModelError for anything else."""
+    """Return a list of token ids. Raise ModelError for anything else."""
     ids = [*config.sequence(key), *more]
     if not all(type(i) is int and i >= 0 for i in ids):
         raise config.error(f"{key} is {ids!r:.80}, not token ids", FETCH_AGAIN)

@@ -53,7 +53,7 @@ class GGUF:
     tensors: Mapping[str, Tensor]
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
-        """The metadata value of a key. ModelError if it is absent without a default, or is not a ``kind``."""
+        """The metadata value of a key. Raise ModelError if it is absent without a default, or is not a ``kind``."""
         try:
             return typed_value(self.metadata, key, kind, default)
         except TypeError as error:
@@ -61,7 +61,7 @@ class GGUF:
 
 
 def read_gguf(path: str | Path) -> GGUF:
-    """Parse everything except tensor data. ModelError unless it is a valid GGUF file."""
+    """Parse everything except tensor data. Raise ModelError unless it is a valid GGUF file."""
     at = _Cursor(ModelFile(Path(path), at_least=24))
     at.field = "magic"
     if (magic := at.take(4)) != b"GGUF":

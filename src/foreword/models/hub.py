@@ -54,7 +54,7 @@ class HubModel:
 
 def search_hub(words: str, limit: int) -> list[HubModel]:
     """Return the repositories with these words in their id that have weights which Foreword may read, the most
-    downloaded first, at most ``limit``. ModelError if the hub cannot be asked.
+    downloaded first, at most ``limit``. Raise ModelError if the hub cannot be asked.
     """
     hub = _library("a search of the hub")
     utils = import_module("huggingface_hub.utils")
@@ -76,7 +76,7 @@ def _hub_model(facts: Mapping[str, Any]) -> HubModel:
 
 
 def _library(subject: str) -> Any:
-    """Return huggingface_hub. ModelError where it is not installed. subject: what needs it."""
+    """Return huggingface_hub. Raise ModelError where it is not installed. subject: what needs it."""
     try:
         import huggingface_hub
     except ImportError:

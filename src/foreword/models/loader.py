@@ -61,7 +61,7 @@ class LoadedModel:
 
     @property
     def decoder(self) -> DecoderSpec:
-        """The spec of a model with a KV cache. ModelError for an encoder."""
+        """The spec of a model with a KV cache. Raise ModelError for an encoder."""
         if isinstance(self.spec, EncoderSpec):
             raise ModelError(f"{self.name}: is an encoder, which has no KV cache. Use a model that generates text")
         return self.spec
@@ -74,7 +74,8 @@ def load_model(model: str | Path, *, mmproj: str | Path | None = None) -> Loaded
     name, fetched if it is not cached; a hub id such as "org/model" or "org/model@REVISION:Q4_K_M", see `from_hub`; or a
     name of Ollama's such as "llama3.2:1b", see `from_ollama`.
     mmproj: the GGUF file of the encoder of images of a model in a GGUF file; None: that beside it, see `find_mmproj`.
-    ModelError if the model is missing, damaged or not supported; UnsupportedModelError for its architecture alone.
+    Raise ModelError if the model is missing, damaged or not supported; UnsupportedModelError for its architecture
+    alone.
     """
     path, name = find_model(model)
     loaded = _load_directory(path, name) if path.is_dir() else _load_gguf(path, name)
@@ -95,7 +96,9 @@ def load_model(model: str | Path, *, mmproj: str | Path | None = None) -> Loaded
 
 
 def find_model(model: str | Path) -> tuple[Path, str]:
-    """The directory or .gguf file of a model, fetched if it is not here, and its name. ModelError as `load_model`."""
+    """The directory or .gguf file of a model, fetched if it is not here, and its name. Raise ModelError as
+    `load_model`.
+    """
     if not isinstance(model, str | Path) or not str(model):
         raise ModelError(f"model is {model!r:.80}: give a path or one of {', '.join(registry.KNOWN)}")
     path, name = Path(model), str(model)
@@ -289,7 +292,7 @@ def _loaded(
     keys: Keys,
     family: Family | None = None,
 ) -> LoadedModel:
-    """The model. ModelError if its files name tokens that the weights do not have."""
+    """The model. Raise ModelError if its files name tokens that the weights do not have."""
     suppressed = (*generation.suppressed, *generation.suppressed_first)
     for kind, ids in (("bos", [tokenizer.bos_id]), ("eos", tokenizer.eos_ids), ("suppressed", suppressed)):
         if wrong := [i for i in ids if i is not None and i >= spec.vocab_size]:

@@ -35,7 +35,7 @@ _CANONICAL = re.compile(r"(?:layers\.(\d+)\.)?(?:(experts)\.(\d+)\.)?(.+)")
 def weights_from_gguf(
     path: Path, tensors: Mapping[str, Tensor], spec: DecoderSpec, family: Family, prefix: str = GGUF_LAYER
 ) -> dict[str, Tensor]:
-    """All weights of a spec from a GGUF file. ModelError for a weight that is missing or has another shape,
+    """All weights of a spec from a GGUF file. Raise ModelError for a weight that is missing or has another shape,
     and for a tensor that the spec does not use: a bias, a scale, another type of layer.
 
     prefix: the beginning of the names of a layer's tensors, {i} its number.
@@ -68,8 +68,8 @@ def weights_from_safetensors(
     pooling: PoolingSpec | None = None,
     prefix: str = SAFETENSORS_LAYER,
 ) -> dict[str, Tensor]:
-    """All weights of a spec, and of the head of its pooling, from safetensors. ModelError for a weight that is missing
-    or has another shape, and for a tensor that the spec does not use: see `_check_unused`.
+    """All weights of a spec, and of the head of its pooling, from safetensors. Raise ModelError for a weight that is
+    missing or has another shape, and for a tensor that the spec does not use: see `_check_unused`.
 
     prefix: the beginning of the names of a layer's tensors, {i} its number.
     """
@@ -138,7 +138,7 @@ def has_own_head(tensors: Mapping[str, Tensor]) -> bool:
 def encoder_weights(
     path: Path, tensors: Mapping[str, Tensor], spec: EncoderSpec, family: EncoderFamily, pooling: PoolingSpec
 ) -> dict[str, Tensor]:
-    """All weights of an encoder and of its head from safetensors. ModelError as `weights_from_safetensors`."""
+    """All weights of an encoder and of its head from safetensors. Raise ModelError as `weights_from_safetensors`."""
     plain = {name.removeprefix(family.prefix): tensor for name, tensor in tensors.items()}
     rows = dict(family.fused(spec))
     table = plain.get(family.names.get("table", ""))
@@ -158,7 +158,7 @@ def vision_weights(
     *,
     norms_less_one: bool,
 ) -> dict[str, Tensor]:
-    """All weights of an encoder of images. ModelError as `weights_from_safetensors`. norms_less_one: see
+    """All weights of an encoder of images. Raise ModelError as `weights_from_safetensors`. norms_less_one: see
     `VisionFamily`.
     """
     weights, used = _collect(path, tensors, vision_weight_names(spec), names)

@@ -60,7 +60,7 @@ def without_head(tensors: Mapping[str, Tensor], num_layers: int) -> Mapping[str,
 def read_head(path: Path, tensors: Mapping[str, Tensor], spec: DecoderSpec, family: Family) -> NextTokenHead | None:
     """Return the head of a model's files, the first if they have several; None if they have none.
 
-    ModelError for a weight that is missing or has another shape, and for one that is not part of a head.
+    Raise ModelError for a weight that is missing or has another shape, and for one that is not part of a head.
     """
     names = next(_heads(tensors, spec.num_layers), None)
     if names is None:

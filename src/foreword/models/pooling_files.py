@@ -31,7 +31,7 @@ def _architectures(config: Config) -> Sequence[str]:
 
 
 def gguf_pooling(config: Config) -> Pooling:
-    """Return the pooling of a decoder in a GGUF file. ModelError for one that is not supported."""
+    """Return the pooling of a decoder in a GGUF file. Raise ModelError for one that is not supported."""
     number = config.get("pooling_type", int, 0)
     if number not in _GGUF_POOLINGS:
         raise config.error(
@@ -47,7 +47,7 @@ def read_pooling(
     head: Callable[[int], tuple[HeadLayer, ...]],
     head_pooling: str,
 ) -> PoolingSpec:
-    """Return the pooling of a model. ModelError for one that is not supported.
+    """Return the pooling of a model. Raise ModelError for one that is not supported.
 
     files: of sentence-transformers. default: of a model without a module for it. head, head_pooling: of a classifier;
     head from its number of labels.

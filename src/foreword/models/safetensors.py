@@ -30,7 +30,7 @@ class Entry:
         return self.dtype in _FLOATS
 
     def tensor(self) -> Tensor:
-        """The entry as a weight. ModelError unless it is of floats of 16 or 32 bits."""
+        """The entry as a weight. Raise ModelError unless it is of floats of 16 or 32 bits."""
         if not self.is_float:
             raise _unsupported(self.rows.file, self.name, self.dtype)
         return Tensor(self.rows, _FLOATS[self.dtype], self.shape)
@@ -67,7 +67,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_entries(path: Path) -> dict[str, Entry]:
-    """The tensors of one file by name, also of quantised ones. ModelError as `read_safetensors`."""
+    """The tensors of one file by name, also of quantised ones. Raise ModelError as `read_safetensors`."""
     file = ModelFile(path, at_least=8)
     start = 8 + int.from_bytes(file.read(0, 8), "little")
     if start > file.size:

@@ -96,7 +96,10 @@ class SentenceTransformer:
 
 
 def read_sentence_transformer(folder: Path, hidden_size: int) -> SentenceTransformer:
-    """Return the settings in the files of a directory. ModelError for a module or a value that is not supported."""
+    """Return the settings in the files of a directory.
+
+    Raise ModelError for a module or a value that is not supported.
+    """
     found = _modules(folder / "modules.json")
     modules = dict(found)
     transformer = _config(next(filter(Path.exists, (folder / name for name in _TRANSFORMER_FILES)), None), _TRANSFORMER)
@@ -125,7 +128,7 @@ def read_sentence_transformer(folder: Path, hidden_size: int) -> SentenceTransfo
 
 
 def _config(path: Path | None, keys: Keys, *, required: bool = False) -> Config:
-    """Return the configuration in a file, empty if there is no file. ModelError for a key or a value that is not
+    """Return the configuration in a file, empty if there is no file. Raise ModelError for a key or a value that is not
     supported.
     """
     if path is None or not (required or path.exists()):
@@ -147,7 +150,9 @@ def _dense(folder: Path) -> tuple[HeadLayer, Path]:
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:
-    """Return the name of the class and the folder of each module, [] without the file. ModelError for other modules."""
+    """Return the name of the class and the folder of each module, [] without the file. Raise ModelError for other
+    modules.
+    """
     if not path.exists():
         return []
     try:

@@ -61,7 +61,7 @@ class TextBound:
 
 
 def check_growth(backend: tokenizers.Tokenizer) -> None:
-    """ModelError if the normalizer replaces a character by more than `MAX_GROWTH`, which no vocabulary needs."""
+    """Raise ModelError if the normalizer replaces a character by more than `MAX_GROWTH`, which no vocabulary needs."""
     if (growth := _growth(state_of(backend.normalizer))) > MAX_GROWTH:
         raise ModelError(f"its normalizer replaces a character by up to {growth:.3g}, more than {MAX_GROWTH}")
 

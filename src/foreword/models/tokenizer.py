@@ -48,13 +48,13 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object]) -> Self:
-        """From a GGUF file's metadata (``tokenizer.ggml.*``). ModelError if it is incomplete or not supported."""
+        """From a GGUF file's metadata (``tokenizer.ggml.*``). Raise ModelError if it is incomplete or not supported."""
         return cls(build_from_gguf(metadata))
 
     @classmethod
     def from_directory(cls, path: str | Path, *, lowercase: bool = False) -> Self:
         """From tokenizer.json and, if present, tokenizer_config.json, generation_config.json, config.json,
-        chat_template.json and chat_template.jinja. ModelError if a file is damaged or tokenizer.json is missing.
+        chat_template.json and chat_template.jinja. Raise ModelError if a file is damaged or tokenizer.json is missing.
         lowercase: texts are lower-cased first.
         """
         return cls(read_from_directory(Path(path), lowercase=lowercase))
@@ -73,8 +73,8 @@ class Tokenizer:
         template, which contains it. With ``parse_special`` False, "<|im_end|>" in the text is ten
         ordinary characters rather than the token that ends a turn.
 
-        RequestError if ``text`` is not Unicode text, if the tokenizer fails on it, or if it certainly has more than
-        ``max_tokens`` tokens (`foreword.models.text_bounds`), which is found out before it is tokenized.
+        Raise RequestError if ``text`` is not Unicode text, if the tokenizer fails on it, or if it certainly has more
+        than ``max_tokens`` tokens (`foreword.models.text_bounds`), which is found out before it is tokenized.
         """
         if max_tokens is not None and isinstance(text, str) and max_tokens < len(text):
             least = self._bound.min_tokens(text)
@@ -103,8 +103,8 @@ class Tokenizer:
         return find_infill({**self.special_token_ids, **found})
 
     def encode_infill(self, before: str, after: str, *, max_tokens: int | None = None) -> list[int]:
-        """Token ids of a prompt whose completion stands between two texts. RequestError as `encode`, and for a model
-        that has no tokens for it.
+        """Token ids of a prompt whose completion stands between two texts. Raise RequestError as `encode`, and for a
+        model that has no tokens for it.
         """
         if self.infill is None:
             reason, fix = "the model has no tokens for a gap in a text", "Use a model for code that was trained to fill"
@@ -117,7 +117,7 @@ class Tokenizer:
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], int | None]:
         """Token ids of two texts as one, and how many of them belong to the first; None if the tokenizer does not
-        distinguish them. RequestError as `encode`.
+        distinguish them. Raise RequestError as `encode`.
         """
         try:
             with panics_caught():

@@ -38,8 +38,8 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def configure(backend: tokenizers.Tokenizer, config: Config) -> tuple[str, ...]:
-    """Apply the configuration to a backend, and return the keys without influence. ModelError for what contradicts
-    tokenizer.json, and for what is not supported.
+    """Apply the configuration to a backend, and return the keys without influence. Raise ModelError for what
+    contradicts tokenizer.json, and for what is not supported.
     """
     for name in _SWITCHES:
         config.optional(name, bool)  # raises for another type, also where nothing reads it

@@ -103,7 +103,7 @@ def _byte_level(metadata: Mapping[str, object], tokens: list[str], types: Sequen
 
 def _preset(metadata: Mapping[str, object], tokens: list[str]) -> Preset:
     """Return the pre-tokenizer that the file names, else the one of its vocabulary, else, with a warning, llama.cpp's
-    default. ModelError for a name that is not supported.
+    default. Raise ModelError for a name that is not supported.
     """
     pre = _get(metadata, "pre", str, "") or preset_of_vocabulary(tokens)
     if pre is None:

@@ -43,7 +43,7 @@ def read_vision(
     tokenizer: Tokenizer,
     vector_size: int,
 ) -> LoadedVision:
-    """Read the encoder of a directory. ModelError for one that is damaged or not supported.
+    """Read the encoder of a directory. Raise ModelError for one that is damaged or not supported.
 
     config: of the whole model. tensors, files: all of it. vector_size: hidden_size of the decoder.
     """
@@ -65,8 +65,8 @@ def read_vision(
 
 
 def find_mmproj(model: Path) -> Path | None:
-    """Return the GGUF file of an encoder beside that of a model, see `mmproj_of`. None if there is none. ModelError for
-    several none of which is chosen.
+    """Return the GGUF file of an encoder beside that of a model, see `mmproj_of`. None if there is none. Raise
+    ModelError for several none of which is chosen.
     """
     found = sorted(path.name for path in model.parent.glob("*.gguf") if is_mmproj(path.name))
     chosen = mmproj_of(model.name, found)
@@ -77,7 +77,7 @@ def find_mmproj(model: Path) -> Path | None:
 
 
 def read_mmproj(path: Path, tokenizer: Tokenizer, vector_size: int) -> LoadedVision:
-    """Read the GGUF file of an encoder of images, as llama.cpp's converter writes it. ModelError for one that is
+    """Read the GGUF file of an encoder of images, as llama.cpp's converter writes it. Raise ModelError for one that is
     missing, damaged, not supported, or of another model.
 
     tokenizer, vector_size: of the decoder, the latter its hidden_size.
@@ -145,7 +145,7 @@ def _loaded(path: Path, spec: VisionSpec, weights: Weights, tokenizer: Tokenizer
 
 
 def _image_config(folder: Path, family: VisionFamily) -> Config:
-    """Return the configuration of the processor of images. ModelError for a directory without one."""
+    """Return the configuration of the processor of images. Raise ModelError for a directory without one."""
     for name, part in (("processor_config.json", "image_processor"), ("preprocessor_config.json", "")):
         path = folder / name
         values: Any = read_object(path, ModelError) if path.exists() else None

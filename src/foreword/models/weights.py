@@ -23,7 +23,7 @@ class Tensor:
     @property
     def data(self) -> U8:
         """uint8 [rows, row_bytes], read anew every time unless in memory; rows = product of all dimensions but the last
-        one. Blocks of a quantised format run along it. ModelError as `StoredRows.read`.
+        one. Blocks of a quantised format run along it. Raise ModelError as `StoredRows.read`.
         """
         return self.stored if isinstance(self.stored, np.ndarray) else self.stored.read()
 

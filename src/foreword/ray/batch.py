@@ -31,7 +31,7 @@ MOST_IDLE_ENDS = 16  # successive ends of replicas without a result between them
 
 @contextmanager
 def connected(address: str | None) -> Iterator[None]:
-    """Connect to a Ray cluster, or start one here. ConfigError if there is none at the address."""
+    """Connect to a Ray cluster, or start one here. Raise ConfigError if there is none at the address."""
     if ray.is_initialized():
         yield
         return
@@ -99,7 +99,7 @@ class RayBatch:
         self._num_idle_ends = 0
 
     def run(self, lines: Iterator[BatchLine]) -> Iterator[Record]:
-        """Yield the results. EngineError if Ray or the engines fail; results that were yielded stay valid."""
+        """Yield the results. Raise EngineError if Ray or the engines fail; results that were yielded stay valid."""
         try:
             (capacity, *_) = ray.get([replica.capacity.remote() for replica in self._replicas])
             yield from self._run(lines, max(capacity // 4, 1))

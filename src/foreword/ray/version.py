@@ -7,7 +7,7 @@ from foreword.errors import ConfigError
 
 
 def check_version(version: str) -> None:
-    """ConfigError unless the version of the process that started this replica is the one installed here."""
+    """Raise ConfigError unless the version of the process that started this replica is the one installed here."""
     if version != __version__:
         raise ConfigError(
             f"foreword {__version__} is installed here, and {version} where this replica was started from: install "

@@ -68,7 +68,7 @@ class Sampler:
         """Draw for every request of the batch from ``logits`` [L, V], which are not changed.
 
         A prompt chunk that is not the last gets a token too, that rules, masks and processors do not affect;
-        `RequestStates.commit` discards it. PlanError for logits of another shape or type.
+        `RequestStates.commit` discards it. Raise PlanError for logits of another shape or type.
         """
         num_reqs, states, masks = batch.num_reqs, batch.states, sampling.masks
         num_logits = batch.scalars.num_logits

@@ -91,7 +91,7 @@ class About:
 
 
 def read_about(model: str | Path) -> About:
-    """Read the headers of a model's files. ModelError if Foreword's own loader does not support the model."""
+    """Read the headers of a model's files. Raise ModelError if Foreword's own loader does not support the model."""
     return _about(load_model(model))
 
 

@@ -38,7 +38,7 @@ class BatchRequest:
 
 
 def parse_batch(body: object) -> BatchRequest:
-    """Return the batch in a body. RequestError if it cannot be served as given."""
+    """Return the batch in a body. Raise RequestError if it cannot be served as given."""
     fields = Fields(body)
     request = BatchRequest(
         fields.require("input_file_id", STRING),
@@ -51,7 +51,7 @@ def parse_batch(body: object) -> BatchRequest:
 
 
 def parse_nothing(body: object) -> None:
-    """RequestError for a body with a field."""
+    """Raise RequestError for a body with a field."""
     Fields(body).end()
 
 

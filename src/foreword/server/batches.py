@@ -252,8 +252,8 @@ class Batches:
 
     async def _model(self, run: _Run, line: BatchLine, name: str, stack: AsyncExitStack) -> Context:
         """Return the context of the model that a line names, which is loaded if it is not, with one of the places that
-        lines may have in its engine. Both are the line's until the stack is closed. HttpError if it cannot be loaded,
-        which is tried once for all lines of the batch.
+        lines may have in its engine. Both are the line's until the stack is closed. Raise HttpError if it cannot be
+        loaded, which is tried once for all lines of the batch.
         """
         entry = self._models.find(_model_name(line))
         if entry in run.failed:
@@ -271,7 +271,7 @@ class Batches:
         return context
 
     async def _loaded(self, line: BatchLine, name: str, stack: AsyncExitStack) -> Context:
-        """Return the context of a line's model, once it is loaded. HttpError if it cannot be."""
+        """Return the context of a line's model, once it is loaded. Raise HttpError if it cannot be."""
         while True:
             try:
                 return await stack.enter_async_context(self._models.using(_model_name(line), name, of_batch=True))
@@ -284,7 +284,7 @@ class Batches:
         self, owner: str, line: BatchLine, name: str, context: Context, stack: AsyncExitStack
     ) -> _ReadyLine:
         """Check a line, wait until there is memory for its answer, and take what it may use until the stack is closed.
-        HttpError if the answer may take more memory than allowed, or has more completions.
+        Raise HttpError if the answer may take more memory than allowed, or has more completions.
         """
         lines = Lines(context.engine.engine, context.tokenizer, context.media, context.names)
         answer = await asyncio.to_thread(lines.read, line, name)
@@ -304,7 +304,10 @@ class Batches:
         return _ReadyLine(lines, answer, groups)
 
     async def _check(self, owner: str, answer: Answer, context: Context) -> list[RequestGroup]:
-        """Check the prompts of a line. HttpError for more of them, or more completions, than a request may have."""
+        """Check the prompts of a line.
+
+        Raise HttpError for more of them, or more completions, than a request may have.
+        """
         check_prompts(context, "prompt", len(answer.prompts))
         check_completions(context, answer.request.params)
         options: RequestOptions = {**answer.options, "priority": PRIORITY, "owner": owner}

@@ -30,14 +30,14 @@ _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#@A-Z\s]+")
 
 
 def _origins(texts: object) -> tuple[str, ...]:
-    """Return origins as browsers send them. ValueError for one that no origin is equal to."""
+    """Return origins as browsers send them. Raise ValueError for one that no origin is equal to."""
     if not isinstance(texts, list | tuple) or not all(isinstance(t, str) and _ORIGIN.fullmatch(t) for t in texts):
         raise ValueError("give a scheme and a host in lower case, without a path, such as https://example.com, or *")
     return tuple(texts)
 
 
 def _key_limits(texts: object) -> tuple[str, ...]:
-    """Return limits as they are given. ValueError for one that cannot be read."""
+    """Return limits as they are given. Raise ValueError for one that cannot be read."""
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
         raise ValueError("give a list of texts")
     for number, text in enumerate(texts, 1):
@@ -50,7 +50,7 @@ def _key_limits(texts: object) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Settings of `foreword serve`. ConfigError for a value of another type or out of range."""
+    """Settings of `foreword serve`. Raise ConfigError for a value of another type or out of range."""
 
     host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0: all addresses.", value_name="ADDRESS")
     port: int = setting(8000, "Port; 0: any free one.", most=65535)

@@ -98,7 +98,7 @@ class Context:
         return (*self.names, *self.engine.loras)
 
     def check_model(self, name: str | None) -> str:
-        """Return the name of the model in the response. HttpError if a request asks for another model."""
+        """Return the name of the model in the response. Raise HttpError if a request asks for another model."""
         if name is None:
             return self.names[0]
         for known in (name, name.removesuffix(":latest")):  # clients of Ollama add this tag

@@ -190,7 +190,7 @@ _KNOWN = {(one.status, one.code): one for one in FAILURES}
 
 
 def failure(status: int, code: str | None = None) -> Failure:
-    """Return the row of a status and a code. KeyError if there is none."""
+    """Return the row of a status and a code. Raise KeyError if there is none."""
     return _KNOWN[status, code]
 
 

@@ -36,7 +36,7 @@ class Upload:
 
 
 def parse_upload(body: object) -> Upload:
-    """Return the file in a form. RequestError for another purpose than batches."""
+    """Return the file in a form. Raise RequestError for another purpose than batches."""
     fields = Fields(body)
     fields.require("purpose", one_of(BATCH))
     data: bytes = fields.require("file", _CONTENT)

@@ -114,8 +114,8 @@ class Gate:
             self._log(scope, response, time.perf_counter() - started, failure)
 
     def _check_head(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
-        """HttpError for a head that is too long or asks for what no operation does. One that does not arrive as a whole
-        is refused before.
+        """Raise HttpError for a head that is too long or asks for what no operation does. One that does not arrive as a
+        whole is refused before.
         """
         size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(k) + len(v) for k, v in scope["headers"])
         if size > (limit := self._config.max_header_bytes):
@@ -163,7 +163,7 @@ class _Incoming:
         self.is_left = True
 
     async def read(self) -> bytes:
-        """Return the whole body. HttpError if it is too long or too slow, or if others take the memory."""
+        """Return the whole body. Raise HttpError if it is too long or too slow, or if others take the memory."""
         if not self._has_body:
             self.is_left = False
             return b""
@@ -199,7 +199,7 @@ class _Incoming:
                     size += len(await self._next())
 
     async def _next(self) -> bytes:
-        """Return the next piece. HttpError if the connection was closed."""
+        """Return the next piece. Raise HttpError if the connection was closed."""
         message = await self._receive()
         self.is_left = message.get("more_body", False)
         if message["type"] == "http.disconnect":

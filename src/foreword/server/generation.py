@@ -51,7 +51,7 @@ class Generation:
         self._lora: str | None = None
 
     def choose_model(self, name: str | None) -> str:
-        """Choose the model or adapter of its requests, and return its name. HttpError if it is not served."""
+        """Choose the model or adapter of its requests, and return its name. Raise HttpError if it is not served."""
         model = self.context.check_model(name)
         self._lora = None if model in self.context.names else model
         return model
@@ -78,7 +78,7 @@ class Generation:
         self.count_bytes(prompt_bytes(self.context, groups))
 
     def count_bytes(self, num_bytes: int) -> None:
-        """Count memory that the answer may take. HttpError if it is more than allowed."""
+        """Count memory that the answer may take. Raise HttpError if it is more than allowed."""
         if self._place is not None:
             self._place.add_bytes(num_bytes)
 

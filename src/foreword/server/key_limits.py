@@ -60,7 +60,7 @@ NO_LIMITS = KeyLimits()
 
 
 def read_limit(text: str) -> tuple[str, KeyLimits]:
-    """Return the key and the limits of ``KEY share=2 requests=4 tokens_per_minute=60000``. ValueError for another
+    """Return the key and the limits of ``KEY share=2 requests=4 tokens_per_minute=60000``. Raise ValueError for another
     form.
     """
     found = _FORM.fullmatch(text)

@@ -207,7 +207,8 @@ class Models:
         return total_bytes(entry.memory for entry in self.entries)
 
     def find(self, name: str | None) -> ModelEntry:
-        """Return the model with this name, or with an adapter of this name; None: the first one. HttpError for another.
+        """Return the model with this name, or with an adapter of this name; None: the first one. Raise HttpError for
+        another.
 
         Clients of Ollama give names without a tag the tag "latest".
         """
@@ -223,13 +224,13 @@ class Models:
         return next((entry for wanted in names for entry in self.entries if wanted in entry.names), None)
 
     def check_changes(self) -> None:
-        """HttpError if no model may be added or removed."""
+        """Raise HttpError if no model may be added or removed."""
         if self.single is not None or not self.config.load_on_demand:
             reason = "the server has the models that it was started with. Start it with --load-on-demand to change them"
             raise HttpError(INVALID, reason, param="model")
 
     def check_free(self, name: str) -> None:
-        """HttpError for the name of an adapter, which cannot be that of a model too."""
+        """Raise HttpError for the name of an adapter, which cannot be that of a model too."""
         owner = self.owner(name)
         if name in self._naming or (owner is not None and not {name, f"{name}:latest"} & {*owner.served.names}):
             of = "" if owner is None else f" of {owner.name!r:.80}"
@@ -238,7 +239,7 @@ class Models:
 
     @contextmanager
     def naming(self, name: str) -> Iterator[None]:
-        """Within the block an adapter is loaded under this name. HttpError if another one is."""
+        """Within the block an adapter is loaded under this name. Raise HttpError if another one is."""
         if name in self._naming:
             reason = f"lora_name = {name!r:.80}: an adapter of this name is being loaded. Try again later"
             raise HttpError(INVALID, reason, param="lora_name")
@@ -249,7 +250,7 @@ class Models:
             self._naming.remove(name)
 
     def add(self, name: str) -> None:
-        """Serve one more model, which is loaded at its first request. HttpError as `check_free`."""
+        """Serve one more model, which is loaded at its first request. Raise HttpError as `check_free`."""
         self.check_free(name)
         if all(name not in entry.names for entry in self.entries):
             keep_alive = self.config.model_keep_alive
@@ -258,7 +259,7 @@ class Models:
             self.entries.append(ModelEntry(served))
 
     async def remove(self, entry: ModelEntry) -> None:
-        """Unload a model, and serve it no longer. HttpError if it is pinned, used or the only one."""
+        """Unload a model, and serve it no longer. Raise HttpError if it is pinned, used or the only one."""
         is_only = len(self.entries) == 1
         if is_only or entry.served.pin or entry.num_requests or entry.state in ("loading", "unloading"):
             reason = (
@@ -318,7 +319,9 @@ class Models:
         return len(known) == len(needs) and total_bytes(known) <= self.budget
 
     async def start(self) -> None:
-        """Load the models that do not wait for a request. ConfigError for one that cannot be, or if they do not fit."""
+        """Load the models that do not wait for a request. Raise ConfigError for one that cannot be, or if they do not
+        fit.
+        """
         for entry in self.entries:
             if self.config.load_on_demand and not entry.served.pin:
                 continue
@@ -332,7 +335,7 @@ class Models:
         """Set for how long a model stays loaded without requests, until its next request; below 0: as long as its
         memory is not needed.
 
-        HttpError if it is to be unloaded at once, and never is.
+        Raise HttpError if it is to be unloaded at once, and never is.
         """
         if seconds == 0 and entry.served.pin:
             reason = "the server always keeps this model loaded. Serve several models, or one with --load-on-demand"

@@ -264,7 +264,7 @@ async def _pulled(models: Models, name: str) -> AsyncGenerator[bytes, None]:
 
 
 def _fetch(name: str, progress: Any) -> None:
-    """Fetch a model known by name, by a name of Ollama or by an id of the hub. ModelError for another."""
+    """Fetch a model known by name, by a name of Ollama or by an id of the hub. Raise ModelError for another."""
     known = name.lower().removesuffix(":latest")
     if known in registry.KNOWN:
         registry.pull(known, progress=progress)

@@ -53,8 +53,8 @@ class Body(Generic[T]):
         return JSON if self.form is None else FORM
 
     async def fields(self, request: Request) -> dict[str, Any]:
-        """Return the fields of a request; they may already have been read to find its model. HttpError for a body of
-        another kind.
+        """Return the fields of a request; they may already have been read to find its model. Raise HttpError for a body
+        of another kind.
         """
         known: dict[str, Any] | None = request.scope.pop("fields", None)
         if known is not None:
@@ -64,7 +64,7 @@ class Body(Generic[T]):
         return await form_body(request, self.form)
 
     async def read(self, request: Request) -> T:
-        """Read a request. RequestError or HttpError if it cannot be served as given."""
+        """Read a request. Raise RequestError or HttpError if it cannot be served as given."""
         return await parsed(self.parse, await self.fields(request), request)
 
     def parse_for(self, context: Context) -> Callable[[object], T]:
@@ -102,8 +102,8 @@ class Operation:
     whole server, so it must declare its replicas. summary: one sentence in the imperative that says what it does.
     details: further sentences. replicas: the replicas that answer it. replica_seconds: the time limit of each replica.
     errors: the form of errors. media_types: those of its answers. is_served: returns whether the model of a server
-    supports it. model_field: the field of the body that names the model. ConfigError for declarations that contradict
-    this.
+    supports it. model_field: the field of the body that names the model. Raise ConfigError for declarations that
+    contradict this.
     """
 
     path: str
@@ -135,8 +135,8 @@ class Operation:
 
     async def context(self, models: Models, request: Request) -> Context:
         """Return the context of the model that a request names in its body or query. It stays loaded until the request
-        ends. HttpError as in `Models.using`, and 404 if the model does not support the operation. TimeoutError if the
-        time of the request ends before.
+        ends. Raise HttpError as in `Models.using`, and 404 if the model does not support the operation. Raise
+        TimeoutError if the time of the request ends before.
         """
         context = models.single
         if context is None:
@@ -178,7 +178,7 @@ class Target(NamedTuple):
 
 
 class Operations:
-    """All operations of a server. ConfigError if two have the same method and path."""
+    """All operations of a server. Raise ConfigError if two have the same method and path."""
 
     def __init__(self, *tables: Iterable[Operation]) -> None:
         self._by_path: dict[str, dict[str, Operation]] = {}

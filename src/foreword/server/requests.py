@@ -29,7 +29,7 @@ def parse_abort(body: object) -> str:
 
 
 def parse_reset(body: object) -> None:
-    """RequestError for a body of /reset_prefix_cache with a field."""
+    """Raise RequestError for a body of /reset_prefix_cache with a field."""
     Fields(body).end()
 
 

@@ -46,8 +46,8 @@ def run(
     """Serve a model until SIGTERM or SIGINT; requests in progress are finished then, within drain_timeout.
 
     on_ready: called with the address; without, it is printed. rank: its number among replicas, which its cache events
-    have. options: of `AsyncLLM`, with `ENGINE_DEFAULTS`. OSError if the address cannot be used, before the model is
-    loaded; ConfigError without the packages that serve.
+    have. options: of `AsyncLLM`, with `ENGINE_DEFAULTS`. Raise OSError if the address cannot be used, before the model
+    is loaded; ConfigError without the packages that serve.
     """
     check_packages()
     config.check_files()
@@ -95,7 +95,7 @@ def run(
 
 
 def _cache_log() -> CacheLog:
-    """ConfigError without the packages that publish events."""
+    """Raise ConfigError without the packages that publish events."""
     if find_spec("zmq") is None:
         raise ConfigError(f"kv_events: pyzmq is not installed. {install('events')}")
     return CacheLog()
@@ -133,7 +133,7 @@ def _publish(log: CacheLog, llm: AsyncLLM, config: ServerConfig, rank: int, stac
 def traces_of(config: ServerConfig, model: str) -> Traces | None:
     """Return what sends a span of each request, which is to be closed; None if the settings name no address.
 
-    ConfigError without the packages that do.
+    Raise ConfigError without the packages that do.
     """
     if config.otlp_traces_endpoint is None:
         return None
@@ -150,7 +150,7 @@ def notes_of(llm: AsyncLLM) -> tuple[str, ...]:
 
 
 def check_packages() -> None:
-    """ConfigError without the packages that serve."""
+    """Raise ConfigError without the packages that serve."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise ConfigError(f"serve needs {', '.join(missing)}. {install('serve')}")

@@ -26,8 +26,8 @@ def run_several(
     """Serve models until SIGTERM or SIGINT; requests in progress are finished then, within drain_timeout.
 
     options: of the engines of models that are added later. on_ready: called with the address; without, it is printed.
-    OSError if the address cannot be used; ConfigError as `checked`; ConfigError or ModelError if a model cannot be
-    loaded that does not wait for a request, before the server listens.
+    Raise OSError if the address cannot be used; ConfigError as `checked`; ConfigError or ModelError if a model cannot
+    be loaded that does not wait for a request, before the server listens.
     """
     config.check_files()
     found = several(models, config, options)
@@ -37,7 +37,7 @@ def run_several(
 
 
 def several(models: Sequence[ServedModel], config: ServerConfig, options: LLMOptions | None = None) -> Models:
-    """Return the models of a server, none of which is loaded yet. ConfigError as `checked`."""
+    """Return the models of a server, none of which is loaded yet. Raise ConfigError as `checked`."""
     served, shared = checked(models, config), Shared.of(config)
     return Models(served, config, Loader(config, shared, len(models)), shared, options)
 

@@ -37,7 +37,7 @@ class ServedModel:
 
 def models_in(directory: str, options: LLMOptions, keep_alive: float | None) -> list[ServedModel]:
     """Return the models of a directory, by name: its .gguf files, and its directories with config.json or one .gguf
-    file. ConfigError if there are none, or if it cannot be read.
+    file. Raise ConfigError if there are none, or if it cannot be read.
     """
     folder = Path(directory)
     try:
@@ -61,8 +61,8 @@ def _is_one(path: Path) -> bool:
 
 
 def checked(models: Iterable[ServedModel], config: ServerConfig) -> list[ServedModel]:
-    """Return the models of a server of several, of which those are pinned that its settings name. ConfigError for a
-    setting of one model, for a name that two models or adapters have, and for one to be pinned that no model has.
+    """Return the models of a server of several, of which those are pinned that its settings name. Raise ConfigError for
+    a setting of one model, for a name that two models or adapters have, and for one to be pinned that no model has.
     """
     for name in OF_ONE:
         if (value := getattr(config, name)) != settings_of(ServerConfig)[name].default:

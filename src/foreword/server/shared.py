@@ -20,7 +20,7 @@ class Shared:
 
     @classmethod
     def of(cls, config: ServerConfig) -> Shared:
-        """Return those of a server. ConfigError for a data directory that cannot be used."""
+        """Return those of a server. Raise ConfigError for a data directory that cannot be used."""
         store = Store(config.data_directory, config.max_data_bytes)
         responses = Responses(store, store.max_bytes // 4, is_open=config.store_responses)
         return cls(Admission.of(config), store, responses)

@@ -33,7 +33,7 @@ class SlotFile:
 
 
 def parse_file(body: object) -> SlotFile:
-    """Return the file and the model in a body. RequestError for others."""
+    """Return the file and the model in a body. Raise RequestError for others."""
     fields = Fields(body)
     found = SlotFile(fields.take("filename", STRING, ""), fields.take("model", STRING))
     fields.end()
@@ -105,7 +105,7 @@ async def _act(context: Context, request: Request) -> Response:
 
 
 def _allowed(directory: str, name: str) -> Path:
-    """Return the path of a file in the directory. HttpError for a name that is not that of a file alone."""
+    """Return the path of a file in the directory. Raise HttpError for a name that is not that of a file alone."""
     plain = name.isprintable() and not set(name) & set('/\\:*?"<>|') and not name.startswith(".")
     if not name or not plain or len(name.encode("utf-8", "surrogatepass")) > 200:
         reason = f"filename = {name!r:.80}: must be a plain name of a file, without folders"

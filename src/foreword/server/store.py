@@ -67,9 +67,9 @@ def _told(method: Callable[Concatenate[Store, P], T]) -> Callable[Concatenate[St
 class Store:
     """Items by kind and id. Only their owner sees them. It may be used in any thread.
 
-    max_bytes: of all items, with the contents of files, and at most `IN_MEMORY` without a directory. ConfigError for a
-    directory that cannot be used. Its methods raise HttpError 507 if the disk is full, and 503 if the directory cannot
-    be used any more, or another program has locked it.
+    max_bytes: of all items, with the contents of files, and at most `IN_MEMORY` without a directory. Raise ConfigError
+    for a directory that cannot be used. Its methods raise HttpError 507 if the disk is full, and 503 if the directory
+    cannot be used any more, or another program has locked it.
     """
 
     def __init__(self, directory: str | Path | None, max_bytes: int) -> None:
@@ -98,7 +98,7 @@ class Store:
 
     def claim(self, names: Iterable[str]) -> None:
         """Let no server of other models use the directory until this one is closed: it would answer their batches.
-        ConfigError if one does.
+        Raise ConfigError if one does.
         """
         if self.directory is None or sys.platform == "win32":
             return

@@ -46,7 +46,7 @@ class TokenizeRequest:
         return tokenizer.apply_chat_template(self.messages or [], **self.template, **self.variables)
 
     def encode(self, tokenizer: Tokenizer, max_tokens: int) -> list[int]:
-        """Return the tokens. RequestError for a text that certainly has more than ``max_tokens``."""
+        """Return the tokens. Raise RequestError for a text that certainly has more than ``max_tokens``."""
         text, special = self.rendered(tokenizer), self.parses_special
         return tokenizer.encode(text, add_special_tokens=self.special, parse_special=special, max_tokens=max_tokens)
 
@@ -54,7 +54,7 @@ class TokenizeRequest:
 def parse_tokenize(body: object) -> TokenizeRequest:
     """Return the request in a body of vLLM's form or, with ``content``, of llama.cpp's.
 
-    RequestError for a body of which it is not clear what is to be tokenized.
+    Raise RequestError for a body of which it is not clear what is to be tokenized.
     """
     fields = Fields(body)
     if (content := fields.take("content", STRING)) is not None:
@@ -98,7 +98,7 @@ def _of_llama(fields: Fields, content: str) -> TokenizeRequest:
 
 
 def parse_apply(body: object) -> TokenizeRequest:
-    """Return the conversation in a body of /apply-template. RequestError if there is none."""
+    """Return the conversation in a body of /apply-template. Raise RequestError if there is none."""
     request = parse_tokenize(body)
     if request.messages is None:
         raise RequestError(None, "messages", None, "is missing", "Give a list of messages.")

@@ -87,7 +87,7 @@ def on_host(value: object) -> bool:
 
 
 def differences(batch: InputBatch, name: str, got: object) -> list[Difference]:
-    """The requests for which a tensor differs, of one that there is once. PlanError for an unknown name."""
+    """The requests for which a tensor differs, of one that there is once. Raise PlanError for an unknown name."""
     if name in SCALARS:
         return _whole(int(getattr(batch, name)), got)
     if name in SAMPLING:

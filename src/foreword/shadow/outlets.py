@@ -98,7 +98,7 @@ class Outlets:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that a reader sees all of it or none. OSError if it cannot be written."""
+    """Write a file so that a reader sees all of it or none. Raise OSError if it cannot be written."""
     part = path.with_name(f"{path.name}.{os.getpid()}")
     part.write_text(text)
     part.replace(path)

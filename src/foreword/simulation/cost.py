@@ -64,7 +64,7 @@ class CostModel:
 
     @classmethod
     def read(cls, path: str | Path) -> CostModel:
-        """Return a model that `write` saved. ConfigError if the file is something else."""
+        """Return a model that `write` saved. Raise ConfigError if the file is something else."""
         found = read_object(Path(path), ConfigError)
         values: list[Any] = [found.get(name) for name in ("step", "token", "context")]
         if not all(map(_is_cost, values)) or not any(values):

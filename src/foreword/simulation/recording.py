@@ -93,9 +93,9 @@ class _RanStep:
 
 
 def read_recording(path: str | Path) -> Recording:
-    """Return the load of a trace of steps. ConfigError if the trace has no times or no requests.
+    """Return the load of a trace of steps. Raise ConfigError if the trace has no times or no requests.
 
-    PlanError if its first line cannot be read. The recording ends at a damaged line, and a note says so.
+    Raise PlanError if its first line cannot be read. The recording ends at a damaged line, and a note says so.
     """
     return _Reading(path).recording()
 

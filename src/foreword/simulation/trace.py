@@ -74,8 +74,8 @@ class Trace:
     def requests(self, num_requests: int, *, speed: float = 1.0, copies: int = 1) -> Load:
         """Return ``num_requests`` arrivals, ``speed`` times as fast. The trace is repeated as often as needed, each
         time with new prompts. copies: the number of copies of the trace that run at the same time, each with its own
-        prompts and from another place of the trace on. ConfigError for a speed outside [1e-6, 1e6] or copies outside
-        [1, 1e5].
+        prompts and from another place of the trace on. Raise ConfigError for a speed outside [1e-6, 1e6] or copies
+        outside [1, 1e5].
         """
         if not 1e-6 <= speed <= 1e6:
             raise ConfigError(f"speed={speed}: must be in [1e-6, 1e6]; 1 is the trace's own")

@@ -10,7 +10,7 @@ from foreword.tour.lesson import Exercise
 
 
 def check(exercise: Exercise, path: Path) -> str:
-    """Run a file and return the fault of its answer, "" if it is right. OSError if it cannot be read.
+    """Run a file and return the fault of its answer, "" if it is right. Raise OSError if it cannot be read.
 
     The file runs in this process, with all of its permissions.
     """

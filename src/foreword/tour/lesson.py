@@ -32,7 +32,7 @@ class Exercise:
     """The part of an exercise that the reader changes. task: in words.
 
     start: a file to begin with. solution: a file with a right answer. hint: a hint. fault: takes the names that the
-    reader's file defines, and describes what is wrong with them; "" if nothing is. KeyError for a missing name.
+    reader's file defines, and describes what is wrong with them; "" if nothing is. Raise KeyError for a missing name.
     """
 
     task: str

@@ -50,7 +50,7 @@ class BackgroundTrace:
 
     max_bytes: see `TraceWriter`. An existing file of this name is renamed to the name that `older` returns.
     on_error: called once with a message if the file cannot be written; later items are dropped.
-    OSError if the file cannot be made.
+    Raise OSError if the file cannot be made.
     """
 
     def __init__(

@@ -116,7 +116,7 @@ class LineParser:
         self._batch: list[str] = []
 
     def event(self, line: Mapping[str, Any], number: int) -> Event:
-        """Return the event of a line. PlanError for a line that breaks the format."""
+        """Return the event of a line. Raise PlanError for a line that breaks the format."""
         found = [kind for kind in KINDS if kind in line]
         if len(found) != 1:
             raise PlanError(f"expected one of {', '.join(KINDS)}, got {shown(sorted(line))}")

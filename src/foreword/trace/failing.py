@@ -20,7 +20,7 @@ FAILS = 1
 
 
 def failing_of(text: str) -> Failing:
-    """Return the test of "module:name" or of a command. ConfigError if there is none.
+    """Return the test of "module:name" or of a command. Raise ConfigError if there is none.
 
     A function gets the `Trace` and returns whether it fails, or the first step, counted from 0, that shows it. A
     command gets the name of a file in place of {}, or at its end, and has exit status 1 if the trace fails.

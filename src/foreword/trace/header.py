@@ -72,7 +72,7 @@ class TraceHeader:
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> TraceHeader:
-        """Return the header of a first line. PlanError for another version, and for what breaks the format."""
+        """Return the header of a first line. Raise PlanError for another version, and for what breaks the format."""
         version = line.get("foreword_trace")
         if version is None:
             raise PlanError(f'the first line must hold "foreword_trace": {FORMAT}')

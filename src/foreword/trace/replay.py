@@ -32,7 +32,7 @@ class Replay:
     """
 
     def __init__(self, header: TraceHeader, *, backend: Backend = "auto", max_num_reqs: int | None = None) -> None:
-        """PlanError for a header whose arrays would have more than MAX_ENTRIES entries."""
+        """Raise PlanError for a header whose arrays would have more than MAX_ENTRIES entries."""
         reqs = header.max_num_reqs if max_num_reqs is None else max(min(header.max_num_reqs, max_num_reqs), 1)
         tokens, length, drafts = header.max_num_batched_tokens, header.max_model_len, header.max_num_draft_tokens
         blocks = sum(-(-length // group.block_size) for group in header.kv_groups)
@@ -52,7 +52,7 @@ class Replay:
         self._backend: Backend = backend
 
     def apply(self, event: Event) -> InputBatch | None:
-        """Apply an event, and return the batch of a step. PlanError for one that the states do not allow."""
+        """Apply an event, and return the batch of a step. Raise PlanError for one that the states do not allow."""
         try:
             return self._apply(event)
         except ForewordError:

@@ -77,7 +77,7 @@ class FlightRing:
         return Recent(None if follows else halves[0].snapshot, halves[0].first_step, captured, end)
 
     def write(self, path: Path, header: TraceHeader) -> int:
-        """Write the steps as a trace, and return their number. OSError if it cannot be written."""
+        """Write the steps as a trace, and return their number. Raise OSError if it cannot be written."""
         from foreword.trace.recorder import Encoder  # here: most engines never write one
         from foreword.trace.writer import TraceWriter
 

@@ -55,7 +55,7 @@ class Shrinker:
         self.num_tries = 0
 
     def shrink(self, trace: Trace, *, tensor: str | None = None, keep_tensors: bool = True) -> Trace:
-        """Return a small trace that still fails. ConfigError for one that does not fail.
+        """Return a small trace that still fails. Raise ConfigError for one that does not fail.
 
         tensor: the only tensor of the last step that is kept; None: one that shows the fault. keep_tensors: False if
         the test does not read tensors.

@@ -217,7 +217,7 @@ def test_the_last_step_is_prepared_as_the_scheduler_decided():
 
 def as_test(trace: Trace) -> str:
     """Return a file for pytest that needs vLLM alone: the decisions of a trace up to the first step that is prepared
-    wrongly, and the values that are wrong there. ConfigError if no step is, and for the second model runner.
+    wrongly, and the values that are wrong there. Raise ConfigError if no step is, and for the second model runner.
     """
     if is_of_second(trace.header):
         raise ConfigError("--as-test: the kernels of vLLM's second model runner need Triton or Foreword; leave it out")

@@ -51,21 +51,21 @@ FIELDS = {
 
 
 def check_version(version: str) -> None:
-    """ConfigError for a version of vLLM whose hooks are not known."""
+    """Raise ConfigError for a version of vLLM whose hooks are not known."""
     match = re.match(r"\d+\.\d+(?=\.|$)", version)
     if match is None or match[0] not in VERSIONS:
         raise ConfigError(f"vLLM {version} is not one of the versions that are known: {', '.join(VERSIONS)}")
 
 
 def check_parallel(config: Any) -> None:
-    """ConfigError for a kind of parallelism whose steps cannot be followed, in a ParallelConfig of vLLM."""
+    """Raise ConfigError for a kind of parallelism whose steps cannot be followed, in a ParallelConfig of vLLM."""
     for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
         if (size := getattr(config, name, 1)) != 1:
             raise ConfigError(f"{name}={size}: only 1 can be followed")
 
 
 def generation_of(runner: type) -> Generation:
-    """Return the generation of a model runner. ConfigError for one whose methods are not those known."""
+    """Return the generation of a model runner. Raise ConfigError for one whose methods are not those known."""
     modules = {base.__module__ for base in runner.__mro__}
     for generation, module in MODULES.items():
         if module in modules:

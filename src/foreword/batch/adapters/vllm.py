@@ -92,7 +92,7 @@ class AppliedStep(PlannedStep):
         return bool(getattr(self._output, "has_structured_output_requests", False))
 
     def in_order(self, req_ids: Sequence[str]) -> Mapping[str, int]:
-        """Return the plan of these requests in this order. KeyError for one that is not scheduled."""
+        """Return the plan of these requests in this order. Raise KeyError for one that is not scheduled."""
         counts = self._output.num_scheduled_tokens
         return {req_id: counts[req_id] for req_id in req_ids}
 

@@ -45,7 +45,9 @@ def pack(header: Mapping[str, Any], arrays: Mapping[str, AnyArray]) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, AnyArray]]:
-    """Header and arrays; the arrays are read-only views of the bytes. PlanError where they do not follow the format."""
+    """Header and arrays; the arrays are read-only views of the bytes. Raise PlanError where they do not follow the
+    format.
+    """
     if len(data) < _PREFIX.size:
         raise malformed("length", expected=f"{_PREFIX.size} bytes or more", got=len(data))
     magic, version, size, checksum = _PREFIX.unpack_from(data)

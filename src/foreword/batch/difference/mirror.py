@@ -94,7 +94,7 @@ def remove(states: RequestStates, rows: I32) -> None:
 def admit(states: RequestStates, arrays: Arrays, req_ids: Sequence[str], extras: Sequence[Mapping[str, Any]]) -> None:
     """Admit requests to the rows of the arrays; extras: as in `StepDifference`.
 
-    PlanError for rows that are not free; other errors as in `RequestStates.add_requests`.
+    Raise PlanError for rows that are not free; other errors as in `RequestStates.add_requests`.
     """
     count, groups = len(req_ids), range(len(states.block_tables))
     if not count:

@@ -44,7 +44,8 @@ class DifferenceRecorder:
     def take(self, batch: InputBatch) -> StepDifference:
         """The difference between the last step taken and this one.
 
-        PlanError for a batch of other states, one that was advanced or committed, and one whose states changed since.
+        Raise PlanError for a batch of other states, one that was advanced or committed, and one whose states changed
+        since.
         """
         states, mirror, is_first = self._states, self._mirror, self._is_first
         rows, cancelled = self._plan_of(batch)

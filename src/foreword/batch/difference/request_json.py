@@ -20,7 +20,7 @@ _TYPES = {"sampling_params": SamplingParams, "lora_request": LoraRequest, "pooli
 
 
 def to_json(given: Mapping[str, Any], req_id: str) -> dict[str, Any]:
-    """Fields of `NewRequest`, without arrays. RequestError for a value that JSON cannot hold."""
+    """Fields of `NewRequest`, without arrays. Raise RequestError for a value that JSON cannot hold."""
     return {
         name: [_differing(feature, req_id) for feature in value] if name == "mm_features" else _differing(value, req_id)
         for name, value in given.items()
@@ -29,7 +29,9 @@ def to_json(given: Mapping[str, Any], req_id: str) -> dict[str, Any]:
 
 
 def from_json(given: Any) -> dict[str, Any]:
-    """The inverse. PlanError for what is not an object with such fields, ConfigError for an adapter without number."""
+    """The inverse. Raise PlanError for what is not an object with such fields, ConfigError for an adapter without
+    number.
+    """
     try:
         return {
             name: tuple(MultiModalFeature(**_values(feature)) for feature in value)

@@ -42,7 +42,10 @@ class StepDifference:
         return self.base is None
 
     def to_bytes(self) -> bytes:
-        """The difference in the format of docs/difference.md. RequestError for parameters that JSON cannot hold."""
+        """The difference in the format of docs/difference.md.
+
+        Raise RequestError for parameters that JSON cannot hold.
+        """
         header = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}
         arrays = dict(header.pop("arrays"))
         if self.extras:
@@ -53,7 +56,9 @@ class StepDifference:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> StepDifference:
-        """The inverse of `to_bytes`, as views of ``data``. PlanError for malformed bytes, ConfigError for adapter 0."""
+        """The inverse of `to_bytes`, as views of ``data``. Raise PlanError for malformed bytes, ConfigError for adapter
+        0.
+        """
         header, arrays = unpack(data)
         for name in {"step", "num_admissions"} - header.keys():
             raise malformed("header", expected=name)

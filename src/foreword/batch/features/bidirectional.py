@@ -46,7 +46,7 @@ def bidirectional_ranges(batch: BatchTensors) -> I32 | None:
 
 def ranges_of_requests(batch: BatchTensors) -> Iterator[tuple[int, I32]]:
     """Yield (batch index, int32 [n, 2]) of each request with a token in a range: the ranges that have one in this step.
-    PlanError as `bidirectional_ranges` says.
+    Raise PlanError as `bidirectional_ranges` says.
     """
     by_row = batch.states.extras.bidirectional_ranges
     windows = [W for table in batch.states.block_tables if (W := table.group.sliding_window) is not None]

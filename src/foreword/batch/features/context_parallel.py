@@ -42,7 +42,8 @@ class PrefillShare:
 
 def share_prefill(batch: BatchTensors, size: int, rank: int) -> PrefillShare:
     """Return this rank's share of the step, at own addresses. Chunks are ceil(n / 2R) long, or the request's last ones.
-    PlanError if the step has tokens in bidirectional ranges, because a rank's rows have no keys after their own tokens.
+    Raise PlanError if the step has tokens in bidirectional ranges, because a rank's rows have no keys after their own
+    tokens.
     """
     if size < 1 or not 0 <= rank < size:
         raise ConfigError(f"share_prefill(size={size}, rank={rank}): rank must be in [0, size)")

@@ -39,8 +39,8 @@ def graph_inputs(
 
     Capture with the promise's sizes: ``make_dummy(states, buffers, num_tokens=promise.num_tokens,
     num_reqs=promise.num_reqs)`` keeps it, and so has the same values here as every step that replays the graph.
-    PlanError for a step that breaks the promise, by request and rule, for one that is padded to other sizes, and where
-    the requests of padding cannot hold its tokens.
+    Raise PlanError for a step that breaks the promise, by request and rule, for one that is padded to other sizes, and
+    where the requests of padding cannot hold its tokens.
     """
     B, Bp, Tp = batch.num_reqs, batch.num_reqs_padded, batch.num_tokens_padded
     broken = promise.broken_by(batch.num_scheduled_tokens, batch.seq_lens[:B])

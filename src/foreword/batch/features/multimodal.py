@@ -118,7 +118,8 @@ def mrope_positions(batch: BatchTensors, num_dims: int = 3) -> I64:
 
 def stage_mrope_positions(states: RequestStates, req_id: str, positions: Ints, delta: int) -> None:
     """Give an admitted request its rotary positions, int32 [dims, n], as `NewRequest.mrope_positions` would: for
-    engines whose model computes them from the prompt. RequestError for another shape, or more tokens than were known.
+    engines whose model computes them from the prompt. Raise RequestError for another shape, or more tokens than were
+    known.
     """
     row, shape = states.row_of(req_id), np.shape(positions)
     known = int(states.prefill_len[row])

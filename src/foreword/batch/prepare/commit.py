@@ -53,7 +53,7 @@ def counts_as_done(states: RequestStates, batch: BatchTensors) -> list[Change]:
 def sample_table(states: RequestStates, batch: BatchTensors, sampled: Mapping[str, Sequence[int]] | I32) -> I32:
     """Return the samples as int32 [B] or [B, width], from {req_id: tokens}, or from [B] or [B, width] padded with −1.
 
-    A token is anything with ``__index__``. RequestError for an unknown id or token, PlanError for a shape.
+    A token is anything with ``__index__``. Raise RequestError for an unknown id or token, PlanError for a shape.
     """
     table = _from_lists(states, batch, sampled) if isinstance(sampled, Mapping) else int32s(sampled, "sampled")
     if not 0 < table.ndim < 3 or len(table) != batch.num_reqs:
@@ -82,7 +82,7 @@ def _from_lists(states: RequestStates, batch: BatchTensors, sampled: Mapping[str
 def commits(states: RequestStates, batch: BatchTensors, table: I32, advanced: bool) -> list[Change]:
     """Return the changes of a step with these samples.
 
-    PlanError for more samples than drafts + 1, CapacityError for a token past max_model_len.
+    Raise PlanError for more samples than drafts + 1, CapacityError for a token past max_model_len.
     """
     rows, k = batch.idx_mapping, batch.num_draft_tokens
     end = batch.num_computed_tokens + batch.num_scheduled_tokens
@@ -99,8 +99,8 @@ def commits(states: RequestStates, batch: BatchTensors, table: I32, advanced: bo
 
 
 def _num_samples(states: RequestStates, batch: BatchTensors, table: I32) -> I32:
-    """Return the number of samples of each request, int32 [B]. PlanError for an entry that is not a token id, or that
-    follows padding.
+    """Return the number of samples of each request, int32 [B]. Raise PlanError for an entry that is not a token id, or
+    that follows padding.
     """
     present = table >= 0
     bad = (table < -1) | (table >= states.vocab_size)

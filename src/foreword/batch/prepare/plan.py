@@ -18,8 +18,8 @@ NO_PADDING: Padding = (-1, -1)
 
 
 def normalize(states: RequestStates, plan: PlanLike, drafts: Drafts, order: Order) -> Plan:
-    """Return any form of plan and drafts as a `Plan` in the given order. RequestError for an unknown id, PlanError for
-    a value that is not a plan. Arrays are not changed; `check` tests their types.
+    """Return any form of plan and drafts as a `Plan` in the given order. Raise RequestError for an unknown id,
+    PlanError for a value that is not a plan. Arrays are not changed; `check` tests their types.
     """
     if type(plan) is tuple and len(plan) == 2:
         rows, num_scheduled = plan
@@ -48,8 +48,8 @@ def normalize(states: RequestStates, plan: PlanLike, drafts: Drafts, order: Orde
 
 
 def _as_int32(plan: Plan) -> Plan:
-    """Return the plan with arrays of int32. PlanError for a value that is not an array of integers or has the wrong
-    shape.
+    """Return the plan with arrays of int32. Raise PlanError for a value that is not an array of integers or has the
+    wrong shape.
     """
     rows, num_scheduled, drafts, cancelled = plan
     rows, num_scheduled = int32s(rows, "rows"), int32s(num_scheduled, "num_scheduled")
@@ -70,7 +70,7 @@ def _as_int32(plan: Plan) -> Plan:
 
 
 def _counts(plan: Mapping[str, int]) -> I32:
-    """Return the plan's numbers as int32 [B]. PlanError for the first one that is not an integer."""
+    """Return the plan's numbers as int32 [B]. Raise PlanError for the first one that is not an integer."""
     counts = as_int32(list(plan.values()))
     if counts is None or counts.ndim != 1:
         rid, got = next((rid, n) for rid, n in plan.items() if (count := as_int32(n)) is None or count.ndim)
@@ -80,7 +80,7 @@ def _counts(plan: Mapping[str, int]) -> I32:
 
 
 def padding(pad_to: tuple[int | None, int | None] | None) -> Padding:
-    """Return pad_to with −1 for None. PlanError unless it is a pair whose parts are None or at least 0."""
+    """Return pad_to with −1 for None. Raise PlanError unless it is a pair whose parts are None or at least 0."""
     if type(pad_to) is tuple and len(pad_to) == 2:  # as executors give it
         tokens, reqs = pad_to
         if type(tokens) is int and type(reqs) is int and 0 <= tokens <= INT32_MAX and 0 <= reqs <= INT32_MAX:

@@ -29,8 +29,8 @@ backend imports it."""
 
 
 def backend_of(backend: Backend | BackendFunction) -> BackendFunction:
-    """Return the function of a backend. PlanError for an unknown name, ConfigError for "device" if its packages are
-    missing.
+    """Return the function of a backend. Raise PlanError for an unknown name, ConfigError for "device" if its packages
+    are missing.
     """
     if callable(backend):
         return backend
@@ -154,7 +154,7 @@ def admit_drafts(
     `RequestStates.commit` takes at most a + 1 samples of the request. A scheduler that counted k drafts must subtract k
     − a tokens in addition to those that verification rejects. Blocks of removed tokens still belong to the request.
 
-    PlanError for a count outside 0 … k, for a request that is not in the batch, and after `advance` or
+    Raise PlanError for a count outside 0 … k, for a request that is not in the batch, and after `advance` or
     `RequestStates.commit`. A refused call changes nothing.
     """
     batch._check_open()

@@ -51,7 +51,7 @@ class StagingRing:
         self._busy[:] = [False] * self.depth
 
     def release(self, buffers: InputBuffers) -> None:
-        """The step no longer reads these buffers. PlanError if they are not in use, or belong to another ring."""
+        """The step no longer reads these buffers. Raise PlanError if they are not in use, or belong to another ring."""
         for slot, candidate in enumerate(self._slots):
             if candidate is buffers and self._busy[slot]:
                 self._busy[slot] = False

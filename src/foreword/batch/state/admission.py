@@ -37,7 +37,9 @@ class Admission(NamedTuple):
 def checked(
     request: NewRequest, *, max_model_len: int, vocab_size: int, tables: Sequence[BlockTable], loras: LoraUsers
 ) -> Admission:
-    """Return the request in arrays. RequestError for wrong values, CapacityError past the end of a block-table row."""
+    """Return the request in arrays. Raise RequestError for wrong values, CapacityError past the end of a block-table
+    row.
+    """
     rid = request.req_id
     prompt = _prompt_ids(request, vocab_size)
     outputs = token_ids(rid, "output_token_ids", request.output_token_ids, vocab_size)
@@ -61,7 +63,7 @@ def checked(
 
 
 def checked_sampling(new: NewRequests) -> dict[str, npt.NDArray[np.generic]]:
-    """Return the columns of ``sampling`` in the types in which they are stored. RequestError for a column that is
+    """Return the columns of ``sampling`` in the types in which they are stored. Raise RequestError for a column that is
     unknown, does not have one entry per request, or does not contain numbers.
     """
     columns: dict[str, npt.NDArray[np.generic]] = {}

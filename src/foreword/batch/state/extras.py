@@ -103,7 +103,7 @@ class RowExtras:
 
 
 def checked_extras(request: NewRequest, prompt_len: int) -> GivenExtras:
-    """Return the request's values. RequestError for the first one that does not fit the prompt or has the wrong
+    """Return the request's values. Raise RequestError for the first one that does not fit the prompt or has the wrong
     type.
     """
 

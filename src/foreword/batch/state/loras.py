@@ -38,8 +38,8 @@ class LoraUsers:
         return self._requests.get(lora_id)
 
     def check(self, req_id: str, lora_id: int, request: LoraRequest | None) -> int:
-        """Return the adapter of a new request. RequestError if lora_id and lora_request disagree, or disagree with a
-        live request.
+        """Return the adapter of a new request. Raise RequestError if lora_id and lora_request disagree, or disagree
+        with a live request.
         """
         if request is None:
             return lora_id

@@ -21,7 +21,7 @@ def zeros(shape: tuple[int, ...], dtype: str, sizes: str, few_rows: bool = False
 
     NumPy asks for huge pages, with which a single token in a row takes 2 MiB. Huge pages make a step faster. So only
     arrays of more than MOST_OF_HUGE_PAGES bytes, and arrays of which a run writes few rows, use small pages.
-    ConfigError for an array that does not fit into the machine's memory.
+    Raise ConfigError for an array that does not fit into the machine's memory.
     """
     num_bytes = prod(shape) * np.dtype(dtype).itemsize
     try:

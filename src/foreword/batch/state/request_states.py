@@ -272,7 +272,7 @@ class RequestStates:
         return list(entering.values())
 
     def remove_rows(self, rows: Ints) -> None:
-        """Free these rows. CapacityError for a row that holds no request; then nothing changes."""
+        """Free these rows. Raise CapacityError for a row that holds no request; then nothing changes."""
         rows = flat_int32(None, "rows", rows)
         if self.observers or not self._remove_native(rows):
             self._directory.ids_of(rows)

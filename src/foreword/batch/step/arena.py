@@ -22,8 +22,8 @@ def carve(
     """Arrays of these shapes and dtypes, zeros, one after the other in one block of bytes, each at a multiple of 64.
 
     allocator(num_bytes) returns writable contiguous uint8 memory with any content, pinned memory for example. Returns
-    the block and the arrays, which are views of it. parameters: those that determine the shapes. ConfigError for memory
-    of another size or kind, and for more than the machine has.
+    the block and the arrays, which are views of it. parameters: those that determine the shapes. Raise ConfigError for
+    memory of another size or kind, and for more than the machine has.
     """
     sizes = [prod(shape) * np.dtype(dtype).itemsize for shape, dtype in shapes]
     starts = list(accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0))

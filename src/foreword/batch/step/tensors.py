@@ -43,7 +43,7 @@ class TensorBackend(ABC):
 
     @abstractmethod
     def check(self, batch: BatchTensors) -> None:
-        """PlanError for the first of these tensors that differs from the batch's own."""
+        """Raise PlanError for the first of these tensors that differs from the batch's own."""
 
 
 class StaleBatchError(ForewordError, RuntimeError):
@@ -228,7 +228,7 @@ class BatchTensors:
         """The step's tensors by name, as the backend "device" has them in the memory of the device: torch tensors, of
         the entries, dtypes and padding of the arrays, a tuple of one per KV group where there is one per group. Besides
         them lora_tokens int32 [Tp], the adapter of each token, and rope_positions int64 [Tp], positions + rope_delta.
-        Valid as long as the batch is. PlanError for a batch of another backend.
+        Valid as long as the batch is. Raise PlanError for a batch of another backend.
         """
         self._check_alive()
         if not isinstance(self._backend, TensorBackend):
@@ -240,7 +240,7 @@ class BatchTensors:
         """The first ``size`` entries of a tensor that has a pad value, for a captured graph: the step's, then padding.
 
         idx_mapping, expanded_idx_mapping −1; num_computed_tokens, is_prefilling, logits_indices, … 0 (`layout.STEP`).
-        PlanError for another tensor, and for a size below the step's or above the buffer's.
+        Raise PlanError for another tensor, and for a size below the step's or above the buffer's.
         """
         self._check_alive()
         view = self.buffers.views.get(name)
@@ -264,7 +264,9 @@ class BatchTensors:
 
 
 def filled(batch: BatchTensors, name: str, values: AnyArray, group: int = 0, size: int = 0) -> Any:
-    """Return `BatchTensors.optional` with these values, and no further entries. PlanError for one that does not fit."""
+    """Return `BatchTensors.optional` with these values, and no further entries. Raise PlanError for one that does not
+    fit.
+    """
     out = batch.optional(name, group, size)[: len(values)]
     if values.dtype.itemsize > out.dtype.itemsize:
         refuse_wide(batch, name, int(values.max(initial=0)))
@@ -273,8 +275,8 @@ def filled(batch: BatchTensors, name: str, values: AnyArray, group: int = 0, siz
 
 
 def prefix_sum(batch: BatchTensors, name: str, lens: AnyArray, group: int = 0, size: int = 0) -> Any:
-    """Return `BatchTensors.optional` with [n + 1] entries, out[i] = sum(lens[:i]), for lens [n]. PlanError for a sum
-    that does not fit.
+    """Return `BatchTensors.optional` with [n + 1] entries, out[i] = sum(lens[:i]), for lens [n]. Raise PlanError for a
+    sum that does not fit.
     """
     refuse_wide(batch, name, int(lens.sum(dtype=np.int64)))
     out = batch.optional(name, group, size)[: len(lens) + 1]
@@ -284,7 +286,7 @@ def prefix_sum(batch: BatchTensors, name: str, lens: AnyArray, group: int = 0, s
 
 
 def refuse_wide(batch: BatchTensors, name: str, largest: int) -> None:
-    """PlanError where the largest value of a tensor of int32 does not fit: for other systems' forms of a step."""
+    """Raise PlanError where the largest value of a tensor of int32 does not fit: for other systems' forms of a step."""
     if largest > INT32_MAX:
         raise PlanError("the step has a number that int32 does not hold; schedule fewer tokens, or use a form of int64 "
                         "such as slot_mapping", step=batch.step, tensor=name, expected=f"at most {INT32_MAX}",
@@ -304,7 +306,7 @@ def local_seq_lens(batch: BatchTensors, group: int = 0) -> I32:
 
 
 def refuse_spread(batch: BatchTensors, group: int, what: str) -> None:
-    """PlanError where the group is spread over ranks, for forms that need all keys of a request on one rank."""
+    """Raise PlanError where the group is spread over ranks, for forms that need all keys of a request on one rank."""
     if batch.states.block_tables[group].context_parallel is not None:
         raise PlanError(f"{what} needs all keys of a request on one rank", tensor=f"group {group}",
                         expected="context_parallel=False", got="True")  # fmt: skip

@@ -30,8 +30,8 @@ class BlockOps:
 
     @classmethod
     def of(cls, zero: Iterable[int] = (), copies: Iterable[tuple[int, int]] = (), *, null_block: int = 0) -> BlockOps:
-        """Return the operations from plain numbers. PlanError if two copies write the same block, or a copy writes the
-        null block.
+        """Return the operations from plain numbers. Raise PlanError if two copies write the same block, or a copy
+        writes the null block.
         """
         z = np.array(list(zero), np.int32)
         c = np.array([tuple(pair) for pair in copies], np.int32).reshape(-1, 2)

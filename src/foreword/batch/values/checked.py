@@ -15,7 +15,8 @@ from foreword.errors import RequestError
 class CheckedPrompt:
     """A prompt whose token ids are in the vocabulary.
 
-    token_ids: int32 [T], a contiguous copy that cannot be written. RequestError for an id outside of the vocabulary.
+    token_ids: int32 [T], a contiguous copy that cannot be written. Raise RequestError for an id outside of the
+    vocabulary.
     """
 
     token_ids: I32

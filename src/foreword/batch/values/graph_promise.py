@@ -33,8 +33,8 @@ class GraphPromise:
     kernels divide tokens
     among requests by max_query_len.
 
-    ConfigError for limits that no step can keep: num_tokens must be in num_reqs … num_reqs · max_query_len, and equal
-    to the latter if is_uniform; max_seq_len ≥ max_query_len.
+    Raise ConfigError for limits that no step can keep: num_tokens must be in num_reqs … num_reqs · max_query_len, and
+    equal to the latter if is_uniform; max_seq_len ≥ max_query_len.
     """
 
     num_tokens: int

@@ -23,7 +23,7 @@ class PaddingBuckets:
     def __init__(self, sizes: Iterable[int], *, max_num_reqs: int | None = None) -> None:
         """sizes: token counts, in any order. max_num_reqs: requests that the buffers hold (None: one per token).
 
-        ConfigError for no sizes, and for a size or limit below 1.
+        Raise ConfigError for no sizes, and for a size or limit below 1.
         """
         listed = list(sizes)
         for size in listed:
@@ -51,7 +51,7 @@ class PaddingBuckets:
 
         Return None if no graph is large enough. uniform_decode_len: the query length that all requests have, to choose
         a graph of such decodes; None: a graph for any step.
-        PlanError unless num_reqs ≤ num_tokens, and num_tokens = num_reqs · uniform_decode_len where it is given.
+        Raise PlanError unless num_reqs ≤ num_tokens, and num_tokens = num_reqs · uniform_decode_len where it is given.
         """
         q = uniform_decode_len
         if q is None:

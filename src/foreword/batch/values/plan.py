@@ -29,8 +29,8 @@ class RaggedDrafts(NamedTuple):
 
     @classmethod
     def of(cls, req_ids: Collection[str], drafts: Mapping[str, Sequence[int]]) -> RaggedDrafts | None:
-        """Return the drafts of these requests in this order, None if there are none. PlanError for a value that is not
-        a list, or for drafts of another request.
+        """Return the drafts of these requests in this order, None if there are none. Raise PlanError for a value that
+        is not a list, or for drafts of another request.
         """
         scheduled = set(req_ids)
         for rid, ids in drafts.items():

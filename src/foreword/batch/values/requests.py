@@ -155,8 +155,8 @@ class NewRequests:
     def split(self) -> list[NewRequest]:
         """Return the requests as `NewRequest`s, without ``sampling``, which has no parameters object.
 
-        RequestError if a column does not have one entry per request, or if counts do not add up to the length of a
-        column.
+        Raise RequestError if a column does not have one entry per request, or if counts do not add up to the length of
+        a column.
         """
         count = len(self.req_ids)
         num_tokens = per_request("num_tokens", self.num_tokens, count)

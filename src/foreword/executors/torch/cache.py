@@ -45,7 +45,7 @@ class PagedCache:
     scales: of each of ``layers`` with dtype torch.float8_e4m3fn, whose keys and values are these codes as uint8: those
     of keys and those of values, views float32 [num_blocks, block_size, num_kv_heads]. Empty for another dtype.
 
-    MemoryError if the blocks do not fit.
+    Raise MemoryError if the blocks do not fit.
     """
 
     def __init__(

@@ -40,9 +40,9 @@ class TorchExecutor(TransferPagedExecutor):
     torch.compile leaves out attention, recurrent layers and steps with adapters. Threads are those of PyTorch's
     operators, in the whole process.
 
-    Weights are read matrix by matrix, dequantised to ``dtype``; afterwards no file is read. ModelError if it changed.
-    ConfigError for a device that this machine lacks, for a weight_format that PyTorch or the model lacks, and without
-    the compiler that torch.compile needs. MemoryError if the KV pool does not fit.
+    Weights are read matrix by matrix, dequantised to ``dtype``; afterwards no file is read. Raise ModelError if it
+    changed. Raise ConfigError for a device that this machine lacks, for a weight_format that PyTorch or the model
+    lacks, and without the compiler that torch.compile needs. Raise MemoryError if the KV pool does not fit.
     """
 
     cache: PagedCache
@@ -103,7 +103,7 @@ class TorchExecutor(TransferPagedExecutor):
         return f"torch {self.device.type} {self.dtype} weights {self.weight_format}"
 
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
-        """See `HostExecutor.compute`. PlanError for a number without an adapter; nothing was written then."""
+        """See `HostExecutor.compute`. Raise PlanError for a number without an adapter; nothing was written then."""
         with torch.inference_mode():
             own = self.own_logits(batch, logits_indices)
             return as_floats(self.shards.all.gather(own, self.spec.vocab_size))

@@ -25,7 +25,7 @@ class IntegerMatrix(ABC):
     Held are all columns of the ``unit`` blocks that have some of ``inputs``, up to zeros in the last one. So a matrix
     of some columns has the numbers of the whole one.
 
-    ConfigError if PyTorch has no such product on the device in this dtype, which is that of what is multiplied.
+    Raise ConfigError if PyTorch has no such product on the device in this dtype, which is that of what is multiplied.
     """
 
     name: ClassVar[str]

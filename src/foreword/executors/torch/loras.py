@@ -128,7 +128,7 @@ class Loras:
         return step_adapters(batch, self._held[0])
 
     def of_step(self, batch: InputBatch) -> StepLoras | None:
-        """The adapters of a batch, None if no token has one. PlanError for a number without an adapter."""
+        """The adapters of a batch, None if no token has one. Raise PlanError for a number without an adapter."""
         mapping = self.mapping(batch)
         if mapping is None:
             return None

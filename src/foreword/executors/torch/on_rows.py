@@ -48,8 +48,8 @@ def device_executor(
 ) -> DeviceExecutor:
     """Return an executor of this decoder.
 
-    options: see `DeviceOptions`. ConfigError as `CudaDevice` and `DecoderOnRows`, and for graphs of larger steps than
-    there are, or of a model that cannot be captured.
+    options: see `DeviceOptions`. Raise ConfigError as `CudaDevice` and `DecoderOnRows`, and for graphs of larger steps
+    than there are, or of a model that cannot be captured.
     """
     own = DeviceOptions(**options)
     api: DeviceApi = InterpretedDevice() if own.device == "cpu" else CudaDevice(own.device)
@@ -80,7 +80,7 @@ class DecoderOnRows:
     options: see `DeviceOptions`; those of graphs and rows concern the executor. may_be_captured: whether no operator of
     a step waits for the device.
 
-    ConfigError for recurrent layers, and as `TorchExecutor` for device and weight_format.
+    Raise ConfigError for recurrent layers, and as `TorchExecutor` for device and weight_format.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ def device_of(name: str) -> torch.device:
 
 def device_of_rank(name: str, rank: int, size: int, num_devices: int) -> str:
     """The device of a rank of ``size`` ranks on a machine with ``num_devices`` CUDA devices: "cpu" for "cpu", and a
-    device of its own for "cuda". ConfigError for another name, and for fewer devices than ranks.
+    device of its own for "cuda". Raise ConfigError for another name, and for fewer devices than ranks.
     """
     if name not in ("cpu", "cuda"):
         raise ConfigError(
@@ -47,7 +47,7 @@ def device_of_rank(name: str, rank: int, size: int, num_devices: int) -> str:
 
 
 def check_compiler() -> None:
-    """ConfigError unless ``torch.compile`` finds the C++ compiler that it needs."""
+    """Raise ConfigError unless ``torch.compile`` finds the C++ compiler that it needs."""
     name = os.environ.get("CXX", "g++")
     if shutil.which(name) is None:
         raise ConfigError(

@@ -58,7 +58,10 @@ class PacketWriter:
         self._written = 0
 
     def send(self, packet: bytes) -> None:
-        """Send one packet of at least a byte. OSError if a reader has ended, TimeoutError if one does not read."""
+        """Send one packet of at least a byte.
+
+        Raise OSError if a reader has ended, TimeoutError if one does not read.
+        """
         left = memoryview(packet)
         while left:
             end = time.monotonic() + self._timeout

@@ -58,8 +58,8 @@ class ParallelExecutor(TorchExecutor):
 
     device: "cpu", or "cuda" for a CUDA device of each rank's own.
 
-    ConfigError for a size that does not divide the heads, for another device, for fewer CUDA devices than ranks, and
-    for compile.
+    Raise ConfigError for a size that does not divide the heads, for another device, for fewer CUDA devices than ranks,
+    and for compile.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class ParallelExecutor(TorchExecutor):
         self._end()
 
     def launch(self, batch: InputBatch, sampling: StepSampling) -> HostStep:
-        """See `Executor.launch`. EngineError if a rank has ended."""
+        """See `Executor.launch`. Raise EngineError if a rank has ended."""
         self._ranks.check()
         step = super().launch(batch, sampling)
         try:
@@ -136,7 +136,7 @@ class ParallelExecutor(TorchExecutor):
             recorder.close()
 
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
-        """See `HostExecutor.compute`. EngineError if a rank has ended."""
+        """See `HostExecutor.compute`. Raise EngineError if a rank has ended."""
         with self._exchange():
             self._send_steps(_COMPUTE, len(logits_indices), logits_indices.astype(np.int64).tobytes())
             return super().compute(batch, logits_indices)

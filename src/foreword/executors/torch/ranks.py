@@ -98,7 +98,7 @@ class Ranks:
         self._thread.start()
 
     def check(self) -> None:
-        """EngineError if a rank has ended."""
+        """Raise EngineError if a rank has ended."""
         if self._reason is not None:
             raise EngineError(f"{self._reason}; make a new LLM")
 

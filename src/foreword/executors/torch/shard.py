@@ -178,8 +178,8 @@ class Shards:
         return {name: shard for name, shard in found.items() if shard.size > 1}
 
     def spec(self, spec: DecoderSpec) -> DecoderSpec:
-        """The model with the heads of this rank alone. ConfigError unless the ranks divide the heads evenly, and if
-        norms need those of other ranks.
+        """The model with the heads of this rank alone. Raise ConfigError unless the ranks divide the heads evenly, and
+        if norms need those of other ranks.
         """
         size, of_keys = self.heads.size, sorted({shape.num_kv_heads for shape in spec.head_shapes})
         counts = (spec.num_heads, *of_keys)

@@ -65,7 +65,7 @@ class Loader:
     weight_format: of the matrices of `linear`. "auto": in ``dtype``; "int8": 8 bits, with a scale per row; "q4":
     4 bits, with a scale and an offset per 32 columns.
 
-    ConfigError where PyTorch has no product of such matrices.
+    Raise ConfigError where PyTorch has no product of such matrices.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Loader:
 
     def stacked(self, prefixes: Sequence[str], names: Sequence[str], *, split: Split) -> Tensor:
         """[len(prefixes), rows of all names, columns]: of each prefix, its matrices one below the other, with columns
-        of zeros for `grouped`. ConfigError for integers, which `grouped` lacks.
+        of zeros for `grouped`. Raise ConfigError for integers, which `grouped` lacks.
         """
         if self.weight_format != "auto":
             raise ConfigError(

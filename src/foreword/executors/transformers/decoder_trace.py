@@ -78,7 +78,7 @@ class _Recorder:
         *_: Any,
         **named: Any,
     ) -> tuple[torch.Tensor, None]:
-        """Keep the arguments. ModelError for a call that is not understood."""
+        """Keep the arguments. Raise ModelError for a call that is not understood."""
         check_arguments(named, UNDERSTOOD)
         lengths = query.shape[2], key.shape[2]
         if lengths not in ((NUM_TOKENS, NUM_TOKENS), (NUM_TOKENS, NUM_ENCODED)):

@@ -69,7 +69,7 @@ def prompt_reader(folder: Path, model: PreTrainedModel, vocab_size: int) -> Enco
 
 
 def traced(model: PreTrainedModel, reader: EncoderPromptReader) -> DecoderTrace:
-    """Return how the decoder attends. ModelError unless chunked steps give the logits of the model's own
+    """Return how the decoder attends. Raise ModelError unless chunked steps give the logits of the model's own
     forward pass.
     """
     found = trace_decoder(model, decoder_length(model.config))

@@ -136,7 +136,7 @@ class TransformersExecutor(TransferPagedExecutor):
         self, batch: InputBatch, given: StepInputs
     ) -> Iterator[tuple[dict[str, torch.Tensor], list[RemovableHandle]]]:
         """Begin attention. In the block, the step's tokens, or vectors where some of them are prompt embeddings, and
-        hooks of the model for what else it needs. PlanError for a number without an adapter.
+        hooks of the model for what else it needs. Raise PlanError for a number without an adapter.
         """
         hooks: list[RemovableHandle] = []
         try:

@@ -138,7 +138,7 @@ def named(function: Callable[..., Any] | None, given: Any) -> dict[str, torch.Te
 
 
 def load_processor(folder: Path, model: PreTrainedModel) -> Any:
-    """The processor of a directory, without videos. ModelError if it has none, or one of code of its own."""
+    """The processor of a directory, without videos. Raise ModelError if it has none, or one of code of its own."""
     files = [path for path in map(folder.joinpath, PROCESSOR_FILES) if path.exists()]
     name = next(filter(None, (json.loads(path.read_text("utf-8")).get("processor_class") for path in files)), None)
     kind: Any = getattr(transformers, name, None) if name else PROCESSOR_MAPPING.get(type(model.config), None)

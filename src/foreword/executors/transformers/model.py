@@ -90,8 +90,8 @@ def load_transformers(
     """Load a directory that transformers can read. Code of the directory is never run.
 
     A model that paged attention cannot serve has a cache of its own per request. ModelError, with the reason, for one
-    that is missing, damaged, or served by neither: each model is compared with its own forward pass. ConfigError for a
-    device that is not here, and without the compiler that torch.compile needs.
+    that is missing, damaged, or served by neither: each model is compared with its own forward pass. Raise ConfigError
+    for a device that is not here, and without the compiler that torch.compile needs.
     """
     options = TransformersOptions(**given)
     target = device_of(options.device)
@@ -234,7 +234,7 @@ def _media(
 
 
 def _has_logits(module: PreTrainedModel, missing: Iterable[str]) -> bool:
-    """Return whether the files have the weights of the logits. ModelError for other weights that they lack."""
+    """Return whether the files have the weights of the logits. Raise ModelError for other weights that they lack."""
     head = module.get_output_embeddings()
     of_head = [] if head is None else [id(weight) for weight in head.parameters()]
     names = {name for name, weight in module.named_parameters() if id(weight) in of_head}

@@ -22,7 +22,7 @@ NOT_APPLIED = "compression_ratio_threshold", "logprob_threshold", "no_speech_thr
 
 
 def generation_rules(model: PreTrainedModel, vocab_size: int) -> GenerationRules:
-    """The tokens that the generation config suppresses. ModelError for rules that are not applied."""
+    """The tokens that the generation config suppresses. Raise ModelError for rules that are not applied."""
     config = model.generation_config
     words = getattr(config, "bad_words_ids", None) or ()
     if any(len(word) != 1 for word in words):
@@ -41,7 +41,7 @@ def generation_rules(model: PreTrainedModel, vocab_size: int) -> GenerationRules
 
 
 def speech_of(folder: Path, model: PreTrainedModel) -> Speech:
-    """Return what Whisper reads and writes. ModelError for a generation config whose rules are not applied."""
+    """Return what Whisper reads and writes. Raise ModelError for a generation config whose rules are not applied."""
     config, generation = model.config, model.generation_config
     for name in NOT_APPLIED:
         if getattr(generation, name, None) not in (None, False):

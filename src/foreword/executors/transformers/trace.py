@@ -33,7 +33,7 @@ MaskFunction = Callable[[int, int, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def check_arguments(arguments: Mapping[str, object], understood: frozenset[str]) -> None:
-    """ModelError for a call of attention with an argument that is given and not understood."""
+    """Raise ModelError for a call of attention with an argument that is given and not understood."""
     given = {name for name, argument in arguments.items() if argument is not None and argument is not False}
     if unknown := sorted(given - understood):
         raise ModelError(f"its attention takes {', '.join(unknown)}")
@@ -165,7 +165,10 @@ class _Recorder:
         attention_mask: torch.Tensor | None,
         **arguments: Any,
     ) -> tuple[torch.Tensor, None]:
-        """Keep the arguments; the output is each token's own value. ModelError for a call that is not understood."""
+        """Keep the arguments; the output is each token's own value.
+
+        Raise ModelError for a call that is not understood.
+        """
         check_arguments(arguments, UNDERSTOOD | REPEATED)
         if query.shape[0] != 1 or not query.shape[2] == key.shape[2] == value.shape[2] == NUM_TOKENS:
             shapes = ", ".join(str(list(x.shape)) for x in (query, key, value))
@@ -206,7 +209,7 @@ def default_scale(query: torch.Tensor) -> float:
 
 
 def kind_of(mask_function: MaskFunction, num_positions: int, device: torch.device | str = "cpu") -> Mask:
-    """The mask that a function of positions describes, over so many positions. ModelError for another kind."""
+    """The mask that a function of positions describes, over so many positions. Raise ModelError for another kind."""
     keys = torch.arange(num_positions, device=device)
 
     def first_seen(position: int) -> int:
@@ -228,7 +231,7 @@ def kind_of(mask_function: MaskFunction, num_positions: int, device: torch.devic
 
 
 def _evaluated(mask_function: MaskFunction, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """The mask bool [queries, keys]. ModelError if it depends on more than positions."""
+    """The mask bool [queries, keys]. Raise ModelError if it depends on more than positions."""
     try:
         seen = mask_function(0, 0, queries, keys)
     except Exception:

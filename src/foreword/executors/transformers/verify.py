@@ -45,7 +45,9 @@ class Inputs(NamedTuple):
 
 
 def inputs_of(model: PreTrainedModel, trace: Trace, mrope_dims: int = 0) -> Inputs:
-    """The inputs with which chunked steps give the logits of the model's own forward pass. ModelError without any."""
+    """The inputs with which chunked steps give the logits of the model's own forward pass. Raise ModelError without
+    any.
+    """
     hidden_size = 0
     with torch.inference_mode(), attention_of(model, "eager"):
         ids = {name: torch.tensor([prompt], device=model.device) for name, prompt in PROMPTS.items()}
@@ -75,8 +77,9 @@ def check_media(
     kind: str,
     encode: Callable[[str], list[int]],
 ) -> None:
-    """ModelError unless steps of a prompt with two images, or a sound, give the logits of the model's own forward pass,
-    both inside these and after them; in chunks, or with each of them in one step, whose vectors then see each other.
+    """Raise ModelError unless steps of a prompt with two images, or a sound, give the logits of the model's own forward
+    pass, both inside these and after them; in chunks, or with each of them in one step, whose vectors then see each
+    other.
     encode: of a text without special tokens of its own.
     """
     if not inputs.hidden_size:

@@ -324,7 +324,7 @@ def experts(config: Config, *, shared: bool = False) -> MoeSpec:
 
 
 def check_groups(config: Config, moe: MoeSpec) -> None:
-    """ModelError for groups of experts that are not equal, or have fewer than a token takes."""
+    """Raise ModelError for groups of experts that are not equal, or have fewer than a token takes."""
     size, rest = divmod(moe.num_experts, moe.num_groups)
     if rest or moe.groups_per_token > moe.num_groups or moe.experts_per_token > moe.groups_per_token * size:
         reason = (

@@ -36,7 +36,7 @@ class EncoderFamily:
     unused: tuple[str, ...] = ("pooler.", "cls.", "lm_head.", "classifier.", "qa_outputs.")
 
     def read(self, config: Config) -> EncoderSpec:
-        """Return the spec of a config. ModelError for a key with a value that the family does not compute."""
+        """Return the spec of a config. Raise ModelError for a key with a value that the family does not compute."""
         config = self.declared(config)
         config.check()
         return self.spec(config)

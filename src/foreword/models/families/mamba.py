@@ -17,7 +17,7 @@ from foreword.models.spec import DecoderSpec
 def mamba2(
     config: Config, width: str | None = None, normed: Normed = "last", scales: Scales | None = None
 ) -> RecurrentSpec:
-    """Return the state of the keys `MAMBA`. ModelError if its heads do not have the width of the layer.
+    """Return the state of the keys `MAMBA`. Raise ModelError if its heads do not have the width of the layer.
 
     width: the family's own key of that width. normed, scales: see `RecurrentSpec`.
     """

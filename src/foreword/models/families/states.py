@@ -12,7 +12,7 @@ def mixed_layers(
     config: Config, attends: list[bool], recurrent: RecurrentSpec | None, rotary: RopeSpec | None
 ) -> tuple[LayerSpec, ...]:
     """Return layers with attention where ``attends``, the others with a state. recurrent: None if all have attention.
-    ModelError if no layer has attention, or sizes do not fit.
+    Raise ModelError if no layer has attention, or sizes do not fit.
     """
     if len(attends) != (count := num_layers(config)):
         raise config.error(f"the kinds of {len(attends)} layers are given, the model has {count}", USE_ITS_CONFIG)
@@ -25,7 +25,7 @@ def mixed_layers(
 
 
 def check_state(config: Config, recurrent: RecurrentSpec) -> None:
-    """ModelError for heads that do not fit, and for a state larger than any model's."""
+    """Raise ModelError for heads that do not fit, and for a state larger than any model's."""
     if recurrent.num_heads % recurrent.num_key_heads:
         reason = f"{recurrent.num_heads} recurrent heads are not a multiple of {recurrent.num_key_heads} key heads"
         raise config.error(reason, USE_ITS_CONFIG)

@@ -295,7 +295,7 @@ def _side(config: Config) -> int:
 
 
 def _checked(given: VisionConfigs, spec: VisionSpec) -> VisionSpec:
-    """Return the spec. ModelError unless a tile has whole patches, and these make whole vectors."""
+    """Return the spec. Raise ModelError unless a tile has whole patches, and these make whole vectors."""
     patch, factor = spec.patch_size, spec.factor
     tile = spec.processing.tile_size if isinstance(spec.processing, TileProcessing) else 0
     if tile % (patch * factor):
@@ -305,7 +305,7 @@ def _checked(given: VisionConfigs, spec: VisionSpec) -> VisionSpec:
 
 
 def _edge(config: Config, key: str) -> int:
-    """Return the longest edge that a size names. ModelError for a size of another form."""
+    """Return the longest edge that a size names. Raise ModelError for a size of another form."""
     value = config.value(key)
     given = {name: one for name, one in value.items() if one is not None} if isinstance(value, Mapping) else {}
     edge = given.pop("longest_edge", None)

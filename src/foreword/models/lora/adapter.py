@@ -81,7 +81,9 @@ def modules_of(spec: DecoderSpec, names: Mapping[str, str | Rows], parts_of_laye
 
 
 def pairs_of(path: Path, name: str, module: Module, a: Tensor, b: Tensor, scale: float) -> dict[str, LoraPair]:
-    """The changes of a module's parts. ModelError for other shapes, a rank above `MAX_RANK`, or numbers not finite."""
+    """The changes of a module's parts. Raise ModelError for other shapes, a rank above `MAX_RANK`, or numbers not
+    finite.
+    """
     if len(a.shape) != 2 or a.shape[0] > MAX_RANK:
         raise ModelError(f"{path}: {name}: lora_A has shape {a.shape}: a rank above {MAX_RANK} is not supported")
     rank = a.shape[0]
@@ -102,7 +104,7 @@ def factors_of(
     path: Path, tensors: Mapping[str, Tensor], pattern: re.Pattern[str], modules: Mapping[str, Module], fix: str
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Module name → its (A, B). pattern: matches a tensor's name, with the module and the letter of the factor as
-    groups. ModelError for other modules, for one factor without the other, and without any.
+    groups. Raise ModelError for other modules, for one factor without the other, and without any.
     """
     found: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():

@@ -20,7 +20,7 @@ def read_lora(path: str | Path, spec: DecoderSpec, family: Family, *, from_gguf:
     """The adapter at a path, checked and wholly in memory. spec, family: of the model that it changes. from_gguf:
     whether the weights of that are those of a GGUF file.
 
-    path: a directory with adapter_config.json and adapter_model.safetensors, or a .gguf file. ModelError if it is
+    path: a directory with adapter_config.json and adapter_model.safetensors, or a .gguf file. Raise ModelError if it is
     missing or damaged, if its layers or shapes are not the model's, or if it needs what is not supported.
     """
 
@@ -41,7 +41,7 @@ def read_lora_by_names(path: str | Path, layers: Mapping[str, tuple[int, int]]) 
     """Read an adapter for a model whose weights have the names of its files. layers: outputs and inputs of the linear
     layers.
 
-    path: a directory. ModelError as `read_lora`.
+    path: a directory. Raise ModelError as `read_lora`.
     """
     modules = {name: Module(*sizes, ((name, Rows(name, 0, sizes[0])),)) for name, sizes in layers.items()}
 
@@ -61,7 +61,7 @@ def _read_unchanged(path: Path, read: Callable[[Path], LoraAdapter]) -> LoraAdap
 
 
 def with_content(adapter: LoraAdapter) -> LoraAdapter:
-    """Return an adapter that was just read with what its files contain. ModelError if they have changed."""
+    """Return an adapter that was just read with what its files contain. Raise ModelError if they have changed."""
     path = adapter.path
     files = [(name, path / name) for name in (CONFIG, WEIGHTS)] if path.is_dir() else [("", path)]
     content = Digests().of_files(files)
@@ -75,7 +75,7 @@ def _check_unchanged(adapter: LoraAdapter, path: Path) -> None:
 
 
 def file_states(path: Path) -> FileStates:
-    """Return the identities of an adapter's files. ModelError if one is missing."""
+    """Return the identities of an adapter's files. Raise ModelError if one is missing."""
     try:
         files = [path / CONFIG, path / WEIGHTS] if path.is_dir() else [path]
         return tuple(identity_of(file.stat()) for file in files)

@@ -32,8 +32,8 @@ _PATTERN_SECONDS = 0.1
 
 
 def read_peft(folder: Path, modules: Mapping[str, Module]) -> LoraAdapter:
-    """The adapter of a directory, for a model with these linear layers by their names in it. ModelError if a file is
-    missing or damaged, if the adapter is of another model, or needs what is not supported.
+    """The adapter of a directory, for a model with these linear layers by their names in it. Raise ModelError if a file
+    is missing or damaged, if the adapter is of another model, or needs what is not supported.
     """
     config = read_config(folder / CONFIG)
     _check_supported(config)
@@ -129,7 +129,7 @@ def _pattern(config: Config, key: str) -> Callable[[str, float], float]:
 
 
 def _matches(config: Config, key: str, pattern: str, name: str) -> bool:
-    """Return whether a pattern matches a whole name. ModelError for one that is invalid or takes too long."""
+    """Return whether a pattern matches a whole name. Raise ModelError for one that is invalid or takes too long."""
     plain = pattern.removeprefix(r"(.*\.)?(").removesuffix(")")
     if plain != pattern and re.fullmatch(r"[\w.]+", plain):  # the name of a module; its dots are taken literally
         return f".{name}".endswith(f".{plain}")

@@ -65,7 +65,10 @@ class _Fp8Matrix:
 
 
 def fp8_matrices(entries: Mapping[str, Entry], settings: Config, method: str) -> Iterator[Found]:
-    """The FP8 matrices of a checkpoint by fp8 or compressed-tensors. ModelError if one has no scales that fit it."""
+    """The FP8 matrices of a checkpoint by fp8 or compressed-tensors.
+
+    Raise ModelError if one has no scales that fit it.
+    """
     block = None
     if method == "compressed-tensors":
         one_of(settings, "format", "", ("float-quantized",))
@@ -82,7 +85,7 @@ def fp8_matrices(entries: Mapping[str, Entry], settings: Config, method: str) ->
 
 
 def _matrix(weight: Entry, scale: Entry, block: tuple[int, int] | None) -> _Fp8Matrix:
-    """ModelError if the scales have a shape for which there is no rule."""
+    """Raise ModelError if the scales have a shape for which there is no rule."""
     if len(weight.shape) != 2:
         raise weight.error(f"shape {weight.shape} in FP8 is not of a matrix", SAME_MODEL)
     rows, columns = shape = weight.shape[0], weight.shape[1]

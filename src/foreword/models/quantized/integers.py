@@ -122,7 +122,9 @@ def _words(entry: Entry) -> Words:
 
 
 def integer_matrices(entries: Mapping[str, Entry], settings: Config, method: str) -> Iterator[Found]:
-    """The matrices of a checkpoint by AWQ or GPTQ. ModelError if one is not complete, or if its tensors do not fit."""
+    """The matrices of a checkpoint by AWQ or GPTQ. Raise ModelError if one is not complete, or if its tensors do not
+    fit.
+    """
     kind = _format(settings, method)
     for name, qweight in entries.items():
         if name.endswith(".qweight"):
@@ -164,7 +166,7 @@ def _shape(kind: _Format, qweight: Entry) -> tuple[int, int]:
 
 
 def _check(matrix: _IntegerMatrix) -> None:
-    """ModelError if shapes do not fit each other, a scale is not a number, or a group does not exist."""
+    """Raise ModelError if shapes do not fit each other, a scale is not a number, or a group does not exist."""
     rows, columns = matrix.shape
     count = ceil(columns / (matrix.format.group_size or columns))
     zeros = count, ceil(rows / matrix.format.per_word)

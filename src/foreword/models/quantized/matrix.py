@@ -32,7 +32,7 @@ class Matrix(Protocol):
     def shape(self) -> tuple[int, int]: ...
 
     def convert(self, start: int, stop: int) -> U8:
-        """Rows [start, stop) in ``quant``. ModelError for a NaN."""
+        """Rows [start, stop) in ``quant``. Raise ModelError for a NaN."""
 
 
 class Found(NamedTuple):
@@ -85,7 +85,7 @@ def in_chunks(matrix: Matrix, start: int, stop: int, convert: Callable[[int, int
 
 
 def scales_of(entry: Entry) -> F32:
-    """Scales as float32. ModelError unless all are finite and none is too large."""
+    """Scales as float32. Raise ModelError unless all are finite and none is too large."""
     scales = entry.tensor().dequantize()
     good = np.abs(scales) <= LARGEST_SCALE
     if not good.all():
@@ -94,7 +94,7 @@ def scales_of(entry: Entry) -> F32:
 
 
 def part(entries: Mapping[str, Entry], whole: Entry, name: str, dtype: str) -> Entry:
-    """A tensor that ``whole`` needs, of a dtype or, for "float", of floats. ModelError if it is not there."""
+    """A tensor that ``whole`` needs, of a dtype or, for "float", of floats. Raise ModelError if it is not there."""
     found = entries.get(name)
     if found is None:
         raise whole.error(f"comes without {name}")
@@ -104,7 +104,7 @@ def part(entries: Mapping[str, Entry], whole: Entry, name: str, dtype: str) -> E
 
 
 def one_of(settings: Config, key: str, default: str, supported: tuple[str, ...]) -> str:
-    """A text of ``quantization_config`` in lower case. ModelError if it is not supported."""
+    """A text of ``quantization_config`` in lower case. Raise ModelError if it is not supported."""
     value = settings.get(f"quantization_config.{key}", str, default).lower()
     if value not in supported:
         what = f"quantization_config.{key} is {value!r:.80}, which is not supported"
