@@ -23,7 +23,7 @@ class Changes:
 
     @property
     def is_torn(self) -> bool:
-        """Outside of every change."""
+        """Call this outside of every change."""
         return self._num_open > 0
 
     def __enter__(self) -> None:
@@ -34,12 +34,12 @@ class Changes:
             self._num_open -= 1
 
     def forget(self) -> None:
-        """The content was cleared and begins again."""
+        """Record that the content was cleared."""
         self._num_open = 0
 
 
 class CachedContent:
-    """The tree, and the blocks of the pool whose content a lookup can find in it.
+    """The tree of known prefixes, and the blocks of the pool whose content a lookup can find in it.
 
     changes: entered around every change of tree and content, so that an interrupted one is noticed.
     node_blocks[g]: tree blocks that one block of group g covers; it is kept at the last of them.
@@ -68,7 +68,9 @@ class CachedContent:
         self._place = np.zeros(len(is_cached), np.int64)
 
     def add(self, node: PrefixNode, first: int, end: int, group: int, table_row: I32) -> None:
-        """A row's blocks of a group hold blocks first … end − 1 of the node from now on; null ones are skipped."""
+        """Record that a row's blocks of a group hold blocks first … end − 1 of the node from now on. Null blocks are
+        skipped.
+        """
         ratio = self._node_blocks[group]
         ids = table_row[first // ratio : end // ratio].astype(np.intp)
         if not len(ids):
@@ -85,7 +87,7 @@ class CachedContent:
         self.hold(node, group, ids, index)
 
     def hold(self, node: PrefixNode, group: int, ids: I64, index: I64) -> None:
-        """These blocks, which have no content, hold the blocks ``index`` of the node from now on."""
+        """Record that these blocks, which have no content, hold the blocks ``index`` of the node from now on."""
         at = index - node.start
         held = node.blocks[group][at]
         if np.count_nonzero(held):  # the same content is cached already
@@ -167,7 +169,7 @@ class CachedContent:
                 ids[index[group == g] - node.start] = 0
 
     def _move(self, upper: PrefixNode, lower: PrefixNode) -> None:
-        """Follow the cut of a run: the blocks of its lower part belong to another node now."""
+        """Follow the cut of a run, after which the blocks of its lower part belong to another node."""
         for ids in lower.blocks:
             self._serial[ids[ids != 0]] = lower.serial
         for spares in lower.spares.values():

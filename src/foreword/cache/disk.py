@@ -1,4 +1,4 @@
-"""Blocks on disk: written behind in a thread, in files that several processes share.
+"""Blocks on disk, written by a thread in the background, in files that several processes share.
 
     DIRECTORY/blocks-KEY/NAME.blocks      KEY: of the format of the blocks; NAME: random
 
@@ -229,10 +229,10 @@ class DiskTier:
             del names, data
 
     def _written(self, names: tuple[bytes, ...], data: U8) -> Segment | None:
-        """Write a file; None if that failed, which is reported once."""
+        """Write a file. Return None if that failed, which is reported once."""
         path = self._folder / (secrets.token_hex(16) + SUFFIX)
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have emptied the directory
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the directory may be emptied
             self._make_room(segment_bytes(self._blocks, len(names)))
             segment = write_segment(path, self._blocks, names, data)
         except OSError as error:
@@ -261,7 +261,7 @@ class DiskTier:
                         self._remove(segment)
 
     def _files(self) -> Iterator[tuple[float, int, Path]]:
-        """Return (time of the last use, size, path) of the files of all models. Removes what killed processes left."""
+        """Return (time of the last use, size, path) of the files of all models. Remove files of killed processes."""
         now = time.time()
         for folder in self._root.glob(f"{FOLDER}*"):
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Changes of the cached content, for a router or another process that mirrors it."""
+"""Events for changes of the cached content, for a router or another process that mirrors it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The needs of each kind of layer: which blocks a hit must find, and which ones are no longer read.
+"""The rules of each kind of layer: which blocks a hit must find, and which blocks are no longer read.
 
 A model is a list of groups over one pool of blocks. A group is a few lines of arithmetic in blocks of its own size:
 
@@ -34,14 +34,18 @@ class CacheGroup(ABC):
 
     @abstractmethod
     def longest_hit(self, present: Bools, limit: int) -> int:
-        """The largest n ≤ limit such that a request can continue after n blocks."""
+        """Return the largest n ≤ limit such that a request can continue after n blocks."""
 
     def first_needed(self, num_computed: Ints) -> I64:
-        """By request: the first block that the token at position ``num_computed`` or a later one can read."""
+        """Return, for each request, the first block that the token at position ``num_computed`` or a later one can
+        read.
+        """
         return np.zeros(len(num_computed), np.int64)
 
     def most_blocks(self, num_tokens: int, num_new: int) -> int:
-        """Blocks held at most while a request grows to ``num_tokens``, at most ``num_new`` tokens per step."""
+        """Return the largest number of blocks held while a request grows to ``num_tokens``, by at most ``num_new`` per
+        step.
+        """
         return -(-num_tokens // self.block_size)
 
 
@@ -96,7 +100,7 @@ class RecurrentState(CacheGroup):
 
 
 def cache_group(group: KVGroup, cp: ContextParallel | None = None) -> CacheGroup:
-    """The rules of a batch-layer group. A block of one that is spread over ranks has the tokens of all of them."""
+    """Return the rules of a group of the batch layer. A block of a group on several ranks has the tokens of all."""
     if group.recurrent:
         return RecurrentState(group.block_size)
     block_size = group.block_size * (cp.size if cp is not None and group.context_parallel else 1)
@@ -106,7 +110,7 @@ def cache_group(group: KVGroup, cp: ContextParallel | None = None) -> CacheGroup
 
 
 def longest_common_hit(groups: Sequence[CacheGroup], present: Sequence[Bools], limit: int, unit: int) -> int:
-    """The fixed point over the groups: the longest hit, in tokens, that every group accepts.
+    """Return the longest hit, in tokens, that every group accepts: the fixed point over the groups.
 
     present[g][k]: block k of group g is cached. limit: tokens. Every group may shorten the candidate; one that does
     makes the others look again. Hits are multiples of ``unit``, the least common multiple of the block sizes.

@@ -35,7 +35,9 @@ class PrefixHit:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that need not be computed. At most prompt_len − 1: the last one is computed to sample after it."""
+        """The number of tokens that need not be computed, at most prompt_len − 1: the last one is computed to sample
+        after it.
+        """
         return self.num_full + self.num_partial
 
     def cut(self, n: int) -> int:

@@ -21,13 +21,13 @@ def prefix_keys(
     spans: I32 | None = None,
     max_len: int = 0,
 ) -> dict[int, ExtraKeys]:
-    """Block index → extra keys, for `KVCacheManager.lookup` and `attach`.
+    """Return block index → extra keys, for `KVCacheManager.lookup` and `attach`.
 
     The salt (which keeps tenants apart) goes into the first block and reaches all later ones through the chain.
     images: (content hash, first position, length); each goes into every block it touches, with its offset.
     inputs: every block has a hash of its embeddings, and one of its rotary positions where they are not those of text.
-    What an encoder reads goes into the first block, as the salt. spans: [n, 2] (first, end) of embeddings that see each
-    other, each of which is treated as an image.
+    The input of an encoder goes into the first block, like the salt. spans: [n, 2] (first, end) of embeddings
+    that see each other, each of which is treated as an image.
     max_len: the most tokens that the request may get.
     """
     keys: dict[int, list[object]] = {}
@@ -51,12 +51,14 @@ def prefix_keys(
 
 
 def with_adapter(keys: Mapping[int, ExtraKeys], lora_id: int, name: str | None) -> Mapping[int, ExtraKeys]:
-    """The keys of `prefix_keys` for an adapter; the same for number 0. Its key reaches all blocks through the chain."""
+    """Return the keys of `prefix_keys` for an adapter, unchanged for number 0. Its key reaches all blocks through the
+    chain.
+    """
     return {**keys, 0: (("adapter", lora_id, name), *keys.get(0, ()))} if lora_id else keys
 
 
 def adapter_of(extra: ExtraKeys) -> tuple[int, str] | None:
-    """Number and name of the adapter among the keys of a first block."""
+    """Return the number and the name of the adapter among the keys of a first block."""
     match extra:
         case (("adapter", int(lora_id), str(name)), *_):
             return lora_id, name
@@ -64,13 +66,13 @@ def adapter_of(extra: ExtraKeys) -> tuple[int, str] | None:
 
 
 def salt_of(extra: ExtraKeys) -> str | None:
-    """The salt among the keys of a first block."""
+    """Return the salt among the keys of a first block."""
     found = (part[1] for part in extra if isinstance(part, tuple) and part[0] == "salt")
     return next((salt for salt in found if isinstance(salt, str)), None)
 
 
 def _embeds(block_size: int, embeds: F32, is_token_id: Bools) -> Iterator[tuple[int, str]]:
-    """The blocks with embeddings, and a hash of these with their places in the block."""
+    """Return the blocks with embeddings, each with a hash of the embeddings and their places in the block."""
     embedded = np.flatnonzero(~is_token_id)
     blocks, starts = np.unique(embedded // block_size, return_index=True)
     for block, at in zip(blocks.tolist(), np.split(embedded, starts)[1:], strict=True):
@@ -78,8 +80,8 @@ def _embeds(block_size: int, embeds: F32, is_token_id: Bools) -> Iterator[tuple[
 
 
 def _rotations(block_size: int, positions: I32, delta: int, max_len: int) -> Iterator[tuple[int, str]]:
-    """The blocks of up to max_len tokens in which some rotary position is not the token's own, and a hash of the
-    differences. How many of the tokens the table has does not change it.
+    """Return the blocks of up to max_len tokens in which some rotary position is not the token's own, each with a hash
+    of the differences. The hash does not depend on how many of the tokens the table has.
     """
     num_blocks = -(-max_len // block_size)
     shifts = np.full((len(positions), num_blocks * block_size), delta, np.int64)

@@ -49,9 +49,10 @@ class Allocation:
 class NamedBlocks:
     """Blocks with which the beginning of a prompt can be reused, in the order of the prompt.
 
-    names: of each, see `block_name`. groups, indices: int32, its KV group, and its index in the prompt, in blocks of
-    that group. blocks: int32, where it is in the pool, 0 where it is not. num_tokens: that can be reused with them;
-    num_held: with the blocks of the pool alone. held: of `outside`, int32, those of the pool that are reused with them.
+    names: the name of each block, see `block_name`. groups, indices: int32, its KV group, and its index in the prompt,
+    in blocks of that group. blocks: int32, where it is in the pool, 0 where it is not. num_tokens: the number of tokens
+    that can be reused with them; num_held: the number with only the blocks of the pool. held: in the result of
+    `outside`, the blocks of the pool that are reused with them, int32.
     """
 
     names: tuple[bytes, ...]
@@ -120,18 +121,18 @@ class KVCacheManager:
 
     @property
     def tree(self) -> PrefixTree:
-        """The known prefixes, whether blocks hold their content or not."""
+        """The known prefixes, including those whose content no block holds."""
         return self._content.tree
 
     @property
     def version(self) -> int:
-        """Grows whenever the answer of a lookup may change."""
+        """A number that grows whenever the answer of a lookup may change."""
         return self._content.version
 
     # -- lookup and admission ----------------------------------------------------------------------------------
 
     def lookup(self, token_ids: I32, keys: BlockKeys = NO_KEYS) -> PrefixHit:
-        """The longest reusable prefix of a request's tokens, at most all but the last. Changes nothing.
+        """Return the longest reusable prefix of a request's tokens, at most all but the last. Change nothing.
 
         keys: node index → what else must be equal there (adapter, image, salt); see `foreword.cache.keys`.
         """
@@ -175,7 +176,7 @@ class KVCacheManager:
     def why_missed(self, hit: PrefixHit, token_ids: I32, keys: BlockKeys = NO_KEYS) -> CacheMiss | None:
         """Return why no more of a request was reused than a hit that is valid now; None if all but its last token was.
 
-        A few comparisons of blocks, once per request.
+        It takes a few comparisons of blocks per request.
         """
         reused, total, known = hit.num_tokens, hit.prompt_len, hit.num_known
         if reused == total - 1:
@@ -205,7 +206,7 @@ class KVCacheManager:
         return "window" if self._windowed and is_held else "evicted"
 
     def miss(self, num_tokens: int, num_known: int = -1, next_block: bytes = b"") -> PrefixHit:
-        """An empty hit for a request of ``num_tokens``. num_known: see `PrefixHit`; −1 without a lookup."""
+        """Return an empty hit for a request of ``num_tokens``. num_known: see `PrefixHit`; −1 without a lookup."""
         stops, no_blocks = self._stops(num_tokens, max(num_known, 0)), (NO_BLOCKS,) * len(self.groups)
         return PrefixHit(num_tokens, 0, 0, no_blocks, NO_BLOCKS, (), num_known, stops, next_block)
 
@@ -291,15 +292,19 @@ class KVCacheManager:
         return hashes
 
     def _block_after(self, data: bytes, at: int, limit: int) -> bytes:
-        """The content of the block that begins with token ``at``; b"" if it reaches beyond the first ``limit``."""
+        """Return the content of the block that begins with token ``at``; b"" if it reaches beyond the first ``limit``
+        tokens.
+        """
         size = self.tree.bytes_of(self._hit_unit // self._node_tokens)
         start = self.tree.bytes_of(at // self._node_tokens)
         return data[start : start + size] if at + self._hit_unit <= limit else b""
 
     def blocks_to_admit(self, hit: PrefixHit, num_tokens: int, *, chunk: int | None = None) -> int:
-        """Free blocks that a request takes to hold num_tokens: new blocks, and hit blocks without an owner.
+        """Return the number of free blocks that a request takes to hold num_tokens: new blocks, and hit blocks without
+        an owner.
 
-        chunk: tokens computed per step, between which a windowed group frees blocks; None: all in one step.
+        chunk: the tokens computed per step; a windowed group frees blocks between steps. None: all are computed in one
+        step.
         """
         new = 0
         for group, blocks in zip(self.groups, hit.blocks, strict=True):
@@ -311,7 +316,7 @@ class KVCacheManager:
         return new + int(np.count_nonzero((self.pool.num_refs[reused] == 0) & (reused != 0)))
 
     def blocks_reserved(self, rows: Ints) -> int:
-        """Blocks that these rows still need for the rest of their prompts.
+        """Return the number of blocks that these rows still need for the rest of their prompts.
 
         A windowed group frees blocks as it takes new ones, so it reserves none.
         """
@@ -325,7 +330,7 @@ class KVCacheManager:
     def allocate(self, hit: PrefixHit, num_tokens: int) -> Allocation:
         """Take blocks for the first ``num_tokens`` tokens of a request, the hit's among them.
 
-        Raise CapacityError when blocks are short, and nothing changes.
+        Raise CapacityError, and change nothing, if there are too few free blocks.
         """
         pool, kept, sources = self.pool, NO_BLOCKS, NO_BLOCKS
         if hit.num_tokens:
@@ -366,7 +371,9 @@ class KVCacheManager:
             self._snapshots.attach(row, hit.stops, hit.num_full)
 
     def next_block(self, row: int) -> tuple[int, bytes]:
-        """First token and content of the first block of the row's prompt that lookups do not find; b"" without one."""
+        """Return the first token and the content of the first block of the row's prompt that lookups do not find; b""
+        if there is none.
+        """
         at = self.tree.path_end(row)[1] * self._node_tokens // self._hit_unit * self._hit_unit
         end = at + self._hit_unit
         return at, self._content_in(row, at, end) if end <= self.states.prefill_len[row] else b""
@@ -385,9 +392,9 @@ class KVCacheManager:
 
     def grow_to(self, rows: Ints, num_tokens: Ints, num_drafts: I32 | None = None) -> bool:
         """Append the blocks that each of these rows lacks to hold num_tokens[i] tokens, the last num_drafts[i] of them
-        drafts. None: no row has any. A recurrent group has a block more for each draft: the state after it.
+        drafts. None: no row has drafts. A recurrent group has one more block for each draft, for the state after it.
 
-        False, and nothing changes, when fewer are free.
+        Return False, and change nothing, if fewer blocks are free.
         """
         total, growth = 0, []
         for table in self.states.block_tables:
@@ -397,7 +404,7 @@ class KVCacheManager:
                     continue  # it was admitted with a block
                 per_block, need = 1, 1 + num_drafts
             short = need - held * per_block
-            lacking = (short > 0).nonzero()[0]  # as a rule few
+            lacking = (short > 0).nonzero()[0]  # there are usually few
             if lacking.size:
                 held = held[lacking]
                 count = -(-short[lacking] // per_block)
@@ -412,7 +419,9 @@ class KVCacheManager:
         return True
 
     def num_free_slots(self, rows: I32, num_tokens: I32) -> int:
-        """The tokens that each of these rows can add to num_tokens[i] before a block is taken or freed."""
+        """Return the number of tokens that each of these rows can add to num_tokens[i] before a block is taken or
+        freed.
+        """
         if self._windowed or self.keeps_states or not len(rows):
             return 0
         held = [table.num_blocks.take(rows) * table.tokens_per_block for table in self.states.block_tables]
@@ -446,7 +455,8 @@ class KVCacheManager:
         return n if self._snapshots is None else self._snapshots.cut(rows, computed, n)
 
     def keep_states(self, rows: I32, computed: I32) -> I32:
-        """Copies, int32 [C, 2] (from, to), that keep the states after computed[i] tokens at stops and intervals.
+        """Return the copies, int32 [C, 2] (from, to), that keep the states after computed[i] tokens at stops and
+        intervals.
 
         Call it with the running rows of the next step, after all other allocations; the copies are made before it.
         """
@@ -490,7 +500,8 @@ class KVCacheManager:
     def free(self, row: int, *, publish: bool = True) -> None:
         """Free the row's blocks, tail first; the caller then removes the row.
 
-        publish: what the row computed can be hit from now on. False: it may not have been computed.
+        publish: whether the content that the row computed can be hit from now on; False if it may not have been
+        computed.
         """
         if publish:
             self.publish(row)
@@ -506,7 +517,7 @@ class KVCacheManager:
             self.pool.free(last)
 
     def free_all(self) -> None:
-        """Free the blocks of all rows, whatever an interrupted change left behind; the caller removes the rows.
+        """Free the blocks of all rows, also after a change that was interrupted; the caller removes the rows.
 
         Cached content stays, unless a change of it was interrupted.
         """
@@ -520,7 +531,7 @@ class KVCacheManager:
         self.pool.free_all()
 
     def reset(self) -> bool:
-        """Forget all cached content. False, and nothing changes, while a request holds blocks."""
+        """Forget all cached content. Return False, and change nothing, while a request holds blocks."""
         if self.pool.num_used:
             return False
         self._content.clear()
@@ -529,7 +540,7 @@ class KVCacheManager:
     # -- content -----------------------------------------------------------------------------------------------------
 
     def _content_of(self, token_ids: I32) -> bytes:
-        """Return what blocks of these tokens are compared by."""
+        """Return the bytes by which blocks of these tokens are compared."""
         return np.ascontiguousarray(token_ids, np.int32).tobytes()
 
     def _content_in(self, row: int, start: int, end: int) -> bytes:
@@ -547,7 +558,7 @@ class KVCacheManager:
         return tuple(out)
 
     def _snapshots_at(self, held: list[I32], full: int) -> I32:
-        """The snapshot of each recurrent group after ``full`` tokens, 0 for the others."""
+        """Return the snapshot of each recurrent group after ``full`` tokens; 0 for the other groups."""
         at = [full // group.block_size - 1 for group in self.groups]
         return np.array([0 if g in self._paged else held[g][at[g]] for g in range(len(at))], np.int32)
 

@@ -1,4 +1,4 @@
-"""Why a prompt was not reused further, and where it parts from the nearest cached content."""
+"""The reason why a prompt was not reused further, and the place where it differs from the nearest cached content."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MissReason = Literal[
     "evicted", "window", "state", "part_of_block", "no_blocks",
 ]  # fmt: skip
 SHOWN_TOKENS = 8
-"""Tokens of each side that are kept, from the place where they part."""
+"""The number of tokens that are kept of each side, from the first difference on."""
 _OF_KEYS: dict[object, MissReason] = {"salt": "salt", "adapter": "adapter", "image": "image"}
 
 MEANING: dict[MissReason, str] = {
@@ -37,12 +37,12 @@ MEANING: dict[MissReason, str] = {
     "part_of_block": "equal tokens are a part of a cached block, which is not copied",
     "no_blocks": "equal tokens are cached, and there were too few free blocks to keep them",
 }
-"""What each reason means."""
+"""The meaning of each reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheMiss:
-    """Why a prompt was not reused further, found when the request was admitted first.
+    """The reason why a prompt was not reused further, determined at the first admission of the request.
 
     num_reused of num_tokens were. position: the first token that was not, or in which the nearest cached content
     differs. ours, theirs: ids of the prompt and of that content from there on, at most `SHOWN_TOKENS`; theirs may be of
@@ -57,7 +57,7 @@ class CacheMiss:
     theirs: tuple[int, ...] = ()
 
     def public(self) -> CacheMiss:
-        """Return what a client may know: not the content of others, nor that there is content under another salt."""
+        """Return the part that a client may know, without the content of others and that under another salt."""
         return replace(self, theirs=(), reason="never_computed" if self.reason == "salt" else self.reason)
 
     def among(self, special: Collection[int], ends: Collection[int]) -> CacheMiss:
@@ -67,7 +67,7 @@ class CacheMiss:
         return replace(self, reason="template") if is_template else self
 
     def told(self, decode: Callable[[list[int]], str] | None) -> list[str]:
-        """Return it as lines, with the texts of both sides."""
+        """Return the explanation as lines, with the texts of both sides."""
         lines = [f"not reused from token {self.position} on: {MEANING[self.reason]}"]
         if decode is not None:
             texts = [("cached", self.theirs), ("prompt", self.ours)]

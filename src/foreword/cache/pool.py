@@ -12,13 +12,13 @@ from foreword.errors import CapacityError, ConfigError
 
 
 class PoolObserver(Protocol):
-    """Called with blocks that became free, by the KV group whose block table held them."""
+    """A function that is called with blocks that became free, and the KV group whose block table held them."""
 
     def blocks_freed(self, block_ids: list[int], group: int) -> None: ...
 
 
 class BlockPool:
-    """``num_blocks`` blocks with reference counts. Block 0 is the null block: never handed out, never freed.
+    """``num_blocks`` blocks with reference counts. Block 0 is the null block, which is never allocated and never freed.
 
     The free blocks have one order, and `allocate` takes from its front:
 
@@ -49,16 +49,16 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that `allocate` can hand out, cached ones included."""
+        """The number of blocks that `allocate` can return, cached ones included."""
         return self._stack_len + self._num_queued
 
     @property
     def num_used(self) -> int:
-        """Blocks with an owner."""
+        """The number of blocks with an owner."""
         return self.num_blocks - 1 - self.num_free
 
     def allocate(self, count: int) -> I32:
-        """Take ``count`` blocks from the front, each with one reference. int32 [count].
+        """Take ``count`` blocks from the front, each with one reference. Return them, int32 [count].
 
         Raise CapacityError if fewer are free, and nothing changes.
         """
@@ -76,7 +76,7 @@ class BlockPool:
         return blocks
 
     def touch(self, blocks: I32) -> None:
-        """One more owner for each of these blocks, free or not. They must be distinct, and cached if they are free."""
+        """Add an owner to each of these blocks, free or not. They must be distinct, and cached if they are free."""
         blocks = blocks.astype(np.intp)
         free = blocks[self.num_refs[blocks] == 0]
         if free.size:
@@ -85,7 +85,7 @@ class BlockPool:
         self.num_refs[blocks] += 1
 
     def free(self, blocks: I32, *, group: int | None = None, distinct: bool = False) -> None:
-        """One owner fewer for each entry; a block without owners becomes free, in the order given.
+        """Remove one owner for each entry. Blocks without owners become free in the given order.
 
         Pass a request's blocks tail first: of two blocks freed together, the first one given is evicted first. A block
         may occur more than once (two owners leave together), unless ``distinct``. Null blocks are skipped.
@@ -119,7 +119,7 @@ class BlockPool:
             self._append_to_queue(freed)
 
     def free_all(self) -> None:
-        """Every block is free, whatever an interrupted change left behind. Cached content stays, in its order."""
+        """Make every block free, also after a change that was interrupted. Cached content stays, in its order."""
         self.num_refs[:] = 0
         cached = np.flatnonzero(self.is_cached).astype(np.int32)
         place = self._place[cached]

@@ -1,12 +1,12 @@
-"""The prefix tree: which token sequences the pool holds, proven by comparison.
+"""The prefix tree of the token sequences that the pool holds. Equality is determined by comparison of tokens.
 
     root ── [a b c d | e f g h | i j k l] ── [m n o p]     a node is a run of whole blocks, one after the other
                                           └─ [m n x y | …]
                                           └─ [m n]         a partial block: a leaf, reused by copy
 
-A run is cut where two sequences part, so the work of a lookup is a comparison of bytes for each of the few runs on its
-path, however many blocks they have. A child is found by its first block and its extra keys. Equal content is found by
-being equal: hashes only name blocks for a process that mirrors the cache (`foreword.cache.events`).
+A run is cut where two sequences differ, so the work of a lookup is a comparison of bytes for each of the few runs on
+its path, however many blocks they have. A child is found by its first block and its extra keys. Equal content is found
+by comparing tokens; hashes only name blocks for a process that mirrors the cache (`foreword.cache.events`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_PARTIAL_CANDIDATES = 8
 
 
 def hash_block(parent: bytes, tokens: bytes, extra: ExtraKeys) -> bytes:
-    """H(parent, tokens, extra): 16 bytes, the same in every process for extra keys with a stable repr."""
+    """Return H(parent, tokens, extra), 16 bytes, the same in every process for extra keys with a stable repr."""
     digest = blake2b(parent, digest_size=16)
     digest.update(tokens)
     if extra:
@@ -41,22 +41,22 @@ def hash_block(parent: bytes, tokens: bytes, extra: ExtraKeys) -> bytes:
 
 
 class Forgotten:
-    """Blocks that left the tree, the last ``size``: which of them a prompt would have hit."""
+    """The last ``size`` blocks that left the tree, by which a miss is explained."""
 
     def __init__(self, size: int = 4096) -> None:
         self._size = size
         self._seen: dict[int, None] = {}
 
     def add(self, index: int, before: bytes, tokens: bytes, extra: ExtraKeys, first: ExtraKeys) -> None:
-        """Block ``index`` of a sequence, after the block ``before``, is forgotten. first: the keys of block 0, since
-        equal tokens under another salt or adapter are other content.
+        """Record that block ``index`` of a sequence, after the block ``before``, was forgotten. first: the keys of
+        block 0, since equal tokens under another salt or adapter are other content.
         """
         self._seen[hash((index, before, tokens, extra, first))] = None
         if len(self._seen) > self._size:
             del self._seen[next(iter(self._seen))]
 
     def has(self, index: int, before: bytes, tokens: bytes, extra: ExtraKeys, first: ExtraKeys) -> bool:
-        """Return whether such a block was forgotten."""
+        """Return whether this block was forgotten."""
         return hash((index, before, tokens, extra, first)) in self._seen
 
     def clear(self) -> None:
@@ -139,7 +139,9 @@ class PrefixTree:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def walk(self, data: bytes, keys: BlockKeys) -> tuple[list[PrefixNode], int]:
-        """The runs that ``data`` (int32) begins with, and the whole blocks they cover; the last matches in part."""
+        """Return the runs that ``data`` (int32) begins with, and the number of whole blocks that they cover. The last
+        run may match in part.
+        """
         path: list[PrefixNode] = []
         node, at, end = self.root, 0, len(data) // self._bytes
         while at == node.end and at < end:
@@ -153,7 +155,7 @@ class PrefixTree:
         return path, at
 
     def node_at(self, path: Sequence[PrefixNode], num_blocks: int) -> PrefixNode:
-        """The node on a path in which its first ``num_blocks`` blocks end."""
+        """Return the node on a path in which its first ``num_blocks`` blocks end."""
         return next(node for node in path if num_blocks <= node.end) if num_blocks else self.root
 
     def best_partial(self, node: PrefixNode, at: int, tokens: bytes, extra: ExtraKeys) -> tuple[PrefixNode, int] | None:
@@ -171,13 +173,13 @@ class PrefixTree:
         return best
 
     def name(self, node: PrefixNode, index: int) -> tuple[bytes, bytes]:
-        """The hashes of block ``index`` of a node and of the prefix before it."""
+        """Return the hashes of block ``index`` of a node and of the prefix before it."""
         at = index - node.start
         before = node.hashes[at - 1] if at or node.parent is None else node.parent.hashes[-1]
         return node.hashes[at], before
 
     def first_of(self, node: PrefixNode) -> PrefixNode:
-        """The run with which a node's sequences begin."""
+        """Return the run with which a node's sequences begin."""
         while node.parent is not None and node.parent is not self.root:
             node = node.parent
         return node
@@ -189,11 +191,11 @@ class PrefixTree:
         self._place(row, self.node_at(path, num_blocks), num_blocks)
 
     def path_end(self, row: int) -> tuple[PrefixNode, int]:
-        """The node in which the row's path ends, and the whole blocks of the path."""
+        """Return the node in which the row's path ends, and the number of whole blocks of the path."""
         return self._path_ends[row]
 
     def node_of(self, row: int, index: int) -> PrefixNode:
-        """The node on the row's path that block ``index`` is in; the path reaches that far."""
+        """Return the node on the row's path that contains block ``index``. The path must reach this block."""
         node, _ = self._path_ends[row]
         while index < node.start:
             assert node.parent is not None
@@ -201,14 +203,16 @@ class PrefixTree:
         return node
 
     def detach(self, row: int) -> None:
-        """Forget the row, and what only it needed. Does nothing for an unknown row."""
+        """Forget the row and the nodes that only it needed. Do nothing for an unknown row."""
         if row in self._path_ends:
             node, _ = self._path_ends.pop(row)
             node.rows.discard(row)
             self.prune(node)
 
     def extend(self, row: int, data: bytes, keys: BlockKeys) -> list[Span]:
-        """Lengthen the row's path by the whole blocks of ``data``. The spans (node, first block, end) they are in."""
+        """Extend the row's path by the whole blocks of ``data``. Return the spans (node, first block, end) that contain
+        them.
+        """
         node, at = self._path_ends[row]
         begin, end = at, at + len(data) // self._bytes
         spans: list[Span] = []
@@ -237,7 +241,9 @@ class PrefixTree:
         return spans
 
     def leaf(self, row: int, tokens: bytes, extra: ExtraKeys) -> PrefixNode:
-        """The node of a partial block after the row's path, made if missing. Add a block to it, or call `prune`."""
+        """Return the node of a partial block after the row's path, created if it is missing. Add a block to it, or call
+        `prune`.
+        """
         node, at = self._path_ends[row]
         if at < node.end:
             self._cut(node, at)
@@ -262,7 +268,7 @@ class PrefixTree:
             self._shorten(node)
 
     def detach_all(self) -> None:
-        """Forget every row, and what only they needed."""
+        """Forget every row and the nodes that only rows needed."""
         for row in list(self._path_ends):
             self.detach(row)
 
@@ -276,7 +282,7 @@ class PrefixTree:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _blocks(self, tokens: bytes, first: int, count: int = 1) -> bytes:
-        """``count`` blocks of some tokens, from block ``first`` of them on."""
+        """Return ``count`` blocks of some tokens, from their block ``first`` on."""
         return tokens[first * self._bytes : (first + count) * self._bytes]
 
     def _child(self, node: PrefixNode, block: bytes, extra: ExtraKeys) -> PrefixNode | None:
@@ -292,7 +298,9 @@ class PrefixTree:
                 yield from islice(reversed(siblings.values()), MAX_PARTIAL_CANDIDATES)
 
     def _common(self, node: PrefixNode, at: int, data: bytes, begin: int, end: int, keys: BlockKeys) -> int:
-        """Whole blocks from ``at`` on in which the node equals ``data``, which begins with block ``begin``."""
+        """Return the number of whole blocks from ``at`` on in which the node equals ``data``, which begins with block
+        ``begin``.
+        """
         stop = _next_key(keys, at, min(node.end, end))
         own = self._blocks(node.tokens, at - node.start, stop - at)
         wanted = self._blocks(data, at - begin, stop - at)
@@ -374,7 +382,7 @@ class PrefixTree:
 
 
 def common_tokens(a: bytes, b: bytes) -> int:
-    """Return how many int32 tokens two sequences share from the start."""
+    """Return the number of int32 tokens that two sequences share from the start."""
     size = min(len(a), len(b))
     if a[:size] == b[:size]:
         return size // 4
@@ -389,5 +397,5 @@ def common_tokens(a: bytes, b: bytes) -> int:
 
 
 def _next_key(keys: BlockKeys, at: int, end: int) -> int:
-    """The first block after ``at`` that has extra keys, at most ``end``."""
+    """Return the first block after ``at`` that has extra keys, at most ``end``."""
     return next(filter(keys.__contains__, range(at + 1, end)), end) if keys else end

@@ -1,9 +1,9 @@
-"""A file of blocks: written once as a whole, each block with a checksum.
+"""A file of blocks, which is written once as a whole. Each block has a checksum.
 
     header    magic, key of the format, bytes of a block, number of blocks, bytes of the note; CRC-32 of all up to the
               first block
     table     of each block: name (18 bytes), CRC-32 of its bytes
-    note      what the writer wants to know again
+    note      any bytes of the writer, returned to readers
     blocks    their bytes, one after the other
 
 A file gets its name when all of it is written, so that it is whole or absent whenever its writer is killed. Where the
@@ -41,7 +41,7 @@ class DamagedError(Exception):
 
 
 class Segment(NamedTuple):
-    """What the beginning of a file says. start: the offset of the first block."""
+    """The header, table and note of a file. start: the offset of the first block."""
 
     path: Path
     names: tuple[bytes, ...]
@@ -51,7 +51,7 @@ class Segment(NamedTuple):
 
 
 def segment_bytes(blocks: BlockFormat, count: int) -> int:
-    """Return the size of a file of so many blocks."""
+    """Return the size of a file of this many blocks."""
     return _HEADER.size + _CHECK.size + count * (_ENTRY.itemsize + blocks.block_bytes)
 
 

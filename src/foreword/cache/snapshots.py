@@ -20,7 +20,7 @@ from foreword.batch import BlockTable, RequestStates
 from foreword.cache.content import CachedContent
 from foreword.cache.pool import BlockPool
 
-# Apart from the stops, a state is kept where a step ends at a multiple of so many hit units: at most one block in 16.
+# Apart from stops, a state is kept where a step ends at a multiple of this many hit units: at most one block in 16.
 INTERVAL = 16
 
 NO_BLOCKS: I32 = np.zeros(0, np.int32)
@@ -44,7 +44,7 @@ class StateSnapshots:
 
     @property
     def pending(self) -> Sequence[int]:
-        """The rows with copies whose step is not committed."""
+        """Return the rows with copies whose step is not committed."""
         return tuple(self._pending)
 
     def stops(self, num_tokens: int, num_known: int) -> tuple[int, int]:
@@ -53,7 +53,7 @@ class StateSnapshots:
         return min(num_known // self._unit * self._unit, last), last
 
     def attach(self, row: int, stops: tuple[int, ...], num_hit: int) -> None:
-        """A request was admitted to the row, with a state after ``num_hit`` tokens."""
+        """Follow a request that was admitted to the row with a state after ``num_hit`` tokens."""
         self._stops[row] = stops
         self._newest[row] = num_hit
 
@@ -68,9 +68,9 @@ class StateSnapshots:
         return np.minimum(n, room)
 
     def keep(self, rows: I32, computed: I32) -> I32:
-        """The copies, int32 [C, 2] (from, to), to make before a step that continues from computed[i] tokens.
+        """Return the copies, int32 [C, 2] (from, to), to make before a step that continues from computed[i] tokens.
 
-        They take free blocks only; rows for which no block is free keep nothing.
+        Copies take free blocks only; rows for which no block is free keep nothing.
         """
         here = (self._stops[rows] == computed[:, None]).any(1) | (computed % (INTERVAL * self._unit) == 0)
         in_flight = self._states.num_placeholders[rows]  # one, and the drafts

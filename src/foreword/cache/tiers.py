@@ -23,7 +23,7 @@ from foreword.errors import ConfigError
 
 NAME_BYTES = 18
 QUEUE_BYTES = 256 << 20
-"""Bytes of blocks that wait to be written to a disk at most; further ones are not saved."""
+"""The largest number of bytes of blocks that wait to be written to a disk; further blocks are not saved."""
 
 
 def block_name(content: bytes, group: int) -> bytes:
@@ -33,8 +33,8 @@ def block_name(content: bytes, group: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """What the blocks of an engine are. block_bytes: of one. key: 16 bytes; equal keys mean that the bytes of one
-    process are good for another: the same model, formats, sizes of blocks, and version of Foreword.
+    """The format of an engine's blocks. block_bytes: the size of one block. key: 16 bytes; equal keys mean that another
+    process can use the bytes: the same model, formats, sizes of blocks, and version of Foreword.
     """
 
     block_bytes: int
@@ -48,8 +48,8 @@ class BlockTier(Protocol):
     name: for counts and messages, such as "disk". takes: the blocks that it is offered: "computed" ones as soon as they
     can be hit, or "evicted" ones before the pool overwrites them.
 
-    `read` is called in a thread of its own, the others in the engine's thread, between two steps: these must not wait
-    for a device or a network. A tier that fails has no blocks: it does not raise.
+    `read` is called in a separate thread, the others in the engine's thread between two steps, where they must not wait
+    for a device or a network. A tier that fails returns no blocks and raises nothing.
     """
 
     @property
@@ -62,29 +62,29 @@ class BlockTier(Protocol):
         """Return whether each of these blocks is there, bool [len(names)]."""
 
     def read(self, names: Sequence[bytes], data: U8) -> Bools:
-        """Write the bytes of block names[i] to data[i], uint8 [block_bytes]. Return whether that was done, of each; it
-        is not for a block that has gone since it was found, or whose bytes are damaged.
+        """Write the bytes of block names[i] to data[i], uint8 [block_bytes]. Return for each block whether that was
+        done. It is not done for a block that was removed after it was found, or whose bytes are damaged.
         """
 
     def wants(self, names: Sequence[bytes]) -> Bools:
-        """Return which of these blocks it takes if they are offered now: those that it has not, while it has room."""
+        """Return which of these blocks the tier takes if offered now: those that it lacks, while it has room."""
 
     def offer(self, names: Sequence[bytes], data: U8) -> None:
-        """Keep blocks that it wants. data: uint8 [len(names), block_bytes]; it does not change afterwards."""
+        """Keep blocks that the tier wants. data: uint8 [len(names), block_bytes], which does not change afterwards."""
 
     def flush(self) -> None:
-        """Wait until what was offered is kept. It may be called in any thread."""
+        """Wait until the offered blocks are kept. Any thread may call it."""
 
     def close(self) -> None:
-        """Keep what was offered, and free what it holds. Closing twice is harmless."""
+        """Keep the offered blocks, and free the tier's resources. Closing twice is harmless."""
 
 
 TierFactory = Callable[[BlockFormat], BlockTier]
-"""Makes a tier for the blocks of an engine."""
+"""A function that makes a tier for the blocks of an engine."""
 
 
 class HostTier:
-    """A `BlockTier` in the memory of the host, which takes what the pool evicts. The least recently used blocks make
+    """A `BlockTier` in host memory, which takes the blocks that the pool evicts. The least recently used blocks make
     room for new ones.
 
     capacity: bytes of blocks. Raise ConfigError if it is less than one block.
@@ -105,7 +105,7 @@ class HostTier:
         self._lock = Lock()
 
     def __len__(self) -> int:
-        """Blocks that it holds."""
+        """Return the number of blocks that it holds."""
         return len(self._places)
 
     def find(self, names: Sequence[bytes]) -> Bools:

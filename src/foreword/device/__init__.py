@@ -1,4 +1,5 @@
-"""Steps prepared on a device: the rows mirrored there, one packet a step, kernels that make every tensor.
+"""Prepare steps on a device, which has a mirror of the rows, gets one packet per step, and makes every tensor by
+kernels.
 
     rows = DeviceRows(states, CudaDevice(), max_num_batched_tokens=8192)
     batch = prepare_inputs(states, plan, buffers)     # the host checks the plan and keeps the states
@@ -7,8 +8,8 @@
     …                                                 # the model, then samples int32 [B, W] in rows.tensors["sampled"]
     rows.commit(reqs)                                 # kernel: the samples enter the rows
 
-Prepare, model and commit are launched in one stream and can be captured as one graph. Nothing of a step waits for the
-host: a step may be sent before the samples of the step before are known there, because its kernels read them from the
+Prepare, model and commit are launched in one stream and can be captured as one graph. No part of a step waits for the
+host. A step may be sent before the samples of the step before are known there, because its kernels read them from the
 rows. The kernels need torch and Triton (Linux); this package and `foreword.device.api` import neither.
 """
 

@@ -1,4 +1,4 @@
-"""LoRA adapters of a step on a device: launches of the kernels K7 over the adapter of each token."""
+"""Apply the LoRA adapters of a step on a device, by launches of the kernels K7 over the adapter of each token."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from foreword.device.rows import DeviceRows
 
 
 class DeviceAdapters:
-    """Adds what adapters change in the products of a step. Each call is two launches, and can be captured.
+    """Adds the products of adapters to the outputs of a step. Each call is two launches, and can be captured.
 
-    inner: float32, ``max_num_batched_tokens`` times the largest rank: memory that calls overwrite.
+    inner: float32, ``max_num_batched_tokens`` times the largest rank; every call overwrites it.
     """
 
     def __init__(self, rows: DeviceRows, inner: Tensor) -> None:
         self.rows, self.inner = rows, inner
 
     def add(self, out: Tensor, x: Tensor, a: Tensor, b: Tensor, adapters: Tensor) -> None:
-        """out[t] += b[adapters[t]] a[adapters[t]] x[t] for out [Tp, outputs] and x [Tp, inputs].
+        """Compute out[t] += b[adapters[t]] a[adapters[t]] x[t] for out [Tp, outputs] and x [Tp, inputs].
 
         a: [adapters, rank, at least inputs]; b: [adapters, outputs, rank]. adapters: int32 [Tp], −1 for none.
         """

@@ -1,5 +1,5 @@
-"""The operations that a step needs of a device: memory, copies, launches, events, captured graphs. One stream, in
-order.
+"""The device operations that a step needs: memory, copies, launches, events and captured graphs. They run in order in
+one stream.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ Tensor = Any
 
 
 class Event(Protocol):
-    """A moment of the stream."""
+    """A point in the stream."""
 
     def record(self) -> None:
-        """Set the moment to the end of what was launched so far."""
+        """Set the point to the end of the launches so far."""
         ...
 
     def wait(self) -> None:
-        """Return once the moment has come; at once for an event that was never recorded."""
+        """Return when the stream has reached the point; at once for an event that was never recorded."""
         ...
 
 
@@ -29,14 +29,15 @@ class Graph(Protocol):
     """Launches that were captured."""
 
     def replay(self) -> None:
-        """Launch them again, in one call."""
+        """Launch all of them again in one call."""
         ...
 
 
 class DeviceApi(Protocol):
     """A device. All copies, launches and replays enter one stream and run in this order.
 
-    multiprocessors: how many programs run at a time. converts_fp8: whether it has conversions of float8_e4m3fn.
+    multiprocessors: the number of programs that run at a time. converts_fp8: whether it has conversions of
+    float8_e4m3fn.
     large_tiles: whether a program may have 227 KiB of shared memory, and products of several warps, as from sm_90 on.
     """
 
@@ -50,17 +51,17 @@ class DeviceApi(Protocol):
     def large_tiles(self) -> bool: ...
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:
-        """Memory of the device, filled with zeros. dtype: a name that NumPy and torch share. Raise MemoryError without
+        """Return device memory, filled with zeros. dtype: a name that NumPy and torch share. Raise MemoryError without
         it.
         """
         ...
 
     def mapped(self, shape: tuple[int, ...], dtype: str) -> Tensor:
-        """Memory of the host that kernels read and write where it is, filled with zeros."""
+        """Return host memory that kernels read and write in place, filled with zeros."""
         ...
 
     def pinned(self, size: int) -> Tensor:
-        """int32 [size] of the host that the device copies from and to while the host goes on."""
+        """Return host memory, int32 [size], that the device copies from and to while the host continues."""
         ...
 
     def to_host(self, x: Tensor) -> AnyArray:
@@ -80,11 +81,11 @@ class DeviceApi(Protocol):
         ...
 
     def event(self) -> Event:
-        """A new event."""
+        """Return a new event."""
         ...
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """The launches of ``work`` as a graph. It may only launch and copy inside the device, and every kernel of it
-        must have been launched before, which compiles it. Nothing runs.
+        """Return the launches of ``work`` as a graph, without running them. ``work`` may only launch and copy inside
+        the device. Every kernel of it must have been launched, and so compiled, before.
         """
         ...

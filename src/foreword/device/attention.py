@@ -1,4 +1,4 @@
-"""Attention layers over the rows on a device: launches of the kernels K3 and K4, with the sizes that they take."""
+"""Attention layers over the rows on a device: launches of the kernels K3 and K4, and the choice of their sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from foreword.device.layout import GROUP, RowLayout
 from foreword.errors import ConfigError
 
 MOST_OF_FLOAT32 = 512
-"""Numbers of the largest head, as a power of two, with operands of 32 bits."""
+"""The size of the largest head, as a power of two, with operands of 32 bits."""
 _LEAST_KEYS = 256  # of a program, where several share the keys of a request
 _MOST_SPLITS = 64
 _REGISTERS = 1 << 16  # of a multiprocessor
@@ -26,7 +26,7 @@ def power_of_two(n: int, least: int = 16) -> int:
 class Tile(NamedTuple):
     """The tile of scores that a program of K4 computes at a time, and how the program is compiled.
 
-    rows: queries times heads; a power of two, as keys.
+    rows: queries times heads. Rows and keys are powers of two.
     """
 
     rows: int
@@ -40,8 +40,8 @@ class Tile(NamedTuple):
     ) -> Tile:
         """Return the tile for ``shared`` heads per key head and heads of ``dim``, with operands of the type ``dot``.
 
-        prompts: of a step of long prompts, whose time is that of the products; others have the time of reading keys.
-        fp8: of keys and values of 8 bits. large: see `DeviceApi.large_tiles`.
+        prompts: whether the step has long prompts, whose time is that of the products; in others it is that of reading
+        keys. fp8: whether keys and values have 8 bits. large: see `DeviceApi.large_tiles`.
 
         tools/device_table.py compiles the shapes of real models. Without ``large`` the shared memory fits every GPU
         from sm_80 on, 99 KiB, and no register spills on sm_80 and sm_90; ``large`` are the fastest tiles that were
@@ -73,7 +73,7 @@ class Tile(NamedTuple):
 
     @property
     def options(self) -> dict[str, int]:
-        """Return the options of a launch. The compiler may use all registers of a multiprocessor: left to itself, it
+        """Return the options of a launch. They let the compiler use all registers of a multiprocessor; by default it
         spills some so that more programs run at a time.
         """
         most = min(255, _REGISTERS // (32 * self.num_warps))
@@ -81,10 +81,10 @@ class Tile(NamedTuple):
 
 
 def num_splits_for(programs: int, num_keys: int, multiprocessors: int) -> int:
-    """Return how many programs share the keys of a request, so that four programs per multiprocessor have work: a power
-    of two, and at least 256 keys for each.
+    """Return the number of programs that share the keys of a request: a power of two, such that about four programs per
+    multiprocessor have work, and each has at least 256 keys.
 
-    programs: of a step without splits. num_keys: of the longest request.
+    programs: the programs of a step without splits. num_keys: the keys of the longest request.
     """
     most = min(_PROGRAMS * multiprocessors // programs, num_keys // _LEAST_KEYS, _MOST_SPLITS)
     return 1 << (max(most, 1).bit_length() - 1)
@@ -116,7 +116,7 @@ class LayerCache(NamedTuple):
 
 
 class AttendedRows(Protocol):
-    """The inputs of a layer's kernels, as `DeviceRows` has them.
+    """The inputs of a layer's kernels, in the form of `DeviceRows`.
 
     tensors: slot_mapping and positions, of keys that are written. max_num_keys: of a request.
     """
@@ -147,7 +147,9 @@ class AttendedRows(Protocol):
 
 
 class DeviceAttention:
-    """Layers of one shape that share a KV group. Sums are float32. A call is a launch, or two, and can be captured."""
+    """Layers of one shape that share a KV group. Sums are float32. A call makes one or two launches, and can be
+    captured.
+    """
 
     def __init__(
         self,
@@ -161,7 +163,7 @@ class DeviceAttention:
         num_splits: int | None = None,
         dot: str = "float32",
     ) -> None:
-        """num_splits: programs that share the keys of a request; None: see `num_splits_for`.
+        """num_splits: the number of programs that share the keys of a request; None: see `num_splits_for`.
         dot: the type of the products' operands, "bfloat16" for the tensor cores.
 
         Raise ConfigError for a KV group that is spread over ranks, and for heads that do not share keys evenly.
@@ -201,7 +203,8 @@ class DeviceAttention:
         norms: tuple[Tensor, Tensor] | None = None,
         eps: float = 0.0,
     ) -> None:
-        """K3: the queries and keys of ``qkv`` [Tp, q | k | v | …] normed and rotated; keys and values into their slots.
+        """Launch K3: norm and rotate the queries and keys of ``qkv`` [Tp, q | k | v | …], and write keys and values to
+        their slots.
 
         queries: [Tp, heads, dim], written. rope: cos, sin float32 [M, pairs], scale included; rope_rows: int64 [Tp],
         the row of each token in them, None: its position. norms: of queries and keys, [dim] each.
@@ -233,7 +236,8 @@ class DeviceAttention:
         softcap: float = 0.0,
         sinks: Tensor | None = None,
     ) -> None:
-        """K4: out [Tp, heads, value_dim] of a step of these padded sizes. Entries of padding keep what they hold.
+        """Launch K4: compute out [Tp, heads, value_dim] of a step of these padded sizes. Entries of padding do not
+        change.
 
         window: a query at p sees the keys in (p − window, p]. softcap: scores are softcap · tanh(score / softcap); 0:
         as they are. sinks: [heads], scores without a value that take part in the softmax.

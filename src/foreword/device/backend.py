@@ -1,4 +1,4 @@
-"""Backends of `prepare_inputs` whose steps a device prepares."""
+"""Backends of `prepare_inputs` that prepare steps on a device."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class DeviceBackend(TensorBackend):
     the step, and its tensors are `InputBatch.tensors`.
 
     commits: whether the caller launches `DeviceRows.commit` with the samples of every step, before these are committed
-    to the states. False: the rows follow the states, and `RequestStates.commit` is all that a step needs.
-    reads_back: whether the device's tensors replace the host's in the buffers, so that the specification is proved of
-    them with ``check="full"``. The backend waits for the device then: for tests, and for engines under development.
+    to the states. False: the rows follow the states, and a step needs only `RequestStates.commit`.
+    reads_back: whether the device's tensors replace the host's in the buffers, so that ``check="full"`` checks them
+    against the specification. The backend then waits for the device; this is for tests and engines under development.
     """
 
     def __init__(self, rows: DeviceRows, *, commits: bool = False, reads_back: bool = True) -> None:
@@ -57,20 +57,22 @@ class DeviceBackend(TensorBackend):
                 buffers[name][: len(values)] = values
 
     def tensors(self, batch: BatchTensors) -> Mapping[str, Tensor]:
-        """See `TensorBackend.tensors`. Raise PlanError where the rows have prepared another step since."""
+        """See `TensorBackend.tensors`. Raise PlanError if the rows have prepared another step since."""
         if self._last != (batch.buffers, batch.buffers.generation):
             raise PlanError("the rows on the device have prepared another step since: make a DeviceBackend, with rows "
                             "of its own, for each InputBuffers", step=batch.step, tensor="tensors")  # fmt: skip
         return _StepTensors(batch, self.rows)
 
     def check(self, batch: BatchTensors) -> None:
-        """See `TensorBackend.check`. A step that is not resolved is compared when it is."""
+        """See `TensorBackend.check`. A step that is not resolved yet is compared when it is resolved."""
         if batch.is_resolved:
             self.rows.check(batch)
 
 
 class _StepTensors(Mapping[str, Tensor]):
-    """Every tensor of a batch on the device, by name: views of what the kernels made, copies of what they do not."""
+    """Every tensor of a batch on the device, by name: views of the tensors that the kernels make, and copies of the
+    others.
+    """
 
     def __init__(self, batch: BatchTensors, rows: DeviceRows) -> None:
         self._batch, self._api = batch, rows.api
@@ -96,8 +98,8 @@ class _StepTensors(Mapping[str, Tensor]):
 
 @cache
 def _names_of_arrays() -> tuple[str, ...]:
-    """The arrays of a batch by their names in it."""
-    from foreword.batch.proof.spec import TENSORS, Level  # here: the specification is large
+    """Return the arrays of a batch by their names in it."""
+    from foreword.batch.proof.spec import TENSORS, Level  # imported here because the specification is large
 
     of_batch = Level.REQUEST, Level.TOKEN, Level.LOGIT
     return tuple(spec.name for spec in TENSORS if spec.level in of_batch and spec.shape and spec.attribute is None)
@@ -112,7 +114,7 @@ def _copied(api: DeviceApi, array: AnyArray) -> Tensor:
 
 
 class _OwnRows(TensorBackend):
-    """backend="device": each `InputBuffers` has rows of its own on the device, made with its first step."""
+    """The backend "device": each `InputBuffers` has its own rows on the device, created with its first step."""
 
     def __call__(
         self, states: RequestStates, buffers: InputBuffers, plan: Plan, pad: tuple[int, int], gather: bool
@@ -141,7 +143,7 @@ def _new_backend(buffers: InputBuffers) -> DeviceBackend:
 
 
 def _device() -> DeviceApi:
-    """Return torch's current GPU; without one Triton's interpreter, where TRITON_INTERPRET=1 asks for it."""
+    """Return torch's current GPU. If there is none and TRITON_INTERPRET=1, return Triton's interpreter."""
     missing = [name for name in ("torch", "triton") if find_spec(name) is None]
     if missing:
         raise ConfigError(

@@ -1,6 +1,6 @@
-"""The kernels by name, and the types that they are compiled for ahead of time.
+"""The kernels by name, and the argument types for which they are compiled ahead of time.
 
-Callers launch kernels by name, so that they import no Triton: a device does, when it launches.
+Callers launch kernels by name, so that they do not import Triton; a device imports it when it launches.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from foreword.device.layout import DEVICE_FIELDS, PREPARED, StepTensors
 class Kernel(NamedTuple):
     """A kernel of ``foreword.device.kernels.<module>``.
 
-    types: of its arguments, in order, as Triton writes them ("*i32": a pointer), of an argument with several values a
-    tuple. constants: the sizes that a table of compiled kernels shows it with, by name; a type is written as its name.
-    function: its name in the module, None: the name that it is listed with. options: of the compiler.
+    types: the types of its arguments in order, as Triton writes them ("*i32": a pointer); a tuple for an argument with
+    several values. constants: the sizes with which the table of compiled kernels shows it, by name; a type is given by
+    its name.
+    function: its name in the module; None: the name under which it is listed. options: the options of the compiler.
     """
 
     module: str
@@ -37,7 +38,7 @@ _ATTENTION = {"HEADS": 14, "KV_HEADS": 2, "DIM": 64, "VALUE_DIM": 64}
 
 
 def _write_keys(cache: str, fp8: bool) -> Kernel:
-    """cache: the type of keys and values."""
+    """Return K3 for a type ``cache`` of keys and values."""
     types = (
         "*i32", "*bf16", "*bf16", cache, cache, "*fp32", "*fp32", "*i64", "*i64", "*fp32", "*fp32", "*bf16", "*bf16",
         "fp32", *("i32",) * 5,
@@ -58,7 +59,7 @@ def attend_kernel(
     tile: Tile,
     fp8_unit: bool = False,
 ) -> Kernel:
-    """Return K4 for some heads, without a window, with queries of the type ``dot`` and keys of it or of 8 bits.
+    """Return K4 for some heads, without a window. Queries have the type ``dot``, keys this type or 8 bits.
 
     fp8_unit: whether the GPU converts 8-bit numbers itself.
     """
@@ -124,17 +125,17 @@ KERNELS: Mapping[str, Kernel] = {
 
 
 def load(name: str) -> Any:
-    """The kernel, as Triton launches and compiles it."""
+    """Return the kernel as the object that Triton launches and compiles."""
     return function_of(KERNELS[name], name)
 
 
 def function_of(kernel: Kernel, name: str) -> Any:
-    """Return the function of a kernel that is listed with this name."""
+    """Return the function of the kernel that is listed under this name."""
     return getattr(import_module(f"foreword.device.kernels.{kernel.module}"), kernel.function or name)
 
 
 def constants_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Constants with Triton's types in place of their names."""
+    """Return the constants with Triton's types in place of their names."""
     import triton.language as tl
 
     return {name: getattr(tl, value) if isinstance(value, str) else value for name, value in values.items()}

@@ -1,4 +1,4 @@
-"""A GPU through torch: CUDA, or ROCm under the same names."""
+"""A GPU that is used through torch: CUDA, or ROCm under the same names."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class CudaDevice:
         to.copy_(source, non_blocking=True)
 
     def launch(self, kernel: str, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-        """See `DeviceApi.launch`. Products and sums are rounded each, as the host's are."""
+        """See `DeviceApi.launch`. Products and sums are rounded separately, as on the host."""
         if torch.version.hip is not None:  # its compiler has no such option
             constants.pop("maxnreg", None)
         with torch.cuda.device(self.device):

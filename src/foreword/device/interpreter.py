@@ -1,4 +1,6 @@
-"""The kernels without a GPU: Triton's interpreter on tensors of the host. For tests; a launch takes milliseconds."""
+"""Run the kernels without a GPU, by Triton's interpreter on tensors of the host. It is for tests; a launch takes
+milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from foreword.errors import ConfigError
 
 
 class _Passed:
-    """An event of a device that is done with everything at once."""
+    """An event of a device whose operations are done when they return."""
 
     def record(self) -> None:
         pass

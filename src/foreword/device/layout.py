@@ -1,4 +1,4 @@
-"""The layout of rows in the device's memory, and of a step in its packet. All of it is int32.
+"""The layout of rows in the device's memory, and of a step in its packet. All entries are int32.
 
 Tokens [R, M], an array of its own, which may be in the host's memory and have more than 2^31 entries
 
@@ -57,7 +57,7 @@ class PacketHeader(NamedTuple):
 HEADER = PacketHeader._fields
 HEADER_SIZE = 16
 NO_TOKEN = -2
-"""In place of the first sample of a request whose logits give no token."""
+"""The value of the first sample of a request whose logits give no token."""
 
 PROGRESS = ("num_tokens", "num_computed_tokens", "prefill_len", "prompt_len")
 SAMPLING = (
@@ -72,14 +72,16 @@ SAMPLING = (
     "seed",  # two entries, the low one first
 )
 INPUTS = ("lora_id", "rope_delta")
-"""Of a request. They are sent whenever they differ from what the device has."""
+"""The fields of a request that are sent whenever they differ from the device's."""
 
 RECORD = (*PROGRESS, *SAMPLING, "seed_high", *INPUTS)
 """The entries of a row's record. The blocks held, one entry per KV group, follow."""
 
 
 class GroupRecord(NamedTuple):
-    """The record of a KV group that kernels read. No sliding window is 0, no slots is rank −1."""
+    """The record of a KV group that kernels read. Window 0 means no sliding window, rank −1 that the group has no
+    slots.
+    """
 
     table_at: int
     num_blocks_entry: int
@@ -99,10 +101,11 @@ DEVICE_FIELDS = {
     **{name: field for name, field in FIELDS.items() if field.on_device},
     "rope_positions": Field("rope_positions", ("Tp",), "int64", 0),  # positions + rope_delta
 }
-"""The tensors that the kernels make: those of the step's table that are on the device, and the rotary positions."""
+"""The tensors that the kernels make: the tensors of the step's table that are on the device, and the rotary positions.
+"""
 
 PREPARED = tuple(name for name in DEVICE_FIELDS if name not in GATHERED)
-"""Those that `prepare_step` makes; `gather_tables` makes the others."""
+"""The tensors that `prepare_step` makes; `gather_tables` makes the others."""
 
 StepTensors = namedtuple("StepTensors", PREPARED)  # type: ignore[misc]  # mypy wants the names written here
 """A value of each of `PREPARED`, by name. The kernel takes its pointers as one such argument."""
@@ -134,9 +137,9 @@ class PlanArrays(NamedTuple):
 class RowLayout(NamedTuple):
     """The offsets of the tables in the arena of some states.
 
-    size: its entries. records_at: the first one of the records. record_size: entries of a record.
+    size: the number of entries. records_at: the first entry of the records. record_size: the entries of a record.
     groups: int32 [G, GROUP_SIZE], the `GroupRecord` of each KV group.
-    max_packet: entries of a packet that holds any plan, and the changes of at least one row.
+    max_packet: the entries of a packet that can hold any plan and the changes of at least one row.
     """
 
     size: int

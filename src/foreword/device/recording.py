@@ -1,5 +1,5 @@
-"""A device that records what it is asked for and computes nothing: for tests of the calls of a step, and for timing
-the host's part. It needs NumPy alone.
+"""A device that records calls and computes nothing, for tests of the calls of a step and for timing the host's part. It
+needs only NumPy.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from foreword.device.api import Event, Graph, Tensor
 
 
 class RecordingDevice:
-    """`DeviceApi` whose ``calls`` are the names of what was asked, in order: "zeros", "mapped", "pinned",
-    "to device", "from device", "inside device", "launch KERNEL", "event", "record", "wait", "capture", "replay".
+    """A `DeviceApi` whose ``calls`` are the names of the operations in the order of the calls: "zeros", "mapped",
+    "pinned", "to device", "from device", "inside device", "launch KERNEL", "event", "record", "wait", "capture",
+    "replay".
 
     Copies between host and device are made, so that packets can be read. A captured graph's launches are not recorded
     when it is replayed: ``captured`` has them by graph, in order of capture.

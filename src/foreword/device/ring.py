@@ -1,4 +1,4 @@
-"""Pinned memory of the steps in flight: a packet and its samples each, used in turn."""
+"""Pinned memory of the steps in flight: each has a packet and its samples, and they are used in turn."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SampleReader(Protocol):
 
 
 class PacketSlot:
-    """A packet, the samples of its step, and the event after which the device uses neither.
+    """A packet, the samples of its step, and the event after which the device no longer uses them.
 
     packet, sampled: the pinned memory, int32. packet_array, sampled_array: the same as NumPy arrays.
     """
@@ -47,21 +47,21 @@ class PacketSlot:
         self._samples: dict[int, tuple[Tensor, Tensor]] = {}
 
     def packet_to(self, memory: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """(to, from) of the copy of the first entries of the packet to the device's memory, the same in every call.
-        Making a view takes longer than a launch, so each is made once.
+        """Return (to, from) of the copy of the first entries of the packet to the device's memory. Every call returns
+        the same views, because creating a view takes longer than a launch.
         """
         return self._packets.get(size) or self._packets.setdefault(size, (memory[:size], self.packet[:size]))
 
     def samples_from(self, memory: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """Return the first entries of the device's samples in the same way."""
+        """Return a view of the first entries of the device's samples, the same in every call."""
         return self._samples.get(size) or self._samples.setdefault(size, (self.sampled[:size], memory[:size]))
 
     def keep_for(self, reader: SampleReader) -> None:
-        """Have the samples of the step read by ``reader`` before the slot is used again, while the reader lives."""
+        """Let ``reader`` read the samples of the step before the slot is used again, while the reader exists."""
         self._reader = ref(reader)
 
     def open(self) -> None:
-        """Copies of a new step may be launched, once those of the step before are done and its samples are read."""
+        """Open the slot for copies of a new step, after those of the step before are done and its samples are read."""
         reader, self._reader = None if self._reader is None else self._reader(), None
         if reader is not None:
             reader.read()
@@ -70,12 +70,12 @@ class PacketSlot:
         self._is_open = True
 
     def launched(self) -> None:
-        """The last copy of the step was launched."""
+        """Record that the last copy of the step was launched."""
         self._event.record()
         self._is_open, self._in_flight = False, True
 
     def wait(self) -> None:
-        """Return once the copies of the step are done, also of one that was interrupted before `launched`."""
+        """Return when the copies of the step are done, also those of a step that was interrupted before `launched`."""
         if self._is_open:
             self.launched()
         if self._in_flight:
@@ -84,7 +84,7 @@ class PacketSlot:
 
 
 class PacketRing:
-    """``depth`` slots. A slot is written again only after the copies that read it are done."""
+    """A ring of ``depth`` slots. A slot is written again only after the copies that read it are done."""
 
     def __init__(self, api: DeviceApi, *, depth: int, packet_size: int, sampled_size: int) -> None:
         if depth < 1:
@@ -93,8 +93,8 @@ class PacketRing:
         self._next = 0
 
     def acquire(self) -> PacketSlot:
-        """Return the next slot. Where more than ``depth`` steps are in flight, the samples of the oldest one are waited
-        for and read first.
+        """Return the next slot. If more than ``depth`` steps are in flight, wait for the samples of the oldest one and
+        read them first.
         """
         slot = self._slots[self._next]
         self._next = (self._next + 1) % len(self._slots)

@@ -1,4 +1,4 @@
-"""The rows of some states on a device, and the tensors of steps made there."""
+"""A mirror of the rows of states on a device, and the tensors of steps that are made there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from foreword.native import available, native
 _BLOCK = 128
 _APPLY_PROGRAMS = 64
 MOST_DEVICE_TOKENS = 1 << 28
-"""Entries of a token table that the device's memory holds unless it is chosen: 1 GiB."""
+"""The largest number of entries of a token table that is in the device's memory by default: 1 GiB."""
 
 TokenTable = Literal["auto", "device", "host"]
 
@@ -29,16 +29,16 @@ class DeviceRows:
     """A mirror of ``states`` in device memory. The host's states are authoritative; they are only read here.
 
     A step is `send`, `prepare`, the model, `commit`, in this order in the device's stream; then the same step is
-    committed to the states, with the same samples. `send` finds what the device lacks by the numbers that the states
-    renew with every change: new requests, new blocks, changed blocks, changed sampling parameters. A row whose progress
-    no result of its last step explains, as after a failure between the two commits, is sent again.
+    committed to the states, with the same samples. `send` finds the data that the device lacks by the numbers that the
+    states replace with every change: new requests, new blocks, changed blocks, changed sampling parameters. A row whose
+    progress differs from every result of its last step, as after a failure between the two commits, is sent again.
 
-    tensors: name → tensor of the device, as large as any step needs, at an address that stays:
+    tensors: name → tensor of the device, as large as any step needs, at a stable address:
         those of `foreword.batch.InputBatch` by the same names; slot_mapping is [G, max_num_batched_tokens];
         lora_tokens: int32 [T], the adapter of each token; rope_positions: int64 [T], position + rope_delta;
         block_table, num_blocks: one per KV group, made by `gather`;
         sampled: int32 [R · (1 + max_num_draft_tokens)], what `commit` reads.
-    max_num_keys: of a request.
+    max_num_keys: the largest number of keys of a request.
     sampled: the same as ``tensors["sampled"]``. arena, tokens, packet: int32, see `foreword.device.layout`.
     """
 
@@ -51,11 +51,11 @@ class DeviceRows:
         depth: int = 2,
         token_table: TokenTable = "auto",
     ) -> None:
-        """depth: steps in flight. token_table: the memory of the tokens, which takes 4 · R · M bytes: that of the
-        device, or the host's, which kernels read where it is; auto: the host's above `MOST_DEVICE_TOKENS`.
+        """depth: the number of steps in flight. token_table: the memory of the tokens, 4 · R · M bytes, on the device
+        or on the host, where kernels read it in place; auto: on the host above `MOST_DEVICE_TOKENS`.
 
-        Raise ConfigError without the native module, and where records and block tables exceed an arena. MemoryError
-        where the memory does not suffice.
+        Raise ConfigError without the native module, and if records and block tables exceed an arena. Raise MemoryError
+        if the memory does not suffice.
         """
         if not available():
             raise ConfigError("a device needs the native module, which writes the packets; run `pip install .`")
@@ -102,7 +102,7 @@ class DeviceRows:
         self._row_order, self._has_embeddings = states.layout_version, False
 
     def forget(self) -> None:
-        """Send every row again: after an error of the device."""
+        """Send every row again with the next packet. Call it after an error of the device."""
         self._core.forget()
 
     def follow_host(self) -> None:
@@ -118,10 +118,10 @@ class DeviceRows:
         return np.full_like(known, -1) if moved else known
 
     def send(self, buffers: InputBuffers) -> PacketSlot:
-        """Copy the packet of the step in these buffers to the device: its plan as it stands, and the changes since the
+        """Copy the packet of the step in these buffers to the device: its current plan, and the changes since the
         packet before.
 
-        Returns the slot of the step; call its `PacketSlot.launched` after the last copy of the step. Changes that
+        Return the slot of the step; call its `PacketSlot.launched` after the last copy of the step. Changes that
         exceed a packet, such as many long requests that arrive at once, take several copies, each after the one before.
         Raise ConfigError for buffers of other states, and for larger ones than the tensors were made for.
         """
@@ -155,13 +155,13 @@ class DeviceRows:
     # -- launches, which may be captured -------------------------------------------------------------------------------
 
     def apply(self) -> None:
-        """K0: the packet's changes enter the rows."""
+        """Launch K0: apply the packet's changes to the rows."""
         self.api.launch(
             "apply_runs", (_APPLY_PROGRAMS,), self.arena, self.tokens, self.packet, self.states.max_model_len, BLOCK=256
         )
 
     def prepare(self, num_tokens: int, num_reqs: int) -> None:
-        """K0 and K1: every tensor of a step of these padded sizes."""
+        """Launch K0 and K1: make every tensor of a step of these padded sizes."""
         self.apply()
         programs = -(-num_tokens // _BLOCK)
         grid = (programs - (-(num_reqs + 1) // _BLOCK),)
@@ -171,7 +171,9 @@ class DeviceRows:
         )  # fmt: skip
 
     def gather(self, num_reqs: int) -> None:
-        """K2: the block tables in batch order, for kernels that do not read the rows. Allocates on its first call."""
+        """Launch K2: gather the block tables in batch order, for kernels that do not read the rows. The first call
+        allocates.
+        """
         states, place = self.states, self.layout
         tables = states.block_tables
         if "block_table" not in self.tensors:
@@ -186,7 +188,7 @@ class DeviceRows:
             )  # fmt: skip
 
     def commit(self, num_reqs: int) -> None:
-        """K6: ``tensors["sampled"]``, as [num_reqs, 1 + max_num_draft_tokens], enters the rows."""
+        """Launch K6: commit ``tensors["sampled"]``, read as [num_reqs, 1 + max_num_draft_tokens], to the rows."""
         place = self.layout
         self.api.launch(
             "commit_samples", (-(-max(num_reqs, 1) // _BLOCK),), self.arena, self.tokens, self.packet,
@@ -197,7 +199,7 @@ class DeviceRows:
     # -- reading back, for tests and checks ---------------------------------------------------------------------------
 
     def read_back(self, buffers: InputBuffers) -> dict[str, AnyArray | list[AnyArray]]:
-        """Return `views` as NumPy arrays. Waits for the device."""
+        """Wait for the device, and return `views` as NumPy arrays."""
         views = self.views(buffers)
         return {
             name: list(map(self._copy_of, view)) if isinstance(view, list) else self._copy_of(view)
@@ -230,7 +232,7 @@ class DeviceRows:
 
 
 def _token_table(states: RequestStates, api: DeviceApi, place: TokenTable) -> Tensor:
-    """Return int32 [R · M] of the device, or of the host that the device reads."""
+    """Return the token table, int32 [R · M], in memory of the device or of the host."""
     R, M = states.max_num_reqs, states.max_model_len
     if place == "auto":
         place = "host" if R * M > MOST_DEVICE_TOKENS else "device"
@@ -262,7 +264,7 @@ def compare(found: Mapping[str, AnyArray | list[AnyArray]], batch: BatchTensors)
 
 
 def _expected(batch: BatchTensors, name: str) -> AnyArray | tuple[AnyArray, ...]:
-    """The host's tensor of this name."""
+    """Return the host's tensor of this name."""
     column = {"lora_tokens": batch.states.lora_id, "rope_positions": batch.states.rope_delta}.get(name)
     if column is None:
         expected: AnyArray | tuple[AnyArray, ...] = getattr(batch, name)

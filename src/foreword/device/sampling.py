@@ -1,4 +1,4 @@
-"""The tokens of a step drawn on the device: launches of the kernels K5, over the rows' sampling parameters."""
+"""Draw the tokens of a step on the device, by launches of the kernels K5 over the rows' sampling parameters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from foreword.device.api import Tensor
 from foreword.device.rows import DeviceRows
 
 SUPPORTED = Need.GREEDY | Need.RANDOM | Need.TOP_P | Need.TOP_K | Need.MIN_P | Need.PENALTIES
-"""What the kernels do. A step with a row that needs more is sampled on the host."""
+"""The needs that the kernels cover. A step with a row that needs more is sampled on the host."""
 _BLOCK = 1024
 _PENALTY_PROGRAMS = 64  # each counts the tokens of one row of logits at a time
 
@@ -15,7 +15,7 @@ _PENALTY_PROGRAMS = 64  # each counts the tokens of one row of logits at a time
 class DeviceSampler:
     """Draws as `foreword.sampling.Sampler` does, into ``rows.tensors["sampled"]``.
 
-    lacks: the `Need` flags of what the kernels do not do. A step whose rows have one of them is sampled on the host.
+    lacks: the `Need` flags that the kernels do not cover. A step whose rows have one of them is sampled on the host.
     with_penalties: whether rows may have penalties. They take int32 [64, vocab_size] of memory, and change the logits
     in place.
     """
@@ -29,7 +29,8 @@ class DeviceSampler:
         self.counts = api.zeros((programs, vocab_size), "int32") if with_penalties else None
 
     def sample(self, logits: Tensor, *, num_logits: int, num_reqs: int) -> None:
-        """K5: draw from logits [num_logits, V] and verify the drafts. float32 where rows have penalties.
+        """Launch K5: draw from logits [num_logits, V] and verify the drafts. The logits are float32 if rows have
+        penalties.
 
         num_logits, num_reqs: the padded sizes, at most ``rows.max_num_logits``.
         """
