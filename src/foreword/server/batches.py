@@ -1,8 +1,8 @@
-"""Batches of a server: the lines of a file, answered beside the requests of clients, and after them.
+"""Batches of a server: the lines of a file, which are answered beside the requests of clients, with lower priority.
 
 One process of those that share a store answers batches: those of one owner one after the other, those of different
-owners at the same time, so that none waits for the tokens of another's key. Each result is in a file before the next
-is counted, so a batch goes on where it was when its process ends.
+owners at the same time, so that none waits for the tokens of another owner's key. Each result is in a file before the
+next one is counted, so that a batch continues where it was after its process ended.
 
     lines, those of one model together ─▶ one at a time: tokens of the key ─▶ model ─▶ checks, memory ─▶ engine
 """
@@ -45,15 +45,15 @@ BATCH = "batch"
 WAITING, RUNNING, CANCELLING = "validating", "in_progress", "cancelling"
 UNFINISHED = (WAITING, RUNNING, CANCELLING)
 PRIORITY = 2**31 - 1
-"""Of the requests of batches: the last one."""
+"""The priority of the requests of batches: the lowest."""
 MOST_LINES = 50_000
-MOST_ERRORS = 20  # of a file that a batch tells
+MOST_ERRORS = 20  # errors of a file that a batch reports
 MOST_AT_ONCE = 512  # lines of a batch in memory
-PAUSE = 1.0  # seconds between looks for new batches, of other processes or cancelled there
+PAUSE = 1.0  # seconds between checks for batches that other processes made or cancelled
 
 
 class _LinePlace(NamedTuple):
-    """Where a line is in its file. model: its name in the line. offset: in bytes."""
+    """The place of a line in its file. model: the name of the model in the line. offset: in bytes."""
 
     model: str | None
     key: str
@@ -62,7 +62,7 @@ class _LinePlace(NamedTuple):
 
 
 class _ReadyLine(NamedTuple):
-    """A line whose prompts may run. lines: what reads and writes those of its model."""
+    """A line whose prompts may run. lines: the object that reads and writes lines of its model."""
 
     lines: Lines
     answer: Answer
@@ -71,8 +71,8 @@ class _ReadyLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A batch that is answered. turn: in which one line at a time waits for what it may use. failed: models that could
-    not be loaded, with the error that all their lines have.
+    """A batch that is being answered. turn: the lock in which one line at a time waits for its limits. failed: models
+    that could not be loaded, with the error that all their lines have.
     """
 
     owner: str
@@ -116,8 +116,8 @@ class Batches:
 
     @staticmethod
     async def _wait(running: dict[str, asyncio.Task[None]]) -> bool:
-        """Wait a moment for the end of a batch, and return whether one has ended. HttpError of the store, or
-        OSError of a full disk, if it is to go on.
+        """Wait briefly for the end of a batch, and return whether one has ended. Raise the store's HttpError, or the
+        OSError of a full disk, if the batch is to continue later.
         """
         if not running:
             await asyncio.sleep(PAUSE)
@@ -130,10 +130,12 @@ class Batches:
         return bool(done)
 
     async def _answer_one(self, owner: str, batch: Row) -> None:
-        """Answer a batch, and end it. HttpError of the store, or OSError of a full disk, if it is to be tried again."""
+        """Answer a batch, and end it. Raise the store's HttpError, or the OSError of a full disk, if it is to be tried
+        again.
+        """
         try:
             await self._answer(owner, batch)
-        except Exception as error:  # of the disk, for one: the next batch may do better
+        except Exception as error:  # for example an error of the disk: the next batch may succeed
             if _is_of_store(error):
                 raise
             print_exception(error)
@@ -143,7 +145,7 @@ class Batches:
             self._turns.leave(owner)
 
     def _is_first(self, stack: ExitStack) -> bool:
-        """Become the one process that answers batches, if none is."""
+        """Make this process the one that answers batches, if no other process is. Return whether it is."""
         if sys.platform == "win32":
             return True
         with ExitStack() as own:
@@ -158,7 +160,7 @@ class Batches:
         return True
 
     async def _answer(self, owner: str, batch: Row) -> None:
-        """Answer the lines that are left of a batch."""
+        """Answer the remaining lines of a batch."""
         batch_id, source = batch["id"], self._store.path("files", batch["input_file_id"])
         errors, places = await asyncio.to_thread(_checked, source, batch["endpoint"])
         if errors:
@@ -194,7 +196,9 @@ class Batches:
         return self._models.entries[0] if name is None else self._models.owner(name)
 
     async def _run_lines(self, run: _Run, lines: Iterator[BatchLine], results: Results, counts: dict[str, int]) -> str:
-        """Answer lines, some at a time, until there are no more, or it is cancelled or too late; return the status."""
+        """Answer lines, some at a time, until none are left, or the batch is cancelled or has expired. Return its
+        status.
+        """
         running: set[asyncio.Task[Record]] = set()
         batch, told = run.batch, time.monotonic()
         state: str | None = RUNNING
@@ -229,7 +233,7 @@ class Batches:
         async with AsyncExitStack() as stack:
             try:
                 async with run.turn:
-                    while not uses.has_tokens(owner):  # before its model is loaded for it, or kept from going
+                    while not uses.has_tokens(owner):  # before its model is loaded for it, or kept loaded
                         await asyncio.sleep(PAUSE)
                     context = await self._model(run, line, name, stack)
                     engine = context.engine
@@ -247,13 +251,13 @@ class Batches:
                 if engine is not None and engine.is_closed and len(self._models.entries) == 1:
                     raise asyncio.CancelledError from None  # the line is done again by the next process
                 return failure(line, error)
-            except Exception as error:  # whatever a line causes, the others are answered
+            except Exception as error:  # any error of a line: the others are answered
                 return failure(line, error)
 
     async def _model(self, run: _Run, line: BatchLine, name: str, stack: AsyncExitStack) -> Context:
-        """Return the context of the model that a line names, which is loaded if it is not, with one of the places that
-        lines may have in its engine. Both are the line's until the stack is closed. Raise HttpError if it cannot be
-        loaded, which is tried once for all lines of the batch.
+        """Return the context of the model that a line names, which is loaded if necessary, with one of the places of
+        lines in its engine. Both are the line's until the stack is closed. Raise HttpError if it cannot be loaded,
+        which is tried once for all lines of the batch.
         """
         entry = self._models.find(_model_name(line))
         if entry in run.failed:
@@ -283,7 +287,7 @@ class Batches:
     async def _ready(
         self, owner: str, line: BatchLine, name: str, context: Context, stack: AsyncExitStack
     ) -> _ReadyLine:
-        """Check a line, wait until there is memory for its answer, and take what it may use until the stack is closed.
+        """Check a line, wait until there is memory for its answer, and reserve its limits until the stack is closed.
         Raise HttpError if the answer may take more memory than allowed, or has more completions.
         """
         lines = Lines(context.engine.engine, context.tokenizer, context.media, context.names)
@@ -324,7 +328,9 @@ class Batches:
     def _outputs(
         self, owner: str, batch_id: str, path: Path
     ) -> tuple[dict[str, Any], list[tuple[int | None, str, str]]]:
-        """Keep the results and the errors of a batch as files. Return their ids, and what is lost, as errors."""
+        """Keep the results and the errors of a batch as files. Return their ids, and an error for each file that is
+        lost.
+        """
         parts: dict[str, list[bytes]] = {"output": [], "error": []}
         for text in path.read_bytes().splitlines(keepends=True):
             record = json.loads(text)
@@ -352,7 +358,7 @@ class Batches:
         await asyncio.to_thread(self._store.change, batch_id, changes, state=state, instead_of=instead_of)
 
     async def _end(self, batch: Row, status: str, **changes: Any) -> None:
-        """End a batch. Its results are in files then, or lost."""
+        """End a batch. Afterwards its results are in files or lost."""
         ended = {**changes, "status": status, f"{status}_at": int(time.time())}
         await self._change(batch["id"], ended, status, UNFINISHED)
         with suppress(OSError):
@@ -383,7 +389,7 @@ def _line_at(file: IO[bytes], place: _LinePlace) -> BatchLine:
 
 
 def _checked(source: Path, endpoint: str) -> tuple[list[tuple[int | None, str, str]], list[_LinePlace]]:
-    """Return what is wrong with the lines of a file, as (line, code, message), and where they are."""
+    """Return the errors in the lines of a file, as (line, code, message), and the places of the lines."""
     errors: list[tuple[int | None, str, str]] = []
     places: list[_LinePlace] = []
     offsets = [0]

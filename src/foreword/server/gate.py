@@ -45,7 +45,7 @@ MOST_REASON = 2048  # bytes of a body in the log
 CONTINUE = b"100-continue"
 SINGLE = (b"host", b"authorization", b"x-api-key", b"origin", b"content-type", b"content-encoding", b"expect",
           b"x-request-id", b"x-request-timeout")  # fmt: skip
-"""Headers that must not be given twice: programs before the server may read the other one."""
+"""Headers that must not be given twice, because a program before the server may read the other value."""
 WITH_BODY = ("POST", "DELETE")
 """Methods whose bodies are read."""
 MOST_DISCARDED = 64 << 20  # bytes of a body that is refused
@@ -54,7 +54,7 @@ PLAIN_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 class Gate:
-    """An ASGI application around another one.
+    """An ASGI application that wraps another one.
 
     It finds the operation of each request, for the other application in ``scope["operation"]``, with the values in its
     path in ``scope["path_params"]``. The body of a request is received as a whole, within limits, before its handler
@@ -62,7 +62,7 @@ class Gate:
     """
 
     def __init__(self, app: ASGIApp, operations: Operations, config: ServerConfig, responses: Counter[int]) -> None:
-        """responses: counts the requests by the status of their response."""
+        """responses: the counter of requests by the status of their response."""
         self._app, self._operations, self._config, self._keys = app, operations, config, Keys(config)
         self._hosts, self._bodies = Hosts(config), Bodies(config.max_total_body_bytes)
         self._beginnings = Beginnings()
@@ -93,13 +93,13 @@ class Gate:
             if operation.body is not None and (operation.body.form is not None or not body):
                 check_origin(Headers(scope=scope), self._config.cors_origin)
             scope["body_bytes"], again = len(body), _replay(body)
-            del body  # it is not kept while a long answer is made
+            del body  # it is not kept in memory while a long answer is made
             async with _while_connected(receive), AsyncExitStack() as stack:
-                scope["stack"] = stack  # what ends with the request
+                scope["stack"] = stack  # resources that end with the request
                 if operation.body is not None:
                     await self._beginnings.take()
                 await self._app(scope, again, response)
-        except asyncio.CancelledError:  # by the server, which ends; the task ends with this
+        except asyncio.CancelledError:  # cancelled by the server, which ends; the task ends with this
             stopped = HttpError(STOPPED, failure := "the server is being stopped")
             await response.fail(stopped, scope)
         except Exception as error:
@@ -114,8 +114,8 @@ class Gate:
             self._log(scope, response, time.perf_counter() - started, failure)
 
     def _check_head(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
-        """Raise HttpError for a head that is too long or asks for what no operation does. One that does not arrive as a
-        whole is refused before.
+        """Raise HttpError for a head that is too long or asks for what no operation does. A head that does not arrive
+        completely is refused before.
         """
         size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(k) + len(v) for k, v in scope["headers"])
         if size > (limit := self._config.max_header_bytes):
@@ -184,7 +184,7 @@ class _Incoming:
                         raise too_long
                     self._held.grow(size)
         except TimeoutError:
-            self.is_left = False  # no more time is given
+            self.is_left = False  # the time has passed
             raise HttpError(TOO_SLOW, "the body did not arrive in time", headers={"Connection": "close"}) from None
         return b"".join(parts)
 
@@ -209,7 +209,7 @@ class _Incoming:
 
 
 class _Response:
-    """Passes the messages of a response on, with the id of its request."""
+    """Forwards the messages of a response, with the id of its request."""
 
     def __init__(self, send: Send, request_id: bytes, errors: Dialect, incoming: _Incoming) -> None:
         self._send, self._request_id, self._errors, self._incoming = send, request_id, errors, incoming
@@ -232,7 +232,7 @@ class _Response:
 
     @property
     def failure(self) -> str:
-        """The beginning of the body of a response that says that the server failed, "" of others."""
+        """The beginning of the body of a response with a status of 5xx; "" for others."""
         return self._beginning.decode(errors="replace") if (self.status or 0) >= 500 else ""
 
     async def fail(self, error: HttpError, scope: Scope) -> None:
@@ -255,7 +255,7 @@ class _Response:
 
 @asynccontextmanager
 async def _while_connected(receive: Receive) -> AsyncGenerator[None, None]:
-    """Cancels the block when the client closes the connection; then it ends as if it were done."""
+    """Cancel the block when the client closes the connection; the block then ends as if it were done."""
     task = asyncio.current_task()
     assert task is not None
     is_closed = False
@@ -278,7 +278,7 @@ async def _while_connected(receive: Receive) -> AsyncGenerator[None, None]:
 
 
 def _replay(body: bytes) -> Receive:
-    """A `receive` that has the whole body as its first message."""
+    """Return a `receive` whose first message has the whole body."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Message:

@@ -1,4 +1,6 @@
-"""The server's socket protocol: HTTP by uvicorn, with limits of heads of requests, and its life in a process."""
+"""The server's sockets: HTTP by uvicorn with limits for the heads of requests, and the start and end of the server in a
+process.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +29,20 @@ from foreword.server.config import ServerConfig
 from foreword.server.context import Context
 from foreword.server.models import Models
 
-GRACE = 10.0  # seconds for what is left to do after the last request
+GRACE = 10.0  # seconds for the work that is left after the last request
 MOST_DISCARDED = 1 << 20  # bytes that are received after a refusal, so that the client can read it
 DISCARD_SECONDS = 2.0
 LAST_SECONDS = 0.5  # for threads that end at the same time as the process
 SMALL_CHUNK, MOST_SMALL = 64, 1 << 11  # bytes of a chunk of a body, and how many of fewer bytes a body may have
 MOST_PIPELINED = 16  # requests of a connection that wait for the answers of earlier ones
-MOST_DIGITS = 640  # of an integer: the least limit that Python takes
+MOST_DIGITS = 640  # of an integer: the lowest limit that Python accepts
 SWITCH_INTERVAL = 0.0005  # seconds; a tenth of Python's own gives 1.7 times the tokens/s of 64 streams
 
 
 def serve(server: AppServer, sock: socket.socket) -> None:
     """Run the server until a signal.
 
-    Meanwhile Python's threads take short turns, so that the event loop does not wait 5 ms for the engine's.
+    Meanwhile Python's threads take short turns, so that the event loop does not wait 5 ms for the engine's thread.
     """
     # uvicorn raises it again in the end
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -96,8 +98,8 @@ def short_turns() -> Iterator[None]:
 
 @contextmanager
 def short_collections() -> Iterator[None]:
-    """Within the block, Python's collector does not visit what is there now, such as the model and its tokenizer, and
-    visits all the rest a tenth as often: no other thread runs meanwhile.
+    """Within the block, Python's garbage collector does not visit objects that exist now, such as the model and its
+    tokenizer, and visits the others a tenth as often, because no other thread runs during a collection.
     """
     gc.collect()
     gc.freeze()
@@ -112,7 +114,9 @@ def short_collections() -> Iterator[None]:
 
 @contextmanager
 def short_integers() -> Iterator[None]:
-    """Within the block, no text of more than `MOST_DIGITS` becomes an integer: the time grows with their square."""
+    """Within the block, no text of more than `MOST_DIGITS` digits is converted to an integer, because the time grows
+    with the square of the digits.
+    """
     before = sys.get_int_max_str_digits()
     sys.set_int_max_str_digits(MOST_DIGITS)
     try:
@@ -124,8 +128,8 @@ def short_integers() -> Iterator[None]:
 class AppServer(uvicorn.Server):
     """uvicorn with the settings of a server. It may run in any thread; ``should_exit = True`` ends it.
 
-    on_ready: called with the server's address. on_end: called when it begins to end. logs_end: log its end on
-    standard error, with what becomes of requests.
+    on_ready: called with the server's address. on_end: called when it begins to end. logs_end: whether it logs its end
+    on standard error, with what happens to requests.
     """
 
     def __init__(
@@ -174,7 +178,7 @@ class AppServer(uvicorn.Server):
         self._log(self._ended_by, "the port is closed", self._describe_progress(f"they may end within {seconds} s"))
         await super().shutdown(sockets)
         self._log("the server ended", self._describe_progress("cut, since the time is over"))
-        if self.server_state.tasks:  # cancelled: they tell their clients
+        if self.server_state.tasks:  # cancelled: their clients get an error
             await asyncio.wait(self.server_state.tasks, timeout=1.0)
         await asyncio.sleep(0)
         for connection in list(self.server_state.connections):  # whose client did not read to the end in time
@@ -185,13 +189,13 @@ class AppServer(uvicorn.Server):
             print("foreword:", "; ".join(parts), file=sys.stderr, flush=True)
 
     def _describe_progress(self, what: str) -> str:
-        """Say how many requests are in progress, and what happens with them."""
+        """Return a text with the number of requests in progress and what happens to them."""
         count = len(self.server_state.tasks)
         return f"{counted(count, 'request')} in progress: {what}" if count else "no request is in progress"
 
 
 class ModelServer(AppServer):
-    """An `AppServer` with the application of models, which answers their batches too."""
+    """An `AppServer` with the application of models, which also answers their batches."""
 
     def __init__(
         self,
@@ -214,7 +218,7 @@ class ModelServer(AppServer):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._batches is not None:
-            self._batches.cancel()  # the next process goes on with them
+            self._batches.cancel()  # the next process continues them
             await asyncio.wait((self._batches,))
         await super().shutdown(sockets)
         self._models.shared.store.close()
@@ -236,9 +240,9 @@ class Server(ModelServer):
 
 
 class _Parser(HttpRequestParser):
-    """A parser for a server that ignores a client's wish for another protocol, such as that of Java's for HTTP/2.
+    """A parser that ignores the request of a client for another protocol, such as that of Java's client for HTTP/2.
 
-    What follows such a head, a body too, belongs to the other protocol for httptools. It is given to ``read_on``.
+    httptools takes everything after such a head, a body too, for the other protocol. It is given to ``read_on``.
     """
 
     def __init__(self, protocol: HttpToolsProtocol, read_on: Callable[[bytes], None]) -> None:
@@ -255,7 +259,8 @@ class _Parser(HttpRequestParser):
 
 def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:
     """Return uvicorn's protocol with limits: the bytes of a head and of trailers, the time for a head, the number of
-    requests that are sent before the answers of earlier ones, and the time in which a client takes nothing of those.
+    requests that are sent before the answers of earlier ones, and the time in which a client reads nothing of these
+    answers.
     """
 
     class Protocol(HttpToolsProtocol):
@@ -320,7 +325,7 @@ def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:
                     raise ValueError("too many small chunks")
 
         def _pass_chunks(self) -> None:
-            """Pass on what has arrived of a body in one piece: uvicorn copies its bytes with each."""
+            """Pass on the received bytes of a body in one piece, because uvicorn copies the body with each piece."""
             if self._chunks:
                 super().on_body(b"".join(self._chunks))
                 self._chunks = []
@@ -335,7 +340,7 @@ def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:
             super().on_message_complete()
 
         def _read_without_upgrade(self, rest: bytes) -> None:
-            """Parse the head that was just read again, without the wish for another protocol, and what follows it."""
+            """Parse the last head again, without its request for another protocol, and the bytes that follow it."""
             kept = [b"%s: %s\r\n" % field for field in self.headers if field[0] != b"upgrade"]
             line = b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
             self.parser = _Parser(self, self._read_without_upgrade)
@@ -378,7 +383,7 @@ def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:
             return self.cycle.response_started or not self.cycle.more_body  # with a whole body, the next one is read
 
         def _watch_unsent(self) -> None:
-            """Look after a while whether the client has taken any of the bytes that wait for it."""
+            """Check after some time whether the client has read any of the bytes that wait for it."""
             waiting = self.transport.get_write_buffer_size()
             self._unsent_check = self.loop.call_later(config.send_timeout, self._check_unsent, waiting)
 
@@ -399,8 +404,8 @@ def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:
                 self._deadline = None
 
         def _close(self, status: bytes) -> None:
-            """Refuse what is read. The connection stays open for a moment: if it were closed with unread bytes, it
-            would be reset, and the client could not read the refusal.
+            """Refuse the request. The connection stays open briefly: if it were closed with unread bytes, it would be
+            reset, and the client could not read the refusal.
             """
             self._end_head()
             if self._is_answering():

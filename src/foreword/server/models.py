@@ -1,11 +1,11 @@
-"""The models of a server: loaded when they are asked for, unloaded when others need their memory or no request uses
-them.
+"""The models of a server. They are loaded when a request names them, and unloaded when others need their memory or no
+request uses them.
 
     request ─▶ using(name) ─▶ loaded ─────────────────────────────▶ its context, until the request ends
                            └▶ unloaded ─▶ turn ─▶ room ─▶ load ─▶ ┘
                                                   └▶ least recently used ones: no new requests ─▶ idle ─▶ unloaded
 
-All of it is in one event loop; files are read, and engines made, in threads.
+All of this runs in one event loop; threads read files and make engines.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from foreword.server.shared import Shared
 
 State = Literal["loaded", "loading", "unloaded", "unloading"]
 FIRST_LOAD = 5.0  # seconds that a load probably takes, before one is measured
-CLIENT_SECONDS = 60.0  # after a client's request, in which its model is not unloaded for a batch
+CLIENT_SECONDS = 60.0  # seconds after a client's request in which its model is not unloaded for a batch
 
 
 class Memory(NamedTuple):
-    """Bytes of a loaded model; weights: those of them that it shares with other models of the same key; None: with
+    """The bytes of a loaded model. weights: the bytes that it shares with other models of the same key; None: it shares
     none.
     """
 
@@ -53,7 +53,7 @@ NO_MEMORY = Memory(0)
 
 
 def total_bytes(models: Iterable[Memory]) -> int:
-    """Return the bytes of several loaded models: of those with equal keys, the weights are there once."""
+    """Return the bytes of several loaded models. Models with equal keys have their weights in memory once."""
     shared: dict[str, int] = {}
     total = 0
     for one in models:
@@ -65,29 +65,32 @@ def total_bytes(models: Iterable[Memory]) -> int:
 
 
 class ReadModel(Protocol):
-    """A model whose files are read. memory: of it, once it is loaded; `load` may learn that it shares none."""
+    """A model whose files were read. memory: its memory when it is loaded; `load` may find that it shares none."""
 
     @property
     def memory(self) -> Memory: ...
 
     def load(self) -> Context:
-        """Make its engine."""
+        """Make the engine of the model."""
         ...
 
 
 Reader = Callable[[ServedModel, Mapping[str, str | Path]], ReadModel]
-"""Reads the files of a model, which is to have these adapters, not those of its options. It runs in a thread."""
+"""A function that reads the files of a model with these adapters, which replace those of its options. It runs in a
+thread.
+"""
 
 
 class ModelEntry:
     """One model of a server.
 
-    context: None unless it is loaded. memory: while it is loaded. needs: the memory that it has when it is loaded; None
-    before its files were read. num_requests: that use it or wait until it is loaded; num_clients: those of them that
-    are no lines of a batch. error: why it could not be loaded the last time, "" if it could. keep_alive: seconds.
-    used_at: the end of its last request, client_at: of its last one of a client, turn_until: until when other batches
-    leave it to those that use it, all of `time.monotonic`. num_loads: the number of times that it was loaded. about:
-    the data of its files, once they were read.
+    context: None unless it is loaded. memory: its memory while it is loaded. needs: the memory that it has when it is
+    loaded; None before its files were read. num_requests: the requests that use it or wait until it is loaded;
+    num_clients: those of them that are not lines of a batch. error: why it could not be loaded the last time, "" if it
+    could. keep_alive: seconds.
+    used_at: the end of its last request; client_at: the end of the last request of a client; turn_until: the time until
+    which other batches do not unload it. All three are times of `time.monotonic`. num_loads: the number of times that
+    it was loaded. about: the description of its files, after they were read.
     """
 
     def __init__(self, served: ServedModel, context: Context | None = None) -> None:
@@ -99,7 +102,7 @@ class ModelEntry:
         self.error, self.keep_alive = "", served.keep_alive
         self.used_at = self.began_at = time.monotonic()
         self.load_seconds: float | None = None
-        self.loras: dict[str, str | Path] = {**(served.options.get("loras") or {})}  # for its next load
+        self.loras: dict[str, str | Path] = {**(served.options.get("loras") or {})}  # adapters of its next load
         self.loading: asyncio.Task[None] | None = None
         self.idle, self.gone = asyncio.Event(), asyncio.Event()  # while it is "unloading"
         self.timer: asyncio.TimerHandle | None = None
@@ -112,7 +115,7 @@ class ModelEntry:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its memory, with those that it shares; 0 before it is loaded."""
+        """The bytes of its memory, with those that it shares; 0 before it is loaded."""
         return self.memory.num_bytes
 
     @property
@@ -133,7 +136,7 @@ class ModelEntry:
 
     @property
     def is_of_clients(self) -> bool:
-        """Return whether clients use the model, or did so a moment ago."""
+        """Return whether clients use the model, or used it recently."""
         return self.num_clients > 0 or time.monotonic() - self.client_at < CLIENT_SECONDS
 
     @property
@@ -143,7 +146,7 @@ class ModelEntry:
 
     @property
     def expires_in(self) -> float | None:
-        """Seconds until it is unloaded if no request comes; None: it stays."""
+        """Return the seconds until it is unloaded if no request arrives; None if it stays loaded."""
         if self.keep_alive is None or self.served.pin or self.context is None:
             return None
         return self.keep_alive if self.num_requests else max(self.used_at + self.keep_alive - time.monotonic(), 0.0)
@@ -152,9 +155,9 @@ class ModelEntry:
 class Models:
     """All models of a server, and the memory that they share.
 
-    responses: counts the HTTP requests by the status of their response. single: the context of a server of one model,
-    which is always loaded. budget: bytes of all loaded models together; None: no limit. waiting: requests, by
-    their ids, whose model is not loaded yet. created: seconds since 1970.
+    responses: the counter of HTTP requests by the status of their response. single: the context of a server of one
+    model, which is always loaded. budget: the bytes of all loaded models together; None: no limit. waiting: the
+    requests whose model is not loaded yet, by their ids. created: seconds since 1970.
     """
 
     def __init__(
@@ -165,7 +168,7 @@ class Models:
         shared: Shared,
         options: LLMOptions | None = None,
     ) -> None:
-        """options: of the engines of models that are added later."""
+        """options: the options of the engines of models that are added later."""
         self.config, self._read, self.shared, self._options = config, read, shared, options or LLMOptions()
         self.entries = [ModelEntry(served) for served in models]
         self.single: Context | None = None
@@ -174,7 +177,7 @@ class Models:
         self.waiting: dict[str, ModelEntry] = {}
         self.created = int(time.time())
         self.is_closed = False
-        self._turn = asyncio.Lock()  # of loading: one model at a time
+        self._turn = asyncio.Lock()  # for loading one model at a time
         self._naming: set[str] = set()  # names of adapters that are being loaded
         self._ending: set[asyncio.Task[None]] = set()  # of models that are "unloading"
 
@@ -203,12 +206,12 @@ class Models:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all loaded models, and of the one that is being loaded."""
+        """The bytes of all loaded models and of the one that is being loaded."""
         return total_bytes(entry.memory for entry in self.entries)
 
     def find(self, name: str | None) -> ModelEntry:
-        """Return the model with this name, or with an adapter of this name; None: the first one. Raise HttpError for
-        another.
+        """Return the model with this name, or with an adapter of this name; None: the first one. Raise HttpError for an
+        unknown name.
 
         Clients of Ollama give names without a tag the tag "latest".
         """
@@ -230,7 +233,7 @@ class Models:
             raise HttpError(INVALID, reason, param="model")
 
     def check_free(self, name: str) -> None:
-        """Raise HttpError for the name of an adapter, which cannot be that of a model too."""
+        """Raise HttpError for the name of an adapter, which a model cannot have too."""
         owner = self.owner(name)
         if name in self._naming or (owner is not None and not {name, f"{name}:latest"} & {*owner.served.names}):
             of = "" if owner is None else f" of {owner.name!r:.80}"
@@ -250,7 +253,7 @@ class Models:
             self._naming.remove(name)
 
     def add(self, name: str) -> None:
-        """Serve one more model, which is loaded at its first request. Raise HttpError as `check_free`."""
+        """Serve one more model, which is loaded at its first request. Raise HttpError as `check_free` does."""
         self.check_free(name)
         if all(name not in entry.names for entry in self.entries):
             keep_alive = self.config.model_keep_alive
@@ -274,11 +277,11 @@ class Models:
     async def using(
         self, name: str | None, request_id: str, *, of_batch: bool = False
     ) -> AsyncGenerator[Context, None]:
-        """The context of a model, which is loaded if it is not, and stays so within the block. of_batch: for a line
-        of a batch, not for a client.
+        """Yield the context of a model, which is loaded if necessary and stays loaded within the block. of_batch:
+        whether this is for a line of a batch, not for a client.
 
-        HttpError: 404 for an unknown name, 503 if it cannot be loaded, or not within load_timeout, 429 if as many
-        requests as may be in progress wait for models already.
+        Raise HttpError 404 for an unknown name, 503 if it cannot be loaded, or not within load_timeout, and 429 if as
+        many requests as may be in progress wait for models already.
         """
         if self.single is not None:
             yield self.single
@@ -297,7 +300,7 @@ class Models:
                 entry.client_at = time.monotonic()
 
     async def measure(self, entry: ModelEntry) -> None:
-        """Read what memory a model needs, unless it is known. HttpError 503 if its files cannot be read."""
+        """Determine the memory that a model needs, unless it is known. HttpError 503 if its files cannot be read."""
         async with self._turn:
             if entry.needs is not None:
                 return
@@ -308,8 +311,8 @@ class Models:
                 raise _failed(entry) from None
 
     def has_room(self, entry: ModelEntry, beside: Iterable[ModelEntry]) -> bool:
-        """Return whether a model has room beside these, which are loaded or going to be, and beside the pinned ones;
-        False while it is not known.
+        """Return whether a model fits beside these models, which are loaded or will be, and beside the pinned ones;
+        False while its size is not known.
         """
         if self.budget is None:
             return True
@@ -319,8 +322,8 @@ class Models:
         return len(known) == len(needs) and total_bytes(known) <= self.budget
 
     async def start(self) -> None:
-        """Load the models that do not wait for a request. Raise ConfigError for one that cannot be, or if they do not
-        fit.
+        """Load the models that do not wait for a request. Raise ConfigError for one that cannot be loaded, or if they
+        do not fit.
         """
         for entry in self.entries:
             if self.config.load_on_demand and not entry.served.pin:
@@ -332,10 +335,10 @@ class Models:
             self._leave(entry, count=0)
 
     def set_keep_alive(self, entry: ModelEntry, seconds: float) -> None:
-        """Set for how long a model stays loaded without requests, until its next request; below 0: as long as its
+        """Set the time for which a model stays loaded without requests, until its next request; below 0: as long as its
         memory is not needed.
 
-        Raise HttpError if it is to be unloaded at once, and never is.
+        Raise HttpError if the time is 0 and the model is pinned.
         """
         if seconds == 0 and entry.served.pin:
             reason = "the server always keeps this model loaded. Serve several models, or one with --load-on-demand"
@@ -381,7 +384,7 @@ class Models:
     async def _wait(self, entry: ModelEntry) -> Context:
         while entry.state == "unloading":
             await entry.gone.wait()
-        entry.num_requests += 1  # from here on it is not unloaded before the request
+        entry.num_requests += 1  # from here on it is not unloaded before the request ends
         try:
             if entry.context is None:
                 if entry.loading is None:
@@ -402,7 +405,7 @@ class Models:
             self._rest(entry)
 
     def _rest(self, entry: ModelEntry) -> None:
-        """Unload an idle model when its time is over."""
+        """Unload an idle model when its time has passed."""
         self._stop_timer(entry)
         if entry.num_requests or entry.state != "loaded" or (seconds := entry.expires_in) is None or self.is_closed:
             return
@@ -421,7 +424,7 @@ class Models:
     # -- loading and unloading ---------------------------------------------------------------------------------------
 
     async def _load(self, entry: ModelEntry) -> None:
-        """Load a model. Its error is in the entry afterwards, if there is one."""
+        """Load a model. If that fails, the error is in the entry afterwards."""
         try:
             await self._load_now(entry, may_unload=True)
         except Exception as error:
@@ -453,8 +456,8 @@ class Models:
         entry.num_loads += 1
 
     async def _make_room(self, entry: ModelEntry, memory: Memory, *, may_unload: bool) -> None:
-        """Unload models until this memory is free: those of clients last, and before them those in a turn of a batch;
-        of others those without requests first, of these the least recently used.
+        """Unload models until this memory is free. Models of clients are unloaded last, and before them those in the
+        turn of a batch. Of the others those without requests come first, the least recently used before the others.
 
         ConfigError, with figures, if models that stay loaded leave too little.
         """
@@ -480,8 +483,8 @@ class Models:
             await self._unload(min(loaded, key=_rank))
 
     async def _unload(self, entry: ModelEntry) -> None:
-        """Give a loaded model no more requests, wait until those that it has end, and unload it."""
-        await asyncio.shield(self._begin_end(entry))  # it goes on without the one that waits for it
+        """Give a loaded model no more requests, wait until its requests end, and unload it."""
+        await asyncio.shield(self._begin_end(entry))  # it continues if the caller that waits for it is cancelled
 
     def _begin_end(self, entry: ModelEntry) -> asyncio.Task[None]:
         self._stop_timer(entry)
@@ -504,12 +507,12 @@ class Models:
         entry.context = None
         await _end(context)
         del context
-        await asyncio.to_thread(gc.collect)  # a server collects seldom, and an engine is a circle of references
+        await asyncio.to_thread(gc.collect)  # a server collects garbage rarely, and an engine is a cycle of references
         entry.state, entry.memory = "unloaded", NO_MEMORY
         entry.gone.set()
 
     def _retry_after(self) -> dict[str, str]:
-        """Return the header with the time in which the models that are loaded now should be."""
+        """Return the header with the time after which the models that are being loaded now are probably ready."""
         now = time.monotonic()
         known = [entry.load_seconds for entry in self.entries if entry.load_seconds is not None]
         usual = sum(known) / len(known) if known else FIRST_LOAD
@@ -538,7 +541,7 @@ def _failed(entry: ModelEntry) -> HttpError:
 
 
 async def _end(context: Context) -> None:
-    """Close what a model has. An error is printed: its memory is free all the same."""
+    """Close the engine of a model. An error is printed, because the memory is freed nevertheless."""
     try:
         try:
             await context.engine.close()

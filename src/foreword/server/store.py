@@ -1,7 +1,7 @@
-"""What a server keeps for its clients: files, batches and responses, each with its owner.
+"""The store of a server for its clients: files, batches and responses, each with its owner.
 
-It is in a directory, with SQLite beside the contents of files, so that it survives restarts and several processes share
-it; without a directory it is in memory, where there are responses alone.
+It is in a directory, with a SQLite database and the contents of files, so that it survives restarts and several
+processes can share it. Without a directory it is in memory, and keeps only responses.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ IN_MEMORY = 128 << 20  # bytes of a store without a directory
 
 
 class Page(NamedTuple):
-    """Some of a list: after the item of this id, if one is given."""
+    """A part of a list, which begins after the item of this id if one is given."""
 
     limit: int = 20
     after: str | None = None
@@ -54,7 +54,7 @@ class Page(NamedTuple):
 
 
 def _told(method: Callable[Concatenate[Store, P], T]) -> Callable[Concatenate[Store, P], T]:
-    """Make a method of a store raise what `Store.told` says."""
+    """Make a method of a store raise the errors of `Store.told`."""
 
     @wraps(method)
     def guarded(store: Store, /, *args: P.args, **keywords: P.kwargs) -> T:
@@ -67,9 +67,9 @@ def _told(method: Callable[Concatenate[Store, P], T]) -> Callable[Concatenate[St
 class Store:
     """Items by kind and id. Only their owner sees them. It may be used in any thread.
 
-    max_bytes: of all items, with the contents of files, and at most `IN_MEMORY` without a directory. Raise ConfigError
-    for a directory that cannot be used. Its methods raise HttpError 507 if the disk is full, and 503 if the directory
-    cannot be used any more, or another program has locked it.
+    max_bytes: the limit of all items with the contents of files; without a directory it is at most `IN_MEMORY`. Raise
+    ConfigError for a directory that cannot be used. Its methods raise HttpError 507 if the disk is full, and 503 if the
+    directory cannot be used any more, or another program has locked it.
     """
 
     def __init__(self, directory: str | Path | None, max_bytes: int) -> None:
@@ -134,7 +134,7 @@ class Store:
             raise _failed(str(error), is_full=is_full) from error
 
     def close(self) -> None:
-        """Closing twice is harmless."""
+        """Close the store. Closing twice is harmless."""
         if self._claim is not None:
             self._claim.close()
         for db, lock in ((self._read_db, self._read_lock), (self._db, self._lock)):
@@ -145,7 +145,9 @@ class Store:
     def add(
         self, kind: str, owner: str, item_id: str, body: Mapping[str, Any], *, state: str = "", size: int = 0
     ) -> None:
-        """Add an item, or replace it. size: of what belongs to it beside the body. HttpError 400 if it has no room."""
+        """Add an item, or replace it. size: the bytes that belong to it beside the body. Raise HttpError 400 if it has
+        no room.
+        """
         text, now = json.dumps(body), time.time()
         with self._lock, self._db:
             self._db.execute("BEGIN IMMEDIATE")
@@ -161,7 +163,7 @@ class Store:
 
     @_told
     def make_room(self, kind: str, count: int, num_bytes: int) -> None:
-        """Drop items that were not used for longest, so that at most this many are left, with so many bytes."""
+        """Delete the least recently used items until at most this many are left, with at most this many bytes."""
         with self._lock, self._db:
             self._db.execute("BEGIN IMMEDIATE")
             self._note_uses()
@@ -176,7 +178,7 @@ class Store:
 
     @_told
     def get(self, kind: str, owner: str, item_id: str) -> Row:
-        """Return an item. HttpError 404 if its owner has none of this id."""
+        """Return an item. Raise HttpError 404 if its owner has none of this id."""
         with self._read_lock:
             query = "SELECT body FROM items WHERE id = ? AND kind = ? AND owner = ?"
             found = self._read_db.execute(query, (item_id, kind, owner)).fetchone()
@@ -187,14 +189,16 @@ class Store:
         return row
 
     def _note_uses(self) -> None:
-        """Write when items were read since the last time, as a part of a change. What is read meanwhile may be lost."""
+        """Write the times at which items were read since the last call, as a part of a change. Times of reads meanwhile
+        may be lost.
+        """
         used, self._used = self._used, {}
         rows = [(when, owner, item_id) for (owner, item_id), when in list(used.items())]
         self._db.executemany("UPDATE items SET used = ? WHERE owner = ? AND id = ?", rows)
 
     @_told
     def delete(self, kind: str, owner: str, item_id: str) -> None:
-        """Remove an item. HttpError 404 if its owner has none of this id."""
+        """Remove an item. Raise HttpError 404 if its owner has none of this id."""
         with self._lock:
             query = "DELETE FROM items WHERE id = ? AND kind = ? AND owner = ?"
             if not self._db.execute(query, (item_id, kind, owner)).rowcount:
@@ -204,8 +208,8 @@ class Store:
     def listed(
         self, kind: str, owner: str, page: Page, *, fields: Mapping[str, str] | None = None
     ) -> tuple[list[Row], bool]:
-        """Return items in the order of their making, and whether there are more. fields: of the bodies, with the values
-        that they must have. HttpError 404 for an unknown id.
+        """Return items in the order of their creation, and whether there are more. fields: fields of the bodies with
+        the values that they must have. HttpError 404 for an unknown id.
         """
         order, beyond = ("DESC", "<") if page.newest_first else ("ASC", ">")
         query, values = "SELECT body FROM items WHERE kind = ? AND owner = ?", [kind, owner]
@@ -262,13 +266,13 @@ class Store:
         return True
 
     def path(self, folder: str, item_id: str) -> Path:
-        """Return where the content of an item is, in a store with a directory."""
+        """Return the path of the content of an item, in a store with a directory."""
         assert self.directory is not None
         return self.directory / folder / item_id
 
     @_told
     def write(self, path: Path, data: bytes) -> None:
-        """Write the content of an item as a whole or not at all."""
+        """Write the content of an item completely or not at all."""
         part = path.with_name(f".{path.name}.part")
         try:
             with part.open("wb") as file:
