@@ -47,7 +47,7 @@ def _remake(kind: type[E], args: tuple[Any, ...], attributes: dict[str, Any]) ->
 
 
 def _portable(value: object) -> object:
-    """The value, or its text if it cannot be pickled."""
+    """Return the value, or its text if it cannot be pickled."""
     try:
         pickle.dumps(value)
     except Exception:
@@ -79,7 +79,7 @@ def known_keywords(cls: type[T]) -> type[T]:
 
 
 def shown(value: object) -> str:
-    """The beginning of ``repr(value)``, at most 80 characters."""
+    """Return the beginning of ``repr(value)``, at most 80 characters."""
     text = _SHORT.repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 

@@ -31,7 +31,7 @@ def attempt(convert: Callable[[Any], T], value: Any, *, otherwise: D) -> T | D:
 
 
 def as_int32(values: npt.ArrayLike) -> I32 | None:
-    """The values as int32, of any shape; None where they are not integers, do not fit, or are ragged lists.
+    """Return the values as int32, of any shape; None where they are not integers, do not fit, or are ragged lists.
 
     An integer in a list is anything with ``__index__``, such as a 0-d tensor. A tensor that NumPy cannot read, as one
     on a device, raises its own TypeError.
@@ -59,7 +59,7 @@ def as_int32(values: npt.ArrayLike) -> I32 | None:
 
 
 def flat_int32(values: object) -> I32 | None:
-    """A caller's flat, non-empty list of integers as int32; None for anything else, whatever its items raise."""
+    """Return a caller's flat, non-empty list of integers as int32; None for anything else, whatever its items raise."""
     if length_of(values) <= 0 or isinstance(values, Mapping | bytes | bytearray | memoryview):
         return None
     found: I32 | None = attempt(as_int32, values, otherwise=None)

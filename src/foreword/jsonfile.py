@@ -10,8 +10,8 @@ from foreword.errors import ForewordError, reason_of
 
 
 def parse_json(text: str | bytes, source: object, error: type[ForewordError]) -> Any:
-    """The value of a JSON text. Raise ``error`` with the source for text that is not JSON, is nested too deeply, or has
-    huge numbers.
+    """Return the value of a JSON text. Raise ``error`` with the source for text that is not JSON, is nested too deeply,
+    or has huge numbers.
     """
     try:
         return json.loads(text)
@@ -25,7 +25,7 @@ def parse_json(text: str | bytes, source: object, error: type[ForewordError]) ->
 
 
 def parse_object(text: str | bytes, source: object, error: type[ForewordError]) -> dict[str, Any]:
-    """The object of a JSON text. ``error`` as in `parse_json`, and for any other value."""
+    """Return the object of a JSON text. ``error`` as in `parse_json`, and for any other value."""
     value = parse_json(text, source, error)
     if not isinstance(value, dict):
         raise error(f"{source}: holds a {type(value).__name__}, not a JSON object. Fetch it again, or correct it")
@@ -33,12 +33,12 @@ def parse_object(text: str | bytes, source: object, error: type[ForewordError]) 
 
 
 def read_object(path: Path, error: type[ForewordError]) -> dict[str, Any]:
-    """The object of a JSON file. ``error`` as in `parse_object`, and for a file that cannot be read."""
+    """Return the object of a JSON file. ``error`` as in `parse_object`, and for a file that cannot be read."""
     return parse_object(read_bytes(path, error), path, error)
 
 
 def read_bytes(path: Path, error: type[ForewordError]) -> bytes:
-    """The file's bytes. ``error`` names the file and the reason if it cannot be read."""
+    """Return the file's bytes. ``error`` names the file and the reason if it cannot be read."""
     try:
         return path.read_bytes()
     except (OSError, ValueError) as fault:  # ValueError: a null byte in the name

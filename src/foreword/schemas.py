@@ -75,7 +75,7 @@ def subschemas(schema: object) -> Iterator[dict[str, Any]]:
 
 
 def _at(schema: object, path: list[str]) -> object:
-    """The value at a JSON pointer, None if there is none."""
+    """Return the value at a JSON pointer, None if there is none."""
     for step in path:
         name = step.replace("~1", "/").replace("~0", "~")
         schema = schema.get(name) if isinstance(schema, dict) else None

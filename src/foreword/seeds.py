@@ -9,7 +9,8 @@ STRIDE = 0x9E3779B97F4A7C15
 
 
 def mix64(x: Any) -> Any:
-    """The finalizer of SplitMix64, a bijection of [0, 2^64): of an int, or elementwise of a uint64 array. Modulo 2^64:
+    """Return the finalizer of SplitMix64, a bijection of [0, 2^64): of an int, or elementwise of a uint64 array. Modulo
+    2^64:
 
     x ^= x >> 30;  x *= 0xBF58476D1CE4E5B9;  x ^= x >> 27;  x *= 0x94D049BB133111EB;  x ^= x >> 31
     """
@@ -19,7 +20,9 @@ def mix64(x: Any) -> Any:
 
 
 def derived_seed(seed: int, index: int) -> int:
-    """The index-th seed derived from ``seed``, an int64: mix64(seed + index · 0x9E3779B97F4A7C15); ``seed`` for 0."""
+    """Return the index-th seed derived from ``seed``, an int64: mix64(seed + index · 0x9E3779B97F4A7C15); ``seed`` for
+    0.
+    """
     if index == 0:
         return seed
     x: int = mix64((seed + index * STRIDE) & MASK)

@@ -34,7 +34,7 @@ class Requests:
 
 
 def make(name: str, repeat: int = 0, vocab_size: int = HIGHEST_ID) -> Requests:
-    """A workload by name. ``repeat`` changes ids but not lengths, so that no repeat hits a prefix cache."""
+    """Return a workload by name. ``repeat`` changes ids but not lengths, so that no repeat hits a prefix cache."""
     rng = random.Random(f"{name}/{repeat}")
     highest = min(HIGHEST_ID, vocab_size)
 

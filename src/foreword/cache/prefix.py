@@ -133,7 +133,7 @@ class PrefixTree:
         return iter(self.nodes.values())
 
     def bytes_of(self, num_blocks: int) -> int:
-        """The size of the content of blocks."""
+        """Return the size of the content of blocks."""
         return num_blocks * self._bytes
 
     # -- reading ---------------------------------------------------------------------------------------------------

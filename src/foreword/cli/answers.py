@@ -12,7 +12,7 @@ from foreword.errors import ConfigError
 
 
 def answer(outputs: Iterator[RequestOutput], interrupt: Interrupt) -> Iterator[RequestOutput]:
-    """The outputs of one request, up to the last before an interrupt, which ends the request."""
+    """Yield the outputs of one request, up to the last before an interrupt, which ends the request."""
     for output in outputs:
         yield output
         if interrupt.pressed:

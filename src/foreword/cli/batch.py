@@ -159,7 +159,7 @@ def _input(name: str, results: str) -> Iterator[tuple[Iterable[bytes], Callable[
 
 
 def _count_lines(name: str) -> int | None:
-    """The lines of a file that are not empty; None if it can be read only once, as a pipe."""
+    """Return the lines of a file that are not empty; None if it can be read only once, as a pipe."""
     if not os.path.isfile(name):
         return None
     with open(name, "rb") as file:

@@ -74,7 +74,7 @@ def _quoted(first: str, next_line: Callable[[bool], str]) -> str:
 
 
 def unknown(name: str, known: list[str]) -> RequestError:
-    """The error for a command that does not exist."""
+    """Return the error for a command that does not exist."""
     close = nearest(name, known)
     guess = "" if close is None else f"Did you mean /{close}? "
     fix = f"{guess}/help lists them; a message that begins with a slash needs two."

@@ -40,7 +40,7 @@ class Conversation:
         return bool(self.messages) and self.messages[-1]["role"] == "user"
 
     def up_to_question(self) -> list[dict[str, Any]] | None:
-        """The messages up to the user's last one, which is included; None if there is none."""
+        """Return the messages up to the user's last one, which is included; None if there is none."""
         for at in range(len(self.messages), 0, -1):
             if self.messages[at - 1]["role"] == "user":
                 return self.messages[:at]

@@ -63,7 +63,7 @@ def _all(quick: bool, threads: int | None) -> Iterator[Finding]:
 
 
 def _speed(rates: dict[str, float], model: registry.KnownModel, threads: int | None) -> Iterator[Finding]:
-    """The default model's tokens/s for one request, against the limits."""
+    """Yield the default model's tokens/s for one request, against the limits."""
     prompt = list(range(1000, 1000 + PROMPT_TOKENS))
     params = SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
     with LLM(model.name, num_threads=threads, prefix_caching=False, speculation="off") as llm:

@@ -98,6 +98,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 def epilog(words: str) -> str | None:
-    """The examples of a command as the last part of its help, one per line."""
+    """Return the examples of a command as the last part of its help, one per line."""
     lines = EXAMPLES.get(words, ())
     return "\n  ".join(["\b\nExamples:", *lines]) if lines else None

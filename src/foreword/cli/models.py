@@ -144,7 +144,7 @@ def recommend(
 
 
 def _memory_speed() -> float | None:
-    """Bytes per second that this machine's memory reads; None without native code."""
+    """Return bytes per second that this machine's memory reads; None without native code."""
     if not available():
         return None
     return native.roofline(num_threads=default_threads(), megabytes=128)[1]["memory_bytes"]

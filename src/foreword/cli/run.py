@@ -122,7 +122,7 @@ def run(
 
 
 def _prompt_text(argument: str | None) -> str:
-    """The prompt: the argument, standard input, or both, one after the other."""
+    """Return the prompt: the argument, standard input, or both, one after the other."""
     typed = [] if argument in (None, "-") else [argument]
     if argument == "-" or has_input():
         typed.append(read_input())
@@ -145,7 +145,7 @@ def _print_all(output: RequestOutput, *, strip: bool) -> None:
 
 
 def _as_json(llm: LLM, prompt: str, output: RequestOutput, tables: list[str]) -> dict[str, object]:
-    """The result for programs. The keys text, token_ids and finish_reason are those of the first completion."""
+    """Return the result for programs. The keys text, token_ids and finish_reason are those of the first completion."""
     completions = [
         {
             "text": completion.text,

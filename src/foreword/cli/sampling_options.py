@@ -76,7 +76,7 @@ def _schema(given: str) -> dict[str, Any]:
 
 
 def _option(row: Parameter, default: Any) -> tuple[Any, object]:
-    """The annotation and the default of a command's parameter."""
+    """Return the annotation and the default of a command's parameter."""
     shown = "" if row.kind.collect is None else " Repeatable."
     help = summary(row, default) + shown + " Shown with --json." * row.name.endswith("logprobs")
     if row.name in SUGGESTIBLE:
@@ -86,7 +86,7 @@ def _option(row: Parameter, default: Any) -> tuple[Any, object]:
 
 
 def _read(row: Parameter, given: Any) -> Any:
-    """The value of a parameter, or its items, from texts.
+    """Return the value of a parameter, or its items, from texts.
 
     Raise RequestError for a text that is not one of its values.
     """
@@ -107,7 +107,8 @@ def _collected(row: Parameter, value: Any) -> Any:
 
 
 def setting(name: str, words: Sequence[str]) -> tuple[str, Any]:
-    """A field and its value from what a user typed: its name and words; "none" means no limit, no value, an empty list.
+    """Return a field and its value from what a user typed: its name and words; "none" means no limit, no value, an
+    empty list.
 
     Raise RequestError for a name that is not a field of a conversation, and for words that are not a value of it.
     """

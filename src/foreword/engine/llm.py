@@ -272,14 +272,17 @@ class LLM:
     def embed(
         self, prompts: Prompts, pooling_params: Pooling = None, *, lora: Loras = None, progress: bool | None = None
     ) -> list[F32]:
-        """The embedding of each prompt, float32 [dimensions], of unit length unless the parameters say otherwise.
+        """Return the embedding of each prompt, float32 [dimensions], of unit length unless the parameters say
+        otherwise.
 
         Raises the first error of a request that failed; `encode` has the outputs of the others.
         """
         return [output.outputs.data for output in self.encode(prompts, pooling_params, lora=lora, progress=progress)]
 
     def classify(self, prompts: Prompts, *, progress: bool | None = None) -> list[PoolingRequestOutput]:
-        """The probabilities of each prompt's labels, in ``outputs.probs``; the model's ``pooling.labels`` name them."""
+        """Return the probabilities of each prompt's labels, in ``outputs.probs``; the model's ``pooling.labels`` name
+        them.
+        """
         return self.encode(prompts, PoolingParams(task="classify"), progress=progress)
 
     def reward(
@@ -449,7 +452,7 @@ def raise_if_all_failed(outputs: Collection[RequestOutput]) -> None:
 
 
 def as_list(prompts: object) -> list[Prompt]:
-    """One prompt as a list of one; a list of token ids is one prompt, a list of lists or texts many."""
+    """Return one prompt as a list of one; a list of token ids is one prompt, a list of lists or texts many."""
     if isinstance(prompts, str | Mapping):
         return [prompts]  # type: ignore[list-item]
     is_scalar = isinstance(prompts, np.ndarray) and not prompts.ndim
@@ -464,7 +467,7 @@ def as_list(prompts: object) -> list[Prompt]:
 
 
 def as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Sequence[Message]]:
-    """One conversation as a list of one. Raise RequestError without any message."""
+    """Return one conversation as a list of one. Raise RequestError without any message."""
     from foreword.engine.chat import as_messages
 
     if isinstance(messages, str | Mapping):
@@ -483,7 +486,7 @@ def as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Se
 
 
 def one_each(field: str, kind: type[V], example: str, given: object, prompts: Sequence[object]) -> Sequence[V | None]:
-    """One value of a kind per prompt. Raise RequestError for anything else."""
+    """Return one value of a kind per prompt. Raise RequestError for anything else."""
     if given is None or isinstance(given, kind):
         return [given] * len(prompts)
     if not isinstance(given, Sequence) or not all(one is None or isinstance(one, kind) for one in given):

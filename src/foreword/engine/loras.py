@@ -79,7 +79,9 @@ class Loras:
         return self._versions[lora_id].content
 
     def read(self, path: str | Path) -> LoraAdapter:
-        """An adapter for `load`, in any thread. Raise ModelError for an unusable one, ConfigError if none can run."""
+        """Return an adapter for `load`, in any thread. Raise ModelError for an unusable one, ConfigError if none can
+        run.
+        """
         if self._read is None or Capability.LORA not in self._executor.capabilities:
             raise ConfigError(f"{type(self._executor).__name__} runs no LoRA adapters for this model; use another one")
         if not isinstance(path, str | PathLike):
@@ -141,7 +143,7 @@ class Loras:
             raise RequestError(request_id, "lora", name, str(error), "Load it again.") from None
 
     def enter(self, name: str | None, adapter: LoraAdapter | None) -> int:
-        """The number of the adapter for a new request, 0 for None. The executor holds it then.
+        """Return the number of the adapter for a new request, 0 for None. The executor holds it then.
 
         adapter: what `read_again` returned. Raise MemoryError if it does not fit.
         """

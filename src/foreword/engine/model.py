@@ -196,7 +196,7 @@ class EncoderModel(Model[LoadedModel]):
         self.spec, self.vocab_size = spec, spec.vocab_size
 
     def configured(self, config: EngineConfig) -> EngineConfig:
-        """One KV block per request, which has no memory.
+        """Return the settings with one KV block per request, which has no memory.
 
         Raise ConfigError for a length or setting that it cannot have.
         """

@@ -61,7 +61,7 @@ class OutputProcessor:
             self._is_end[list(completion.end_ids)] = True
 
     def admitted(self, request: Request) -> Completion:
-        """The request was given a row. Returns its completion."""
+        """Record that the request was given a row. Return its completion."""
         completion = self._by_request[request.request_id]
         group, row = completion.group, request.row
         self._leave(completion)
@@ -100,7 +100,7 @@ class OutputProcessor:
             completion.group.finished_time = self._clock()
 
     def group_of(self, request_id: str | None) -> RequestGroup | None:
-        """The group with this id, or of the scheduler's request with it; None for an unknown one."""
+        """Return the group with this id, or of the scheduler's request with it; None for an unknown one."""
         completion = self._by_request.get(request_id or "")
         return self.groups.get(request_id or "") if completion is None else completion.group
 
@@ -111,11 +111,11 @@ class OutputProcessor:
                 self.groups.pop(output.request_id, None)
 
     def lora_ids(self) -> set[int]:
-        """The numbers of the groups' adapters."""
+        """Return the numbers of the groups' adapters."""
         return {group.lora_id for group in self.groups.values()}
 
     def unfinished(self) -> list[Completion]:
-        """The completions that a step may add to, all of which have requests in the scheduler."""
+        """Return the completions that a step may add to, all of which have requests in the scheduler."""
         found: list[Completion] = []
         for group in self.groups.values():
             later = set(group.siblings)

@@ -82,7 +82,10 @@ class Pipeline:
         self._thread: PlannerThread[InFlightStep] | None = None
 
     def prepare(self, plan: StepPlan) -> InFlightStep:
-        """The tensors of a plan. Prepared during a step in flight, they need `resolve` before they are launched."""
+        """Return the tensors of a plan.
+
+        Prepared during a step in flight, they need `resolve` before they are launched.
+        """
         if plan.admitted:
             self.processors.update()
         buffers = self._ring.acquire()

@@ -33,7 +33,7 @@ class PlannerThread(Generic[T]):
         self._inbox.put(work)
 
     def wait(self) -> Outcome[T]:
-        """The outcome of the oldest work not waited for."""
+        """Return the outcome of the oldest work not waited for."""
         return self._outbox.get()
 
     def settle(self) -> None:

@@ -69,7 +69,7 @@ def pooling_output(output: RequestOutput) -> PoolingRequestOutput:
 
 
 def with_task(params: PoolingParams | None, task: PoolingTask) -> PoolingParams:
-    """The parameters for a task, by default the task's own."""
+    """Return the parameters for a task, by default the task's own."""
     return replace(params or PoolingParams(), task=task)
 
 
@@ -82,11 +82,11 @@ class ScorePlan:
     pairs: list[tuple[int, int]] | None = None
 
     def num_tokens(self, lengths: Sequence[int]) -> int:
-        """The tokens of all that `read` returns. lengths: of the requests' prompts."""
+        """Return the tokens of all that `read` returns. lengths: of the requests' prompts."""
         return sum(lengths) if self.pairs is None else sum(lengths[i] + lengths[j] for i, j in self.pairs)
 
     def read(self, outputs: Sequence[PoolingRequestOutput]) -> list[PoolingRequestOutput]:
-        """An output per document, from those of the requests; a cosine has the tokens of both texts."""
+        """Return an output per document, from those of the requests; a cosine has the tokens of both texts."""
         if self.pairs is None:
             return list(outputs)
         return [_cosine(outputs[i], outputs[j]) for i, j in self.pairs]

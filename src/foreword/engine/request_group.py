@@ -231,7 +231,7 @@ class RequestGroup:
                 self.prompt_logprobs.append(entry)
 
     def result(self, chosen: Sequence[Completion]) -> RequestOutput:
-        """The state of the request, with what these completions have."""
+        """Return the state of the request, with what these completions have."""
         first, error = self.completions[0].request, None
         if self._token_ids is None:
             self._token_ids = self.prompt.token_ids.tolist()
@@ -268,7 +268,7 @@ class RequestGroup:
         )
 
     def final(self) -> RequestOutput:
-        """The result with n completions: of best_of, those with the largest mean log-probability, in this order."""
+        """Return the result with n completions: of best_of, those of largest mean log-probability, in this order."""
         chosen = self.completions
         if len(chosen) > self.params.n:
             chosen = sorted(chosen, key=lambda c: -c.mean_logprob)[: self.params.n]

@@ -107,8 +107,8 @@ class TextStream:
 
 
 def _overlap(text: str, stops: Sequence[str]) -> int:
-    """The length of the longest proper beginning of a stop string that ``text`` ends with. stops: sorted, so that those
-    that begin with a text come right behind it.
+    """Return the length of the longest proper beginning of a stop string that ``text`` ends with. stops: sorted, so
+    that those that begin with a text come right behind it.
     """
     longest = max(map(len, stops))
     for begin in range(max(len(text) - longest + 1, 0), len(text)):

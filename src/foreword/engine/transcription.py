@@ -165,7 +165,9 @@ class Transcriber:
         return Part(self._window(seek, tokens), params)
 
     def _prompt_tokens(self, text: str) -> list[int]:
-        """The tokens of the text before. Raise RequestError for special tokens, and a model that reads no such text."""
+        """Return the tokens of the text before. Raise RequestError for special tokens, and a model that reads no such
+        text.
+        """
         speech = self._speech
         if not text.strip():
             return []
@@ -233,7 +235,8 @@ class TextOfTokens:
 
 
 def split(tokens: list[int], first: int, num_frames: int) -> tuple[list[tuple[int, int, list[int]]], int]:
-    """The segments of a window's tokens as (start, end, tokens), in timestamps, and the frames until the next window.
+    """Return the segments of a window's tokens as (start, end, tokens), in timestamps, and the frames until the next
+    window.
 
     <0> a b <2> <2> c <5> <5> d     (0, 2, …), (2, 5, …); the next window begins at 5, and d is read again
     <0> a b <2> <2> c <5>           (0, 2, …), (2, 5, …); nothing is said after 5: the next window follows

@@ -122,7 +122,7 @@ class DeviceExecutor:
         self._graphs: dict[tuple[int, int, bool], Graph | None] = {}  # by padded size, and whether with adapters
 
     def pad_for(self, num_tokens: int, num_reqs: int) -> tuple[int, int] | None:
-        """The size of the smallest graph that holds the step; None without one."""
+        """Return the size of the smallest graph that holds the step; None without one."""
         return self._padded(num_tokens, num_reqs)
 
     def _find_padded(self, num_tokens: int, num_reqs: int) -> tuple[int, int] | None:

@@ -55,14 +55,14 @@ class EncoderLayers:
         return out + self.weight(name + "_bias") if self.spec.biases else out
 
     def norm(self, x: F32, name: str) -> F32:
-        """The norm ``name``."""
+        """Apply the norm ``name``."""
         if self.spec.rms_norm:
             return rms_norm(x, self.spec.norm_eps) * self.weight(name)
         bias = self.weight(name + "_bias") if self.spec.biases else None
         return layer_norm(x, self.weight(name), bias, self.spec.norm_eps)
 
     def attention(self, h: F32, p: str, layer: EncoderLayerSpec, positions: I64, starts: Ints) -> F32:
-        """Each text attends to itself. [T, heads * head_dim]"""
+        """Let each text attend to itself. Return [T, heads * head_dim]."""
         spec = self.spec
         q, k, v = (self.linear(h, p + name).reshape(len(h), spec.num_heads, spec.head_dim) for name in "qkv")
         if layer.rope is not None:
@@ -109,7 +109,7 @@ class EncoderExecutor(HostExecutor):
         """Nothing: blocks have no memory."""
 
     def encode(self, batch: InputBatch) -> F32:
-        """The hidden states [T, hidden] of the batch."""
+        """Return the hidden states [T, hidden] of the batch."""
         spec, T = self.spec, batch.num_tokens
         positions = batch.positions[:T]
         x = self.weight("embed")[batch.input_ids[:T]]

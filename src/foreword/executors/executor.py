@@ -66,7 +66,7 @@ class Executor(Protocol):
     def reads_gathered_tables(self) -> bool: ...
 
     def pad_for(self, num_tokens: int, num_reqs: int) -> tuple[int, int] | None:
-        """The padded (num_tokens, num_reqs) that a step of this size is prepared with; None for no padding."""
+        """Return the padded (num_tokens, num_reqs) that a step of this size is prepared with; None for no padding."""
 
     def runs_ahead(self, sampling: StepSampling) -> bool:
         """Return whether a step with this sampling may be launched before the result of the step before was read, and

@@ -56,7 +56,9 @@ class HostExecutor(ABC):
         """Copy whole blocks in every layer. All sources are read before any destination is written."""
 
     def hidden_states(self, tokens: I64) -> F32:
-        """The hidden states [N, hidden] after the final norm at tokens of the last `compute`, until the next call."""
+        """Return the hidden states [N, hidden] after the final norm at tokens of the last `compute`, until the next
+        call.
+        """
         raise PlanError(f"{type(self).__name__} has no hidden states", tensor="pooling_params", got=len(tokens))
 
     def draw(self, batch: InputBatch, sampling: StepSampling) -> Sampled:

@@ -99,7 +99,7 @@ def packed_bytes(spec: DecoderSpec, weights: Weights, weight_format: WeightForma
 
 
 def kv_report(spec: DecoderSpec, *, num_blocks: int, block_size: int, kv_format: KVFormat = "bf16") -> str:
-    """Size and capacity of a KV pool: "KV 1.2 GiB = 2,048 blocks of 16 tokens: 4 requests of 8k"."""
+    """Return size and capacity of a KV pool: "KV 1.2 GiB = 2,048 blocks of 16 tokens: 4 requests of 8k"."""
     size = native.kv_bytes(
         kv_format=kv_format,
         num_blocks=num_blocks,
@@ -247,7 +247,7 @@ class NativeExecutor(TransferPagedExecutor):
         return f"native {native_digest()} {self.isa} weights {self.weight_format} kv {self.kv_format}"
 
     def memory_report(self) -> str:
-        """Weights and KV pool in one line."""
+        """Return weights and KV pool in one line."""
         kv = kv_report(self.spec, num_blocks=self.num_blocks, block_size=self.block_size, kv_format=self.kv_format)
         return f"weights {_bytes_text(self.core.packed_bytes)} packed ({self.weight_format}, {self.isa}); {kv}"
 
@@ -395,7 +395,7 @@ class _Packer:
         return layer.beside and norm.startswith("attn_norm")
 
     def _norms(self, before: str, after: str) -> list[str]:
-        """The vectors of the norms before and after a part of a layer."""
+        """Return the names of the vectors of the norms before and after a part of a layer."""
         spec = self.spec
         names = [name for name, has in ((before, spec.pre_norms), (after, spec.post_norms)) if has]
         return [*names, *(f"{name}_bias" for name in names)] if spec.layer_norm else names
@@ -433,7 +433,7 @@ class _Packer:
         ]
 
     def _ones(self, name: str, size: int) -> int:
-        """The weight of a norm without one."""
+        """Pack the weight, all ones, of a norm that has none."""
         return self.parts.vector(name, lambda: np.ones(size, np.float32))
 
     def _latent(self, prefix: str, mla: MlaSpec, packed: dict[str, Any]) -> list[str]:
@@ -486,7 +486,7 @@ class _Packer:
         return packed
 
     def _router(self, prefix: str, moe: MoeSpec) -> int:
-        """The router, in float32, times the scale of its inputs."""
+        """Pack the router, in float32, times the scale of its inputs."""
         name, size = prefix + "router", self.spec.hidden_size
         if not moe.own_norms:
             return self._matrix(name, weight_format="fp32")
@@ -510,7 +510,7 @@ class _Packer:
         return packed
 
     def _of_rates(self, name: str, part: str, shape: tuple[int, ...], spec: RecurrentSpec) -> int:
-        """A matrix of a state. Those of rates are float32, times their scale."""
+        """Pack a matrix of a state. Matrices of rates are float32, times their scale."""
         if shape[0] != spec.num_heads or part not in ("dt", "beta"):
             return self._matrix(name)
         if part == "dt" and spec.scales is not None:
@@ -519,7 +519,7 @@ class _Packer:
         return self._matrix(name, weight_format="fp32")
 
     def _of_state(self, prefix: str, name: str, spec: RecurrentSpec) -> F32:
-        """A vector of a state. The convolution has the scales of its channels."""
+        """Return a vector of a state. The convolution has the scales of its channels."""
         values = self.weights[prefix + name].dequantize()
         match name:
             case "a_log":
@@ -556,18 +556,18 @@ def _matrix_of(of_heads: Callable[[], F32], head: int) -> F32:
 
 
 def _latent_sizes(spec: DecoderSpec) -> dict[str, int]:
-    """The sizes of latent attention; none without it."""
+    """Return the sizes of latent attention; none without it."""
     names = ("q_rank", "kv_rank", "nope_dim", "rope_dim", "value_dim")
     return {} if spec.mla is None else {name: getattr(spec.mla, name) for name in names}
 
 
 def _more_heads(spec: DecoderSpec) -> list[tuple[int, int]]:
-    """The heads of layers that differ from those of the model."""
+    """Return the heads of layers that differ from those of the model."""
     return [(shape.num_kv_heads, shape.head_dim) for shape in spec.head_shapes[1:]]
 
 
 def _recurrent_sizes(spec: DecoderSpec) -> dict[str, int]:
-    """The sizes of the recurrent layers; none without such layers. Raise ConfigError if they differ."""
+    """Return the sizes of the recurrent layers; none without such layers. Raise ConfigError if they differ."""
     found = {layer.recurrent for layer in spec.layers if layer.recurrent is not None}
     if not found:
         return {}

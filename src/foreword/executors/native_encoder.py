@@ -103,7 +103,7 @@ class NativeEncoderExecutor(EncoderExecutor):
         self.core = native_core(spec, weights, own, isa=isa)
 
     def encode(self, batch: InputBatch) -> F32:
-        """The hidden states [T, hidden], valid until the next call."""
+        """Return the hidden states [T, hidden], valid until the next call."""
         try:
             return self.core.encode(
                 num_tokens=batch.num_tokens,

@@ -12,7 +12,7 @@ _NODES = Path("/sys/devices/system/node")
 
 
 def numa_nodes(folder: Path = _NODES) -> list[list[int]]:
-    """The processors of each node that this process may use, ascending; nodes without any are left out.
+    """Return the processors of each node that this process may use, ascending; nodes without any are left out.
 
     Empty where the system does not tell.
     """
@@ -25,7 +25,7 @@ def numa_nodes(folder: Path = _NODES) -> list[list[int]]:
 
 
 def first_nodes(count: int | None) -> list[list[int]]:
-    """The processors of the first ``count`` nodes; none for None. Raise ConfigError if there are fewer nodes."""
+    """Return the processors of the first ``count`` nodes; none for None. Raise ConfigError if there are fewer nodes."""
     if count is None:
         return []
     nodes = numa_nodes()
@@ -36,7 +36,7 @@ def first_nodes(count: int | None) -> list[list[int]]:
 
 
 def _listed(text: str) -> set[int]:
-    """The numbers of a list such as "0-3,8"."""
+    """Return the numbers of a list such as "0-3,8"."""
     cpus: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")

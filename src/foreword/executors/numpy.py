@@ -236,7 +236,7 @@ class NumpyExecutor(TransferPagedExecutor):
         return self.norm(self._last[tokens], "final_norm")
 
     def per_layer_inputs(self, x: F32, input_ids: I32, of: PerLayerSpec) -> F32:
-        """The inputs of each layer of its own, for its first input x. [T, layers, size]"""
+        """Return the separate inputs of each layer, for the input x of the first one, [T, layers, size]."""
         shape = len(x), -1, of.size
         own = self.weight("per_layer_embed")[np.where(input_ids < of.vocab_size, input_ids, 0)].reshape(shape)
         of_x = rms_norm((x @ self.weight("per_layer_in").T).reshape(shape), of.norm_eps) * self.weight("per_layer_norm")
@@ -244,7 +244,7 @@ class NumpyExecutor(TransferPagedExecutor):
         return inputs
 
     def norm(self, x: F32, name: str) -> F32:
-        """A norm of the residual stream, over the last axis."""
+        """Apply a norm of the residual stream over the last axis."""
         eps = self.spec.norm_eps
         if self.spec.layer_norm:
             return layer_norm(x, self.weight(name), self.weight(name + "_bias"), eps)
@@ -272,7 +272,7 @@ class NumpyExecutor(TransferPagedExecutor):
         return out.reshape(len(h), -1, head_dim)
 
     def attention(self, h: F32, p: str, layer: LayerSpec, group: int, slot: int, step: NumpyStep) -> F32:
-        """The attention block of the layer, for its normed input h. [T, hidden]"""
+        """Run the attention block of the layer on its normed input h. Return [T, hidden]."""
         spec, loras = self.spec, step.loras
         num_kv_heads, head_dim = spec.heads_of(layer)
         heads = {name: self.project(h, p + name, head_dim, loras) for name in projections(layer)}
@@ -301,7 +301,7 @@ class NumpyExecutor(TransferPagedExecutor):
     def latent_attention(
         self, h: F32, p: str, layer: LayerSpec, mla: MlaSpec, group: int, slot: int, step: NumpyStep
     ) -> F32:
-        """The latent attention block of the layer, for its normed input h. [T, hidden]"""
+        """Run the latent attention block of the layer on its normed input h. Return [T, hidden]."""
         loras, heads, r = step.loras, self.spec.num_heads, mla.rope_dim
         u = h
         if mla.q_rank:
@@ -322,12 +322,12 @@ class NumpyExecutor(TransferPagedExecutor):
         return self.linear(out, p + "o", loras)
 
     def head_norm(self, x: F32, name: str) -> F32:
-        """The norm of queries or keys [T, heads, head_dim]: of each head, or of all heads together."""
+        """Apply the norm of queries or keys [T, heads, head_dim]: to each head, or to all heads together."""
         flat = x.reshape(len(x), -1) if self.spec.joint_qk_norm else x
         return (rms_norm(flat, self.spec.norm_eps) * self.weight(name)).reshape(x.shape)
 
     def recurrent(self, h: F32, p: str, spec: RecurrentSpec, slot: int, runs: Sequence[StateRun]) -> F32:
-        """A recurrent layer, for its normed input h. [T, hidden]"""
+        """Run a recurrent layer on its normed input h. Return [T, hidden]."""
 
         def weight(name: str) -> F32:
             return self.weight(f"{p}state.{name}")
@@ -402,7 +402,8 @@ class NumpyExecutor(TransferPagedExecutor):
         return part(inner, "down")
 
     def experts(self, x: F32, h: F32, prefix: str, moe: MoeSpec) -> F32:
-        """Each token through its chosen experts, weighted by the router, and the shared expert if there is one.
+        """Run each token through its chosen experts, weighted by the router, and through the shared expert if there is
+        one.
 
         h: the residual stream x after the norm.
         """
@@ -458,7 +459,7 @@ def chosen_groups(order: F32, moe: MoeSpec) -> npt.NDArray[np.bool_]:
 
 
 def query_growth(positions: I64, growth: QueryGrowth) -> F32:
-    """The factors of queries at positions [T]."""
+    """Return the factors of queries at positions [T]."""
     return np.asarray(1 + growth.scale * np.log1p((positions + 1) // growth.interval), np.float32)
 
 

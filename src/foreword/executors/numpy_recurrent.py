@@ -20,7 +20,7 @@ and the block that it is written to.
 def recurrent_layer(
     h: F32, weight: Callable[[str], F32], spec: RecurrentSpec, norm_eps: float, states: F32, runs: Sequence[StateRun]
 ) -> F32:
-    """The layer's output [T, hidden] before the residual sum; h: its normed input [T, hidden].
+    """Return the layer's output [T, hidden] before the residual sum; h: its normed input [T, hidden].
 
     states: float32 [num_blocks, ≥ state_size]: read and written as ``runs`` say, see `state_runs`.
     """
@@ -89,7 +89,7 @@ def _short_conv(
 
 
 def _weighted(u: F32, spec: RecurrentSpec, weight: Callable[[str], F32]) -> F32:
-    """The causal convolution of u [conv_kernel − 1 + T, channels], per channel. [T, channels]"""
+    """Return the causal convolution of u [conv_kernel − 1 + T, channels], per channel. [T, channels]"""
     windows = np.lib.stride_tricks.sliding_window_view(u, spec.conv_kernel, axis=0)  # [T, channels, conv_kernel]
     out: F32 = np.einsum("tck,ck->tc", windows, weight("conv"))
     return out

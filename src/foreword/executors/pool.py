@@ -64,7 +64,9 @@ class HasKVGroups(Protocol):
 
 
 def batch_groups(spec: HasKVGroups, block_size: int, *, context_parallel: bool = False) -> tuple[KVGroup, ...]:
-    """One `KVGroup` for each of ``spec.kv_groups()``. context_parallel: those with keys and values are spread."""
+    """Return one `KVGroup` for each of ``spec.kv_groups()``. context_parallel: whether keys and values are spread over
+    ranks.
+    """
     return tuple(
         KVGroup(
             block_size,

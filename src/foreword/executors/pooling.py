@@ -41,7 +41,7 @@ class Pooler:
     def pool(
         self, batch: InputBatch, hidden_states: Callable[[I64], F32]
     ) -> tuple[dict[int, F32], dict[int, Exception]]:
-        """The results of the pooling requests whose prompt a step completes, and their errors, by batch index.
+        """Return the results of the pooling requests whose prompt a step completes, and their errors, by batch index.
 
         hidden_states: the rows [N, hidden] of tokens of the step. What later chunks need is kept in the requests'
         pooling states: sums in float64, so that chunks do not change a mean.
@@ -79,7 +79,7 @@ class Pooler:
         return results, failures
 
     def pooling(self, params: PoolingParams) -> PoolingType:
-        """The request's pooling, by default the model's."""
+        """Return the request's pooling, by default the model's."""
         return params.pooling_or(self.spec.pooling)
 
     def result(self, params: PoolingParams, pooled: F32) -> F32:
@@ -108,7 +108,7 @@ class Pooler:
 
 
 def _tokens(batch: InputBatch, meta: PoolingMetadata, kinds: Sequence[PoolingType]) -> tuple[I64, I64]:
-    """The tokens of the step whose hidden states the poolings need, by request, and how many each needs."""
+    """Return the tokens of the step whose hidden states the poolings need, by request, and how many each needs."""
     kind, starts, ends = np.array(kinds), meta.first_token, meta.last_token + 1
     starts = np.where(kind == "last", np.where(meta.is_last_chunk, ends - 1, ends), starts)
     ends = np.where(kind == "cls", starts + (batch.positions[meta.first_token] == 0), ends)

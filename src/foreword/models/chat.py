@@ -78,8 +78,8 @@ class ChatTemplate:
         media: Collection[str] = (),
         **extra: Any,
     ) -> str:
-        """The prompt. ``extra``: further variables of the template. Raise RequestError if the template refuses or
-        fails.
+        """Return the prompt. ``extra``: further variables of the template. Raise RequestError if the template refuses
+        or fails.
 
         in_words: makes messages without tools, calls and results of the checked ones.
         media: kinds of media that the model takes, such as "image": messages may have parts {"type": "image"}. Contents
@@ -119,7 +119,7 @@ def _as_parts(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with objects in place of arguments that are text."""
+    """Return the message with objects in place of arguments that are text."""
     if "tool_calls" not in message:
         return message
     return {**message, "tool_calls": [_with_object(call) for call in message["tool_calls"]]}

@@ -48,7 +48,7 @@ class TokenBytes:
         return self._rule.skips_first_space
 
     def added_text(self, token_id: int) -> bytes | None:
-        """The text of an added token as it is, without a space before it; None for other tokens."""
+        """Return the text of an added token as it is, without a space before it; None for other tokens."""
         return self._added[token_id].content.encode() if token_id in self._added else None
 
     def __getitem__(self, token_id: int) -> bytes:
@@ -94,7 +94,7 @@ class Detokenizer:
         self._num_chars = 0  # of the tokens of `places`
 
     def push(self, token_ids: Iterable[int]) -> str:
-        """The characters completed by these tokens, "" if none."""
+        """Return the characters completed by these tokens, "" if none."""
         bytes_of, hidden = self._token_bytes.__getitem__ if self._added_spaces else self._joined, self._hidden
         return self._emit(self._decoder.decode(b"".join([bytes_of(i) for i in token_ids if i not in hidden])))
 
@@ -119,7 +119,7 @@ class Detokenizer:
         return self._emit(self._decoder.decode(b"", True))
 
     def _joined(self, token_id: int) -> bytes:
-        """The bytes of a token whose added neighbours have no space between them."""
+        """Return the bytes of a token whose added neighbours have no space between them."""
         added, was_added = self._token_bytes.added_text(token_id), self._after_added
         self._after_added = added is not None
         return added if added is not None and was_added else self._token_bytes[token_id]

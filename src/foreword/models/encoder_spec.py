@@ -81,7 +81,7 @@ class EncoderSpec:
 
 
 def encoder_weight_names(spec: EncoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Every canonical weight name with its shape, [out, in] for matrices, in execution order."""
+    """Yield every canonical weight name with its shape, [out, in] for matrices, in execution order."""
     d, heads, inner = spec.hidden_size, spec.num_heads * spec.head_dim, spec.intermediate_size
 
     def with_bias(name: str, *shape: int) -> Iterator[tuple[str, tuple[int, ...]]]:

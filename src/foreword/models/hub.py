@@ -127,7 +127,7 @@ def _cached(hub: Any, name: str, wanted: HubId, error: Exception) -> Path:
 
 
 def _chosen(name: str, files: list[str], quant: str) -> str | None:
-    """The .gguf file to use; None for the directory of safetensors."""
+    """Return the .gguf file to use; None for the directory of safetensors."""
     gguf = sorted(file for file in files if file.endswith(".gguf") and not is_mmproj(file))
     found = {file: known for file in gguf if (known := quant_of(file))}
     if not quant:

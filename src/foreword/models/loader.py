@@ -96,7 +96,7 @@ def load_model(model: str | Path, *, mmproj: str | Path | None = None) -> Loaded
 
 
 def find_model(model: str | Path) -> tuple[Path, str]:
-    """The directory or .gguf file of a model, fetched if it is not here, and its name. Raise ModelError as
+    """Return the directory or .gguf file of a model, fetched if it is not here, and its name. Raise ModelError as
     `load_model`.
     """
     if not isinstance(model, str | Path) or not str(model):
@@ -230,7 +230,7 @@ def _load_encoder(folder: Path, config: Config, family: EncoderFamily, name: str
 
 
 def _text_config(config: Config) -> Config:
-    """The config of the text model in that of a model of images and texts."""
+    """Return the config of the text model in that of a model of images and texts."""
     own = config.value("text_config")
     if own is None and config.value("hidden_size") is not None:  # older files have the text model's keys beside it
         return config
@@ -241,7 +241,7 @@ def _text_config(config: Config) -> Config:
 
 
 def _text_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of the text model of a model of images and texts, under their own names."""
+    """Return the tensors of the text model of a model of images and texts, under their own names."""
     own: dict[str, Tensor] = {}
     of_text = {name: tensor for name, tensor in tensors.items() if plain_name(name) is None}
     if not any("language_model." in name or "text_model." in name for name in of_text):
@@ -256,7 +256,7 @@ def _text_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _tensors(folder: Path, config: Config) -> tuple[Mapping[str, Tensor], list[ModelFile]]:
-    """The tensors, and the files that hold them."""
+    """Return the tensors, and the files that hold them."""
     from foreword.models.quantized import read_weights  # here: GGUF files do not need it
 
     entries = read_directory(folder)
@@ -264,7 +264,7 @@ def _tensors(folder: Path, config: Config) -> tuple[Mapping[str, Tensor], list[M
 
 
 def _dense_tensors(beside: SentenceTransformer, files: list[ModelFile]) -> dict[str, Tensor]:
-    """The tensors of the layers after the pooling, with names that begin with `DENSE`. Their files are added to
+    """Return the tensors of the layers after the pooling, with names that begin with `DENSE`. Their files are added to
     ``files``.
     """
     found: dict[str, Tensor] = {}
@@ -292,7 +292,7 @@ def _loaded(
     keys: Keys,
     family: Family | None = None,
 ) -> LoadedModel:
-    """The model. Raise ModelError if its files name tokens that the weights do not have."""
+    """Return the model. Raise ModelError if its files name tokens that the weights do not have."""
     suppressed = (*generation.suppressed, *generation.suppressed_first)
     for kind, ids in (("bos", [tokenizer.bos_id]), ("eos", tokenizer.eos_ids), ("suppressed", suppressed)):
         if wrong := [i for i in ids if i is not None and i >= spec.vocab_size]:

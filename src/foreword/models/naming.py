@@ -35,8 +35,8 @@ _CANONICAL = re.compile(r"(?:layers\.(\d+)\.)?(?:(experts)\.(\d+)\.)?(.+)")
 def weights_from_gguf(
     path: Path, tensors: Mapping[str, Tensor], spec: DecoderSpec, family: Family, prefix: str = GGUF_LAYER
 ) -> dict[str, Tensor]:
-    """All weights of a spec from a GGUF file. Raise ModelError for a weight that is missing or has another shape,
-    and for a tensor that the spec does not use: a bias, a scale, another type of layer.
+    """Return all weights of a spec from a GGUF file. Raise ModelError for a weight that is missing or has another
+    shape, and for a tensor that the spec does not use: a bias, a scale, another type of layer.
 
     prefix: the beginning of the names of a layer's tensors, {i} its number.
     """
@@ -68,8 +68,8 @@ def weights_from_safetensors(
     pooling: PoolingSpec | None = None,
     prefix: str = SAFETENSORS_LAYER,
 ) -> dict[str, Tensor]:
-    """All weights of a spec, and of the head of its pooling, from safetensors. Raise ModelError for a weight that is
-    missing or has another shape, and for a tensor that the spec does not use: see `_check_unused`.
+    """Return all weights of a spec, and of the head of its pooling, from safetensors. Raise ModelError for a weight
+    that is missing or has another shape, and for a tensor that the spec does not use: see `_check_unused`.
 
     prefix: the beginning of the names of a layer's tensors, {i} its number.
     """
@@ -138,7 +138,9 @@ def has_own_head(tensors: Mapping[str, Tensor]) -> bool:
 def encoder_weights(
     path: Path, tensors: Mapping[str, Tensor], spec: EncoderSpec, family: EncoderFamily, pooling: PoolingSpec
 ) -> dict[str, Tensor]:
-    """All weights of an encoder and of its head from safetensors. Raise ModelError as `weights_from_safetensors`."""
+    """Return all weights of an encoder and of its head from safetensors. Raise ModelError as
+    `weights_from_safetensors`.
+    """
     plain = {name.removeprefix(family.prefix): tensor for name, tensor in tensors.items()}
     rows = dict(family.fused(spec))
     table = plain.get(family.names.get("table", ""))
@@ -158,7 +160,7 @@ def vision_weights(
     *,
     norms_less_one: bool,
 ) -> dict[str, Tensor]:
-    """All weights of an encoder of images. Raise ModelError as `weights_from_safetensors`. norms_less_one: see
+    """Return all weights of an encoder of images. Raise ModelError as `weights_from_safetensors`. norms_less_one: see
     `VisionFamily`.
     """
     weights, used = _collect(path, tensors, vision_weight_names(spec), names)
@@ -208,8 +210,8 @@ def _rotary_parts_first(weights: dict[str, Tensor], spec: DecoderSpec, mla: MlaS
 
 
 def _separate_latents(tensors: Mapping[str, Tensor], spec: DecoderSpec, mla: MlaSpec, prefix: str) -> dict[str, Tensor]:
-    """The tensors of a GGUF file with attn_k_b and attn_v_b of each layer as matrices [heads · rows, kv_rank]. Older
-    files have both in one tensor; newer ones have them head by head, and those of k as [kv_rank, rows].
+    """Return the tensors of a GGUF file with attn_k_b and attn_v_b of each layer as matrices [heads · rows, kv_rank].
+    Older files have both in one tensor; newer ones have them head by head, and those of k as [kv_rank, rows].
     """
     found, (nope, value) = dict(tensors), (mla.nope_dim, mla.value_dim)
     for i in range(spec.num_layers):
@@ -228,7 +230,7 @@ def _separate_latents(tensors: Mapping[str, Tensor], spec: DecoderSpec, mla: Mla
 
 
 def _interleaved(spec: DecoderSpec) -> Iterator[tuple[str, int, int]]:
-    """The weights of queries and keys, with each a head's number of rows, and of those that are rotated; without
+    """Yield the weights of queries and keys, with each a head's number of rows, and of those that are rotated; without
     rotation all.
     """
     for i, layer in enumerate(spec.layers):
@@ -240,7 +242,9 @@ def _interleaved(spec: DecoderSpec) -> Iterator[tuple[str, int, int]]:
 
 
 def split_halves(tensor: Tensor, head_dim: int, rotated: int) -> Tensor:
-    """Each head's first ``rotated`` rows from interleaved pairs (0 1 | 2 3 | …) to split halves (0 n | 1 n+1 | …)."""
+    """Return each head's first ``rotated`` rows from interleaved pairs (0 1 | 2 3 | …) to split halves (0 n | 1 n+1 |
+    …).
+    """
     order = np.arange(tensor.shape[0]).reshape(-1, head_dim)
     order[:, :rotated] = order[:, :rotated].reshape(len(order), -1, 2).swapaxes(1, 2).reshape(len(order), -1)
     if len(tensor.shape) == 1:  # stored as one row
@@ -259,8 +263,8 @@ def _collect(
     *,
     transposed: bool = False,
 ) -> tuple[dict[str, Tensor], set[str]]:
-    """The weights, and the tensors that hold them. Ends at the first fault, whatever sizes the spec claims. transposed:
-    whether the experts of a layer in one tensor of floats are [in, out] each.
+    """Return the weights, and the tensors that hold them. Ends at the first fault, whatever sizes the spec claims.
+    transposed: whether the experts of a layer in one tensor of floats are [in, out] each.
     """
     weights, used = {}, set()
     for name, shape in wanted:
@@ -302,7 +306,9 @@ def source_of(
 
 
 def _of_expert(tensor: Tensor, expert: int, *, transposed: bool) -> Tensor:
-    """The weight of an expert in the tensor of all [experts, …]. transposed: [out, in] of [in, out], if of floats."""
+    """Return the weight of an expert in the tensor of all [experts, …]. transposed: [out, in] of [in, out], if of
+    floats.
+    """
     count, shape = prod(tensor.shape[1:-1]), tensor.shape[1:]
     stored = tensor.stored[expert * count : (expert + 1) * count]
     if transposed and tensor.quant.block_size == 1:
@@ -312,7 +318,10 @@ def _of_expert(tensor: Tensor, expert: int, *, transposed: bool) -> Tensor:
 
 
 def select_rows(tensor: Tensor, rows: Rows) -> Tensor:
-    """A matrix of these rows, or a vector of these elements. It has none if the tensor is not of whole periods."""
+    """Return a matrix of these rows, or a vector of these elements.
+
+    It has none if the tensor is not of whole periods.
+    """
     size = tensor.shape[0] if len(tensor.shape) == 1 else len(tensor.stored)
     index = np.arange(size)
     if rows.period is None:
@@ -331,5 +340,5 @@ def select_rows(tensor: Tensor, rows: Rows) -> Tensor:
 
 
 def _longer_than_one(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape without dimensions of size one, which files add or leave out."""
+    """Return the shape without dimensions of size one, which files add or leave out."""
     return tuple(size for size in shape if size != 1)

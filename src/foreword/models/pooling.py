@@ -63,7 +63,7 @@ class PoolingSpec:
         return next((name for name in names if name in self.prompts), "")
 
     def weight_names(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """The canonical names of the weights of dense layers and of the head, with their shapes."""
+        """Yield the canonical names of the weights of dense layers and of the head, with their shapes."""
         for part, layers in (("dense", self.dense), ("head", self.head)):
             for i, layer in enumerate(layers):
                 yield f"{part}.{i}", (layer.outputs, layer.inputs)

@@ -51,14 +51,16 @@ class Quant(Enum):
         self.ggml_type, self.block_size, self.block_bytes = ggml_type, block_size, block_bytes
 
     def row_bytes(self, num_columns: int) -> int:
-        """Bytes of a row of this many weights. Raise ValueError unless ``num_columns`` is a whole number of blocks."""
+        """Return bytes of a row of this many weights. Raise ValueError unless ``num_columns`` is a whole number of
+        blocks.
+        """
         if num_columns % self.block_size:
             raise ValueError(f"{num_columns} columns are not a multiple of the {self.name} block, {self.block_size}")
         return num_columns // self.block_size * self.block_bytes
 
 
 def dequantize(data: U8, quant: Quant) -> F32:
-    """Weights as float32: uint8 [..., row_bytes] → float32 [..., row_bytes / block_bytes * block_size].
+    """Return weights as float32: uint8 [..., row_bytes] → float32 [..., row_bytes / block_bytes * block_size].
 
     Equal bit for bit to the formulas above evaluated in float32. Raise ValueError if a row is not a whole number of
     blocks.
@@ -96,19 +98,21 @@ def grid_of(data: U8, quant: Quant) -> tuple[F32, F32] | None:
 
 
 def pack_q4(q: U8, scale: F32, offset: F32 | None = None) -> U8:
-    """Blocks of integers below 16 [n, 32] and their d and m [n] as Q4_1, uint8 [n, 20]; without m as Q4_0 [n, 18]."""
+    """Return blocks of integers below 16 [n, 32] and their d and m [n] as Q4_1, uint8 [n, 20]; without m as Q4_0 [n,
+    18].
+    """
     fields = [scale] if offset is None else [scale, offset]
     return np.concatenate([*(_as_f16(field) for field in fields), q[:, :16] | q[:, 16:] << np.uint8(4)], axis=1)
 
 
 def pack_q8(q: npt.NDArray[np.int8], scale: F32 | npt.NDArray[np.float16]) -> U8:
-    """Blocks of integers [n, 32] and their d [n] as Q8_0, uint8 [n, 34]."""
+    """Return blocks of integers [n, 32] and their d [n] as Q8_0, uint8 [n, 34]."""
     return np.concatenate([_as_f16(scale), q.view(np.uint8)], axis=1)
 
 
 def quantize_q8(values: F32) -> U8:
-    """The nearest Q8_0 blocks, uint8 [n, 34], of float32 [n, 32]: d is the largest magnitude / 127, rounded up, and no
-    weight changes by more than d/2. A block with a value that is not finite has a d that is not finite.
+    """Return the nearest Q8_0 blocks, uint8 [n, 34], of float32 [n, 32]: d is the largest magnitude / 127, rounded up,
+    and no weight changes by more than d/2. A block with a value that is not finite has a d that is not finite.
     """
     least = np.abs(values).max(axis=1) / np.float32(127)
     scale = least.astype(np.float16)
@@ -123,7 +127,7 @@ def _as_f16(field: F32 | npt.NDArray[np.float16]) -> U8:
 
 
 def _f16(blocks: U8, at: int) -> F32:
-    """The float16 at byte ``at`` of every block, as float32 [n, 1]."""
+    """Return the float16 at byte ``at`` of every block, as float32 [n, 1]."""
     return blocks[:, at : at + 2].view("<f2").astype(np.float32)
 
 

@@ -84,5 +84,5 @@ RECOMMENDED = (
 
 
 def fitting(memory: float) -> Iterator[Recommended]:
-    """The models that fit into so many bytes, the largest first."""
+    """Return the models that fit into so many bytes, the largest first."""
     return (model for model in reversed(RECOMMENDED) if model.memory <= memory)

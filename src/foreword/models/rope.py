@@ -63,7 +63,7 @@ ROPE_TYPES: Mapping[str, Keys] = {
 
 
 def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> RopeSpec:
-    """The rotary embedding that ``parameters`` (rope_type, rope_theta and the values of the type) describe.
+    """Return the rotary embedding that ``parameters`` (rope_type, rope_theta and the values of the type) describe.
 
     With base frequency f_j = theta^(−2j/d) for d = head_dim * partial_rotary_factor, or what a GGUF file has for it:
 
@@ -125,7 +125,7 @@ def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> R
 
 
 def _mrope_axes(rules: Config, num_pairs: int) -> tuple[int, ...]:
-    """The component of a position that rotates each pair; () without ``mrope_section``.
+    """Return the component of a position that rotates each pair; () without ``mrope_section``.
 
     With sections s_0 … s_n−1: the first s_0 pairs by component 0, the next s_1 by component 1, and so on. With
     mrope_interleaved: pair j by component j mod n if it is among the first s_{j mod n} such pairs, else by component 0.
@@ -159,7 +159,7 @@ def _yarn(base: F64, dim: int, theta: float, rules: Config, config: Config) -> t
         raise rules.error(f"rope_theta = {theta} is not above 1", USE_ITS_CONFIG)
 
     def turns(count: float) -> float:
-        """The dimension with ``count`` rotations within the original length."""
+        """Return the dimension with ``count`` rotations within the original length."""
         return dim * (math.log(original / (2 * math.pi)) - math.log(count)) / (2 * math.log(theta))
 
     low, high = turns(rules.positive("beta_fast", 32.0)), turns(rules.positive("beta_slow", 1.0))
@@ -201,7 +201,9 @@ def _original_length(rules: Config, config: Config) -> int:
 
 
 def model_length(config: Config) -> int:
-    """The most tokens of a request: max_position_embeddings; with longrope the original length if that suffices."""
+    """Return the largest number of tokens of a request: max_position_embeddings; with longrope the original length if
+    that suffices.
+    """
     longest, parameters = config.size("max_position_embeddings"), rope_parameters(config)
     if parameters.get("rope_type") != "longrope":
         return longest

@@ -30,7 +30,7 @@ class Entry:
         return self.dtype in _FLOATS
 
     def tensor(self) -> Tensor:
-        """The entry as a weight. Raise ModelError unless it is of floats of 16 or 32 bits."""
+        """Return the entry as a weight. Raise ModelError unless it is of floats of 16 or 32 bits."""
         if not self.is_float:
             raise _unsupported(self.rows.file, self.name, self.dtype)
         return Tensor(self.rows, _FLOATS[self.dtype], self.shape)
@@ -40,7 +40,7 @@ class Entry:
 
 
 def read_directory(folder: Path) -> dict[str, Entry]:
-    """All tensors of model.safetensors, or those that model.safetensors.index.json names, each from its shard."""
+    """Return all tensors of model.safetensors, or of the shards that model.safetensors.index.json names."""
     index = folder / "model.safetensors.index.json"
     if not index.exists():
         return read_entries(folder / "model.safetensors")
@@ -62,12 +62,12 @@ def read_directory(folder: Path) -> dict[str, Entry]:
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of one file by name, all of floats. ModelError names the file, the tensor and the fault."""
+    """Return the tensors of one file by name, all of floats. ModelError names the file, the tensor and the fault."""
     return {name: entry.tensor() for name, entry in read_entries(path).items()}
 
 
 def read_entries(path: Path) -> dict[str, Entry]:
-    """The tensors of one file by name, also of quantised ones. Raise ModelError as `read_safetensors`."""
+    """Return the tensors of one file by name, also of quantised ones. Raise ModelError as `read_safetensors`."""
     file = ModelFile(path, at_least=8)
     start = 8 + int.from_bytes(file.read(0, 8), "little")
     if start > file.size:
@@ -86,7 +86,7 @@ def read_entries(path: Path) -> dict[str, Entry]:
 
 
 def _entry(file: ModelFile, start: int, name: str, entry: object) -> tuple[Entry, int, int]:
-    """The tensor of an entry, and the first and last offset of its bytes."""
+    """Return the tensor of an entry, and the first and last offset of its bytes."""
     match entry:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(first), int(last)]} if all(
             type(n) is int and n > 0 for n in shape

@@ -335,8 +335,8 @@ class DecoderSpec:
         return max(len(group.layers) for group in self.kv_groups())
 
     def kv_groups(self) -> tuple[KVGroupSpec, ...]:
-        """The layers in groups of one kind each, see `grouped_layers`. Layers that read another layer's keys are in no
-        group.
+        """Return the layers in groups of one kind each, see `grouped_layers`. Layers that read another layer's keys are
+        in no group.
         """
         return grouped_layers(
             LayerKind(layer.sliding_window, layer.recurrent is not None, layer.heads)

@@ -98,7 +98,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.finalize = self._printed
 
     def template(self, source: str) -> Callable[[Mapping[str, Any]], str]:
-        """A function that renders the template with variables. Raises what Jinja or Python raise for a wrong source."""
+        """Return a function that renders the template with variables. Raise what Jinja or Python raise for a wrong
+        source.
+        """
         if len(source) > MAX_SOURCE:
             raise ValueError(f"{len(source)} characters are more than {MAX_SOURCE}")
         code = self.compile(source)
@@ -125,7 +127,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             raise TooMuchWork(f"it needs more than {BUDGET} units of work")
 
     def weight(self, value: object) -> int:
-        """Units of reading all of a value. A part that occurs several times counts each time."""
+        """Return the units of work for reading all of a value. A part that occurs several times counts each time."""
         if isinstance(value, str | bytes):
             return 1 + len(value) // 2
         if isinstance(value, int):
@@ -146,7 +148,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def size(value: object) -> int:
-        """Units of reading the items of a value, but not what is inside them."""
+        """Return the units of work for reading the items of a value, without their contents."""
         return 1 + len(value) if isinstance(value, Collection) else 1
 
     def counted(self, items: Any) -> Any:
@@ -230,27 +232,27 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return _COMPARE[name](left, right)
 
     def charged(self, value: Any) -> Any:
-        """The value, whose weight is charged."""
+        """Charge the weight of a value, and return the value."""
         self.charge(self.weight(value))
         return value
 
     # -- filters, tests and methods --------------------------------------------------------------------------------
 
     def applied(self, name: str, function: Callable[..., Any], operands: list[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The result of a filter or a test ("is name") for its operands, the value first."""
+        """Return the result of a filter or a test ("is name") for its operands, the value first."""
         prepare = self.counted if name in _STRUCTURAL else self.listed
         operands[0] = prepare(operands[0])
         self._charge_for(name, [*operands, *kwargs.values()])
         return self._accounted(function(*operands, **kwargs))
 
     def listed(self, value: Any) -> Any:
-        """An iterator as a list, whose weight is known."""
+        """Return the items of an iterator as a list, which has a known weight."""
         if isinstance(value, Iterator) and not isinstance(value, LoopContext):
             return list(self.counted(value))
         return value
 
     def _accounted(self, result: Any) -> Any:
-        """A result that is charged, at once or as it is iterated."""
+        """Charge a result, at once or as it is iterated, and return it."""
         if isinstance(result, str):
             return self.charged(result)
         return self.counted(result) if isinstance(result, list | Iterator) else result
@@ -285,7 +287,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 def _charged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter or test that is charged. As it takes the context, it is not run during compilation."""
+    """Return a filter or test that is charged. As it takes the context, it is not run during compilation."""
     kind = getattr(function, "jinja_pass_arg", None)
 
     @jinja2.pass_context

@@ -129,7 +129,7 @@ class Tokenizer:
         return encoding.ids, types.index(1) if 1 in types else None
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of token ids. Ids outside the vocabulary add nothing; invalid UTF-8 becomes U+FFFD."""
+        """Return the text of token ids. Ids outside the vocabulary add nothing; invalid UTF-8 becomes U+FFFD."""
         detokenizer = self.detokenizer(skip_special_tokens)
         try:
             return detokenizer.push(token_ids) + detokenizer.finish()
@@ -155,7 +155,9 @@ class Tokenizer:
         )
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token adds to the text, special or not, possibly part of a character. b"" for an unknown id."""
+        """Return the bytes a token adds to the text, special or not, possibly part of a character. b"" for an unknown
+        id.
+        """
         return self._token_bytes[token_id]
 
     @property
@@ -178,7 +180,8 @@ class Tokenizer:
         media: Collection[str] = (),
         **extra: Any,
     ) -> str:
-        """The prompt of a list of messages, to be encoded with ``add_special_tokens=False``. See `ChatTemplate.render`.
+        """Return the prompt of a list of messages, to be encoded with ``add_special_tokens=False``. See
+        `ChatTemplate.render`.
 
         chat_template: the name of one of the model's; None: with tools "tool_use" if there is one, else "default".
         RequestError names the wrong message or template, and says if the model has none; ModelError for an invalid
@@ -205,7 +208,7 @@ class Tokenizer:
         return name
 
     def _template(self, name: str) -> ChatTemplate:
-        """A template, which is compiled on first use."""
+        """Return a template, which is compiled on first use."""
         if name not in self._templates:
             from foreword.models.chat import ChatTemplate
 

@@ -63,12 +63,12 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
 
 
 def _read_optional(path: Path) -> dict[str, Any]:
-    """The file's JSON object, {} if it does not exist."""
+    """Return the file's JSON object, {} if it does not exist."""
     return read_object(path, ModelError) if path.exists() else {}
 
 
 def _token_text(path: Path, name: str, value: object) -> str | None:
-    """A token in a configuration: its text, or an object with the text as "content"."""
+    """Return a token in a configuration: its text, or an object with the text as "content"."""
     text = value.get("content") if isinstance(value, Mapping) else value
     if value is None:
         return None

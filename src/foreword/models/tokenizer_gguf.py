@@ -37,7 +37,9 @@ class _Type(IntEnum):
 
 
 def build_from_gguf(metadata: Mapping[str, object]) -> TokenizerParts:
-    """The tokenizer of a GGUF file. ModelError names the wrong key, or the vocabulary type and the supported ones."""
+    """Return the tokenizer of a GGUF file. ModelError names the wrong key, or the vocabulary type and the supported
+    ones.
+    """
     tokens = _list(metadata, "tokens")
     types = _numbers(metadata, "token_type", len(tokens))
     ids = {name: _token_id(metadata, name, len(tokens)) for name in ("bos", "eos", "eot", "eom", "unknown", "padding")}
@@ -83,12 +85,12 @@ def _is_known(key: str) -> bool:
 
 
 def _flagged(metadata: Mapping[str, object], key: str, default: bool, token_id: int | None) -> list[int]:
-    """The token, if there is one and the file says that it is added."""
+    """Return the token, if there is one and the file says that it is added."""
     return [] if token_id is None or not _get(metadata, key, bool, default) else [token_id]
 
 
 def _byte_level(metadata: Mapping[str, object], tokens: list[str], types: Sequence[int]) -> tuple[Tokenizer, bool]:
-    """The backend, and whether a text begins with the bos token by default."""
+    """Return the backend, and whether a text begins with the bos token by default."""
     preset = _preset(metadata, tokens)
     merges = list(map(tuple, map(str.split, _list(metadata, "merges"), repeat(" "))))
     vocabulary = _first_ids(tokens)
@@ -135,8 +137,8 @@ def _repeated(tokens: list[str]) -> dict[int, str]:
 
 
 def _with_lines(metadata: Mapping[str, object], tokens: list[str], types: Sequence[int]) -> tuple[Tokenizer, bool]:
-    """The vocabulary of Gemma 4: as SentencePiece, with the merges of the file, none of which crosses the end of a run
-    of line feeds.
+    """Return the vocabulary of Gemma 4: as SentencePiece, with the merges of the file, none of which crosses the end of
+    a run of line feeds.
     """
     merges = [(left, right) for left, right in map(str.split, _list(metadata, "merges"), repeat(" "))]
     backend, _ = _sentence_piece(metadata, tokens, types, merges, adds_space=False)
@@ -229,7 +231,7 @@ def _chat_templates(metadata: Mapping[str, object]) -> dict[str, str]:
 
 
 def _get(metadata: Mapping[str, object], key: str, kind: type[T], default: T | None = None) -> T:
-    """The value of tokenizer.ggml.KEY."""
+    """Return the value of tokenizer.ggml.KEY."""
     try:
         return typed_value(metadata, f"tokenizer.ggml.{key}", kind, default)
     except TypeError as error:
@@ -237,7 +239,7 @@ def _get(metadata: Mapping[str, object], key: str, kind: type[T], default: T | N
 
 
 def _list(metadata: Mapping[str, object], key: str) -> list[str]:
-    """A copy of the strings of tokenizer.ggml.KEY."""
+    """Return a copy of the strings of tokenizer.ggml.KEY."""
     value = metadata.get(f"tokenizer.ggml.{key}")
     if not isinstance(value, list) or not value:
         raise _wrong(f"tokenizer.ggml.{key} is {'missing' if value is None else 'not a list of strings'}")

@@ -130,8 +130,8 @@ class VisionSpec:
 
 
 def vision_weight_names(spec: VisionSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Every canonical weight name with its shape, in execution order. Matrices are [out, in]; Wproj of "pool" is [in,
-    out], as files have it.
+    """Yield every canonical weight name with its shape, in execution order. Matrices are [out, in]; Wproj of "pool" is
+    [in, out], as files have it.
     """
     d, joined = spec.tower.hidden_size, spec.tower.hidden_size * spec.factor**2
     frames = (spec.num_frames,) if spec.num_frames > 1 else ()

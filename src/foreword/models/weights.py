@@ -28,12 +28,12 @@ class Tensor:
         return self.stored if isinstance(self.stored, np.ndarray) else self.stored.read()
 
     def dequantize(self) -> F32:
-        """The weight as float32 of ``shape``."""
+        """Return the weight as float32 of ``shape``."""
         return dequantize(self.data, self.quant).reshape(self.shape)
 
 
 def float_tensor(values: F32) -> Tensor:
-    """A float32 array as a tensor of its shape."""
+    """Return a float32 array as a tensor of its shape."""
     flat = np.ascontiguousarray(values, "<f4").reshape(-1, values.shape[-1])
     return Tensor(flat.view(np.uint8), Quant.F32, values.shape)
 

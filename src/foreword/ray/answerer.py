@@ -30,7 +30,8 @@ class Answerer:
         self._incoming.put(None)
 
     def answer(self, lines: Sequence[BatchLine]) -> list[Record]:
-        """The results of these lines, in their order. Numbers of lines differ from those in other calls that run.
+        """Return the results of these lines, in their order. Numbers of lines differ from those in other calls that
+        run.
 
         Raises what the engine raises; it answers nothing then.
         """

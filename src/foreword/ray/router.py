@@ -40,7 +40,7 @@ class ForewordRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The chosen replica first, then the others, for the case that it is full."""
+        """Return the chosen replica first, then the others, for the case that it is full."""
         by_number = {self._numbers[r.replica_id]: r for r in candidate_replicas if r.replica_id in self._numbers}
         if not by_number or pending_request is None:
             return [candidate_replicas]

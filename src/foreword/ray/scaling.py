@@ -23,7 +23,7 @@ def wanted_replicas(current: int, waiting: Mapping[Any, float], pressure: Mappin
 
 
 def policy(context: Any) -> tuple[int, dict[str, Any]]:
-    """An autoscaling policy of Ray Serve. Its delays and bounds are those of the application's configuration."""
+    """Return an autoscaling policy of Ray Serve. Its delays and bounds are those of the application's configuration."""
     found = context.aggregated_metrics or {}
     wanted = wanted_replicas(context.current_num_replicas, found.get(WAITING, {}), found.get(PRESSURE, {}))
     low, high = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas

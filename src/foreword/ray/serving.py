@@ -70,7 +70,7 @@ class Engine:
     async def answer(
         self, scope: dict[str, Any], body: bytes, num_tokens: int = 1, pieces: Sequence[int] = ()
     ) -> AsyncGenerator[Message, None]:
-        """The messages of the response of the server's application. Closing the generator cancels the request."""
+        """Yield the messages of the response of the server's application. Closing the generator cancels the request."""
         messages: asyncio.Queue[Message | None] = asyncio.Queue(1)
         is_gone = asyncio.Event()
         waiting = [{"type": "http.request", "body": body, "more_body": False}]
@@ -98,7 +98,7 @@ class Engine:
             await task
 
     async def call(self, method: str, path: str, body: bytes = b"") -> Answered:
-        """The name of the replica, status and body of a short request."""
+        """Return the name of the replica, status and body of a short request."""
         scope = {
             "type": "http",
             "method": method,
@@ -214,7 +214,7 @@ def application(
     autoscaling: Mapping[str, Any] | None = None,
     **options: Unpack[LLMOptions],
 ) -> serve.Application:
-    """A model on replicas of the engine, with the routes of `foreword serve`.
+    """Return a model on replicas of the engine, with the routes of `foreword serve`.
 
     config: of `foreword serve`; host, port and certificates are Ray Serve's. num_replicas: or (least, most), between
     which Ray scales by `foreword.ray.scaling`; autoscaling: further fields of Ray's AutoscalingConfig, such as delays.

@@ -81,7 +81,7 @@ def _value(added: AddedRow) -> bool | None:
 
 
 def _tokens(at: LogitRows) -> I32:
-    """The tokens [N, W] before each row of logits, drafts included, −1 after their end."""
+    """Return the tokens [N, W] before each row of logits, drafts included, −1 after their end."""
     states, known = at.states, at.states.num_tokens[at.rows]
     columns = np.arange((known + at.num_drafts).max(initial=0))
     found = np.where(columns < known[:, None], states.token_ids[at.rows, : len(columns)], np.int32(-1))

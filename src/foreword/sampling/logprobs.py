@@ -181,6 +181,6 @@ def read_logprobs(logits: F32, tokens: I32, counts: Ints, threads: native.CpuMod
 
 
 def token_logprobs(logits: F32, token: int, count: int) -> TokenLogprobs:
-    """The chosen token first, then the ``count`` most likely ones, from one row of logits [V]."""
+    """Return the chosen token first, then the ``count`` most likely ones, from one row of logits [V]."""
     count = min(count, len(logits))
     return TokenLogprobs(read_logprobs(logits[None], np.array([token], np.int32), np.array([count])))

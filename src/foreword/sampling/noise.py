@@ -16,7 +16,7 @@ PER_TOKEN = 0xBF58476D1CE4E5B9
 
 
 def uniform_noise(seed: int, position: int, token_ids: Ints) -> F64:
-    """One number of (0, 1) per token, float64 [n]. Integer arithmetic is modulo 2^64:
+    """Return one number of (0, 1) per token, float64 [n]. Integer arithmetic is modulo 2^64:
 
     x = mix64(seed + position · 0x9E3779B97F4A7C15 + token · 0xBF58476D1CE4E5B9)        u = ((x >> 40) + 0.5) · 2^−24
     """
@@ -26,7 +26,7 @@ def uniform_noise(seed: int, position: int, token_ids: Ints) -> F64:
 
 
 def gumbel_noise(seed: int, position: int, token_ids: Ints) -> F64:
-    """One Gumbel(0, 1) number per token, float64 [n]: −log(−log u) of `uniform_noise`."""
+    """Return one Gumbel(0, 1) number per token, float64 [n]: −log(−log u) of `uniform_noise`."""
     return _gumbel(uniform_noise(seed, position, token_ids))
 
 
@@ -38,7 +38,7 @@ def gumbel_of_each(seeds: I64, positions: I64, token_ids: Ints) -> F64:
 
 
 def seeds_from(seeds: I64, first_token: int) -> I64:
-    """The seeds with which tokens 0, 1, … have the noise of ``first_token`` and the next ones with ``seeds``."""
+    """Return the seeds with which tokens 0, 1, … have the noise of ``first_token`` and the next ones with ``seeds``."""
     return (seeds.view(np.uint64) + np.uint64(first_token * PER_TOKEN & MASK)).view(np.int64)
 
 

@@ -63,7 +63,8 @@ def kept_tokens(
     top_n_sigma: float = 0.0,
     xtc_threshold: float = 1.0,
 ) -> I64:
-    """The token ids that may be drawn, ascending, of one row of temperature-scaled logits [V]: lines 11 to 16 above.
+    """Return the token ids that may be drawn, ascending, of one row of temperature-scaled logits [V]: lines 11 to 16
+    above.
 
     XTC applies, whatever its chance; above 0.5 it has no effect. At least one token is kept, none of probability 0.
     """
@@ -89,13 +90,13 @@ def kept_tokens(
 
 
 def _prefix(order: I64, p: F64, share: float) -> I64:
-    """The fewest first tokens of the order that have this share of the order's probability."""
+    """Return the fewest first tokens of the order that have this share of the order's probability."""
     reached = np.cumsum(p[order])
     return order[: int(np.searchsorted(reached, share * reached[-1])) + 1]
 
 
 def draw_token(logits: Floats, position: int, params: Any) -> int:
-    """The token drawn from one row of changed logits [V] (lines 10 to 17), or −1.
+    """Return the token drawn from one row of changed logits [V] (lines 10 to 17), or −1.
 
     params: the columns of `SamplingColumns` as attributes.
     """
@@ -240,7 +241,7 @@ class ReferenceRows:
                 )
 
     def _changed(self, step: StepArrays) -> Iterator[tuple[int, F32]]:
-        """Every row of logits after lines 1 to 8."""
+        """Yield every row of logits after lines 1 to 8."""
         masks: dict[int, I32] = {}
         if step.masked is not None and step.words is not None:
             wanted = len(step.masked), -(-step.logits.shape[1] // 32)

@@ -47,8 +47,8 @@ class RowRules:
         self.core: Any = make_rows(states, states.vocab_size)
 
     def buffers(self, buffers: InputBuffers) -> native.SamplingBuffers | None:
-        """The native sampling of steps in these buffers, for those without masks, custom processors, log-probabilities
-        and embeddings; None where native code is not built.
+        """Return the native sampling of steps in these buffers, for those without masks, custom processors,
+        log-probabilities and embeddings; None where native code is not built.
         """
         return None if isinstance(self.core, ReferenceRows) else buffers.attach(self, self._native_buffers)
 

@@ -68,7 +68,7 @@ class LogitRows:
 
     @classmethod
     def of(cls, batch: InputBatch, indices: Ints) -> LogitRows:
-        """The rows with these indices, ascending, among the batch's logits."""
+        """Return the rows with these indices, ascending, among the batch's logits."""
         b = np.searchsorted(batch.cu_num_logits, indices, side="right") - 1
         return cls(
             batch.states,
@@ -82,20 +82,20 @@ class LogitRows:
         return len(self.rows)
 
     def take(self, indices: Ints) -> LogitRows:
-        """Some of the rows."""
+        """Return some of the rows."""
         return LogitRows(
             self.states, self.rows[indices], self.draft_token_ids, self.first_draft[indices], self.num_drafts[indices]
         )
 
     def prompt_token_ids(self, i: int) -> I32:
-        """The token ids of the prompt, without positions that are embeddings."""
+        """Return the token ids of the prompt, without positions that are embeddings."""
         states, row = self.states, self.rows[i]
         prompt: I32 = states.token_ids[row, : states.prompt_len[row]]
         mask = states.extras.is_embedding
         return prompt if mask is None else prompt[~mask[row, : len(prompt)]]
 
     def output_token_ids(self, i: int) -> I32:
-        """The outputs known, then the drafts that precede the token."""
+        """Return the outputs known, then the drafts that precede the token."""
         states, row, start = self.states, self.rows[i], self.first_draft[i]
         output: I32 = states.token_ids[row, states.prompt_len[row] : states.num_tokens[row]]
         if not self.num_drafts[i]:

@@ -119,7 +119,9 @@ class Sampler:
     def _process(
         self, batch: InputBatch, step: StepArrays, sampling: StepSampling
     ) -> tuple[I32, F32] | tuple[None, None]:
-        """Rows of logits that custom processors change, ascending, with values [n, V]; none of unfinished prompts."""
+        """Return rows of logits that custom processors change, ascending, with values [n, V]; none of unfinished
+        prompts.
+        """
         rows = batch.expanded_idx_mapping
         applies = [processor.rows.mask.take(rows) for processor in sampling.processors]
         selected = np.logical_or.reduce(applies) & (step.positions >= batch.states.num_tokens.take(rows))
@@ -149,14 +151,16 @@ def wanted_logprobs(batch: InputBatch, sampling: StepSampling, tokens: I32) -> S
 
 
 def _failures(batch: InputBatch, logits: F32, drawn: I32) -> dict[int, Failure]:
-    """The errors of `failed_requests`."""
+    """Return the errors of `failed_requests`."""
     first = batch.cu_num_logits[:-1]
     failed = failed_requests(batch, drawn)
     return {b: NoTokenLeftError if has_choice(logits[first[b]]) else BadLogitsError for b in failed}
 
 
 def failed_requests(batch: InputBatch, drawn: I32) -> list[int]:
-    """The requests whose first token of this step, drawn[b], could not be drawn; not those that discard it anyway."""
+    """Return the requests whose first token of this step, drawn[b], could not be drawn; not those that discard it
+    anyway.
+    """
     first = batch.cu_num_logits[:-1]
     samples = batch.positions[batch.logits_indices[first]] + 1 >= batch.states.num_tokens[batch.idx_mapping]
     return (samples & (drawn < 0)).nonzero()[0].tolist()

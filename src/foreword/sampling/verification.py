@@ -15,7 +15,7 @@ from foreword.arrays import I32
 
 
 def accepted_tokens(drawn: I32, drafts: I32, cu_num_logits: I32, width: int) -> I32:
-    """The tokens to commit, int32 [B, width], padded with −1.
+    """Return the tokens to commit, int32 [B, width], padded with −1.
 
     drawn: [L], the target's token at each logit row; drafts: [L − B], request by request; request b owns logit rows
     cu_num_logits[b] … cu_num_logits[b + 1] − 1, one more than it has drafts.

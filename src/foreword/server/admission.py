@@ -42,7 +42,7 @@ class Admission:
         return found
 
     def enter(self, num_requests: int) -> Place:
-        """A place for some completions, to be left in the end. HttpError 429 if there is none."""
+        """Return a place for some completions, which must be left at the end. Raise HttpError 429 if there is none."""
         if self.num_requests and self.num_requests + num_requests > self._max_requests:
             self._refuse("requests", f"{self.num_requests} requests are in progress, of max_requests")
         self.num_requests += num_requests

@@ -17,7 +17,9 @@ from foreword.server.operations import OPERATIONS
 
 
 def make_app(served: Context | Models) -> ASGIApp:
-    """All operations, behind keys and limits. The engines stay their owner's: the application does not close them."""
+    """Return all operations, behind keys and limits. The engines stay their owner's: the application does not close
+    them.
+    """
     models = Models.of(served) if isinstance(served, Context) else served
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:

@@ -207,7 +207,7 @@ class ServerConfig:
         return replace(self, max_header_bytes=longest, cors_origin=(), access_log=False, **own)
 
     def of_replicas(self) -> list[ServerConfig]:
-        """The settings of each replica, which publishes cache events at endpoints of its own."""
+        """Return the settings of each replica, which publishes cache events at endpoints of its own."""
         given = {name: getattr(self, name) for name in ("kv_events", "kv_events_replay") if getattr(self, name)}
         found: list[dict[str, Any]] = [
             {name: endpoint_of(url, number) for name, url in given.items()} for number in range(self.replicas)

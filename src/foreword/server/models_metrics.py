@@ -20,7 +20,7 @@ class ModelsMetrics:
         self._models = models
 
     def text(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(registry_of(self))
 
     def collect(self) -> Iterator[Metric]:

@@ -43,7 +43,7 @@ def is_small(request: Request) -> bool:
 
 
 def reply(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A response with a JSON value."""
+    """Return a response with a JSON value."""
     return Response(msgspec.json.encode(value), status, headers, "application/json")
 
 
@@ -183,7 +183,7 @@ def check_origin(headers: Headers, origins: Collection[str]) -> None:
 
 
 async def _form_items(headers: Headers, data: bytes) -> list[tuple[str, str | bytes, str | None]]:
-    """The fields of a form, in order, those that are files with their names."""
+    """Return the fields of a form, in order, those that are files with their names."""
 
     async def whole() -> AsyncGenerator[bytes, None]:
         yield data

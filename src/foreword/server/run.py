@@ -172,7 +172,7 @@ def announce(text: str, config: ServerConfig) -> None:
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """A socket at an address; connections are refused until it listens."""
+    """Return a socket at an address; connections are refused until it listens."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have

@@ -87,7 +87,10 @@ def on_host(value: object) -> bool:
 
 
 def differences(batch: InputBatch, name: str, got: object) -> list[Difference]:
-    """The requests for which a tensor differs, of one that there is once. Raise PlanError for an unknown name."""
+    """Return the requests for which a tensor differs, of one that there is once.
+
+    Raise PlanError for an unknown name.
+    """
     if name in SCALARS:
         return _whole(int(getattr(batch, name)), got)
     if name in SAMPLING:
@@ -106,7 +109,7 @@ def differences(batch: InputBatch, name: str, got: object) -> list[Difference]:
 
 
 def _vector_differences(batch: InputBatch, name: str, got: AnyArray) -> list[Difference]:
-    """The requests for which rotary positions [dims, T] differ, or the prompt embeddings in inputs [T, hidden]."""
+    """Return the requests whose rotary positions [dims, T], or prompt embeddings in inputs [T, hidden], differ."""
     if name == "mrope_positions":
         dims, T = len(got), batch.num_tokens
         return compared(batch, "T", mrope_positions(batch, dims)[:, :T].T, got[:, :T].T, None)
@@ -121,7 +124,7 @@ def _vector_differences(batch: InputBatch, name: str, got: AnyArray) -> list[Dif
 
 
 def compared(batch: InputBatch, axis: str, expected: AnyArray, got: object, padding: Any) -> list[Difference]:
-    """The requests for which an array differs. Entries of ``got`` past the step's must be padding."""
+    """Return the requests for which an array differs. Entries of ``got`` past the step's must be padding."""
     theirs = np.asanyarray(got)
     live = batch.scalars[Scalars._fields.index(EXTENTS[axis.replace("p", "")].scalar)] + EXTENTS[axis].extra
     ours = expected[:live]
@@ -138,7 +141,7 @@ def compared(batch: InputBatch, axis: str, expected: AnyArray, got: object, padd
 
 
 def of_requests(owner: I64, wrong: Bools, expected: AnyArray, got: AnyArray) -> list[Difference]:
-    """The wrong entries, by the request that owns their first axis."""
+    """Return the wrong entries, by the request that owns their first axis."""
     at = np.argwhere(wrong)
     requests, first, counts = np.unique(owner[at[:, 0]], return_index=True, return_counts=True)
     out = []
@@ -150,12 +153,12 @@ def of_requests(owner: I64, wrong: Bools, expected: AnyArray, got: AnyArray) -> 
 
 
 def slot_differences(batch: InputBatch, g: int, use: GroupUse, got: object) -> list[Difference]:
-    """The requests whose slots in a KV group differ."""
+    """Return the requests whose slots in a KV group differ."""
     return compared(batch, "Tp", use.slots_of(batch, g), got, FIELDS["slot_mapping"].padding)
 
 
 def read_differences(batch: InputBatch, g: int, use: GroupUse, got: object) -> list[Difference]:
-    """The requests that read other slots of a KV group, of slots [keys], request by request."""
+    """Return the requests that read other slots of a KV group, of slots [keys], request by request."""
     owner, expected = use.read_slots_of(batch, g)
     theirs = np.asanyarray(got)
     if theirs.shape != expected.shape:
@@ -165,7 +168,7 @@ def read_differences(batch: InputBatch, g: int, use: GroupUse, got: object) -> l
 
 
 def table_differences(batch: InputBatch, g: int, use: GroupUse, rule: TableRule, got: object) -> list[Difference]:
-    """The requests whose blocks in a KV group differ from those that the scheduler gave.
+    """Return the requests whose blocks in a KV group differ from those that the scheduler gave.
 
     The width of the table, and what stands past a request's blocks, is the engine's own.
     """

@@ -153,7 +153,7 @@ class Hooks:
 
 
 def new_shadow(model_runner: Any, options: CheckOptions) -> Shadow:
-    """A shadow for the pool of requests and the cache of a ``ModelRunner``.
+    """Return a shadow for the pool of requests and the cache of a ``ModelRunner``.
 
     The cache has one KV group with blocks of one token, since the pool has a slot per token; slot 0 is the padding's.
     """
@@ -177,7 +177,7 @@ def new_shadow(model_runner: Any, options: CheckOptions) -> Shadow:
 
 
 def max_num_batched_tokens(model_runner: Any) -> int:
-    """The tokens of the largest step."""
+    """Return the tokens of the largest step."""
     rows, length = model_runner.req_to_token_pool.req_to_token.shape
     server = model_runner.server_args
     return int(max(server.chunked_prefill_size or 0, server.max_prefill_tokens, length) + rows)
@@ -209,7 +209,7 @@ def scheduled(batch: Any, req_to_token: Any, adapters: dict[str, int], seen: Col
 
 
 def tensors_of(forward_batch: Any, req_to_token: Any) -> dict[str, Any]:
-    """The tensors of a ``ForwardBatch`` by our names: each row of docs/reference/sglang.md that is compared."""
+    """Return the tensors of a ``ForwardBatch`` by our names: each row of docs/reference/sglang.md that is compared."""
     lengths: I64 = on_cpu(forward_batch.seq_lens).astype(np.int64)
     read = on_cpu(req_to_token[:, : int(lengths.max())][forward_batch.req_pool_indices])
     slots = forward_batch.out_cache_loc_virtual

@@ -137,5 +137,5 @@ def as_test(trace: Trace, failing: str | None) -> str:
 
 
 def _quoted(lines: str) -> str:
-    """The lines of a trace inside of a raw string: JSON can write a quotation mark as an escape."""
+    """Return the lines of a trace inside of a raw string: JSON can write a quotation mark as an escape."""
     return lines.replace('"""', '""\\u0022').rstrip("\n") + "\n"

@@ -103,7 +103,7 @@ def thinking_budget_kernel(
 
 
 def _places(tokens: Ints, marker: Ints) -> I64:
-    """The positions at which a marker stands."""
+    """Return the positions at which a marker stands."""
     count = max(len(tokens) - len(marker) + 1, 0)
     found = np.ones(count, np.bool_)
     for j, part in enumerate(marker):
@@ -112,6 +112,6 @@ def _places(tokens: Ints, marker: Ints) -> I64:
 
 
 def _last(places: I64, first: int, stop: int, otherwise: int) -> int:
-    """The last of these positions in [first, stop)."""
+    """Return the last of these positions in [first, stop)."""
     inside = places[(places >= first) & (places < stop)]
     return int(inside[-1]) if inside.size else otherwise

@@ -75,7 +75,7 @@ def _check_base(states: RequestStates, difference: StepDifference) -> None:
 
 
 def _step(states: RequestStates, arrays: Arrays) -> tuple[Plan, BlockOps]:
-    """The plan, which the backend checks, and the block operations."""
+    """Return the plan, which the backend checks, and the block operations."""
     rows = arrays.int32("plan.rows", high=states.max_num_reqs - 1)
     counts = arrays.int32("plan.counts", count=len(rows))
     cancelled = arrays.read("plan.cancelled", high=1, count=len(rows)).astype(np.bool_)

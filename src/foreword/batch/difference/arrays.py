@@ -18,7 +18,10 @@ class Arrays:
         self.unread = dict(arrays)
 
     def read(self, name: str, low: int = 0, high: int = INT32_MAX, count: int | None = None) -> I64:
-        """A flat array of integers in [low, high]. count: how many; None: any number. Zeros where it is absent."""
+        """Return a flat array of integers in [low, high]. count: how many; None: any number.
+
+        Zeros where it is absent.
+        """
         array = self.unread.pop(name, None)
         if array is None:
             return np.zeros(count or 0, np.int64)
@@ -30,7 +33,7 @@ class Arrays:
         return values
 
     def pairs(self, name: str) -> I32:
-        """An array of 2 · N integers of 0 or more, as [N, 2]."""
+        """Return an array of 2 · N integers of 0 or more, as [N, 2]."""
         values = self.int32(name)
         if len(values) % 2:
             raise malformed(name, expected="pairs", got=len(values))

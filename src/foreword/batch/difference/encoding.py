@@ -21,12 +21,14 @@ _MAX_EQUAL = 2**16  # entries of an array that is stored as one
 
 
 def malformed(what: str, *, expected: object = None, got: object = None) -> PlanError:
-    """The error for bytes, or a difference, that do not follow the format. ``what`` names the part."""
+    """Return the error for bytes, or a difference, that do not follow the format. ``what`` names the part."""
     return PlanError("malformed step difference", tensor=what, expected=expected, got=got)
 
 
 def pack(header: Mapping[str, Any], arrays: Mapping[str, AnyArray]) -> bytes:
-    """The bytes of a JSON header and of arrays: integers in the smallest dtype that holds them, equal ones as one."""
+    """Return the bytes of a JSON header and of arrays: integers in the smallest dtype that holds them, equal ones as
+    one.
+    """
     table, stored = [], []
     for name, array in arrays.items():
         dtype, is_equal = array.dtype.newbyteorder("<"), False

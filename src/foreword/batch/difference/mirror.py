@@ -22,7 +22,8 @@ from foreword.integers import INT32_MAX
 
 
 def columns(states: RequestStates) -> dict[str, tuple[AnyArray, int | None]]:
-    """The columns [R] that differences carry, floats as their bits, each with its largest value, the smallest being 0;
+    """Return the columns [R] that differences carry, floats as their bits, each with its largest value, the smallest
+    being 0;
     None: every value of its type. The other columns follow from these and from the admissions.
     """
     M, sampling = states.max_model_len, states.sampling

@@ -42,7 +42,7 @@ class DifferenceRecorder:
         self._updates.close()
 
     def take(self, batch: InputBatch) -> StepDifference:
-        """The difference between the last step taken and this one.
+        """Return the difference between the last step taken and this one.
 
         Raise PlanError for a batch of other states, one that was advanced or committed, and one whose states changed
         since.
@@ -89,7 +89,7 @@ class DifferenceRecorder:
         )
 
     def _plan_of(self, batch: InputBatch) -> tuple[I32, Bools]:
-        """The step's rows, and which of its requests are cancelled."""
+        """Return the step's rows, and which of its requests are cancelled."""
         states = self._states
         if batch.states is not states:
             raise PlanError("this batch was prepared from other states", step=batch.step)
@@ -187,7 +187,7 @@ class DifferenceRecorder:
 
 
 def _extras_of(states: RequestStates, row: int) -> dict[str, Any]:
-    """The fields of `NewRequest` that no array of the difference holds, prompt embeddings among them."""
+    """Return the fields of `NewRequest` that no array of the difference holds, prompt embeddings among them."""
     extras = states.extras
     found: dict[str, Any] = {
         "sampling_params": states.sampling.params.get(row),

@@ -29,8 +29,8 @@ def to_json(given: Mapping[str, Any], req_id: str) -> dict[str, Any]:
 
 
 def from_json(given: Any) -> dict[str, Any]:
-    """The inverse. Raise PlanError for what is not an object with such fields, ConfigError for an adapter without
-    number.
+    """Invert the conversion. Raise PlanError for what is not an object with such fields, ConfigError for an adapter
+    without number.
     """
     try:
         return {
@@ -46,7 +46,7 @@ def from_json(given: Any) -> dict[str, Any]:
 
 
 def _differing(value: Any, req_id: str) -> dict[str, Any]:
-    """The fields of a dataclass that differ from their defaults."""
+    """Return the fields of a dataclass that differ from their defaults."""
     found: dict[str, Any] = {}
     for f in fields(value):
         v = getattr(value, f.name)
@@ -61,7 +61,7 @@ def _differing(value: Any, req_id: str) -> dict[str, Any]:
 
 
 def _values(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields in types that JSON does not have."""
+    """Return the fields in types that JSON does not have."""
     values = dict(given)
     for name, value in given.items():
         match name:

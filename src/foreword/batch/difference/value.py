@@ -42,7 +42,7 @@ class StepDifference:
         return self.base is None
 
     def to_bytes(self) -> bytes:
-        """The difference in the format of docs/difference.md.
+        """Return the difference in the format of docs/difference.md.
 
         Raise RequestError for parameters that JSON cannot hold.
         """

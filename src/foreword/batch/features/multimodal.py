@@ -84,7 +84,9 @@ def mm_inputs(batch: BatchTensors) -> MultiModalInputs:
 
 
 def prefilling_with(by_row: Mapping[int, object], batch: BatchTensors) -> list[int]:
-    """The batch indices of the requests that compute tokens known at admission and whose row has an entry, in order."""
+    """Return the batch indices of the requests that compute tokens known at admission and whose row has an entry, in
+    order.
+    """
     if not by_row:
         return []
     rows = batch.idx_mapping

@@ -28,7 +28,7 @@ class FlashAttnVarlen:
 
 
 def flash_attn_varlen(batch: BatchTensors, group: int = 0) -> FlashAttnVarlen:
-    """The step as FlashAttention takes it, at stable addresses; valid as long as the batch is."""
+    """Return the step as FlashAttention takes it, at stable addresses; valid as long as the batch is."""
     B, lens, held = batch.num_reqs, local_seq_lens(batch, group), batch.num_blocks[group]
     cu_seqlens_k: I32 = prefix_sum(batch, "cu_seqlens_k", lens, group)
     width = int(held.max(initial=0))
@@ -56,7 +56,7 @@ class FlashInferPlan:
 
 
 def flashinfer_plan(batch: BatchTensors, group: int = 0) -> FlashInferPlan:
-    """The step as FlashInfer takes it, at stable addresses; valid as long as the batch is."""
+    """Return the step as FlashInfer takes it, at stable addresses; valid as long as the batch is."""
     B, S = batch.num_reqs, batch.states.block_tables[group].group.block_size
     seq_lens = local_seq_lens(batch, group)
     pages = -(-seq_lens // S)

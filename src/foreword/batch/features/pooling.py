@@ -33,7 +33,7 @@ class PoolingMetadata:
 
 
 def pooling_metadata(batch: BatchTensors) -> PoolingMetadata:
-    """The step's pooling requests; every array empty, and nothing computed, where there are none."""
+    """Return the step's pooling requests; every array empty, and nothing computed, where there are none."""
     extras = batch.states.extras
     index = np.array(prefilling_with(extras.pooling_params, batch), np.int64)
     rows = batch.idx_mapping[index]

@@ -26,8 +26,8 @@ class StateIndices:
 
 
 def state_indices(batch: BatchTensors, group: int = 0) -> StateIndices:
-    """The state blocks of the step. In a recurrent group, with a = num_accepted_tokens and k drafts, they are entries
-    of the request's row:
+    """Return the state blocks of the step. In a recurrent group, with a = num_accepted_tokens and k drafts, they are
+    entries of the request's row:
 
     read = table[b, a − 1] if something is computed else −1;  write = table[b, 0];  drafts[i] = table[b, 1 + i], i < k.
 

@@ -33,7 +33,7 @@ class StagingRing:
         return len(self._slots)
 
     def acquire(self) -> InputBuffers:
-        """The next slot's buffers; PlanError while its last step is in flight."""
+        """Return the next slot's buffers; PlanError while its last step is in flight."""
         slot = self._next
         if self._busy[slot]:
             raise PlanError(

@@ -82,7 +82,7 @@ class InputBuffers:
         return cls(states, max_num_batched_tokens=max_num_batched_tokens, allocator=allocator)
 
     def __repr__(self) -> str:
-        """The sizes, and what the step in the buffers has."""
+        """Return the sizes, and what the step in the buffers has."""
         tokens, reqs, *_ = self.written.tolist()
         return (
             f"<InputBuffers: {reqs} of {self.max_num_reqs} requests, {tokens} of {self.max_num_batched_tokens} tokens, "
@@ -90,11 +90,12 @@ class InputBuffers:
         )
 
     def __getitem__(self, name: str) -> Any:
-        """A tensor's whole buffer, or a tuple of them, one per KV group."""
+        """Return a tensor's whole buffer, or a tuple of them, one per KV group."""
         return self.arrays[name]
 
     def optional(self, name: str, group: int = 0, size: int = 0) -> Any:
-        """The whole buffer of a tensor of `layout.OPTIONAL`, allocated on first use; its address stays from then on.
+        """Return the whole buffer of a tensor of `layout.OPTIONAL`, allocated on first use; its address stays from then
+        on.
 
         size: the number of entries of an axis that the states do not determine (``dims``, ``Lp``, ``C/S``).
         """
@@ -131,7 +132,7 @@ class InputBuffers:
         return range(len(self.states.block_tables) if field.per_group else 1)
 
     def _named(self, field: Field, arrays: Any) -> Arrays:
-        """The field's arrays with the pad value everywhere."""
+        """Return the field's arrays with the pad value everywhere."""
         mine = tuple(next(arrays) for _ in self._groups(field))
         if padding := self._padding(field):
             for array in mine:

@@ -237,7 +237,8 @@ class BatchTensors:
         return self._backend.tensors(self)
 
     def padded(self, name: str, size: int) -> Any:
-        """The first ``size`` entries of a tensor that has a pad value, for a captured graph: the step's, then padding.
+        """Return the first ``size`` entries of a tensor that has a pad value, for a captured graph: the step's, then
+        padding.
 
         idx_mapping, expanded_idx_mapping −1; num_computed_tokens, is_prefilling, logits_indices, … 0 (`layout.STEP`).
         Raise PlanError for another tensor, and for a size below the step's or above the buffer's.

@@ -80,7 +80,7 @@ class DraftLengths:
         self._lengths[rows] = 0
 
     def most_next(self, rows: I32) -> I32:
-        """A likely upper bound of the next `choose`."""
+        """Return a likely upper bound of the next `choose`."""
         return np.minimum(2 * self._lengths[rows] + 1, self._most)
 
     def update(self, rows: I32, kinds: I32, judged: I32, accepted: I32) -> None:

@@ -145,7 +145,9 @@ class GatheredAttention:
         return self._merged(out).to(queries.dtype) if is_spread else out
 
     def _merged(self, own: torch.Tensor) -> torch.Tensor:
-        """The attention outputs [T, num_heads, value_dim] of all keys, from those of this rank's keys (`_partial`)."""
+        """Return the attention outputs [T, num_heads, value_dim] of all keys, from those of this rank's keys
+        (`_partial`).
+        """
         largest = self._shard.max(own[..., -1:].contiguous())
         total = self._shard.sum(own[..., :-1] * torch.exp(own[..., -1:] - largest))
         return total[..., :-1] / total[..., -1:]
@@ -182,7 +184,7 @@ class _Step:
         return self._batch.states.block_tables[group].context_parallel is not None
 
     def slots_of(self, group: int) -> _Slots:
-        """The slots of a KV group."""
+        """Return the slots of a KV group."""
         if group not in self._slots:
             batch, tokens = self._batch, None
             slots, positions = (x[: batch.num_tokens] for x in (batch.slot_mapping[group], batch.positions))
@@ -253,7 +255,7 @@ class _Step:
 
 
 def _positions_within(table: BlockTable) -> I64:
-    """The positions of a block's entries, from its first position on: int64 [block_size]."""
+    """Return the positions of a block's entries, from its first position on: int64 [block_size]."""
     entries, cp = np.arange(table.group.block_size), table.context_parallel
     if cp is None:
         return entries
@@ -297,7 +299,7 @@ def _fused(
 def _capped(
     call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Attention with capped scores, which no fused kernel has. [R, H, N, value_dim]"""
+    """Return attention with capped scores, which no fused kernel has. [R, H, N, value_dim]"""
     scores = _scores(call, query, key, mask)
     if call.sinks is not None:
         sink = call.sinks.float().view(1, *scores.shape[1:3], 1, 1).expand(*scores.shape[:-1], 1)
@@ -309,8 +311,8 @@ def _capped(
 def _partial(
     call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Attention to some of the keys, which others' can be merged with. [R, H, N, value_dim + 2]: the sum of the values
-    weighted by exp(score − largest), the sum of the weights, and the largest score, −∞ where no key is seen.
+    """Return attention to some of the keys, which others' can be merged with. [R, H, N, value_dim + 2]: the sum of the
+    values weighted by exp(score − largest), the sum of the weights, and the largest score, −∞ where no key is seen.
     """
     scores = _scores(call, query, key, mask)
     largest = scores.amax(-1, keepdim=True)
@@ -320,7 +322,7 @@ def _partial(
 
 
 def _scores(call: AttentionCall, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The scores of keys, −∞ where the mask hides them: float32 [R, num_kv_heads, heads per key head, N, S]."""
+    """Return the scores of keys, −∞ where the mask hides them: float32 [R, num_kv_heads, heads per key head, N, S]."""
     grouped = query.unflatten(1, (key.shape[1], -1))
     scores = (grouped @ key[:, :, None].transpose(-1, -2)).float() * call.scale
     scores = scores if call.softcap is None else call.softcap * torch.tanh(scores / call.softcap)

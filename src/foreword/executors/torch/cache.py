@@ -116,7 +116,7 @@ class PagedCache:
 def slot_sizes(
     layers: Sequence[KVLayer], block_size: int, dtype: torch.dtype, recurrent: Sequence[StateLayer] = ()
 ) -> list[int]:
-    """The numbers that each storage slot of a block holds, in ``dtype``: keys and values with their scales, or a
+    """Return the numbers that each storage slot of a block holds, in ``dtype``: keys and values with their scales, or a
     state.
     """
     slots = [layer.slot for layer in layers] + [of.slot for of in recurrent]

@@ -249,8 +249,8 @@ class PagedLayer(AttentionWeights):
     def _projected(
         self, h: Tensor, rotation: Rotation | None, loras: ProductChanges | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Queries, keys, values [T, heads, head_dim], and the gate [T, heads · head_dim], or 0 columns without one.
-        Without keys of its own, a layer has no heads of keys and values.
+        """Return queries, keys, values [T, heads, head_dim], and the gate [T, heads · head_dim], or 0 columns without
+        one. Without keys of its own, a layer has no heads of keys and values.
         """
         spec, layer, dim = self.spec, self.layer, self.heads.head_dim
         flat, gate = self.inputs(h, loras).tensor_split(self.ends[-1:], dim=1)

@@ -52,7 +52,7 @@ class TorchEncoderExecutor(EncoderExecutor):
         self.final_norm = LayerNorm("final_norm", spec, load) if spec.norms_before else None
 
     def encode(self, batch: InputBatch) -> F32:
-        """The hidden states [T, hidden]."""
+        """Return the hidden states [T, hidden]."""
         with torch.inference_mode():
             return as_floats(self._hidden_states(batch))
 
@@ -107,7 +107,7 @@ class EncoderLayer:
         return self.mlp_norm(x + self.mlp(x))
 
     def attention(self, h: Tensor, rotations: Rotations, texts: list[Texts]) -> Tensor:
-        """Each text attends to itself. [T, hidden]"""
+        """Let each text attend to itself. Return [T, hidden]."""
         spec, heads = self.spec, self.spec.num_heads
         qk, v = self.qkv(h).unflatten(1, (3 * heads, spec.head_dim)).split((2 * heads, heads), dim=1)
         if self.layer.rope is not None:
@@ -149,7 +149,7 @@ class Texts:
 
 
 def texts_of(batch: InputBatch, device: torch.device) -> list[Texts]:
-    """The texts of a step, by the power of two that holds their length."""
+    """Return the texts of a step, by the power of two that holds their length."""
     lengths = batch.num_scheduled_tokens
     power = np.ceil(np.log2(lengths))
     found = []

@@ -11,7 +11,7 @@ _ALIGNMENT = 8  # 16 bytes of the narrowest format
 
 
 def aligned(columns: int) -> int:
-    """The columns that matrices of `grouped` must have instead, filled with zeros."""
+    """Return the columns that matrices of `grouped` must have instead, filled with zeros."""
     return columns + -columns % _ALIGNMENT
 
 
@@ -26,7 +26,7 @@ def waits_for_host(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def grouped(x: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
-    """Rows [ends[i − 1], ends[i]) of x [N, in] times matrices[i]ᵀ. [N, out]
+    """Return rows [ends[i − 1], ends[i]) of x [N, in] times matrices[i]ᵀ. [N, out]
 
     matrices: [groups, out, aligned(in)]; ends: int32 [groups], ascending, the last one N.
     """

@@ -75,7 +75,7 @@ class IntegerMatrix(ABC):
 
     @abstractmethod
     def _allocate(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The integers, all zero, and the scales."""
+        """Return the integers, all zero, and the scales."""
 
     @abstractmethod
     def _round(self, rows: slice, own: Tensor, whole: Tensor, grid: Grid | None) -> None:
@@ -87,7 +87,7 @@ class IntegerMatrix(ABC):
 
     @abstractmethod
     def _floats(self) -> Tensor:
-        """The weights in the dtype of the scales, [at least outputs, columns]."""
+        """Return the weights in the dtype of the scales, [at least outputs, columns]."""
 
 
 class Int8Matrix(IntegerMatrix):
@@ -163,7 +163,7 @@ class Q4Matrix(IntegerMatrix):
             part.copy_(self._packed(part).view(torch.uint8).view(part.shape))
 
     def _packed(self, values: Tensor) -> Tensor:
-        """Rows in PyTorch's layout."""
+        """Return rows in PyTorch's layout."""
         if self._on_cpu:
             integers = torch.stack((values >> 4, values & 15), -1).flatten(1).int()
             return torch.ops.aten._convert_weight_to_int4pack_for_cpu(integers, self._tiles)

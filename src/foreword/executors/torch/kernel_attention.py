@@ -22,7 +22,7 @@ _TABLES_AT = _NUM_COMPUTED + 1  # in a record: its block tables, one after the o
 
 
 def paged_attention(cache: PagedCache, shard: Shard | None = None) -> PagedAttention:
-    """The attention of a cache: by kernels on a GPU where Triton is installed. shard: see `GatheredAttention`."""
+    """Return the attention of a cache, by kernels on a GPU if Triton is installed. shard: see `GatheredAttention`."""
     if cache.device.type != "cuda" or find_spec("triton") is None:
         return GatheredAttention(cache, shard)
     from foreword.device.cuda import CudaDevice
@@ -31,7 +31,7 @@ def paged_attention(cache: PagedCache, shard: Shard | None = None) -> PagedAtten
 
 
 def dot_type(dtype: torch.dtype, device: torch.device) -> str:
-    """The type of the operands of products; float32 in Triton's interpreter, which has no sums of bfloat16."""
+    """Return the type of the operands of products; float32 in Triton's interpreter, which has no sums of bfloat16."""
     return _DOT[dtype] if device.type == "cuda" else "float32"
 
 

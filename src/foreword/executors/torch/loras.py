@@ -128,7 +128,7 @@ class Loras:
         return step_adapters(batch, self._held[0])
 
     def of_step(self, batch: InputBatch) -> StepLoras | None:
-        """The adapters of a batch, None if no token has one. Raise PlanError for a number without an adapter."""
+        """Return the adapters of a batch, None if no token has one. Raise PlanError for a number without an adapter."""
         mapping = self.mapping(batch)
         if mapping is None:
             return None
@@ -139,7 +139,7 @@ class Loras:
         return StepLoras(factors, torch.from_numpy(tokens).to(self._device), torch.from_numpy(ends).to(self._device))
 
     def _fused(self, adapter: LoraAdapter, parts: Parts, outputs: tuple[range, ...], inputs: range) -> Factors:
-        """The factors of one adapter [1, …]: the outputs of a part are computed from its own ranks."""
+        """Return the factors of one adapter [1, …]: the outputs of a part are computed from its own ranks."""
         pairs = [adapter.pairs.get(part) for part in parts]
         rank = aligned(sum(pair.a.shape[0] for pair in pairs if pair))
         a = np.zeros((1, rank, aligned(len(inputs))), np.float32)

@@ -28,6 +28,6 @@ class Norm:
 def norms_around(
     spec: DecoderSpec, before: str, after: str, load: Loader, *, has_before: bool = True
 ) -> tuple[Norm, Norm]:
-    """The norms before and after a part of a layer."""
+    """Return the norms before and after a part of a layer."""
     first = before if spec.pre_norms and has_before else None
     return Norm(spec, first, load), Norm(spec, after if spec.post_norms else None, load)

@@ -30,8 +30,8 @@ def device_of(name: str) -> torch.device:
 
 
 def device_of_rank(name: str, rank: int, size: int, num_devices: int) -> str:
-    """The device of a rank of ``size`` ranks on a machine with ``num_devices`` CUDA devices: "cpu" for "cpu", and a
-    device of its own for "cuda". Raise ConfigError for another name, and for fewer devices than ranks.
+    """Return the device of a rank of ``size`` ranks on a machine with ``num_devices`` CUDA devices: "cpu" for "cpu",
+    and a device of its own for "cuda". Raise ConfigError for another name, and for fewer devices than ranks.
     """
     if name not in ("cpu", "cuda"):
         raise ConfigError(

@@ -41,7 +41,7 @@ class PacketRing:
         self._slots = memoryview(self._memory)[start:]
 
     def slot(self, chunk: int, size: int) -> memoryview:
-        """The first ``size`` bytes of the slot of a chunk."""
+        """Return the first ``size`` bytes of the slot of a chunk."""
         start = chunk % _NUM_SLOTS * _SLOT_BYTES
         return self._slots[start : start + size]
 
@@ -99,7 +99,7 @@ class PacketReader:
 
 
 def _new_file(size: int) -> int:
-    """The descriptor of a file of zeros, in memory where the system has such."""
+    """Return the descriptor of a file of zeros, in memory where the system has such."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("foreword")
     else:

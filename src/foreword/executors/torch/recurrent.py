@@ -75,7 +75,7 @@ class RecurrentLayer:
         return out
 
     def _short(self, h: Tensor, u: Tensor, z: Tensor, step: RecurrentStep) -> Tensor:
-        """The output of short_conv [T, hidden] for its channels u and its gate z."""
+        """Return the output of short_conv [T, hidden] for its channels u and its gate z."""
         own, states = self.spec, step.states[self.index]
         past = states[step.read[self.group]].masked_fill(step.is_new[:, None], 0)
         known = torch.cat((past.reshape(-1, own.num_channels), u))
@@ -91,7 +91,7 @@ class RecurrentLayer:
         return silu(out if self.conv_bias is None else out + self.conv_bias)
 
     def _weighted(self, known: Tensor, window: Tensor) -> Tensor:
-        """The causal convolution, per channel. [T, channels]"""
+        """Return the causal convolution, per channel. [T, channels]"""
         out = known[window[:, 0]] * self.conv[:, 0]
         for i in range(1, self.spec.conv_kernel):
             out.addcmul_(known[window[:, i]], self.conv[:, i])
@@ -133,7 +133,7 @@ class RecurrentLayer:
         return y.view(len(u), own.num_heads, own.value_dim), torch.cat((matrices, *drafted)) if drafted else matrices
 
     def _gated(self, y: Tensor, gate: Tensor) -> Tensor:
-        """The gated and normed outputs [T, num_values]. gate: [T, num_values]"""
+        """Return the gated and normed outputs [T, num_values]. gate: [T, num_values]"""
         if self.norm is None:
             return y.flatten(1) * gate
         if self.is_delta:

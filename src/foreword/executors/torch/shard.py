@@ -56,7 +56,7 @@ class Shard:
         return x
 
     def max(self, x: Tensor) -> Tensor:
-        """The largest of the ranks' values of each entry, in x's own memory."""
+        """Return the largest of the ranks' values of each entry, in x's own memory."""
         if self.size > 1:
             options = dist.AllreduceOptions()
             options.reduceOp = dist.ReduceOp.MAX
@@ -64,7 +64,7 @@ class Shard:
         return x
 
     def collect(self, x: Tensor) -> list[Tensor]:
-        """Every rank's x, of one shape, on the first rank; nothing on the others."""
+        """Return every rank's x, of one shape, on the first rank; nothing on the others."""
         if self.size == 1 or not x.numel():
             return [x] * (self.size if self.rank == 0 else 0)
         parts = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else []
@@ -72,13 +72,13 @@ class Shard:
         return parts
 
     def share(self, x: Tensor) -> list[Tensor]:
-        """Every rank's x, of one shape, on every rank."""
+        """Return every rank's x, of one shape, on every rank."""
         parts = [torch.empty_like(x) for _ in range(self.size)]
         self._wait(x, self._group(x).allgather([parts], [x]))
         return parts
 
     def gather(self, x: Tensor, count: int) -> Tensor:
-        """The ranks' parts [N, part] side by side [N, count] on the first rank; x itself on the others."""
+        """Return the ranks' parts [N, part] side by side [N, count] on the first rank; x itself on the others."""
         if self.size == 1:
             return x
         sizes = [len(Shard(rank, self.size).part(count)) for rank in range(self.size)]
@@ -110,7 +110,7 @@ class Shard:
 
 
 def too_late(timeout: float) -> TimeoutError:
-    """The error where other ranks do not answer."""
+    """Return the error where other ranks do not answer."""
     return TimeoutError(f"another rank did not answer within {timeout:g} s (rank_timeout)")
 
 
@@ -178,8 +178,8 @@ class Shards:
         return {name: shard for name, shard in found.items() if shard.size > 1}
 
     def spec(self, spec: DecoderSpec) -> DecoderSpec:
-        """The model with the heads of this rank alone. Raise ConfigError unless the ranks divide the heads evenly, and
-        if norms need those of other ranks.
+        """Return the model with the heads of this rank alone. Raise ConfigError unless the ranks divide the heads
+        evenly, and if norms need those of other ranks.
         """
         size, of_keys = self.heads.size, sorted({shape.num_kv_heads for shape in spec.head_shapes})
         counts = (spec.num_heads, *of_keys)

@@ -103,6 +103,6 @@ class RecurrentStep:
         return self._indices[kernel]
 
     def _rows(self, at: I64, request: I64, past: int) -> Tensor:
-        """The rows of the inputs at t = at, which are among the ``past`` kept ones of a request if negative."""
+        """Return the rows of the inputs at t = at, which are among the ``past`` kept ones of a request if negative."""
         here = len(self._lengths) * past + self._begins[np.maximum(at, 0)] + request
         return as_tensor(np.where(at < 0, request * past + past + at, here), self._device)

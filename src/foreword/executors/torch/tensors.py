@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 def as_tensor(array: AnyArray, device: torch.device | str = "cpu") -> torch.Tensor:
-    """A tensor of the array's values. On the CPU it shares the array's memory, which may be read-only: do not write
-    to it.
+    """Return a tensor of the array's values. On the CPU it shares the array's memory, which may be read-only: do not
+    write to it.
     """
     return torch.from_dlpack(array).to(device)
 
 
 def as_floats(tensor: torch.Tensor) -> F32:
-    """The tensor's values in host memory, shared with it if it is float32 there."""
+    """Return the tensor's values in host memory, shared with it if it is float32 there."""
     floats: F32 = tensor.float().cpu().numpy()
     return floats

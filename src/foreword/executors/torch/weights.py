@@ -80,7 +80,7 @@ class Loader:
         self.weight_format = weight_format
 
     def __call__(self, name: str, dtype: torch.dtype | None = None, *, split: Split | None = None) -> Tensor:
-        """The weight, in its own shape."""
+        """Return the weight, in its own shape."""
         return self._joined([name], dtype, split).reshape(-1, *self.weights[name].shape[1:])
 
     def linear(
@@ -92,8 +92,8 @@ class Loader:
         split: Split | None = None,
         among: Shard | None = None,
     ) -> Linear:
-        """The matrices prefix + name as one product. biases: the names that have one. among: the ranks of ``split``,
-        None for all.
+        """Return the matrices prefix + name as one product. biases: the names that have one. among: the ranks of
+        ``split``, None for all.
         """
         among = among or self.shards.all
         parts, with_bias = tuple(prefix + name for name in names), {prefix + name for name in biases}
@@ -137,7 +137,7 @@ class Loader:
         return torch.stack(of_one)
 
     def among_heads(self, name: str) -> Tensor:
-        """The rank's part of a vector with a number for each head."""
+        """Return the rank's part of a vector with a number for each head."""
         part = self.shards.heads.part(self.weights[name].shape[0])
         return self(name)[part.start : part.stop]
 
@@ -157,7 +157,9 @@ class Loader:
         *,
         by_column: bool = False,
     ) -> Tensor:
-        """The rows of all weights [Σ rows, columns]. by_column: whether a column is contiguous, instead of a row."""
+        """Return the rows of all weights [Σ rows, columns]. by_column: whether a column is contiguous, instead of a
+        row.
+        """
         tensors = [self.weights[name] for name in names]
         parts = [_part(tensor, split, among or self.shards.all) for tensor in tensors]
         sizes = [len(rows) for rows, _ in parts]
@@ -188,7 +190,7 @@ class Loader:
 
 
 def _part(tensor: Stored, split: Split | None, among: Shard) -> tuple[range, range]:
-    """The rows and the columns of a weight that this rank reads."""
+    """Return the rows and the columns of a weight that this rank reads."""
     rows, columns = prod(tensor.shape[:-1]), tensor.shape[-1]
     return (
         among.part(rows) if split == "outputs" else range(rows),
@@ -197,7 +199,7 @@ def _part(tensor: Stored, split: Split | None, among: Shard) -> tuple[range, ran
 
 
 def _decoded(tensor: Stored, rows: range, columns: range) -> Iterator[F32]:
-    """A part of a weight, a few rows at a time: of a quantised one, whole blocks are decoded."""
+    """Yield a part of a weight, a few rows at a time: of a quantised one, whole blocks are decoded."""
     quant = tensor.quant
     first, last = columns.start // quant.block_size, -(-columns.stop // quant.block_size)
     begin = columns.start - first * quant.block_size
@@ -207,7 +209,7 @@ def _decoded(tensor: Stored, rows: range, columns: range) -> Iterator[F32]:
 
 
 def _stored(tensor: Stored, rows: range) -> Iterator[U8]:
-    """Rows of a weight as the file holds them, a few at a time."""
+    """Yield rows of a weight as the file holds them, a few at a time."""
     width = tensor.shape[-1]
     step = max(1, _PART // width)
     for start in range(0, len(rows), step):

@@ -37,7 +37,7 @@ class Connected:
 
 
 def why_not(config: PreTrainedConfig) -> str | None:
-    """The reason why layers of a model with this configuration are not connected; None if they are."""
+    """Return the reason why layers of a model with this configuration are not connected; None if they are."""
     if config.model_type not in _METHODS:
         return "its layers do not use the attention interface"
     if config.model_type == "falcon" and config.alibi:

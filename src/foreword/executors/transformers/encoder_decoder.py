@@ -103,7 +103,7 @@ class EncoderDecoderExecutor(TransformersExecutor):
             self._attend_in = self._attend_in_step
 
     def _decode(self, ids: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, at: I64) -> torch.Tensor:
-        """The decoder's logits [L, V] of ids [1, T] at positions [T]. states: [1, S, hidden], of the encoder."""
+        """Return the decoder's logits [L, V] of ids [1, T] at positions [T]. states: [1, S, hidden], of the encoder."""
         self._num_calls = 0
         with torch.inference_mode(), steps_of(self.model, positions, as_tensor(at, ids.device)):
             return self.model(
@@ -210,7 +210,7 @@ class _Places:
             self.of_row[row], self._generation[row] = place, states.row_generation[row]
 
     def _free_place(self, batch: InputBatch) -> int:
-        """A place that was never used, or the one whose content was given to a row the longest time ago."""
+        """Return a place that was never used, or the one whose content was given to a row the longest time ago."""
         if self._unused:
             return self._unused.pop()
         states = batch.states
@@ -252,18 +252,18 @@ def steps_of(model: PreTrainedModel, positions: torch.Tensor, at: torch.Tensor) 
 def _attend_fully(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Attention of an encoder, whose tokens see each other."""
+    """Return attention of an encoder, whose tokens see each other."""
     grouped = query.shape[1] != key.shape[1]
     out = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale, enable_gqa=grouped)
     return out.transpose(1, 2)
 
 
 def cross_blocks(max_encoder_len: int) -> int:
-    """Blocks of the longest encoder output."""
+    """Return blocks of the longest encoder output."""
     return -(-max_encoder_len // CROSS_BLOCK_SIZE)
 
 
 def cross_bytes(trace: DecoderTrace, max_encoder_len: int, dtype: torch.dtype) -> int:
-    """Bytes of the cross-attention's keys and values of one request."""
+    """Return bytes of the cross-attention's keys and values of one request."""
     size = sum(slot_sizes(trace.cross_layers, CROSS_BLOCK_SIZE, dtype))
     return size * int(dtype.itemsize) * cross_blocks(max_encoder_len)

@@ -33,7 +33,7 @@ DEFAULT_LENGTH = 512  # of models without a longest position, whose positions ar
 
 
 def encoder_decoder_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
-    """The class of encoder–decoders with such a configuration; None if it is not one that runs."""
+    """Return the class of encoder–decoders with such a configuration; None if it is not one that runs."""
     if not config.is_encoder_decoder or config.model_type not in TYPES:
         return None
     mappings = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING
@@ -43,7 +43,7 @@ def encoder_decoder_class(config: PreTrainedConfig) -> type[PreTrainedModel] | N
 
 
 def decoder_length(config: PreTrainedConfig) -> int:
-    """The tokens that the decoder was made for."""
+    """Return the tokens that the decoder was made for."""
     names = "max_target_positions", "max_position_embeddings", "n_positions"
     return next((int(value) for name in names if (value := getattr(config, name, None))), DEFAULT_LENGTH)
 
@@ -94,7 +94,7 @@ def traced(model: PreTrainedModel, reader: EncoderPromptReader) -> DecoderTrace:
 
 
 def own_logits(model: PreTrainedModel, encoder_input: AnyArray, tokens: tuple[int, ...]) -> F32:
-    """The logits [T, V] of the model's own forward pass."""
+    """Return the logits [T, V] of the model's own forward pass."""
     given = torch.tensor(encoder_input, device=model.device)[None]
     given = given.to(model.dtype) if given.is_floating_point() else given.long()
     name = model.get_encoder().main_input_name

@@ -98,7 +98,7 @@ class EncoderPromptReader:
 
 
 def _first_tokens(speech: Speech, given: Mapping[str, Any]) -> Sequence[int]:
-    """The decoder's prompt, as given or of the language, the task and whether timestamps are wanted."""
+    """Return the decoder's prompt, as given or of the language, the task and whether timestamps are wanted."""
     chosen = {key: given[key] for key in CHOICES if key in given}
     if (tokens := given.get("prompt_token_ids")) is not None:
         for key, value in chosen.items():

@@ -176,7 +176,7 @@ class TransformersExecutor(TransferPagedExecutor):
 
 
 def _with_lora(layer: torch.nn.Module, loras: StepLoras, name: str) -> RemovableHandle:
-    """The layer adds what the adapters change in it."""
+    """Let the layer add the products of adapters. Return the hook."""
 
     def add(_: torch.nn.Module, args: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
         loras.add(out[0], args[0][0], (name,))
@@ -197,5 +197,5 @@ def _with_deepstack(model: PreTrainedModel, places: torch.Tensor, features: Sequ
 
 
 def _no_mask(**_: Any) -> torch.Tensor:
-    """A tensor that is not read: the calls' masks are known from the trace."""
+    """Return a tensor that is not read: the calls' masks are known from the trace."""
     return torch.empty(0, dtype=torch.bool)

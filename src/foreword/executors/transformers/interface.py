@@ -57,5 +57,5 @@ def attention_of(model: PreTrainedModel, name: str) -> Iterator[None]:
 
 
 def forward(model: PreTrainedModel, **inputs: Any) -> torch.Tensor:
-    """The logits [L, V] of one sequence or batch, without a cache of the model's own."""
+    """Return the logits [L, V] of one sequence or batch, without a cache of the model's own."""
     return model(use_cache=False, return_dict=True, **inputs).logits[0]

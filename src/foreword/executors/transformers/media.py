@@ -114,7 +114,7 @@ class TransformersEncoder:
         return _Encoded(placed["replacement"], vectors, grid)
 
     def _positions(self, token_ids: list[int], encoded: Sequence[_Encoded]) -> tuple[I32 | None, int]:
-        """The positions of a prompt by the model's own rule, and what later ones add."""
+        """Return the positions of a prompt by the model's own rule, and what later ones add."""
         if self._rule is None:
             return None, 0
         names = {name for one in encoded for name in one.grid}
@@ -126,7 +126,7 @@ class TransformersEncoder:
 
 
 def _joined(found: torch.Tensor | Sequence[torch.Tensor]) -> F32:
-    """The vectors [N, hidden] of an encoder's output."""
+    """Return the vectors [N, hidden] of an encoder's output."""
     joined = found if isinstance(found, torch.Tensor) else torch.cat(list(found))
     return as_floats(joined.flatten(0, -2))
 
@@ -138,7 +138,10 @@ def named(function: Callable[..., Any] | None, given: Any) -> dict[str, torch.Te
 
 
 def load_processor(folder: Path, model: PreTrainedModel) -> Any:
-    """The processor of a directory, without videos. Raise ModelError if it has none, or one of code of its own."""
+    """Return the processor of a directory, without videos.
+
+    Raise ModelError if it has none, or one of code of its own.
+    """
     files = [path for path in map(folder.joinpath, PROCESSOR_FILES) if path.exists()]
     name = next(filter(None, (json.loads(path.read_text("utf-8")).get("processor_class") for path in files)), None)
     kind: Any = getattr(transformers, name, None) if name else PROCESSOR_MAPPING.get(type(model.config), None)

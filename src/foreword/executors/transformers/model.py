@@ -209,7 +209,7 @@ def served(module: PreTrainedModel, max_model_len: int, *, must_page: bool = Fal
 def _media(
     folder: Path, module: PreTrainedModel, trace: Trace, inputs: Inputs, tokenizer: Tokenizer, cache_bytes: int
 ) -> tuple[TransformersEncoder | None, dict[str, str]]:
-    """The model's encoders, and the kinds of media that it does not take, with the reasons."""
+    """Return the model's encoders, and the kinds of media that it does not take, with the reasons."""
     core = getattr(module, "model", module)
     refused = dict.fromkeys(ARGUMENTS, "it is a model of text")
     if not any(hasattr(core, f"get_{kind}_features") for kind in ARGUMENTS):
@@ -249,7 +249,7 @@ def _first_line(error: Exception) -> str:
 
 
 def causal_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
-    """The class of causal models with such a configuration; None if there is none."""
+    """Return the class of causal models with such a configuration; None if there is none."""
     mappings = MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING
     found: Any = next((of[type(config)] for of in mappings if type(config) in of), None)
     kind: type[PreTrainedModel] | None = found[0] if isinstance(found, tuple) else found
@@ -257,7 +257,7 @@ def causal_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
 
 
 def max_model_len(config: PreTrainedConfig) -> int:
-    """The tokens that a model was made for: `ANY_LENGTH` if its configuration names no longest position.
+    """Return the tokens that a model was made for: `ANY_LENGTH` if its configuration names no longest position.
 
     Rotary frequencies that depend on the longest position of a step would differ between steps of one request: the
     model is then used up to the length at which they begin to.
@@ -287,7 +287,7 @@ def _ropes(parameters: Any) -> Iterator[dict[str, Any]]:
 
 
 def _tokenizer(folder: Path, config: PreTrainedConfig, *, lowercase: bool) -> Tokenizer:
-    """The tokenizer of the directory; one that has no tokenizer.json is converted by transformers."""
+    """Return the tokenizer of the directory; one that has no tokenizer.json is converted by transformers."""
     if (folder / "tokenizer.json").exists():
         return Tokenizer.from_directory(folder, lowercase=lowercase)
     converted = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

@@ -109,7 +109,10 @@ class OwnCacheExecutor(HostExecutor):
         return logits
 
     def _cache_of(self, batch: InputBatch, b: int) -> RequestCache:
-        """The cache of the computed tokens of a request. It is made again if a step that failed has changed it."""
+        """Return the cache of the computed tokens of a request.
+
+        It is made again if a step that failed has changed it.
+        """
         block, num_computed = int(batch.block_table[0][b, 0]), int(batch.num_computed_tokens[b])
         cache = self._caches.get(block)
         if cache is None or num_computed == 0 or cache.num_tokens != num_computed:
@@ -162,7 +165,7 @@ class OwnCacheExecutor(HostExecutor):
         self._caches.clear()
 
     def _forward(self, cache: RequestCache, ids: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        """The logits [B, L, V] at tokens ``wanted`` of ids [B, T], which are added to the cache."""
+        """Return the logits [B, L, V] at tokens ``wanted`` of ids [B, T], which are added to the cache."""
         argument, inputs, first = self.trace.argument, self.trace.inputs, cache.num_tokens
         given: dict[str, Any] = {}
         cache.num_tokens = -1  # until the model has changed all of it
@@ -233,19 +236,21 @@ def _traced(model: PreTrainedModel, why_not_paged: str) -> OwnCacheTrace:
 
 
 def _furthest(model: PreTrainedModel, trace: OwnCacheTrace, expected: Mapping[str, F32]) -> float:
-    """The largest distance of the logits at the last tokens of the prompts, computed in chunks, from those expected."""
+    """Return the largest distance of the logits at the last tokens of the prompts, computed in chunks, from those
+    expected.
+    """
     requests = [NewRequest(name, prompt, (), (1,)) for name, prompt in PROMPTS.items()]
     return furthest_last(trace, partial(OwnCacheExecutor, model, trace, block_size=BLOCK_SIZE), requests, expected)
 
 
 def _own_logits(model: PreTrainedModel, prompt: tuple[int, ...]) -> F32:
-    """The logits [T, V] of the model's own forward pass."""
+    """Return the logits [T, V] of the model's own forward pass."""
     return as_floats(forward(model, input_ids=torch.tensor([prompt], device=model.device)))
 
 
 def _measured(model: PreTrainedModel, trace: OwnCacheTrace) -> tuple[OwnCacheTrace, bool]:
-    """The trace with the bytes of caches, and whether they all have one size. A cache that grows up to a window is
-    measured as one that grows for ever.
+    """Return the trace with the bytes of caches, and whether they all have one size. A cache that grows up to a window
+    is measured as one that grows for ever.
     """
     executor, sizes = OwnCacheExecutor(model, trace, num_blocks=1, block_size=BLOCK_SIZE), []
     for num_tokens in MEASURED:
@@ -263,7 +268,7 @@ def _measured(model: PreTrainedModel, trace: OwnCacheTrace) -> tuple[OwnCacheTra
 
 
 def _tensors(cache: RequestCache) -> list[torch.Tensor]:
-    """The tensors that a cache holds, in attributes and containers of its objects."""
+    """Return the tensors that a cache holds, in attributes and containers of its objects."""
     found, seen, left = [], dict[int, Any](), [cache.own, cache.in_modules]
     while left:
         value = left.pop()

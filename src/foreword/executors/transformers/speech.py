@@ -22,7 +22,7 @@ NOT_APPLIED = "compression_ratio_threshold", "logprob_threshold", "no_speech_thr
 
 
 def generation_rules(model: PreTrainedModel, vocab_size: int) -> GenerationRules:
-    """The tokens that the generation config suppresses. Raise ModelError for rules that are not applied."""
+    """Return the tokens that the generation config suppresses. Raise ModelError for rules that are not applied."""
     config = model.generation_config
     words = getattr(config, "bad_words_ids", None) or ()
     if any(len(word) != 1 for word in words):
@@ -83,7 +83,7 @@ def _known(tokens: Iterable[int], vocab_size: int) -> list[int]:
 
 
 def _languages(generation: GenerationConfig) -> dict[str, int]:
-    """The tokens of languages by their codes and names; none of a model of one language."""
+    """Return the tokens of languages by their codes and names; none of a model of one language."""
     if getattr(generation, "is_multilingual", True) is False:
         return {}
     found = {text.strip("<|>"): token for text, token in (getattr(generation, "lang_to_id", None) or {}).items()}
@@ -91,7 +91,7 @@ def _languages(generation: GenerationConfig) -> dict[str, int]:
 
 
 def _forced(generation: GenerationConfig, config: Any) -> list[int | None]:
-    """The tokens after the first one that old configurations force."""
+    """Return the tokens after the first one that old configurations force."""
     pairs = getattr(generation, "forced_decoder_ids", None) or getattr(config, "forced_decoder_ids", None) or ()
     if [place for place, _ in pairs] != list(range(1, 1 + len(pairs))):
         raise ModelError(f"its forced_decoder_ids {pairs!r:.100} are not those of the first places")

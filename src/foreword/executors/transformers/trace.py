@@ -150,7 +150,7 @@ class _Recorder:
     def make_mask(
         self, *, mask_function: MaskFunction, q_length: int, kv_length: int, device: torch.device, **_: Any
     ) -> torch.Tensor:
-        """The mask as a tensor that a later call is recognised by."""
+        """Return the mask as a tensor that a later call is recognised by."""
         queries, keys = torch.arange(q_length, device=device)[:, None], torch.arange(kv_length, device=device)
         made = _evaluated(mask_function, queries, keys).expand(1, 1, q_length, kv_length).contiguous()
         self._made[made.data_ptr()] = made, mask_function
@@ -209,11 +209,13 @@ def default_scale(query: torch.Tensor) -> float:
 
 
 def kind_of(mask_function: MaskFunction, num_positions: int, device: torch.device | str = "cpu") -> Mask:
-    """The mask that a function of positions describes, over so many positions. Raise ModelError for another kind."""
+    """Return the mask that a function of positions describes, over so many positions. Raise ModelError for another
+    kind.
+    """
     keys = torch.arange(num_positions, device=device)
 
     def first_seen(position: int) -> int:
-        """The first key of a query, whose keys are all from there to itself."""
+        """Return the first key of a query, whose keys are all from there to itself."""
         seen = _evaluated(mask_function, keys[position : position + 1, None], keys)[0]
         first = int(seen.int().argmax())
         if not bool(seen[first : position + 1].all()) or bool(seen[position + 1 :].any()):
@@ -231,7 +233,7 @@ def kind_of(mask_function: MaskFunction, num_positions: int, device: torch.devic
 
 
 def _evaluated(mask_function: MaskFunction, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """The mask bool [queries, keys]. Raise ModelError if it depends on more than positions."""
+    """Return the mask bool [queries, keys]. Raise ModelError if it depends on more than positions."""
     try:
         seen = mask_function(0, 0, queries, keys)
     except Exception:

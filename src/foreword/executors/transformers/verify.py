@@ -45,8 +45,8 @@ class Inputs(NamedTuple):
 
 
 def inputs_of(model: PreTrainedModel, trace: Trace, mrope_dims: int = 0) -> Inputs:
-    """The inputs with which chunked steps give the logits of the model's own forward pass. Raise ModelError without
-    any.
+    """Return the inputs with which chunked steps give the logits of the model's own forward pass. Raise ModelError
+    without any.
     """
     hidden_size = 0
     with torch.inference_mode(), attention_of(model, "eager"):
@@ -145,7 +145,7 @@ def _maker(model: PreTrainedModel, trace: Trace, inputs: Inputs) -> MakeExecutor
 
 
 def tolerance(model: PreTrainedModel) -> float:
-    """The largest `distance` of logits that counts as none, which depends on the model's numbers."""
+    """Return the largest `distance` of logits that counts as none, which depends on the model's numbers."""
     return NO_DISTANCE if model.dtype == torch.float32 else 0.2
 
 
@@ -157,7 +157,7 @@ def _floats(tensor: torch.Tensor) -> F32:
 def furthest_last(
     trace: Trace, make: MakeExecutor, requests: Sequence[NewRequest], expected: Mapping[str, F32]
 ) -> float:
-    """The largest distance of the logits at the last tokens of the requests of `PROMPTS`, after `STEPS`."""
+    """Return the largest distance of the logits at the last tokens of the requests of `PROMPTS`, after `STEPS`."""
     wanted = {name: [len(prompt) - 1] for name, prompt in PROMPTS.items()}
     computed = _logits(trace, make, requests, wanted, STEPS)
     return max(distance(computed[name][0], expected[name]) for name in PROMPTS)
@@ -170,7 +170,9 @@ def _logits(
     wanted: Mapping[str, Sequence[int]],
     steps: Sequence[Mapping[str, int]],
 ) -> dict[str, list[F32]]:
-    """The logits at wanted positions of each request, which are ascending, as an executor computes them in steps."""
+    """Return the logits at wanted positions of each request, which are ascending, as an executor computes them in
+    steps.
+    """
     groups = batch_groups(trace, BLOCK_SIZE)
     lengths = {request.req_id: len(request.prompt_token_ids or ()) + 1 for request in requests}
     blocks_of = {

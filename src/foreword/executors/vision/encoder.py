@@ -103,7 +103,7 @@ class ImageEncoder:
         )
 
     def _features(self, k: int, squares: F32) -> F32:
-        """The features of a layer of the decoder, of the same shapes."""
+        """Return the features of a layer of the decoder, of the same shapes."""
         joined = squares.swapaxes(2, 3).reshape(len(squares), -1, self._weight(f"features.{k}.norm").shape[0])
         weight, bias = (self._weight(f"features.{k}.{name}") for name in ("norm", "norm_bias"))
         return self._mlp(layer_norm(joined, weight, bias, self.spec.tower.norm_eps), f"features.{k}.")
@@ -114,7 +114,7 @@ class ImageEncoder:
         return np.asarray(out + self._weight(f"{prefix}out_bias"), np.float32)
 
     def _positions(self, grid: Grid) -> F32:
-        """The positions of the patches of a tile, [rows · columns, hidden]."""
+        """Return the positions of the patches of a tile, [rows · columns, hidden]."""
         table, side = self._weight("positions"), round(self.spec.num_positions**0.5)
         if self.spec.placing != "linear":
             return table[position_ids(self.spec, grid)]

@@ -73,7 +73,10 @@ def minicpm3(config: Config) -> DecoderSpec:
 
 
 def _mla(config: Config) -> MlaSpec:
-    """The sizes of the heads. GGUF files have them as ``…_mla``; older ones in place of the lengths of one head."""
+    """Return the sizes of the heads.
+
+    GGUF files have them as ``…_mla``; older ones in place of the lengths of one head.
+    """
     if config.prefix:
         rope_dim = config.size(ROTARY_DIM)
         query, value = (
@@ -100,7 +103,10 @@ def _rope(config: Config, mla: MlaSpec) -> RopeSpec:
 
 
 def _latent(config: Config, mla: MlaSpec) -> dict[str, Any]:
-    """The differences of latent attention. With yarn, the scale of scores has the square of m(mscale_all_dim)."""
+    """Return the differences of latent attention.
+
+    With yarn, the scale of scores has the square of m(mscale_all_dim).
+    """
     parameters, scale = rope_parameters(config), (mla.nope_dim + mla.rope_dim) ** -0.5
     rules = Config(config.path, parameters)
     if parameters.get("rope_type", "default") != "default" and (all_dims := rules.get("mscale_all_dim", float, 0.0)):
@@ -109,7 +115,7 @@ def _latent(config: Config, mla: MlaSpec) -> dict[str, Any]:
 
 
 def _with_mscale(config: Config) -> Config:
-    """The config with both scales of yarn, which are equal, from the one that a GGUF file has, a tenth of them."""
+    """Return the config with both scales of yarn, which are equal. A GGUF file has one number, a tenth of them."""
     scaling = config.value("rope_scaling")
     if not config.prefix or not isinstance(scaling, dict) or "yarn_log_multiplier" not in scaling:
         return config

@@ -133,7 +133,7 @@ def _modernbert_head(config: Config, labels: int) -> tuple[HeadLayer, ...]:
 
 
 def weight_and_bias(names: Mapping[str, str]) -> dict[str, str]:
-    """Each canonical name with its module in files: the weight, and the bias."""
+    """Return each canonical name with its module in files: the weight, and the bias."""
     weights = {name: f"{module}.weight" for name, module in names.items()}
     return weights | {f"{name}_bias": f"{module}.bias" for name, module in names.items()}
 

@@ -43,7 +43,7 @@ def gpt_oss(config: Config) -> DecoderSpec:
 
 
 def _with_rope(config: Config) -> Config:
-    """The config with the rotary parameters that it leaves out: a GGUF file does not tell that ramps are exact."""
+    """Return the config with the rotary parameters that it lacks. A GGUF file does not say that ramps are exact."""
     scaling = config.value("rope_scaling")
     if config.prefix and isinstance(scaling, dict) and scaling.get("rope_type") == "yarn":
         return replace(config, values={**config.values, "rope_scaling": {**scaling, "truncate": False}})

@@ -71,7 +71,7 @@ def _flags(config: Config, count: int) -> list[bool]:
 
 
 def _sparse(config: Config, moe: MoeSpec, count: int) -> list[MoeSpec | None]:
-    """The experts of each layer: ``moe_layers`` lists those that have them; else the last of every step has."""
+    """Return the experts of each layer: ``moe_layers`` lists those that have them; else the last of every step has."""
     step, listed = config.size("interleave_moe_layer_step"), config.indices("moe_layers", count)
     if config.value("moe_layers") is None:
         listed = range(step - 1, count, step)

@@ -39,7 +39,7 @@ def recurrent_of(spec: DecoderSpec) -> RecurrentSpec:
 
 
 def stacked(source: str, sizes: list[tuple[str, int]], *, repeats: bool = False) -> dict[str, Rows]:
-    """Weights of a recurrent layer with these numbers of rows, in this order in ``source``."""
+    """Return weights of a recurrent layer with these numbers of rows, in this order in ``source``."""
     ends = [sum(size for _, size in sizes[: i + 1]) for i in range(len(sizes))]
     period = ends[-1] if repeats else None
     return {

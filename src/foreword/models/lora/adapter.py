@@ -46,8 +46,8 @@ class LoraAdapter:
 
 
 def in_order(adapter: LoraAdapter, spec: DecoderSpec, *, is_interleaved: bool) -> LoraAdapter:
-    """The adapter of a file in a spec's order of rows. is_interleaved: the rows of queries and keys are in interleaved
-    rotary order in the file.
+    """Return the adapter of a file in a spec's order of rows. is_interleaved: the rows of queries and keys are in
+    interleaved rotary order in the file.
     """
     outputs = {name: pair.b for name, pair in adapter.pairs.items()}
     reorder_rows(outputs, spec, is_interleaved)
@@ -81,8 +81,8 @@ def modules_of(spec: DecoderSpec, names: Mapping[str, str | Rows], parts_of_laye
 
 
 def pairs_of(path: Path, name: str, module: Module, a: Tensor, b: Tensor, scale: float) -> dict[str, LoraPair]:
-    """The changes of a module's parts. Raise ModelError for other shapes, a rank above `MAX_RANK`, or numbers not
-    finite.
+    """Return the changes of a module's parts. Raise ModelError for other shapes, a rank above `MAX_RANK`, or numbers
+    not finite.
     """
     if len(a.shape) != 2 or a.shape[0] > MAX_RANK:
         raise ModelError(f"{path}: {name}: lora_A has shape {a.shape}: a rank above {MAX_RANK} is not supported")

@@ -17,7 +17,7 @@ _CONVERT_AGAIN = "Convert the adapter again"
 
 
 def read_gguf_lora(path: Path, spec: DecoderSpec, family: Family) -> LoraAdapter:
-    """The adapter of a file. Raise ModelError as `foreword.models.lora.peft.read_peft`."""
+    """Return the adapter of a file. Raise ModelError as `foreword.models.lora.peft.read_peft`."""
     gguf = read_gguf(path)
     for key, expected in (("general.type", "adapter"), ("adapter.type", "lora")):
         if (kind := gguf.get(key, str, "")) != expected:

@@ -17,8 +17,8 @@ from foreword.models.spec import DecoderSpec
 
 
 def read_lora(path: str | Path, spec: DecoderSpec, family: Family, *, from_gguf: bool = False) -> LoraAdapter:
-    """The adapter at a path, checked and wholly in memory. spec, family: of the model that it changes. from_gguf:
-    whether the weights of that are those of a GGUF file.
+    """Return the adapter at a path, checked and wholly in memory. spec, family: of the model that it changes.
+    from_gguf: whether the weights of that are those of a GGUF file.
 
     path: a directory with adapter_config.json and adapter_model.safetensors, or a .gguf file. Raise ModelError if it is
     missing or damaged, if its layers or shapes are not the model's, or if it needs what is not supported.

@@ -32,8 +32,8 @@ _PATTERN_SECONDS = 0.1
 
 
 def read_peft(folder: Path, modules: Mapping[str, Module]) -> LoraAdapter:
-    """The adapter of a directory, for a model with these linear layers by their names in it. Raise ModelError if a file
-    is missing or damaged, if the adapter is of another model, or needs what is not supported.
+    """Return the adapter of a directory, for a model with these linear layers by their names in it. Raise ModelError if
+    a file is missing or damaged, if the adapter is of another model, or needs what is not supported.
     """
     config = read_config(folder / CONFIG)
     _check_supported(config)
@@ -80,7 +80,7 @@ def _check_supported(config: Config) -> None:
 
 
 def _targets(config: Config, modules: Iterable[str]) -> set[str]:
-    """The modules that target_modules, exclude_modules and layers_to_transform choose, as PEFT does."""
+    """Return the modules that target_modules, exclude_modules and layers_to_transform choose, as PEFT does."""
     chosen = _matcher(config, "target_modules")
     excluded = _matcher(config, "exclude_modules") if config.values.get("exclude_modules") else lambda name: False
     layers = config.values.get("layers_to_transform")
@@ -94,7 +94,7 @@ def _targets(config: Config, modules: Iterable[str]) -> set[str]:
 
 
 def _layer(name: str) -> int | None:
-    """The layer of a module; None for one that is in none."""
+    """Return the layer of a module; None for one that is in none."""
     found = _LAYER.match(name)
     return None if found is None else int(found[1])
 
@@ -113,7 +113,7 @@ def _matcher(config: Config, key: str) -> Callable[[str], bool]:
 
 
 def _pattern(config: Config, key: str) -> Callable[[str, float], float]:
-    """The positive number that rank_pattern or alpha_pattern give a module, or the default."""
+    """Return the positive number that rank_pattern or alpha_pattern give a module, or the default."""
     given = config.values.get(key) or {}
     if not isinstance(given, Mapping):
         raise config.error(f"{key} {given!r:.80} is not an object", _SAVE_AGAIN)

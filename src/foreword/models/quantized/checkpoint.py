@@ -60,7 +60,7 @@ _WITHOUT_EFFECT = {
 
 
 def read_weights(entries: Mapping[str, Entry], config: Config) -> dict[str, Tensor]:
-    """The tensors of a checkpoint under the names of its unquantised form, by the ``quantization_config`` of its
+    """Return the tensors of a checkpoint under the names of its unquantised form, by the ``quantization_config`` of its
     config.json. Raise ModelError for a quantisation that is not supported, and if tensors do not fit it or each other.
     """
     given = config.value("quantization_config")

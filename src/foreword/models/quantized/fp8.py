@@ -20,7 +20,7 @@ from foreword.models.safetensors import Entry
 
 
 def _e4m3() -> F32:
-    """The float32 of each byte: sign, 4 bits of exponent + 7, 3 of mantissa; 0x7F and 0xFF are NaN."""
+    """Return the float32 of each byte: sign, 4 bits of exponent + 7, 3 of mantissa; 0x7F and 0xFF are NaN."""
     byte = np.arange(128)
     exponent, mantissa = byte >> 3, byte & 7
     values = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
@@ -65,7 +65,7 @@ class _Fp8Matrix:
 
 
 def fp8_matrices(entries: Mapping[str, Entry], settings: Config, method: str) -> Iterator[Found]:
-    """The FP8 matrices of a checkpoint by fp8 or compressed-tensors.
+    """Yield the FP8 matrices of a checkpoint by fp8 or compressed-tensors.
 
     Raise ModelError if one has no scales that fit it.
     """

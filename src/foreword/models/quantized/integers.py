@@ -41,7 +41,7 @@ class _Format:
         return 32 // self.bits
 
     def unpack(self, words: Words) -> U8:
-        """The integers of words, uint8 [n, m, integers of a word] of [n, m]."""
+        """Return the integers of words, uint8 [n, m, integers of a word] of [n, m]."""
         order = _AWQ_ORDER if self.method == "awq" else range(self.per_word)
         out = np.empty((*words.shape, self.per_word), np.uint8)
         for i, position in enumerate(order):
@@ -69,13 +69,13 @@ class _IntegerMatrix:
         return f"{self.format.method.upper()} ({self.format.bits} bit, {groups}{of_any})"
 
     def groups(self) -> I64:
-        """The group of each column."""
+        """Return the group of each column."""
         if self.g_idx is None:
             return np.arange(self.shape[1]) // (self.format.group_size or self.shape[1])
         return self.g_idx.rows.read().view("<i4").ravel().astype(np.int64)
 
     def block_groups(self) -> I64 | None:
-        """The group of each block of 32 columns; None unless each is in one group."""
+        """Return the group of each block of 32 columns; None unless each is in one group."""
         groups = self.groups()
         if len(groups) % 32:
             return None
@@ -122,8 +122,8 @@ def _words(entry: Entry) -> Words:
 
 
 def integer_matrices(entries: Mapping[str, Entry], settings: Config, method: str) -> Iterator[Found]:
-    """The matrices of a checkpoint by AWQ or GPTQ. Raise ModelError if one is not complete, or if its tensors do not
-    fit.
+    """Yield the matrices of a checkpoint by AWQ or GPTQ. Raise ModelError if one is not complete, or if its tensors do
+    not fit.
     """
     kind = _format(settings, method)
     for name, qweight in entries.items():
@@ -181,7 +181,7 @@ def _check(matrix: _IntegerMatrix) -> None:
 
 
 def _quant(matrix: _IntegerMatrix) -> Quant:
-    """The format that holds the matrix best."""
+    """Return the format that represents the matrix best."""
     if matrix.shape[1] % 32:
         return Quant.F32
     if matrix.format.bits == 8 or matrix.block_groups() is None:

@@ -32,7 +32,7 @@ class Matrix(Protocol):
     def shape(self) -> tuple[int, int]: ...
 
     def convert(self, start: int, stop: int) -> U8:
-        """Rows [start, stop) in ``quant``. Raise ModelError for a NaN."""
+        """Return rows [start, stop) in ``quant``. Raise ModelError for a NaN."""
 
 
 class Found(NamedTuple):
@@ -74,7 +74,7 @@ def encoded(values: F32, quant: Quant) -> U8:
 
 
 def in_chunks(matrix: Matrix, start: int, stop: int, convert: Callable[[int, int], U8]) -> U8:
-    """Rows [start, stop), of which ``convert`` gives some, [first, last), in any shape."""
+    """Return rows [start, stop), of which ``convert`` gives some, [first, last), in any shape."""
     columns = matrix.shape[1]
     out = np.empty((stop - start, matrix.quant.row_bytes(columns)), np.uint8)
     step = -(-_CHUNK // columns // 8) * 8
@@ -94,7 +94,10 @@ def scales_of(entry: Entry) -> F32:
 
 
 def part(entries: Mapping[str, Entry], whole: Entry, name: str, dtype: str) -> Entry:
-    """A tensor that ``whole`` needs, of a dtype or, for "float", of floats. Raise ModelError if it is not there."""
+    """Return a tensor that ``whole`` needs, of a dtype or, for "float", of floats.
+
+    Raise ModelError if it is not there.
+    """
     found = entries.get(name)
     if found is None:
         raise whole.error(f"comes without {name}")
@@ -104,7 +107,7 @@ def part(entries: Mapping[str, Entry], whole: Entry, name: str, dtype: str) -> E
 
 
 def one_of(settings: Config, key: str, default: str, supported: tuple[str, ...]) -> str:
-    """A text of ``quantization_config`` in lower case. Raise ModelError if it is not supported."""
+    """Return a text of ``quantization_config`` in lower case. Raise ModelError if it is not supported."""
     value = settings.get(f"quantization_config.{key}", str, default).lower()
     if value not in supported:
         what = f"quantization_config.{key} is {value!r:.80}, which is not supported"

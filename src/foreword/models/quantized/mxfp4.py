@@ -48,7 +48,9 @@ class _Rows:
 
 
 def mxfp4_tensors(entries: Mapping[str, Entry]) -> Iterator[tuple[str, Tensor, tuple[Entry, Entry]]]:
-    """The name, the weight and the tensors of each matrix in MXFP4. Raise ModelError if these do not fit each other."""
+    """Yield the name, the weight and the tensors of each matrix in MXFP4. Raise ModelError if these do not fit each
+    other.
+    """
     for name, blocks in entries.items():
         if not name.endswith(_BLOCKS) or blocks.dtype != "U8":
             continue

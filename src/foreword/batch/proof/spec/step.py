@@ -189,7 +189,7 @@ class Step:
         return out
 
     def attention_state(self) -> int:
-        """The first state whose test holds, see `AttentionState`."""
+        """Return the first state whose test holds, see `AttentionState`."""
         c, n, prompt, cancelled = self.c, self.n, self.of_rows("prompt_len"), self.cancelled
         tests = (
             (bool(self.k.any()), AttentionState.SPEC_DECODING),
