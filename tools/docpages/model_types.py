@@ -14,16 +14,17 @@ RECORD = Path(__file__).resolve().parents[2] / "tools" / "transformers_coverage"
 HEAD = "type", "native", "executor `transformers`", "reason"
 TEXT = """# Causal types of transformers
 
-Every type of causal language models in transformers {version}: whether Foreword has an implementation of its own
-([Models](models.md)), and how the executor `transformers` runs it ([page](transformers.md)).
+This table lists every type of causal language models in transformers {version}. It says whether Foreword has its own
+implementation ([Models](models.md)), and how the executor `transformers` runs the type ([page](transformers.md)).
 
 - {native} of {all} run natively, {run} on the executor `transformers` ({paged} with paged attention, {own} with a cache
   of their own), {neither} in neither way.
-- With *own cache*, each request has a cache of the model's own: [the differences](transformers.md#caches-of-models).
-- *Reason*: why paged attention, and in a row with "no" also a cache of its own, cannot serve the type.
-- Types of encoder–decoders are tried as decoders alone, such as `BartForCausalLM`. As encoder–decoders run those that
-  [this section](transformers.md#encoderdecoders) names.
-- A reason that begins with "error" is of the tiny model that the check makes, not of Foreword.
+- With *own cache*, each request has a cache object of the model's own class, which [differs from paged
+  attention](transformers.md#caches-of-models).
+- *Reason* says why paged attention cannot serve the type, and in a row with "no" also why a cache of its own cannot.
+- Types of encoder–decoders are tried as decoders alone, such as `BartForCausalLM`. [This
+  section](transformers.md#encoderdecoders) names those that run as encoder–decoders.
+- A reason that begins with "error" is an error of the tiny model that the check makes, not of Foreword.
 
 `make transformers` makes a tiny random model of each type, serves it with chunks, mixed steps, more requests than there
 is memory for, and cached prefixes, and compares the log-probability of every token with the model's own eager forward
