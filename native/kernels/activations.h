@@ -10,7 +10,7 @@ constexpr size_t activation_bytes(ActivationKind kind) {
   return kind == ActivationKind::f32 ? 4 : kind == ActivationKind::bf16 || kind == ActivationKind::i15 ? 2 : 1;
 }
 
-// Where row `row` has input k, in the high plane if there are two.
+// Returns the place of input k of row `row`, in the high plane if there are two.
 template <class T>
 FW_INLINE T *activation_at(const Activations &a, int row, int k, int inputs_per_piece) {
   const size_t piece = size_t(k / inputs_per_piece), within = size_t(k % inputs_per_piece);

@@ -35,7 +35,7 @@ inline void set_attention_shapes(int rows) {
   set_tile_shapes(shapes);
 }
 
-// What is multiplied: pairs of bf16, or bytes, signed by unsigned for scores and unsigned by signed for values.
+// The operands: pairs of bf16, or bytes, which are signed by unsigned for scores and the reverse for values.
 enum class Factors { bf16, s8_u8, u8_s8 };
 // Sums A and B += Left times the tiles at a and b.
 template <Factors F, int A, int B>

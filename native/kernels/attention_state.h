@@ -31,7 +31,7 @@ struct AttentionScratch {
   uint8_t *staged;  // a chunk's keys and values as float tiles
 };
 
-// Where the scores and probabilities of a row are: with tiles, one row tile after the other uses the same memory.
+// The place of the scores and probabilities of a row: with tiles, one row tile after the other uses the same memory.
 FW_INLINE int slot_of(int row) {
 #if defined(FOREWORD_SIMD_AMX)
   return row % kRowMultiple;

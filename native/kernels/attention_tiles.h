@@ -192,7 +192,7 @@ FW_INLINE void prefetch_values(const ChunkTiles &c, int row, const uint8_t *ahea
   FW_UNROLL for (int at = 0; at < (N * kLanes * 4 + 63) / 64; ++at) prefetch<2>(ahead + 64 * at);
 }
 
-// What a chunk of fewer keys than the one ahead has left.
+// The rest of a chunk that has fewer keys than the one ahead.
 template <int N>
 FW_INLINE void prefetch_rest(const ChunkTiles &c, int row, size_t line, size_t end) {
   if constexpr (kPaced<N>) {

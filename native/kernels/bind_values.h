@@ -80,7 +80,7 @@ inline void check_size(size_t size, size_t least, const char *name) {
                               std::to_string(least) + " are needed");
 }
 
-// What is checked before it is used: other threads may write to the array meanwhile.
+// A copy that is checked before it is used, because other threads may write to the array meanwhile.
 template <class T>
 std::vector<T> copied(const Array1<T> &array) {
   return {array.data(), array.data() + array.shape(0)};

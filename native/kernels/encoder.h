@@ -70,7 +70,7 @@ class EncoderPass {
   struct Task {
     int begin, end, first_block, first, count;
   };
-  // How attention to texts, or to groups, is divided: each has blocks of its own.
+  // The division of attention to texts, or to groups, each of which has its own blocks.
   struct Division {
     std::vector<int64_t> slots;  // of each token
     std::vector<Task> tasks;     // each is computed once per head

@@ -96,7 +96,7 @@ struct LoraPair {
   __attribute__((always_inline)) const uint8_t *panel(int index) const { return b + size_t(index) * panel_bytes; }
 };
 
-// Its factors in rows: a [rank, cols], b [rows, rank].
+// The factors of an adapter in rows: a [rank, cols], b [rows, rank].
 struct LoraSource {
   const float *a, *b;
   int rank, rows, cols;
@@ -160,7 +160,7 @@ struct MatrixProduct {
   __attribute__((always_inline)) const uint8_t *panel_ahead(int index) const {
     return index < panel_end ? w.panel(index) : next;
   }
-  // Where the outputs of a panel of `width` begin.
+  // Returns the first output of a panel of `width`.
   __attribute__((always_inline)) float *panel_out(int index, int width) const {
     return out + size_t(row_begin) * out_stride + size_t(index) * size_t(width);
   }
@@ -251,7 +251,7 @@ struct AttentionTile {
 constexpr int kLogitBlock = 256;  // logits whose maximum bounds the searches of a sampled row
 constexpr int num_logit_blocks(int vocab_size) { return (vocab_size + kLogitBlock - 1) / kLogitBlock; }
 
-// What a model knows of rows of logits [L, vocab_size]; null if it does not.
+// The known properties of rows of logits [L, vocab_size]; null if they are not known.
 struct KnownLogits {
   const float *maxima = nullptr;           // of blocks [L, num_logit_blocks(vocab_size)]
   const int32_t *greedy_tokens = nullptr;  // [L]: the token with the largest logit of a row without logits, else −1

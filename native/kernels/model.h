@@ -93,7 +93,7 @@ struct Moe {
   int outer() const { return expert().first().cols; }
 };
 
-// What a recurrent layer has in place of attention; rate = exp(a_log). conv: [conv_kernel, channel_stride].
+// The parts of a recurrent layer, in place of attention; rate = exp(a_log). conv: [conv_kernel, channel_stride].
 // is_normed_first: norm(y) silu(z) of mamba2, in place of norm(y silu(z)). least_step: of dt. z_scale: of z.
 struct Recurrent {
   Vector conv = nullptr, conv_bias = nullptr, dt_bias = nullptr, rate = nullptr, skip = nullptr, norm = nullptr;
@@ -109,7 +109,7 @@ struct Latent {
   std::vector<Linear> k_b, v_b;
 };
 
-// How queries grow with their position p: they are multiplied by 1 + scale ln(1 + ⌊(p + 1) / interval⌋).
+// Growth of queries with their position p: they are multiplied by 1 + scale ln(1 + ⌊(p + 1) / interval⌋).
 struct QueryGrowth {
   int64_t interval = 0;  // 0: they do not
   float scale = 0.f;
@@ -119,13 +119,13 @@ struct QueryGrowth {
   }
 };
 
-// What a layer makes of its own inputs: x += norm((act(x gateᵀ) * inputs) outᵀ). gate without parts: it has none.
+// The use of a layer's separate inputs: x += norm((act(x gateᵀ) * inputs) outᵀ). gate without parts: it has none.
 struct PerLayer {
   Linear gate, out;
   Norm norm;
 };
 
-// How a layer updates the streams, see StreamsSpec. Matrices are rows of floats, one after the other.
+// The update of the streams by a layer, see StreamsSpec. Matrices are rows of floats, one after the other.
 struct StreamUpdate {
   Norm norm, laurel_norm;
   Vector router = nullptr, predict = nullptr, correct = nullptr;  // [K, hidden], [K, K, K], [K, K]

@@ -15,7 +15,7 @@ constexpr size_t block_scale_bytes(Format f) {
 }
 constexpr size_t block_bytes(Format f) { return block_scale_bytes(f) + kBlock * kPanelWidth / (is_4bit(f) ? 2 : 1); }
 
-// Where a panel holds the weights of input k on: a multiple of kBlock, or 2 in the float formats.
+// The place from which a panel holds the weights of input k: a multiple of kBlock, or 2 in the float formats.
 constexpr size_t input_offset(Format f, int k) {
   const size_t inputs = size_t(k);
   switch (f) {

@@ -25,7 +25,7 @@ namespace foreword::kernels {
   X(int64_t, seed)               \
   X(int32_t, min_tokens)
 
-// Those of one row.
+// The parameters of one row.
 struct Parameters {
 #define FOREWORD_VALUE(type, name) type name;
   FOREWORD_PARAMETERS(FOREWORD_VALUE)

@@ -1,4 +1,4 @@
-// What the parameters of a request change in a row of its logits, before the draw. foreword/sampling/reference.py
+// The changes of a row of logits by the parameters of its request, before the draw. foreword/sampling/reference.py
 // defines every rule.
 #pragma once
 
@@ -24,7 +24,7 @@ struct TokenText {
   }
 };
 
-// How often each token is in a text. Memory grows with the different tokens alone.
+// The number of times that each token is in a text. Memory grows only with the number of different tokens.
 class TokenCounts {
  public:
   struct Entry {
@@ -49,7 +49,7 @@ class TokenCounts {
   std::vector<uint32_t> slots_;  // a power of two: 1 + the index of an entry, or 0; a token's is at its hash or after
 };
 
-// Whether tokens are counted.
+// Returns whether tokens are counted.
 inline bool has_penalties(const Parameters &p) {
   return p.repetition_penalty != 1.f || p.frequency_penalty != 0.f || p.presence_penalty != 0.f;
 }

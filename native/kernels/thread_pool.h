@@ -62,7 +62,7 @@ class ThreadPool {
   // Inside a region, by every thread, with arguments equal in a team: calls f(part, end) for parts of [0, n), each part
   // on one thread of the team. A thread begins with its own share, which ends at `end`, and then takes what is left of
   // others: cores differ in speed, and other programs may use one. `unit`: parts begin at multiples of it in a share.
-  // What f reads must be written before a barrier, also where it is of this thread's share.
+  // The data that f reads must be written before a barrier, also if this thread's share contains it.
   template <class F>
   void divide(int thread, const Team &team, int n, int unit, F &&f) {
     const uint32_t call = queues_[size_t(thread)].start();
@@ -82,7 +82,7 @@ class ThreadPool {
   // Parts of a share, and other threads whose shares a thread takes from, at most.
   static constexpr int kParts = 8, kHelped = 3;
 
-  // What the owner and others have taken of the owner's share in its current call of `divide`: call << 32 | parts.
+  // The parts of the owner's share that are taken in its current call of `divide`: call << 32 | parts.
   class alignas(64) Queue {
    public:
     // By the owner. The number of the call, the same on every thread.

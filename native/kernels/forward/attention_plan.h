@@ -1,4 +1,4 @@
-// How the attention of one KV group is divided into tasks for the threads.
+// The division of the attention of one KV group into tasks for the threads.
 #pragma once
 
 #include <algorithm>

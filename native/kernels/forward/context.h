@@ -1,4 +1,4 @@
-// What the stages of a forward pass share: the model, the batch, the residual stream, the products and the clock.
+// Data that the stages of a forward pass share: the model, the batch, the residual stream, products and clock.
 #pragma once
 
 #include "kernels/clock.h"
@@ -42,7 +42,7 @@ class PassContext {
     return products.prepare(thread, normed, model.config.hidden_size, input.num_tokens,
                             [&](int t) { return norm_row(thread, x.row(t), norm); });
   }
-  // What the last call of norm_rows prepared.
+  // The inputs that the last call of norm_rows prepared.
   ActivationSet normed_rows(int thread) const {
     return products.prepared(thread, normed, model.config.hidden_size, input.num_tokens);
   }
@@ -100,7 +100,7 @@ class PassContext {
   StageClock clock;
 
  private:
-  // Whether a product is made in `branch`, and added to x from there.
+  // Returns whether a product is written to `branch`, and added to x from there.
   bool has_branch(const Norm &norm) const { return norm || norm.scale != 1.f; }
   // Adds `bias` to this thread's rows.
   void add_bias(int thread, Vector bias, FloatRows &rows) const;

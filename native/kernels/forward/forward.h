@@ -36,7 +36,7 @@ class ForwardPass {
   // std::invalid_argument for a token that was not in it.
   const float *hidden(const int64_t *tokens, int count);
 
-  // What is known of the first `count` rows of logits; nothing of logits other than those of the last run.
+  // Returns the known properties of the first `count` rows of logits; none of logits of another run than the last.
   KnownLogits known(const float *logits, int count) const {
     if (logits != logits_.logits() || count > ctx_.input.num_logits) return {};
     return {logits_.maxima(), logits_.greedy_tokens()};

@@ -17,7 +17,7 @@ class LogitsStage {
 
   const float *logits() const { return logits_.data(); }
   int stride() const { return logits_.stride(); }
-  // What `run` multiplies by first.
+  // The matrix by which `run` multiplies first.
   const Linear &first_product() const;
   // Of the last run: the maxima of the blocks of logits [L, num_logit_blocks(vocab_size)]; the greedy tokens [L], −1 of
   // a row that has logits instead. Null if there are none.
@@ -34,7 +34,7 @@ class LogitsStage {
       if (other.logit > logit || (other.logit == logit && other.token < token)) *this = other;
     }
   };
-  // What a thread finds in its panels, of each row [L].
+  // The results of a thread in its panels, for each row [L].
   struct Found {
     Buffer<ScreenedRow> rows;
     Buffer<float> least;  // a lower bound of what can be the largest logit

@@ -20,7 +20,7 @@ class LoraStep {
 
   // Plans the step of an input that was checked.
   void plan(const ForwardInput &input);
-  // Whether a request of the step has an adapter. Without one, the functions below must not be called.
+  // Returns whether a request of the step has an adapter. Without one, the functions below must not be called.
   bool is_active() const { return !groups_.empty(); }
 
   // Adds the kinds of input that the adapters take.

@@ -36,7 +36,7 @@ class Products {
     for (int r = 0; r < rows; ++r) prepare_row(thread, set, r, row(r));
     return set;
   }
-  // What the last call of `prepare` with this input prepared, of as many rows and columns.
+  // The inputs that the last call of `prepare` with this input prepared, of as many rows and columns.
   ActivationSet prepared(int thread, const ProductInput &input, int cols, int rows) const {
     return (rows > ProductInput::kFewRows ? input.shared : input.own[size_t(thread)]).view(rows, cols);
   }

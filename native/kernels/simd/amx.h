@@ -41,7 +41,7 @@ template <int T>
 inline __attribute__((always_inline)) void tile_load(const void *from, size_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(T) : "memory");
 }
-// The same; what it reads does not displace other lines of the first-level cache.
+// Does the same; the data that it reads does not displace other lines of the first-level cache.
 template <int T>
 inline __attribute__((always_inline)) void tile_load_once(const void *from, size_t stride) {
   asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(T) : "memory");

@@ -62,7 +62,7 @@ FW_INLINE void store_u8(uint8_t *p, I32 a, I32 b, I32 c, I32 d) {
 FW_INLINE U8 lookup(const uint8_t *table, U8 a) { return vqtbl1q_u8(vld1q_u8(table), a); }
 FW_INLINE U8 low_nibbles(U8 a) { return vandq_u8(a, vdupq_n_u8(0x0f)); }
 FW_INLINE U8 high_nibbles(U8 a) { return vshrq_n_u8(a, 4); }
-// Of signed bytes; w at most 127 is one.
+// The product of signed bytes; a w of at most 127 is one.
 FW_INLINE I32 dot4(I32 acc, U8 w, I32 a) {
   const int8x16_t b = vreinterpretq_s8_u8(w), c = vreinterpretq_s8_s32(a);
 #if defined(__ARM_FEATURE_DOTPROD)

@@ -38,18 +38,18 @@ def calibrate(
     """
     if not out.parent.is_dir() or out.is_dir():
         raise typer.BadParameter(f"{out}: not a file in an existing folder", param_hint="--out")
-    model, given = chosen_model(context, model_argument, engine.model), split_options(engine.settings)
-    loaded = load(model, given.executor, given.of_executor)
+    model, options = chosen_model(context, model_argument, engine.model), split_options(engine.settings)
+    loaded = load(model, options.executor, options.of_executor)
     if not isinstance(loaded, DecoderModel):
         raise ConfigError(f"{model}: is not a decoder of Foreword's own loader, which alone is calibrated")
-    longest = min(given.config.max_model_len or DEFAULTS["max_model_len"], loaded.spec.longest_model_len)
-    config = replace(given.config, max_model_len=longest)
+    longest = min(options.config.max_model_len or DEFAULTS["max_model_len"], loaded.spec.longest_model_len)
+    config = replace(options.config, max_model_len=longest)
     size = loaded.pool(config, loaded.memory(config))
     steps = []
     wanted = shapes(
         max_model_len=size.max_model_len,
-        max_num_seqs=given.config.scheduler.max_num_seqs,
-        max_num_batched_tokens=given.config.scheduler.max_num_batched_tokens,
+        max_num_seqs=options.config.scheduler.max_num_seqs,
+        max_num_batched_tokens=options.config.scheduler.max_num_batched_tokens,
         max_context_tokens=max_context_tokens,
     )
     print(f"{'requests':>8}{'new':>7}{'before':>8}{'ms':>10}")

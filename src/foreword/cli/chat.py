@@ -35,7 +35,7 @@ except ImportError:  # not part of every Python
 TOO_LONG = ("prompt", "prompt_token_ids")  # fields of the errors for a prompt that does not fit
 
 
-@grouped(engine=engine_options(without=("seed",)), given=sampling_options(without=OF_ONE_PROMPT))
+@grouped(engine=engine_options(without=("seed",)), sampling=sampling_options(without=OF_ONE_PROMPT))
 def chat(
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system prompt.")] = None,
     load: Annotated[Path | None, typer.Option(metavar="FILE", help="A conversation that /save wrote.")] = None,
@@ -50,7 +50,7 @@ def chat(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print timing summaries.")] = False,
     *,
     engine: EngineOptions,
-    given: GivenParams,
+    sampling: GivenParams,
 ) -> None:
     """Talk with a model; it remembers the conversation.
 
@@ -68,7 +68,7 @@ def chat(
         conversation.system = system
     is_terminal = sys.stdin.isatty()
     own = kept if history and is_terminal else None
-    Chat(engine, given, conversation, is_terminal=is_terminal, quiet=quiet, kept=own).run()
+    Chat(engine, sampling, conversation, is_terminal=is_terminal, quiet=quiet, kept=own).run()
 
 
 class Chat:
@@ -77,7 +77,7 @@ class Chat:
     def __init__(
         self,
         engine: EngineOptions,
-        given: GivenParams,
+        sampling: GivenParams,
         conversation: Conversation,
         *,
         is_terminal: bool,
@@ -85,7 +85,7 @@ class Chat:
         kept: Kept | None = None,
     ) -> None:
         """kept: the data for later chats; None: nothing is kept."""
-        self.conversation, self._given = conversation, given
+        self.conversation, self._sampling = conversation, sampling
         self._kept, self._saved = kept, conversation.text
         self._engine, self._is_terminal = engine, is_terminal
         self._shows_speed = sys.stderr.isatty() and not quiet
@@ -97,7 +97,7 @@ class Chat:
     @property
     def params(self) -> SamplingParams:
         """Return the parameters of the next answer: the given ones, else the model's defaults."""
-        return self._given.over(self.llm.default_sampling_params())
+        return self._sampling.over(self.llm.default_sampling_params())
 
     def run(self) -> None:
         """Read messages and answer them until the end of the input."""
@@ -108,11 +108,11 @@ class Chat:
         ends_next = False  # whether Ctrl-C in an empty line ends the chat
         while True:
             try:
-                given = read(self._next_line)
+                line = read(self._next_line)
                 ends_next = False
-                if isinstance(given, Message):
-                    self.say(given.text)
-                elif given is not None and self.do(given):
+                if isinstance(line, Message):
+                    self.say(line.text)
+                elif line is not None and self.do(line):
                     return self._end()
             except EOFError:
                 if self._is_terminal:
@@ -197,8 +197,8 @@ class Chat:
         return line.removesuffix("\n").removesuffix("\r")
 
     def _start(self, model: str) -> None:
-        llm = LLM(model, **self._engine.seeded(self._given.values.get("seed")))
-        if remarks := conversions(llm.model.weights.values()) + self._given.remarks(llm.engine.suggested):
+        llm = LLM(model, **self._engine.seeded(self._sampling.values.get("seed")))
+        if remarks := conversions(llm.model.weights.values()) + self._sampling.remarks(llm.engine.suggested):
             note(*remarks)
         check_generates(llm, model)
         if not llm.tokenizer.has_chat_template:
@@ -267,10 +267,10 @@ class Chat:
         words = command.words
         if len(words) > 1:
             name, value = setting(words[0], words[1:])
-            given = replace(self._given, values={**self._given.values, name: value})
-            params = given.over(self.llm.default_sampling_params())
+            sampling = replace(self._sampling, values={**self._sampling.values, name: value})
+            params = sampling.over(self.llm.default_sampling_params())
             params.check(None, vocab_size=self.llm.engine.states.vocab_size)
-            self._given = given
+            self._sampling = sampling
         for name in FIELDS if not words else [setting(words[0], ["none"])[0]]:
             if name not in OF_ONE_PROMPT:
                 print(f"{name:<27} {_shown(getattr(self.params, name))}")

@@ -57,8 +57,8 @@ def migrate(
     """
     if engine not in ENGINES:
         raise ConfigError(f"{shown(engine)}: the engine must be one of {', '.join(ENGINES)}")
-    given = _modelfile(arguments) if engine == "ollama" else _options(_words(arguments))
-    rows = list(_migrated(given))
+    options = _modelfile(arguments) if engine == "ollama" else _options(_words(arguments))
+    rows = list(_migrated(options))
     command = ["foreword", "serve", *(word for row in rows for word in row.here)]
     if as_json:
         print(json.dumps({"command": command, "options": [asdict(row) for row in rows]}))
@@ -130,11 +130,11 @@ REMARKS: Mapping[str, str] = {
 """Name → what to do in its place, for what names.OTHERS, which is of settings and parameters, does not have."""
 
 
-def _migrated(given: Iterator[tuple[str, str | None]]) -> Iterator[Row]:
+def _migrated(options: Iterator[tuple[str, str | None]]) -> Iterator[Row]:
     command: Any = real_command("serve")
     known = option_names(command)
     parameters = {field.name for field in fields(SamplingParams)}
-    for name, value in given:
+    for name, value in options:
         plain, text = plain_name(name), " ".join((name, *([value] if value is not None else [])))
         names, remark = OTHERS.get(name) or OTHERS.get(plain) or ((), "")
         mine = plain if plain in known else next((one for one in names if one in known), None)

@@ -22,7 +22,7 @@ from foreword.models.quantized import conversions
 from foreword.sampling import TokenLogprobs
 
 
-@grouped(engine=engine_options(without=("seed",)), given=sampling_options())
+@grouped(engine=engine_options(without=("seed",)), sampling=sampling_options())
 def run(
     context: typer.Context,
     prompt: Annotated[
@@ -50,7 +50,7 @@ def run(
     ] = False,
     *,
     engine: EngineOptions,
-    given: GivenParams,
+    sampling: GivenParams,
 ) -> None:
     """Generate an answer with a real model on this machine's CPU.
 
@@ -60,13 +60,13 @@ def run(
         check_used(context, ("steps",), "without --explain")
     text = _prompt_text(prompt)
     started = time.perf_counter()
-    llm = LLM(engine.model, **engine.seeded(given.values.get("seed")))
+    llm = LLM(engine.model, **engine.seeded(sampling.values.get("seed")))
     loaded = time.perf_counter() - started
     check_generates(llm, engine.model)
-    remarks = conversions(llm.model.weights.values()) + given.remarks(llm.engine.suggested)
+    remarks = conversions(llm.model.weights.values()) + sampling.remarks(llm.engine.suggested)
     if not quiet and remarks:
         note(*remarks)
-    params = given.over(llm.default_sampling_params())
+    params = sampling.over(llm.default_sampling_params())
     tables: list[str] = []  # of the first steps
     if show_steps:
         from foreword.insight.record import StepInspector  # here: an answer alone does not need these

@@ -62,17 +62,17 @@ def sampling_options(without: Sequence[str] = ()) -> Group[GivenParams]:
 
 
 def _params(json_schema: str | None, **values: Any) -> GivenParams:
-    given = {name: _collected(FIELDS[name], value) for name, value in values_given(values).items()}
+    fields = {name: _collected(FIELDS[name], value) for name, value in values_given(values).items()}
     if json_schema is not None:
-        given["structured_outputs"] = {"json": _schema(json_schema)}
-    return GivenParams(given)
+        fields["structured_outputs"] = {"json": _schema(json_schema)}
+    return GivenParams(fields)
 
 
-def _schema(given: str) -> dict[str, Any]:
+def _schema(text: str) -> dict[str, Any]:
     """Return the schema of a text, or of the file that it names."""
-    if given.lstrip().startswith("{"):
-        return parse_object(given, "--json-schema", ConfigError)
-    return read_object(Path(given), ConfigError)
+    if text.lstrip().startswith("{"):
+        return parse_object(text, "--json-schema", ConfigError)
+    return read_object(Path(text), ConfigError)
 
 
 def _option(row: Parameter, default: Any) -> tuple[Any, object]:
@@ -85,12 +85,12 @@ def _option(row: Parameter, default: Any) -> tuple[Any, object]:
     return Annotated[option_type(row) | None, typer_option(row, partial(_read, row), help, heading=heading)], None
 
 
-def _read(row: Parameter, given: Any) -> Any:
+def _read(row: Parameter, value: Any) -> Any:
     """Return the value of a parameter, or its items, from texts.
 
     Raise RequestError for a text that is not one of its values.
     """
-    return _one(row, given) if row.kind.collect is None else [_one(row, item) for item in given]
+    return _one(row, value) if row.kind.collect is None else [_one(row, item) for item in value]
 
 
 def _one(row: Parameter, text: Any) -> Any:

@@ -29,7 +29,7 @@ OWN = {
 
 
 def served_models(
-    given: Sequence[str], tables: Sequence[Mapping[str, Any]], server: ServerConfig, options: LLMOptions
+    models: Sequence[str], tables: Sequence[Mapping[str, Any]], server: ServerConfig, options: LLMOptions
 ) -> list[ServedModel]:
     """Return the models of a server, which `checked` has not seen. options: of the engines of all, in place of which a
     table has its own. Raise ConfigError for what a table cannot have, with its number.
@@ -37,7 +37,7 @@ def served_models(
     common, keep_alive = frozenset(options), server.model_keep_alive
     found = [
         ServedModel(model=model, names=(model,), options=options, common=common, keep_alive=keep_alive)
-        for model in given
+        for model in models
     ]
     found += [_of_table(i, table, server, options) for i, table in enumerate(tables)]
     if server.models_dir is not None:

@@ -34,11 +34,11 @@ Given = dict[str, Any]
 """Settings of the scheduler and of the cache of each replica that were given, by name."""
 
 
-def _given(**given: Any) -> Given:
-    return values_given(given)
+def _fleet_values(**values: Any) -> Given:
+    return values_given(values)
 
 
-FLEET = Group(options_of({"Scheduler": TABLE["Scheduler"], "Cache": CACHE}, DEFAULTS), _given)
+FLEET = Group(options_of({"Scheduler": TABLE["Scheduler"], "Cache": CACHE}, DEFAULTS), _fleet_values)
 LEVELS = (50, 90, 99, 99.9)  # percentiles; the tables have the first three
 SHOWN = LEVELS[:3]
 LATENCIES = {
@@ -124,10 +124,10 @@ def simulate(
         raise ConfigError(
             f"--policies {policies!r:.80}: a name is empty. Separate the names of policies by single commas"
         )
-    given = {**(DEFAULTS if recorded is None else recorded.settings), **fleet}
-    names = [given.get("policy")] if policies is None else [name.strip() for name in policies.split(",")]
+    settings = {**(DEFAULTS if recorded is None else recorded.settings), **fleet}
+    names = [settings.get("policy")] if policies is None else [name.strip() for name in policies.split(",")]
     fleets = [
-        _fleet(loaded, {**given, "policy": name or "fcfs"}, cost, num_replicas=replicas, router=router.strip())
+        _fleet(loaded, {**settings, "policy": name or "fcfs"}, cost, num_replicas=replicas, router=router.strip())
         for name in names
         for router in routers.split(",")
     ]
