@@ -337,12 +337,13 @@ def test_the_first_start_reads_a_model_once_for_packed_weights_and_blocks_on_dis
 
 def test_digests_in_a_folder_that_others_may_write_to_are_not_used(model, tmp_path, monkeypatch):
     monkeypatch.setattr(digests, "_YOUNG", 0)
-    file, right = ModelFile(model / "model.safetensors", 0), Digests().of(ModelFile(model / "model.safetensors", 0))
+    file = ModelFile(model / "model.safetensors", 0)
+    right = Digests().sha256_of(file)
     [record] = Digests().folder.iterdir()
     record.write_text("0" * 64)
-    assert Digests().of(file) == "0" * 64
+    assert Digests().sha256_of(file) == "0" * 64
     Digests().folder.chmod(0o777)
-    assert Digests().of(file) == right
+    assert Digests().sha256_of(file) == right
     os.utime(record, (1, 1))
     Digests().prune()
     assert not list(Digests().folder.iterdir())
@@ -352,10 +353,10 @@ def test_digests_in_a_folder_that_others_may_write_to_are_not_used(model, tmp_pa
 def test_a_record_that_is_not_a_digest_is_made_anew(model, monkeypatch, damage):
     monkeypatch.setattr(digests, "_YOUNG", 0)
     file = ModelFile(model / "model.safetensors", 0)
-    right = Digests().of(file)
+    right = Digests().sha256_of(file)
     [record] = Digests().folder.iterdir()
     record.write_bytes(damage)
-    assert Digests().of(file) == right
+    assert Digests().sha256_of(file) == right
     assert record.read_text() == right
 
 
@@ -556,7 +557,7 @@ def test_processes_share_the_memory_of_weights(tmp_path, home):
 def test_a_folder_of_digests_that_cannot_be_read_or_written_costs_only_time(model, monkeypatch, refused):
     monkeypatch.setattr(digests, "_YOUNG", 0)
     file = ModelFile(model / "model.safetensors", 0)
-    right = Digests().of(file)
+    right = Digests().sha256_of(file)
     if refused == "mkdir":
         shutil.rmtree(Digests().folder)
 
@@ -565,19 +566,19 @@ def test_a_folder_of_digests_that_cannot_be_read_or_written_costs_only_time(mode
 
     with monkeypatch.context() as patch:
         patch.setattr(os, refused, deny)
-        assert Digests().of(file) == right
-    assert Digests().of(file) == right
+        assert Digests().sha256_of(file) == right
+    assert Digests().sha256_of(file) == right
 
 
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(model, monkeypatch):
     monkeypatch.setattr(digests, "_YOUNG", 0)
     file = ModelFile(model / "model.safetensors", 0)
-    right = Digests().of(file)
+    right = Digests().sha256_of(file)
     [record] = Digests().folder.iterdir()
     for pipe in (record, record.with_name(f"{record.name}.{os.getpid()}")):  # the second one is that of a new record
         record.unlink()
         os.mkfifo(pipe)
-        assert Digests().of(file) == right
+        assert Digests().sha256_of(file) == right
     os.mkfifo(model / "pipe.json")
     with pytest.raises(ModelError, match=r"pipe.json: cannot be read \(not a regular file\)"):
         model_key(model)

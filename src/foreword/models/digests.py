@@ -35,7 +35,7 @@ class Digests:
     def __init__(self) -> None:
         self.folder = cache_dir() / "digests"
 
-    def of(self, file: ModelFile) -> str:
+    def sha256_of(self, file: ModelFile) -> str:
         """Return the digest of a file, in hexadecimal. Raise ModelError if it changes meanwhile."""
         record = self.folder / sha256(file.identity.encode()).hexdigest()[:32]
         with contextlib.suppress(OSError, ValueError):  # ValueError: what it has is not text
@@ -54,8 +54,8 @@ class Digests:
         return digest
 
     def of_files(self, files: Iterable[tuple[str, Path]]) -> bytes:
-        """Return 32 bytes that only files with these names and equal contents have. Raise ModelError as `of`."""
-        found = [(name, self.of(ModelFile(path, 0))) for name, path in files]
+        """Return 32 bytes that only files with these names and equal contents have. Raise ModelError as `sha256_of`."""
+        found = [(name, self.sha256_of(ModelFile(path, 0))) for name, path in files]
         return sha256(repr(found).encode()).digest()
 
     def prune(self) -> None:
@@ -75,13 +75,13 @@ def native_digest() -> str:
     code = ModelFile(Path(str(native.__file__)), 0)
     if code.identity != identity_of(NATIVE_FILE):
         raise ModelError(f"{code.path}: was replaced since this process started. Start it again")
-    return Digests().of(code)
+    return Digests().sha256_of(code)
 
 
 def model_key(path: Path) -> bytes:
     """Return 32 bytes that only a model with the same files has: a .gguf file, or those of a directory.
 
-    Raise ConfigError for a model that has no files, ModelError as `Digests.of`.
+    Raise ConfigError for a model that has no files, ModelError as `Digests.sha256_of`.
     """
     if path.is_file():
         return Digests().of_files([("", path)])

@@ -255,7 +255,7 @@ def _recipe(weights: FileWeights, spec: DecoderSpec | EncoderSpec, isa: str, wha
         "native": code,
         "isa": isa,
         "what": what,
-        "files": [digests.of(file) for file in weights.files],
+        "files": [digests.sha256_of(file) for file in weights.files],
         "spec": hashlib.sha256(repr(spec).encode()).hexdigest(),
         "config": hashlib.sha256(config.encode()).hexdigest(),
     }
