@@ -66,6 +66,7 @@ RULES = (
     Rule(r"\bprov(?:es?|en) (?:each|the) other\b", "'can be compared with each other'"),
     Rule(r"\bmakes? (?:it|them) forget\b", "'when it becomes invalid'"),
     Rule(r"\b(?:goes|go) on to (?!the )[a-z]+", "'still …', or 'continues to …'"),
+    Rule(r"(?:^|\. +)[A-Z]\w+Error (?:if|for|unless|when|where|as)\b", "'Raise …Error if …'"),
     Rule(r"\bwhatever (?:it|they|he) (?:has|have|is|are|was|were)\b", "name the cases"),
 )  # fmt: skip
 FRAGMENT = Rule(

@@ -40,7 +40,7 @@ def measure(
 
     With turn = 1 all contenders get the same output object of a step; otherwise each gets its own, made just before
     the timed call. nice: priority of the process meanwhile. The first WARM_UP steps (at least one turn) are not
-    counted. AssertionError if tensors that two contenders both have differ in the last step of a turn.
+    counted. Raise AssertionError if tensors that two contenders both have differ in the last step of a turn.
     """
     times: dict[str, tuple[list[int], list[int]]] = {c.name: ([], []) for c in contenders}
     gc.collect()

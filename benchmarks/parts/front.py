@@ -116,7 +116,7 @@ def run(
 
 
 def ready(model: str) -> ReadyResult:
-    """A server of the model, started and ended. EngineError if it fails."""
+    """A server of the model, started and ended. Raise EngineError if it fails."""
     begin = time.perf_counter()
     command = [sys.executable, "-m", "foreword", "serve", model, "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as process:

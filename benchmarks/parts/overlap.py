@@ -85,7 +85,7 @@ def run(
 ) -> Iterator[OverlapResult]:
     """Both loops taking turns on one executor, with and without prompt-lookup speculation.
 
-    AssertionError if their tokens differ.
+    Raise AssertionError if their tokens differ.
     """
     loaded = load_with(model, options)
     base = EngineConfig(scheduler=SchedulerConfig(max_num_seqs=max(at_once)), max_model_len=1024, prefix_caching=False)

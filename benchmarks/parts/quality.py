@@ -49,7 +49,7 @@ def run(
     num_tokens: int = 1200,
     num_threads: int | None = None,
 ) -> Iterator[QualityResult]:
-    """The model in fp32, then in each pair of formats. ConfigError if the text has fewer tokens than ``num_tokens``."""
+    """Yield results in fp32, then for each pair of formats. Raise ConfigError for fewer tokens than ``num_tokens``."""
     tokens = load_model(model).tokenizer.encode(text)
     if len(tokens) < num_tokens:
         raise ConfigError(f"num_tokens={num_tokens}: the text has {len(tokens)} tokens; give a longer text")

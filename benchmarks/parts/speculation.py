@@ -58,7 +58,7 @@ def run(
 ) -> Iterator[SpeculationResult]:
     """One result per kind of prompt, number of concurrent requests and method.
 
-    AssertionError if the tokens of a method differ from those without speculation.
+    Raise AssertionError if the tokens of a method differ from those without speculation.
     """
     loaded = load_with(model, options)
     ngram = SpeculationConfig(num_tokens=num_tokens, adaptive=adaptive, step_overhead=step_overhead)

@@ -32,7 +32,7 @@ def in_turns(
 ) -> Iterator[tuple[K, Served]]:
     """The prompts on each engine, ``repeats`` times after one time to warm up, which is not yielded.
 
-    AssertionError if an engine's tokens differ from those of the first.
+    Raise AssertionError if an engine's tokens differ from those of the first.
     """
     wanted: list[list[int]] | None = None
     for turn in range(repeats + 1):

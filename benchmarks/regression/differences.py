@@ -32,7 +32,10 @@ class Interval:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Interval:
-        """Return the narrowest interval of two order statistics with the confidence. ValueError for too few values."""
+        """Return the narrowest interval of two order statistics with the confidence.
+
+        Raise ValueError for too few values.
+        """
         n, tail, k = len(values), 0.0, 0
         while 2 * (tail := tail + comb(n, k) / 2**n) <= 1 - CONFIDENCE:
             k += 1

@@ -94,7 +94,7 @@ def checked(model_type: str) -> dict[str, str]:
 
 
 def compare(model: PreTrainedModel, found: Trace, inputs: Inputs) -> None:
-    """Serve waves of requests, then check the log-probability of every token. ModelError for a difference."""
+    """Serve waves of requests, then check the log-probability of every token. Raise ModelError for a difference."""
     rng = np.random.default_rng(0)
     executor: TransformersExecutor | OwnCacheExecutor
     if isinstance(found, OwnCacheTrace):
