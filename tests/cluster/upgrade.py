@@ -23,6 +23,8 @@ from regression import builds
 
 READY = re.compile(rb"foreword: \S+ at http://\S+:(\d+)")
 PATIENCE = 60.0
+PAUSE = 2.0
+"""Seconds in which the old server reads the requests that were sent to it before the change."""
 VERSIONS = {"old": "0.0.1", "new": "0.0.2"}
 """What each of the two servers says of itself. Two commits have mostly the same number."""
 LENGTHS = 1, 20, 400
@@ -139,6 +141,7 @@ def test_no_request_is_lost_by_an_upgrade_and_by_a_return(old_sources: Path, tal
 def _change(proxy: Proxy, before: subprocess.Popen, port: int) -> None:
     """Send new requests to another server, end the one before, and see that requests are answered afterwards."""
     proxy.target = port
+    time.sleep(PAUSE)
     before.send_signal(signal.SIGTERM)
     assert before.wait(PATIENCE) == 0
     _wait_for(proxy, port)
