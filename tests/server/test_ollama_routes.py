@@ -223,6 +223,7 @@ def test_embeddings_are_those_of_openais_route(client, server):
     assert len(client.embed("talker", "x" * 900, dimensions=4).embeddings[0]) == 4  # it is cut, as there
     with pytest.raises(ollama.ResponseError, match="512"):
         client.embed("talker", "x" * 900, truncate=False)
+    assert list(client.embed("talker", []).embeddings) == []
 
 
 def test_a_server_of_one_model_lists_and_describes_it(client, server):

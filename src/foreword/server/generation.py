@@ -148,7 +148,8 @@ class Generation:
                     running[asyncio.ensure_future(anext(stream))] = one, stream
 
             stack.callback(lambda: [task.cancel() for task in running])
-            start(max(self._share // requests[0].group.params.num_completions, 1))
+            if requests:  # there are none for an empty list of inputs, which Ollama has
+                start(max(self._share // requests[0].group.params.num_completions, 1))
             while running:
                 done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
