@@ -144,4 +144,4 @@ def test_a_finding_is_status_1_with_its_conversation_and_script_and_a_sound_serv
     assert "; max_tokens 1, model 'toy'  ← wrong" in wrong.stdout
     assert "request 1 is answered otherwise than alone: token 0: expected" in wrong.stdout
     assert "no fault found" in right.stdout
-    assert path.read_text(encoding="utf-8").startswith('"""Conversations with a server over HTTP')
+    assert path.read_text(encoding="utf-8").startswith('"""Hold conversations with a server over HTTP')
