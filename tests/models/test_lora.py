@@ -37,7 +37,8 @@ class Rig:
         self.model = load_model(make(tmp_path, name))
         self.text = self.tiny["token_ids"][:18]
         # One rounding of each weight changes the logits of recurrent layers by up to 5e-5, those of Llama by 1e-5.
-        self.tolerance = 4e-4 if self.model.spec.state_size else 1e-4
+        # All roundings together change those of Gemma 4 by up to 1.2e-4.
+        self.tolerance = 4e-4 if self.model.spec.state_size else 2e-4
 
     def read(self, path):
         return read_lora(path, self.model.spec, self.model.family)
