@@ -268,7 +268,7 @@ def test_the_engine_of_an_encoder_runs_many_steps(tmp_path, overlap):
     with LLM(folder, executor="numpy", **options) as llm:
         np.testing.assert_allclose(llm.embed(TEXTS * 4), want, atol=1e-6)
         assert llm.engine.cache.pool.num_used == 0
-    with pytest.raises(ConfigError, match="speculation: the model is an encoder"):
+    with pytest.raises(ConfigError, match="speculation: the model generates nothing"):
         LLM(folder, executor="numpy", speculation=SpeculationConfig())
 
 
