@@ -89,7 +89,7 @@ def test_the_page_has_every_memo_with_its_key_and_owners():
 
 
 def test_every_version_on_the_page_exists():
-    page = (ROOT / "docs" / "remembered.md").read_text().split("## Versions")[1].split("## Questions")[0]
+    page = (ROOT / "docs" / "remembered.md").read_text().split("## Versions")[1].split("## Flags")[0]
     names = re.findall(r"^\| `(\w+)\.(\w+)`", page, re.MULTILINE)
     assert len(names) == len(set(names)) > 0
     states = RequestStates(max_num_reqs=1, max_model_len=8, vocab_size=8, kv_groups=[KVGroup(block_size=4)])
