@@ -60,7 +60,9 @@ RECIPE = Recipe(
             before("@dataclass(frozen=True, kw_only=True)\nclass DeviceOptions", OPTIONS),
             TEST,
         ),
-        Edit(KINDS, after("from foreword.executors.options import DeviceOptions, ", "DummyOptions, "), TEST),
+        Edit(
+            KINDS, after("from foreword.executors.options import (\n    DeviceOptions,\n", "    DummyOptions,\n"), TEST
+        ),
         Edit(KINDS, before("ExecutorFactory = Callable[", KIND), TEST),
         Edit(KINDS, after("\n_KINDS: tuple[ExecutorKind[Any], ...] = (", "DummyKind(), "), TEST),
         Edit(RUNNING, after("import numpy as np\n", "\nfrom foreword.executors.dummy import DummyExecutor\n"), LOGITS),

@@ -120,5 +120,6 @@ def test_a_large_answer_is_written_outside_the_event_loop(server):
     of_loop = set(threads)
     threads.clear()
     server.post("/v1/completions", {**body, "max_tokens": 250})
-    assert len(of_loop) == len(threads) == 1
-    assert of_loop != threads
+    assert len(of_loop) == 1
+    assert threads
+    assert not of_loop & threads

@@ -27,6 +27,7 @@ ERRORS: list[errors.ForewordError] = [
         "a", "prompt", "9 tokens", "is too long", "Shorten it.", num_tokens=9, longest=7, max_model_len=8
     ),
     errors.ModelOutputError("a", "logits", float("inf"), "must be finite", "Use another model."),
+    errors.UnknownAdapterError("a", "model", "x", "is not loaded", "Load it"),
     errors.CapacityError("3 blocks wanted, 2 of 8 are free"),
     errors.PlanError("wrong", step=3, request="a", tensor="positions", index=(1, 2), expected=[1], got="x"),
     errors.PlanError("wrong"),

@@ -67,7 +67,7 @@ def _without_nulls(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _items(field: str, value: object, kind: str, example: str) -> Sequence[Any]:
-    """A value that must be a list. RequestError if it is not."""
+    """A value that must be a list. Raise RequestError if it is not."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         _fail(field, value, f"is not {kind}", f"Give {example}")
     return value

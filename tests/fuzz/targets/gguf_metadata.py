@@ -11,10 +11,9 @@ from foreword.models.loader import load_model
 from foreword.models.quants import Quant
 from fuzz.mutations import NUMBERS
 from fuzz.target import Target
-from fuzz.targets.gguf_model import ALL_SPARSE, NAMES
+from fuzz.targets.gguf_model import NAMES, parts
 from models import gguf_writer
-from models.gguf_models import experts_everywhere, gguf_tensors, metadata
-from models.recorded import TINY
+from models.gguf_models import gguf_tensors, metadata
 from models.running import EXECUTORS, all_logits, whole
 from models.tiny import random_tensors
 
@@ -29,10 +28,7 @@ def valid():
 @cache
 def of(name):
     """The metadata and the tensors of a tiny model, as `gguf_writer` takes them."""
-    tiny = TINY[name]
-    config = {**tiny["config"], **ALL_SPARSE}
-    shapes = experts_everywhere(tiny, 3) if name.endswith(("-moe", "-next")) else tiny["shapes"]
-    rotated = {"qwen3next.rope.dimension_count": ("u32", 4)} if name == "qwen3-next" else {}
+    config, shapes, rotated = parts(name)
     arrays = gguf_tensors(config, random_tensors(shapes))
     tensors = {key: (Quant.F32, array.shape, gguf_writer.f32(array).ravel()) for key, array in arrays.items()}
     return metadata(config) | rotated, tensors

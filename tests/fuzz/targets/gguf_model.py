@@ -17,7 +17,9 @@ NAMES = (
     "phi3", "ernie4_5", "arcee", "seed-oss", "olmo2", "glm4", "starcoder2", "granite", "granite-moe", "granite-hybrid",
     "qwen3_5", "qwen3_5-moe", "nemotron-h", "lfm2", "lfm2-moe", "gpt-oss", "deepseek-v3",
     "minicpm3", "minicpm", "llama4", "falcon-h1", "nemotron-h-latent", "glm4-moe",
+    "gemma3n", "gemma4-plain", "gemma4-moe", "olmoe", "ernie4_5-moe",
 )  # fmt: skip
+HAVE_DENSE_LAYERS = ("glm4-moe", "ernie4_5-moe")  # whose number is in the file
 ALL_SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": []}
 
 
@@ -27,11 +29,17 @@ def valid():
         return [made(name, Path(folder) / "model.gguf").read_bytes() for name in NAMES]
 
 
-def made(name, path, more=None):
+def parts(name):
+    """The configuration, the shapes of the tensors, and further metadata of the file of a tiny model."""
     tiny = TINY[name]
-    shapes = experts_everywhere(tiny, 3) if name.endswith(("-moe", "-next")) else tiny["shapes"]
+    is_sparse = name.endswith(("-moe", "-next")) and name not in HAVE_DENSE_LAYERS
     rotated = {"qwen3next.rope.dimension_count": ("u32", 4)} if name == "qwen3-next" else {}
-    return write(path, {**tiny["config"], **ALL_SPARSE}, random_tensors(shapes), rotated | (more or {}))
+    return {**tiny["config"], **ALL_SPARSE}, experts_everywhere(tiny, 3) if is_sparse else tiny["shapes"], rotated
+
+
+def made(name, path, more=None):
+    config, shapes, rotated = parts(name)
+    return write(path, config, random_tensors(shapes), rotated | (more or {}))
 
 
 def hostile():
