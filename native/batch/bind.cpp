@@ -27,7 +27,7 @@ using AnyVector = nb::ndarray<nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using AnyConstVector = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 States make_states(const nb::dict &arrays, int32_t vocab_size, int32_t max_num_draft_tokens) {
-  const auto tokens = nb::cast<nb::ndarray<int32_t, nb::ndim<2>, nb::device::cpu>>(arrays["token_ids"]);
+  const auto tokens = nb::cast<nb::ndarray<int32_t, nb::ndim<2>, nb::device::cpu>>(arrays["token_ids"], false);
   States s;
   s.max_num_reqs = int32_t(tokens.shape(0));
   s.max_model_len = int32_t(tokens.shape(1));
@@ -76,7 +76,8 @@ SamplingColumns make_sampling(const nb::dict &layout) {
   sampling.params = nb::object(layout["params"]).ptr();
   const auto columns = nb::cast<nb::dict>(layout["columns"]);
   for (const auto [name, entry] : columns) {
-    const auto [array, value] = nb::cast<std::pair<AnyVector, double>>(entry);
+    const auto [values, value] = nb::cast<std::pair<nb::object, double>>(entry);
+    const auto array = nb::cast<AnyVector>(values, false);
     sampling.all.push_back({static_cast<uint8_t *>(array.data()), array.itemsize(), array.dtype().code,
                             column_type(array.dtype()).bits(value)});
     sampling.by_name[nb::cast<std::string>(name)] = sampling.all.back();
@@ -84,7 +85,7 @@ SamplingColumns make_sampling(const nb::dict &layout) {
   for (const nb::handle rule : nb::cast<nb::list>(layout["flag_rules"])) {
     const auto [flag, name, comparison, operand] =
         nb::cast<std::tuple<int32_t, std::string, std::string, double>>(rule);
-    const auto array = nb::cast<AnyVector>(columns[name.c_str()][nb::int_(0)]);
+    const auto array = nb::cast<AnyVector>(columns[name.c_str()][nb::int_(0)], false);
     const auto apply = column_type(array.dtype()).rule(comparison);
     if (!apply) throw std::invalid_argument("unknown comparison in a flag rule: " + comparison);
     sampling.flag_rules.push_back({flag, array.data(), operand, apply});
@@ -202,7 +203,7 @@ bool admit(RowsCore &core, nb::handle req_ids, Vector<int32_t> rows, nb::handle 
 
 Buffers make_buffers(const nb::dict &arrays) {
   Buffers buffers;
-  buffers.max_num_batched_tokens = int64_t(nb::cast<Vector<int32_t>>(arrays["input_ids"]).shape(0));
+  buffers.max_num_batched_tokens = int64_t(nb::cast<Vector<int32_t>>(arrays["input_ids"], false).shape(0));
 #define FOREWORD_BIND(type, name) buffers.name = pointer<type>(arrays, #name);
   FOREWORD_STEP_ARRAYS(FOREWORD_BIND)
 #undef FOREWORD_BIND
@@ -267,7 +268,7 @@ void init_step(PyStepCore *self, const Arrays &rows, const Arrays &arrays, int32
 GroupBuffers make_group_buffers(const nb::dict &arrays) {
   GroupBuffers buffers;
 #define FOREWORD_BIND(type, name) \
-  buffers.name = nb::cast<nb::ndarray<type, nb::c_contig, nb::device::cpu>>(arrays[#name]).data();
+  buffers.name = nb::cast<nb::ndarray<type, nb::c_contig, nb::device::cpu>>(arrays[#name], false).data();
   FOREWORD_GROUP_STEP_ARRAYS(FOREWORD_BIND)
 #undef FOREWORD_BIND
   return buffers;
@@ -277,7 +278,7 @@ GroupBuffers make_group_buffers(const nb::dict &arrays) {
 void add_group(PyStepCore &core, const Arrays &table, const Arrays &step, int32_t block_size,
                int32_t tokens_per_block, int32_t sliding_window, std::tuple<int32_t, int32_t, int32_t> context_parallel,
                bool recurrent, int32_t null_block) {
-  const auto blocks = nb::cast<Matrix<int32_t>>(table["table"]);
+  const auto blocks = nb::cast<Matrix<int32_t>>(table["table"], false);
   const auto [size, rank, interleave] = context_parallel;
   const auto power = uint32_t(tokens_per_block);
   core.groups.push_back({
@@ -310,7 +311,7 @@ void init_packets(PacketCore *self, const Arrays &rows, Vector<const int64_t> st
   core.record_size = record_size;
   for (const ArrayList *list : {&sampling, &inputs}) {
     for (const nb::handle column : *list) {
-      const auto array = nb::cast<AnyVector>(column);
+      const auto array = nb::cast<AnyVector>(column, false);
       core.columns.push_back({static_cast<const int32_t *>(array.data()), int32_t(array.itemsize() / sizeof(int32_t))});
       if (list == &sampling) core.sampling_words += core.columns.back().words;
     }
@@ -430,9 +431,10 @@ void bind_batch(nb::module_ &m) {
   nb::class_<RowsCore>(m, "RowsCore", "Bulk changes of the rows of one RequestStates.")
       .def("__init__", &init_rows, "states"_a, "sampling"_a, "row_of"_a, "req_ids"_a, "free"_a, "vocab_size"_a,
            "max_num_draft_tokens"_a, nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 6>())
-      .def("add_table", &add_table, "table"_a, "num_blocks"_a, "content_id"_a, "holds_null"_a,
+      .def("add_table", &add_table, "table"_a.noconvert(), "num_blocks"_a.noconvert(),
+           "content_id"_a.noconvert(), "holds_null"_a.noconvert(),
            "tokens_per_block"_a, "null_block"_a)
-      .def("admit", &admit, nb::arg(), nb::arg().noconvert(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(),
+      .def("admit", &admit, kRead, kWritten, nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(),
            nb::arg(), nb::arg(), nb::arg().none(),
            nb::sig("def admit(self, req_ids: collections.abc.Sequence[str], rows: " PY_I32 ", tokens: " PY_I32
                    ", num_tokens: " PY_I32 ", prompt_len: " PY_I32 " | None, num_computed: " PY_I32
@@ -480,12 +482,13 @@ void bind_batch(nb::module_ &m) {
       .def("__init__", [](Buffers *self, const Arrays &arrays) { new (self) Buffers(make_buffers(arrays)); },
            "arrays"_a);
   nb::class_<PacketCore>(m, "PacketCore", "Steps as packets for a device that mirrors the rows of one RequestStates.")
-      .def("__init__", &init_packets, "rows"_a, "stamp"_a, "sampling"_a, "inputs"_a,
+      .def("__init__", &init_packets, "rows"_a, "stamp"_a.noconvert(), "sampling"_a, "inputs"_a,
            "max_num_batched_tokens"_a, "records_at"_a, "record_size"_a)
-      .def("add_table", &add_device_table, "table"_a, "num_blocks"_a, "content_id"_a, "table_at"_a, "num_at"_a)
+      .def("add_table", &add_device_table, "table"_a.noconvert(), "num_blocks"_a.noconvert(),
+           "content_id"_a.noconvert(), "table_at"_a, "num_at"_a)
       .def("set_embeddings",
            [](PacketCore &core, Matrix<bool> is_embedding) { core.is_embedding = is_embedding.data(); },
-           "is_embedding"_a)
+           "is_embedding"_a.noconvert())
       .def("forget", &PacketCore::forget)
       .def_rw("follows_host", &PacketCore::follows_host)
       .def("generations", &PacketCore::generations)

@@ -16,6 +16,11 @@ using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
+// Arguments of functions. An array that is written, or whose memory is kept, is not converted: the function would have
+// a copy that the caller does not see, and that nobody keeps.
+inline const nb::arg kRead;
+inline const auto kWritten = nb::arg().noconvert();
+
 // The memory layout of a numpy.ndarray, which is part of NumPy's ABI. The arrays of a step are read in this way,
 // because a conversion by nanobind takes longer than the preparation of a small step.
 struct NumPyArray {

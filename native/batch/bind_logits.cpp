@@ -18,7 +18,9 @@ class LogitRows {
   using Array = nb::ndarray<T, nb::ndim<2>, nb::device::cpu>;
 
   LogitRows(const Array &array, const char *name, int64_t width) : array_(array), name_(name) {
-    if (array.shape(1) > 1 && array.stride(1) != 1) fail("the entries of a row must be one after another");
+    if (width < 0) fail("the size of a row is below 0");
+    if (array.shape(0) > 0 && array.shape(1) > 1 && array.stride(1) != 1)
+      fail("the entries of a row must be one after another");
     if (int64_t(array.shape(1)) < width) fail("a row has too few entries");
   }
 
@@ -115,6 +117,8 @@ template <class T>
 void block_argmax(const Array2<const T> &values, int64_t block_size, int64_t num_blocks, const Indices &rows,
                   const Array2<int64_t> &indices, const Array2<T> &most) {
   check_lengths(values.shape(0), rows);
+  if (block_size < 1 || block_size > int64_t(1) << 31)
+    throw std::invalid_argument("block_size: expected a number from 1 to 2**31");
   const LogitRows of_values(values, "values", 0);
   const LogitRows of_indices(indices, "indices", num_blocks);
   const LogitRows of_most(most, "most", num_blocks);
@@ -163,20 +167,22 @@ void below_largest(const Vector<const float> &logits, bool by_block, const Vecto
 }  // namespace
 
 void bind_logits(nb::module_ &m) {
-  m.def("divide_rows", &divide_rows,
+  m.def("divide_rows", &divide_rows, kWritten, kRead, kRead, kRead,
         nb::sig("def divide_rows(logits: " PY_F32 ", vocab_size: int, rows: " PY_I64 ", by: " PY_F32 ", /) -> None"),
         "Divide the rows [n] of logits [L, V or more] by a number each.");
-  m.def("mask_below_largest", &mask_below_largest,
+  m.def("mask_below_largest", &mask_below_largest, kWritten, kRead, kRead, kRead,
         nb::sig("def mask_below_largest(logits: " PY_F32 ", vocab_size: int, rows: " PY_I64 ", distances: " PY_F32
                 ", /) -> None"),
         "Write -inf where a logit of the rows [n] is below the largest one of its row plus a distance.");
 #define FOREWORD_REFUSED(type)                                                                          \
   nb::sig("def mask_refused_rows(logits: " type ", vocab_size: int, rows: " PY_I64 ", allowed: " PY_I32 \
           ", masks: " PY_I64 ", minus_infinity: int, /) -> None")
-  m.def("mask_refused_rows", &mask_refused_rows<uint16_t>, FOREWORD_REFUSED(PY_U16));
-  m.def("mask_refused_rows", &mask_refused_rows<uint32_t>, FOREWORD_REFUSED(PY_U32),
+  m.def("mask_refused_rows", &mask_refused_rows<uint16_t>, kWritten, kRead, kRead, kRead, kRead, kRead,
+        FOREWORD_REFUSED(PY_U16));
+  m.def("mask_refused_rows", &mask_refused_rows<uint32_t>, kWritten, kRead, kRead, kRead, kRead, kRead,
+        FOREWORD_REFUSED(PY_U32),
         "Write -inf where bit v of allowed[masks[i]] is 0 for logit v of rows[i]. logits: as bits.");
-  m.def("penalise_rows", &penalise_rows,
+  m.def("penalise_rows", &penalise_rows, kWritten, kRead, kRead, kRead, kRead, kRead, kRead, kRead, kRead,
         nb::sig("def penalise_rows(logits: " PY_F32 ", vocab_size: int, rows: " PY_I64 ", requests: " PY_I64
                 ", penalties: " PY_F32 ", prompts: " PY_I32 ", counts: " PY_I32 ", tokens: " PY_I64
                 ", num_drafts: " PY_I64 ", /) -> None"),
@@ -185,16 +191,18 @@ void bind_logits(nb::module_ &m) {
 #define FOREWORD_ADD(type)                                                                          \
   nb::sig("def add_logit_rows(logits: " PY_F32 ", rows: " PY_I64 ", temperatures: " PY_F32 ", noise: " type \
           ", /) -> None")
-  m.def("add_logit_rows", &add_logit_rows<float>, FOREWORD_ADD(PY_F32));
-  m.def("add_logit_rows", &add_logit_rows<double>, FOREWORD_ADD(PY_F64),
+  m.def("add_logit_rows", &add_logit_rows<float>, kRead, kRead, kRead, kWritten, FOREWORD_ADD(PY_F32));
+  m.def("add_logit_rows", &add_logit_rows<double>, kRead, kRead, kRead, kWritten, FOREWORD_ADD(PY_F64),
         "noise[i] += logits[rows[i]] / temperatures[i]");
 #define FOREWORD_ARGMAX(type)                                                                                     \
   nb::sig("def block_argmax(values: " type ", block_size: int, num_blocks: int, rows: " PY_I64 ", indices: " PY_I64 \
           ", most: " type ", /) -> None")
-  m.def("block_argmax", &block_argmax<float>, FOREWORD_ARGMAX(PY_F32));
-  m.def("block_argmax", &block_argmax<double>, FOREWORD_ARGMAX(PY_F64),
+  m.def("block_argmax", &block_argmax<float>, kRead, kRead, kRead, kRead, kWritten, kWritten,
+        FOREWORD_ARGMAX(PY_F32));
+  m.def("block_argmax", &block_argmax<double>, kRead, kRead, kRead, kRead, kWritten, kWritten,
+        FOREWORD_ARGMAX(PY_F64),
         "Write the first largest number of each block of values[i], and its index, into rows[i]; NaNs do not count.");
-  m.def("below_largest", &below_largest,
+  m.def("below_largest", &below_largest, kRead, kRead, kWritten, kWritten,
         nb::sig("def below_largest(logits: " PY_F32 ", by_block: bool, most: " PY_F32 ", shifted: " PY_F32
                 ", /) -> None"),
         "shifted [blocks, size] = logits [V] - most, the largest one of all [1] or of each block. -inf fills it.");

@@ -25,7 +25,8 @@ void noise_uniform32(const Seeds &seeds, const Seeds &positions, Matrix<float> o
 }
 
 void noise_select(const Matrix<const float> &series, Matrix<float> values) {
-  if (series.size() != values.size()) throw std::invalid_argument("expected two arrays of the same shape");
+  if (series.shape(0) != values.shape(0) || series.shape(1) != values.shape(1))
+    throw std::invalid_argument("expected two arrays of the same shape");
   select_series(int64_t(series.size()), series.data(), values.data());
 }
 
@@ -49,18 +50,18 @@ void philox_uniforms(const Seeds &seeds, const Seeds &offsets, Vector<float> uni
 }  // namespace
 
 void bind_noise(nb::module_ &m) {
-  m.def("noise_uniform32", &noise_uniform32,
+  m.def("noise_uniform32", &noise_uniform32, kRead, kRead, kWritten, kWritten,
         nb::sig("def noise_uniform32(seeds: " PY_I64 ", positions: " PY_I64 ", ones: " PY_F32 ", series: " PY_F32
                 ", /) -> None"),
         "Write 1 - u and, where u is small, -log(1 - u) by a series, else -1, per seed with its position, and token.\n\n"
         "u: a uniform number. ones, series [n, V].");
-  m.def("noise_select", &noise_select,
+  m.def("noise_select", &noise_select, kRead, kWritten,
         nb::sig("def noise_select(series: " PY_F32 ", values: " PY_F32 ", /) -> None"),
         "Replace each value by that of the series, or by its negative where the series has -1.");
-  m.def("noise_uniform64", &noise_uniform64,
+  m.def("noise_uniform64", &noise_uniform64, kRead, kRead, kWritten,
         nb::sig("def noise_uniform64(seeds: " PY_I64 ", positions: " PY_I64 ", uniforms: " PY_F64 ", /) -> None"),
         "Write a uniform number of 53 bits per seed, position [n] and token [V].");
-  m.def("philox_uniforms", &philox_uniforms,
+  m.def("philox_uniforms", &philox_uniforms, kRead, kRead, kWritten,
         nb::sig("def philox_uniforms(seeds: " PY_I64 ", offsets: " PY_I64 ", uniforms: " PY_F32 ", /) -> None"),
         "Write a uniform number in (0, 1) per seed and offset: the first word of Philox 4x32 after ten rounds.");
 }

@@ -87,7 +87,7 @@ void init(StepCache *self, const nb::list &columns, Vector<const int32_t> needs,
   SamplingProbe probe{};
   probe.needs = needs.data();
   probe.stamp = stamp.data();
-  probe.rows = nb::cast<Vector<const int32_t>>(rows).data();
+  probe.rows = nb::cast<Vector<const int32_t>>(rows, false).data();
   probe.version = counters.data() + VERSION;
   new (self) StepCache(probe, columns, rows, make);
 }
@@ -96,7 +96,7 @@ void init(StepCache *self, const nb::list &columns, Vector<const int32_t> needs,
 
 void bind_sampling(nb::module_ &m) {
   nb::class_<StepCache>(m, "StepCache", "What was made of the sampling columns of the last few batches.")
-      .def("__init__", &init,
+      .def("__init__", &init, kRead, kWritten, kWritten, kWritten, kWritten, kRead,
            nb::sig("def __init__(self, columns: list[tuple[str, " PY_ARRAY ", int]], needs: " PY_I32 ", stamp: " PY_I64
                    ", counters: " PY_I64 ", rows: " PY_I32 ", make: collections.abc.Callable[[" PY_I32
                    ", int, dict[str, " PY_ARRAY "]], typing.Any], /) -> None"))

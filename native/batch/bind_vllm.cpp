@@ -14,7 +14,7 @@ void init_front(VllmFastPath *self, RowsCore &rows, const nb::dict &arrays, nb::
   front.out_counts = pointer<int32_t>(arrays, "num_scheduled");
   front.out_num_drafts = pointer<int32_t>(arrays, "num_drafts");
   front.out_draft_ids = pointer<int32_t>(arrays, "draft_ids");
-  front.max_draft_ids = int64_t(nb::cast<Vector<int32_t>>(arrays["draft_ids"]).shape(0));
+  front.max_draft_ids = int64_t(nb::cast<Vector<int32_t>>(arrays["draft_ids"], false).shape(0));
 }
 
 }  // namespace

@@ -170,6 +170,71 @@ def test_a_grammar_masks_logits_of_two_bytes_as_numpy_does(dtype, monkeypatch):
     assert_equal(both(sampling.apply_grammar_bitmask_kernel, arguments, monkeypatch))
 
 
+def of_other_types(kernel, arguments):
+    """The arguments with one array of another type, for each array whose values that type can have."""
+    names = {
+        "temperature": ("logits_ptr", "temperature_ptr"),
+        "min_p": ("logits_ptr", "min_p_ptr"),
+        "penalties": ("logits_ptr", "repetition_penalty_ptr", "output_bin_counts_ptr"),
+        "grammar": ("logits_ptr",),
+        "gumbel": ("local_argmax_ptr", "local_max_ptr", "temp_ptr"),
+        "log_softmax": ("output_ptr",),
+        "stats": ("target_local_argmax_ptr", "target_local_max_ptr"),
+    }[kernel]
+    for name in names:
+        others = (np.float16, np.float64) if arguments[name].dtype == np.float32 else (np.int16, np.int32, np.int64)
+        for dtype in others:
+            if dtype != arguments[name].dtype:
+                yield arguments | {name: arguments[name].astype(dtype)}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.filterwarnings("ignore:All-NaN")
+def test_arrays_of_types_that_native_code_does_not_take_are_written_as_numpy_does(kernel, monkeypatch):
+    for arguments in of_other_types(kernel, arguments_of(kernel, np.random.default_rng(3), 37)):
+        assert_equal(both(KERNELS[kernel], arguments, monkeypatch))
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 2, 5])
+def test_logits_without_a_penalty_stay(num_tokens):
+    arguments = arguments_of("penalties", np.random.default_rng(0), 37) | {"grid": (num_tokens,)}
+    for name, neutral in (("repetition", 1), ("frequency", 0), ("presence", 0)):
+        arguments[f"{name}_penalty_ptr"] = np.full(6, neutral, np.float32)
+    before = arguments["logits_ptr"].copy()
+    sampling.penalties_kernel(**arguments)
+    np.testing.assert_array_equal(arguments["logits_ptr"], before)
+
+
+def test_native_functions_refuse_to_write_arrays_of_other_types():
+    """A converted one would be a copy that the caller does not see."""
+    ints, ones, wide = np.zeros(1, np.int64), np.ones(1, np.float32), np.ones((1, 4))
+    narrow, flat = wide.astype(np.float32), np.ones(4, np.float32)
+    words, index = np.zeros((1, 4), np.int32), np.zeros((1, 4), np.int64)
+    calls = [
+        (native.divide_rows, (wide, 4, ints, ones)),
+        (native.mask_below_largest, (wide, 4, ints, ones)),
+        (native.penalise_rows, (wide, 4, ints, ints, narrow, words, words, ints, ints)),
+        (native.mask_refused_rows, (index, 4, ints, words, ints, 1)),
+        (native.add_logit_rows, (narrow, ints, ones, words)),
+        (native.block_argmax, (narrow, 4, 1, ints, words, narrow)),
+        (native.block_argmax, (narrow, 4, 1, ints, index, narrow.astype(np.float16))),
+        (native.below_largest, (flat, False, np.ones(1), narrow)),
+        (native.below_largest, (flat, False, ones, wide)),
+        (native.noise_uniform32, (ints, ints, wide, narrow)),
+        (native.noise_uniform32, (ints, ints, narrow, wide)),
+        (native.noise_select, (narrow, wide)),
+        (native.noise_uniform64, (ints, ints, narrow)),
+        (native.philox_uniforms, (ints, ints, np.ones(1))),
+    ]
+    for function, arguments in calls:
+        with pytest.raises(TypeError, match=rf"{function.__name__}\(\): incompatible"):
+            function(*arguments)
+
+
+def block_argmax(values, block_size, num_blocks, rows):
+    native.block_argmax(values, block_size, num_blocks, rows, np.zeros((1, 4), np.int64), np.zeros((1, 4), np.float32))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -177,6 +242,11 @@ def test_a_grammar_masks_logits_of_two_bytes_as_numpy_does(dtype, monkeypatch):
         (lambda a, rows: native.divide_rows(a, 4, rows + 2, np.ones(1, np.float32)), "there is no row 2"),
         (lambda a, rows: native.divide_rows(a, 4, rows, np.ones(2, np.float32)), "as many entries as rows"),
         (lambda a, rows: native.divide_rows(a.T, 1, rows, np.ones(1, np.float32)), "one after another"),
+        (lambda a, rows: native.divide_rows(a, -1, rows, np.ones(1, np.float32)), "size of a row is below 0"),
+        (lambda a, rows: native.mask_below_largest(a, -1, rows, np.ones(1, np.float32)), "size of a row is below 0"),
+        (lambda a, rows: block_argmax(a[:1], 0, 2, rows), "block_size: expected a number from 1"),
+        (lambda a, rows: block_argmax(a[:1], 2**62, 2, rows), "block_size: expected a number from 1"),
+        (lambda a, rows: block_argmax(a[:1], 2, -2, rows), "size of a row is below 0"),
     ],
 )
 def test_rows_that_are_not_there_are_refused(call, message):

@@ -35,9 +35,16 @@ def as_float32(values: AnyArray) -> F32:
     return values.astype(np.float32, copy=False)
 
 
-def is_native(logits: AnyArray) -> bool:
-    """Return whether native code takes rows of these logits."""
-    return available() and logits.strides[-1] == logits.itemsize
+_F32 = (np.float32,)
+_I32 = (np.int32,)
+
+
+def is_native(*arrays: tuple[AnyArray, tuple[type[np.generic], ...]]) -> bool:
+    """Return whether native code is built and takes these arrays, each with its types, and with rows without gaps."""
+    return available() and all(
+        values.strides[-1] == values.itemsize and any(values.dtype == dtype for dtype in types)
+        for values, types in arrays
+    )
 
 
 def minus_infinity(logits: AnyArray) -> float | int:
@@ -58,7 +65,7 @@ def temperature_kernel(
     """logits[l] /= temperature[idx[l]], unless that is 0 or 1."""
     temperature = temperature_ptr[expanded_idx_mapping_ptr[: grid[0]]]
     rows = np.flatnonzero((temperature != 0) & (temperature != 1))
-    if is_native(logits_ptr):
+    if is_native((logits_ptr, _F32), (temperature, _F32)):
         native.divide_rows(logits_ptr, vocab_size, rows, temperature[rows])
         return
     for row in rows:
@@ -79,7 +86,7 @@ def min_p_kernel(
     min_p = min_p_ptr[expanded_idx_mapping_ptr[: grid[0]]]
     rows = np.flatnonzero(min_p != 0)
     distances = np.log(min_p[rows])
-    if is_native(logits_ptr):
+    if is_native((logits_ptr, _F32), (distances, _F32)):
         native.mask_below_largest(logits_ptr, vocab_size, rows, distances)
         return
     for row, distance in zip(rows, distances, strict=True):
@@ -196,7 +203,7 @@ def penalties_kernel(
     )
     tokens = np.flatnonzero((penalties != (1, 0, 0)).any(axis=1))
     rows, penalties, num_drafts = rows[tokens], penalties[tokens], expanded_local_pos_ptr[tokens]
-    if is_native(logits_ptr):
+    if is_native((logits_ptr, _F32), (penalties, _F32), (prompt_bin_mask_ptr, _I32), (output_bin_counts_ptr, _I32)):
         native.penalise_rows(
             logits_ptr,
             vocab_size,
@@ -281,7 +288,7 @@ def apply_grammar_bitmask_kernel(
     starts = cu_num_logits_ptr[requests]
     masks = np.flatnonzero(positions < cu_num_logits_ptr[requests + 1] - starts)
     rows = (starts + positions)[masks]
-    if is_native(logits_ptr):
+    if is_native((logits_ptr, (np.float32, np.float16, np.uint16)), (bitmask_ptr, _I32)):
         bits, infinity = _BITS[logits_ptr.dtype.char]
         native.mask_refused_rows(logits_ptr.view(bits), vocab_size, rows.astype(np.int64), bitmask_ptr, masks, infinity)
         return
@@ -366,7 +373,7 @@ class Blocks:
     def argmax(self, logits: Floats, rows: I64, tokens: I64, most: Floats) -> None:
         """Write the token of the largest of logits[i] in each block, and that logit, into rows[i] of the results."""
         _, num_blocks, size = self._blocks.shape
-        if is_native(logits):
+        if is_native((logits, (np.float32, most.dtype.type)), (tokens, (np.int64,)), (most, (np.float32, np.float64))):
             values = logits.astype(most.dtype, copy=False)
             native.block_argmax(values, size, num_blocks, rows, tokens, most)
             return
@@ -380,7 +387,7 @@ class Blocks:
         """
         blocks: F32 = self._blocks[0]
         most = np.empty(len(blocks) if by_block else 1, np.float32)
-        if is_native(logits):
+        if is_native((logits, _F32)):
             native.below_largest(logits, by_block, most, blocks)
             return most, blocks
         with np.errstate(invalid="ignore"):
@@ -395,7 +402,7 @@ class Blocks:
 
 def with_logits(noise: Floats, logits: F32, rows: I64, temperatures: F32) -> Floats:
     """Return logits[rows[i]] / temperatures[i] + noise[i], in the memory of the noise."""
-    if is_native(logits):
+    if is_native((logits, _F32), (temperatures, _F32)):
         native.add_logit_rows(logits, rows, temperatures, noise)
         return noise
     noise += logits[rows] / temperatures[:, None]
