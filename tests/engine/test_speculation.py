@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from engine_rig import Guesser, OnStep, V, make_engine, run
+from engine_rig import Guesser, OnStep, V, answer, make_engine, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle_model import START, OracleExecutor, following, logits_after, plain_output
@@ -23,7 +23,7 @@ from foreword.engine.speculation import lookup as lookup_module
 from foreword.engine.speculation.adaptive import WORTH
 from foreword.errors import ConfigError
 from foreword.executors import Capability
-from foreword.native import available
+from foreword.native import available, native
 from models.recorded import make
 
 
@@ -86,6 +86,50 @@ def test_a_lookup_in_long_texts_finds_the_latest_of_the_longest_matches():
     drafter = LookupDrafter(states, SpeculationConfig(num_tokens=4, min_match=1, max_match=8))
     drafts = drafter.propose(np.array([0], np.int32), np.array([4], np.int32))
     assert drafts[0].tolist() == plain_lookup(tokens, 0, 4, 1, 8)
+
+
+@pytest.mark.skipif(not available(), reason="the native module is not built")
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"num_tokens": [9, 2]}, ValueError, "num_tokens: not a number of tokens of a row"),
+        ({"num_tokens": [-1, 2]}, ValueError, "num_tokens: not a number of tokens of a row"),
+        ({"num_tokens": [3]}, ValueError, "num_tokens: expected one per row"),
+        ({"first": [-1, 0]}, ValueError, "first: below 0"),
+        ({"rows": [0, 2]}, ValueError, "rows: there is no row 2"),
+        ({"rows": [-1, 0]}, ValueError, "rows: there is no row -1"),
+        ({"most": [4]}, TypeError, r"int32 \[n\]"),
+        ({"lengths": 1}, TypeError, r"int32 \[n\]"),
+        ({"drafts": 3}, TypeError, r"drafts \[n, width\]"),
+        ({"min_match": 0}, ValueError, "1 <= min_match <= max_match"),
+        ({"max_match": 1}, ValueError, "1 <= min_match <= max_match"),
+        ({"token_ids": np.zeros((2, 16), np.int32)[:, ::2]}, ValueError, "must be one after another"),
+        ({"token_ids": np.zeros((2, 8), np.int64)}, TypeError, "incompatible"),
+    ],
+)
+def test_a_native_lookup_refuses_arrays_that_do_not_fit(changed, error, message):
+    def look_up(token_ids, num_tokens, min_match, max_match, rows, first, most, drafts, lengths):
+        ints = (np.array(values, np.int32) for values in (num_tokens, rows, first, most))
+        known, rows, first, most = ints
+        lookup = native.TokenLookup(token_ids, known, min_match, max_match)
+        found = np.zeros((drafts, 4), np.int32)
+        lookup.propose(rows, first, most, found, np.zeros(lengths, np.int32))
+        return found.tolist()
+
+    fitting = {
+        "token_ids": np.array([[1, 2, 3, 1, 2, 0, 0, 0, 9], [4, 4, 0, 0, 0, 0, 0, 0, 9]], np.int32)[:, :8],
+        "num_tokens": [5, 2],
+        "min_match": 2,
+        "max_match": 8,
+        "rows": [0, 1],
+        "first": [0, 0],
+        "most": [4, 4],
+        "drafts": 2,
+        "lengths": 2,
+    }
+    assert look_up(**fitting) == [[3, 1, 2, 3], [-1] * 4]
+    with pytest.raises(error, match=message):
+        look_up(**fitting | changed)
 
 
 def choose(lengths: DraftLengths, rows: list[int], offered: int = 8) -> list[int]:
@@ -401,6 +445,7 @@ def test_lookup_takes_fewer_steps_where_the_output_repeats_the_prompt():
         ({"speculation": "off"}, True, None),
         ({"speculation": "suffix", "async_scheduling": True}, False, "suffix"),
         ({"speculation_num_tokens": 3}, True, "ngram"),
+        ({"speculation_num_tokens": 8}, False, None),  # the default value
     ],
 )
 def test_the_default_drafts_where_the_executor_allows_it_and_other_settings_are_followed(settings, speculates, method):
@@ -442,6 +487,40 @@ def test_the_default_of_native_models_drafts_and_changes_no_token(tmp_path, name
     stats = engine.speculation.stats
     assert 0 < stats.num_accepted <= stats.num_drafted
     assert sum(output.metrics.num_accepted_drafts for output in outputs.values()) == stats.num_accepted
+
+
+def test_drafts_of_requests_add_up_to_those_of_the_engine_when_preempted_ones_return_to_other_rows():
+    config = SpeculationConfig(num_tokens=4, min_match=1, adaptive=False)
+    engine = make_engine(blocks=11, M=40, speculation=config, prefix_caching=False)
+    asked = {0: [("x", [2] * 11, 12), ("y", [3] * 11, 27)], 6: [("z", [1] * 5, 27)]}
+    outputs, step = {}, 0
+    while asked or engine.has_work:
+        for name, prompt, most in asked.pop(step, ()):
+            engine.add_request(
+                name, prompt, SamplingParams(temperature=0.0, max_tokens=most, allowed_token_ids=prompt[:1])
+            )
+        outputs |= {output.request_id: output for output in engine.step() if output.finished}
+        step += 1
+    metrics = [output.metrics for output in outputs.values()]
+    assert sum(each.num_preemptions for each in metrics) > 0
+    stats = engine.speculation.stats
+    assert sum(each.num_proposed_drafts for each in metrics) == stats.num_drafted
+    assert sum(each.num_accepted_drafts for each in metrics) == stats.num_accepted
+
+
+@pytest.mark.parametrize(
+    ("ending", "num_tokens", "num_accepted"),
+    [
+        ({"stop": ["eeee"]}, 4, 3),  # the first token is of the prompt's step
+        ({"stop": ["ee"], "min_tokens": 3}, 3, 2),
+        ({"max_tokens": 6}, 6, 4),  # the last token follows the drafts
+    ],
+)
+def test_drafts_beyond_the_end_of_a_completion_do_not_count_as_accepted(ending, num_tokens, num_accepted):
+    params = SamplingParams(temperature=0.0, allowed_token_ids=[5], **{"max_tokens": 30, **ending})
+    output = answer([5] * 8, params, speculation=SpeculationConfig(num_tokens=8, min_match=1, adaptive=False))
+    assert len(output.outputs[0].token_ids) == num_tokens
+    assert output.metrics.num_accepted_drafts == num_accepted
 
 
 def test_drafts_are_dropped_before_a_request_is_preempted():

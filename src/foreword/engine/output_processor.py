@@ -65,7 +65,7 @@ class OutputProcessor:
         completion = self._by_request[request.request_id]
         group, row = completion.group, request.row
         self._leave(completion)
-        if (last := self._by_row[row]) is not None:
+        if (last := self._by_row[row]) is not None and last.row == row:  # it may have another row since
             self._leave(last)
         self._by_row[row], completion.row = completion, row
         # The first token of a group is read for its time, and because the siblings wait for it.
@@ -208,6 +208,9 @@ class OutputProcessor:
             readings.ready += [sibling.request for sibling in siblings]
             if stop is not None:
                 readings.ended_rows.append(row)
+                if not isinstance(stop, Exception):
+                    num_dropped = num_tokens - len(completion.request.prompt) - len(stop[0])
+                    self._num_drafts[1, row] -= max(num_dropped - 1, 0)  # the last token of a step is no draft
                 self.end(completion, stop)
             elif not completion.reads_every_token:
                 self._read_from[row] = completion.request.max_len

@@ -174,10 +174,9 @@ class RequestMetrics:
     num_cached_tokens: prompt tokens found in the cache; loaded_tokens: the part of them that was read from outside of
     the pool, by the name of the tier, such as "disk"; cache_report: a description in words, with the position at which
     the hit ends; cache_miss: the reason why it ends there, None if all tokens but the last one were found.
-    num_preemptions: the number of
-    its preemptions. num_output_tokens: the number of tokens that all of its completions sampled.
-    num_proposed_drafts, num_accepted_drafts: the number of tokens that speculation proposed, and of those that were
-    accepted.
+    num_preemptions: the number of its preemptions. num_output_tokens: the number of tokens that all of its completions
+    sampled. num_proposed_drafts, num_accepted_drafts: the number of tokens that speculation proposed, and of those that
+    were accepted and are tokens of the completions.
     """
 
     arrival_time: float
