@@ -449,9 +449,30 @@ def test_lookup_takes_fewer_steps_where_the_output_repeats_the_prompt():
     ],
 )
 def test_the_default_drafts_where_the_executor_allows_it_and_other_settings_are_followed(settings, speculates, method):
-    found = engine_config(settings).resolved(speculates=speculates).speculation
+    found = engine_config(settings).resolved(never_drafts=None if speculates else "of a reason").speculation
     assert (found and found.method) == method
     assert found is None or found.num_tokens == settings.get("speculation_num_tokens", 8)
+
+
+@pytest.mark.parametrize(
+    ("family", "executor", "settings", "reason"),
+    [
+        ("llama3", "numpy", {"speculation_num_tokens": 3}, "num_tokens=3: .* because executor='numpy' does not spec"),
+        (
+            "llama3",
+            "native",
+            {"speculation_adaptive": False, "async_scheduling": True},
+            "adaptive=False: .*async_sched",
+        ),
+        ("qwen3_5", "native", {"speculation_min_match": 1}, "min_match=1: .* because the model has recurrent layers"),
+    ],
+)
+@pytest.mark.skipif(not available(), reason="the native module is not built")
+def test_settings_of_speculation_are_refused_where_the_default_means_none(tmp_path, family, executor, settings, reason):
+    model = load(str(make(tmp_path, family)), executor)
+    with pytest.raises(ConfigError, match=rf"^speculation_{reason}.*; give speculation='ngram', or leave it out$"):
+        build_engine(model, engine_config({"max_model_len": 64, **settings}))
+    model.configured(engine_config({"max_model_len": 64, "speculation": "ngram", **settings}))
 
 
 @pytest.mark.parametrize("name", ["llama3", "qwen3_5"])

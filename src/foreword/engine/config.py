@@ -11,11 +11,13 @@ from foreword.engine.speculation.config import SpeculationConfig
 from foreword.errors import ConfigError, setting_text, shown
 from foreword.names import advice
 from foreword.scheduler import SchedulerConfig
-from foreword.settings import Setting, check_settings, setting, settings_of
+from foreword.settings import Setting, check_settings, setting, settings_of, values_of
 from foreword.trace.destination import checked_destination
 
 AUTO = SpeculationConfig(method="auto")
 """Speculation where the executor allows it, see `EngineConfig.resolved`."""
+SET_METHOD = "give speculation='ngram', or leave it out"
+"""What to do about a setting of speculation where the default means none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,24 +139,30 @@ class EngineConfig:
             name = "host_cache_bytes" if self.cache_dir is None else "cache_dir"
             raise ConfigError(f"{name}={getattr(self, name)!r}: there is no prefix cache; leave prefix_caching on")
 
-    def resolved(self, *, speculates: bool, prefers_async: bool = False) -> EngineConfig:
+    def resolved(self, *, never_drafts: str | None, prefers_async: bool = False) -> EngineConfig:
         """Return the settings with a value for each that the executor decides.
 
-        prefers_async: whether steps are planned ahead. speculates: whether the method "auto" means "ngram", unless
-        steps are planned ahead; otherwise it means no speculation.
+        prefers_async: whether steps are planned ahead. never_drafts: why the method "auto" means no speculation, and
+        what to do about it; None: it means "ngram", unless steps are planned ahead. ConfigError for other settings of
+        speculation if it means none.
         """
         if self.async_scheduling is None:
             self = replace(self, async_scheduling=prefers_async)
         if self.speculation is None or self.speculation.method != "auto":
             return self
-        is_on = speculates and not self.async_scheduling
-        return replace(self, speculation=replace(self.speculation, method="ngram") if is_on else None)
+        reason = never_drafts or (f"async_scheduling is on; {SET_METHOD}" if self.async_scheduling else None)
+        if reason is None:
+            return replace(self, speculation=replace(self.speculation, method="ngram"))
+        for name, value in values_of(self.speculation).items():
+            if value != getattr(AUTO, name):
+                raise ConfigError(f"speculation_{name}={shown(value)}: speculation='auto' is off, because {reason}")
+        return replace(self, speculation=None)
 
     @property
     def num_speculated_tokens(self) -> int:
-        """The largest number of tokens of a request in a step that a drafter proposes."""
-        speculation = self.resolved(speculates=False).speculation
-        return speculation.num_tokens if speculation else 0
+        """The largest number of tokens of a request in a step that a drafter proposes, see `resolved`."""
+        speculation = self.speculation
+        return speculation.num_tokens if speculation and speculation.method != "auto" else 0
 
     @property
     def most_draft_tokens(self) -> int:

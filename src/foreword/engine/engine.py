@@ -19,7 +19,7 @@ import numpy as np
 
 from foreword.batch import ContextParallel, KVGroup, PoolingParams, RequestStates, SamplingParams, advance
 from foreword.cache import BlockTier, CacheEvent, CacheMiss, KVCacheManager, TierFactory, hash_block
-from foreword.engine.config import EngineConfig
+from foreword.engine.config import SET_METHOD, EngineConfig
 from foreword.engine.defaults import DEFAULT_PARAMS, described
 from foreword.engine.intake import Intake, Tokenizer
 from foreword.engine.loras import Loras, ReadLora
@@ -86,7 +86,9 @@ class Engine:
         tiers: make the places that keep blocks outside the pool, the first one asked first. model_key: what tells the
         model from others whose blocks these may keep, too.
         """
-        self.config = config = (config or EngineConfig()).resolved(speculates=False)
+        self.config = config = (config or EngineConfig()).resolved(
+            never_drafts=f"an Engine does not speculate by default; {SET_METHOD}"
+        )
         has_states = any(group.recurrent for group in kv_groups)
         if has_states and Capability.RECURRENT_STATE not in executor.capabilities:
             raise ConfigError(

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from foreword.batch import KVGroup, RequestStates
-from foreword.engine.config import EngineConfig
+from foreword.engine.config import SET_METHOD, EngineConfig
 from foreword.engine.loras import ReadLora
 from foreword.engine.memory import HostMemory, host_memory
 from foreword.engine.pool import pool_of, pool_size, request_length
@@ -69,7 +69,13 @@ class Model(ABC, Generic[L]):
 
         Raise ConfigError for those that it cannot have.
         """
-        return config.resolved(speculates=False)
+        return config.resolved(never_drafts=self._never_drafts)
+
+    @property
+    def _never_drafts(self) -> str | None:
+        """Return why there is no speculation by default, and what to do about it; None if there is."""
+        reason = f"executor={self.kind.name!r} does not speculate by default; {SET_METHOD}"
+        return None if self.kind.speculates else reason
 
     def memory(self, config: EngineConfig) -> HostMemory | None:
         """Return the memory of the host beside a new executor's KV pool, under settings that `configured` returned.
@@ -119,9 +125,15 @@ class DecoderModel(Model[LoadedModel]):
             self.processors = (partial(GenerationProcessor, rules=rules),)
 
     def configured(self, config: EngineConfig) -> EngineConfig:
-        speculates = self.kind.speculates and self.generates and not self.spec.state_size
-        config = config.resolved(speculates=speculates, prefers_async=self.kind.prefers_async)
+        config = config.resolved(never_drafts=self._never_drafts, prefers_async=self.kind.prefers_async)
         return config if self.spec.is_causal else _of_whole_texts(config, self.spec.max_model_len)
+
+    @property
+    def _never_drafts(self) -> str | None:
+        if not self.generates:
+            return "the model generates nothing; leave it out"
+        reason = f"the model has recurrent layers; {SET_METHOD}"
+        return reason if self.spec.state_size else super()._never_drafts
 
     def memory(self, config: EngineConfig) -> HostMemory | None:
         length = config.max_model_len or self.spec.max_model_len
@@ -200,7 +212,7 @@ class EncoderModel(Model[LoadedModel]):
 
         Raise ConfigError for a length or setting that it cannot have.
         """
-        config = config.resolved(speculates=False)
+        config = config.resolved(never_drafts="the model generates nothing; leave it out")
         check_of_encoder(config)
         check_of_encoder(config.scheduler)
         config = _of_whole_texts(config, self.spec.max_model_len)

@@ -28,8 +28,8 @@ class SpeculationConfig:
         "layers, unless async_scheduling is on; else off.",
     )
     num_tokens: int = setting(8, "Largest number of draft tokens of a request in a step.", least=1, most=1024)
-    min_match: int = setting(2, "Smallest number of tokens that ngram and suffix match.", least=1, most=1024)
-    max_match: int = setting(8, "Largest number of tokens that ngram and suffix match.", least=1, most=1024)
+    min_match: int = setting(2, "Smallest number of tokens that ngram and suffix match.", least=1, most=64)
+    max_match: int = setting(8, "Largest number of tokens that ngram and suffix match.", least=1, most=64)
     adaptive: bool = setting(
         True, "Adapt the number of draft tokens to their acceptance and to the measured time of steps, down to none.",
     )
