@@ -136,7 +136,7 @@ def test_the_command_line_goes_before_a_variable_and_a_variable_before_the_file(
         ("observer = 'a:b'", "observer='a:b': expected a list"),
         ("model = 3", "model=3: expected a text"),
         ("model = { a = 1 }", "model={'a': 1}: expected a text"),
-        ("config = 'other.toml'", "config='other.toml': unknown setting"),
+        ("config = 'other.toml'", "config: unknown setting"),
         ("a", "options.toml"),
     ],
 )

@@ -38,11 +38,11 @@ def test_arguments_have_the_options_of_all_and_tables_their_own():
     ("table", "words"),
     [
         ({"name": "x"}, r"model\[0\]: has no model"),
-        ({"model": "a", "max_num_seq": 3}, r"model\[0\].max_num_seq=3: unknown setting. Did you mean 'max_num_seqs'"),
+        ({"model": "a", "max_num_seq": 3}, r"model\[0\].max_num_seq: unknown setting. Did you mean 'max_num_seqs'"),
         ({"model": "a", "max_num_seqs": 0}, r"model\[0\].max_num_seqs=0: must be from 1"),
         ({"model": "a", "pin": "yes"}, r"model\[0\].pin='yes'"),
         ({"model": "a", "keep_alive": -1}, r"model\[0\].keep_alive=-1"),
-        ({"model": "a", "record": "x.jsonl"}, r"model\[0\].record='x.jsonl': unknown setting"),
+        ({"model": "a", "record": "x.jsonl"}, r"model\[0\].record: unknown setting"),
         ({"model": "a", "adapter": ["law"]}, "is not NAME=PATH"),
     ],
 )

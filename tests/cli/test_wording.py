@@ -133,12 +133,12 @@ def test_a_value_of_a_file_is_refused_with_the_name_of_the_file(tmp_path):
         ("e", "to increase the limit)"),
         ("f", "f.toml: not valid TOML (a key of more than 32 parts at line 2)"),
         ("g", "g.toml: not valid TOML (a key of more than 32 parts at line 1)"),
-        ("j", "j.toml: z=1: unknown setting. `foreword run --help` lists the names."),
+        ("j", "j.toml: z: unknown setting. `foreword run --help` lists the names."),
         ("k", "k.toml: not valid TOML (a key of more than 32 parts at line 4)"),
         ("l", "l.toml: record_token_ids='secret': must be one of 'plain', 'hashed', 'omitted'."),
         ("m", "m.toml: token: unknown setting. Did you mean 'min_tokens'?"),
         ("i", "i.toml: not valid TOML (a key of more than 32 parts at line 1)"),
-        ("h", "h.toml: x=1: unknown setting. `foreword run --help` lists the names."),
+        ("h", "h.toml: x: unknown setting. `foreword run --help` lists the names."),
     ):
         result = CliRunner().invoke(app, ["run", "hi", "--config", str(tmp_path / f"{name}.toml")])
         assert str(result.exception).endswith(message)

@@ -154,7 +154,7 @@ def _read_file(context: typer.Context, file: Path | None, *, tables: str | None 
             continue
         if name not in options or name == "config":
             fix = advice(name, options.keys() - {"config"}, f"`{context.command_path} --help` lists the names.")
-            raise ConfigError(f"{file}: {setting_text(name, value)}: unknown setting. {fix}")
+            raise ConfigError(f"{file}: {name:.200}: unknown setting. {fix}")  # no value: it may be a secret
         is_list, is_flag = options[name].multiple, options[name].is_flag
         kinds = (list,) if is_list else (str, int, float)
         if not isinstance(value, kinds) or isinstance(value, bool) != is_flag:

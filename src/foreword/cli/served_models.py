@@ -8,7 +8,7 @@ from typing import Any, cast
 from foreword.cli.options import LISTS, SETTINGS
 from foreword.engine.loras import named_paths
 from foreword.engine.options import LLMOptions
-from foreword.errors import ConfigError, setting_text
+from foreword.errors import ConfigError
 from foreword.names import advice
 from foreword.server.config import ServerConfig
 from foreword.server.served import ServedModel, models_in
@@ -69,7 +69,7 @@ def _values(index: int, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in table.items():
         if name == "record" or name not in known:
             fix = advice(name, known, "It may have options of the engine, name, pin and keep_alive.")
-            raise ConfigError(f"model[{index}].{setting_text(name, value)}: unknown setting. {fix}")
+            raise ConfigError(f"model[{index}].{name:.200}: unknown setting. {fix}")  # no value: it may be a secret
         try:
             is_text = name == "name" and isinstance(value, str)
             yield name, known[name].read([value] if is_text else value)
