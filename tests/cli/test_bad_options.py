@@ -160,7 +160,7 @@ def test_an_unknown_option_is_answered_with_the_nearest(run_here, words):
     [
         ('api_key = "s3cret"', "api_key: expected a list"),
         ('api_keys = ["s3cret"]', "api_keys: unknown setting. Did you mean 'api_key'"),
-        ('admin_key = ["s3cret"]', "admin_key: expected a text or a number"),
+        ('admin_key = ["s3cret"]', "admin_key: expected a text that is not empty"),
         ('key_limit = ["s3cret"]', "key_limit: number 1: give a key and its limits"),
         ('api_kye = "s3cret"', "api_kye: unknown setting. Did you mean 'api_key'"),
         ('tls_pasword = "s3cret"', "tls_pasword: unknown setting"),

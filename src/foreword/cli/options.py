@@ -159,7 +159,15 @@ def _read_file(context: typer.Context, file: Path | None, *, tables: str | None 
         kinds = (list,) if is_list else (str, int, float)
         if not isinstance(value, kinds) or isinstance(value, bool) != is_flag:
             expected = "a list" if is_list else "true or false" if is_flag else "a text or a number"
-            raise ConfigError(f"{file}: {setting_text(name, value)}: expected {expected}")
+            reason = f"{setting_text(name, value)}: expected {expected}"
+            try:
+                if not is_list and not is_flag:
+                    options[name].process_value(context, value)
+            except ConfigError as error:  # that of `typer_option`, which has the choices or the range
+                reason = str(error)
+            except (typer.BadParameter, TypeError, ValueError):
+                pass
+            raise ConfigError(f"{file}: {reason}")
         context.default_map[options[name].name] = value
     return file
 
