@@ -45,6 +45,28 @@ def test_a_report_has_the_sizes_of_the_last_steps_that_failed(tmp_path):
     assert SECRET not in json.dumps([made, again])
 
 
+def test_links_folders_and_unreadable_files_of_a_shared_folder_are_no_failures(tmp_path):
+    failed_steps(tmp_path / "steps.jsonl.gz")
+    (tmp_path / "foreword-1-step-1-linked.jsonl.gz").symlink_to("steps.jsonl.gz")
+    (tmp_path / "foreword-1-step-2-dangling.jsonl.gz").symlink_to("none")
+    (tmp_path / "foreword-1-step-3-looping.jsonl.gz").symlink_to("foreword-1-step-3-looping.jsonl.gz")
+    (tmp_path / "foreword-1-step-4-folder.jsonl.gz").mkdir()
+    os.mkfifo(tmp_path / "foreword-1-step-5-pipe.jsonl.gz")
+    assert report([], {}, tmp_path)["last_failed_steps"] == []
+    failed_steps(tmp_path / "foreword-1-step-6-x.jsonl.gz")
+    assert len(report([], {}, tmp_path)["last_failed_steps"]) == 2
+
+
+def test_failed_steps_that_were_deleted_or_cannot_be_read_are_none(tmp_path, monkeypatch):
+    failed_steps(tmp_path / "foreword-1-step-2-x.jsonl.gz")
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("foreword.trace.reader.Trace.read", refuse)
+    assert report([], {}, tmp_path)["last_failed_steps"] == []
+
+
 def test_a_folder_that_a_variable_names_is_shown_as_the_variable(tmp_path, monkeypatch):
     for name in ("FOREWORD_HOME", "XDG_CACHE_HOME"):
         path = f"{tmp_path}/{SECRET}"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import distributions
 from pathlib import Path
@@ -55,13 +57,17 @@ def _without_folders(text: str, variables: Mapping[str, str]) -> str:
 
 def last_steps(folder: Path) -> list[dict[str, Any]]:
     """Return the sizes of the last steps before the newest failure of an engine of this user; [] if none failed."""
-    mine = (path for path in folder.glob(RECORDED) if path.stat().st_uid == os.getuid())
-    newest = max(mine, key=lambda path: path.stat().st_mtime, default=None)
-    if newest is None:
+    found: list[tuple[float, Path]] = []
+    for path in folder.glob(RECORDED):
+        with suppress(OSError):  # others may delete files of this folder meanwhile
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid():
+                found.append((status.st_mtime, path))
+    if not found:
         return []
     try:
-        events = Trace.read(newest).events
-    except PlanError:
+        events = Trace.read(max(found)[1]).events
+    except (PlanError, OSError):
         return []
     told: list[dict[str, Any]] = []
     for event in events:
