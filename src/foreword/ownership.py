@@ -17,7 +17,18 @@ def open_regular(path: Path) -> int:
     """Open a regular file for reading, and return its descriptor. Raise OSError for any other, such as a pipe, whose
     writer would be waited for.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    return _checked(path, os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+
+
+def open_lock(path: Path) -> int:
+    """Open a regular file for reading and writing, which is made if it is missing, and return its descriptor. OSError
+    for any other, also for a link, which would lead to a file of another folder.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return _checked(path, os.open(path, flags, 0o666))
+
+
+def _checked(path: Path, descriptor: int) -> int:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import sqlite3
 import threading
 import time
@@ -444,3 +445,23 @@ def test_a_directory_is_of_servers_with_the_same_models(tmp_path):
                 other.claim(["a"])
             replica.close()
             other.claim(["a"])
+
+
+@pytest.mark.parametrize("name", ["models.lock", "batches.lock"])
+@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "folder"])
+def test_only_a_regular_file_is_used_for_a_lock(tmp_path, name, kind):
+    place, other = tmp_path / "data" / name, tmp_path / "other"
+    place.parent.mkdir()
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "folder":
+        place.mkdir()
+    else:
+        place.symlink_to(other)
+    if kind == "link":
+        other.write_text("of another program")
+    words = rf"data_directory=.*{name} must be a regular file .*Delete '{place}'"
+    with closing(Store(place.parent, 1000)) as store, pytest.raises(ConfigError, match=words):
+        store.claim(["a"])
+    assert other.exists() == (kind == "link")
+    assert kind != "link" or other.read_text() == "of another program"

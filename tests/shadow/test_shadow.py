@@ -1,6 +1,7 @@
 """A shadow beside a foreign engine: healthy traffic has no finding, and a decision that cannot be followed is one."""
 
 import logging
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from foreword.batch.step.layout import FIELDS
 from foreword.errors import ConfigError
 from foreword.shadow import FindingError, GroupUse, Shadow, log_finding, raise_finding
 from foreword.shadow.comparison import NAMES, TableRule
+from foreword.shadow.outlets import write_whole
 
 FULL = [Group(4)]
 
@@ -381,3 +383,12 @@ def test_steps_are_followed_without_the_native_module(monkeypatch):
     shadow = shadow_of(engine)
     shadow.states._core = shadow.states.sampling.core = None
     assert [f for _ in range(60) for f in followed(engine, shadow)] == []
+
+
+def test_a_report_is_not_written_through_a_link_of_its_unfinished_name(tmp_path):
+    other, report = tmp_path / "other", tmp_path / "report"
+    other.write_text("of another program")
+    report.with_name(f"report.{os.getpid()}").symlink_to(other)
+    write_whole(report, "no findings")
+    assert (report.read_text(), report.is_symlink()) == ("no findings", False)
+    assert other.read_text() == "of another program"

@@ -35,8 +35,8 @@ from foreword.server.file_routes import BATCH_OUTPUT, add_file
 from foreword.server.generation import answer_bytes, check_completions, check_prompts, prompt_bytes
 from foreword.server.model_turns import ModelTurns
 from foreword.server.models import ModelEntry, Models
+from foreword.server.store import BATCHES_LOCK, Row
 from foreword.server.store import FULL as DISK_IS_FULL
-from foreword.server.store import Row, Store
 
 if sys.platform != "win32":
     import fcntl
@@ -149,7 +149,7 @@ class Batches:
         if sys.platform == "win32":
             return True
         with ExitStack() as own:
-            file: IO[bytes] = own.enter_context(_lock_file(self._store).open("ab"))
+            file: IO[bytes] = own.enter_context(self._store.lock_file(BATCHES_LOCK))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -370,11 +370,6 @@ def _is_of_store(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno in DISK_IS_FULL
     return isinstance(error, HttpError) and error.failure in (DISK_FULL, STORE_FAILED)
-
-
-def _lock_file(store: Store) -> Path:
-    assert store.directory is not None
-    return store.directory / "batches.lock"
 
 
 def _model_name(line: BatchLine) -> str | None:

@@ -21,6 +21,7 @@ from threading import Lock
 from typing import IO, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from foreword.errors import ConfigError, reason_of
+from foreword.ownership import open_lock
 from foreword.server.errors import HttpError
 from foreword.server.failures import DISK_FULL, NOT_FOUND, STORAGE_FULL, STORE_FAILED
 
@@ -42,6 +43,7 @@ CREATE INDEX IF NOT EXISTS of_state ON items (kind, state);
 CREATE INDEX IF NOT EXISTS of_use ON items (kind, used);
 """
 WAIT = 5.0  # seconds for another process that writes
+BATCHES_LOCK = "batches.lock"  # of the one process that answers batches
 IN_MEMORY = 128 << 20  # bytes of a store without a directory
 
 
@@ -98,13 +100,14 @@ class Store:
 
     def claim(self, names: Iterable[str]) -> None:
         """Let no server of other models use the directory until this one is closed: it would answer their batches.
-        Raise ConfigError if one does.
+        Raise ConfigError if one does, or for a file of a lock that cannot be used.
         """
         if self.directory is None or sys.platform == "win32":
             return
         own = json.dumps(sorted(names)).encode()
+        self.lock_file(BATCHES_LOCK).close()  # it fails now, not in the background
+        self._claim = self.lock_file("models.lock")
         with suppress(OSError):  # a file system without locks
-            self._claim = (self.directory / "models.lock").open("a+b")
             try:
                 fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self._claim.truncate(0)
@@ -121,6 +124,18 @@ class Store:
                     f"({found.decode(errors='replace'):.200}), which would answer the batches of this one. Give each "
                     "of them a directory of its own, or serve the models in one server"
                 )
+
+    def lock_file(self, name: str) -> IO[bytes]:
+        """Open a file of the directory that is there for its lock. ConfigError if it is a link, or cannot be opened."""
+        assert self.directory is not None
+        path = self.directory / name
+        try:
+            return os.fdopen(open_lock(path), "r+b")
+        except OSError as error:
+            raise ConfigError(
+                f"data_directory={str(self.directory)!r:.200}: {path.name} must be a regular file that this user may "
+                f"write ({reason_of(error)}). Delete {str(path)!r:.200}"
+            ) from None
 
     @contextmanager
     def told(self) -> Iterator[None]:

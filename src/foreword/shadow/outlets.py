@@ -100,5 +100,7 @@ class Outlets:
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that a reader sees all of it or none. Raise OSError if it cannot be written."""
     part = path.with_name(f"{path.name}.{os.getpid()}")
-    part.write_text(text)
+    part.unlink(missing_ok=True)
+    with part.open("x") as file:  # never through a link of this name
+        file.write(text)
     part.replace(path)
