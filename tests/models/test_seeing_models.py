@@ -14,7 +14,10 @@ from cli.conftest import run_here as run_here
 from foreword import LLM, SamplingParams
 from foreword.engine.observer import EngineMetrics
 from foreword.errors import RequestError
-from foreword.executors.vision.encoder import ImageEncoder
+from foreword.executors.encoder import EncoderLayers
+from foreword.executors.functions import FloatWeights
+from foreword.executors.options import NativeOptions
+from foreword.executors.vision.encoder import Grid, ImageEncoder
 from foreword.executors.vision.processing import tiles_of
 from foreword.executors.vision.towers import native_tower, numpy_tower
 from foreword.models.loader import load_model
@@ -51,8 +54,6 @@ def test_vectors_are_those_of_the_encoder(folders, name):
     loaded = load_model(folders[name]).images
     towers = [numpy_tower(loaded.spec, loaded.weights)]
     if available():
-        from foreword.executors.options import NativeOptions
-
         towers.append(native_tower(loaded.spec, loaded.weights, NativeOptions(weight_format="fp32")))
     for tower in towers:
         encoder = ImageEncoder(loaded, tower, 0)
@@ -60,6 +61,27 @@ def test_vectors_are_those_of_the_encoder(folders, name):
             tiles = tiles_of(picture, loaded.spec)
             found = np.concatenate(encoder.vectors(tiles.pixels))[::3]
             np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_the_features_of_a_layer_are_its_states_without_the_last_norm(folders, layer):
+    loaded = load_model(folders["qwen3-vl"]).images
+    tower = replace(loaded.spec.tower, layers=loaded.spec.tower.layers[:2])
+    spec = replace(loaded.spec, tower=tower, feature_layers=(layer,))
+    towers = [numpy_tower(spec, loaded.weights)]
+    if available():
+        towers.append(native_tower(spec, loaded.weights, NativeOptions(weight_format="fp32")))
+    x = np.random.default_rng(0).standard_normal((1, 16, tower.hidden_size), np.float32)
+    places = np.stack(np.divmod(np.arange(16), 4), 1)
+    until = [(layer + 1, False), (2, tower.has_final_norm)]
+    wanted = [
+        EncoderLayers(replace(tower, layers=tower.layers[:end], has_final_norm=normed), FloatWeights(loaded.weights))
+        for end, normed in until
+    ]
+    for run in towers:
+        for found, layers in zip(run(x, Grid(4, 4)), wanted, strict=True):
+            expected = layers.run(x[0], places, np.array([0, 16]), None)
+            np.testing.assert_allclose(found[0], expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in RECORDED for kind in executors(name)])

@@ -85,7 +85,8 @@ def _parts(spec: VisionSpec, weights: Weights) -> list[tuple[EncoderSpec, Weight
     found: list[tuple[EncoderSpec, Weights]] = []
     ends = [*(layer + 1 for layer in spec.feature_layers), tower.num_layers]
     for first, end in pairwise([0, *ends]):
-        part = replace(tower, layers=tower.layers[first:end], has_final_norm=end == tower.num_layers)
+        is_last = len(found) == len(spec.feature_layers)  # a feature layer may be the last one, without the norm
+        part = replace(tower, layers=tower.layers[first:end], has_final_norm=is_last and tower.has_final_norm)
         own = {name: weights[_renumbered(name, first)] for name, _ in encoder_weight_names(part)}
         if isinstance(weights, FileWeights):
             own = FileWeights(own, weights.files, weights.config)
