@@ -49,6 +49,15 @@ def test_tiles_are_those_of_the_processor_to_the_last_bit(folders, name):
     assert [[len(one), hashlib.sha256(one.tobytes()).hexdigest()] for one in tiles] == RECORDED[name]["pixels"]
 
 
+@pytest.mark.parametrize(("width", "height"), [(1, 200), (200, 1), (1, 199)])
+def test_the_thinnest_image_has_a_whole_tile_across(folders, width, height):
+    spec = load_model(folders["idefics3"]).images.spec
+    tile = spec.processing.tile_size
+    tiles = tiles_of(image(7, width, height), replace(spec, processing=replace(spec.processing, longest=7 * tile)))
+    assert (tiles.columns, tiles.rows) == ((7, 1) if width > height else (1, 7))
+    assert tiles.pixels.shape == (8, 3, tile, tile)
+
+
 @pytest.mark.parametrize("name", RECORDED)
 def test_vectors_are_those_of_the_encoder(folders, name):
     loaded = load_model(folders[name]).images

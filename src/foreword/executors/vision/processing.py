@@ -68,10 +68,10 @@ def _longest_edge(size: Size, longest: int) -> Size:
 
 
 def _whole_tiles(size: Size, tile: int) -> Size:
-    """Return the sizes of whole tiles: the longer side first, then the shorter one in proportion to it."""
+    """Return the sizes of whole tiles, at least one: the longer side first, then the shorter one in proportion to it."""
 
     def up(length: int) -> int:
-        return -(-length // tile) * tile
+        return max(1, -(-length // tile)) * tile
 
     width, height = size
     ratio = width / height
