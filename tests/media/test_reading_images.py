@@ -76,7 +76,8 @@ def test_modes_are_rgb_and_photographs_stand_upright():
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        (b"", "is not an image"),
+        (b"", "0 bytes.*is empty"),
+        ("data:;base64,", "0 bytes.*is empty"),
         (b"GIF89a", "is not an image"),
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "is not an image"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "is not an image"),
@@ -105,6 +106,7 @@ def test_what_is_no_image_is_an_error_with_its_field(source, reason):
     with pytest.raises(RequestError, match=reason) as found:
         read(source)
     assert found.value.field == "messages[0].content[1]"
+    assert " object at 0x" not in str(found.value)
 
 
 def test_limits():

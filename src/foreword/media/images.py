@@ -55,20 +55,24 @@ def read_image(field: str, source: object, limits: MediaLimits) -> Image:
     """
     try:
         from PIL import Image as pillow
-        from PIL import ImageOps
+        from PIL import ImageOps, UnidentifiedImageError
     except ModuleNotFoundError:
         raise RequestError(None, field, source, "needs Pillow", install("images")) from None
     if isinstance(source, pillow.Image):
         opened = source
     else:
         data = read_file(field, source, limits)
+        fix = f"Give a file of the type {', '.join(FORMATS)}."
+        if not data:
+            fail(field, "0 bytes", "is empty", fix)
         try:
             opened = pillow.open(BytesIO(data), formats=FORMATS)
         except pillow.DecompressionBombError:
             _fail_size(field, "its file", limits)
+        except UnidentifiedImageError:  # its text is only the address of the data in memory
+            fail(field, f"{len(data)} bytes", "is not an image", fix)
         except Exception as error:  # of decoders, of any kind
-            reason, fix = f"is not an image ({error!s:.100})", f"Give a file of the type {', '.join(FORMATS)}."
-            fail(field, f"{len(data)} bytes", reason, fix)
+            fail(field, f"{len(data)} bytes", f"is not an image ({error!s:.100})", fix)
     width, height = opened.size
     if width * height > limits.max_pixels or not width * height:
         _fail_size(field, f"{width} × {height} pixels", limits)
