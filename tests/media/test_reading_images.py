@@ -73,6 +73,23 @@ def test_modes_are_rgb_and_photographs_stand_upright():
     assert read(file_of(kind="JPEG", exif=exif)).pixels.size == (12, 9)
 
 
+def test_values_of_16_bits_become_the_nearest_of_8_and_those_of_32_are_refused():
+    levels = np.array([[0, 128, 129, 257], [32767, 32768, 65406, 65407], [65535, 5140, 1, 65534]], np.uint16)
+    wide = pillow.fromarray(levels)
+    expected = np.round(levels / 257)[..., None].repeat(3, 2)
+    turned = pillow.Exif()
+    turned[0x0112] = 6
+    assert wide.mode == "I;16"
+    for source in (wide, file_of(wide), file_of(wide, "TIFF"), pillow.fromarray(levels.astype(">u2"))):
+        np.testing.assert_array_equal(np.asarray(read(source).pixels), expected)
+    np.testing.assert_array_equal(np.asarray(read(file_of(wide, "TIFF", exif=turned)).pixels), np.rot90(expected, -1))
+    for kind, mode in ((np.int32, "I"), (np.float32, "F")):
+        picture = pillow.fromarray(levels.astype(kind))
+        for source in (picture, file_of(picture, "TIFF")):
+            with pytest.raises(RequestError, match=rf"4 × 3 pixels of 32 bits \(mode {mode}\).*Convert it"):
+                read(source)
+
+
 @pytest.mark.parametrize(
     ("source", "reason"),
     [

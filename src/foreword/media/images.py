@@ -10,6 +10,8 @@ from hashlib import blake2b
 from io import BytesIO
 from typing import Any, NoReturn
 
+import numpy as np
+
 from foreword.errors import RequestError
 from foreword.installation import install
 from foreword.media.limits import MediaLimits
@@ -51,7 +53,8 @@ class Image:
 def read_image(field: str, source: object, limits: MediaLimits) -> Image:
     """Return an image from a source that `read_file` takes, or from an object of Pillow.
 
-    Raise RequestError as `read_file` does, and if the data is not an image, damaged, or beyond the limits.
+    Values of 16 bits become the nearest ones of 8: v / 257. Raise RequestError as `read_file` does, and if the data is
+    not an image, damaged, or beyond the limits, or its values are of 32 bits, whose range is not known.
     """
     try:
         from PIL import Image as pillow
@@ -79,8 +82,15 @@ def read_image(field: str, source: object, limits: MediaLimits) -> Image:
     if max(width, height) > LONGEST * min(width, height):
         fix = "Cut it into pieces."
         fail(field, f"{width} × {height} pixels", f"a side may be {LONGEST} times as long as the other", fix)
+    if opened.mode in ("I", "F"):  # Pillow would cut its values off at 255
+        reason, fix = "its values have no range that is known", "Convert it to 8 or 16 bits per channel."
+        fail(field, f"{width} × {height} pixels of 32 bits (mode {opened.mode})", reason, fix)
     try:
-        return Image(field, ImageOps.exif_transpose(opened).convert("RGB"))
+        upright = ImageOps.exif_transpose(opened)
+        if upright.mode.startswith("I;16"):
+            levels = np.asarray(upright.convert("I"))  # 0 to 65535 = 255 · 257
+            upright = pillow.fromarray(((levels + 128) // 257).astype(np.uint8))
+        return Image(field, upright.convert("RGB"))
     except Exception as error:  # of decoders, of any kind
         fail(field, f"{width} × {height} pixels", f"is damaged ({error!s:.100})", "Check the file.")
 
