@@ -31,36 +31,50 @@ E = TypeVar("E", bound=Encoded)
 
 
 class MediaCache(Generic[E]):
-    """Keeps encoded media by content, the last used ones, up to ``max_bytes`` of vectors. Several threads may use it;
-    one at a time encodes.
+    """Keeps encoded media by content, the last used ones, up to ``max_bytes`` of vectors; what alone is larger is not
+    kept. Several threads may use it; one at a time encodes, while the others find what is kept.
     """
 
     def __init__(self, encode: Callable[[Medium], E], max_bytes: int) -> None:
         self._encode, self._max_bytes = encode, max_bytes
         self._kept: OrderedDict[str, E] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock, self._encoding = threading.Lock(), threading.Lock()
 
     @property
     def num_bytes(self) -> int:
         """Return the bytes of the vectors that are kept."""
-        return sum(one.vectors.nbytes for one in self._kept.values())
+        with self._lock:
+            return self._used()
 
     def encoded(self, medium: Medium) -> E:
         """Return a medium encoded, now or before. Errors are those of ``encode``."""
         digest = medium.digest
-        with self._lock:
-            found = self._kept.pop(digest, None)
-            if found is None:
+        if (found := self._find(digest)) is not None:
+            return found
+        with self._encoding:
+            if (found := self._find(digest)) is None:  # another thread may have encoded it meanwhile
                 found = self._encode(medium)
-                self._drop_until(self._max_bytes - found.vectors.nbytes)
-            if found.vectors.nbytes <= self._max_bytes:
-                self._kept[digest] = found
+                self._keep(digest, found)
         return found
 
-    def _drop_until(self, num_bytes: int) -> None:
-        used = self.num_bytes
-        while self._kept and used > num_bytes:
-            used -= self._kept.popitem(last=False)[1].vectors.nbytes
+    def _find(self, digest: str) -> E | None:
+        with self._lock:
+            if digest in self._kept:
+                self._kept.move_to_end(digest)
+            return self._kept.get(digest)
+
+    def _keep(self, digest: str, found: E) -> None:
+        spare = self._max_bytes - found.vectors.nbytes
+        if spare < 0:
+            return
+        with self._lock:
+            used = self._used()
+            while used > spare:
+                used -= self._kept.popitem(last=False)[1].vectors.nbytes
+            self._kept[digest] = found
+
+    def _used(self) -> int:
+        return sum(one.vectors.nbytes for one in self._kept.values())
 
 
 class Places(NamedTuple):
