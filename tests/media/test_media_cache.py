@@ -14,7 +14,7 @@ def medium(name, num_floats=1):
 
 
 class Encoder:
-    """Gives a medium vectors of its size, and notes what it encodes. It waits at each medium whose name has an event."""
+    """Gives a medium vectors of its size, and notes its name. It waits at each medium whose name has an event."""
 
     def __init__(self, **events):
         self.encoded, self.events, self.begun = [], events, threading.Event()

@@ -13,12 +13,12 @@ pytest.importorskip("PIL.Image", reason="needs the extra foreword[images]")
 from cli.conftest import run_here as run_here
 from foreword import LLM, SamplingParams
 from foreword.engine.observer import EngineMetrics
-from foreword.errors import RequestError
+from foreword.errors import ContextLengthError, RequestError
 from foreword.executors.encoder import EncoderLayers
 from foreword.executors.functions import FloatWeights
 from foreword.executors.options import NativeOptions
 from foreword.executors.vision.encoder import Grid, ImageEncoder
-from foreword.executors.vision.processing import tiles_of
+from foreword.executors.vision.processing import num_vectors, tiles_of
 from foreword.executors.vision.towers import native_tower, numpy_tower
 from foreword.models.loader import load_model
 from foreword.native import available
@@ -47,6 +47,9 @@ def test_tiles_are_those_of_the_processor_to_the_last_bit(folders, name):
     spec = load_model(folders[name]).images.spec
     tiles = [tiles_of(image(7, *size), spec).pixels for size in SIZES]
     assert [[len(one), hashlib.sha256(one.tobytes()).hexdigest()] for one in tiles] == RECORDED[name]["pixels"]
+    side = spec.patch_size * spec.factor
+    for size, one in zip(SIZES, tiles, strict=True):
+        assert num_vectors(size, spec) == len(one) * (one.shape[2] // side) * (one.shape[3] // side)
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 200), (200, 1), (1, 199)])
@@ -220,6 +223,32 @@ def test_an_image_of_a_span_must_fit_in_a_step(folders):
         pytest.raises(RequestError, match=r"more positions than the 15 of a step.*max_num_batched_tokens"),
     ):
         llm.chat(CONVERSATIONS[1], GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "most", "field", "reason"),
+    [
+        ("qwen2-vl", [(300, 200)], 5, 0, r"'300 × 200 pixels': becomes 6 vectors: max_model_len is 5"),
+        ("idefics3", [(100, 84)], 19, 0, r"'100 × 84 pixels': becomes 20 vectors: max_model_len is 19"),
+        (
+            "gemma3",
+            [(28, 28), (90, 9)],
+            20,
+            1,
+            r"'90 × 9 pixels': .* 16 vectors, and the images before it 16: .* is 20",
+        ),
+    ],
+)
+def test_images_that_do_not_fit_are_refused_before_any_is_encoded(
+    folders, monkeypatch, name, sizes, most, field, reason
+):
+    content = [{"type": "image", "image": image(1, *size)} for size in sizes]
+    with LLM(folders[name], executor="numpy", max_model_len=most, block_size=4) as llm:
+        monkeypatch.setattr(llm.media.encoder.cache, "_encode", None)
+        with pytest.raises(ContextLengthError, match=reason) as found:
+            llm.chat([{"role": "user", "content": content}], GREEDY)
+    assert found.value.field == f"messages[0].content[{field}]"
+    assert found.value.num_tokens > found.value.max_model_len == most
 
 
 def test_the_images_of_a_command_are_seen(folders, tmp_path, run_here):

@@ -251,6 +251,7 @@ def make_chat(
     limit = None if params.truncate_prompt_tokens else max_tokens
     encode = partial(tokenizer.encode, add_special_tokens=False, max_tokens=limit)
     if found and media.encoder is not None:
+        media.encoder.check_length(found, max_tokens)
         prompt = media.encoder.prompt(text, found, encode)
         return Chat(text, prompt.token_ids, params, format, names, tokenizer, _mixed(prompt))
     return Chat(text, encode(text), params, format, names, tokenizer)

@@ -38,6 +38,11 @@ class MediaEncoder(Protocol):
         prompt.
         """
 
+    def check_length(self, media: Sequence[Medium], max_tokens: int) -> None:
+        """Raise ContextLengthError for media that become more vectors than max_tokens, if their sizes alone say so:
+        for the first that has no place after those before it.
+        """
+
     def prompt(self, text: str, media: Sequence[Medium], encode: Callable[[str], list[int]]) -> MediaPrompt:
         """Return the inputs for a text with one placeholder per image and sound, in order. encode: tokenizes a text
         with the expanded placeholders.

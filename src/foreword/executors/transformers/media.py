@@ -80,6 +80,9 @@ class TransformersEncoder:
         """See `Executor`. Known when media of every kind were encoded."""
         return self._num_deep * self._hidden_size + 1 if self._num_deep or self._seeing_all else 0
 
+    def check_length(self, media: Sequence[Medium], max_tokens: int) -> None:
+        """Accept all: only the processor knows the number of vectors. The engine refuses prompts that are too long."""
+
     def prompt(self, text: str, media: Sequence[Medium], encode: Callable[[str], list[int]]) -> MediaPrompt:
         places = Places(self.placeholders, self._token_ids, self._seeing_all)
         found = vector_prompt(text, media, places, self.cache, encode, lambda: self._hidden_size + self.extra_size)

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from foreword.arrays import F32, I32, I64, Bools
-from foreword.errors import RequestError
+from foreword.errors import ContextLengthError, RequestError
 from foreword.executors.functions import ACTIVATIONS, FloatWeights, layer_norm, rms_norm
 from foreword.executors.media_prompt import MediaCache, Places, vector_prompt
-from foreword.executors.vision.processing import patches_of, tiles_of
+from foreword.executors.vision.processing import num_vectors, patches_of, tiles_of
 from foreword.media.encoder import MediaPrompt
 from foreword.media.images import Image
 from foreword.media.parts import Medium
@@ -62,6 +62,26 @@ class ImageEncoder:
     @property
     def placeholders(self) -> Mapping[str, str]:
         return self._places.texts
+
+    def check_length(self, media: Sequence[Medium], max_tokens: int) -> None:
+        before = 0
+        for medium in media:
+            if not isinstance(medium, Image):  # refused when it is encoded
+                continue
+            own = num_vectors(medium.pixels.size, self.spec)
+            if before + own > max_tokens:
+                others = f", and the images before it {before}" if before else ""
+                raise ContextLengthError(
+                    None,
+                    medium.field,
+                    medium.size,
+                    f"becomes {own} vectors{others}: max_model_len is {max_tokens}",
+                    "Give a smaller image, or raise max_model_len if the model allows it.",
+                    num_tokens=before + own,
+                    longest=max_tokens,
+                    max_model_len=max_tokens,
+                )
+            before += own
 
     def prompt(self, text: str, media: Sequence[Medium], encode: Callable[[str], list[int]]) -> MediaPrompt:
         found = vector_prompt(text, media, self._places, self.cache, encode, lambda: self._width)

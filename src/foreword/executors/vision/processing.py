@@ -34,6 +34,15 @@ def tiles_of(image: Any, spec: VisionSpec) -> Tiles:
     return _square_tiles(image, processing, how)
 
 
+def num_vectors(size: Size, spec: VisionSpec) -> int:
+    """Return the number of vectors of an image of a size, without the image."""
+    processing = spec.processing
+    if isinstance(processing, AreaProcessing):
+        return spec.num_vectors(*_within_area(size, processing))
+    rows, columns = _divided([size, *_scaled(size, processing)][-1], processing)
+    return (rows * columns + 1) * spec.num_vectors(processing.tile_size, processing.tile_size)
+
+
 def patches_of(pixels: F32, patch_size: int) -> F32:
     """Return the patches of tiles [n, 3, H, W] as rows [n, H W / patch_size², 3 · patch_size²], row by row."""
     n, channels, height, width = pixels.shape
@@ -42,20 +51,31 @@ def patches_of(pixels: F32, patch_size: int) -> F32:
 
 
 def _square_tiles(image: Any, processing: TileProcessing, how: Normalization) -> Tiles:
-    size = processing.tile_size
-    if processing.longest is not None:
-        image = _resized(image, _longest_edge(image.size, processing.longest), how)
-    rows = columns = 0
-    cut = []
-    if processing.splits:
-        image = _resized(image, _whole_tiles(image.size, size), how)
-        width, height = image.size
-        if max(width, height) > size:
-            rows, columns = height // size, width // size
-            corners = [(column * size, row * size) for row in range(rows) for column in range(columns)]
-            cut = [image.crop((x, y, x + size, y + size)) for x, y in corners]
+    for scaled in _scaled(image.size, processing):
+        image = _resized(image, scaled, how)
+    size, (rows, columns) = processing.tile_size, _divided(image.size, processing)
+    corners = [(column * size, row * size) for row in range(rows) for column in range(columns)]
+    cut = [image.crop((x, y, x + size, y + size)) for x, y in corners]
     image = _resized(image, (size, size), how)
     return Tiles(np.stack([_normalized(tile, how) for tile in (*cut, image)]), rows, columns)
+
+
+def _scaled(size: Size, processing: TileProcessing) -> list[Size]:
+    """Return the sizes to which an image is resized, one after the other, before it is divided."""
+    found = [size]
+    if processing.longest is not None:
+        found.append(_longest_edge(found[-1], processing.longest))
+    if processing.splits:
+        found.append(_whole_tiles(found[-1], processing.tile_size))
+    return found[1:]
+
+
+def _divided(size: Size, processing: TileProcessing) -> tuple[int, int]:
+    """Return the rows and columns of tiles of a resized image; 0 if it is one tile alone."""
+    width, height = size
+    if not processing.splits or max(size) <= processing.tile_size:
+        return 0, 0
+    return height // processing.tile_size, width // processing.tile_size
 
 
 def _longest_edge(size: Size, longest: int) -> Size:
@@ -68,7 +88,7 @@ def _longest_edge(size: Size, longest: int) -> Size:
 
 
 def _whole_tiles(size: Size, tile: int) -> Size:
-    """Return the sizes of whole tiles, at least one: the longer side first, then the shorter one in proportion to it."""
+    """Return the sizes of whole tiles, at least one: the longer side first, then the shorter one in proportion."""
 
     def up(length: int) -> int:
         return max(1, -(-length // tile)) * tile
