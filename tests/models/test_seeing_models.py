@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ pytest.importorskip("PIL.Image", reason="needs the extra foreword[images]")
 
 from cli.conftest import run_here as run_here
 from foreword import LLM, SamplingParams
+from foreword.cli.images import read_local_image
 from foreword.engine.observer import EngineMetrics
 from foreword.errors import ContextLengthError, RequestError
 from foreword.executors.encoder import EncoderLayers
@@ -23,7 +26,7 @@ from foreword.executors.vision.towers import native_tower, numpy_tower
 from foreword.models.loader import load_model
 from foreword.native import available
 from models.running import FLOATS, all_logits
-from models.seeing import CONVERSATIONS, IMAGES, PART_A, SIZES, image, recorded, write_seeing_model
+from models.seeing import CONVERSATIONS, IMAGES, PART_A, SIZES, data_url, image, recorded, write_seeing_model
 from models.tiny import random_tensors
 
 RECORDED = recorded()
@@ -264,6 +267,29 @@ def test_the_images_of_a_command_are_seen(folders, tmp_path, run_here):
             progress=False,
         )
     assert str(output.outputs[0].token_ids) in shown.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (data_url(PART_A["image"]), r"cannot be read \(.*Give the path of a file"),
+        ("http://localhost/a.png", "file not found. Give the path of a file"),
+        ("none.png", "file not found. Give the path of a file"),
+        ("damaged.png", "60 × 40 pixels': is damaged"),
+        ("text.png", "5 bytes': is not an image"),
+    ],
+)
+def test_the_image_of_a_command_is_a_file_that_errors_name_and_no_url(folders, tmp_path, monkeypatch, given, reason):
+    monkeypatch.chdir(tmp_path)
+    PART_A["image"].save("a.png")
+    Path("damaged.png").write_bytes(Path("a.png").read_bytes()[:2000])
+    Path("text.png").write_text("hello")
+    path = Path(given)
+    with (
+        LLM(folders["idefics3"], executor="numpy", **OPTIONS) as llm,
+        pytest.raises(RequestError, match=f"--image '{re.escape(str(path)[:60])}.*{reason}"),
+    ):
+        read_local_image(llm, path, "--image")
 
 
 def test_directories_of_the_older_form_give_the_same_answers(tmp_path):

@@ -12,8 +12,8 @@ from foreword.media.images import Image, read_image
 
 
 def read_local_image(llm: LLM, path: Path, asked: str) -> Image:
-    """Return the image of a file. Raise ConfigError for a model that takes none; RequestError for a file that is not an
-    image.
+    """Return the image of a file; no path is read as a URL. Raise ConfigError for a model that takes none; RequestError
+    for a file that is missing or not an image.
 
     asked: the option or command that gives the file, for messages.
     """
@@ -21,7 +21,7 @@ def read_local_image(llm: LLM, path: Path, asked: str) -> Image:
     if media.encoder is None or Image.kind not in media.encoder.placeholders:
         reason = media.refused.get(Image.kind, "it reads text alone")
         raise ConfigError(f"{asked} {path}: model {llm.model.name!r:.80} takes no images: {reason}. Use another model")
-    return read_image(asked, str(path), media.limits)
+    return read_image(f"{asked} {str(path)!r:.120}", path, media.limits)
 
 
 def content_of(text: str, images: Sequence[Path]) -> str | list[dict[str, Any]]:

@@ -68,4 +68,4 @@ def _of_file(field: str, path: Path, limits: MediaLimits) -> bytes:
     except (OSError, ValueError) as error:
         if isinstance(error, RequestError):
             raise
-        fail(field, str(path)[:200], f"cannot be read ({error!s:.100})", "Check the file.")
+        fail(field, str(path)[:200], f"cannot be read ({error!s:.100})", "Give the path of a file that can be read.")
