@@ -16,7 +16,7 @@ from cli.conftest import run_here as run_here
 from foreword import LLM, SamplingParams
 from foreword.cli.images import read_local_image
 from foreword.engine.observer import EngineMetrics
-from foreword.errors import ContextLengthError, RequestError
+from foreword.errors import ConfigError, ContextLengthError, RequestError
 from foreword.executors.encoder import EncoderLayers
 from foreword.executors.functions import FloatWeights
 from foreword.executors.options import NativeOptions
@@ -25,9 +25,10 @@ from foreword.executors.vision.processing import num_vectors, tiles_of
 from foreword.executors.vision.towers import native_tower, numpy_tower
 from foreword.models.loader import load_model
 from foreword.native import available
+from models.recorded import TINY
 from models.running import FLOATS, all_logits
 from models.seeing import CONVERSATIONS, IMAGES, PART_A, SIZES, data_url, image, recorded, write_seeing_model
-from models.tiny import random_tensors
+from models.tiny import random_tensors, write_model
 
 RECORDED = recorded()
 OPTIONS = {"max_model_len": 160, "block_size": 4}
@@ -205,6 +206,27 @@ def test_images_that_are_not_computed_are_refused_by_name_and_texts_are_not(tmp_
         with pytest.raises(RequestError, match=rf"messages\[0\]\.content\[0\].*the model takes no image: .*{reason}"):
             llm.chat(CONVERSATIONS[0], GREEDY)
         assert llm.chat(CONVERSATIONS[2], GREEDY, progress=False)[0].outputs[0].token_ids == record["tokens"][2]
+
+
+@pytest.mark.parametrize("name", ["gemma3n", "gemma4"])
+def test_a_model_whose_text_alone_is_run_names_the_executor_of_its_encoders(tmp_path, run_here, name):
+    tiny = TINY[name]
+    tensors = {
+        key.replace("model.", "model.language_model.", 1): value
+        for key, value in random_tensors(tiny["shapes"]).items()
+    }
+    outer = {"model_type": name, "text_config": tiny["config"], "vision_config": {"hidden_size": 4}, "vocab_size": 48}
+    folder = write_model(tmp_path / "model", outer, tensors)
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}<image>{% endfor %}")
+    reason = "this executor runs its text model alone; executor='transformers' runs its encoders, too"
+    with LLM(folder, executor="numpy", max_model_len=60, block_size=4) as llm:
+        with pytest.raises(RequestError, match=f"the model takes no image: {reason}"):
+            llm.chat(CONVERSATIONS[1], GREEDY)
+        with pytest.raises(ConfigError, match=f"takes no images: {reason}"):
+            read_local_image(llm, Path("a.png"), "--image")
+    status, shown, error = run_here("models", "info", folder)
+    assert status == 0, error
+    assert reason in " ".join(shown.split())
 
 
 @pytest.mark.skipif("torch" not in FLOATS, reason="needs PyTorch")

@@ -34,6 +34,10 @@ from foreword.models.vision_files import LoadedVision, find_mmproj, read_mmproj,
 from foreword.models.weights import FileWeights, Tensor, Weights
 
 
+_OF_ENCODERS = ("vision_config", "audio_config")
+_TEXT_ALONE = "this executor runs its text model alone; executor='transformers' runs its encoders, too"
+
+
 def no_head() -> None:
     """Return None: the files of a model have no head for further tokens."""
 
@@ -198,7 +202,8 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
     loaded = _loaded(spec, weights, tokenizer, name, folder, pooling, generation, config, family.keys, family)
     loaded = replace(loaded, head=partial(read_head, folder, tensors, spec, family))
     if of_images is None:
-        return loaded
+        has_encoders = is_text_part and any(isinstance(whole.value(name), Mapping) for name in _OF_ENCODERS)
+        return replace(loaded, no_images=_TEXT_ALONE) if has_encoders else loaded
     try:
         images = read_vision(folder, of_images, whole, all_tensors, sources, tokenizer, spec.hidden_size)
     except ModelError as error:

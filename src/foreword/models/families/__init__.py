@@ -67,7 +67,7 @@ TEXT_MODELS: Mapping[str, str] = {
     **{name: family.text for name, family in VISION_FAMILIES.items()},
 }
 """``model_type`` of models of images and texts → the family of their text model, unless its configuration has another.
-Without a `VisionFamily` it alone is run.
+Without a `VisionFamily` it alone is run, and errors name the executor that runs the encoders.
 """
 TEXT_PARTS: Mapping[str, str] = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
 """Other names of families in the configuration of a text model."""
