@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import numpy as np
@@ -14,7 +15,9 @@ from foreword.errors import ModelError, RequestError
 from foreword.models.loader import load_model
 from foreword.models.mmproj import mmproj_of
 from foreword.models.quants import Quant
+from foreword.models.vision_files import read_mmproj
 from models import gguf_models, gguf_writer
+from models.recorded import make
 from models.seeing import CONVERSATIONS, recorded, write_seeing_model
 from models.tiny import random_tensors
 
@@ -154,6 +157,8 @@ def test_an_encoder_in_a_file_gives_the_answers_of_the_directory(pair, tmp_path)
         ({"clip.use_gelu": ("bool", False)}, "hidden_act = 'quick_gelu' is not supported"),
         ({"clip.vision.attention.head_count": ("u32", 5)}, "hidden_size 32 is not a multiple of 5 heads"),
         ({"clip.vision.block_count": ("u32", 3)}, r"tensor v\.blk\.2\.ln1\.weight .* is missing"),
+        ({"clip.vision.image_mean": ("[f32]", [math.nan] * 3)}, r"image_mean is \[nan.*not three finite numbers"),
+        ({"clip.vision.image_std": ("[f32]", [math.inf] * 3)}, r"image_std is \[inf.*not three finite numbers"),
         ({"clip.vision.feed_forward_length": ("u32", 40)}, r"v\.blk\.0\.ffn_up\.weight .* has shape \(48, 32\)"),
     ],
 )
@@ -162,6 +167,30 @@ def test_an_encoder_that_is_not_computed_is_refused_by_name(pair, tmp_path, chan
     path = write_encoder(tmp_path / "x.gguf", name, record, tensors, change)
     with pytest.raises(ModelError, match=reason):
         load_model(file, mmproj=path)
+
+
+def test_a_pool_that_does_not_divide_the_patches_is_refused_by_its_key(pair, tmp_path):
+    name, record, _, file, tensors = pair
+    path = write_encoder(tmp_path / "x.gguf", name, record, tensors, {"clip.vision.projector.scale_factor": ("u32", 3)})
+    side = r"projector\.scale_factor 3 does not divide the 4 patches along a side"
+    with pytest.raises(ModelError, match=side if name == "gemma3" else "tiles of 28 pixels are not 3 patches of 7"):
+        load_model(file, mmproj=path)
+
+
+def test_a_key_of_an_encoder_that_nothing_reads_is_listed(pair, tmp_path):
+    name, record, _, file, tensors = pair
+    plain = load_model(file, mmproj=write_encoder(tmp_path / "plain.gguf", name, record, tensors))
+    path = write_encoder(tmp_path / "x.gguf", name, record, tensors, {"clip.vision.zebra": ("u32", 3)})
+    assert load_model(file, mmproj=path).unread_keys == (*plain.unread_keys, "clip.vision.zebra")
+    assert not any(key.startswith("clip.") for key in plain.unread_keys)
+
+
+def test_an_encoder_of_another_model_is_refused_with_the_tokens_that_are_missing(pair, tmp_path):
+    name, record, _, _, tensors = pair
+    path = write_encoder(tmp_path / "x.gguf", name, record, tensors)
+    of_model = {"idefics3": "no <image>", "gemma3": "no <image_soft_token> and no <start_of_image> and no <end_of_"}
+    with pytest.raises(ModelError, match=f"has {of_model[name]}.*Give the mmproj of this model"):
+        read_mmproj(path, load_model(make(tmp_path, "llama3")).tokenizer, 32)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -188,6 +189,19 @@ def test_spans_of_any_length_see_what_the_definition_says(folders):
         ("idefics3", "preprocessor_config.json", {"max_image_size": {"longest_edge": 30}}, "tiles of 30 pixels"),
         ("idefics3", "preprocessor_config.json", {"image_std": [1, 0, 1]}, "image_std .* has a zero"),
         ("idefics3", "config.json", {"scale_factor": 3}, "tiles of 28 pixels are not 3 patches of 7"),
+        (
+            "idefics3",
+            "config.json",
+            {"image_token_id": -1},
+            "image_token_id -1 is no token of its tokenizer, not that of",
+        ),
+        ("idefics3", "config.json", {"image_token_id": None}, "image_token_id 128257 is no token of its tokenizer"),
+        ("idefics3", "config.json", {"image_token_id": 256}, "image_token_id 256 is that of '.*, not that of <image>"),
+        ("idefics3", "preprocessor_config.json", {"image_mean": [0, 0, math.nan]}, "image_mean is .* finite numbers"),
+        ("gemma3", "preprocessor_config.json", {"image_std": [1, math.inf, 1]}, "image_std is .*, not three finite"),
+        ("gemma3", "preprocessor_config.json", {"rescale_factor": 1e300}, r"rescale_factor 1e\+300, .* not finite"),
+        ("gemma3", "preprocessor_config.json", {"image_seq_length": 4}, "image_seq_length is 4, a tile has 16 vectors"),
+        ("idefics3", "processor_config.json", {"image_seq_len": 5}, "image_seq_len is 5, a tile has 4 vectors"),
         ("idefics3", "preprocessor_config.json", None, "has no preprocessor_config.json"),
         ("qwen2-vl", "preprocessor_config.json", {"merge_size": 4}, "merge_size is 4, that of the encoder is 2"),
         ("qwen2-vl", "preprocessor_config.json", {"size": {"height": 9, "width": 9}}, "not pixels of shortest_edge"),
@@ -206,6 +220,29 @@ def test_images_that_are_not_computed_are_refused_by_name_and_texts_are_not(tmp_
         with pytest.raises(RequestError, match=rf"messages\[0\]\.content\[0\].*the model takes no image: .*{reason}"):
             llm.chat(CONVERSATIONS[0], GREEDY)
         assert llm.chat(CONVERSATIONS[2], GREEDY, progress=False)[0].outputs[0].token_ids == record["tokens"][2]
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_keys_of_encoders_that_nothing_reads_are_listed_and_no_others(folders, tmp_path, name):
+    files = {**RECORDED[name]["files"]}
+    config, images = files["config.json"], files["preprocessor_config.json"]
+    tower = {**config["vision_config"], "zebra": 1}
+    files["config.json"] = {**config, "zebra": 2, "vision_config": tower}
+    files["preprocessor_config.json"] = {**images, "zebra": 3}
+    files["processor_config.json"] = {**files["processor_config.json"], "zebra": 4}
+    found = load_model(write_seeing_model(tmp_path, {**RECORDED[name], "files": files})).unread_keys
+    added = ["vision_config.zebra", "preprocessor_config.json: zebra", "processor_config.json: zebra", "zebra"]
+    assert found == (*load_model(folders[name]).unread_keys, *added)
+    assert all(key.startswith("tokenizer_config.json: ") for key in load_model(folders[name]).unread_keys)
+
+
+@pytest.mark.parametrize(("name", "key"), [("qwen2-vl", "hidden_size"), ("qwen3-vl", "out_hidden_size")])
+def test_an_encoder_of_another_width_than_the_decoder_is_refused_by_its_key(tmp_path, name, key):
+    files = RECORDED[name]["files"]
+    config = {**files["config.json"], "vision_config": {**files["config.json"]["vision_config"], key: 64}}
+    record = {**RECORDED[name], "files": {**files, "config.json": config}}
+    reason = load_model(write_seeing_model(tmp_path, record)).no_images
+    assert f"vision_config.{key} 64 is not the hidden_size of the decoder, 32" in reason
 
 
 @pytest.mark.parametrize("name", ["gemma3n", "gemma4"])

@@ -33,7 +33,6 @@ from foreword.models.tokenizer import Tokenizer
 from foreword.models.vision_files import LoadedVision, find_mmproj, read_mmproj, read_vision
 from foreword.models.weights import FileWeights, Tensor, Weights
 
-
 _OF_ENCODERS = ("vision_config", "audio_config")
 _TEXT_ALONE = "this executor runs its text model alone; executor='transformers' runs its encoders, too"
 
@@ -205,7 +204,8 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
         has_encoders = is_text_part and any(isinstance(whole.value(name), Mapping) for name in _OF_ENCODERS)
         return replace(loaded, no_images=_TEXT_ALONE) if has_encoders else loaded
     try:
-        images = read_vision(folder, of_images, whole, all_tensors, sources, tokenizer, spec.hidden_size)
+        keys = family.keys if config is whole else {}
+        images = read_vision(folder, of_images, whole, all_tensors, sources, tokenizer, spec.hidden_size, keys)
     except ModelError as error:
         return replace(loaded, no_images=str(error))
     return _with_images(loaded, images)
@@ -217,7 +217,8 @@ def _with_images(loaded: LoadedModel, images: LoadedVision) -> LoadedModel:
     if spec.num_features > spec.num_layers:
         reason = f"its encoder has features for {spec.num_features} layers, and the decoder has {spec.num_layers}"
         return replace(loaded, no_images=reason)
-    return replace(loaded, spec=spec, images=images)
+    unread = (*(key for key in loaded.unread_keys if key not in images.known), *images.unread)
+    return replace(loaded, spec=spec, images=images, unread_keys=tuple(dict.fromkeys(unread)))
 
 
 def _load_encoder(folder: Path, config: Config, family: EncoderFamily, name: str) -> LoadedModel:

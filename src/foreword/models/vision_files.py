@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,17 @@ from foreword.errors import ModelError
 from foreword.jsonfile import read_object
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import Rows
-from foreword.models.families.vision import GGUF_VISION_FAMILIES, VisionConfigs, VisionFamily, plain_name
+from foreword.models.families.vision import (
+    GGUF_VISION_FAMILIES,
+    MODEL_KEYS,
+    PROCESSOR_KEYS,
+    VisionConfigs,
+    VisionFamily,
+    plain_name,
+)
 from foreword.models.files import FileRows, ModelFile
 from foreword.models.gguf import GGUF, read_gguf
+from foreword.models.keys import Keys
 from foreword.models.mmproj import is_mmproj, mmproj_of
 from foreword.models.naming import vision_weights
 from foreword.models.tokenizer import Tokenizer
@@ -23,15 +31,23 @@ from foreword.models.vision_spec import VisionSpec
 from foreword.models.weights import FileWeights, Tensor, Weights
 
 _VISION = "clip.vision."  # before the keys of an encoder in a GGUF file
+_ACTIVATIONS = {"clip.use_gelu": "gelu_pytorch_tanh", "clip.use_silu": "silu"}
+_READ = {"clip.projector_type", *(_VISION + name for name in ("projector_type", "image_mean", "image_std"))}
+_READ |= {*_ACTIVATIONS, "clip.has_vision_encoder", "clip.has_text_encoder", "clip.has_llava_projector"}
+_READ |= {_VISION + "projection_dim"}  # the tensors have it
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedVision:
-    """The encoder of images of a model. token_id: of the tokens that have vectors."""
+    """The encoder of images of a model. token_id: of the tokens that have vectors. unread: keys of its configurations
+    that have no influence. known: those of the configuration of the model that the encoder has, or nothing needs.
+    """
 
     spec: VisionSpec
     weights: Weights
     token_id: int
+    unread: tuple[str, ...]
+    known: frozenset[str] = frozenset()
 
 
 def read_vision(
@@ -42,18 +58,22 @@ def read_vision(
     files: Iterable[ModelFile],
     tokenizer: Tokenizer,
     vector_size: int,
+    text_keys: Keys,
 ) -> LoadedVision:
     """Read the encoder of a directory. Raise ModelError for one that is damaged or not supported.
 
-    config: of the whole model. tensors, files: all of it. vector_size: hidden_size of the decoder.
+    config: of the whole model. tensors, files: all of it. vector_size: hidden_size of the decoder. text_keys: of the
+    decoder, if its keys are beside those of the whole model.
     """
     tower = config.value("vision_config")
     if not isinstance(tower, Mapping):
         raise config.error(f"vision_config is {tower!r:.80}, not an object", USE_ITS_CONFIG)
+    processor, images = _processor_configs(folder, family)
     given = VisionConfigs(
         model=Config(config.path, config.values, keys=family.model_keys),
         tower=Config(config.path, tower, keys=family.tower_keys, part="vision_config."),
-        images=_image_config(folder, family),
+        images=images,
+        processor=processor,
         tokens={i: text for text, i in tokenizer.added_token_ids.items()},
         vector_size=vector_size,
     )
@@ -61,7 +81,13 @@ def read_vision(
     own = {plain: tensor for name, tensor in tensors.items() if (plain := plain_name(name)) is not None}
     names: dict[str, str | Rows] = {**family.names, **family.fused(spec)}
     weights = vision_weights(folder, own, spec, names, norms_less_one=family.norms_less_one)
-    return _loaded(folder, spec, FileWeights(weights, files, config.values), tokenizer)
+    unread = [f"vision_config.{key}" for key in given.tower.unread(family.tower_keys)]
+    unread += [f"{images.path.name}: {images.part}{key}" for key in images.unread(family.image_keys)]
+    unread += [f"{processor.path.name}: {key}" for key in processor.unread(PROCESSOR_KEYS)]
+    known = {**MODEL_KEYS, **family.model_keys}
+    unread += given.model.unread({**text_keys, **known})
+    loaded = _loaded(folder, spec, FileWeights(weights, files, config.values), tokenizer, unread)
+    return replace(loaded, known=frozenset(known))
 
 
 def find_mmproj(model: Path) -> Path | None:
@@ -99,6 +125,7 @@ def read_mmproj(path: Path, tokenizer: Tokenizer, vector_size: int) -> LoadedVis
         model=Config(path, model, keys=family.model_keys),
         tower=tower,
         images=Config(path, images, keys=family.image_keys),
+        processor=Config(path, {}, keys=PROCESSOR_KEYS),
         tokens={i: text for text, i in ids.items()},
         vector_size=vector_size,
     )
@@ -111,7 +138,9 @@ def read_mmproj(path: Path, tokenizer: Tokenizer, vector_size: int) -> LoadedVis
             names[f"up{end}"], names[f"down{end}"] = names[f"down{end}"], names[f"up{end}"]
     weights = vision_weights(path, gguf.tensors, spec, names, norms_less_one=False)
     files = dict.fromkeys(t.stored.file for t in gguf.tensors.values() if isinstance(t.stored, FileRows))
-    return _loaded(path, spec, FileWeights(weights, files), tokenizer)
+    own = {_VISION + key.gguf for key in family.tower_keys.values() if key.gguf and key.name in tower.read}
+    unread = sorted(key for key in gguf.metadata if key.startswith("clip.") and key not in own | _READ)
+    return _loaded(path, spec, FileWeights(weights, files), tokenizer, unread)
 
 
 def _tower_of(gguf: GGUF, family: VisionFamily) -> Config:
@@ -121,8 +150,7 @@ def _tower_of(gguf: GGUF, family: VisionFamily) -> Config:
         for key in family.tower_keys.values()
         if key.gguf and _VISION + key.gguf in gguf.metadata
     }
-    acts = {"clip.use_gelu": "gelu_pytorch_tanh", "clip.use_silu": "silu"}
-    values["hidden_act"] = next((act for name, act in acts.items() if gguf.metadata.get(name)), "quick_gelu")
+    values["hidden_act"] = next((act for name, act in _ACTIVATIONS.items() if gguf.metadata.get(name)), "quick_gelu")
     return Config(gguf.path, values, keys=family.tower_keys, prefix=_VISION)
 
 
@@ -136,21 +164,23 @@ def _spec(family: VisionFamily, given: VisionConfigs) -> VisionSpec:
     return family.spec(given)
 
 
-def _loaded(path: Path, spec: VisionSpec, weights: Weights, tokenizer: Tokenizer) -> LoadedVision:
+def _loaded(
+    path: Path, spec: VisionSpec, weights: Weights, tokenizer: Tokenizer, unread: Iterable[str]
+) -> LoadedVision:
     token_id = tokenizer.added_token_ids.get(spec.prompt.token)
     if token_id is None:
         fix = "Use the tokenizer that came with the model"
         raise ModelError(f"{path}: its tokenizer has no token {spec.prompt.token}. {fix}")
-    return LoadedVision(spec, weights, token_id)
+    return LoadedVision(spec, weights, token_id, tuple(unread))
 
 
-def _image_config(folder: Path, family: VisionFamily) -> Config:
+def _processor_configs(folder: Path, family: VisionFamily) -> tuple[Config, Config]:
     """Return the configuration of the processor of images. Raise ModelError for a directory without one."""
-    for name, part in (("processor_config.json", "image_processor"), ("preprocessor_config.json", "")):
-        path = folder / name
-        values: Any = read_object(path, ModelError) if path.exists() else None
-        if part and values is not None:
-            values = values.get(part)
-        if isinstance(values, Mapping):
-            return Config(path, values, keys=family.image_keys, part=part and f"{part}.")
+    path, other = folder / "processor_config.json", folder / "preprocessor_config.json"
+    values: Mapping[str, Any] = read_object(path, ModelError) if path.exists() else {}
+    processor = Config(path, values, keys=PROCESSOR_KEYS)
+    if isinstance(own := values.get("image_processor"), Mapping):
+        return processor, Config(path, own, keys=family.image_keys, part="image_processor.")
+    if other.exists():
+        return processor, Config(other, read_object(other, ModelError), keys=family.image_keys)
     raise ModelError(f"{folder}: has no preprocessor_config.json. Fetch it with the model")

@@ -18,12 +18,14 @@ from foreword.models.spec import RopeSpec
 from foreword.models.vision_spec import AreaProcessing, ImagePrompt, Normalization, TileProcessing, VisionSpec
 
 FILTERS = range(6)  # of Pillow
+_LARGEST = 1e6  # of the means and deviations of pixels
 LARGEST_SIDE = 4096
 """The longest side of the tiles of processors, in pixels."""
 
 
 class VisionConfigs(NamedTuple):
-    """The configurations of a model of images and texts: its own, of the encoder, and of the processor of images.
+    """The configurations of a model of images and texts: its own, of the encoder, of the processor of images, and of
+    the processor of messages.
 
     tokens: id → text of the tokens that a text is cut at. vector_size: hidden_size of the decoder.
     """
@@ -31,6 +33,7 @@ class VisionConfigs(NamedTuple):
     model: Config
     tower: Config
     images: Config
+    processor: Config
     tokens: Mapping[int, str]
     vector_size: int
 
@@ -89,9 +92,10 @@ def idefics3(given: VisionConfigs) -> VisionSpec:
     images = given.images
     tile, longest = (_edge(images, key) for key in ("max_image_size", "size"))
     processing = TileProcessing(tile, longest, images.get("do_image_splitting", bool))
-    token = given.tokens.get(given.model.get("image_token_id", int), "<image>")
+    token = given.tokens.get(token_id := given.model.get("image_token_id", int))
     if token != "<image>":
-        raise given.model.error(f"image_token_id is that of {token!r:.80}, not of <image>", USE_ITS_CONFIG)
+        whose = "no token of its tokenizer" if token is None else f"that of {token!r:.80}"
+        raise given.model.error(f"image_token_id {token_id} is {whose}, not that of <image>", USE_ITS_CONFIG)
     fake = "<fake_token_around_image>"
     prompt = ImagePrompt(
         placeholder=token,
@@ -221,6 +225,10 @@ def _placed(given: VisionConfigs, tower: EncoderSpec) -> VisionSpec:
     config, images = given.tower, given.images
     factor, patch = config.size("spatial_merge_size", most=64), config.size("patch_size", most=LARGEST_SIDE)
     frames = config.size("temporal_patch_size", most=64)
+    width_key = "hidden_size" if "embed_dim" in config.keys else "out_hidden_size"
+    if (width := config.optional(width_key, int)) not in (None, given.vector_size):
+        reason = f"{width_key} {width} is not the hidden_size of the decoder, {given.vector_size}"
+        raise config.error(reason, USE_ITS_CONFIG)
     for key, own in (("patch_size", patch), ("merge_size", factor), ("temporal_patch_size", frames)):
         if images.size(key) != own:
             raise images.error(f"{key} is {images.size(key)}, that of the encoder is {own}", USE_ITS_CONFIG)
@@ -301,6 +309,11 @@ def _checked(given: VisionConfigs, spec: VisionSpec) -> VisionSpec:
     if tile % (patch * factor):
         reason = f"tiles of {tile} pixels are not {factor} patches of {patch} pixels times a whole number"
         raise given.images.error(reason, USE_ITS_CONFIG)
+    num_vectors = (tile // (patch * factor)) ** 2
+    for config in (given.images, given.processor):
+        for key in _COUNTS:
+            if (count := config.optional(key, int)) not in (None, num_vectors):
+                raise config.error(f"{key} is {count}, a tile has {num_vectors} vectors", USE_ITS_CONFIG)
     return spec
 
 
@@ -322,14 +335,24 @@ def _normalization(config: Config) -> Normalization:
     mean, std = _channels(config, "image_mean"), _channels(config, "image_std")
     if 0 in std:
         raise config.error(f"image_std {std} has a zero", USE_ITS_CONFIG)
-    return Normalization(resample, config.positive("rescale_factor"), mean, std)
+    scale = config.positive("rescale_factor")
+    with np.errstate(all="ignore"):
+        ends = (np.outer((0, 255), np.float32([scale] * 3)) - np.float32(mean)) / np.float32(std)
+    if not np.isfinite(ends.astype(np.float32)).all():
+        reason = f"rescale_factor {scale}, image_mean {mean} and image_std {std} give values that are not finite"
+        raise config.error(reason, USE_ITS_CONFIG)
+    return Normalization(resample, scale, mean, std)
 
 
 def _channels(config: Config, key: str) -> tuple[float, float, float]:
     """Return a number per channel."""
     values = config.value(key)
-    if not isinstance(values, Sequence) or len(values) != 3 or not all(type(one) in (int, float) for one in values):
-        raise config.error(f"{key} is {values!r:.80}, not three numbers", USE_ITS_CONFIG)
+    if (
+        not isinstance(values, Sequence)
+        or len(values) != 3
+        or not all(type(one) in (int, float) and abs(one) <= _LARGEST for one in values)
+    ):
+        raise config.error(f"{key} is {values!r:.80}, not three finite numbers", USE_ITS_CONFIG)
     red, green, blue = map(float, values)
     return red, green, blue
 
@@ -338,19 +361,40 @@ def _idefics3_in_gguf(tower: Config, ids: Mapping[str, int]) -> tuple[dict[str, 
     side = tower.size("image_size", most=LARGEST_SIDE)
     longest = tower.size("preproc_image_size", 4 * side, most=LARGEST_SIDE)
     images: dict[str, object] = {"size": {"longest_edge": longest}, "max_image_size": {"longest_edge": side}}
-    return {"image_token_id": ids.get("<image>"), "scale_factor": tower.size("projector_scale", most=64)}, images
+    tokens = _ids_in_gguf(tower, ids, {"image_token_id": "<image>"})
+    return {**tokens, "scale_factor": tower.size("projector_scale", most=64)}, images
 
 
 def _gemma3_in_gguf(tower: Config, ids: Mapping[str, int]) -> tuple[dict[str, object], dict[str, object]]:
     side = tower.size("image_size", most=LARGEST_SIDE)
     texts = {"image": "<image_soft_token>", "boi": "<start_of_image>", "eoi": "<end_of_image>"}
-    along = _side(tower) // tower.size("projector_scale", 4, most=64)
-    tokens: dict[str, object] = {f"{name}_token_index": ids.get(text) for name, text in texts.items()}
-    return {**tokens, "mm_tokens_per_image": along**2}, {"size": {"height": side, "width": side}}
+    along, factor = _side(tower), tower.size("projector_scale", 4, most=64)
+    if along % factor:
+        reason = f"clip.vision.projector.scale_factor {factor} does not divide the {along} patches along a side"
+        raise tower.error(reason, USE_ITS_CONFIG)
+    tokens = _ids_in_gguf(tower, ids, {f"{name}_token_index": text for name, text in texts.items()})
+    return {**tokens, "mm_tokens_per_image": (along // factor) ** 2}, {"size": {"height": side, "width": side}}
 
 
+def _ids_in_gguf(tower: Config, ids: Mapping[str, int], texts: Mapping[str, str]) -> dict[str, object]:
+    """Return the ids of tokens of the decoder. ModelError if it lacks one: then the encoder is of another model."""
+    if missing := [text for text in texts.values() if text not in ids]:
+        reason = f"the tokenizer of the model that it is given for has no {' and no '.join(missing)}"
+        raise tower.error(reason, "Give the mmproj of this model")
+    return {key: ids[text] for key, text in texts.items()}
+
+
+_COUNTS = ("image_seq_len", "image_seq_length")  # vectors of a tile
+_OF_A_CLASS = ("image_processor_type", "feature_extractor_type", "processor_class")  # of transformers
+PROCESSOR_KEYS = table(Key(name, kind=object) for name in (*_COUNTS, *_OF_A_CLASS, "image_processor"))
+"""Of a processor_config.json, beside those of its image_processor."""
+_OF_OTHERS = ("model_type", "architectures", "text_config", "vision_config", "tie_word_embeddings")  # the loader
+_OF_VIDEOS = ("video_token_id", "vision_token_id", "vision_start_token_id", "vision_end_token_id")  # and of templates
+MODEL_KEYS = table(Key(name) for name in (*_OF_OTHERS, *_OF_VIDEOS, "_pad_token_id", "quantization_config"))
+"""Of a config.json, beside those of a family and of its decoder: other code reads them, or nothing does."""
 _SIGLIP = table(
     [
+        Key("model_type"),
         Key("hidden_size", gguf="embedding_length"),
         Key("intermediate_size", 3072, gguf="feed_forward_length"),
         Key("num_hidden_layers", 12, gguf="block_count"),
@@ -374,6 +418,7 @@ _IMAGES = table(
         Key("do_pad", True, (True, False)),  # all tiles are of one size
         *(Key("size"), Key("resample"), Key("rescale_factor", 1 / 255)),
         *(Key("image_mean", [0.5, 0.5, 0.5], kind=list), Key("image_std", [0.5, 0.5, 0.5], kind=list)),
+        *(Key(name, kind=object) for name in (*_COUNTS, *_OF_A_CLASS)),
     ]
 )
 _TILES = table(
@@ -388,17 +433,23 @@ _ACTIVATIONS: Mapping[str, EncoderActivation] = {**ACTIVATIONS, "quick_gelu": "q
 _AREA = {"shortest_edge": "min_pixels", "longest_edge": "max_pixels"}  # pixels of an image, and their older names
 _QWEN = table(
     [
+        *(Key("model_type"), Key("spatial_patch_size"), Key("tokens_per_second")),  # the last one is of videos
         *(Key("depth", 32), Key("num_heads", 16), only("in_channels", 3), only("in_chans", None, 3)),
         *(Key("patch_size", 14), Key("spatial_merge_size", 2), Key("temporal_patch_size", 2), Key("rope_parameters")),
     ]
 )
 _QWEN2_VL = table(
-    _QWEN.values(), [Key("embed_dim", 1280), Key("mlp_ratio", 4), Key("hidden_act", "quick_gelu", tuple(_ACTIVATIONS))]
+    _QWEN.values(),
+    [
+        *(Key("embed_dim", 1280), Key("mlp_ratio", 4), Key("hidden_size", kind=int)),
+        Key("hidden_act", "quick_gelu", tuple(_ACTIVATIONS)),
+    ],
 )
 _QWEN2_5_VL = table(
     _QWEN.values(),
     [
         *(Key("hidden_size", 3584), Key("intermediate_size", 3420), Key("window_size", 112)),
+        Key("out_hidden_size", kind=int),
         Key("fullatt_block_indexes", [7, 15, 23, 31], kind=list),
         Key("hidden_act", "silu", tuple(_ACTIVATIONS)),
     ],
@@ -407,6 +458,7 @@ _QWEN3_VL = table(
     _QWEN.values(),
     [
         *(Key("hidden_size", 1152), Key("intermediate_size", 4304), Key("num_position_embeddings", 2304)),
+        Key("out_hidden_size", kind=int),
         Key("deepstack_visual_indexes", [8, 16, 24], kind=list),
         Key("hidden_act", "gelu_pytorch_tanh", tuple(_ACTIVATIONS)),
     ],
