@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -88,9 +88,16 @@ def check_settings(values: Any) -> None:
 
 def check_of_encoder(values: Any) -> None:
     """Raise ConfigError for a setting of an instance that only decoders have and that does not have its default."""
-    for name, known in settings_of(type(values)).items():
-        if known.decoders_only and (value := getattr(values, name)) != known.default:
-            raise ConfigError(f"{name}={value!r}: only decoders have it, and the model is an encoder; leave it out")
+    names = [name for name, known in settings_of(type(values)).items() if known.decoders_only]
+    check_not_given(values, names, "only decoders have it, and the model is an encoder")
+
+
+def check_not_given(values: Any, names: Iterable[str], reason: str) -> None:
+    """Raise ConfigError with the reason for one of these settings of an instance that does not have its default."""
+    known = settings_of(type(values))
+    for name in names:
+        if name in known and (value := getattr(values, name)) != known[name].default:
+            raise ConfigError(f"{name}={value!r}: {reason}; leave it out")
 
 
 def values_of(values: Any) -> dict[str, Any]:

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 
 from foreword import LLM, PoolingParams
-from foreword.errors import ModelError
+from foreword.errors import ConfigError, ModelError
 from foreword.models.families import ENCODER_FAMILIES
 from foreword.models.loader import load_model
 from foreword.models.spec import DecoderSpec
 from foreword.native import available
+from foreword.server.loading import _fitted
+from foreword.server.served import ServedModel
 from models.pooling_models import FIRST_TEXT_LEN, POOLING, make_pooling
 from models.running import FLOATS
 
@@ -31,6 +33,28 @@ def load(folder, executor):
 
 def softmax(x):
     return np.exp(x) / np.exp(x).sum()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("long_prefill_threshold", 3), ("host_cache_bytes", 1 << 20), ("cache_dir", "/nowhere")]
+)
+def test_a_decoder_whose_tokens_see_later_ones_refuses_settings_of_parts_of_texts(tmp_path, name, value):
+    """And a server of several models leaves out those that were given for all."""
+    folder = make_pooling(tmp_path, "gemma3-bidirectional")
+    assert not load_model(folder).spec.is_causal
+    with pytest.raises(ConfigError, match=f"^{name}={value!r}: the model computes whole texts, .*; leave it out"):
+        LLM(str(folder), executor="numpy", **{name: value})
+    served = ServedModel(
+        model=str(folder), names=("x",), options={name: value, "max_num_seqs": 3}, common=frozenset({name})
+    )
+    assert _fitted(served)[1] == {"max_num_seqs": 3}
+
+
+@pytest.mark.skipif("torch" not in FLOATS, reason="needs PyTorch")
+def test_an_executor_whose_tokens_see_no_later_ones_refuses_such_a_decoder(tmp_path):
+    reason = "executor='torch': the model's tokens see later ones, which this executor does not compute; use 'native'"
+    with pytest.raises(ConfigError, match=reason):
+        LLM(str(make_pooling(tmp_path, "gemma3-bidirectional")), executor="torch")
 
 
 def test_every_encoder_family_is_recorded():

@@ -268,10 +268,10 @@ def test_a_model_whose_text_alone_is_run_names_the_executor_of_its_encoders(tmp_
 
 @pytest.mark.skipif("torch" not in FLOATS, reason="needs PyTorch")
 @pytest.mark.parametrize(
-    ("name", "reason"), [("gemma3", "lets no token see later ones"), ("qwen3-vl", "adds nothing in later layers")]
+    ("name", "reason"), [("gemma3", "see later ones of their image"), ("qwen3-vl", "are added in later layers, too")]
 )
 def test_an_executor_that_does_not_compute_what_images_need_refuses_them(folders, name, reason):
-    message = rf"the model takes no image: executor 'torch' {reason}.* use 'native' or 'numpy'"
+    message = rf"takes no image: its vectors {reason}, which executor 'torch' does not.* use 'native' or 'numpy'"
     with (
         LLM(folders[name], executor="torch", **FLOATS["torch"], **OPTIONS) as llm,
         pytest.raises(RequestError, match=message),

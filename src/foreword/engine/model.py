@@ -29,11 +29,13 @@ from foreword.models.next_token import NextTokenHead
 from foreword.models.pooling import PoolingSpec
 from foreword.models.spec import DecoderSpec
 from foreword.sampling import LogitsProcessor
-from foreword.settings import check_of_encoder
+from foreword.settings import check_not_given, check_of_encoder
 
 if TYPE_CHECKING:
     from foreword.executors.transformers.model import LoadedTransformers  # which needs transformers
 
+OF_PARTS = frozenset({"long_prefill_threshold", "host_cache_bytes", "cache_dir", "cache_bytes"})
+"""Settings of parts of texts, which a decoder whose tokens see later ones refuses."""
 ProcessorFactory = Callable[[RequestStates], LogitsProcessor]
 """Makes a logits processor over the rows of an engine."""
 L = TypeVar("L", bound="LoadedModel | LoadedTransformers")
@@ -117,7 +119,8 @@ class DecoderModel(Model[LoadedModel]):
         if loaded.family is not None:
             self.read_lora = partial(read_lora, spec=self.spec, family=loaded.family, from_gguf=loaded.from_gguf)
         if not (self.spec.is_causal or kind.sees_later):
-            raise ConfigError(f"executor={kind.name!r}: lets no token see later ones, as the model does; use {_SEEING}")
+            reason = "the model's tokens see later ones, which this executor does not compute"
+            raise ConfigError(f"executor={kind.name!r}: {reason}; use {_SEEING}")
         if (never := loaded.generation).suppressed or never.suppressed_first:
             from foreword.sampling.generation_rules import GenerationProcessor, GenerationRules  # few models have rules
 
@@ -126,7 +129,13 @@ class DecoderModel(Model[LoadedModel]):
 
     def configured(self, config: EngineConfig) -> EngineConfig:
         config = config.resolved(never_drafts=self._never_drafts, prefers_async=self.kind.prefers_async)
-        return config if self.spec.is_causal else _of_whole_texts(config, self.spec.max_model_len)
+        if self.spec.is_causal:
+            return config
+        for values in (config, config.scheduler):
+            check_not_given(
+                values, sorted(OF_PARTS), "the model computes whole texts, of which no part is computed or kept alone"
+            )
+        return _of_whole_texts(config, self.spec.max_model_len)
 
     @property
     def _never_drafts(self) -> str | None:
@@ -173,8 +182,8 @@ class DecoderModel(Model[LoadedModel]):
             reason = self.loaded.no_images
             return Media(refused={"image": reason}, limits=limits) if reason else Media(limits=limits)
         if self.spec.extra_size and not self.kind.sees_later:
-            what = "adds nothing in later layers" if self.spec.num_features else "lets no token see later ones"
-            reason = f"executor {self.kind.name!r} {what}, as the images of the model need; use {_SEEING}"
+            what = "are added in later layers, too" if self.spec.num_features else "see later ones of their image"
+            reason = f"its vectors {what}, which executor {self.kind.name!r} does not compute; use {_SEEING}"
             return Media(refused={"image": reason}, limits=limits)
         return Media(self.kind.images(images, self.options), limits=limits)
 

@@ -12,7 +12,7 @@ from foreword.engine.async_llm import AsyncLLM
 from foreword.engine.build import load
 from foreword.engine.footprint import footprint
 from foreword.engine.llm import LLM
-from foreword.engine.model import Model
+from foreword.engine.model import OF_PARTS, Model
 from foreword.engine.options import LLMOptions, decoders_only, split_options
 from foreword.engine.step_turns import StepTurns
 from foreword.errors import UnsupportedModelError
@@ -50,7 +50,8 @@ class Loader:
 
 def _fitted(served: ServedModel) -> tuple[str | LoadedModel, LLMOptions]:
     """Return a model, which is read if need be, and its options. Of those that were given for all models, an encoder
-    has not those of decoders, and max_model_len is at most the model's own. Errors are those of `load_model`.
+    has not those of decoders, nor a decoder of whole texts those of parts; max_model_len is at most the model's own.
+    Errors are those of `load_model`.
     """
     if not served.common or served.options.get("executor") == TRANSFORMERS.name:
         return served.model, served.options
@@ -58,11 +59,11 @@ def _fitted(served: ServedModel) -> tuple[str | LoadedModel, LLMOptions]:
         found = load_model(served.model, mmproj=served.options.get("mmproj"))
     except UnsupportedModelError:  # the library transformers may load it
         return served.model, served.options
-    spec, left_out = found.spec, frozenset[str]()
+    spec = found.spec
     if isinstance(spec, EncoderSpec):
         left_out, longest = decoders_only() & served.common, spec.max_model_len
     else:
-        longest = spec.longest_model_len
+        left_out, longest = frozenset() if spec.is_causal else OF_PARTS & served.common, spec.longest_model_len
     own = cast(LLMOptions, {name: value for name, value in served.options.items() if name not in left_out})
     length = own.get("max_model_len")
     if isinstance(length, int) and "max_model_len" in served.common:
