@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("PIL.Image", reason="needs the extra foreword[images]")
 
 from foreword import LLM, SamplingParams
-from foreword.errors import ModelError, RequestError
+from foreword.errors import ConfigError, ModelError, RequestError
 from foreword.models.loader import load_model
 from foreword.models.mmproj import mmproj_of
 from foreword.models.quants import Quant
@@ -128,7 +128,7 @@ def test_an_encoder_in_a_file_gives_the_answers_of_the_directory(pair, tmp_path)
     name, record, folder, file, tensors = pair
     expected = answers(folder)
     given = write_encoder(tmp_path / "given.gguf", name, record, tensors)
-    assert answers(file, mmproj=str(given)) == expected
+    assert answers(file, mmproj=given) == expected
     beside = write_encoder(file.with_name("mmproj-model-f32.gguf"), name, record, tensors)
     try:
         assert answers(file.parent) == expected
@@ -214,3 +214,14 @@ def test_a_directory_takes_no_encoder_in_a_file_and_a_missing_file_is_named(pair
         load_model(folder, mmproj=tmp_path / "x.gguf")
     with pytest.raises(ModelError, match=r"none\.gguf: cannot be"):
         load_model(file, mmproj=tmp_path / "none.gguf")
+
+
+@pytest.mark.parametrize("kind", ["auto", "numpy"])
+def test_the_path_of_an_encoder_is_checked_before_a_model_is_read(pair, tmp_path, kind):
+    _, _, _, file, _ = pair
+    for wrong in (5, ["a.gguf"], b"a.gguf"):
+        with pytest.raises(ConfigError, match=re.escape(f"mmproj={wrong!r}: expected")):
+            LLM(file, executor=kind, mmproj=wrong)
+    for missing in (tmp_path / "none.gguf", str(tmp_path / "none.gguf")):
+        with pytest.raises(ModelError, match=r"none\.gguf: cannot be"):
+            LLM(file, executor=kind, mmproj=missing)

@@ -250,6 +250,14 @@ def test_only_engines_on_the_host_take_turns(models, monkeypatch):
     shared.store.close()
 
 
+def test_options_for_all_models_are_checked_before_a_model_is_read(models):
+    shared = Shared.of(ServerConfig())
+    served = ServedModel(model=str(models["a"]), names=("a",), options={"mmproj": 5}, common=frozenset({"mmproj"}))
+    with pytest.raises(ConfigError, match=r"mmproj=5: expected a text"):
+        Loader(ServerConfig(), shared, 1)(served, {})
+    shared.store.close()
+
+
 def test_a_model_that_embeds_is_served_beside_one_that_generates(models, tmp_path):
     bert = make_pooling(tmp_path, "bert")
     served = [

@@ -23,6 +23,7 @@ from foreword.errors import ConfigError, ModelError, UnsupportedModelError
 from foreword.executors import Executor
 from foreword.executors.host import PagedExecutor
 from foreword.executors.kinds import TRANSFORMERS, ExecutorChoice, installed_kind
+from foreword.executors.options import VisionOptions
 from foreword.executors.pool import PoolSize
 from foreword.installation import install
 from foreword.models.loader import LoadedModel, find_model, load_model
@@ -51,7 +52,8 @@ def load(
     if kind is not TRANSFORMERS:
         own = None if executor == "auto" else kind.read_options(given)
         try:
-            loaded = model if isinstance(model, LoadedModel) else load_model(model, mmproj=given.get("mmproj"))
+            mmproj = VisionOptions.given_mmproj(given)
+            loaded = model if isinstance(model, LoadedModel) else load_model(model, mmproj=mmproj)
             return model_of(loaded, kind, own or kind.read_options(given))
         except UnsupportedModelError as error:
             if executor != "auto" or isinstance(model, LoadedModel) or find_model(model)[0].is_file():

@@ -48,7 +48,7 @@ class EngineOptions(TypedDict, total=False):
     speculation_model: str | PathLike[str] | None
     num_threads: int | None
     media_cache_bytes: int | str
-    mmproj: str | None
+    mmproj: str | PathLike[str] | None
     weight_format: Literal["auto", "fp32", "bf16", "int8", "q4"]
     kv_format: Literal["fp32", "bf16", "int8", "auto", "fp8"]
     numa_nodes: int | None

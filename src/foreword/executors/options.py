@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from foreword.machine import MAX_THREADS
-from foreword.settings import check_of_encoder, check_settings, setting, values_of
+from foreword.settings import check_of_encoder, check_settings, setting, settings_of, values_of
 
 WeightFormat = Literal["auto", "fp32", "bf16", "int8", "q4"]
 KVFormat = Literal["fp32", "bf16", "int8"]
@@ -63,8 +64,14 @@ class VisionOptions(MediaOptions):
 
     mmproj: str | None = setting(
         None, "GGUF file of the encoder of images, for a model in a GGUF file. None: the one beside it whose name "
-        "begins with mmproj, if there is one.", value_name="FILE", decoders_only=True,
+        "begins with mmproj, if there is one.", unit="path", value_name="FILE", decoders_only=True,
     )
+
+    @classmethod
+    def given_mmproj(cls, options: Mapping[str, object]) -> str | None:
+        """Return mmproj of options whose kind of executor is not known yet. ConfigError for a value of another type."""
+        path: str | None = settings_of(cls)["mmproj"].checked(options.get("mmproj"))
+        return path
 
 
 @dataclass(frozen=True, kw_only=True)

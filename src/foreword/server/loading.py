@@ -18,6 +18,7 @@ from foreword.engine.step_turns import StepTurns
 from foreword.errors import UnsupportedModelError
 from foreword.executors.host import HostExecutor
 from foreword.executors.kinds import TRANSFORMERS
+from foreword.executors.options import VisionOptions
 from foreword.models.encoder_spec import EncoderSpec
 from foreword.models.loader import LoadedModel, load_model
 from foreword.server.config import ENGINE_DEFAULTS, ServerConfig
@@ -56,7 +57,7 @@ def _fitted(served: ServedModel) -> tuple[str | LoadedModel, LLMOptions]:
     if not served.common or served.options.get("executor") == TRANSFORMERS.name:
         return served.model, served.options
     try:
-        found = load_model(served.model, mmproj=served.options.get("mmproj"))
+        found = load_model(served.model, mmproj=VisionOptions.given_mmproj(served.options))
     except UnsupportedModelError:  # the library transformers may load it
         return served.model, served.options
     spec = found.spec
