@@ -241,3 +241,24 @@ def test_any_flipped_byte_of_a_header_is_loaded_or_a_model_error(tmp_path, name)
         path.write_bytes(damaged)
         with contextlib.suppress(ModelError):
             load_model(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("gemma3n", "feed_forward_length", ("[i32]", [40])),
+        ("gemma3n", "attention.sliding_window_pattern", ("[bool]", [True])),
+        ("gemma3n", "attention.shared_kv_layers", ("u32", 15)),
+        ("gemma3n", "activation_sparsity_scale", ("[f32]", [1.0])),
+        ("gemma4", "feed_forward_length", ("[i32]", [40])),
+        ("gemma4", "attention.sliding_window_pattern", ("[bool]", [True])),
+        ("gemma4", "attention.head_count_kv", ("[i32]", [1])),
+        ("gemma4-moe", "expert_used_count", ("u32", 99)),
+        ("mixtral", "expert_used_count", ("u32", 99)),
+    ],
+)
+def test_an_error_names_the_key_that_the_file_has(tmp_path, name, key, value):
+    architecture = "llama" if name == "mixtral" else name.partition("-")[0]
+    path = as_gguf(tmp_path, name, {f"{architecture}.{key}": value})
+    with pytest.raises(ModelError, match=rf"model\.gguf: {re.escape(architecture)}\.{re.escape(key)} "):
+        load_model(path)

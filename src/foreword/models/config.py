@@ -44,7 +44,7 @@ class Config:
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
         """Return the value of a key. Raise ModelError if it is absent without a default, or not a ``kind``."""
-        value, label = self.value(key), self._label(key)
+        value, label = self.value(key), self.label(key)
         try:
             return typed_value({label: self._default(key) if value is None else value}, label, kind, default)
         except TypeError as error:
@@ -54,28 +54,28 @@ class Config:
         """Return an integer from 1 to ``most``."""
         value = self.get(key, int, default)
         if not 0 < value <= most:
-            raise self.error(f"{self._label(key)} = {value} is not from 1 to {most}", USE_ITS_CONFIG)
+            raise self.error(f"{self.label(key)} = {value} is not from 1 to {most}", USE_ITS_CONFIG)
         return value
 
     def positive(self, key: str, default: float | None = None) -> float:
         """Return a number above zero."""
         value = self.get(key, float, default)
         if value <= 0:
-            raise self.error(f"{self._label(key)} = {value} is not above zero", USE_ITS_CONFIG)
+            raise self.error(f"{self.label(key)} = {value} is not above zero", USE_ITS_CONFIG)
         return value
 
     def sequence(self, key: str) -> Sequence[Any]:
         """Return a list, empty if the key is absent."""
         value = self.value(key)
         if value is not None and not isinstance(value, list):
-            raise self.error(f"{self._label(key)} is {value!r:.80}, not a list", USE_ITS_CONFIG)
+            raise self.error(f"{self.label(key)} is {value!r:.80}, not a list", USE_ITS_CONFIG)
         return () if value is None else value
 
     def indices(self, key: str, count: int) -> Sequence[int]:
         """Return a list of numbers from 0 to ``count`` − 1, empty if the key is absent."""
         for value in (found := self.sequence(key)):
             if type(value) is not int or not 0 <= value < count:
-                reason = f"{self._label(key)} has {value!r:.80}, not an integer from 0 to {count - 1}"
+                reason = f"{self.label(key)} has {value!r:.80}, not an integer from 0 to {count - 1}"
                 raise self.error(reason, USE_ITS_CONFIG)
         return found
 
@@ -107,7 +107,7 @@ class Config:
         """Return the error for a value that is not computed."""
         row = self.keys.get(key)
         computed = [repr(other) for other in row.values if other is not None] if row else []
-        label = self._label(key)
+        label = self.label(key)
         fix = f"Use a model with {label} = {' or '.join(computed)}" if computed else "Use a model without it"
         return self.error(f"{label} = {value!r:.80} is not supported", fix)
 
@@ -135,7 +135,7 @@ class Config:
         row = self.keys[key]
         return row.gguf_default if self.prefix and row.gguf else row.default
 
-    def _label(self, key: str) -> str:
+    def label(self, key: str) -> str:
         """Return the name of a key in the file."""
         return self.prefix + self.keys[key].gguf if self.prefix and key in self.keys and self.keys[key].gguf else key
 

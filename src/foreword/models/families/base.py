@@ -256,7 +256,8 @@ def kv_heads(config: Config, heads: int) -> int:
     if not isinstance(value, list):
         return heads if value is None else config.size("num_key_value_heads")
     if not all(type(n) is int and n >= 0 for n in value) or len(found := set(value) - {0}) != 1:
-        raise config.error(f"num_key_value_heads {value!r:.80} are not one number or 0 each", USE_ITS_CONFIG)
+        reason = f"{config.label('num_key_value_heads')} {value!r:.80} are not one number or 0 each"
+        raise config.error(reason, USE_ITS_CONFIG)
     return min(int(*found), 1 << 28)
 
 
@@ -318,7 +319,7 @@ def experts(config: Config, *, shared: bool = False) -> MoeSpec:
         shared_intermediate_size=config.size("shared_expert_intermediate_size") if shared else 0,
     )
     if moe.experts_per_token > moe.num_experts:
-        reason = f"num_experts_per_tok = {moe.experts_per_token} of {moe.num_experts} experts"
+        reason = f"{config.label('num_experts_per_tok')} = {moe.experts_per_token} of {moe.num_experts} experts"
         raise config.error(reason, USE_ITS_CONFIG)
     return moe
 

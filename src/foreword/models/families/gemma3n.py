@@ -87,7 +87,7 @@ def _cutoffs(config: Config, count: int) -> list[float | None]:
     found, shares = config.sequence(_CUTOFFS), config.value("activation_sparsity_pattern")
     if found:
         if len(found) != count or not all(type(cutoff) is float for cutoff in found):
-            raise config.error(f"activation_sparsity_scale {found!r:.80} is not {count} numbers", USE_ITS_CONFIG)
+            raise config.error(f"{config.label(_CUTOFFS)} {found!r:.80} is not {count} numbers", USE_ITS_CONFIG)
         return [cutoff if math.isfinite(cutoff) else None for cutoff in found]
     if shares is None:
         shares = [0.95 if count > 10 and i < 10 else 0.0 for i in range(count)]

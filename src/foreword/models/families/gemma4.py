@@ -75,7 +75,7 @@ def sliding_flags(config: Config, key: str, count: int) -> Sequence[bool]:
     """Return whether each layer slides, as a GGUF file lists it; empty if it does not."""
     listed = config.sequence(key)
     if listed and (len(listed) != count or not all(isinstance(slide, bool) for slide in listed)):
-        raise config.error(f"sliding_window_pattern {listed!r:.80} is not {count} flags", USE_ITS_CONFIG)
+        raise config.error(f"{config.label(key)} {listed!r:.80} is not {count} flags", USE_ITS_CONFIG)
     return listed
 
 
@@ -85,7 +85,7 @@ def sizes_of_layers(config: Config, key: str, count: int) -> list[int]:
     if not isinstance(given, list):
         return [config.size(key)] * count
     if len(given) != count or not all(type(n) is int and 0 < n <= 1 << 28 for n in given):
-        raise config.error(f"{key} {given!r:.80} is not {count} sizes", USE_ITS_CONFIG)
+        raise config.error(f"{config.label(key)} {given!r:.80} is not {count} sizes", USE_ITS_CONFIG)
     return given
 
 
@@ -108,11 +108,12 @@ def per_layer_inputs(config: Config) -> PerLayerSpec | None:
 def read_layers(config: Config, slides: Sequence[bool]) -> list[int | None]:
     """Return the layer whose keys each layer reads: of the last ones, the last one of its kind before them."""
     shared, count = config.get("num_kv_shared_layers", int), len(slides)
+    label = config.label("num_kv_shared_layers")
     if not 0 <= shared < count:
-        raise config.error(f"num_kv_shared_layers = {shared} of {count} layers", USE_ITS_CONFIG)
+        raise config.error(f"{label} = {shared} of {count} layers", USE_ITS_CONFIG)
     last = {slide: i for i, slide in enumerate(slides[: count - shared])}
     if shared and not last.keys() >= set(slides):
-        reason = f"num_kv_shared_layers = {shared}: some of them have no layer of their kind before them"
+        reason = f"{label} = {shared}: some of them have no layer of their kind before them"
         raise config.error(reason, USE_ITS_CONFIG)
     return [last[slide] if i >= count - shared else None for i, slide in enumerate(slides)]
 
@@ -156,7 +157,8 @@ def _kv_heads(config: Config, slides: Sequence[bool], *, is_local: bool) -> int:
         return config.size("num_key_value_heads")
     found = {n for n, slide in zip(value, slides, strict=False) if slide is is_local}
     if len(value) != len(slides) or len(found) > 1 or not all(type(n) is int and 0 < n <= 1 << 9 for n in value):
-        raise config.error(f"num_key_value_heads {value!r:.80} are not one number per kind of layer", USE_ITS_CONFIG)
+        reason = f"{config.label('num_key_value_heads')} {value!r:.80} are not one number per kind of layer"
+        raise config.error(reason, USE_ITS_CONFIG)
     return int(found.pop() if found else value[-1])
 
 
@@ -194,7 +196,7 @@ def _experts(config: Config) -> MoeSpec | None:
     num_experts, per_token, inner = map(config.size, sizes)
     moe = MoeSpec(num_experts, per_token, inner, shared_gate=False, own_norms=True)
     if moe.experts_per_token > moe.num_experts:
-        reason = f"top_k_experts = {moe.experts_per_token} of {moe.num_experts} experts"
+        reason = f"{config.label('top_k_experts')} = {moe.experts_per_token} of {moe.num_experts} experts"
         raise config.error(reason, USE_ITS_CONFIG)
     return moe
 

@@ -370,7 +370,7 @@ def _gemma3_in_gguf(tower: Config, ids: Mapping[str, int]) -> tuple[dict[str, ob
     texts = {"image": "<image_soft_token>", "boi": "<start_of_image>", "eoi": "<end_of_image>"}
     along, factor = _side(tower), tower.size("projector_scale", 4, most=64)
     if along % factor:
-        reason = f"clip.vision.projector.scale_factor {factor} does not divide the {along} patches along a side"
+        reason = f"{tower.label('projector_scale')} {factor} does not divide the {along} patches along a side"
         raise tower.error(reason, USE_ITS_CONFIG)
     tokens = _ids_in_gguf(tower, ids, {f"{name}_token_index": text for name, text in texts.items()})
     return {**tokens, "mm_tokens_per_image": (along // factor) ** 2}, {"size": {"height": side, "width": side}}
