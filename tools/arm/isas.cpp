@@ -37,18 +37,18 @@ class Decoder {
   Decoder(const Isa &isa, const Case &c)
       : case_(c),
         model_({kHidden, kHeads, 1, kHeadDim, kVocab, 1, 1e-5f, 1.f / std::sqrt(float(kHeadDim)), 1.f, Gate::silu, 0.f, 0.f},
-               {c.cache, 2 * blocks() + 1, c.block_size, kLayers, 1, kHeadDim, kHeadDim}, isa, 1) {
+               {c.cache, 2 * blocks() + 1, c.block_size, kLayers, 1, kHeadDim, kHeadDim, {}}, isa, 1) {
     model_.set_embedding(matrix(kVocab, kHidden, 1.f));
-    Rope rope{{}, 1.};
+    Rope rope{{}, 1., {}};
     for (int j = 0; j < kHeadDim / 2; ++j) rope.inv_freq.push_back(std::pow(10000., -2. * j / kHeadDim));
     model_.ropes.push_back(rope);
     for (int i = 0; i < kLayers; ++i) {
       Layer layer;
-      layer.attn_norm = vector();
-      layer.mlp_norm = vector();
+      layer.attn_norm.weight = vector();
+      layer.mlp_norm.weight = vector();
       layer.qkv = model_.make_linear({pack(kHeads * kHeadDim, kHidden), pack(kHeadDim, kHidden), pack(kHeadDim, kHidden)});
       layer.o = linear(kHidden, kHeads * kHeadDim);
-      layer.mlp = std::make_unique<Mlp>(Mlp{linear(kInner, kHidden), linear(kInner, kHidden), linear(kHidden, kInner)});
+      layer.mlp = std::make_unique<Mlp>(Mlp{linear(kInner, kHidden), linear(kInner, kHidden), linear(kHidden, kInner), {}});
       layer.rope = 0;
       layer.slot = i;
       layer.sliding_window = c.window;
@@ -60,7 +60,8 @@ class Decoder {
       factors.push_back({m, {a, b, kRank, m->rows, m->cols, 0.5f}});
     }
     model_.add_lora(1, factors);
-    model_.final_norm = vector();
+    model_.final_norm.weight = vector();
+    model_.logits_norm = model_.final_norm;
     model_.lm_head = linear(kVocab, kHidden);
     forward_ = std::make_unique<ForwardPass>(model_);
     // Scattered; 5 divides neither of the numbers of blocks, so that no two entries are one block.
@@ -85,9 +86,20 @@ class Decoder {
       logits_indices.push_back(int64_t(ids.size()) - 1);
     }
     const auto run = [&](const std::vector<int64_t> &at, bool greedy) {
-      return forward_->run({int(ids.size()), int(rows.size()), int(at.size()), ids.data(), positions.data(),
-                            query_start_loc.data(), seq_lens.data(), rows.data(), at.data(), greedy, 0, nullptr,
-                            nullptr, nullptr, loras.data(), {{slots.data(), table_.data(), 2, blocks()}}});
+      ForwardInput input{};
+      input.num_tokens = int(ids.size());
+      input.num_reqs = int(rows.size());
+      input.num_logits = int(at.size());
+      input.input_ids = ids.data();
+      input.positions = positions.data();
+      input.query_start_loc = query_start_loc.data();
+      input.seq_lens = seq_lens.data();
+      input.idx_mapping = rows.data();
+      input.logits_indices = at.data();
+      input.greedy = greedy;
+      input.lora_ids = loras.data();
+      input.groups = {{slots.data(), table_.data(), 2, blocks(), false}};
+      return forward_->run(input);
     };
     const auto row_of = [&](const float *logits, size_t i) { return logits + i * size_t(forward_->logits_stride()); };
 
