@@ -114,7 +114,7 @@ def decoded(data: bytes | str) -> Any:
             raise HttpError(INVALID, f"body: has {count} {what}, more than {most}. Send fewer", param="body")
     try:
         return _DECODER.decode(data)
-    except (ValueError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise HttpError(INVALID, f"body: is not JSON: {error}", param="body") from None
 
 
