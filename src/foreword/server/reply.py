@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+from python_multipart.exceptions import FormParserError
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
@@ -191,8 +192,8 @@ async def _form_items(headers: Headers, data: bytes) -> list[tuple[str, str | by
     parser = MultiPartParser(headers, whole(), max_files=1, max_fields=MAX_FIELDS)
     try:
         form = await parser.parse()
-    except MultiPartException as error:
-        raise HttpError(INVALID, f"body: is not a form: {error.message}", param="body") from None
+    except (MultiPartException, FormParserError) as error:  # Starlette 1.8 and later raise only the first
+        raise HttpError(INVALID, f"body: is not a form: {error}", param="body") from None
     try:
         return [
             (name, await value.read(), value.filename) if isinstance(value, UploadFile) else (name, value, None)
