@@ -210,7 +210,7 @@ class OutputProcessor:
                 readings.ended_rows.append(row)
                 if not isinstance(stop, Exception):
                     num_dropped = num_tokens - len(completion.request.prompt) - len(stop[0])
-                    self._num_drafts[1, row] -= max(num_dropped - 1, 0)  # the last token of a step is no draft
+                    self._num_drafts[1, row] -= max(num_dropped - 1, 0)  # the last token of a step is sampled
                 self.end(completion, stop)
             elif not completion.reads_every_token:
                 self._read_from[row] = completion.request.max_len

@@ -69,7 +69,10 @@ class VisionOptions(MediaOptions):
 
     @classmethod
     def given_mmproj(cls, options: Mapping[str, object]) -> str | None:
-        """Return mmproj of options whose kind of executor is not known yet. ConfigError for a value of another type."""
+        """Return mmproj of options whose kind of executor is not known yet.
+
+        Raise ConfigError for a value of another type.
+        """
         path: str | None = settings_of(cls)["mmproj"].checked(options.get("mmproj"))
         return path
 

@@ -126,7 +126,10 @@ class Store:
                 )
 
     def lock_file(self, name: str) -> IO[bytes]:
-        """Open a file of the directory that is there for its lock. ConfigError if it is a link, or cannot be opened."""
+        """Open a file of the directory that is there for its lock.
+
+        Raise ConfigError if it is a link, or cannot be opened.
+        """
         assert self.directory is not None
         path = self.directory / name
         try:

@@ -337,7 +337,8 @@ def _normalization(config: Config) -> Normalization:
         raise config.error(f"image_std {std} has a zero", USE_ITS_CONFIG)
     scale = config.positive("rescale_factor")
     with np.errstate(all="ignore"):
-        ends = (np.outer((0, 255), np.float32([scale] * 3)) - np.float32(mean)) / np.float32(std)
+        black_white = np.array([[0.0], [255.0]], np.float32) * np.float32(scale)  # [2, 1]
+        ends = (black_white - np.array(mean, np.float32)) / np.array(std, np.float32)  # [2, channel]
     if not np.isfinite(ends.astype(np.float32)).all():
         reason = f"rescale_factor {scale}, image_mean {mean} and image_std {std} give values that are not finite"
         raise config.error(reason, USE_ITS_CONFIG)
@@ -377,7 +378,10 @@ def _gemma3_in_gguf(tower: Config, ids: Mapping[str, int]) -> tuple[dict[str, ob
 
 
 def _ids_in_gguf(tower: Config, ids: Mapping[str, int], texts: Mapping[str, str]) -> dict[str, object]:
-    """Return the ids of tokens of the decoder. ModelError if it lacks one: then the encoder is of another model."""
+    """Return the ids of tokens of the decoder.
+
+    Raise ModelError if it lacks one: then the encoder is of another model.
+    """
     if missing := [text for text in texts.values() if text not in ids]:
         reason = f"the tokenizer of the model that it is given for has no {' and no '.join(missing)}"
         raise tower.error(reason, "Give the mmproj of this model")
