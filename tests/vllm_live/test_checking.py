@@ -49,7 +49,7 @@ def served(scenario, *options, requests=REQUESTS, **variables):
     return json.loads(lines[0].removeprefix("RESULT ")), done.stdout + done.stderr
 
 
-SECOND = ("plain", "drafts", "adapters", "embeddings", "pooling", "grammars", "windows", "windows-drafts")
+SECOND = ("plain", "drafts", "adapters", "embeddings", "pooling", "grammars", "windows", "windows-drafts", "states")
 RUNS = [
     *(parameter(name, name, name, ()) for name in SCENARIOS),
     *(parameter(f"{name}, second runner", name, name, ("--second",)) for name in SECOND),

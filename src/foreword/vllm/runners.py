@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import vllm
 from vllm.forward_context import get_forward_context
+from vllm.v1.kv_cache_interface import MambaSpec
 
 from foreword.batch import RequestStates
 from foreword.check_options import CheckOptions
@@ -286,7 +287,10 @@ class SecondRunner(FollowedRunner):
             "logits_indices": batch.logits_indices,
             "cu_num_logits": batch.cu_num_logits[: B + 1],
             "expanded_local_pos": batch.expanded_local_pos,
-            "slot_mapping": [of_group[:T] for of_group in slots],
+            "slot_mapping": [  # layers with states read none
+                None if isinstance(group.kv_cache_spec, MambaSpec) else of_group[:T]
+                for of_group, group in zip(slots, self.kv_cache_config.kv_cache_groups, strict=True)
+            ],
             "block_table": [
                 unsplit(table[:B], size, group.block_size)
                 for table, size, group in zip(
