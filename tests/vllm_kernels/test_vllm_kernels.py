@@ -53,7 +53,7 @@ def test_the_launches_of_vllm_have_arguments_that_the_function_knows(kernel):
 def test_the_page_for_plugin_authors_shows_a_call_that_runs_and_names_every_kernel():
     page = (Path(__file__).parents[2] / "docs" / "vllm-kernels.md").read_text(encoding="utf-8")
     exec(next(code for code in re.findall(r"```python\n(.*?)```", page, re.S) if "assert pos" in code), {})
-    listed = set(re.findall(r"`(_\w+)`", page.split("| module | kernels |")[1].split("\n\n")[0]))
+    listed = set(re.findall(r"`(\w+)`", page.split("| module | kernels |")[1].split("\n\n")[0]))
     assert listed == {name.rpartition(".")[2].removesuffix("_kernel") for name in KERNELS}
 
 

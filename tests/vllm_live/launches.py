@@ -1,7 +1,7 @@
 """Random launches of vLLM's kernels: arguments as the runner passes them, over small states with stale contents.
 
-`LAUNCHES` has a function of a generator per kernel, which returns the grid and the arguments by name: arrays, numbers,
-and `Pointers` for a table of addresses.
+`LAUNCHES` has a function of a generator for the name of each function of `foreword.vllm.kernels`. It returns the grid
+and the arguments by name: arrays, numbers, and `Pointers` for a table of addresses.
 """
 
 from __future__ import annotations
@@ -907,8 +907,125 @@ def zero_kv_blocks(rng: Rng) -> Launch:
     }
 
 
+class Recurrent:
+    """Block tables of a few rows, no two of which share a block, and the states of some layers in these blocks."""
+
+    columns, most_accepted = 5, 3
+
+    def __init__(self, rng: Rng) -> None:
+        self.rows = R = int(rng.integers(1, 4))
+        self.requests = B = int(rng.integers(1, R + 1))
+        self.has_mapping = bool(rng.random() < 0.7)
+        idx = np.where(rng.random(B) < 0.2, -1, rng.permutation(R)[:B])
+        self.is_dim_first = bool(rng.random() < 0.5)
+        tables = [i32(rng.permutation(R * self.columns).reshape(R, -1)) for _ in range(int(rng.integers(1, 3)))]
+        states = [self.state(rng) for _ in range(int(rng.integers(1, 4)))]
+        tiles = int(rng.integers(1, 3))
+        strides, sizes, inner, widths, dims, row_strides = zip(*states, strict=True)
+        memory = [rng.integers(0, 256, R * self.columns * stride).astype(np.uint8) for stride in strides]
+        self.grid = (B, len(states), tiles)
+        self.arguments = {
+            "block_table_ptrs_ptr": Pointers(tables),
+            "block_table_stride_req": self.columns,
+            "state_base_addrs_ptr": Pointers(memory),
+            "state_block_strides_ptr": i64(strides),
+            "state_elem_sizes_ptr": i32(sizes),
+            "state_inner_sizes_ptr": i64(inner),
+            "state_conv_widths_ptr": i32(widths),
+            "state_group_indices_ptr": i32(rng.integers(0, len(tables), len(states))),
+            "state_dim_row_count_ptr": i32(dims),
+            "state_dim_row_stride_ptr": i64(row_strides),
+            "idx_mapping_ptr": i32(idx) if self.has_mapping else None,
+            "num_reqs": B,
+            "COPY_BLOCK_SIZE": int(rng.choice([2, 16])),
+            "CONV_STATE_DIM_FIRST": self.is_dim_first,
+            "HAS_IDX_MAPPING": self.has_mapping,
+            "TEMPORAL_TILES": tiles,
+        }
+
+    def state(self, rng: Rng) -> tuple[int, ...]:
+        """Bytes between blocks, bytes of a number, numbers, width of a window or 0, its rows, bytes between them."""
+        size, numbers, width, gap = (int(rng.integers(*limits)) for limits in ((0, 4), (1, 4), (2, 5), (0, 3)))
+        size = 1 << size
+        if rng.random() < 0.4:
+            return (numbers + gap) * size, size, numbers, 0, 0, 0
+        if self.is_dim_first:
+            row = (width + gap) * size
+            return numbers * row, size, 1, width, numbers, row
+        return (width * numbers + gap) * size, size, numbers, width, 0, 0
+
+
+def preprocess_mamba_align_fused(rng: Rng) -> Launch:
+    state = State(rng)
+    return (-(-state.requests // 4),), {
+        "idx_mapping_ptr": state.idx,
+        "state_idx_ptr": i32(rng.integers(-1, 4, state.rows)),
+        "num_computed_tokens_ptr": state.computed,
+        "query_start_loc_ptr": state.loc,
+        "num_accepted_tokens_ptr": i32(rng.integers(0, 4, state.rows)),
+        "src_col_ptr": state.stale(state.rows),
+        "src_off_ptr": state.stale(state.rows),
+        "num_reqs": state.requests,
+        "BLOCK_SIZE": 4,
+        "MAMBA_BLOCK_SIZE": int(rng.integers(2, 6)),
+    }
+
+
+def precopy_mamba_align_fused(rng: Rng) -> Launch:
+    step = Recurrent(rng)
+    bias = rng.integers(0, step.most_accepted, step.rows)
+    source = rng.integers(0, step.columns - bias)
+    return step.grid, {
+        "mamba_state_idx_ptr": i32(rng.integers(0, step.columns, step.rows)),
+        "src_col_ptr": i32(np.where(rng.random(step.rows) < 0.2, -1, source)),
+        "token_bias_ptr": i32(bias),
+        **step.arguments,
+    }
+
+
+def postprocess_mamba_fused(rng: Rng) -> Launch:
+    step, is_advanced, size = Recurrent(rng), bool(rng.random() < 0.5), int(rng.integers(2, 5))
+    accepted = rng.integers(1, step.most_accepted + 1, step.rows)
+    running = rng.integers(1, size * step.columns - accepted + 2)
+    scheduled, drafts = rng.integers(1, 5, step.rows), rng.integers(0, 4, step.rows)
+    source = np.minimum(np.where(rng.random(step.rows) < 0.6, (running - 1) // size, 0), step.columns - accepted)
+    return step.grid, {
+        "num_accepted_tokens_ptr": i32(accepted),
+        "mamba_state_idx_ptr": i32(source),
+        "num_scheduled_tokens_ptr": None if is_advanced else i32(scheduled),
+        "num_computed_tokens_ptr": i32(running + accepted - 1 if is_advanced else running - scheduled + drafts),
+        "num_draft_tokens_ptr": None if is_advanced else i32(drafts),
+        **step.arguments,
+        "num_accepted_tokens_out_ptr": i32(accepted),
+        "block_size": size,
+        "PRECOMPUTED_NEW_COMPUTED": is_advanced,
+    }
+
+
+def get_aligned_state_indices_multi_group(rng: Rng) -> Launch:
+    groups, requests, slots, size = (int(rng.integers(1, most)) for most in (4, 7, 4, 5))
+    columns = 4 + slots
+    return (-(-requests // 4),), {
+        "block_table_ptrs_ptr": Pointers([i32(rng.integers(1, 99, (requests, columns))) for _ in range(groups)]),
+        "seq_lens_ptr": i32(rng.integers(0, 4 * size + 1, requests)),
+        "state_indices_ptr": i32(rng.integers(-9, 0, (groups, requests + 1, slots))),
+        "block_table_stride_req": columns,
+        "seq_lens_stride": 1,
+        "state_indices_stride_0": (requests + 1) * slots,
+        "state_indices_stride_1": slots,
+        "state_indices_stride_2": 1,
+        "num_requests": requests,
+        "CACHE_BLOCK_SIZE": size,
+        "NUM_GROUPS": groups,
+        "BLOCK_GROUPS": power_of_2(groups),
+        "NUM_STATE_SLOTS": slots,
+        "BLOCK_STATE_SLOTS": power_of_2(slots),
+        "BLOCK_ROWS": 4,
+    }
+
+
 LAUNCHES: dict[str, Callable[[Rng], Launch]] = {
-    f"_{function.__name__}_kernel": function
+    f"{function.__name__}_kernel": function
     for function in (
         apply_write,
         zero_kv_blocks,
@@ -949,5 +1066,9 @@ LAUNCHES: dict[str, Callable[[Rng], Launch]] = {
         ngram_finalize,
         update_committed_marker_cache,
         thinking_budget,
+        preprocess_mamba_align_fused,
+        precopy_mamba_align_fused,
+        postprocess_mamba_fused,
+        get_aligned_state_indices_multi_group,
     )
 }

@@ -17,7 +17,7 @@ from interpreted import Sources
 from launches import LAUNCHES
 from mutations import mutants, noticed
 
-from foreword.vllm import inputs, sampling, thinking, verification
+from foreword.vllm import inputs, recurrent, sampling, thinking, verification
 from foreword.vllm.kernels import KERNELS
 from foreword.vllm.vectors import Vector, after, memory_of, write_line
 
@@ -28,7 +28,7 @@ def launches_of(sources: Sources, name: str) -> list[Vector]:
     """Return random launches of a kernel with their results, the shortest first."""
     found = []
     for seed in SEEDS:
-        grid, arguments = LAUNCHES[name.rpartition(".")[2]](np.random.default_rng(seed))
+        grid, arguments = LAUNCHES[KERNELS[name].__name__](np.random.default_rng(seed))
         arguments = {key: value for key, value in arguments.items() if key in sources.kernel(name).arg_names}
         memory = memory_of(arguments)
         results = after(arguments, lambda launched, grid=grid: sources.launch(name, grid, launched))
@@ -63,7 +63,7 @@ def covering(vectors: list[Vector], seen: dict[int, set[int]]) -> list[int]:
 
 def main() -> None:
     sources, file, lines = Sources(Path(sys.argv[1])), Path(sys.argv[2]), []
-    for module in (inputs, sampling, thinking, verification):
+    for module in (inputs, recurrent, sampling, thinking, verification):
         if sys.argv[3:] and module.__name__.rpartition(".")[2] not in sys.argv[3:]:
             kept = (line for line in file.read_text(encoding="utf-8").splitlines() if line)
             lines += [line for line in kept if KERNELS[json.loads(line)["kernel"]].__module__ == module.__name__]

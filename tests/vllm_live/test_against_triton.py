@@ -31,7 +31,7 @@ def test_a_function_gives_the_bits_of_vllms_kernel_on_random_launches(kernel, mo
     names = SOURCES.kernel(kernel).arg_names
     check_arguments(kernel, names)
     for seed in SEEDS:
-        grid, arguments = LAUNCHES[kernel.rpartition(".")[2]](np.random.default_rng(seed))
+        grid, arguments = LAUNCHES[KERNELS[kernel].__name__](np.random.default_rng(seed))
         arguments = {name: value for name, value in arguments.items() if name in names}
         results = after(arguments, lambda launched, grid=grid: SOURCES.launch(kernel, grid, launched))
         for is_native in (available(), False):
@@ -41,7 +41,7 @@ def test_a_function_gives_the_bits_of_vllms_kernel_on_random_launches(kernel, mo
             assert differences == [], f"seed {seed}, native code: {is_native}"
 
 
-@pytest.mark.parametrize("name", ["inputs", "sampling", "thinking", "verification"])
+@pytest.mark.parametrize("name", ["inputs", "recurrent", "sampling", "thinking", "verification"])
 def test_the_golden_vectors_notice_small_changes_of_the_functions(name):
     module = import_module(f"foreword.vllm.{name}")
     vectors = [vector for vector in golden_vectors() if KERNELS[vector.kernel].__module__ == module.__name__]

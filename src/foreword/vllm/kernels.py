@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 
 from foreword.errors import ConfigError
-from foreword.vllm import inputs, sampling, thinking, verification
+from foreword.vllm import inputs, recurrent, sampling, thinking, verification
 
 PACKAGE = "vllm.v1.worker.gpu"
 
@@ -54,7 +54,18 @@ KERNELS: Mapping[str, Callable[..., None]] = {
     f"{PACKAGE}.{module}._{function.__name__}": function
     for module, functions in _FUNCTIONS.items()
     for function in functions
-} | {"vllm.v1.worker.utils._zero_kv_blocks_kernel": inputs.zero_kv_blocks_kernel}
+} | {
+    "vllm.v1.worker.utils._zero_kv_blocks_kernel": inputs.zero_kv_blocks_kernel,
+    **{
+        f"vllm.v1.worker.mamba_utils.{function.__name__}": function
+        for function in (
+            recurrent.preprocess_mamba_align_fused_kernel,
+            recurrent.precopy_mamba_align_fused_kernel,
+            recurrent.postprocess_mamba_fused_kernel,
+            recurrent.get_aligned_state_indices_multi_group_kernel,
+        )
+    },
+}
 """Full name of a kernel of vLLM → its function: ``function(grid, **arguments)`` with the names of its arguments."""
 
 

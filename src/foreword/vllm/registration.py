@@ -7,10 +7,10 @@ take the number of requests.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from types import ModuleType
 
 import torch
 import vllm.config.vllm
@@ -55,7 +55,7 @@ def register() -> None:
     Call it in every process of vLLM before the engine is made; `vllm.general_plugins` does so by `plugin`. Raises
     ConfigError if a kernel of the installed version of vLLM has other arguments than the functions know.
     """
-    found: list[tuple[ModuleType, str, LaunchedFunction]] = []
+    found: list[tuple[str, object, LaunchedFunction]] = []
     for name, function in KERNELS.items():
         module_name, _, attribute = name.rpartition(".")
         module = import_module(module_name)
@@ -64,9 +64,12 @@ def register() -> None:
             return
         arguments = tuple(inspect.signature(kernel).parameters)
         check_arguments(name, arguments)
-        found.append((module, attribute, LaunchedFunction(function, arguments)))
-    for module, attribute, launched in found:
-        setattr(module, attribute, launched)
+        found.append((attribute, kernel, LaunchedFunction(function, arguments)))
+    workers = [vars(module) for name, module in sys.modules.items() if name.startswith("vllm.v1.worker.")]
+    for attribute, kernel, launched in found:
+        for names in workers:  # a module may have imported the kernel of another one
+            if names.get(attribute) is kernel:
+                names[attribute] = launched
     vllm.triton_utils.triton.next_power_of_2 = _next_power_of_2
     for module in (
         vllm.config.vllm,
