@@ -343,7 +343,7 @@ class CacheContents:
         width = min(group.width_of(int(ends.max())), theirs.shape[1], ours.shape[1])
         blocks = theirs[:, :width].astype(np.uint32)  # a negative number is above all others
         keys = group.versions.take(blocks, mode="clip")
-        b, e = np.nonzero(group.changed(batch, keys, rows, width))
+        b, e = np.divmod(np.flatnonzero(group.changed(batch, keys, rows, width)), max(width, 1))
         group.proved[rows[b], e] = keys[b, e]
         positions = group.positions(e, ends[b])
         M = self._prints.shape[1]
