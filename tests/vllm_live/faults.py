@@ -221,6 +221,15 @@ def embeddings_not_applied(scheduler: Any, runner: Any) -> None:
     change_kernel(prompt_embeds, "_apply_prompt_embeds_kernel", lambda *_: None)
 
 
+def rotary_delta_lost(scheduler: Any, runner: Any) -> None:
+    from vllm.v1.worker.gpu.mm import rope
+
+    def change(launch: Callable[..., None], arguments: dict[str, Any]) -> None:
+        launch(**arguments | {"prefill_delta_ptr": 0 * arguments["prefill_delta_ptr"]})
+
+    change_kernel(rope, "_prepare_rope_positions_kernel", change)
+
+
 # -- of the scheduler: its runner does exactly what it is told
 
 
@@ -314,6 +323,7 @@ FAULTS: dict[str, Planted] = {
     "last_sampled_token_wrong": Planted("plain", "input_ids", "runner", second=True),
     "presence_penalty_lost": Planted("plain", "sampling.presence_penalty", "runner", second=True),
     "embeddings_not_applied": Planted("embeddings", "prompt_embeds", "runner", second=True),
+    "rotary_delta_lost": Planted("images", "mrope_positions", "runner", second=True),
     "block_freed_in_use": Planted("plain", "cache", "scheduler"),
     "hash_ignores_the_tokens_before": Planted("plain", "cache", "scheduler"),
     "hash_ignores_the_adapter": Planted("adapters", "cache", "scheduler"),

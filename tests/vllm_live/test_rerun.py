@@ -55,7 +55,10 @@ def faulty(tmp_path_factory):
 
 RECORDED = [
     *(parameter(name, name, name, ()) for name in ("adapters", "windows-drafts", "states", "images")),
-    parameter("windows-drafts, second runner", "windows-drafts", "windows-drafts", ("--second",)),
+    *(
+        parameter(f"{name}, second runner", name, name, ("--second",))
+        for name in ("windows-drafts", "states-at-borders", "images")
+    ),
 ]
 
 
