@@ -1,9 +1,9 @@
 """Serve random traffic with a vLLM on the CPU whose steps are checked, and print what was found as JSON.
 
 python checking.py SCENARIO [--fault NAME] [--requests N] [--seed N] [--second] [--ahead] [--plain-worker] [--as-is]
-    [--without-top]
+    [--without-top] [--greedy]
 --second: the second model runner, with the functions of `foreword.vllm`. --ahead: its asynchronous scheduler.
---as-is: without `repair_drafts`. --without-top: no request has top_k or top_p.
+--as-is: without `repair_drafts`. --without-top: no request has top_k or top_p. --greedy: all have temperature 0.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ QWEN = TINY | {
     "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64, "decoder_sparse_step": 1, "hidden_act": "silu",
     "tie_word_embeddings": True,
 }  # fmt: skip
+SHORT_BLOCKS = QWEN | {"head_dim": 256, "linear_num_key_heads": 1, "linear_num_value_heads": 1}
+"""A block's keys of a layer are as large as a state, so its blocks have 64 tokens, and prompts pass their borders."""
 VISION_START, IMAGE, VISION_END, VIDEO = range(VOCABULARY - 4, VOCABULARY)
 QWEN_VL = TINY | {
     "architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl", "hidden_act": "silu",
@@ -68,7 +70,7 @@ SCENARIOS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "windows": (GEMMA, {}),
     "windows-drafts": (GEMMA, NGRAM),
     "states": (QWEN, {"enable_prefix_caching": False, "dtype": "bfloat16"}),
-    "states-at-borders": (QWEN, {"enable_prefix_caching": True, "dtype": "bfloat16"}),
+    "states-at-borders": (SHORT_BLOCKS, {"enable_prefix_caching": True, "dtype": "bfloat16"}),
 }
 OPTIONS = {
     "enforce_eager": True, "max_model_len": 512, "max_num_seqs": 8, "max_num_batched_tokens": 96, "block_size": 32,
@@ -86,6 +88,15 @@ def engine(model: dict[str, Any], options: dict[str, Any]) -> Any:
     if not options.get("skip_tokenizer_init", True):
         write_tokenizer(directory)
     return LLMEngine.from_engine_args(EngineArgs(str(directory), **OPTIONS | options))
+
+
+def enlarge_weights(model: Any) -> None:
+    """Make random weights so large that the tokens depend on recurrent states."""
+    for name, weights in model.named_parameters():
+        if weights.dim() > 1:
+            weights.data.mul_(150)
+        elif name.endswith("linear_attn.norm.weight"):
+            weights.data.fill_(3)
 
 
 def write_tokenizer(directory: Path) -> None:
@@ -145,9 +156,11 @@ def adapters() -> list[Any]:
 class Traffic:
     """Random arrivals with shared prefixes and repeats, n > 1, penalties, seeds and aborts, until all are done."""
 
-    def __init__(self, llm: Any, scenario: str, seed: int, requests: int, *, with_top: bool = True) -> None:
+    def __init__(
+        self, llm: Any, scenario: str, seed: int, requests: int, *, with_top: bool = True, hottest: float = 0.8
+    ) -> None:
         self.llm, self.scenario, self.rng, self.requests = llm, scenario, random.Random(seed), requests
-        self.with_top = with_top
+        self.with_top, self.hottest = with_top, hottest
         self.loras = adapters() if scenario == "adapters" else []
         self.shared = [self.tokens(n) for n in (31, 32, 64, 97)]
         self.alive: list[str] = []
@@ -190,7 +203,7 @@ class Traffic:
         rng = self.rng
         if self.scenario == "pooling":
             return PoolingParams(task="embed")
-        hot = rng.choice((0.0, 0.8))
+        hot = rng.choice((0.0, self.hottest))
         more: dict[str, Any] = {}
         if hot and self.with_top:
             more = rng.choice(({}, {"top_k": 20}, {"top_p": 0.9}, {"n": 2}, {"top_k": 5, "top_p": 0.8}))
@@ -289,6 +302,7 @@ def main() -> None:
     parser.add_argument("--plain-worker", action="store_true", help="vLLM's own worker, which a plugin may follow")
     parser.add_argument("--as-is", action="store_true", help="a vLLM whose faults with drafts are not repaired")
     parser.add_argument("--without-top", action="store_true")
+    parser.add_argument("--greedy", action="store_true")
     options = parser.parse_args()
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(options.second))
     import torch.cpu
@@ -300,7 +314,7 @@ def main() -> None:
 
         register()
         if "speculative_config" in more:
-            more = {"speculative_config": NGRAM["speculative_config"] | {"method": "ngram_gpu"}}
+            more = more | {"speculative_config": NGRAM["speculative_config"] | {"method": "ngram_gpu"}}
     if not options.as_is:
         repair_drafts()
     if options.ahead:
@@ -310,12 +324,15 @@ def main() -> None:
     core = llm.engine_core.engine_core
     worker = core.model_executor.driver_worker.worker
     runner = worker.model_runner
+    if model is SHORT_BLOCKS:
+        enlarge_weights(runner.model)
     preemptions = count_preemptions(core.scheduler)
     if options.fault:
         import faults
 
         getattr(faults, options.fault)(core.scheduler, runner)
-    traffic = Traffic(llm, options.scenario, options.seed, options.requests, with_top=not options.without_top)
+    limits = {"with_top": not options.without_top, "hottest": 0.0 if options.greedy else 0.8}
+    traffic = Traffic(llm, options.scenario, options.seed, options.requests, **limits)
     started, died = time.perf_counter(), ""
     try:
         traffic.run()

@@ -49,10 +49,9 @@ def served(scenario, *options, requests=REQUESTS, **variables):
     return json.loads(lines[0].removeprefix("RESULT ")), done.stdout + done.stderr
 
 
-SECOND = ("plain", "drafts", "adapters", "embeddings", "pooling", "grammars", "windows", "windows-drafts", "states")
 RUNS = [
     *(parameter(name, name, name, ()) for name in SCENARIOS),
-    *(parameter(f"{name}, second runner", name, name, ("--second",)) for name in SECOND),
+    *(parameter(f"{name}, second runner", name, name, ("--second",)) for name in SCENARIOS),
     *(parameter(f"{name}, scheduled ahead", name, name, ("--second", "--ahead")) for name in ("plain", "windows")),
 ]
 
@@ -97,6 +96,16 @@ def test_outputs_are_the_same_with_and_without_the_check(options):
     assert "steps" not in free
     assert sum(len(tokens) for outputs in checked["outputs"].values() for tokens in outputs) > 500
     assert checked["outputs"] == free["outputs"]
+
+
+def test_greedy_tokens_with_states_at_borders_are_those_of_the_first_runner():
+    (first, _), (second, _) = (
+        served("states-at-borders", "--greedy", *options, requests=60) for options in ((), ("--second",))
+    )
+    assert "first model runner" in first["text"]
+    assert "second model runner" in second["text"]
+    assert sum(len(tokens) for outputs in first["outputs"].values() for tokens in outputs) > 500
+    assert first["outputs"] == second["outputs"]
 
 
 def test_a_recording_can_be_compared_and_is_as_defined(tmp_path):
