@@ -5,7 +5,11 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from foreword.cli.app import app
+from foreword.cli.app import app, real_command
+from foreword.cli.options import SETTINGS
+from foreword.engine.options import split_options
+from foreword.executors.kinds import NATIVE, kind_of
+from foreword.settings import settings_of
 
 
 def migrated(*words, text=None):
@@ -50,6 +54,14 @@ def test_short_options_of_llama_cpp_are_known():
     assert "leave it out" in rows["-fa"]["remark"]
 
 
+def test_a_word_that_belongs_to_an_option_is_no_second_model():
+    _, command, rows = migrated("llama.cpp", "llama-server -m a -fa on")
+    assert (command, list(rows)) == (["foreword", "serve", "a"], ["-m a", "-fa on"])
+    _, command, rows = migrated("vllm", "a --lora-modules x=./x y=./y --dtypes half b")
+    assert " ".join(command) == "foreword serve a --adapter x=./x --adapter y=./y"
+    assert rows["model b"]["remark"] == "It follows no option, and a is the model."
+
+
 def test_a_modelfile_gives_the_model_its_settings_and_what_belongs_to_requests():
     text = '# mine\nFROM org/model\nPARAMETER num_ctx 4096\nPARAMETER stop "a b"\nSYSTEM """Be\nkind."""\n'
     status, command, rows = migrated("ollama", "-", text=text)
@@ -82,3 +94,133 @@ def test_a_model_without_a_name_is_left_out_with_the_reason(engine, arguments):
 def test_a_modelfile_without_the_name_of_its_model_is_not_served_as_one_without_a_name():
     status, command, _ = migrated("ollama", "-", text="FROM\n")
     assert (status, command) == (1, ["foreword", "serve"])
+
+
+@pytest.mark.parametrize(
+    ("engine", "given", "here"),
+    [
+        ("vllm", "--speculative-model b", "--speculation-model b --speculation draft_model"),
+        ("vllm", "--speculative-model [ngram]", "--speculation ngram"),
+        ("llama.cpp", "-md b", "--speculation-model b --speculation draft_model"),
+        ("llama.cpp", "--model-draft b", "--speculation-model b --speculation draft_model"),
+        ("llama.cpp", "--draft 5", "--speculation-num-tokens 5"),
+        ("llama.cpp", "--draft-n 5", "--speculation-num-tokens 5"),
+        ("llama.cpp", "--draft-max 5", "--speculation-num-tokens 5"),
+        ("vllm", "--speculative-config.method ngram", "--speculation ngram"),
+        ("vllm", "--speculative-config.method=deepseek_mtp", "--speculation head"),
+        (
+            "vllm",
+            """--speculative-config '{"method":"ngram","num_speculative_tokens":4}'""",
+            "--speculation ngram --speculation-num-tokens 4",
+        ),
+        (
+            "vllm",
+            """--speculative-config '{"model":"b","num_speculative_tokens":4}'""",
+            "--speculation-model b --speculation draft_model --speculation-num-tokens 4",
+        ),
+        (
+            "vllm",
+            """--speculative-config='{"method":"draft_model","model":"b"}'""",
+            "--speculation draft_model --speculation-model b",
+        ),
+        (
+            "vllm",
+            """--speculative-config '{"method":"ngram","prompt_lookup_min":3,"prompt_lookup_max":9}'""",
+            "--speculation ngram --speculation-min-match 3 --speculation-max-match 9",
+        ),
+        (
+            "vllm",
+            """--speculative-config '{"method":"ngram","prompt_lookup_max":1}'""",
+            "--speculation ngram --speculation-max-match 1 --speculation-min-match 1",
+        ),
+    ],
+)
+def test_options_of_speculation_keep_their_method(engine, given, here):
+    status, command, _ = migrated(engine, f"a {given}")
+    assert (status, " ".join(command)) == (0, f"foreword serve a {here}")
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ('{"method":"ngram","max_model_len":9}', "--speculative-config.max_model_len 9"),
+        ('{"method":"ngram","model":"b"}', "--speculative-config.model b"),
+    ],
+)
+def test_keys_of_speculation_without_a_counterpart_are_left_out_one_by_one(config, named):
+    status, command, rows = migrated("vllm", f"a --speculative-config '{config}'")
+    assert (status, " ".join(command)) == (1, "foreword serve a --speculation ngram")
+    assert [text for text, row in rows.items() if not row["here"]] == [named]
+
+
+@pytest.mark.parametrize("value", ["", " ngram", " '[1]'", " '{'"])
+def test_a_speculative_config_that_is_no_object_is_refused(value):
+    done = CliRunner().invoke(app, ["migrate", "vllm", f"a --speculative-config{value}"])
+    assert "is not a JSON object" in str(done.exception)
+
+
+def test_adapters_of_a_modelfile_get_names_that_requests_give():
+    status, command, rows = migrated("ollama", "-", text="FROM a\nADAPTER ./x\nADAPTER ./y\n")
+    assert (status, " ".join(command)) == (0, "foreword serve a --adapter adapter=./x --adapter adapter2=./y")
+    assert "requests that name it as their model: adapter." in rows["adapter ./x"]["remark"]
+
+
+@pytest.mark.parametrize("backend", ["", " --distributed-executor-backend mp"])
+def test_an_option_that_the_default_executor_lacks_names_those_that_have_it(backend):
+    _, command, rows = migrated("vllm", f"a --tensor-parallel-size 2 --dtype half --max-num-seqs 3{backend}")
+    assert " ".join(command) == "foreword serve a --tensor-parallel-size 2 --dtype fp16 --max-num-seqs 3"
+    assert rows["--tensor-parallel-size 2"]["remark"] == "It needs --executor torch."
+    assert rows["--dtype half"]["remark"] == "It needs --executor torch or transformers or device."
+    assert rows["--max-num-seqs 3"]["remark"] == ""
+
+
+VLLM = """
+--speculative-model b
+--speculative-model [ngram] --num-speculative-tokens 4 --ngram-prompt-lookup-max 1
+--speculative-model [ngram] --ngram-prompt-lookup-min 20
+--speculative-config '{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_min":9}'
+--speculative-config '{"method":"eagle3","model":"b","num_speculative_tokens":4}'
+--speculative-config '{"method":"draft_model"}'
+--speculative-config '{"method":"suffix","num_speculative_tokens":5000}'
+--speculative-config '{"model":"b","draft_tensor_parallel_size":2}'
+--speculative-config '{"method":["ngram"]}'
+--tensor-parallel-size 2 --distributed-executor-backend ray
+-tp 2 --dtype half --kv-cache-dtype fp8 --quantization awq
+--dtype auto --kv-cache-dtype auto --gpu-memory-utilization 0.9 --enforce-eager --trust-remote-code
+--max-num-seqs 0 --max-num-batched-tokens x --max-model-len -1
+--lora-modules law=./law --lora-modules ./law --served-model-name x y
+--scheduling-policy priority --enable-chunked-prefill --no-enable-prefix-caching --seed 3
+--host 0.0.0.0 --port 8000 --api-key k --served-model-name x
+""".strip().splitlines()
+LLAMA = """
+-md b --draft 16 --draft-min 2
+--model-draft b -c 4096 -np 4 -ngl 99 -fa auto -ctk q8_0 -ctv f16
+--draft-max 0
+--lora x --lora y -t 2 -b 512 -ub 128
+--mlock --no-mmap --jinja --host ::1 --port 1 --temp 0.5
+""".strip().splitlines()
+FILES = [
+    "FROM a\nADAPTER ./x\nPARAMETER num_ctx 4096",
+    "FROM a\nADAPTER x=y\nPARAMETER num_thread 2\nPARAMETER top_k 4",
+]
+
+
+@pytest.mark.parametrize(
+    ("engine", "given"),
+    [("vllm", f"vllm serve a {one}") for one in VLLM]
+    + [("llama.cpp", f"llama-server -m a {one}") for one in LLAMA]
+    + [("ollama", one) for one in FILES],
+)
+def test_the_options_of_each_written_command_exist_and_go_together(monkeypatch, engine, given):
+    _, command, rows = migrated(engine, *(("-",) if engine == "ollama" else (given,)), text=given)
+    served = []
+    monkeypatch.setattr("foreword.server.run.run", lambda model, server, **options: served.append((model, options)))
+    monkeypatch.setattr("foreword.server.listener.end_process_if_stuck", lambda: None)
+    real_command("serve").main(command[2:], standalone_mode=False)
+    ((model, options),) = served
+    assert model == "a"
+    split = split_options(options)
+    kind = NATIVE if split.executor == "auto" else kind_of(split.executor)
+    for name in split.of_executor.keys() - settings_of(kind.options).keys():
+        flag = f"--{SETTINGS[name].name.replace('_', '-')}"
+        assert any(flag in row["here"] and "It needs --executor" in row["remark"] for row in rows.values())

@@ -6,8 +6,8 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ import typer
 
 from foreword.batch import SamplingParams
 from foreword.cli.app import flag_of, option_names, real_command
-from foreword.cli.options import Json
+from foreword.cli.options import OF_EXECUTORS, SETTINGS, Json
 from foreword.cli.terminal import print_rows
 from foreword.errors import ConfigError, shown
 from foreword.names import OTHERS, advice, plain_name
@@ -28,7 +28,10 @@ MODEL = ("model", "-m", "hf", "-hf", "hf_repo", "model_tag", "from")
 SWITCH = re.compile(
     r"(enable|disable|no|trust|enforce|use|mlock|flash_attn|fa|metrics|jinja|verbose|cont_batching)(_|$)"
 )
-"""Prefixes of the names of options without a value."""
+"""Prefixes of the names of options without a value, or with one of `STATES`."""
+STATES = ("on", "off", "auto", "true", "false")
+LISTS = ("lora_modules", "served_model_name")
+"""Options with several values after them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,11 @@ def _options(words: list[str]) -> Iterator[tuple[str, str | None]]:
         elif "=" in word:
             name, _, value = word.partition("=")
             yield name, value
-        elif not words or _is_option(words[0]) or SWITCH.match(plain_name(word)):
+        elif plain_name(word) in LISTS:
+            while words and not _is_option(words[0]):
+                yield word, words[0]
+                words = words[1:]
+        elif not words or _is_option(words[0]) or (SWITCH.match(plain_name(word)) and words[0] not in STATES):
             yield word, None
         else:
             yield word, words[0]
@@ -126,43 +133,136 @@ REMARKS: Mapping[str, str] = {
     "enable_auto_tool_choice": "Calls are read whenever a request has tools; leave it out.",
     "jinja": "Chat templates are always rendered; leave it out.",
     "cont_batching": "Requests are always batched; leave it out.",
+    "distributed_executor_backend": "--tensor-parallel-size starts processes of its own; leave it out.",
 }
 """Name → what to do in its place, for what names.OTHERS, which is of settings and parameters, does not have."""
+SPECULATIVE = {
+    "method": "speculation",
+    "model": "speculation_model",
+    "num_speculative_tokens": "speculation_num_tokens",
+    "prompt_lookup_min": "speculation_min_match",
+    "prompt_lookup_max": "speculation_max_match",
+}
+"""Key of vLLM's --speculative-config → setting. Other keys may have the names of options of the server."""
+MATCHES = {"speculation_min_match": "speculation_max_match", "speculation_max_match": "speculation_min_match"}
+"""Setting → the one that vLLM gives the same value if it is not given."""
 
 
-def _migrated(options: Iterator[tuple[str, str | None]]) -> Iterator[Row]:
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An option of the other program. plain: its name as settings have it; for a key of --speculative-config, that of
+    the setting. mine: the option of `foreword serve`; None if there is none. names, remark: of names.OTHERS.
+    """
+
+    name: str
+    value: str | None
+    text: str
+    plain: str
+    mine: str | None
+    names: tuple[str, ...]
+    remark: str
+
+
+def _each(given: Iterable[tuple[str, str | None]], known: Collection[str]) -> Iterator[Given]:
+    for name, value in given:
+        plain, text = plain_name(name), name if value is None else f"{name} {value}"
+        if plain == "speculative_config":
+            parts = ((f"{name}.{key}", part) for key, part in _json_object(name, value).items())
+            yield from _each(((key, part if isinstance(part, str) else json.dumps(part)) for key, part in parts), known)
+            continue
+        if plain.startswith("speculative_config."):
+            plain = SPECULATIVE.get(plain.partition(".")[2], plain)
+        unknown = (), "Nothing here corresponds to it." if plain.startswith("speculative_config.") else ""
+        names, remark = OTHERS.get(name) or OTHERS.get(plain) or unknown
+        mine = plain if plain in known else next((one for one in names if one in known), None)
+        if mine == "speculation_model" and value == "[ngram]":
+            plain = mine = "speculation"
+            value = "ngram"
+        yield Given(name, value, text, plain, mine, names, remark if mine != plain else "")
+
+
+def _json_object(name: str, value: str | None) -> dict[str, Any]:
+    try:
+        found = json.loads(value or "")
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{name} {shown(value)}: is not a JSON object. Give one, in quotes of the shell")
+    return found
+
+
+def _migrated(options: Iterable[tuple[str, str | None]]) -> Iterator[Row]:
     command: Any = real_command("serve")
     known = option_names(command)
     parameters = {field.name for field in fields(SamplingParams)}
-    for name, value in options:
-        plain, text = plain_name(name), " ".join((name, *([value] if value is not None else [])))
-        names, remark = OTHERS.get(name) or OTHERS.get(plain) or ((), "")
-        mine = plain if plain in known else next((one for one in names if one in known), None)
-        if name in MODEL or plain in MODEL:
-            yield Row(text, (value,)) if value else Row(text, (), f"{name} needs a value, the model.")
-        elif plain in REMARKS:
-            yield Row(text, (), REMARKS[plain])
-        elif mine is not None:
-            there = value if value is None else next(iter(OTHERS.get(value.lower(), ((), ""))[0]), value)
-            row = _with_value(text, known[mine], there, remark if mine != plain else "", is_off=plain.startswith("no_"))
-            yield _checked(row, command)
-        elif found := next((one for one in (plain, *names) if one in parameters), None):
-            yield Row(text, (), f"A parameter of each request: {found}.")
+    given = list(_each(options, known))
+    values = {one.mine: one.value for one in given if one.mine is not None and one.plain not in REMARKS}
+    num_adapters, model = 0, ""
+    for one in given:
+        if model and one.name == "model":
+            yield Row(one.text, (), f"It follows no option, and {model} is the model.")
+        elif one.name in MODEL or one.plain in MODEL:
+            model = one.value or model
+            yield (
+                Row(one.text, (one.value,)) if one.value else Row(one.text, (), f"{one.name} needs a value, the model.")
+            )
+        elif one.plain in REMARKS:
+            yield Row(one.text, (), REMARKS[one.plain])
+        elif one.mine == "adapter" and one.value and (one.name == "adapter" or one.plain == "lora"):  # a path alone
+            num_adapters += 1
+            name = f"adapter{num_adapters if num_adapters > 1 else ''}"
+            remark = f"It is used by requests that name it as their model: {name}."
+            yield _checked(Row(one.text, ("--adapter", f"{name}={one.value}"), remark), command)
+        elif one.mine is not None:
+            yield _checked(_together(_with_value(one, known[one.mine]), one.mine, values), command)
+        elif found := next((name for name in (one.plain, *one.names) if name in parameters), None):
+            yield Row(one.text, (), f"A parameter of each request: {found}.")
         else:
-            yield Row(text, (), remark or advice(name, known, "Nothing here corresponds to it.", form=flag_of))
+            remark = one.remark or advice(one.name, known, "Nothing here corresponds to it.", form=flag_of)
+            yield Row(one.text, (), remark)
 
 
-def _with_value(text: str, option: Any, value: str | None, remark: str, *, is_off: bool) -> Row:
+def _value(mine: str, value: str) -> str:
+    """Return the value of an option as it is called here."""
+    if mine == "speculation":
+        return "head" if value.endswith("mtp") else value
+    choices = SETTINGS[mine].choices if mine in SETTINGS else ()
+    return next((name for name in OTHERS.get(value.lower(), ((), ""))[0] if name in choices), value)
+
+
+def _together(row: Row, mine: str, values: Mapping[str, str | None]) -> Row:
+    """Return the row with what its option needs beside it. values: of the given options, by their names here."""
+    if not row.here:
+        return row
+    value = row.here[-1]
+    if mine == "speculation_model":
+        method = values.get("speculation") or "draft_model"
+        if method != "draft_model":
+            return Row(row.given, (), f"It is of the method draft_model, and {method} is given.")
+        beside = () if "speculation" in values else ("--speculation", method)
+        return replace(row, here=(*row.here, *beside), remark="")
+    if mine == "speculation" and value == "draft_model" and "speculation_model" not in values:
+        return Row(row.given, (), "draft_model needs --speculation-model, and no model is given.")
+    if mine in MATCHES and MATCHES[mine] not in values:
+        return replace(row, here=(*row.here, flag_of(MATCHES[mine]), value))
+    kinds = [kind for kind, one in OF_EXECUTORS.get(mine, {}).items() if not one.choices or value in one.choices]
+    if kinds and "native" not in kinds and "executor" not in values:
+        return replace(row, remark=f"{row.remark} It needs --executor {' or '.join(kinds)}.".strip())
+    return row
+
+
+def _with_value(one: Given, option: Any) -> Row:
     """Return the translation of an option that `foreword serve` has."""
-    flag = max(option.opts, key=len)
+    text, value, remark, flag = one.text, one.value, one.remark, max(option.opts, key=len)
     if option.is_flag:
+        is_off = one.plain.startswith("no_")
         flags = option.secondary_opts if is_off or (value or "").lower() in ("false", "0") else option.opts
         return Row(text, (max(flags, key=len),) if flags else (), remark)
     if value is None:
         return Row(text, (), f"{flag} needs a value. {remark}".strip())
     if remark.startswith("a number of bytes, not"):
         return Row(text, (), f"Give {flag}, {remark}.")
-    return Row(text, (flag, value), remark)
+    return Row(text, (flag, _value(one.mine or "", value)), remark)
 
 
 def _checked(row: Row, command: Any) -> Row:
