@@ -18,7 +18,7 @@ from foreword.models.spec import RopeSpec
 from foreword.models.vision_spec import AreaProcessing, ImagePrompt, Normalization, TileProcessing, VisionSpec
 
 FILTERS = range(6)  # of Pillow
-_LARGEST = 1e6  # of the means and deviations of pixels
+_LARGEST = float(np.finfo(np.float32).max)
 LARGEST_SIDE = 4096
 """The longest side of the tiles of processors, in pixels."""
 
@@ -336,10 +336,8 @@ def _normalization(config: Config) -> Normalization:
     if 0 in std:
         raise config.error(f"image_std {std} has a zero", USE_ITS_CONFIG)
     scale = config.positive("rescale_factor")
-    with np.errstate(all="ignore"):
-        black_white = np.array([[0.0], [255.0]], np.float32) * np.float32(scale)  # [2, 1]
-        ends = (black_white - np.array(mean, np.float32)) / np.array(std, np.float32)  # [2, channel]
-    if not np.isfinite(ends.astype(np.float32)).all():
+    ends = [(end * scale - one) / deviation for one, deviation in zip(mean, std, strict=True) for end in (0, 255)]
+    if not all(abs(end) <= _LARGEST for end in ends):
         reason = f"rescale_factor {scale}, image_mean {mean} and image_std {std} give values that are not finite"
         raise config.error(reason, USE_ITS_CONFIG)
     return Normalization(resample, scale, mean, std)
