@@ -125,8 +125,9 @@ class Fields:
                 fix = advice(name, self._known, "Leave it out.")
                 raise RequestError(None, self.path(name), value, "unknown field", fix)
             if not any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in values):
-                instead = "".join(f" or give {other!r}" for other in values[:1])
-                fix = f"Leave it out{instead}."
+                others = values if all(isinstance(other, str) for other in values) else values[:1]
+                instead = " or ".join(repr(other) for other in others)
+                fix = f"Leave it out or give {instead}." if others else "Leave it out."
                 raise self.refuse(name, value, advice(name, self._known, fix) if name in OTHERS else fix)
 
     def schema(self) -> Schema:

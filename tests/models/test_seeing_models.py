@@ -279,6 +279,19 @@ def test_an_executor_that_does_not_compute_what_images_need_refuses_them(folders
         llm.chat(CONVERSATIONS[0], GREEDY)
 
 
+@pytest.mark.parametrize(("name", "place"), [("idefics3", "<image>"), ("gemma3", "<boi>")])
+def test_the_place_of_an_image_in_the_text_of_a_message_is_refused_with_the_message(folders, name, place):
+    begin = {"role": "user", "content": [PART_A, {"type": "text", "text": "what"}]}
+    answer, part = {"role": "assistant", "content": f"a{place}"}, {"type": "text", "text": f"{place} b"}
+    with LLM(folders[name], executor="numpy", **OPTIONS) as llm:
+        for messages, field in (
+            ([begin, answer, CONVERSATIONS[2][0]], r"messages\[1\]\.content"),
+            ([{"role": "user", "content": [PART_A, part]}], r"messages\[0\]\.content\[1\]\.text"),
+        ):
+            with pytest.raises(RequestError, match=f"^{field} = .*: has {place}, the place of .*Leave {place} out"):
+                llm.chat(messages, GREEDY, progress=False)
+
+
 def test_an_image_of_a_span_must_fit_in_a_step(folders):
     with (
         LLM(folders["gemma3"], executor="numpy", **OPTIONS, max_num_batched_tokens=15) as llm,

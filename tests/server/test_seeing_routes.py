@@ -27,3 +27,11 @@ def test_a_server_answers_about_images_as_transformers_does(tmp_path, name):
         refused = server.post("/v1/chat/completions", body)
         assert refused.status_code == 400
         assert "messages[0].content[0]" in refused.text
+        for route in ("/tokenize", "/apply-template"):
+            refused = server.post(route, {"messages": [{"role": "user", "content": content[1:]}]})
+            assert refused.status_code == 400
+            assert "messages[0].content[1] = 'image_url': this route takes text only" in refused.text
+        image = {"type": "input_image", "image_url": parts[0]["image_url"]["url"], "detail": "low"}
+        refused = server.post("/v1/responses", {"model": "talker", "input": [{"role": "user", "content": [image]}]})
+        assert refused.status_code == 400
+        assert "or give 'auto' or 'high' or 'original'" in refused.text

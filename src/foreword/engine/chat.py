@@ -13,8 +13,8 @@ from foreword.engine.outputs import CompletionOutput, RequestOutput
 from foreword.engine.prompt import MixedPrompt, Prompt
 from foreword.engine.thinking import EFFORTS, USUAL_EFFORT, TemplateReads, merged
 from foreword.errors import RequestError
-from foreword.media.encoder import TEXT_ONLY, Media, MediaPrompt
-from foreword.media.parts import Medium, media_parts, take_media
+from foreword.media.encoder import TEXT_ONLY, Media, MediaPrompt, PlaceError
+from foreword.media.parts import Medium, media_parts, refuse_places, take_media
 from foreword.messages import MessageParser, ResponseFormat, format_named, format_of_template
 from foreword.messages.calls import JsonCalls
 from foreword.messages.generic import in_words
@@ -252,7 +252,11 @@ def make_chat(
     encode = partial(tokenizer.encode, add_special_tokens=False, max_tokens=limit)
     if found and media.encoder is not None:
         media.encoder.check_length(found, max_tokens)
-        prompt = media.encoder.prompt(text, found, encode)
+        try:
+            prompt = media.encoder.prompt(text, found, encode)
+        except PlaceError:
+            refuse_places(messages, media.encoder.placeholders)
+            raise
         return Chat(text, prompt.token_ids, params, format, names, tokenizer, _mixed(prompt))
     return Chat(text, encode(text), params, format, names, tokenizer)
 

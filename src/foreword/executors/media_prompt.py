@@ -11,7 +11,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from foreword.arrays import F32, I64, Bools
-from foreword.errors import RequestError
+from foreword.media.encoder import PlaceError
 from foreword.media.parts import Medium
 
 
@@ -110,7 +110,7 @@ def vector_prompt(
 
     encode: tokenizes a text. width: of the vectors, asked for when the media are encoded; those that are shorter are
     filled up with zeros, and the last value is how many vectors follow, where they see each other.
-    Raise RequestError if the placeholders do not fit the media.
+    Raise PlaceError if the placeholders do not fit the media.
     """
     kinds = {placeholder: kind for kind, placeholder in places.texts.items()}
     pieces = re.split(f"({'|'.join(map(re.escape, kinds))})", text)
@@ -118,7 +118,7 @@ def vector_prompt(
     if here != given:
         reason = f"the prompt has places for {_counted(here)}, the messages have {_counted(given)}"
         fix = "Leave placeholders out of texts; the chat template must have a place for each image and sound."
-        raise RequestError(None, "messages", f"{len(given)} parts", reason, fix)
+        raise PlaceError(None, "messages", f"{len(given)} parts", reason, fix)
     encoded = [cache.encoded(medium) for medium in media]
     pieces[1::2] = [one.text for one in encoded]
     token_ids = encode("".join(pieces))
@@ -126,7 +126,7 @@ def vector_prompt(
     vectors = np.concatenate([one.vectors for one in encoded])
     if len(vectors) != np.count_nonzero(~is_token):
         reason = f"the prompt has {np.count_nonzero(~is_token)} places for {len(vectors)} vectors"
-        raise RequestError(None, "messages", f"{len(given)} parts", reason, "Check the text of the messages.")
+        raise PlaceError(None, "messages", f"{len(given)} parts", reason, "Check the text of the messages.")
     embeds = np.zeros((len(token_ids), width()), np.float32)
     embeds[~is_token, : vectors.shape[1]] = vectors
     for kind in places.seeing_all:

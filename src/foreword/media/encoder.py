@@ -7,11 +7,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from foreword.arrays import F32, I32, Bools
+from foreword.errors import RequestError
 from foreword.media.limits import MediaLimits
 
 if TYPE_CHECKING:
     from foreword.media.parts import Medium
     from foreword.media.speech import Speech
+
+
+class PlaceError(RequestError):
+    """The placeholders in the text of a prompt do not fit its images and sounds."""
 
 
 class MediaPrompt(NamedTuple):
@@ -47,7 +52,8 @@ class MediaEncoder(Protocol):
         """Return the inputs for a text with one placeholder per image and sound, in order. encode: tokenizes a text
         with the expanded placeholders.
 
-        Raise RequestError if the placeholders do not fit the media, or the model cannot take an image or sound.
+        Raise PlaceError if the placeholders do not fit the media; RequestError if the model cannot take an image or
+        sound.
         """
 
 

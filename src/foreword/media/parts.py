@@ -53,6 +53,21 @@ def take_media(
     return [_with_places(message) for message in messages], media
 
 
+def refuse_places(messages: Sequence[Mapping[str, Any]], places: Mapping[str, str]) -> None:
+    """Raise RequestError for the first message whose text has the placeholder of an image or sound. places: the
+    placeholders by kind.
+    """
+    for i, message in enumerate(messages):
+        content = message.get("content")
+        parts = content if isinstance(content, Sequence) and not isinstance(content, str) else ()
+        texts = {f"messages[{i}].content": content}
+        texts |= {f"messages[{i}].content[{j}].text": part.get("text") for j, part in enumerate(parts)}
+        for field, text in texts.items():
+            for kind, place in places.items():
+                if isinstance(text, str) and place in text:
+                    raise RequestError(None, field, text, f"has {place}, the place of an {kind}", f"Leave {place} out.")
+
+
 def _is_medium(part: object) -> bool:
     return isinstance(part, Mapping) and isinstance(kind := part.get("type"), str) and kind in KINDS
 

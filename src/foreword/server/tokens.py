@@ -11,6 +11,7 @@ from starlette.responses import Response
 from foreword.engine.thinking import TemplateReads
 from foreword.errors import RequestError
 from foreword.fields import BOOLEAN, STRING, Fields
+from foreword.media.parts import media_parts
 from foreword.models.tokenizer import Tokenizer
 from foreword.openai.errors import named
 from foreword.openai.request import IDS, MESSAGES, OF_TEMPLATE, template_variables, tools_of
@@ -37,9 +38,12 @@ class TokenizeRequest:
     of_llama: bool = False
 
     def rendered(self, tokenizer: Tokenizer) -> str:
-        """Return the text of the prompt."""
+        """Return the text of the prompt. RequestError for messages with an image or sound."""
         if self.text is not None:
             return self.text
+        for field, kind, part in media_parts(self.messages):
+            reason = f"this route takes text only, and the part is {kind}"
+            raise RequestError(None, field, part["type"], reason, "Leave it out.")
         read = tokenizer.template_variables(tools=bool(self.template.get("tools")))
         with named("messages", OF_TEMPLATE):
             TemplateReads(read, thinks=False).check(self.variables)
