@@ -359,7 +359,7 @@ def test_the_image_of_a_command_is_a_file_that_errors_name_and_no_url(folders, t
     path = Path(given)
     with (
         LLM(folders["idefics3"], executor="numpy", **OPTIONS) as llm,
-        pytest.raises(RequestError, match=f"--image '{re.escape(str(path)[:60])}.*{reason}"),
+        pytest.raises(RequestError, match=f"--image '{re.escape(str(path)[:70])}.*{reason}"),
     ):
         read_local_image(llm, path, "--image")
 

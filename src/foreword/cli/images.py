@@ -21,7 +21,7 @@ def read_local_image(llm: LLM, path: Path, asked: str) -> Image:
     if media.encoder is None or Image.kind not in media.encoder.placeholders:
         reason = media.refused.get(Image.kind, "it reads text alone")
         raise ConfigError(f"{asked} {path}: model {llm.model.name!r:.80} takes no images: {reason}. Use another model")
-    return read_image(f"{asked} {str(path)!r:.120}", path, media.limits)
+    return read_image(f"{asked} {str(path)!r:.80}", path, media.limits)
 
 
 def content_of(text: str, images: Sequence[Path]) -> str | list[dict[str, Any]]:
