@@ -143,8 +143,8 @@ class EngineConfig:
         """Return the settings with a value for each that the executor decides.
 
         prefers_async: whether steps are planned ahead. never_drafts: why the method "auto" means no speculation, and
-        what to do about it; None: it means "ngram", unless steps are planned ahead. Raise ConfigError for other settings
-        of speculation if it means none.
+        what to do about it; None: it means "ngram", unless steps are planned ahead. Raise ConfigError for other
+        settings of speculation if it means none.
         """
         if self.async_scheduling is None:
             self = replace(self, async_scheduling=prefers_async)

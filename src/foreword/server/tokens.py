@@ -38,7 +38,7 @@ class TokenizeRequest:
     of_llama: bool = False
 
     def rendered(self, tokenizer: Tokenizer) -> str:
-        """Return the text of the prompt. RequestError for messages with an image or sound."""
+        """Return the text of the prompt. Raise RequestError for messages with an image or sound."""
         if self.text is not None:
             return self.text
         for field, kind, part in media_parts(self.messages):
