@@ -21,8 +21,8 @@ def open_regular(path: Path) -> int:
 
 
 def open_lock(path: Path) -> int:
-    """Open a regular file for reading and writing, which is made if it is missing, and return its descriptor. OSError
-    for any other, also for a link, which would lead to a file of another folder.
+    """Open a regular file for reading and writing, which is made if it is missing, and return its descriptor. Raise
+    OSError for any other, also for a link, which would lead to a file of another folder.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     return _checked(path, os.open(path, flags, 0o666))
