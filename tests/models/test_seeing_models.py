@@ -22,7 +22,7 @@ from foreword.executors.encoder import EncoderLayers
 from foreword.executors.functions import FloatWeights
 from foreword.executors.options import NativeOptions
 from foreword.executors.vision.encoder import Grid, ImageEncoder
-from foreword.executors.vision.processing import num_vectors, tiles_of
+from foreword.executors.vision.processing import num_vectors, patches_of, tiles_of
 from foreword.executors.vision.towers import native_tower, numpy_tower
 from foreword.models.loader import load_model
 from foreword.native import available
@@ -186,9 +186,9 @@ def test_spans_of_any_length_see_what_the_definition_says(folders):
         ("gemma3", "config.json", {"boi_token_index": 3}, "its tokenizer has no special tokens of"),
         ("idefics3", "preprocessor_config.json", {"do_resize": False}, "do_resize = False is not supported"),
         ("idefics3", "preprocessor_config.json", {"size": {"height": 8, "width": 8}}, "not a longest_edge"),
-        ("idefics3", "preprocessor_config.json", {"max_image_size": {"longest_edge": 30}}, "tiles of 30 pixels"),
+        ("idefics3", "preprocessor_config.json", {"max_image_size": {"longest_edge": 35}}, "35 pixels have 5 patches"),
         ("idefics3", "preprocessor_config.json", {"image_std": [1, 0, 1]}, "image_std .* has a zero"),
-        ("idefics3", "config.json", {"scale_factor": 3}, "tiles of 28 pixels are not 3 patches of 7"),
+        ("idefics3", "config.json", {"scale_factor": 3}, "tiles of 28 pixels have 4 patches along a side, not 3"),
         (
             "idefics3",
             "config.json",
@@ -393,3 +393,12 @@ def test_directories_of_the_older_form_give_the_same_answers(tmp_path):
         with LLM(folder, executor="numpy", **OPTIONS) as llm:
             outputs = llm.chat(CONVERSATIONS[:2], GREEDY, progress=False)
         assert [output.outputs[0].token_ids for output in outputs] == RECORDED[name]["tokens"][:2]
+
+
+def test_pixels_beyond_the_whole_patches_of_a_tile_are_in_none(folders):
+    images = load_model(folders["idefics3"]).images
+    assert images is not None
+    spec = replace(images.spec, patch_size=14, factor=3)
+    assert spec.num_vectors(384, 384) == 81  # 27 patches along a side, as of SmolVLM with 2.2 B
+    pixels = np.random.default_rng(1).random((2, 3, 31, 44), np.float32)
+    assert np.array_equal(patches_of(pixels, 14), patches_of(pixels[:, :, :28, :42], 14))

@@ -125,8 +125,9 @@ class VisionSpec:
     feature_layers: tuple[int, ...] = ()
 
     def num_vectors(self, width: int, height: int) -> int:
-        """Return the vectors of a tile of so many pixels."""
-        return width * height // (self.patch_size * self.factor) ** 2
+        """Return the number of vectors of a tile of width × height pixels, of which whole patches count."""
+        rows, columns = (pixels // self.patch_size // self.factor for pixels in (height, width))
+        return rows * columns
 
 
 def vision_weight_names(spec: VisionSpec) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -153,8 +153,8 @@ class ImageEncoder:
         vectors = np.concatenate([self.vectors(tile[None])[0] for tile in tiles.pixels])
         height, width = tiles.pixels.shape[2:]
         text = spec.prompt.text(tiles.rows, tiles.columns, spec.num_vectors(width, height))
-        side = spec.patch_size * spec.factor
-        return EncodedImage(text, np.ascontiguousarray(vectors, np.float32), Grid(height // side, width // side))
+        grid = Grid(*(pixels // spec.patch_size // spec.factor for pixels in (height, width)))
+        return EncodedImage(text, np.ascontiguousarray(vectors, np.float32), grid)
 
 
 def position_ids(spec: VisionSpec, grid: Grid) -> I64:

@@ -44,9 +44,14 @@ def num_vectors(size: Size, spec: VisionSpec) -> int:
 
 
 def patches_of(pixels: F32, patch_size: int) -> F32:
-    """Return the patches of tiles [n, 3, H, W] as rows [n, H W / patch_size², 3 · patch_size²], row by row."""
+    """Return the patches of tiles [n, 3, H, W] as rows [n, R C, 3 · patch_size²], row by row.
+
+    R, C: the whole patches in H and W. Pixels beyond them are in no patch.
+    """
     n, channels, height, width = pixels.shape
-    cut = pixels.reshape(n, channels, height // patch_size, patch_size, width // patch_size, patch_size)
+    rows, columns = height // patch_size, width // patch_size
+    whole = pixels[:, :, : rows * patch_size, : columns * patch_size]
+    cut = whole.reshape(n, channels, rows, patch_size, columns, patch_size)
     return np.ascontiguousarray(cut.transpose(0, 2, 4, 1, 3, 5)).reshape(n, -1, channels * patch_size**2)
 
 

@@ -303,13 +303,13 @@ def _side(config: Config) -> int:
 
 
 def _checked(given: VisionConfigs, spec: VisionSpec) -> VisionSpec:
-    """Return the spec. Raise ModelError unless a tile has whole patches, and these make whole vectors."""
-    patch, factor = spec.patch_size, spec.factor
+    """Return the spec. Raise ModelError unless the whole patches of a tile make whole vectors."""
     tile = spec.processing.tile_size if isinstance(spec.processing, TileProcessing) else 0
-    if tile % (patch * factor):
-        reason = f"tiles of {tile} pixels are not {factor} patches of {patch} pixels times a whole number"
+    side = tile // spec.patch_size
+    if side % spec.factor:
+        reason = f"tiles of {tile} pixels have {side} patches along a side, not {spec.factor} times a whole number"
         raise given.images.error(reason, USE_ITS_CONFIG)
-    num_vectors = (tile // (patch * factor)) ** 2
+    num_vectors = (side // spec.factor) ** 2
     for config in (given.images, given.processor):
         for key in _COUNTS:
             if (count := config.optional(key, int)) not in (None, num_vectors):
