@@ -14,6 +14,7 @@ from foreword import errors
 from foreword.batch import SamplingParams
 from foreword.batch.step.tensors import StaleBatchError
 from foreword.executors.pooling import BadHiddenStatesError
+from foreword.media.encoder import PlaceError
 from foreword.openai.batch_file import LineError
 from foreword.sampling import BadLogitsError, NoTokenLeftError
 from foreword.shadow import Finding, FindingError
@@ -28,6 +29,7 @@ ERRORS: list[errors.ForewordError] = [
     ),
     errors.ModelOutputError("a", "logits", float("inf"), "must be finite", "Use another model."),
     errors.UnknownAdapterError("a", "model", "x", "is not loaded", "Load it"),
+    PlaceError(None, "messages[0]", "<image>", "has a placeholder", "Leave <image> out."),
     errors.CapacityError("3 blocks wanted, 2 of 8 are free"),
     errors.PlanError("wrong", step=3, request="a", tensor="positions", index=(1, 2), expected=[1], got="x"),
     errors.PlanError("wrong"),
