@@ -4,6 +4,7 @@
 
 A rule is a pattern of a phrase that readers had to read twice, and the plain English for it. Another rule refuses
 docstrings of functions that begin with a fragment, such as "Whether" or "Those". Code inside of Markdown is not read.
+Lines of pages have at most 120 columns, apart from tables, links and the pages that `make pages` writes whole.
 Logs of measurements keep their words.
 """
 
@@ -66,12 +67,14 @@ RULES = (
     Rule(r"\bprov(?:es?|en) (?:each|the) other\b", "'can be compared with each other'"),
     Rule(r"\bmakes? (?:it|them) forget\b", "'when it becomes invalid'"),
     Rule(r"\b(?:goes|go) on to (?!the )[a-z]+", "'still …', or 'continues to …'"),
-    Rule(r"(?:^|\. +)[A-Z]\w+Error (?:if|for|unless|when|where|as)\b", "'Raise …Error if …'"),
+    Rule(r"(?:^|\. +)[A-Z]\w+Error(?: \d+)? (?:if|for|unless|when|where|as)\b", "'Raise …Error if …'"),
     Rule(r"\bwhatever (?:it|they|he) (?:has|have|is|are|was|were)\b", "name the cases"),
 )  # fmt: skip
 FRAGMENT = Rule(
     r"(?:What|Whether|How|Those|Of|Also|Its|Their|The same)\b", "a sentence that begins with a verb, such as 'Return …'"
 )
+WRITTEN = "`make pages` writes this page"
+WIDTH = 120
 PATTERN = re.compile("|".join(f"(?P<r{at}>{rule.pattern})" for at, rule in enumerate(RULES)), re.I)
 
 
@@ -94,7 +97,13 @@ def of_text(text: str, place: str, first_line: int = 1) -> Iterator[Fault]:
 def of_markdown(text: str, place: str) -> Iterator[Fault]:
     """Yield the faults of a page, apart from its code and its links."""
     code = re.compile(r"^```.*?^```$|`[^`\n]+`|<!--.*?-->|\]\([^)]*\)", re.S | re.M)
-    yield from of_text(code.sub(lambda m: re.sub(r"[^\n]", "·", m[0]), text), place)
+    words = code.sub(lambda m: re.sub(r"[^\n]", "·", m[0]), text)
+    yield from of_text(words, place)
+    blocks = re.compile(r"^```.*?^```$|<!-- (\S[^>]*?) -->.*?<!-- /\1 -->", re.S | re.M)  # code, and what is written
+    rest = "" if WRITTEN in text else blocks.sub(lambda m: "\n" * m[0].count("\n"), text)
+    for at, line in enumerate(rest.split("\n"), 1):
+        if len(line) > WIDTH and not line.startswith("|") and "](" not in line and "://" not in line:
+            yield Fault(f"{place}:{at}", f"{line[:40]}…", f"lines of at most {WIDTH} columns")
 
 
 def of_python(text: str, place: str) -> Iterator[Fault]:

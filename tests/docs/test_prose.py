@@ -19,6 +19,13 @@ def test_phrases_of_a_page(text, phrases):
     assert [fault.phrase for fault in prose.of_markdown(text, "page.md")] == phrases
 
 
+def test_lines_of_a_page_that_are_too_long_are_found_apart_from_code_tables_links_and_written_pages():
+    long = "word " * 25
+    page = f"{long}\n| {long} |\n[{long}](a.md)\n```\n{long}\n```\n<!-- keys -->\n{long}\n<!-- /keys -->\n{long}\n"
+    assert [fault.place for fault in prose.of_markdown(page, "page.md")] == ["page.md:1", "page.md:10"]
+    assert list(prose.of_markdown(f"`make pages` writes this page.\n{page}", "page.md")) == []
+
+
 def test_a_fault_has_the_line_and_what_to_write_instead():
     code = '"""Say it."""\n\nERROR = "\\n".join(["it is no number"])\nis_no = [x for x in () if x is None]  # a list\n'
     assert list(prose.of_python(code, "m.py")) == [("m.py:3", "is no number", prose.RULES[0].instead)]

@@ -51,7 +51,9 @@ class Hosts:
         self._names = names | {"localhost", config.host.lower()} if names or is_open else {"*"}
 
     def check(self, headers: Mapping[bytes, bytes]) -> None:
-        """HttpError 421 for a name that is not allowed. Numeric addresses are, and requests of HTTP/1.0 without one."""
+        """Raise HttpError 421 for a name that is not allowed. Numeric addresses are, and requests of HTTP/1.0 without
+        one.
+        """
         given = headers.get(b"host", b"").decode("latin-1").lower()
         name = given.rpartition(":")[0] if given.rpartition(":")[2].isdigit() else given
         if "*" in self._names or not name or name in self._names or _is_address(name.strip("[]")):

@@ -38,7 +38,7 @@ def parse_unload(body: object) -> str:
 
 
 def _allowed(directory: str | None, given: str) -> Path:
-    """Return the path of an adapter below the directory, after symbolic links. HttpError 403 for any other."""
+    """Return the path of an adapter below the directory, after symbolic links. Raise HttpError 403 for any other."""
     if directory is None:
         raise HttpError(FORBIDDEN, "adapters cannot be loaded: start the server with --adapter-directory")
     try:

@@ -49,13 +49,13 @@ class Admission:
         return Place(self, num_requests)
 
     def add_tokens(self, count: int) -> None:
-        """HttpError 429 if the prompts in progress have too many tokens."""
+        """Raise HttpError 429 if the prompts in progress have too many tokens."""
         if self.num_prompt_tokens and self.num_prompt_tokens + count > self._max_prompt_tokens:
             self._refuse("tokens", f"prompts in progress have {self.num_prompt_tokens} tokens, of max_prompt_tokens")
         self.num_prompt_tokens += count
 
     def check_bytes(self, count: int) -> None:
-        """HttpError 400 if an answer may take more memory than allowed."""
+        """Raise HttpError 400 if an answer may take more memory than allowed."""
         limit = self._max_answer_bytes
         if count > limit:
             reason = f"the answer may take {count} bytes of memory, more than max_answer_bytes = {limit}"
@@ -67,8 +67,8 @@ class Admission:
         return count < LARGE_ANSWER or self.num_answer_bytes + count <= self._max_answer_bytes
 
     def add_bytes(self, count: int) -> int:
-        """Count the memory of an answer, if it is large, and return what was counted. HttpError 400 if it is more than
-        allowed, 429 if the answers in progress take the rest.
+        """Count the memory of an answer, if it is large, and return what was counted. Raise HttpError 400 if it is more
+        than allowed, 429 if the answers in progress take the rest.
         """
         self.check_bytes(count)
         if count < LARGE_ANSWER:

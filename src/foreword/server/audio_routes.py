@@ -33,7 +33,7 @@ FIELDS = {"encoder_input": "file", "prompt_token_ids": "prompt", "timestamps": "
 
 
 async def _heard(generation: Generation, wanted: TranscriptionRequest) -> AsyncGenerator[str | Transcription, None]:
-    """Return the pieces of a transcription's text, then the whole. HttpError 404 if the model takes no speech."""
+    """Return the pieces of a transcription's text, then the whole. Raise HttpError 404 if the model takes no speech."""
     context = generation.context
     if context.media.speech is None:
         raise HttpError(NOT_FOUND, f"model: {context.names[0]!r:.80} cannot transcribe audio", param="model")

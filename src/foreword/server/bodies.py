@@ -32,7 +32,7 @@ class HeldBody:
         self._bodies, self._num_bytes = bodies, 0
 
     def grow(self, size: int) -> None:
-        """Count a body of which so many bytes have arrived. HttpError 429 if there is no room."""
+        """Count a body of which so many bytes have arrived. Raise HttpError 429 if there is no room."""
         if size < LARGE:
             return
         bodies = self._bodies

@@ -65,7 +65,7 @@ def add_file(
     store: Store, owner: str, filename: str, purpose: str, data: bytes, *, file_id: str | None = None
 ) -> dict[str, Any]:
     """Keep a file, and return its description. file_id: of the file, which it replaces if there is one; None: a new
-    one. HttpError 400 if there is no room.
+    one. Raise HttpError 400 if there is no room.
     """
     if store.count(FILE, owner) >= MOST_FILES:
         raise HttpError(STORAGE_FULL, f"there are {MOST_FILES} files. Delete some")
@@ -120,7 +120,7 @@ async def _content(shared: Shared, request: Request) -> Response:
 
 
 def _check_content(store: Store, path: Path) -> None:
-    """HttpError 404 for a content that is not there, 503 for one that cannot be read."""
+    """Raise HttpError 404 for a content that is not there, 503 for one that cannot be read."""
     with store.told():
         if not path.is_file():
             raise HttpError(NOT_FOUND, f"file {path.name!r:.80}: its content is lost")

@@ -290,7 +290,7 @@ def _replay(body: bytes) -> Receive:
 
 
 def _found(target: Target, scope: Scope) -> Operation:
-    """Return the operation. HttpError 405 for another method of its path, 404 for an unknown path."""
+    """Return the operation. Raise HttpError 405 for another method of its path, 404 for an unknown path."""
     if target.operation is not None:
         return target.operation
     if not target.methods:

@@ -62,14 +62,14 @@ class Generation:
             await self._stack.enter_async_context(asyncio.timeout_at(when))
 
     def enter(self, params: SamplingParams, num_prompts: int = 1) -> None:
-        """Take a place, before any work is done. HttpError 429 if the server is full, 400 for a large answer."""
+        """Take a place, before any work is done. Raise HttpError 429 if the server is full, 400 for a large answer."""
         self._params = params
         check_completions(self.context, params)
         self.enter_many(num_prompts, params.num_completions)
         self.count_bytes(answer_bytes(self.context, params, num_prompts))
 
     def check_count(self, field: str, num_prompts: int) -> None:
-        """HttpError 400 if the field has more prompts than a body may have."""
+        """Raise HttpError 400 if the field has more prompts than a body may have."""
         check_prompts(self.context, field, num_prompts)
 
     def _count_prompts(self, groups: Sequence[RequestGroup]) -> None:
@@ -83,8 +83,8 @@ class Generation:
             self._place.add_bytes(num_bytes)
 
     def enter_many(self, num_prompts: int, num_completions: int = 1) -> None:
-        """Take a place for each completion that will be in the engine at the same time. HttpError 429 if the server is
-        full, RequestError if the id is in use.
+        """Take a place for each completion that will be in the engine at the same time. Raise HttpError 429 if the
+        server is full, RequestError if the id is in use.
         """
         progress = self.context.progress
         if self.id in progress:
@@ -176,7 +176,7 @@ class Generation:
             trace.failed(name, error, time.perf_counter() - self._begin, self._params, self._headers)
 
     def add_tokens(self, count: int) -> None:
-        """Count tokens of a prompt. HttpError 429 if the prompts in progress have too many."""
+        """Count tokens of a prompt. Raise HttpError 429 if the prompts in progress have too many."""
         if self._place is not None:
             self._place.add_tokens(count)
         self._add_key_tokens(count)
@@ -210,7 +210,7 @@ class Generation:
 
 
 def check_completions(context: Context, params: SamplingParams) -> None:
-    """HttpError 400 for more completions of a prompt than the server allows."""
+    """Raise HttpError 400 for more completions of a prompt than the server allows."""
     if params.num_completions > (most := context.config.max_completions):
         name = "n" if params.best_of is None else "best_of"
         reason = f"{name} = {params.num_completions}: is more than max_completions = {most}. Ask for fewer"
@@ -218,7 +218,7 @@ def check_completions(context: Context, params: SamplingParams) -> None:
 
 
 def check_prompts(context: Context, field: str, num_prompts: int) -> None:
-    """HttpError 400 if the field has more prompts than a body may have."""
+    """Raise HttpError 400 if the field has more prompts than a body may have."""
     if num_prompts > (most := context.config.max_prompts):
         reason = f"{field}: has {num_prompts} entries, more than max_prompts = {most}. Send several requests"
         raise HttpError(INVALID, reason, param=field)

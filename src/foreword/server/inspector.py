@@ -36,7 +36,7 @@ class Inspector:
         self._followed_at = 0.0
 
     async def index(self) -> bytes:
-        """Return what the page reads first, up to the last step. HttpError 404 if the engine keeps no steps."""
+        """Return what the page reads first, up to the last step. Raise HttpError 404 if the engine keeps no steps."""
         task = self._following
         if task is None or (task.done() and time.monotonic() - self._followed_at > SHORTEST):
             task = self._following = asyncio.create_task(self._follow())
@@ -44,7 +44,7 @@ class Inspector:
         return await asyncio.to_thread(live.index, msgspec.json.encode)
 
     async def part(self, epoch: int, name: str) -> str:
-        """Return a part. HttpError 404 for one that is not kept."""
+        """Return a part. Raise HttpError 404 for one that is not kept."""
         if self._live is None:
             raise HttpError(NOT_FOUND, "these steps are no longer kept")
         try:

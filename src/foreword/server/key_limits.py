@@ -107,8 +107,8 @@ class KeyUses:
         return self._limits.get(key, NO_LIMITS).share
 
     def enter(self, key: str, num_requests: int) -> Callable[[], None]:
-        """Count completions that begin, and return what counts their end. HttpError 429 if a limit is reached; one
-        request with more completions than the limit is served alone.
+        """Count completions that begin, and return what counts their end. Raise HttpError 429 if a limit is reached;
+        one request with more completions than the limit is served alone.
         """
         limits = self._limits.get(key, NO_LIMITS)
         use = self._use(key, limits)

@@ -15,7 +15,7 @@ MOST = 10_000  # items of a page
 
 
 def page_of(request: Request, *, limit: int = 20, also: Collection[str] = ()) -> Page:
-    """Return what the query asks for. also: further names that it may have. HttpError 400 for any other."""
+    """Return what the query asks for. also: further names that it may have. Raise HttpError 400 for any other."""
     query = check_query(request, ("limit", "after", "order", *also))
     text, order = query.get("limit", str(limit)), query.get("order", "desc")
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MOST:
@@ -26,7 +26,7 @@ def page_of(request: Request, *, limit: int = 20, also: Collection[str] = ()) ->
 
 
 def check_query(request: Request, names: Collection[str] = ()) -> dict[str, str]:
-    """Return the query, which has no other names than these, and each once. HttpError 400 for any other."""
+    """Return the query, which has no other names than these, and each once. Raise HttpError 400 for any other."""
     query: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
         if name not in names:
@@ -44,7 +44,7 @@ def listing(items: Sequence[dict[str, Any]], has_more: bool) -> dict[str, Any]:
 
 
 def paged(items: Sequence[dict[str, Any]], page: Page) -> dict[str, Any]:
-    """Return a page of items that are in the order of their making. HttpError 400 for an unknown id."""
+    """Return a page of items that are in the order of their making. Raise HttpError 400 for an unknown id."""
     ordered = items[::-1] if page.newest_first else items
     if page.after is not None:
         at = next((i for i, item in enumerate(ordered) if item["id"] == page.after), None)

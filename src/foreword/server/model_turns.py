@@ -36,7 +36,7 @@ class ModelTurns:
 
     async def take(self, owner: str, entry: ModelEntry) -> None:
         """Wait until a model is loaded, or may be loaded, for the batch of an owner, which uses no other model then.
-        HttpError 503 if its files cannot be read.
+        Raise HttpError 503 if its files cannot be read.
         """
         if self._used.get(owner) is not entry or not entry.is_loaded:
             self.leave(owner)

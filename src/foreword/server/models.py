@@ -300,7 +300,10 @@ class Models:
                 entry.client_at = time.monotonic()
 
     async def measure(self, entry: ModelEntry) -> None:
-        """Determine the memory that a model needs, unless it is known. HttpError 503 if its files cannot be read."""
+        """Determine the memory that a model needs, unless it is known.
+
+        Raise HttpError 503 if its files cannot be read.
+        """
         async with self._turn:
             if entry.needs is not None:
                 return

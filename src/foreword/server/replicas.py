@@ -47,7 +47,7 @@ class Replicas(ABC):
         """Set one of them, or remove it."""
 
     async def answers(self, request: Request, body: object = None) -> Called:
-        """Send a request that has this body to every replica. HttpError 503 if none is ready."""
+        """Send a request that has this body to every replica. Raise HttpError 503 if none is ready."""
         method, seconds = (
             "GET" if request.method == "HEAD" else request.method,
             request.scope["operation"].replica_seconds,

@@ -77,8 +77,8 @@ async def built(num_values: int, make: Callable[..., Response], *args: Any) -> R
 
 
 async def json_body(request: Request) -> dict[str, Any]:
-    """Return the JSON object in the body of a request; without a body an empty one. HttpError 400 for anything else,
-    415 if it is sent as such.
+    """Return the JSON object in the body of a request; without a body an empty one. Raise HttpError 400 for anything
+    else, 415 if it is sent as such.
     """
     if not request.scope["body_bytes"]:  # the origin of such a request is checked before
         return {}
@@ -101,9 +101,8 @@ async def in_turn(scope: Scope, num_bytes: int, function: Callable[..., T], *arg
 
 
 def decoded(data: bytes | str) -> Any:
-    """Return the value of a JSON text. HttpError 400 for text that is not JSON, is not UTF-8, nests too deeply or has
-    too
-    many parts or strings: no other thread runs while they are made.
+    """Return the value of a JSON text. Raise HttpError 400 for text that is not JSON, is not UTF-8, nests too deeply or
+    has too many parts or strings: no other thread runs while they are made.
     """
     given = data if isinstance(data, bytes) else data.encode()
     num_parts, num_strings = counted_parts(given)
@@ -151,7 +150,7 @@ async def form_body(request: Request, json_fields: Collection[str]) -> dict[str,
 
     json_fields: those that are numbers and truth values, as in JSON; any other text is returned unchanged, so that it
     is refused later.
-    The name of a file is ``request.scope["filename"]`` then. HttpError 415 for another body, 400 for one that is
+    The name of a file is ``request.scope["filename"]`` then. Raise HttpError 415 for another body, 400 for one that is
     damaged or has a field twice.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
@@ -171,7 +170,8 @@ async def form_body(request: Request, json_fields: Collection[str]) -> dict[str,
 
 
 def check_origin(headers: Headers, origins: Collection[str]) -> None:
-    """HttpError 403 for a request that another web page sends than those of these origins and of the server itself.
+    """Raise HttpError 403 for a request that another web page sends than those of these origins and of the server
+    itself.
 
     Browsers ask the server before they send JSON from such a page, but not before a form or a request without a body.
     """

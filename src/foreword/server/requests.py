@@ -89,7 +89,7 @@ def _all_reset(found: Called) -> tuple[Any, int]:
 
 def _in_engines(models: Models, name: str) -> tuple[Context, list[str]]:
     """Return the requests of an id, with the model whose engine has them: the request that has the id, or those of the
-    HTTP request that has it; none while they are prepared. HttpError 404 if there are none.
+    HTTP request that has it; none while they are prepared. Raise HttpError 404 if there are none.
     """
     for _, context in models.loaded:
         running = context.engine.request_ids

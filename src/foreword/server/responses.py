@@ -41,17 +41,17 @@ class Responses:
             response["store"] = False
 
     def get(self, owner: str, response_id: str) -> tuple[Row, list[Row]]:
-        """Return a response and the items of its input. HttpError 404 if its owner has none of this id."""
+        """Return a response and the items of its input. Raise HttpError 404 if its owner has none of this id."""
         row = self._store.get(RESPONSE, owner, response_id)
         return row["response"], row["items"]
 
     def delete(self, owner: str, response_id: str) -> None:
-        """Remove a response. HttpError 404 if its owner has none of this id."""
+        """Remove a response. Raise HttpError 404 if its owner has none of this id."""
         self._store.delete(RESPONSE, owner, response_id)
 
     def conversation(self, owner: str, response_id: str) -> list[Row]:
-        """Return the items up to the end of a response: inputs and outputs from the first one on. HttpError 404 if one
-        of them no longer exists.
+        """Return the items up to the end of a response: inputs and outputs from the first one on. Raise HttpError 404
+        if one of them no longer exists.
         """
         turns: list[list[Row]] = []
         seen: set[str] = set()

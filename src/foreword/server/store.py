@@ -227,7 +227,7 @@ class Store:
         self, kind: str, owner: str, page: Page, *, fields: Mapping[str, str] | None = None
     ) -> tuple[list[Row], bool]:
         """Return items in the order of their creation, and whether there are more. fields: fields of the bodies with
-        the values that they must have. HttpError 404 for an unknown id.
+        the values that they must have. Raise HttpError 404 for an unknown id.
         """
         order, beyond = ("DESC", "<") if page.newest_first else ("ASC", ">")
         query, values = "SELECT body FROM items WHERE kind = ? AND owner = ?", [kind, owner]

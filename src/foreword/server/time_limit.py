@@ -18,7 +18,7 @@ TIMEOUT = "x-request-timeout"
 
 def deadline(request: Request, body: dict[str, Any], config: ServerConfig) -> float | None:
     """Take ``timeout`` out of a body, and return when the time of its request is over, on the clock of the event loop;
-    None: never. It begins with the first call for the request. HttpError 400 for what is not one.
+    None: never. It begins with the first call for the request. Raise HttpError 400 for what is not one.
     """
     scope = request.scope
     if "deadline" not in scope:

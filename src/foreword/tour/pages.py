@@ -68,7 +68,7 @@ def _page_lines(number: int, lesson: Lesson) -> Iterator[str]:
     yield from ("## Exercise", "", _wrapped(_escaped(exercise.task), 120), "", "```python", exercise.start.rstrip())
     yield from ("```", "", f"`foreword tour {number} --check FILE` checks your file.", "")
     for title, text in (
-        ("Hint", _escaped(exercise.hint)),
+        ("Hint", _wrapped(_escaped(exercise.hint), 120)),
         ("Solution", f"```python\n{exercise.solution.rstrip()}\n```"),
     ):
         yield from (f"<details><summary>{title}</summary>", "", text, "", "</details>", "")
