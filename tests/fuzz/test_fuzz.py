@@ -44,18 +44,18 @@ def refuse(data, folder):
 
 
 @pytest.mark.parametrize(
-    ("read", "data", "outcome"),
+    ("read", "data", "outcome", "seconds"),
     [
-        (crash, b"crash", "died with status -6"),
-        (hang, b"hang", "no end after 0.5 s"),
-        (allocate, b"much", "MemoryError"),
-        (lambda data, folder: [][1], b"", "IndexError"),
-        (lambda data, folder: sys.exit(1), b"", "SystemExit"),
-        (refuse, b"", "a valid input was refused"),
+        (crash, b"crash", "died with status -6", 60),
+        (hang, b"hang", "no end after 1 s", 1),
+        (allocate, b"much", "MemoryError", 60),
+        (lambda data, folder: [][1], b"", "IndexError", 60),
+        (lambda data, folder: sys.exit(1), b"", "SystemExit", 60),
+        (refuse, b"", "a valid input was refused", 60),
     ],
 )
-def test_a_failure_is_reported_and_the_next_case_runs(monkeypatch, read, data, outcome):
-    target = Target(lambda: [data, b""], read, seconds=0.5)
+def test_a_failure_is_reported_and_the_next_case_runs(monkeypatch, read, data, outcome, seconds):
+    target = Target(lambda: [data, b""], read, seconds=seconds)
     monkeypatch.setattr("fuzz.target.load", lambda name: target)
     report = run(Corpus("x", 0))
     (case, what, _), *_ = report.failures.values()
