@@ -67,12 +67,12 @@ def flat_int32(values: object) -> I32 | None:
 
 
 def as_integer(value: Any) -> int | None:
-    """``value.__index__()``; None without one, and for a bool."""
+    """Return ``value.__index__()``; None if it has no such method, and for a bool."""
     return None if isinstance(value, bool) else attempt(operator.index, value, otherwise=None)
 
 
 def length_of(values: object) -> int:
-    """len(values), −1 for what has none."""
+    """Return len(values), −1 for what has none."""
     return attempt(len, values, otherwise=-1)
 
 
@@ -89,7 +89,7 @@ def is_int32(value: object, low: int = -INT32_MAX - 1) -> bool:
 
 
 def int32s(values: npt.ArrayLike, tensor: str) -> I32:
-    """Integers as contiguous int32; PlanError for what is not an integer or does not fit."""
+    """Return integers as contiguous int32. Raise PlanError for what is not an integer or does not fit."""
     array = as_int32(values)
     if array is None:
         got = getattr(values, "dtype", None) or reprlib.repr(values)

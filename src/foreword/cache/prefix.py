@@ -126,7 +126,7 @@ class PrefixTree:
         self.root.hashes = [ROOT_HASH]
 
     def __len__(self) -> int:
-        """Runs."""
+        """Return the number of runs."""
         return len(self.nodes)
 
     def __iter__(self) -> Iterator[PrefixNode]:

@@ -56,8 +56,8 @@ class Printer:
 
 
 def timings(llm: LLM, output: RequestOutput) -> dict[str, float | int | None]:
-    """Numbers of tokens, and speeds in tokens per second: of the prompt tokens that were computed, up to the first
-    output token; and of the output tokens after the first. None where nothing was measured.
+    """Return numbers of tokens, and speeds in tokens per second: of the prompt tokens that were computed, up to the
+    first output token; and of the output tokens after the first. A speed is None if it was not measured.
     """
     metrics = output.metrics
     num_prompt, num_output = len(output.prompt_token_ids), sum(len(c.token_ids) for c in output.outputs)

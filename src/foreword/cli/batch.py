@@ -88,7 +88,7 @@ def _answer(
     ordered: bool,
     quiet: bool,
 ) -> None:
-    """By an engine in this process."""
+    """Answer the lines with an engine in this process."""
     num_done = len(out.done)
     llm = LLM(names[0], **settings)
     metrics = EngineMetrics()
@@ -121,7 +121,7 @@ def _answer_on_ray(
     ordered: bool,
     quiet: bool,
 ) -> None:
-    """By replicas of the engine."""
+    """Answer the lines with replicas of the engine on Ray."""
     try:
         from foreword.ray.batch import RayBatch, connected
     except ModuleNotFoundError as error:
@@ -141,7 +141,7 @@ def _answer_on_ray(
 
 @contextmanager
 def _input(name: str, results: str) -> Iterator[tuple[Iterable[bytes], Callable[[], int | None]]]:
-    """The lines of the input, and a function that counts them.
+    """Return the lines of the input, and a function that counts them.
 
     Raise ConfigError if it cannot be read or is the output.
     """
@@ -180,7 +180,9 @@ class _OnStep(EngineObserver):
 def _progress(
     llm: LLM, metrics: EngineMetrics, total: int | None, done: int, *, is_shown: bool
 ) -> Iterator[Callable[[], None]]:
-    """Yields a function to call after each result; a bar on standard error. total: None: not known."""
+    """Yield a function to call after each result, which moves a bar on standard error. ``total`` is None if it is not
+    known.
+    """
     if not is_shown:
         yield lambda: None
         return

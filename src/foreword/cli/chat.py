@@ -84,7 +84,7 @@ class Chat:
         quiet: bool = False,
         kept: Kept | None = None,
     ) -> None:
-        """kept: the data for later chats; None: nothing is kept."""
+        """Keep the data for later chats in ``kept``; with None, nothing is kept."""
         self.conversation, self._sampling = conversation, sampling
         self._kept, self._saved = kept, conversation.text
         self._engine, self._is_terminal = engine, is_terminal

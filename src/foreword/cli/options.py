@@ -366,7 +366,9 @@ def not_nan(value: float | None) -> float | None:
 
 
 def counts(option: str, text: str, most: int, *, least: int = 1) -> list[int]:
-    """Integers in [least, most] separated by commas. ConfigError, naming the option, for anything else."""
+    """Parse integers in [least, most] that are separated by commas. Raise ConfigError, which names the option, for
+    anything else.
+    """
     try:
         found = list(map(int, text.split(",")))
     except ValueError:

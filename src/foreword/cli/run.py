@@ -137,7 +137,7 @@ def _prompt_text(argument: str | None) -> str:
 
 
 def _print_all(output: RequestOutput, *, strip: bool) -> None:
-    """Several completions, each below a line with its number."""
+    """Print several completions, each below a line with its number."""
     for completion in output.outputs:
         print(f"--- {completion.index + 1} of {len(output.outputs)} ---")
         with Printer(strip=strip) as printer:

@@ -53,7 +53,9 @@ class GivenParams:
 
 
 def sampling_options(without: Sequence[str] = ()) -> Group[GivenParams]:
-    """Options of a command that become sampling parameters, checked. ``without``: fields that it does not have."""
+    """Add the options of a command that become sampling parameters, checked. ``without`` names the fields that it does
+    not have.
+    """
     options = {name: _option(row, getattr(DEFAULT_PARAMS, name)) for name, row in FIELDS.items() if name not in without}
     schema = typer.Option(
         metavar="FILE|JSON", help="The answer is JSON of this schema: a file, or its text.", rich_help_panel="Sampling"

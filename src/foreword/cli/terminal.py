@@ -31,7 +31,7 @@ def has_input() -> bool:
 
 
 def read_input() -> str:
-    """Standard input up to its end, without its last line break. Raise RequestError if it is not UTF-8.
+    """Read standard input up to its end, without its last line break. Raise RequestError if it is not UTF-8.
 
     Where nothing comes for some seconds, such as from a program that left its end of a pipe open, a note says so.
     """

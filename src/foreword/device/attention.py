@@ -163,8 +163,8 @@ class DeviceAttention:
         num_splits: int | None = None,
         dot: str = "float32",
     ) -> None:
-        """num_splits: the number of programs that share the keys of a request; None: see `num_splits_for`.
-        dot: the type of the products' operands, "bfloat16" for the tensor cores.
+        """Choose the kernels of a layer. ``num_splits`` is the number of programs that share the keys of a request
+        (None: see `num_splits_for`), ``dot`` the type of the products' operands, "bfloat16" for the tensor cores.
 
         Raise ConfigError for a KV group that is spread over ranks, and for heads that do not share keys evenly.
         """

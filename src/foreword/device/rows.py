@@ -51,8 +51,9 @@ class DeviceRows:
         depth: int = 2,
         token_table: TokenTable = "auto",
     ) -> None:
-        """depth: the number of steps in flight. token_table: the memory of the tokens, 4 · R · M bytes, on the device
-        or on the host, where kernels read it in place; auto: on the host above `MOST_DEVICE_TOKENS`.
+        """Allocate the rows for ``depth`` steps in flight. The memory of the tokens, 4 · R · M bytes, is on the device
+        or, with ``token_table``, on the host, where kernels read it in place; auto chooses the host above
+        `MOST_DEVICE_TOKENS`.
 
         Raise ConfigError without the native module, and if records and block tables exceed an arena. Raise MemoryError
         if the memory does not suffice.
@@ -112,7 +113,7 @@ class DeviceRows:
         self._core.follows_host = True
 
     def known_rows(self) -> I64:
-        """int64 [R]: `RequestStates.row_generation` of the rows that the device has, −1 for others."""
+        """Return `RequestStates.row_generation` of the rows that the device has, −1 for others, int64 [R]."""
         moved = self.states.layout_version != self._row_order
         known: I64 = np.array(self._core.generations(), np.int64)
         return np.full_like(known, -1) if moved else known

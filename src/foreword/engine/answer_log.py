@@ -26,7 +26,7 @@ class AnswerLog(EngineObserver):
     """
 
     def __init__(self, path: Path, most_bytes: int, model: str) -> None:
-        """model: its name, for the lines. Raise ConfigError if the file cannot be written."""
+        """Open the file for lines with the name of the ``model``. Raise ConfigError if the file cannot be written."""
         self.path, self.most_bytes, self.model = path, most_bytes, model
         self._has_failed = False
         try:

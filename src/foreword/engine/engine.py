@@ -45,12 +45,12 @@ from foreword.structured import GrammarCompiler
 
 
 class Engine:
-    """Serves requests on one executor. Not thread-safe: one thread adds, steps and aborts.
+    """Serves requests on one executor. It is not thread-safe: one thread adds, steps and aborts.
 
     states, cache, scheduler and observers are its parts. pooling: what the model computes besides text. generates:
     whether it generates text.
-    suggested: fields of `SamplingParams` that the model suggests to requests which leave them open. default_params: of
-    requests without any. notes: lines for a log, of the start.
+    suggested: fields of `SamplingParams` that the model suggests to requests which leave them open. default_params: the
+    parameters of requests that have none. notes: lines for a log about the start.
     """
 
     def __init__(
@@ -78,8 +78,10 @@ class Engine:
         tiers: Sequence[TierFactory] = (),
         model_key: bytes = b"",
     ) -> None:
-        """num_blocks: the executor's pool. drafter: makes the drafter, in place of the configured method. grammars:
-        compiles structured outputs. read_lora: reads an adapter of the executor's model.
+        """Build the parts of an engine around an executor.
+
+        num_blocks: the size of the executor's pool. drafter: makes the drafter, in place of the configured method.
+        grammars: compiles structured outputs. read_lora: reads an adapter of the executor's model.
         logits_processors: make the custom logits processors over the engine's state rows, in their order.
         pooling: what the executor's pooler does. generates: whether the model computes logits.
         encoder: reads the prompts of an encoder–decoder. context_parallel: the ranks that KV groups are spread over.

@@ -24,7 +24,7 @@ class GrammarThread:
         self._masks: TokenMasks | None = None  # the result of the latest step
 
     def masks(self, batch: InputBatch, grammars: Mapping[int, Grammar], vocab_size: int) -> TokenMasks | None:
-        """`token_masks`, whose words are computed from now on. The grammars must not be used before `wait`."""
+        """Return `token_masks`, whose words are computed from now on. The grammars must not be used before `wait`."""
         self._masks = token_masks(batch, grammars, vocab_size, self._start)
         return self._masks
 

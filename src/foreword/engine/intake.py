@@ -91,8 +91,11 @@ class Intake:
         max_logprobs: int,
         default_params: SamplingParams,
     ) -> None:
-        """node_size: tokens of a prefix tree's block. encoder: of an encoder–decoder. most_new_tokens: of a step.
-        default_params: of requests without any.
+        """Take the parts of an engine that requests are checked with.
+
+        node_size: the number of tokens in a block of the prefix tree. encoder: reads the prompts of an encoder–decoder.
+        most_new_tokens: the most tokens that a step computes. default_params: the parameters of requests that have
+        none.
         """
         self._encoder, self._most_new_tokens, self._max_logprobs = encoder, most_new_tokens, max_logprobs
         self._pooling, self._generates = pooling, generates

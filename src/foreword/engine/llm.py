@@ -382,7 +382,7 @@ class LLM:
             self._running = []
 
     def _next(self, running: Mapping[str, CheckedRequest]) -> list[RequestOutput]:
-        """Outputs of a stream, of its own step if others have run none for it."""
+        """Return the outputs of a stream, from a step of its own if others have run none for it."""
         with self._transaction:
             unread = [self._unread.pop(name) for name in list(self._unread) if name in running]
             outputs = unread or self._step(running)
@@ -391,7 +391,7 @@ class LLM:
             return outputs
 
     def _leave(self, jobs: Sequence[CheckedRequest], running: Mapping[str, CheckedRequest]) -> None:
-        """A stream ends; the requests that still run are aborted, in the middle of a step by the next one."""
+        """End a stream: requests that still run are aborted; in the middle of a step, the next step aborts them."""
         self._abandoned += running
         for job in jobs:
             self._streaming.discard(job.group.request_id)

@@ -54,8 +54,10 @@ class Loras:
         *,
         reads_content: bool = False,
     ) -> None:
-        """read: reads an adapter for the model; None: there are none. in_use: the numbers that requests have now.
-        reads_content: whether blocks that are computed with an adapter are kept by what its files contain.
+        """Manage the adapters of an executor.
+
+        read: reads an adapter for the model; None if the model cannot have any. in_use: the numbers that requests have
+        now. reads_content: whether blocks that are computed with an adapter are kept by what its files contain.
         """
         self._executor, self._read, self._budget, self._in_use = executor, read, budget, in_use
         self._reads_content = reads_content
@@ -165,7 +167,8 @@ class Loras:
             self._evict(self._in_use())
 
     def restore(self) -> None:
-        """After an interrupt anywhere in a change: the executor holds the versions that have bytes, and no others.
+        """Restore the executor after an interrupt anywhere in a change: it holds the versions that have bytes, and no
+        others.
 
         Names are as before the change or as after it. Nothing leaves memory for the budget.
         """

@@ -63,7 +63,7 @@ class Model(ABC, Generic[L]):
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights, which a step of a small batch takes time in proportion to."""
+        """The bytes of all weights, to which the time of a step of a small batch is proportional."""
         return sum(tensor.stored.nbytes for tensor in self.weights.values())
 
     def configured(self, config: EngineConfig) -> EngineConfig:

@@ -138,7 +138,7 @@ class EngineMetrics(EngineObserver):
 
     @property
     def cache_hit_rate(self) -> float:
-        """num_cached_tokens / num_prompt_tokens, 0 before the first request ends."""
+        """The ratio num_cached_tokens / num_prompt_tokens, 0 before the first request ends."""
         return self.num_cached_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
 
     def request_added(self, request_id: str, num_prompt_tokens: int) -> None:

@@ -84,7 +84,7 @@ class OutputProcessor:
             self._num_drafts[:, row] = 0
 
     def end(self, completion: Completion, stop: Stop | Exception) -> None:
-        """The completion ends with these tokens, or with its tokens so far and an error."""
+        """End a completion with these tokens, or with its tokens so far and an error."""
         self._leave(completion)
         if isinstance(stop, Exception):
             completion.fail(self._tokens_so_far(completion), stop)
@@ -123,7 +123,7 @@ class OutputProcessor:
         return found
 
     def rewind(self) -> list[RequestOutput]:
-        """After a failure anywhere in a step, with every unfinished request waiting: continue from their tokens.
+        """Continue, after a failure anywhere in a step and with every unfinished request waiting, from their tokens.
 
         Return the outputs of groups whose completions have all ended.
         """

@@ -73,12 +73,12 @@ class CompletionOutput:
 
     @property
     def token_ids(self) -> list[int]:
-        """All sampled tokens, including the one that ended it. O(tokens)."""
+        """All sampled tokens, including the one that ended it. The time is O(tokens)."""
         return self.transcript.token_ids[: self.end.tokens]
 
     @property
     def logprobs(self) -> list[TokenLogprobs] | None:
-        """One mapping per token, None if not requested. O(tokens)."""
+        """A mapping for each token, None if not requested. The time is O(tokens)."""
         found = self.transcript.logprobs
         return None if found is None else found[: self.end.tokens]
 

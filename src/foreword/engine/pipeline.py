@@ -143,12 +143,12 @@ class Pipeline:
         return self._thread
 
     def release(self, step: InFlightStep) -> None:
-        """The step is committed, or will not run: its buffers are free."""
+        """Free the buffers of a step that is committed or will not run."""
         self.grammar_thread.wait()
         self._ring.release(step.buffers)
 
     def reset(self) -> None:
-        """No step is planned or in flight, and no row holds a request, whatever an interrupt left behind."""
+        """Forget all steps that are planned or in flight, whatever an interrupt left behind; no row holds a request."""
         if self._thread is not None:
             self._thread.settle()
         self.grammar_thread.reset()

@@ -19,7 +19,7 @@ class Advance(Protocol):
 
 @contextmanager
 def progress_bar(total: int, *, show: bool | None) -> Iterator[Advance]:
-    """Yields a function to call with increments. show: None: if standard error is a terminal."""
+    """Yield a function to call with increments. With ``show`` None, only a terminal shows the bar."""
     if not (sys.stderr.isatty() if show is None else show):
         yield lambda finished, generated_tokens: None
         return

@@ -50,7 +50,7 @@ class EngineRecorder(EngineObserver):
         clock: Callable[[], float],
         refined: Callable[[CacheMiss], CacheMiss],
     ) -> None:
-        """loras, num_blocks, clock, refined: the engine's. Raise ConfigError if the file cannot be made."""
+        """Begin a trace with these parts of an engine. Raise ConfigError if the file cannot be made."""
         self._states, self._config, self._loras, self._num_blocks = states, config, loras, num_blocks
         self._capture = Capture(states)
         self._ring = FlightRing(config.flight_steps) if config.flight_steps else None

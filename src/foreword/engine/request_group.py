@@ -102,7 +102,7 @@ class Completion:
 
     @property
     def num_read(self) -> int:
-        """Output tokens that were read so far."""
+        """The number of output tokens that were read so far."""
         return len(self.transcript.token_ids)
 
     def output(self) -> CompletionOutput:
@@ -120,7 +120,7 @@ class Completion:
         )
 
     def add_logprobs(self, entry: TokenLogprobs) -> None:
-        """The log-probabilities of the next token."""
+        """Append the log-probabilities of the next token."""
         entry.token_bytes = self.group.token_bytes
         self.logprobs.append(entry)
         self.cumulative_logprob += _sampled_logprob(entry)
@@ -172,7 +172,7 @@ class Completion:
 
     @property
     def mean_logprob(self) -> float:
-        """cumulative_logprob / tokens, which compares outputs of different lengths; −∞ without tokens."""
+        """The value cumulative_logprob / tokens, which compares outputs of different lengths; −∞ without tokens."""
         return self.cumulative_logprob / len(self.logprobs) if self.logprobs else -math.inf
 
 

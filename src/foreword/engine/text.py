@@ -33,13 +33,11 @@ class TextStream:
         include_stop: bool = False,
         left_out: Mapping[int, str] | None = None,
     ) -> None:
-        """left_out: the texts of tokens that stop strings may have, but the released text has not; the detokenizer
-        writes them.
+        """Begin with no text. ``left_out`` has the texts of tokens that are removed when text is released, so that stop
+        strings can have them; the detokenizer writes these texts.
         """
-        self._left_out, self._spans = (
-            left_out or {},
-            list[tuple[int, int]](),
-        )  # of such tokens, from the held text's begin
+        self._left_out = left_out or {}
+        self._spans: list[tuple[int, int]] = []  # the places of such tokens, counted from the beginning of held text
         self._detokenizer = detokenizer
         self._stops, self._sorted_stops = tuple(stops), sorted(stops)
         self._include_stop = include_stop

@@ -12,7 +12,7 @@ from foreword.errors import EngineError
 
 
 def check_process(owner: int) -> None:
-    """EngineError in a process that was forked from the ``owner``, a process id."""
+    """Raise EngineError in a process that was forked from the ``owner``, a process id."""
     if os.getpid() != owner:
         raise EngineError(
             f"this engine belongs to process {owner}, whose threads a fork does not copy: make a new one here"

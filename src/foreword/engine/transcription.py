@@ -59,7 +59,7 @@ class Segment:
 
     @property
     def compression_ratio(self) -> float:
-        """Bytes of its text per compressed byte; large for repetitions."""
+        """The bytes of its text per compressed byte; large for repetitions."""
         data = self.text.encode(errors="replace")
         return len(data) / len(zlib.compress(data))
 
@@ -118,7 +118,9 @@ class Transcriber:
         self._parts = self._all_parts()
 
     def advance(self, output: RequestOutput | None = None) -> Part | None:
-        """The part after one with this final output, at first without; None after the last and after an aborted one."""
+        """Return the part after one with this final output, and the first part without one; None after the last part
+        and after an aborted one.
+        """
         try:
             return next(self._parts) if output is None else self._parts.send(output)
         except StopIteration:
@@ -157,7 +159,7 @@ class Transcriber:
         return EncoderDecoderPrompt(input_features=self._speech.window(self._features, seek), prompt_token_ids=tokens)
 
     def _probe(self, seek: int, tokens: Sequence[int], allowed: Sequence[int]) -> Part:
-        """One token, of those that are allowed."""
+        """Return a part that samples one of the allowed tokens."""
         params = SamplingParams(
             temperature=0.0, max_tokens=1, allowed_token_ids=allowed, logprobs=0, detokenize=False, ignore_eos=True,
             extra_args=IGNORES_RULES,
@@ -207,8 +209,8 @@ def make_transcriber(
     *,
     field: str = "audio",
 ) -> Transcriber:
-    """source: what `read_sound` takes, or an array of samples at the model's rate. RequestError, with the field of the
-    source, for input that is not audio, and for a model that cannot transcribe.
+    """Make a transcriber of a source: what `read_sound` takes, or an array of samples at the model's rate. Raise
+    RequestError, with the field of the source, for input that is not audio, and for a model that cannot transcribe.
     """
     if (speech := media.speech) is None:
         reason, fix = "this model cannot transcribe audio", "Use one that can, such as Whisper."

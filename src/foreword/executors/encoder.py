@@ -50,7 +50,7 @@ class EncoderLayers:
         return self.norm(x, "final_norm") if spec.norms_before and spec.has_final_norm else x
 
     def linear(self, h: F32, name: str) -> F32:
-        """h Wᵀ, plus the bias if the model has one."""
+        """Return h Wᵀ, plus the bias if the model has one."""
         out = h @ self.weight(name).T
         return out + self.weight(name + "_bias") if self.spec.biases else out
 
@@ -106,7 +106,7 @@ class EncoderExecutor(HostExecutor):
         return self._last[tokens]
 
     def copy_blocks(self, sources: I32, destinations: I32) -> None:
-        """Nothing: blocks have no memory."""
+        """Do nothing, because blocks have no memory."""
 
     def encode(self, batch: InputBatch) -> F32:
         """Return the hidden states [T, hidden] of the batch."""
@@ -122,7 +122,7 @@ class EncoderExecutor(HostExecutor):
         return self.arithmetic.run(self.arithmetic.norm(x, "embed_norm"), positions, starts)
 
     def token_types(self, batch: InputBatch) -> I32 | None:
-        """int32 [T]: 1 for the tokens of the second of two texts; None if all are 0."""
+        """Return 1 for the tokens of the second of two texts, else 0, int32 [T]; None if all are 0."""
         if self.spec.num_token_types < 2:
             return None
         params = batch.states.extras.pooling_params

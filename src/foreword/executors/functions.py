@@ -24,21 +24,23 @@ class FloatWeights:
 
 
 def rms_norm(x: F32, eps: float) -> F32:
-    """x / sqrt(mean(x²) + eps) over the last axis."""
+    """Return x / sqrt(mean(x²) + eps) over the last axis."""
     mean_square: F32 = np.mean(np.square(x), axis=-1, keepdims=True)
     scaled: F32 = x / np.sqrt(mean_square + np.float32(eps))
     return scaled
 
 
 def layer_norm(x: F32, weight: F32, bias: F32 | None, eps: float) -> F32:
-    """(x − mean) / sqrt(variance + eps) * weight + bias over the last axis."""
+    """Return (x − mean) / sqrt(variance + eps) * weight + bias over the last axis."""
     centred: F32 = x - x.mean(-1, keepdims=True)
     out: F32 = centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + np.float32(eps)) * weight
     return out if bias is None else out + bias
 
 
 def softmax(x: F32, sinks: F32 | None = None) -> F32:
-    """exp(x − max) / Σ over the last axis. sinks [..., 1]: further elements of it, which are not returned."""
+    """Return exp(x − max) / Σ over the last axis. ``sinks`` [..., 1] are further elements of it, which are not
+    returned.
+    """
     largest: F32 = x.max(-1, keepdims=True)
     if sinks is not None:
         largest = np.maximum(largest, sinks)
@@ -48,30 +50,30 @@ def softmax(x: F32, sinks: F32 | None = None) -> F32:
 
 
 def sigmoid(x: F32) -> F32:
-    """1 / (1 + exp(−x)), without overflow."""
+    """Return 1 / (1 + exp(−x)), without overflow."""
     one = np.float32(1)
     return one / (one + np.exp(-np.maximum(x, np.float32(-87))))
 
 
 def silu(x: F32) -> F32:
-    """x * sigmoid(x)"""
+    """Return x * sigmoid(x)."""
     return x * sigmoid(x)
 
 
 def gelu_tanh(x: F32) -> F32:
-    """x/2 * (1 + tanh(sqrt(2/π) * (x + 0.044715 x³)))"""
+    """Return x/2 * (1 + tanh(sqrt(2/π) * (x + 0.044715 x³)))."""
     inner: F32 = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)
     out: F32 = np.float32(0.5) * x * (1 + np.tanh(inner))
     return out
 
 
 def cap(x: F32, limit: float | None) -> F32:
-    """limit * tanh(x / limit); x itself for None."""
+    """Return limit * tanh(x / limit), and x itself for None."""
     return x if limit is None else np.float32(limit) * np.tanh(x / np.float32(limit))
 
 
 def gelu(x: F32) -> F32:
-    """x/2 * (1 + erf(x / sqrt(2))), with erf to 1.5e-7: Abramowitz and Stegun 7.1.26."""
+    """Return x/2 * (1 + erf(x / sqrt(2))), with erf to 1.5e-7: Abramowitz and Stegun 7.1.26."""
     z = np.abs(x, dtype=np.float64) / np.sqrt(2)
     t = 1 / (1 + 0.3275911 * z)
     tail = t * np.polyval([1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592], t) * np.exp(-z * z)
@@ -80,22 +82,22 @@ def gelu(x: F32) -> F32:
 
 
 def relu(x: F32) -> F32:
-    """max(x, 0)"""
+    """Return max(x, 0)."""
     return np.maximum(x, np.float32(0))
 
 
 def relu2(x: F32) -> F32:
-    """max(x, 0)²"""
+    """Return max(x, 0)²."""
     return np.square(relu(x))
 
 
 def identity(x: F32) -> F32:
-    """x"""
+    """Return x."""
     return x
 
 
 def quick_gelu(x: F32) -> F32:
-    """x sigmoid(1.702 x)"""
+    """Return x sigmoid(1.702 x)."""
     return x * sigmoid(np.float32(1.702) * x)
 
 

@@ -40,7 +40,7 @@ class HostExecutor(ABC):
     maps_weights: bool = False
 
     def __init__(self, sampler: Sampler | None = None, *, pooler: Pooler | None = None) -> None:
-        """pooler: of the pooling requests, whose hidden states `hidden_states` gives."""
+        """Take the sampler, and the pooler of requests that pool the states from `hidden_states`."""
         self.sampler, self.pooler = sampler or Sampler(), pooler
 
     @abstractmethod
@@ -70,11 +70,11 @@ class HostExecutor(ABC):
         raise PlanError(f"{type(self).__name__} cannot zero blocks", tensor="block_ops.zero", got=blocks.tolist())
 
     def pad_for(self, num_tokens: int, num_reqs: int) -> tuple[int, int] | None:
-        """No padding."""
+        """Return None, because a step needs no padding."""
         return None
 
     def runs_ahead(self, sampling: StepSampling) -> bool:
-        """No: the samples of a step are in host memory."""
+        """Return False, because the samples of a step are in host memory."""
         return False
 
     def launch(self, batch: InputBatch, sampling: StepSampling) -> HostStep:
@@ -112,7 +112,7 @@ class PagedExecutor(HostExecutor):
         extra_size: int = 0,
         mrope_dims: int = 0,
     ) -> None:
-        """hidden_size, extra_size, mrope_dims: see `Executor`."""
+        """Declare the inputs that the model reads; `Executor` explains hidden_size, extra_size and mrope_dims."""
         super().__init__(sampler, pooler=pooler)
         self.cache, self.adapters = cache, adapters
         self.hidden_size, self.extra_size, self.mrope_dims = hidden_size, extra_size, mrope_dims

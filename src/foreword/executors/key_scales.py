@@ -12,7 +12,8 @@ _FLOOR = 1e-4  # of the mean square of a layer: a dimension that the model leave
 
 
 def key_scales(spec: DecoderSpec, layer: LayerSpec, weights: Weights, prefix: str, norm: str) -> tuple[F32, F32]:
-    """Factors of the queries [num_heads, head_dim] and of the keys [num_kv_heads, head_dim] of an attention layer.
+    """Return factors of the queries [num_heads, head_dim] and of the keys [num_kv_heads, head_dim] of an attention
+    layer.
 
     prefix: of the layer that writes the keys.
 

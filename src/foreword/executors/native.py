@@ -252,7 +252,7 @@ class NativeExecutor(TransferPagedExecutor):
         return f"weights {_bytes_text(self.core.packed_bytes)} packed ({self.weight_format}, {self.isa}); {kv}"
 
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
-        """Logits [L, V] at ``logits_indices``, valid until the next call.
+        """Compute the logits [L, V] at ``logits_indices``, valid until the next call.
 
         Keys and values of the batch's tokens are written at its slots; the states' own block tables are read, no
         gathered copy. Raise PlanError if a tensor of the batch is out of range, MemoryError if buffers cannot grow;
@@ -356,7 +356,7 @@ class _Packer:
         self.core.finish(final_norm, bias, head, self.parts.screen(head) if spec.has_logits else None)
 
     def _layer(self, prefix: str, layer: LayerSpec, place: tuple[int, int] | None) -> dict[str, Any]:
-        """place: group and slot of what the layer keeps."""
+        """Return the native form of a layer. ``place`` is group and slot of what the layer keeps."""
         packed: dict[str, Any] = {}
         vectors: list[str] = []
         if place is not None:
@@ -498,7 +498,9 @@ class _Packer:
         return self.parts.computed(name, scaled, (moe.num_experts, size), "f32")
 
     def _recurrent(self, prefix: str, spec: RecurrentSpec) -> dict[str, float]:
-        """Rates and factors of the state are computed from matrices in float32."""
+        """Return the native form of a recurrent layer, whose rates and factors of the state come from matrices in
+        float32.
+        """
         packed: dict[str, float] = {"least_step": spec.least_step, "z_scale": spec.scale_of("z")}
         packed["is_normed_first"] = spec.normed == "first"
         for name, shape in spec.weight_names(self.spec.hidden_size):
@@ -532,7 +534,7 @@ class _Packer:
         return values
 
     def _mlp(self, prefix: str) -> tuple[int, ...]:
-        """(gate, up, down, and the biases of each); −1 for none."""
+        """Return the numbers of (gate, up, down, and the biases of each); −1 for none."""
         has = {"gate": self.spec.gated_mlp, "up": True, "down": True}
         matrices = [self._matrix(prefix + name) if has[name] else -1 for name in has]
         biases = [self.parts.weight(f"{prefix}{name}_bias") if has[name] and self.spec.mlp_bias else -1 for name in has]
@@ -579,7 +581,7 @@ def _recurrent_sizes(spec: DecoderSpec) -> dict[str, int]:
 
 
 def _by_part(channels: F32, spec: RecurrentSpec) -> F32:
-    """Flat rows of channels, each part padded to a multiple of 64 (native/kernels/recurrent.h)."""
+    """Return flat rows of channels, each part padded to a multiple of 64 (native/kernels/recurrent.h)."""
     ends = np.cumsum([size for _, size in spec.parts])[:-1]
     parts = np.split(channels, ends, axis=1)
     padded = [np.pad(part, ((0, 0), (0, -part.shape[1] % _ROW_PADDING))) for part in parts]

@@ -232,7 +232,7 @@ class NumpyExecutor(TransferPagedExecutor):
         return cap(logits, spec.final_softcap)
 
     def hidden_states(self, tokens: I64) -> F32:
-        """norm(x, final_norm) [N, hidden] at tokens of the last step."""
+        """Return norm(x, final_norm) [N, hidden] at tokens of the last step."""
         return self.norm(self._last[tokens], "final_norm")
 
     def per_layer_inputs(self, x: F32, input_ids: I32, of: PerLayerSpec) -> F32:
@@ -251,12 +251,14 @@ class NumpyExecutor(TransferPagedExecutor):
         return rms_norm(x, eps) * self.weight(name)
 
     def sum(self, x: F32, branch: F32, norm: str, scale: float) -> F32:
-        """x + residual_scale · scale · branch, which passes through the norm first if the model has such norms."""
+        """Return x + residual_scale · scale · branch, where the branch passes through the norm first if the model has
+        such norms.
+        """
         normed = self.norm(branch, norm) if self.spec.post_norms else branch
         return x + np.float32(self.spec.residual_scale * scale) * normed
 
     def linear(self, x: F32, name: str, loras: LoraTokens) -> F32:
-        """x Wᵀ, and for each adapter's tokens + scale · (x Aᵀ) Bᵀ."""
+        """Return x Wᵀ, plus scale · (x Aᵀ) Bᵀ for the tokens of each adapter."""
         out: F32 = x @ self.weight(name).T
         for pairs, tokens in loras:
             if name in pairs:
@@ -265,7 +267,7 @@ class NumpyExecutor(TransferPagedExecutor):
         return out
 
     def project(self, h: F32, name: str, head_dim: int, loras: LoraTokens) -> F32:
-        """[T, hidden] → [T, heads, head_dim], plus the bias if the model has one."""
+        """Project [T, hidden] to [T, heads, head_dim], plus the bias if the model has one."""
         out = self.linear(h, name, loras)
         if self.spec.qkv_bias:
             out = out + self.weight(name + "_bias")
@@ -379,8 +381,8 @@ class NumpyExecutor(TransferPagedExecutor):
         return out
 
     def mlp(self, h: F32, prefix: str, loras: LoraTokens = (), cutoff: float | None = None) -> F32:
-        """(act(h Wgate) * (h Wup)) Wdown, or without a gate act(h Wup) Wdown, with biases if ``mlp_bias``. cutoff:
-        `LayerSpec.gate_cutoff`.
+        """Return (act(h Wgate) * (h Wup)) Wdown, or without a gate act(h Wup) Wdown, with biases if ``mlp_bias``.
+        `LayerSpec.gate_cutoff` explains ``cutoff``.
         """
         act, clamp = ACTIVATIONS[self.spec.activation], self.spec.clamped_gate
 

@@ -96,13 +96,13 @@ def _weighted(u: F32, spec: RecurrentSpec, weight: Callable[[str], F32]) -> F32:
 
 
 def convolve(u: F32, spec: RecurrentSpec, weight: Callable[[str], F32]) -> F32:
-    """silu of the causal convolution over u [conv_kernel − 1 + T, channels], per channel. [T, channels]"""
+    """Return silu of the causal convolution over u [conv_kernel − 1 + T, channels], per channel, as [T, channels]."""
     out = _weighted(u, spec, weight)
     return silu(out + weight("conv_bias") if spec.conv_bias else out)
 
 
 def scan(u: F32, decay: F32, beta: F32, states: F32, spec: RecurrentSpec, weight: Callable[[str], F32]) -> F32:
-    """y [T, heads, value_dim] of one request; states [heads, key_dim, value_dim] is read and written.
+    """Return y [T, heads, value_dim] of one request; states [heads, key_dim, value_dim] is read and written.
 
     decay: [T, heads]; beta: [T, heads], the factor of what is written: dt or sigmoid(h Wbeta).
     """
@@ -125,6 +125,6 @@ def scan(u: F32, decay: F32, beta: F32, states: F32, spec: RecurrentSpec, weight
 
 
 def unit(x: F32) -> F32:
-    """x / sqrt(Σ x² + 1e-6) over the last axis."""
+    """Return x / sqrt(Σ x² + 1e-6) over the last axis."""
     out: F32 = x / np.sqrt(np.square(x).sum(-1, keepdims=True) + np.float32(1e-6))
     return out

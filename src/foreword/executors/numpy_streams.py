@@ -68,7 +68,7 @@ class NumpyStreams:
 
 
 def _scaled(y: F32, x: F32) -> F32:
-    """y with the magnitude of x."""
+    """Return y with the magnitude of x."""
     of_y, of_x = (np.sqrt(np.mean(np.square(v), axis=-1, keepdims=True)) for v in (y, x))
     scaled: F32 = y * of_x / np.maximum(of_y, np.float32(1e-5**0.5))
     return scaled

@@ -83,7 +83,9 @@ class Pooler:
         return params.pooling_or(self.spec.pooling)
 
     def result(self, params: PoolingParams, pooled: F32) -> F32:
-        """From pooled states [n, hidden], row by row: no row depends on the others, in no bit."""
+        """Return the result of pooled states [n, hidden], row by row: each row's bits are the same whatever the other
+        rows are.
+        """
         if params.task in ("embed", "token_embed"):
             out = self.layers(pooled, "dense", self.spec.dense) if params.task == "embed" else pooled
             out = out[:, : params.dimensions]
@@ -95,7 +97,9 @@ class Pooler:
         return out if params.task == "reward" else ACTIVATIONS[self.spec.activation](out)
 
     def layers(self, h: F32, part: str, layers: Sequence[HeadLayer]) -> F32:
-        """[n, hidden] → [n, outputs of the last layer]. part: of the names of their weights."""
+        """Apply layers to h [n, hidden], and return [n, outputs of the last layer]. ``part`` begins the names of their
+        weights.
+        """
         for i, layer in enumerate(layers):
             name = f"{part}.{i}"
             h = (h[:, None] @ self._floats[name].T)[:, 0]  # a product per row, whose sums depend on it alone

@@ -24,7 +24,8 @@ def prompt_tokens(batch: InputBatch, step: StepNeeds) -> I64:
 def read_prompt_logprobs(
     batch: InputBatch, tokens: I64, logits: F32, threads: native.CpuModel | None = None
 ) -> dict[int, list[tuple[int, TokenLogprobs]]]:
-    """State row → (position of a prompt token, its log-probability and the likeliest tokens there), in order.
+    """Return, for each state row, pairs of the position of a prompt token and the log-probabilities of it and of the
+    likeliest tokens there, in order.
 
     Row i of logits [n, V] is at batch token tokens[i]. threads: the model whose idle threads compute too.
     """

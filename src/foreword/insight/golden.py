@@ -74,7 +74,7 @@ class _Engine:
 
 
 def chunks_and_decodes(path: Path) -> _Engine:
-    """A chunked prompt beside decodes; lengths on both sides of a block boundary; a reused row."""
+    """Record a chunked prompt beside decodes, lengths on both sides of a block boundary, and a reused row."""
     e = _Engine(path, KVGroup(4))
     e.admit("a", e.tokens(9))
     e.admit("b", e.tokens(3))
@@ -90,7 +90,7 @@ def chunks_and_decodes(path: Path) -> _Engine:
 
 
 def hits_and_resumes(path: Path) -> _Engine:
-    """Requests admitted with computed tokens, and one resumed with its outputs."""
+    """Record requests that are admitted with computed tokens, and one that is resumed with its outputs."""
     e = _Engine(path, KVGroup(2))
     e.admit("full hit", e.tokens(6), computed=5)
     e.admit("half hit", e.tokens(7), computed=2)
@@ -104,7 +104,7 @@ def hits_and_resumes(path: Path) -> _Engine:
 
 
 def groups_and_windows(path: Path) -> _Engine:
-    """Several KV groups with different block sizes, and windows that pass whole blocks."""
+    """Record several KV groups with different block sizes, and windows that pass whole blocks."""
     e = _Engine(
         path, KVGroup(4), KVGroup(2, sliding_window=3), KVGroup(3, sliding_window=1), KVGroup(1, recurrent=True)
     )
@@ -118,7 +118,7 @@ def groups_and_windows(path: Path) -> _Engine:
 
 
 def drafts(path: Path) -> _Engine:
-    """Verification with all, some and no drafts accepted, beside rows without drafts, up to max_model_len."""
+    """Record verification with all, some and no drafts accepted, beside rows without drafts, up to max_model_len."""
     e = _Engine(path, KVGroup(4), drafts=3)
     e.admit("a", e.tokens(4))
     e.admit("b", e.tokens(5))
@@ -130,7 +130,7 @@ def drafts(path: Path) -> _Engine:
 
 
 def context_parallel(path: Path) -> _Engine:
-    """A group interleaved over ranks beside a group that each rank holds in full."""
+    """Record a group that is interleaved over ranks beside a group that each rank holds in full."""
     cp = ContextParallel(size=2, rank=1, interleave=2)
     e = _Engine(path, KVGroup(4, context_parallel=True), KVGroup(2), cp=cp, max_model_len=17)
     e.admit("a", e.tokens(11))

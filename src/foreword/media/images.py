@@ -34,12 +34,12 @@ class Image:
 
     @property
     def content(self) -> Any:
-        """For processors."""
+        """The pixels, as processors read them."""
         return self.pixels
 
     @property
     def size(self) -> str:
-        """For messages."""
+        """The size, as messages show it."""
         return " × ".join(map(str, self.pixels.size)) + " pixels"
 
     @cached_property

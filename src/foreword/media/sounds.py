@@ -41,7 +41,7 @@ class Sound:
 
     @property
     def content(self) -> F32:
-        """For processors."""
+        """The samples, as processors read them."""
         return self.samples
 
     @property
@@ -50,7 +50,7 @@ class Sound:
 
     @property
     def size(self) -> str:
-        """For messages."""
+        """The length, as messages show it."""
         return f"{self.seconds:.1f} seconds"
 
     @cached_property

@@ -201,7 +201,7 @@ class ValueReader:
         return at + 1
 
     def _string(self, text: str, at: int) -> int:
-        """Inside a string."""
+        """Continue inside a string, and return the next place."""
         assert self._quotes is not None
         close, escapes = self._quotes.close, self._quotes.escapes
         if escapes == "none":

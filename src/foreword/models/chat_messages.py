@@ -21,8 +21,8 @@ MAX_VALUES = 1 << 18
 def check_messages(
     messages: object, *, media: Collection[str] = (), roles: Collection[str] = ()
 ) -> list[dict[str, Any]]:
-    """The messages in the form that templates expect: content as one string, arguments of calls as objects, or as
-    their text where it is not an object. A field that is null counts as absent, at any depth.
+    """Return the messages in the form that templates expect: content as one string, arguments of calls as objects, or
+    as their text where it is not an object. A field that is null counts as absent, at any depth.
 
     media: content with a part {"type": "image"} is allowed for "image", and stays a list. roles: that are known beside
     `ROLES`. The input is not modified.
@@ -35,8 +35,8 @@ def check_messages(
 
 
 def check_tools(tools: object) -> list[dict[str, Any]] | None:
-    """Tool descriptions: None or a list of objects, with types such as Pydantic's models as the schemas of parameters.
-    The other fields are not checked; those that are null count as absent.
+    """Return the descriptions of tools: None or a list of objects, with types such as Pydantic's models as the schemas
+    of parameters. The other fields are not checked; those that are null count as absent.
     """
     if tools is None:
         return None
@@ -67,7 +67,7 @@ def _without_nulls(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _items(field: str, value: object, kind: str, example: str) -> Sequence[Any]:
-    """A value that must be a list. Raise RequestError if it is not."""
+    """Return a value that must be a list. Raise RequestError if it is not."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         _fail(field, value, f"is not {kind}", f"Give {example}")
     return value
@@ -151,8 +151,8 @@ def _check_call(field: str, call: object) -> dict[str, Any]:
 
 
 def _check_arguments(field: str, arguments: object) -> Mapping[str, Any] | str:
-    """The arguments as an object, because templates serialise them themselves. None, "" and "null" are {}. Text that
-    is not an object, as of a call that was cut off, stays text.
+    """Return the arguments as an object, because templates serialise them themselves. None, "" and "null" become {}.
+    Text that is not an object, such as that of a call that was cut off, stays text.
     """
     if isinstance(arguments, Mapping) and arguments.keys() == {INVALID_JSON}:
         arguments = arguments[INVALID_JSON]

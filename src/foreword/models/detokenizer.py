@@ -35,7 +35,7 @@ class TokenBytes:
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, repeated: Mapping[int, str] | None = None) -> None:
-        """repeated: texts of ids that the backend lacks."""
+        """Take the texts ``repeated`` of ids that the backend lacks."""
         self._id_to_token, self._repeated = backend.id_to_token, repeated or {}
         self._added = backend.get_added_tokens_decoder()
         self._known: dict[int, bytes] = {}
@@ -115,7 +115,7 @@ class Detokenizer:
         return [*found, self._num_chars]
 
     def finish(self) -> str:
-        """U+FFFD if the last character is incomplete, else "". Call after the last push."""
+        """Return U+FFFD if the last character is incomplete, else "". Call this after the last push."""
         return self._emit(self._decoder.decode(b"", True))
 
     def _joined(self, token_id: int) -> bytes:

@@ -73,7 +73,7 @@ class ModelFile:
         return digest.hexdigest()
 
     def __reduce__(self) -> tuple[Callable[..., ModelFile], tuple[Path, tuple[int, int]]]:
-        """For another process: the file is opened again there, and is an error if it changed."""
+        """Return what another process needs: the file is opened again there, and is an error if it changed."""
         return _opened_again, (self.path, self._opened)
 
     def _state(self) -> tuple[int, int]:
@@ -105,7 +105,9 @@ class StoredRows(Protocol):
     def __getitem__(self, rows: slice, /) -> StoredRows: ...
 
     def read(self) -> U8:
-        """uint8 [rows, row_bytes]. Raise ModelError as `ModelFile.read`, and if the rows hold what no weight can be."""
+        """Return uint8 [rows, row_bytes]. Raise ModelError as `ModelFile.read` does, and if the rows hold what no
+        weight can be.
+        """
 
 
 def _opened_again(path: Path, state: tuple[int, int]) -> ModelFile:
@@ -135,7 +137,7 @@ class FileRows:
         return FileRows(self.file, self.offset + start * self.row_bytes, max(0, stop - start), self.row_bytes)
 
     def read(self) -> U8:
-        """uint8 [num_rows, row_bytes]. Raise ModelError as `ModelFile.read`."""
+        """Return uint8 [num_rows, row_bytes]. Raise ModelError as `ModelFile.read` does."""
         return self.file.read(self.offset, self.nbytes).reshape(self.num_rows, self.row_bytes)
 
 
@@ -204,7 +206,7 @@ def typed_value(values: Mapping[str, object], key: str, kind: type[T], default: 
 
 
 def check_overlap(path: Path, spans: Iterable[tuple[int, int, str]]) -> None:
-    """ModelError names two tensors whose bytes (first, last + 1, name) overlap."""
+    """Raise ModelError, which names two tensors whose bytes (first, last + 1, name) overlap, if there are any."""
     for (_, end, name), (first, _, other) in pairwise(sorted(spans)):
         if first < end:
             raise ModelError(f"{path}: tensors {name!r:.80} and {other!r:.80} overlap. {FETCH_AGAIN}")

@@ -182,7 +182,7 @@ class _Cursor:
         return values.astype(np.bool_)
 
     def strings(self, count: int) -> list[str]:
-        """``count`` strings. Most of a header is its vocabulary, so this loop is written for speed."""
+        """Return ``count`` strings. Most of a header is its vocabulary, so this loop is written for speed."""
         data, offset, unpack, texts = self.data, self.offset, _U64.unpack_from, []
         try:
             for _ in range(count):

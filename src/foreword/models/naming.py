@@ -293,8 +293,8 @@ def _collect(
 def source_of(
     name: str, names: Mapping[str, str | Rows], parts_of_layer: int = 1
 ) -> tuple[str, Rows | None, int | None]:
-    """(tensor, rows, expert) that hold a canonical weight. rows: of a fused tensor; expert: of a stacked tensor.
-    parts_of_layer: see `Family`.
+    """Return (tensor, rows, expert) that hold a canonical weight: ``rows`` of a fused tensor, ``expert`` of a stacked
+    tensor. `Family` explains ``parts_of_layer``.
     """
     layer, experts, e, rest = re.fullmatch(_CANONICAL, name).groups()  # type: ignore[union-attr]
     source = names[f"{experts}.{rest}" if experts else rest]

@@ -45,7 +45,9 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 
 
 def _words(num_digits: str, after_symbols: str = r"[\r\n]*", symbol: str = r"[^\s\p{L}\p{N}]") -> str:
-    """Contractions, words with one leading symbol, runs of ``num_digits`` digits, symbols, line ends, spaces."""
+    """Return a pattern of contractions, words with one leading symbol, runs of ``num_digits`` digits, symbols, line
+    ends and spaces.
+    """
     return rf"{_SUFFIXES}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{num_digits}| ?{symbol}+{after_symbols}|{_SPACES}"
 
 

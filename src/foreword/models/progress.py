@@ -11,7 +11,7 @@ Progress = Callable[[int, int], None]
 
 @contextlib.contextmanager
 def download_bar(label: str) -> Iterator[Progress]:
-    """A progress bar on standard error, shown only on a terminal."""
+    """Make a progress bar on standard error, which is shown only on a terminal."""
     from rich import progress  # takes 0.1 s to import, which every start would pay for
     from rich.console import Console
 

@@ -122,7 +122,7 @@ def quantize_q8(values: F32) -> U8:
 
 
 def _as_f16(field: F32 | npt.NDArray[np.float16]) -> U8:
-    """float [n] as the bytes of float16, uint8 [n, 2]."""
+    """Return float [n] as the bytes of float16, uint8 [n, 2]."""
     return field.astype("<f2").view(np.uint8).reshape(-1, 2)
 
 
@@ -132,7 +132,7 @@ def _f16(blocks: U8, at: int) -> F32:
 
 
 def _halves(nibbles: U8) -> U8:
-    """[n, g, w] → [n, 2 g, w]: of each group first the low nibbles, then the high ones."""
+    """Split [n, g, w] into [n, 2 g, w]: of each group first the low nibbles, then the high ones."""
     n, g, w = nibbles.shape
     out = np.empty((n, g, 2, w), np.uint8)
     np.bitwise_and(nibbles, 15, out=out[:, :, 0])
@@ -141,7 +141,7 @@ def _halves(nibbles: U8) -> U8:
 
 
 def _bits(data: U8, width: int) -> U8:
-    """[n, g, w] → [n, g · 8/width, w]: of each group the bit fields of ``width`` bits, lowest first."""
+    """Split [n, g, w] into [n, g · 8/width, w]: of each group the bit fields of ``width`` bits, lowest first."""
     n, _, w = data.shape
     shifts = np.arange(0, 8, width, dtype=np.uint8)[:, None]
     return (data[:, :, None, :] >> shifts & np.uint8((1 << width) - 1)).reshape(n, -1, w)
@@ -160,12 +160,13 @@ def _bf16_block(b: U8, out: F32) -> None:
 
 
 def _q8_0(b: U8, out: F32) -> None:
-    """| d | 32 × int8 |"""
+    """Decode | d | 32 × int8 |."""
     np.multiply(b[:, 2:].view(np.int8), _f16(b, 0), out=out)
 
 
 def _nibbles(*, offset: bool, fifth: bool) -> Callable[[U8, F32], None]:
-    """| d | m if ``offset`` | 32 bits if ``fifth`` | 16 bytes: low nibbles are weights 0…15, high nibbles 16…31 |
+    """Decode | d | m if ``offset`` | 32 bits if ``fifth`` | 16 bytes: low nibbles are weights 0…15, high nibbles 16…31
+    |.
 
     Bit i of the 32, little-endian, is the fifth bit of weight i. Weights are signed without an offset.
     """
@@ -184,7 +185,7 @@ def _nibbles(*, offset: bool, fifth: bool) -> Callable[[U8, F32], None]:
 
 
 def _scales_and_offsets(s: U8) -> tuple[U8, U8]:
-    """Eight 6-bit scales and eight 6-bit offsets in 12 bytes → two [n, 8].
+    """Split 12 bytes into eight 6-bit scales and eight 6-bit offsets, two [n, 8].
 
     Bytes 0…3 hold scales 0…3 and bytes 4…7 offsets 0…3 in their low six bits; bytes 8…11 hold the low nibbles of
     scales 4…7 (low half) and offsets 4…7 (high half), whose upper two bits are those left over in bytes 0…3 and 4…7.
@@ -196,7 +197,7 @@ def _scales_and_offsets(s: U8) -> tuple[U8, U8]:
 
 
 def _scaled(out: F32, q: npt.NDArray[np.uint8 | np.int8], scale: F32, offset: F32 | None = None) -> None:
-    """out = scale · q − offset with one scale and offset per sub-block: q [n, g, w], scale and offset [n, g]."""
+    """Return scale · q − offset with one scale and offset per sub-block: q [n, g, w], scale and offset [n, g]."""
     grouped = out.reshape(q.shape)
     np.multiply(q, scale[:, :, None], out=grouped)
     if offset is not None:
@@ -204,7 +205,8 @@ def _scaled(out: F32, q: npt.NDArray[np.uint8 | np.int8], scale: F32, offset: F3
 
 
 def _q4_k(b: U8, out: F32) -> None:
-    """| d | m | 12 bytes of scales and offsets | 4 × 32 bytes: low nibbles 32 weights, high nibbles the next 32 |
+    """Decode | d | m | 12 bytes of scales and offsets | 4 × 32 bytes: low nibbles 32 weights, high nibbles the next 32
+    |.
 
     Q5_K has 32 bytes before the nibbles: bit g is the fifth of sub-block g.
     """
@@ -216,13 +218,13 @@ def _q4_k(b: U8, out: F32) -> None:
 
 
 def _q2_k(b: U8, out: F32) -> None:
-    """| 16 bytes: scale in the low nibble, offset in the high | 2 × 32 bytes of four 2-bit planes | d | m |"""
+    """Decode | 16 bytes: scale in the low nibble, offset in the high | 2 × 32 bytes of four 2-bit planes | d | m |."""
     q = _bits(b[:, 16:80].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
     _scaled(out, q, _f16(b, 80) * (b[:, :16] & 15), _f16(b, 82) * (b[:, :16] >> 4))
 
 
 def _q3_k(b: U8, out: F32) -> None:
-    """| 32 bytes: bit g is the third of sub-block g | 2-bit planes as in Q2_K | 12 bytes: 16 scales + 32 | d |
+    """Decode | 32 bytes: bit g is the third of sub-block g | 2-bit planes as in Q2_K | 12 bytes: 16 scales + 32 | d |.
 
     Scale i: low nibble in byte i mod 8 (i < 8: its low half), upper two bits in byte 8 + i mod 4, field i // 4.
     """
@@ -234,7 +236,9 @@ def _q3_k(b: U8, out: F32) -> None:
 
 
 def _q6_k(b: U8, out: F32) -> None:
-    """| 2 × 64 bytes: low nibbles 64 weights, high ones the next 64 | 2 × 32 bytes of 2-bit planes | 16 int8 | d |"""
+    """Decode | 2 × 64 bytes: low nibbles 64 weights, high ones the next 64 | 2 × 32 bytes of 2-bit planes | 16 int8 | d
+    |.
+    """
     low = _halves(b[:, :128].reshape(-1, 2, 64)).reshape(-1, 8, 32)
     q = low | _bits(b[:, 128:192].reshape(-1, 2, 32), 2) << np.uint8(4)
     signed = (q.view(np.int8) - np.int8(32)).reshape(-1, 16, 16)
@@ -246,7 +250,7 @@ _FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.fl
 
 
 def _mxfp4(b: U8, out: F32) -> None:
-    """| e | 16 bytes: low nibbles are weights 0…15, high nibbles 16…31 |"""
+    """Decode | e | 16 bytes: low nibbles are weights 0…15, high nibbles 16…31 |."""
     scale = np.ldexp(np.float32(1), b[:, :1].astype(np.int32) - 128)
     np.multiply(_FP4[_halves(b[:, None, 1:]).reshape(-1, 32)], scale, out=out)
 

@@ -27,7 +27,7 @@ class Recommended:
 
     @property
     def memory(self) -> float:
-        """Bytes that it needs."""
+        """The bytes that it needs."""
         return self.size + KV_BYTES
 
     def most_tokens_per_second(self, memory_bytes_per_second: float) -> float:

@@ -71,22 +71,22 @@ class RecurrentSpec:
 
     @property
     def num_values(self) -> int:
-        """Outputs of all heads."""
+        """The number of outputs of all heads."""
         return self.num_heads * self.value_dim
 
     @property
     def num_channels(self) -> int:
-        """Channels of the convolution."""
+        """The number of channels of the convolution."""
         return sum(size for _, size in self.parts)
 
     @property
     def norm_size(self) -> int:
-        """Weights of the norm: one for each output of mamba2, shared by the heads of gated_delta."""
+        """The number of weights of the norm: one for each output of mamba2, shared by the heads of gated_delta."""
         return self.num_values if self.kind == "mamba2" else self.value_dim
 
     @property
     def state_size(self) -> int:
-        """Floats of the state of one request in one layer."""
+        """The number of floats in the state of one request in one layer."""
         return self.num_values * self.key_dim + (self.conv_kernel - 1) * self.num_channels
 
     def weight_names(self, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -94,7 +94,7 @@ DEFAULT = KNOWN["smollm2"]
 
 
 def cache_dir() -> Path:
-    """$FOREWORD_HOME, else $XDG_CACHE_HOME/foreword, else ~/.cache/foreword."""
+    """Return $FOREWORD_HOME, else $XDG_CACHE_HOME/foreword, else ~/.cache/foreword."""
     if home := os.environ.get("FOREWORD_HOME"):
         return Path(home).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "foreword"
@@ -233,7 +233,7 @@ def _is_right(model: KnownModel, main: Path) -> bool:
 
 @contextlib.contextmanager
 def _os_errors(model: KnownModel) -> Iterator[None]:
-    """Errors of the file system as ModelError."""
+    """Raise errors of the file system as ModelError."""
     try:
         yield
     except OSError as error:

@@ -80,7 +80,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)  # also not folded in compilation
 
     def __init__(self, **functions: Callable[..., Any]) -> None:
-        """functions: global names of the templates."""
+        """Make the environment with ``functions``, the global names of the templates."""
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
         del self.globals["lipsum"]
         self.globals.update(functions)
@@ -222,12 +222,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
     # -- hooks that `_Hooks` writes into templates -----------------------------------------------------------------
 
     def joined(self, *values: Any) -> str:
-        """``a ~ b``"""
+        """Return ``a ~ b``."""
         self.charge(_STEP + sum(map(self.weight, values)))
         return "".join(map(str, values))
 
     def compared(self, name: str, left: Any, right: Any) -> bool:
-        """``a == b``, ``a in b``, …"""
+        """Return ``a == b``, ``a in b``, …."""
         self._charge_for(f"is {name}", [left, right])
         return _COMPARE[name](left, right)
 
@@ -303,7 +303,7 @@ def _charged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _to_json(value: object, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:
-    """Replaces Jinja's filter of this name, which escapes "<" for HTML."""
+    """Replace Jinja's filter of this name, which escapes "<" for HTML."""
     return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, **options)
 
 

@@ -51,7 +51,7 @@ class TextBound:
         self._chars_per_token = shrink * max(map(len, vocabulary))
 
     def min_tokens(self, text: str) -> int:
-        """At least so many tokens, 0 if no bound is known."""
+        """Return a lower bound of the number of tokens, 0 if none is known."""
         if not self._chars_per_token:
             return 0
         count = len(text)
@@ -80,7 +80,7 @@ def steps_of(state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _shrink(state: Mapping[str, Any]) -> int | None:
-    """Characters that normalization may make one of; None: it may remove them all."""
+    """Return the number of characters that normalization may turn into one; None if it may remove them all."""
     shrink = 1
     for step in steps_of(state):
         match step:

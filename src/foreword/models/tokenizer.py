@@ -48,14 +48,16 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object]) -> Self:
-        """From a GGUF file's metadata (``tokenizer.ggml.*``). Raise ModelError if it is incomplete or not supported."""
+        """Read a tokenizer from a GGUF file's metadata (``tokenizer.ggml.*``). Raise ModelError if it is incomplete or
+        not supported.
+        """
         return cls(build_from_gguf(metadata))
 
     @classmethod
     def from_directory(cls, path: str | Path, *, lowercase: bool = False) -> Self:
-        """From tokenizer.json and, if present, tokenizer_config.json, generation_config.json, config.json,
-        chat_template.json and chat_template.jinja. Raise ModelError if a file is damaged or tokenizer.json is missing.
-        lowercase: texts are lower-cased first.
+        """Read a tokenizer from tokenizer.json and, if present, tokenizer_config.json, generation_config.json,
+        config.json, chat_template.json and chat_template.jinja. Raise ModelError if a file is damaged or tokenizer.json
+        is missing. With ``lowercase``, texts are lower-cased first.
         """
         return cls(read_from_directory(Path(path), lowercase=lowercase))
 
@@ -67,7 +69,7 @@ class Tokenizer:
     def encode(
         self, text: str, add_special_tokens: bool = True, *, parse_special: bool = True, max_tokens: int | None = None
     ) -> list[int]:
-        """Token ids of a text.
+        """Return the token ids of a text.
 
         ``add_special_tokens`` adds the beginning-of-text token if the model uses one; pass False for a rendered chat
         template, which contains it. With ``parse_special`` False, "<|im_end|>" in the text is ten
@@ -103,8 +105,8 @@ class Tokenizer:
         return find_infill({**self.special_token_ids, **found})
 
     def encode_infill(self, before: str, after: str, *, max_tokens: int | None = None) -> list[int]:
-        """Token ids of a prompt whose completion stands between two texts. Raise RequestError as `encode`, and for a
-        model that has no tokens for it.
+        """Return the token ids of a prompt whose completion stands between two texts. Raise RequestError as `encode`
+        does, and for a model that has no tokens for it.
         """
         if self.infill is None:
             reason, fix = "the model has no tokens for a gap in a text", "Use a model for code that was trained to fill"
@@ -116,8 +118,8 @@ class Tokenizer:
         return self.infill.prompt(self.encode(""), first, second)
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], int | None]:
-        """Token ids of two texts as one, and how many of them belong to the first; None if the tokenizer does not
-        distinguish them. Raise RequestError as `encode`.
+        """Return the token ids of two texts as one, and the number of them that belong to the first; None if the
+        tokenizer does not distinguish them. Raise RequestError as `encode` does.
         """
         try:
             with panics_caught():

@@ -82,7 +82,7 @@ def _token_text(path: Path, name: str, value: object) -> str | None:
 
 
 def _end_ids(path: Path) -> list[int]:
-    """eos_token_id of a configuration: one id, a list of ids, or none."""
+    """Return eos_token_id of a configuration: one id, a list of ids, or none."""
     value = _read_optional(path).get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(i) is int and i >= 0 for i in ids):

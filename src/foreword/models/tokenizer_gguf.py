@@ -154,7 +154,9 @@ def _sentence_piece(
     *,
     adds_space: bool = True,
 ) -> tuple[Tokenizer, bool]:
-    """merges: None: they follow from the scores. adds_space: whether a text begins with a space by default."""
+    """Build a tokenizer of SentencePiece's kind. With ``merges`` None, they follow from the scores. ``adds_space`` is
+    whether a text begins with a space by default.
+    """
     # Some files write user-defined runs of spaces as " ", where the vocabulary uses "▁".
     for i in np.flatnonzero(np.asarray(types) == _Type.USER_DEFINED).tolist():
         tokens[i] = tokens[i].replace(" ", "▁")
@@ -185,7 +187,9 @@ def _sentence_piece(
 def _merges(
     vocabulary: Mapping[str, int], tokens: list[str], types: Sequence[int], scores: Sequence[float]
 ) -> list[tuple[str, str]]:
-    """SentencePiece merges the neighbours with the best joint score: all splits of all tokens in two, best first."""
+    """Return all splits of all tokens in two, best first, because SentencePiece merges the neighbours with the best
+    joint score.
+    """
     id_of = vocabulary.get
     pairs: list[tuple[int, int]] = []
     for i in np.argsort(-np.asarray(scores), kind="stable").tolist():

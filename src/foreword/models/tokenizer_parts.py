@@ -41,7 +41,7 @@ def turn_ends(backend: tokenizers.Tokenizer) -> list[int]:
 
 @contextlib.contextmanager
 def panics_caught() -> Iterator[None]:
-    """A panic in `tokenizers` as a RuntimeError: its class, which cannot be imported, is not an Exception."""
+    """Raise a panic in `tokenizers` as a RuntimeError: its class, which cannot be imported, is not an Exception."""
     try:
         yield
     except BaseException as error:

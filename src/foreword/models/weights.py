@@ -22,8 +22,9 @@ class Tensor:
 
     @property
     def data(self) -> U8:
-        """uint8 [rows, row_bytes], read anew every time unless in memory; rows = product of all dimensions but the last
-        one. Blocks of a quantised format run along it. Raise ModelError as `StoredRows.read`.
+        """The weights as uint8 [rows, row_bytes], read again every time unless in memory; rows = product of all
+        dimensions but the last one. Blocks of a quantised format run along it. Raise ModelError as `StoredRows.read`
+        does.
         """
         return self.stored if isinstance(self.stored, np.ndarray) else self.stored.read()
 

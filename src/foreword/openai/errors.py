@@ -62,7 +62,7 @@ def error_body(error: ForewordError) -> tuple[int, dict[str, Any]]:
 
 @contextmanager
 def named(field: str, origins: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
-    """Within the block, a RequestError names the field of the body from which its own field comes: see
+    """Let a RequestError in the block name the field of the body from which its own field comes: see
     `RequestError.renamed`.
 
     field: the field with the prompt or all messages. origins: the paths of further fields.

@@ -38,7 +38,7 @@ class Adapters:
         self._name = f"adapters of {application}"
 
     async def all(self) -> dict[str, dict[str, Any]]:
-        """Bodies of loads, by name."""
+        """Return the bodies of loads, by name."""
         actor = self._actor()
         try:
             return {} if actor is None else await actor.all.remote()

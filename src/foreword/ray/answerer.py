@@ -26,7 +26,7 @@ class Answerer:
         Thread(target=self._run, name="foreword-answerer", daemon=True).start()
 
     def close(self) -> None:
-        """End, with the lines in work, so that the engine's memory is free. No answer may be awaited."""
+        """Stop, with the lines in work, so that the engine's memory is free. No answer may be awaited."""
         self._incoming.put(None)
 
     def answer(self, lines: Sequence[BatchLine]) -> list[Record]:

@@ -60,7 +60,7 @@ class ForewordStage:
         return replace(found[0], number=number)
 
     def _alone(self, line: BatchLine) -> Record:
-        """After a failure of the engine, by a new one: so that one row does not fail the others."""
+        """Answer one line after a failure of the engine, with a new one, so that one row does not fail the others."""
         for _ in range(2):  # the engine may have failed before this row
             try:
                 return self._answerer.answer([line])[0]

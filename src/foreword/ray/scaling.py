@@ -13,7 +13,9 @@ TARGET = 0.7  # of the pressure: above it, requests of the next minute would wai
 
 
 def wanted_replicas(current: int, waiting: Mapping[Any, float], pressure: Mapping[Any, float]) -> int:
-    """Replicas for a mean pressure of about `TARGET`; more than now while requests wait, fewer only if none do."""
+    """Return the number of replicas for a mean pressure of about `TARGET`; more than now while requests wait, fewer
+    only if none do.
+    """
     if not pressure:
         return current
     needed = ceil(round(sum(pressure.values()) / TARGET, 6))

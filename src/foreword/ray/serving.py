@@ -113,13 +113,13 @@ class Engine:
         return self._name, messages[0]["status"], b"".join(message.get("body", b"") for message in messages)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Called by Ray Serve: see `foreword.ray.scaling`."""
+        """Report the pressure when Ray Serve calls it: see `foreword.ray.scaling`."""
         scheduler, pool = self._llm.engine.scheduler, self._llm.engine.cache.pool
         used = max(pool.num_used / (pool.num_blocks - 1), len(scheduler.running) / scheduler.config.max_num_seqs)
         return {WAITING: float(len(scheduler.waiting)), PRESSURE: used}
 
     def check_health(self) -> None:
-        """Called by Ray Serve, which replaces a replica that raises."""
+        """Raise if the engine has failed, when Ray Serve calls it, which then replaces the replica."""
         if self._llm.is_closed:
             raise RuntimeError("the engine is closed")
 

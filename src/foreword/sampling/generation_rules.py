@@ -92,7 +92,9 @@ def _tokens(at: LogitRows) -> I32:
 
 
 def _apply_timestamps(logits: F32, outputs: I32, ends: I32, counts: I32, rules: TimestampRules) -> None:
-    """Rows of logits [N, V] after outputs of ``counts`` tokens. outputs: [N, W], each up to ``ends``, −1 elsewhere."""
+    """Apply the rules of timestamps to rows of logits [N, V] after outputs of ``counts`` tokens. outputs: [N, W], each
+    up to ``ends``, −1 elsewhere.
+    """
     first, tokens = rules.first, np.arange(logits.shape[1])
     i = np.arange(len(logits))
     logits[:, first - 1] = -np.inf

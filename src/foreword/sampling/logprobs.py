@@ -154,7 +154,8 @@ class StepLogprobs(Mapping[int, list[TokenLogprobs]]):
 
 
 def row_logprobs(logits: F32, token: int, count: int) -> tuple[I64, F64, I64]:
-    """(ids, log-probabilities, ranks), [1 + count] each: a token, then the ``count`` most likely ones, of one row [V].
+    """Return (ids, log-probabilities, ranks), [1 + count] each: a token, then the ``count`` most likely ones, of one
+    row [V].
 
     logprob(t) = logits[t] − log Σ exp(logits). Of equal tokens the lower id comes first.
     """
@@ -166,7 +167,7 @@ def row_logprobs(logits: F32, token: int, count: int) -> tuple[I64, F64, I64]:
 
 
 def read_logprobs(logits: F32, tokens: I32, counts: Ints, threads: native.CpuModel | None = None) -> LogprobArrays:
-    """For each row of logits [n, V], those of tokens[i] and of the counts[i] most likely tokens.
+    """Return, for each row of logits [n, V], those of tokens[i] and of the counts[i] most likely tokens.
 
     threads: the model whose idle threads compute too.
     """

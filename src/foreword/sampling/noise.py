@@ -31,7 +31,7 @@ def gumbel_noise(seed: int, position: int, token_ids: Ints) -> F64:
 
 
 def gumbel_of_each(seeds: I64, positions: I64, token_ids: Ints) -> F64:
-    """`gumbel_noise` of each seed, position and token, float64 [n]."""
+    """Return `gumbel_noise` of each seed, position and token, float64 [n]."""
     x = token_ids.astype(np.uint64) * np.uint64(PER_TOKEN)
     x += seeds.view(np.uint64) + positions.view(np.uint64) * np.uint64(STRIDE)
     return _gumbel(_uniform(x))

@@ -148,7 +148,7 @@ def apply_rules(logits: F32, rules: RequestRules, params: Any, prompt: I32, outp
 
 
 def _repetitions(text: list[int], breakers: set[int], most: int) -> dict[int, int]:
-    """Token → the longest m for which the last m tokens of the text come before an occurrence of it."""
+    """Return, by token, the longest m for which the last m tokens of the text come before an occurrence of it."""
     text = text[len(text) - min(most, len(text)) :] if most >= 0 else text
     found: dict[int, int] = {}
     for i in range(1, len(text)):
@@ -160,7 +160,7 @@ def _repetitions(text: list[int], breakers: set[int], most: int) -> dict[int, in
 
 
 def _set_unless_none_left(logits: F32, ids: Ints, values: F32 | np.float32) -> None:
-    """logits[ids] = values, undone if no token of the row is possible then."""
+    """Set logits[ids] = values, and undo it if no token of the row is possible then."""
     before = logits[ids]
     logits[ids] = values
     if not (logits > FORBIDDEN).any():

@@ -142,7 +142,7 @@ class Sampler:
 
 
 def wanted_logprobs(batch: InputBatch, sampling: StepSampling, tokens: I32) -> StepLogprobs:
-    """Memory for the log-probabilities of each row of logits whose request wants them."""
+    """Return memory for the log-probabilities of each row of logits whose request wants them."""
     counts = sampling.step.num_logprobs
     assert counts is not None
     wanting = (counts >= 0).nonzero()[0]

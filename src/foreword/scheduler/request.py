@@ -78,7 +78,9 @@ class Request:
         return len(self.prompt) + len(self.output)
 
     def whole(self, computed: int, n: int, most: int) -> int:
-        """n tokens after the computed ones, or fewer that end in no span; if none, a span of at most ``most``."""
+        """Return n, the number of tokens after the computed ones, or fewer that end in no span; if none, a span of at
+        most ``most``.
+        """
         if not len(self.spans):
             return n
         at = int(np.searchsorted(self.spans[:, 1], computed + n, side="right"))

@@ -279,7 +279,9 @@ class Scheduler:
         return Share(rows, computed, n, total)
 
     def _cut(self, rows: I32, computed: I32, n: I32, most: int) -> I32:
-        """n[i] tokens after computed[i], or fewer: up to a kept recurrent state, with whole spans up to ``most``."""
+        """Return n[i], the number of tokens after computed[i], or fewer: up to a kept recurrent state, with whole spans
+        up to ``most``.
+        """
         if self.cache.keeps_states and self.config.chunked_prefill:
             n = self.cache.cut_chunks(rows, computed, n)
         return self.running.whole(rows, computed, n, most)

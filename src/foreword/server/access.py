@@ -27,7 +27,7 @@ class Keys:
         return "API key" if self._ordinary and access != "public" else None
 
     def check(self, access: Access, path: str, headers: Mapping[bytes, bytes]) -> None:
-        """HttpError 401 without a valid key. headers: by lower-case names."""
+        """Raise HttpError 401 without a valid key. The names of ``headers`` are in lower case."""
         needed = self.needed(access)
         keys = self._admin if needed == "admin key" else self._ordinary
         if needed is not None and not _is_one_of(given_key(headers), keys):

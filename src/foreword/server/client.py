@@ -36,7 +36,7 @@ class Client(NamedTuple):
 
     @property
     def owner(self) -> str:
-        """Whose requests it sends: those of its key, or, without keys, of its address."""
+        """The owner of the requests that it sends: its key or, without keys, its address."""
         return self.key or self.address
 
     @property

@@ -27,7 +27,7 @@ class EventStream(Response):
     def __init__(
         self, frames: AsyncGenerator[bytes, None], *, silence: float, keep_alive: bytes, media_type: str = EVENTS
     ) -> None:
-        """keep_alive: the frame after so many seconds of silence; b"": none."""
+        """Send ``keep_alive`` after so many seconds of silence; with b"", send nothing."""
         super().__init__(media_type=media_type)
         self._head = (b"content-type", f"{media_type}; charset=utf-8".encode()), *HEADERS
         self._frames, self._silence, self._keep_alive = frames, silence, keep_alive

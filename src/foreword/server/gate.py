@@ -62,7 +62,7 @@ class Gate:
     """
 
     def __init__(self, app: ASGIApp, operations: Operations, config: ServerConfig, responses: Counter[int]) -> None:
-        """responses: the counter of requests by the status of their response."""
+        """Count responses by their status in ``responses``."""
         self._app, self._operations, self._config, self._keys = app, operations, config, Keys(config)
         self._hosts, self._bodies = Hosts(config), Bodies(config.max_total_body_bytes)
         self._beginnings = Beginnings()

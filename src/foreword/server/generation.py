@@ -57,7 +57,7 @@ class Generation:
         return model
 
     async def limit_time(self, when: float | None) -> None:
-        """From then on, on the clock of the event loop, the handler fails with TimeoutError; None: never."""
+        """Let the handler fail with TimeoutError from ``when`` on, a time of the event loop's clock; never for None."""
         if when is not None:
             await self._stack.enter_async_context(asyncio.timeout_at(when))
 
@@ -168,7 +168,7 @@ class Generation:
         return request.read(output)
 
     def _trace_failure(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """At the end of the HTTP request: what has ended without a final output."""
+        """Trace, at the end of the HTTP request, the requests that ended without a final output."""
         trace = self.context.trace
         if trace is None or error is None:
             return

@@ -117,7 +117,9 @@ class ServerMetrics:
     """A collector of Prometheus. responses: answered HTTP requests by status."""
 
     def __init__(self, engine: Engine, model: str, admission: Admission | None) -> None:
-        """admission: None if it is of a server of several models, which counts itself what it refuses."""
+        """Collect for one engine. ``admission`` is None in a server of several models, which counts itself what it
+        refuses.
+        """
         self._engine, self._admission, self._model = engine, admission, model
         self._counts, self._times = EngineMetrics(), ServingTimes()
         self._energy = EnergyMeter()

@@ -131,7 +131,7 @@ class ModelEntry:
 
     @property
     def is_loaded(self) -> bool:
-        """True if it takes requests at once."""
+        """Return whether it takes requests at once."""
         return self.state == "loaded"
 
     @property
@@ -168,7 +168,7 @@ class Models:
         shared: Shared,
         options: LLMOptions | None = None,
     ) -> None:
-        """options: the options of the engines of models that are added later."""
+        """Serve ``models``. ``options`` are the options of the engines of models that are added later."""
         self.config, self._read, self.shared, self._options = config, read, shared, options or LLMOptions()
         self.entries = [ModelEntry(served) for served in models]
         self.single: Context | None = None
@@ -242,7 +242,7 @@ class Models:
 
     @contextmanager
     def naming(self, name: str) -> Iterator[None]:
-        """Within the block an adapter is loaded under this name. Raise HttpError if another one is."""
+        """Reserve this name for an adapter that is loaded in the block. Raise HttpError if another one is."""
         if name in self._naming:
             reason = f"lora_name = {name!r:.80}: an adapter of this name is being loaded. Try again later"
             raise HttpError(INVALID, reason, param="lora_name")

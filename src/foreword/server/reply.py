@@ -33,7 +33,7 @@ MANY = 4096  # values in a response, from which on it is written in a thread
 
 
 async def apart(is_long: bool, function: Callable[..., T], *args: Any) -> T:
-    """``function(*args)``, in a thread if that takes long."""
+    """Return ``function(*args)``, computed in a thread if that takes long."""
     return await asyncio.to_thread(function, *args) if is_long else function(*args)
 
 

@@ -142,7 +142,7 @@ class Store:
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Within the block, an error of the directory or of the database is the HttpError that clients get."""
+        """Raise an error of the directory or of the database in the block as the HttpError that clients get."""
         try:
             yield
         except OSError as error:

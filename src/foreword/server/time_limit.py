@@ -40,7 +40,7 @@ def _seconds(request: Request, body: dict[str, Any], most: float | None) -> floa
 
 
 def _number(text: str) -> float | str:
-    """A text that is not a number is returned unchanged, so that it is refused later."""
+    """Return a text as a number. A text that is not a number is returned unchanged, so that it is refused later."""
     try:
         return float(text)
     except ValueError:

@@ -32,9 +32,9 @@ class Traces:
         self._model = model
 
     def ended(self, output: RequestOutput, params: SamplingParams, headers: Mapping[str, str]) -> None:
-        """The span of a request, below the one that its ``traceparent`` header names.
+        """Send the span of a request, below the one that its ``traceparent`` header names.
 
-        One with a completion that was aborted or failed has the status of an error.
+        The span has the status of an error if a completion was aborted or failed.
         """
         metrics, usage = output.metrics, output.usage
         reasons = [completion.finish_reason for completion in output.outputs]
@@ -62,7 +62,7 @@ class Traces:
         params: SamplingParams | None,
         headers: Mapping[str, str],
     ) -> None:
-        """The span of a request that was refused or failed, or whose client closed the connection."""
+        """Send the span of a request that was refused or failed, or whose client closed the connection."""
         closed = isinstance(error, CancelledError)
         reason = (
             "the connection was closed, or the server is being stopped"
@@ -81,7 +81,7 @@ class Traces:
         seconds: float,
         failure: str | None,
     ) -> None:
-        """A span that ends now. failure: the reason why its status is an error; None if it is not an error."""
+        """Send a span that ends now. ``failure`` is the reason why its status is an error, if it is one."""
         attributes = {"gen_ai.response.model": self._model, "gen_ai.request.id": request_id, **attributes}
         if params is not None:
             attributes |= {

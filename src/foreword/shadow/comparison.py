@@ -202,7 +202,7 @@ def table_differences(batch: InputBatch, g: int, use: GroupUse, rule: TableRule,
 def kept_entries(
     planned: Mapping[str, int], drafts: Mapping[str, Sequence[int]], left_out: Collection[str]
 ) -> dict[str, Bools]:
-    """By axis, the entries of a step's tensors that are not those of the requests left out."""
+    """Return, by axis, the entries of a step's tensors that are not those of the requests left out."""
     kept = np.array([rid not in left_out for rid in planned], np.bool_)
     counts = np.maximum(list(planned.values()), 0)
     k = np.array([len(drafts.get(rid, ())) for rid in planned], np.int64)
@@ -210,7 +210,7 @@ def kept_entries(
 
 
 def selected(tensors: Mapping[str, Any], kept: Mapping[str, Bools]) -> dict[str, Any]:
-    """These entries of the tensors whose values do not depend on the other requests of the batch."""
+    """Return these entries of the tensors whose values do not depend on the other requests of the batch."""
     out = {}
     for name, got in tensors.items():
         axis = "B" if name in SAMPLING else _INDEPENDENT.get(name, "")

@@ -74,7 +74,7 @@ class Hooks:
             self._outlets.close()
 
     def init_new(self, original: Callable[..., Any], cls: type, batch: Any, model_runner: Any, **kwargs: Any) -> Any:
-        """Around ``ForwardBatch.init_new``: follow the batch that it makes."""
+        """Wrap ``ForwardBatch.init_new``, to follow the batch that it makes."""
         made = original(cls, batch, model_runner, **kwargs)
         self._guarded(partial(self._prepared, batch, model_runner, made))
         return made
@@ -107,7 +107,7 @@ class Hooks:
         self._following.prepared(requests, tensors_of(made, table), gone, preempted)
 
     def process_batch_result(self, original: Callable[..., Any], scheduler: Any, batch: Any, result: Any) -> Any:
-        """Around ``Scheduler.process_batch_result``: follow the samples, except those that it discards."""
+        """Wrap ``Scheduler.process_batch_result``, to follow the samples, except those that it discards."""
         discarded = [req.finished() or req.is_retracted for req in batch.reqs]
         done = original(scheduler, batch, result)
         self._guarded(partial(self._sampled, batch, result, discarded))
@@ -184,7 +184,7 @@ def max_num_batched_tokens(model_runner: Any) -> int:
 
 
 def title() -> str:
-    """SGLang with its version, where it is installed."""
+    """Return SGLang with its version, where it is installed."""
     try:
         return f"SGLang {version('sglang')}"
     except PackageNotFoundError:

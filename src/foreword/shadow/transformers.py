@@ -115,7 +115,7 @@ class _Follower:
         self.shadow.step([future.state.request_id for future in futures], tensors)
 
     def _slots(self, g: int, index: AnyArray) -> I64:
-        """Physical indices as block · page + offset; −1 in the sectors that hold no token."""
+        """Return physical indices as block · page + offset; −1 in the sectors that hold no token."""
         group = self.groups[g]
         block, offset = np.divmod(index.astype(np.int64), group.block_physical_stride)
         slots: I64 = block * group.tokens_per_page + offset

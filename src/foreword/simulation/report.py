@@ -55,12 +55,12 @@ class SimulationReport:
 
     @property
     def imbalance(self) -> float:
-        """Seconds in steps of the busiest replica, divided by the mean of all replicas."""
+        """The time in steps of the busiest replica, divided by the mean of all replicas."""
         return max(self.busy, default=0.0) * self.num_replicas / total if (total := sum(self.busy)) else 1.0
 
     @property
     def busy_hours_per_million(self) -> float:
-        """Hours in steps, summed over the replicas, per million output tokens."""
+        """The hours in steps, summed over the replicas, per million output tokens."""
         return sum(self.busy) / 3600 / max(self.num_output_tokens, 1) * 1e6
 
     def add_times(self, request: SimulatedRequest, now: float) -> None:

@@ -127,7 +127,7 @@ def prepare_pos_seq_lens_kernel(
     *,
     BLOCK_SIZE: int,
 ) -> None:
-    """seq_lens[b] = computed[idx[b]] + n[b], zero up to max_num_reqs; pos[loc[b] + j] = computed[idx[b]] + j.
+    """Set seq_lens[b] = computed[idx[b]] + n[b], zero up to max_num_reqs, and pos[loc[b] + j] = computed[idx[b]] + j.
 
     The grid has one program per request and one for the zeros.
     """
@@ -156,8 +156,8 @@ def combine_sampled_and_draft_tokens_kernel(
     BLOCK_SIZE: int,
     NUM_NEW_SAMPLED_TOKENS: int = 1,
 ) -> None:
-    """logits_indices: the last n = cu_num_logits[b + 1] - cu_num_logits[b] tokens of each request. Behind its prefill
-    (seq_lens[b] > prefill_len) the first of these tokens becomes the last sampled one, the others the drafts.
+    """Set logits_indices to the last n = cu_num_logits[b + 1] - cu_num_logits[b] tokens of each request. Behind its
+    prefill (seq_lens[b] > prefill_len) the first of these tokens becomes the last sampled one, the others the drafts.
 
     The sampled token is written only if its position is not of the prefill. ``NUM_NEW_SAMPLED_TOKENS`` 0: all n are
     drafts.
@@ -188,7 +188,7 @@ def get_num_sampled_and_rejected_kernel(
     idx_mapping_ptr: Ints,
     prefill_len_ptr: Ints,
 ) -> None:
-    """Within the prefill (seq_lens[b] < prefill_len[idx[b]]) both counts are 0; else rejected = logits - sampled."""
+    """Set both counts to 0 within the prefill (seq_lens[b] < prefill_len[idx[b]]); else rejected = logits - sampled."""
     requests = grid[0]
     chunk = seq_lens_ptr[:requests] < prefill_len_ptr[idx_mapping_ptr[:requests]]
     num_sampled_ptr[:requests][chunk] = 0
@@ -243,7 +243,9 @@ def post_update_kernel(
 def post_update_num_computed_tokens_kernel(
     grid: Grid, idx_mapping_ptr: Ints, num_computed_tokens_ptr: Ints, query_start_loc_ptr: Ints
 ) -> None:
-    """computed[idx[b]] += scheduled tokens of request b: pooling, and pipeline stages that sample nothing."""
+    """Add to computed[idx[b]] the scheduled tokens of request b: for pooling, and for pipeline stages that sample
+    nothing.
+    """
     num_computed_tokens_ptr[idx_mapping_ptr[: grid[0]]] += np.diff(query_start_loc_ptr[: grid[0] + 1])
 
 
@@ -256,7 +258,7 @@ def expand_idx_mapping_kernel(
     *,
     BLOCK_SIZE: int,
 ) -> None:
-    """For logit j of request b: expanded_idx_mapping[cu[b] + j] = idx[b], expanded_local_pos[cu[b] + j] = j."""
+    """Set expanded_idx_mapping[cu[b] + j] = idx[b] and expanded_local_pos[cu[b] + j] = j for logit j of request b."""
     cu = cu_num_logits_ptr[: grid[0] + 1]
     counts = np.diff(cu)
     positions, owners = ranges(np.zeros_like(counts), counts)
@@ -367,8 +369,8 @@ def dcp_local_seq_lens_kernel(
     max_num_reqs: int,
     BLOCK_SIZE: int,
 ) -> None:
-    """out[b]: how many of seq_lens[b] positions are on this rank, where runs of ``cp_interleave`` go to ``dcp_size``
-    ranks in turn. Zero from num_reqs to max_num_reqs.
+    """Set out[b] to the number of seq_lens[b] positions on this rank, where runs of ``cp_interleave`` go to
+    ``dcp_size`` ranks in turn. The entries from num_reqs to max_num_reqs become zero.
     """
     rounds, rest = np.divmod(seq_lens_ptr[:num_reqs], dcp_size * cp_interleave)
     rest = np.clip(rest - dcp_rank * cp_interleave, 0, cp_interleave)
@@ -392,8 +394,9 @@ def prepare_rope_positions_kernel(
     BLOCK_SIZE: int,
     NUM_DIMS: int,
 ) -> None:
-    """M-RoPE: positions[d, loc[b] + j] for dimension d of token j of request b with row r and c = computed[r]:
-    prefill_positions[r * NUM_DIMS + d, c + j] where c is of the prefill, else c + j + prefill_delta[r].
+    """Set the positions of M-RoPE: positions[d, loc[b] + j] for dimension d of token j of request b with row r and c =
+    computed[r] becomes prefill_positions[r * NUM_DIMS + d, c + j] where c is in the prefill, else c + j +
+    prefill_delta[r].
     """
     rows, loc = idx_mapping_ptr[: grid[0]], query_start_loc_ptr[: grid[0] + 1]
     computed = num_computed_tokens_ptr[rows]
@@ -421,7 +424,7 @@ def apply_prompt_embeds_kernel(
     TOKEN_BLOCK: int,
     BLOCK_SIZE: int,
 ) -> None:
-    """inputs_embeds[loc[b] + j] = embeds[c + j], for the tokens of request b whose position c + j is below
+    """Set inputs_embeds[loc[b] + j] = embeds[c + j] for the tokens of request b whose position c + j is below
     embeds_lens[r], unless mask[c + j] says that the position has a token id.
 
     embeds_ptrs [R]: addresses of arrays [embeds_lens[r], hidden_size] of the dtype of ``inputs_embeds``; mask_ptrs [R]:
@@ -444,13 +447,13 @@ def apply_prompt_embeds_kernel(
 def scatter_num_accepted_kernel(
     grid: Grid, idx_mapping_ptr: Ints, num_sampled_ptr: Ints, num_accepted_ptr: Ints
 ) -> None:
-    """num_accepted[idx[b]] = max(num_sampled[b], 1) where idx[b] >= 0: models with recurrent states."""
+    """Set num_accepted[idx[b]] = max(num_sampled[b], 1) where idx[b] >= 0, for models with recurrent states."""
     live = np.flatnonzero(idx_mapping_ptr[: grid[0]] >= 0)
     num_accepted_ptr[idx_mapping_ptr[live]] = np.maximum(num_sampled_ptr[live], 1)
 
 
 def fill_num_accepted_kernel(grid: Grid, idx_mapping_ptr: Ints, num_accepted_ptr: Ints, num_sampled: int) -> None:
-    """num_accepted[idx[b]] = num_sampled where idx[b] >= 0."""
+    """Set num_accepted[idx[b]] = num_sampled where idx[b] >= 0."""
     rows = idx_mapping_ptr[: grid[0]]
     num_accepted_ptr[rows[rows >= 0]] = num_sampled
 

@@ -236,7 +236,7 @@ def get_aligned_state_indices_multi_group_kernel(
     BLOCK_STATE_SLOTS: int,
     BLOCK_ROWS: int,
 ) -> None:
-    """state_indices[g, b, s] = table[g][b, max((seq_lens[b] - 1) // CACHE_BLOCK_SIZE, 0) + s], for request b and
+    """Set state_indices[g, b, s] = table[g][b, max((seq_lens[b] - 1) // CACHE_BLOCK_SIZE, 0) + s], for request b and
     slot s < NUM_STATE_SLOTS: the blocks with the states of the last token, and of each draft after it.
     """
     first = np.maximum((seq_lens_ptr[:num_requests] - 1) // CACHE_BLOCK_SIZE, 0)

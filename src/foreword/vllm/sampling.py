@@ -62,7 +62,7 @@ def temperature_kernel(
     *,
     BLOCK_SIZE: int,
 ) -> None:
-    """logits[l] /= temperature[idx[l]], unless that is 0 or 1."""
+    """Divide logits[l] by temperature[idx[l]], unless that is 0 or 1."""
     temperature = temperature_ptr[expanded_idx_mapping_ptr[: grid[0]]]
     rows = np.flatnonzero((temperature != 0) & (temperature != 1))
     if is_native((logits_ptr, _F32), (temperature, _F32)):
@@ -82,7 +82,7 @@ def min_p_kernel(
     *,
     BLOCK_SIZE: int,
 ) -> None:
-    """logits[l, v] = -∞ where logits[l, v] < max(logits[l]) + log(min_p[idx[l]]), unless min_p is 0."""
+    """Set logits[l, v] = -∞ where logits[l, v] < max(logits[l]) + log(min_p[idx[l]]), unless min_p is 0."""
     min_p = min_p_ptr[expanded_idx_mapping_ptr[: grid[0]]]
     rows = np.flatnonzero(min_p != 0)
     distances = np.log(min_p[rows])
@@ -192,7 +192,7 @@ def penalties_kernel(
     *,
     BLOCK_SIZE: int,
 ) -> None:
-    """With c[v] = output_bin_counts[r, v], and the drafts before logit l of its request counted too:
+    """Apply penalties. With c[v] = output_bin_counts[r, v], and the drafts before logit l of its request counted too:
 
     logits[l, v] is divided by the repetition penalty if it is above 0, else multiplied by it, where v is in the prompt
     or c[v] > 0; then frequency_penalty * c[v] and, where c[v] > 0, the presence penalty are subtracted.
@@ -250,8 +250,9 @@ def bad_words_kernel(
     input_ids_ptr: Ints,
     expanded_local_pos_ptr: Ints,
 ) -> None:
-    """logits[l, last token of a bad word] = -∞ where the outputs, and the drafts before logit l, end with the tokens of
-    the word before its last. Word i of row r has the tokens bad_word_offsets[r, i] to bad_word_offsets[r, i + 1].
+    """Set logits[l, last token of a bad word] = -∞ where the outputs, and the drafts before logit l, end with the
+    tokens of the word before its last. Word i of row r has the tokens bad_word_offsets[r, i] to bad_word_offsets[r, i +
+    1].
     """
     for token, row in enumerate(expanded_idx_mapping_ptr[: grid[0]]):
         drafts, words = int(expanded_local_pos_ptr[token]), int(num_bad_words_ptr[row])
@@ -281,8 +282,8 @@ def apply_grammar_bitmask_kernel(
     MASK_STRIDE: int,
     BLOCK_SIZE: int,
 ) -> None:
-    """logits[cu[b] + j, v] = -∞ where bit v of bitmask[i] is 0, for logits_indices[i] = b * MASK_STRIDE + j, if request
-    b has more than j logits. The bits of 32 tokens are an int32, the first the lowest.
+    """Set logits[cu[b] + j, v] = -∞ where bit v of bitmask[i] is 0, for logits_indices[i] = b * MASK_STRIDE + j, if
+    request b has more than j logits. The bits of 32 tokens are an int32, the first the lowest.
     """
     requests, positions = np.divmod(logits_indices_ptr[: grid[0]], MASK_STRIDE)
     starts = cu_num_logits_ptr[requests]
@@ -324,7 +325,7 @@ def gumbel_sample_kernel(
     USE_FP64: bool,
     PER_TOKEN_COL: bool,
 ) -> None:
-    """The largest of logits[l, v] + noise(seed, position, v) and its v, for each block of ``BLOCK_SIZE`` tokens v.
+    """Find the largest of logits[l, v] + noise(seed, position, v) and its v, for each block of ``BLOCK_SIZE`` tokens v.
 
     Without noise at temperature 0 and for rows -1. `gumbel_noise` is Gumbel noise from a hash of the request's seed,
     the position and v. Raises ConfigError where a draft model keeps its logits (logits_cache): with equal arguments,
@@ -473,14 +474,14 @@ def hash32(seeds: I64, positions: Ints, words: U32, domain: int = 0) -> U32:
 
 
 def _uniform32(seeds: I64, positions: Ints, words: U32) -> F32:
-    """(hash + 0.5) / 2 ** 32, rounded once to float32."""
+    """Return (hash + 0.5) / 2 ** 32, rounded once to float32."""
     bits = hash32(seeds, positions, words)
     low = (bits & np.uint32(0xFFFF)).astype(np.float32) + np.float32(0.5)
     return (bits >> np.uint32(16)).astype(np.float32) * np.float32(2.0**-16) + low * np.float32(2.0**-32)
 
 
 def _uniform64(seeds: I64, positions: Ints, words: U32) -> F64:
-    """(the upper 53 of 64 bits of two hashes + 0.5) / 2 ** 53, below 1."""
+    """Return (the upper 53 of 64 bits of two hashes + 0.5) / 2 ** 53, below 1."""
     low = hash32(seeds, positions, words).astype(np.uint64)
     high: U64 = hash32(seeds, positions, words, 0x9E3779B9).astype(np.uint64)
     uniform = ((((high << np.uint64(32)) | low) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
@@ -488,7 +489,7 @@ def _uniform64(seeds: I64, positions: Ints, words: U32) -> F64:
 
 
 def _log_of_one_minus(u: F32) -> F32:
-    """log(1 - u): below 0.25 by the first eight terms of its series, whose absolute error is less than 6e-7."""
+    """Return log(1 - u): below 0.25 by the first eight terms of its series, whose absolute error is less than 6e-7."""
     series = np.full_like(u, 1 / 8)
     for n in range(7, 0, -1):
         series = np.float32(1 / n) + u * series
@@ -509,7 +510,7 @@ def topk_log_softmax_kernel(
     BLOCK_SIZE: int,
     TOPK_BLOCK_SIZE: int,
 ) -> None:
-    """output[l, k] = logits[l, i] - max(logits[l]) - log(Σ exp(logits[l] - max)) for i = topk_ids[l, k].
+    """Set output[l, k] = logits[l, i] - max(logits[l]) - log(Σ exp(logits[l] - max)) for i = topk_ids[l, k].
 
     The sum is taken over blocks of ``BLOCK_SIZE``, then over the blocks in order.
     """
@@ -531,7 +532,7 @@ def ranks_kernel(
     *,
     BLOCK_SIZE: int,
 ) -> None:
-    """output[l]: how many of logits[l] are at least as large as that of token_ids[l].
+    """Set output[l] to the number of logits[l] that are at least as large as that of token_ids[l].
 
     Where that is -∞, the -∞ that fill the last block of ``BLOCK_SIZE`` count too.
     """
@@ -559,7 +560,7 @@ def fill_logprob_token_ids_kernel(
     NUM_TOPK: int,
     PADDED_COLS: int,
 ) -> None:
-    """The tokens of the columns of log-probabilities: the sampled one, then those that the request names, else the
+    """Set the tokens of the columns of log-probabilities: the sampled one, then those that the request names, else the
     ``NUM_TOPK`` likeliest. out_valid_mask is set where a column is used.
     """
     rows = expanded_idx_mapping_ptr[: grid[0]]
@@ -576,7 +577,7 @@ def fill_logprob_token_ids_kernel(
 def num_nans_kernel(
     grid: Grid, logits_ptr: AnyArray, logits_stride: int, num_nans_ptr: Ints, vocab_size: int, *, BLOCK_SIZE: int
 ) -> None:
-    """num_nans[l]: how many of logits[l] are NaN."""
+    """Set num_nans[l] to the number of logits[l] that are NaN."""
     for row in range(grid[0]):
         num_nans_ptr[row] = np.count_nonzero(np.isnan(as_float32(logits_ptr[row, :vocab_size])))
 
@@ -592,7 +593,7 @@ def prompt_logprobs_token_ids_kernel(
     *,
     BLOCK_SIZE: int,
 ) -> None:
-    """token_ids[loc[b] + j] = all_token_ids[r, computed[r] + 1 + j]: the token that follows each scheduled one."""
+    """Set token_ids[loc[b] + j] = all_token_ids[r, computed[r] + 1 + j]: the token that follows each scheduled one."""
     rows, loc = idx_mapping_ptr[: grid[0]], query_start_loc_ptr[: grid[0] + 1]
     places, owners = ranges(num_computed_tokens_ptr[rows] + 1, np.diff(loc))
     prompt_logprobs_token_ids_ptr[loc[0] : loc[0] + len(owners)] = all_token_ids_ptr[rows[owners], places]

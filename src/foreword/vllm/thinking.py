@@ -77,7 +77,8 @@ def thinking_budget_kernel(
     NATURAL_END_LEN: int,
     END_LEN: int,
 ) -> None:
-    """logits[l, t] = 10⁹ for the next token t of the end, where a thinking part is open and has its budget of tokens.
+    """Set logits[l, t] = 10⁹ for the next token t of the end, where a thinking part is open and has its budget of
+    tokens.
 
     The drafts before logit l of its request count as its tokens. t is the one after the longest beginning of the end
     with which the tokens end.

@@ -25,7 +25,7 @@ def flatten_sampled_kernel(
     num_sampled_ptr: Ints,
     cu_num_logits_ptr: Ints,
 ) -> None:
-    """flat_sampled[cu_num_logits[b] + j] = sampled[b, j] for j < num_sampled[b]."""
+    """Set flat_sampled[cu_num_logits[b] + j] = sampled[b, j] for j < num_sampled[b]."""
     counts = num_sampled_ptr[: grid[0]]
     to, owners = ranges(cu_num_logits_ptr[: grid[0]], counts)
     columns, _ = ranges(np.zeros_like(counts), counts)
@@ -46,8 +46,8 @@ def gather_draft_sampled_kernel(
     *,
     BLOCK_SIZE: int,
 ) -> None:
-    """draft_sampled[l] and pos[l] are input id and position of the token of logit l. Drafts of a step that began within
-    the prefill are placeholders: -1.
+    """Set draft_sampled[l] and pos[l] to input id and position of the token of logit l. Drafts of a step that began
+    within the prefill are placeholders: -1.
     """
     tokens, local = logits_indices_ptr[:num_logits], expanded_local_pos_ptr[:num_logits]
     positions, prefill = positions_ptr[tokens], prefill_len_ptr[expanded_idx_mapping_ptr[:num_logits]]
@@ -83,8 +83,8 @@ def compute_local_logits_stats_kernel(
     BLOCK_SIZE: int,
     HAS_DRAFT_LOGITS: bool,
 ) -> None:
-    """For each logit but the bonus, per block: at temperature 0 the largest target logit and its token; else the
-    largest logit m and Σ exp(logit - m) of target and draft, whose logits are divided by the temperature here.
+    """Compute for each logit but the bonus, per block: at temperature 0 the largest target logit and its token; else
+    the largest logit m and Σ exp(logit - m) of target and draft, whose logits are divided by the temperature here.
 
     The bonus logit is the last one of its request (with ``num_logits``), or that at num_speculative_steps.
     """
@@ -275,8 +275,9 @@ def resample_kernel(
     WATERMARK: bool,
     DEDUPLICATE_CONTEXTS: bool,
 ) -> None:
-    """Per block, the largest residual logit of the first rejected draft or of the bonus, with Gumbel noise, and its
-    token. Nothing for a rejected draft at temperature 0, in whose place the target's token is already.
+    """Find, per block, the largest residual logit of the first rejected draft or of the bonus, with Gumbel noise, and
+    its token. Nothing is written for a rejected draft at temperature 0, because the target's token is already in its
+    place.
 
     Residual logits: the target's for the bonus and after a placeholder; without draft logits the target's without the
     rejected token; else log(max(p - q, 0)), whose log1p is NumPy's.
@@ -325,7 +326,7 @@ def insert_resampled_kernel(
     *,
     PADDED_RESAMPLE_NUM_BLOCKS: int,
 ) -> None:
-    """sampled[b, n] = the token of the largest of the blocks, for n = num_sampled[b], which then counts it. At
+    """Set sampled[b, n] to the token of the largest of the blocks, for n = num_sampled[b], which then counts it; at
     temperature 0 only for the bonus.
     """
     counts = num_sampled_ptr[: grid[0]]
@@ -353,7 +354,7 @@ def ngram_scan_kernel(
     MAX_N_PO2: int,
     BLOCK_L: int,
 ) -> None:
-    """The last place in each block of ``BLOCK_L`` positions where the longest suffix of a request's tokens stood:
+    """Find the last place in each block of ``BLOCK_L`` positions where the longest suffix of a request's tokens stood:
     scratch[b, block] = n * (L + 1) + p + 1 for the n tokens at p, ``MIN_N`` to ``MAX_N`` of them, or 0.
     """
     for b in range(grid[0]):
@@ -388,7 +389,7 @@ def ngram_finalize_kernel(
     K_PO2: int,
     N_BLOCKS_PO2: int,
 ) -> None:
-    """drafts[b, k]: the tokens that followed the place with the longest suffix, of equal ones the last place.
+    """Set drafts[b, k] to the tokens that followed the place with the longest suffix, the last of equal places.
 
     The last sampled token where there are none.
     """

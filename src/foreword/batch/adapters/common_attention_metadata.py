@@ -68,7 +68,7 @@ class CommonAttentionMetadata:
         return self.dcp_local_seq_lens
 
     def token_to_req_indices(self) -> I32:
-        """int32 [T]: the request of each token."""
+        """Return the request of each token, int32 [T]."""
         lens = np.diff(self.query_start_loc)
         return np.repeat(np.arange(len(lens), dtype=np.int32), lens)
 

@@ -69,7 +69,7 @@ class AppliedStep(PlannedStep):
 
     @property
     def block_ops(self) -> BlockOps:
-        """Blocks to zero and to copy before the step."""
+        """The blocks to zero and to copy before the step."""
         zero = getattr(self._output, "new_block_ids_to_zero", None)
         copies = getattr(self._output, "kv_cache_block_copies", None)
         if not zero and not copies:
@@ -78,12 +78,12 @@ class AppliedStep(PlannedStep):
 
     @property
     def encoder_inputs(self) -> Mapping[str, Sequence[int]]:
-        """{req_id: feature indices} to encode before the step."""
+        """The feature indices to encode before the step, by request id."""
         return self._output.scheduled_encoder_inputs or {}
 
     @property
     def free_encoder_inputs(self) -> Sequence[str]:
-        """Identifiers whose encoder outputs may be dropped."""
+        """The identifiers whose encoder outputs may be dropped."""
         return self._output.free_encoder_mm_hashes or ()
 
     @property

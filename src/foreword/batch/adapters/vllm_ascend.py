@@ -97,7 +97,7 @@ class AscendMasks:
         return _read_only(out)
 
     def _write(self, positions: I64, out: AnyArray) -> None:
-        """out[t, j] = the mask value of query position positions[t] and key j."""
+        """Write out[t, j] = the mask value of query position positions[t] and key j."""
         out[...] = self._hidden
         np.copyto(out, self._seen, where=visible(positions, out.shape[1], self.sliding_window))
 

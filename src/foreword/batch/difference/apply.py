@@ -86,7 +86,7 @@ def _step(states: RequestStates, arrays: Arrays) -> tuple[Plan, BlockOps]:
 
 
 def _write(states: RequestStates, arrays: Arrays, planned: I32) -> None:
-    """Blocks, columns and tokens."""
+    """Write the blocks, columns and tokens."""
     M, tables = states.max_model_len, states.block_tables
     for g, table in enumerate(tables):
         at = arrays.read(f"entries.{g}.at", high=table.table.size - 1)

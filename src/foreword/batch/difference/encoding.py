@@ -47,8 +47,8 @@ def pack(header: Mapping[str, Any], arrays: Mapping[str, AnyArray]) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, AnyArray]]:
-    """Header and arrays; the arrays are read-only views of the bytes. Raise PlanError where they do not follow the
-    format.
+    """Return the header and the arrays, which are read-only views of the bytes. Raise PlanError where they do not
+    follow the format.
     """
     if len(data) < _PREFIX.size:
         raise malformed("length", expected=f"{_PREFIX.size} bytes or more", got=len(data))
@@ -84,7 +84,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, AnyArray]]:
 
 
 def plain(value: Any) -> Any:
-    """NumPy scalars and arrays, and mappings as JSON values."""
+    """Return NumPy scalars and arrays, and mappings, as JSON values."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     if isinstance(value, Mapping):

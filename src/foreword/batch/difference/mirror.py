@@ -48,7 +48,7 @@ def columns(states: RequestStates) -> dict[str, tuple[AnyArray, int | None]]:
 
 
 def checksum(states: RequestStates) -> int:
-    """CRC-32 of all columns."""
+    """Return the CRC-32 of all columns."""
     found = 0
     for column, _ in columns(states).values():
         found = zlib.crc32(column.data, found)
@@ -68,7 +68,7 @@ def geometry(states: RequestStates) -> dict[str, Any]:
 
 
 def states_of(geometry: Mapping[str, Any], *, rank: int = 0) -> RequestStates:
-    """New states for the snapshot with this geometry. rank: of a context-parallel group."""
+    """Return new states for the snapshot with this geometry. ``rank`` is that of a context-parallel group."""
     cp = geometry["context_parallel"]
     return RequestStates(
         kv_groups=[KVGroup(size, None, *rest) for size, *rest in geometry["kv_groups"]],
@@ -78,7 +78,7 @@ def states_of(geometry: Mapping[str, Any], *, rank: int = 0) -> RequestStates:
 
 
 def mirror_of(states: RequestStates) -> RequestStates:
-    """New states of the same shape."""
+    """Return new states of the same shape."""
     groups, sizes = [table.group for table in states.block_tables], {name: getattr(states, name) for name in _SIZES}
     return RequestStates(kv_groups=groups, context_parallel=states.context_parallel, **sizes)
 
@@ -129,6 +129,6 @@ def admit(states: RequestStates, arrays: Arrays, req_ids: Sequence[str], extras:
 
 
 def spans(start: Ints, end: Ints) -> tuple[I64, I64]:
-    """Row and position of the entries start[row] … end[row] − 1 of all rows, row by row."""
+    """Return row and position of the entries start[row] … end[row] − 1 of all rows, row by row."""
     count = np.maximum(end - start, 0)
     return np.repeat(np.arange(len(count)), count), np.repeat(start, count) + ragged_arange(count)

@@ -20,7 +20,7 @@ _TYPES = {"sampling_params": SamplingParams, "lora_request": LoraRequest, "pooli
 
 
 def to_json(given: Mapping[str, Any], req_id: str) -> dict[str, Any]:
-    """Fields of `NewRequest`, without arrays. Raise RequestError for a value that JSON cannot hold."""
+    """Return the fields of `NewRequest`, without arrays. Raise RequestError for a value that JSON cannot hold."""
     return {
         name: [_differing(feature, req_id) for feature in value] if name == "mm_features" else _differing(value, req_id)
         for name, value in given.items()

@@ -56,8 +56,8 @@ class StepDifference:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> StepDifference:
-        """The inverse of `to_bytes`, as views of ``data``. Raise PlanError for malformed bytes, ConfigError for adapter
-        0.
+        """Return the difference that `to_bytes` wrote, as views of ``data``. Raise PlanError for malformed bytes,
+        ConfigError for adapter 0.
         """
         header, arrays = unpack(data)
         for name in {"step", "num_admissions"} - header.keys():

@@ -94,7 +94,7 @@ def prefilling_with(by_row: Mapping[int, object], batch: BatchTensors) -> list[i
 
 
 def mrope_positions(batch: BatchTensors, num_dims: int = 3) -> I64:
-    """Rotary positions of num_dims dimensions, int64 [num_dims, Tp], 0 on padding.
+    """Return the rotary positions of num_dims dimensions, int64 [num_dims, Tp], 0 on padding.
 
     For a token at position p of a request that was admitted with mrope_positions m [num_dims, n]:
         m[d, p] if p < n, else p + rope_delta
@@ -133,7 +133,9 @@ def stage_mrope_positions(states: RequestStates, req_id: str, positions: Ints, d
 
 
 def encoder_seq_lens(batch: BatchTensors) -> I32:
-    """Cross-attention lengths, int32 [Bp]: each request's encoder_len in every one of its steps; 0 on padding."""
+    """Return the cross-attention lengths, int32 [Bp]: each request's encoder_len in every one of its steps; 0 on
+    padding.
+    """
     out: I32 = batch.optional("encoder_seq_lens")[: batch.num_reqs_padded]
     out[: batch.num_reqs] = batch.states.encoder_len[batch.idx_mapping]
     out[batch.num_reqs :] = 0

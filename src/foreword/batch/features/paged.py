@@ -69,8 +69,9 @@ def flashinfer_plan(batch: BatchTensors, group: int = 0) -> FlashInferPlan:
 
 
 def kernel_block_table(batch: BatchTensors, group: int = 0) -> I32:
-    """int32 [Bp, K · r]: allocation block n is the kernel blocks n·r … n·r + r − 1, r = block_size / kernel_block_size;
-    a null block is r null blocks. The gathered table itself where r = 1. Raise PlanError for a kernel block past int32.
+    """Return the table of kernel blocks, int32 [Bp, K · r]: allocation block n is the kernel blocks n·r … n·r + r − 1,
+    r = block_size / kernel_block_size; a null block is r null blocks. Where r = 1 it is the gathered table itself.
+    Raise PlanError for a kernel block past int32.
     """
     table, states_table = batch.block_table[group], batch.states.block_tables[group]
     kv_group, null = states_table.group, states_table.null_block

@@ -47,11 +47,11 @@ class StagingRing:
         return self._slots[slot]
 
     def release_all(self) -> None:
-        """No step reads any of the buffers."""
+        """Mark all buffers as free, because no step reads them any more."""
         self._busy[:] = [False] * self.depth
 
     def release(self, buffers: InputBuffers) -> None:
-        """The step no longer reads these buffers. Raise PlanError if they are not in use, or belong to another ring."""
+        """Mark the buffers of a step as free. Raise PlanError if they are not in use, or belong to another ring."""
         for slot, candidate in enumerate(self._slots):
             if candidate is buffers and self._busy[slot]:
                 self._busy[slot] = False

@@ -85,7 +85,7 @@ class BlockTable:
 
     @property
     def width(self) -> int:
-        """K, the number of entries of a row."""
+        """The number of entries of a row, K."""
         return int(self.table.shape[1])
 
     @property
@@ -123,7 +123,7 @@ class BlockTable:
         make([(setitem, self.table, (row, index), block_id), (setitem, self.content_id, row, self.ids.take())])
 
     def clear_all(self) -> None:
-        """Null every entry of every row, also past the blocks that a row holds."""
+        """Set every entry of every row to the null block, also past the blocks that a row holds."""
         self.table[:] = self.null_block
         self.num_blocks[:] = 0
         self.content_id[:] = self.ids.take(len(self.content_id)) + np.arange(len(self.content_id))

@@ -63,7 +63,9 @@ class Progress:
         self.num_computed_tokens[row] = computed
 
     def write_tokens(self, req_id: str, row: int, start: int, tokens: I32) -> None:
-        """token_ids[row, start : start + len(tokens)] = tokens; CapacityError where they leave a gap or do not fit."""
+        """Set token_ids[row, start : start + len(tokens)] = tokens. Raise CapacityError if they leave a gap or do not
+        fit.
+        """
         end = start + len(tokens)
         if start > self.num_tokens[row] or end > self.token_ids.shape[1]:
             raise CapacityError(

@@ -19,7 +19,8 @@ ALIGNMENT = 64  # bytes: a cache line
 def carve(
     shapes: Sequence[tuple[tuple[int, ...], str]], allocator: Allocator | None, parameters: str
 ) -> tuple[U8, list[AnyArray]]:
-    """Arrays of these shapes and dtypes, zeros, one after the other in one block of bytes, each at a multiple of 64.
+    """Return arrays of these shapes and dtypes, filled with zeros, one after the other in one block of bytes, each at a
+    multiple of 64.
 
     allocator(num_bytes) returns writable contiguous uint8 memory with any content, pinned memory for example. Returns
     the block and the arrays, which are views of it. parameters: those that determine the shapes. Raise ConfigError for

@@ -75,7 +75,7 @@ class InputBuffers:
     def for_states(
         cls, states: RequestStates, max_num_batched_tokens: int, *, allocator: Allocator | None = None
     ) -> InputBuffers:
-        """Buffers that fit ``states``, for steps of up to ``max_num_batched_tokens`` tokens, padding included.
+        """Return buffers that fit ``states``, for steps of up to ``max_num_batched_tokens`` tokens, padding included.
 
         allocator(num_bytes) → writable uint8 memory of that size, pinned memory for example; None: ordinary memory.
         """

@@ -9,14 +9,14 @@ from foreword.batch.state.block_table import BlockTable
 
 
 def ragged_arange(lengths: Ints) -> I64:
-    """[0 … lengths[0] − 1, 0 … lengths[1] − 1, …] int64."""
+    """Return [0 … lengths[0] − 1, 0 … lengths[1] − 1, …] as int64."""
     ends = np.cumsum(lengths, dtype=np.int64)
     total = int(ends[-1]) if len(ends) else 0
     return np.arange(total) - np.repeat(ends - lengths, lengths)
 
 
 def slots(table: BlockTable, rows: Ints, positions: Ints) -> I64:
-    """slot[t] = table[rows[t], positions[t] // P] · S + offset; −1 where another rank owns the position."""
+    """Return slot[t] = table[rows[t], positions[t] // P] · S + offset; −1 where another rank owns the position."""
     if table.group.recurrent:
         return np.full(len(positions), -1, np.int64)
     S, cp = table.group.block_size, table.context_parallel

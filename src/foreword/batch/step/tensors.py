@@ -178,7 +178,7 @@ class BatchTensors:
 
     @property
     def is_resolved(self) -> bool:
-        """False where the step was prepared before the samples it needs were known: `resolve` it before it runs."""
+        """Return whether the samples it needs were known when it was prepared. If not, `resolve` it before it runs."""
         return self.scalars.num_unresolved == 0
 
     @property
@@ -192,7 +192,7 @@ class BatchTensors:
         return self._stage == COMMITTED
 
     def _check_alive(self) -> None:
-        """StaleBatchError after the next `prepare_inputs` on the buffers."""
+        """Raise StaleBatchError after the next `prepare_inputs` on the buffers."""
         if self._generation != self.buffers.generation:
             raise StaleBatchError(
                 f"the batch of step {self.step} was replaced by a later prepare_inputs on the same buffers; "
@@ -217,7 +217,7 @@ class BatchTensors:
 
     @property
     def dcp_local_seq_lens(self) -> I32 | None:
-        """int32 [Bp] this rank's share of seq_lens; None without context parallelism."""
+        """The share of seq_lens that this rank has, int32 [Bp]; None without context parallelism."""
         if self.states.context_parallel is None:
             return None
         lens: I32 = self.padded("dcp_local_seq_lens", self.num_reqs_padded)
@@ -300,7 +300,9 @@ def _not_gathered(batch: BatchTensors, name: str) -> PlanError:
 
 
 def local_seq_lens(batch: BatchTensors, group: int = 0) -> I32:
-    """int32 [B]: keys of each request on this rank; all of them where the group is not spread over ranks."""
+    """Return the number of keys of each request on this rank, int32 [B]; all of them if the group is not spread over
+    ranks.
+    """
     spread = batch.states.block_tables[group].context_parallel is not None
     lens = batch.dcp_local_seq_lens if spread else None
     return (batch.seq_lens if lens is None else lens)[: batch.num_reqs]

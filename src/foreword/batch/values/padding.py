@@ -21,7 +21,8 @@ class PaddingBuckets:
     __slots__ = ("max_num_reqs", "sizes")
 
     def __init__(self, sizes: Iterable[int], *, max_num_reqs: int | None = None) -> None:
-        """sizes: token counts, in any order. max_num_reqs: requests that the buffers hold (None: one per token).
+        """Take the token counts ``sizes``, in any order, and the number of requests that the buffers hold (None: one
+        per token).
 
         Raise ConfigError for no sizes, and for a size or limit below 1.
         """

@@ -11,7 +11,7 @@ def shrink(
     packet, adapters, x, a, inner, num_inputs, x_stride, a_columns, rank,
     BLOCK_RANK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """inner[t, r] = Σ_i a[adapter of t, r, i] x[t, i], in float32. Grid (Tp, ceil(rank / BLOCK_RANK)).
+    """Compute inner[t, r] = Σ_i a[adapter of t, r, i] x[t, i], in float32. Grid (Tp, ceil(rank / BLOCK_RANK)).
 
     adapters: int32 [Tp], −1 for none, whose inner is not written. x: rows of num_inputs, x_stride apart.
     a: [adapters, rank, a_columns]. inner: float32 [Tp, rank].
@@ -35,7 +35,7 @@ def shrink(
 def expand(
     packet, adapters, inner, b, out, num_outputs, out_stride, rank, BLOCK_RANK: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """out[t, o] += Σ_r b[adapter of t, o, r] inner[t, r]. Grid (Tp, ceil(num_outputs / BLOCK)).
+    """Add to out[t, o] the sum Σ_r b[adapter of t, o, r] inner[t, r]. Grid (Tp, ceil(num_outputs / BLOCK)).
 
     b: [adapters, num_outputs, rank]. out: rows of num_outputs, out_stride apart.
     """

@@ -28,8 +28,8 @@ def attend(
     FP8_UNIT: tl.constexpr, DOT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr,
 ):  # fmt: skip
-    """Queries in tiles of Q = BLOCK_M // N tokens of one request, with N = min(BLOCK_M, HEADS // KV_HEADS) of the heads
-    that share keys.
+    """Attend with queries in tiles of Q = BLOCK_M // N tokens of one request, with N = min(BLOCK_M, HEADS // KV_HEADS)
+    of the heads that share keys.
 
     Grid (Tp // Q + Bp, KV_HEADS · parts, num_splits): tile i is of the last request b with query_start[b] // Q + b ≤ i;
     each of parts = ceil(HEADS / KV_HEADS / N) programs has N of the heads of a key.
@@ -149,7 +149,7 @@ def attend(
 def merge_splits(
     packet, partial, out, num_splits, HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr
 ):
-    """out[t, h] from the parts that `attend` wrote. Grid (Tp, HEADS)."""
+    """Combine the parts that `attend` wrote into out[t, h]. Grid (Tp, HEADS)."""
     t = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     if t < tl.load(packet + PACKET_NUM_TOKENS):

@@ -8,7 +8,7 @@ LARGEST = tl.constexpr(448.0)
 
 @triton.jit
 def encode(x):
-    """uint8 nearest to float32 x, ties to even; |x| is at most LARGEST."""
+    """Return the uint8 nearest to float32 x, ties to even; |x| is at most LARGEST."""
     bits = x.to(tl.uint32, bitcast=True)
     sign = (bits >> 24) & 0x80
     size = tl.abs(x)
@@ -20,7 +20,7 @@ def encode(x):
 
 @triton.jit
 def decode(code, UNIT: tl.constexpr):
-    """float32 of uint8; with UNIT by the GPU's own conversion, which gives the same numbers."""
+    """Return the float32 of a uint8; with UNIT by the GPU's own conversion, which gives the same numbers."""
     if UNIT:
         return code.to(tl.float8e4nv, bitcast=True).to(tl.float32)
     bits = code.to(tl.uint32)

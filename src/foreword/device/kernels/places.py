@@ -27,7 +27,9 @@ def __getattr__(name: str) -> tl.constexpr:
 
 @triton.jit
 def plan_of(packet):
-    """The parts of a packet's plan: rows [Bp], query_start [Bp + 1], cu_drafts [Bp + 1], owner [T], draft_ids [D]."""
+    """Return the parts of a packet's plan: rows [Bp], query_start [Bp + 1], cu_drafts [Bp + 1], owner [T], draft_ids
+    [D].
+    """
     reqs = tl.load(packet + _NUM_REQS_PADDED)
     rows = packet + HEADER_SIZE
     query_start = rows + reqs

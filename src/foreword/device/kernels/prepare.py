@@ -36,7 +36,7 @@ def prepare_step(
     state, tokens, packet, groups, max_model_len, records_at, record_size, max_tokens, max_logits, token_programs,
     out, cp_size, cp_rank, cp_interleave, G: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Every tensor by token, then by request, padding included: the entries up to Tp, Bp and, of logits, Tp.
+    """Write every tensor by token, then by request, padding included: the entries up to Tp, Bp and, of logits, Tp.
 
     Grid (token_programs + ceil((Bp + 1) / BLOCK),), token_programs ≥ ceil(Tp / BLOCK). out: `layout.StepTensors`, whose
     shapes are those of the table; slot_mapping is [G, max_tokens].

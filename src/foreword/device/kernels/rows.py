@@ -24,8 +24,8 @@ from foreword.device.kernels.places import (
 
 @triton.jit
 def apply_runs(state, tokens, packet, max_model_len, BLOCK: tl.constexpr):
-    """arena[to : to + length] = packet[from : from + length] for each run of the packet; to = ~row: the tokens of the
-    row from position packet[from − 1] on. Any grid (programs,).
+    """Copy arena[to : to + length] = packet[from : from + length] for each run of the packet. A negative ``to`` is
+    ~row: the tokens of that row from position packet[from − 1] on. Any grid (programs,).
     """
     count = tl.load(packet + PACKET_NUM_RUNS)
     runs = packet + tl.load(packet + PACKET_RUNS_AT)  # [count, 3]
@@ -44,7 +44,8 @@ def apply_runs(state, tokens, packet, max_model_len, BLOCK: tl.constexpr):
 
 @triton.jit
 def gather_tables(state, packet, groups, g, records_at, record_size, null_block, out, num_blocks, BLOCK: tl.constexpr):
-    """out[b] = the blocks of the request's row in group g: null past the end and wholly below the sliding window.
+    """Write to out[b] the blocks of the request's row in group g: null past the end and wholly below the sliding
+    window.
 
     out: int32 [Bp, K]; num_blocks: int32 [Bp]. Grid (Bp, ceil(K / BLOCK)).
     """

@@ -34,13 +34,13 @@ POSSIBLE = tl.constexpr(-2139095040)  # the lowest key of a logit that is not �
 
 @triton.jit
 def parameter(record, entry):
-    """A float of a row's record."""
+    """Return a float of a row's record."""
     return tl.load(record + entry).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def mix(x):
-    """`foreword.seeds.mix64`."""
+    """Return `foreword.seeds.mix64` of a number."""
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB
     return x ^ (x >> 31)
@@ -48,14 +48,14 @@ def mix(x):
 
 @triton.jit
 def ordered(x):
-    """int32 that compare as the floats do; equal zeros are equal."""
+    """Return int32 that compare as the floats do; equal zeros are equal."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def unordered(key):
-    """The float32 that `ordered` maps to ``key``."""
+    """Return the float32 that `ordered` maps to ``key``."""
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
@@ -78,7 +78,7 @@ def penalize(
     state, tokens, packet, max_model_len, records_at, record_size, expanded_idx_mapping, expanded_local_pos,
     cu_num_logits, logits, counts, num_logits, vocab_size, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Repetition, frequency and presence penalties, in place, of the rows that have any. Any grid (programs,).
+    """Apply repetition, frequency and presence penalties, in place, to the rows that have any. Any grid (programs,).
 
     logits: float32 [num_logits, V]. counts: int32 [programs, V], memory that is overwritten.
     """
@@ -137,7 +137,7 @@ def draw_tokens(
     state, records_at, record_size, expanded_idx_mapping, logits_indices, positions, logits, drawn, vocab_size,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """drawn[i], the token of a row of logits; −1 where one is NaN or the largest infinite. Grid (logits rows,).
+    """Set drawn[i] to the token of a row of logits; −1 where one is NaN or the largest infinite. Grid (logits rows,).
 
     Temperature 0: the likeliest. Otherwise the argmax of logits / temperature + Gumbel noise, in float64, over what
     min_p, top_k and top_p keep: all of them keep the first tokens in the order (likeliest, lowest id), so that a key of
@@ -239,8 +239,8 @@ def draw_tokens(
 def verify_drafts(
     state, packet, records_at, record_size, cu_num_logits, drawn, sampled, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """sampled[b] = the tokens of request b up to the first whose draft differs, padded with −1; NO_TOKEN first where a
-    request that samples has none. Grid (ceil(Bp / BLOCK),). sampled: int32 [Bp, WIDTH].
+    """Set sampled[b] to the tokens of request b up to the first whose draft differs, padded with −1; NO_TOKEN first
+    where a request that samples has none. Grid (ceil(Bp / BLOCK),). sampled: int32 [Bp, WIDTH].
     """
     b = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = b < tl.load(packet + PACKET_NUM_REQS)

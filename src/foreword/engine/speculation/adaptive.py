@@ -54,7 +54,7 @@ class DraftLengths:
         self._largest_cost = np.log(np.arange(1, most + 2) / WORTH)  # that j right drafts per row are worth
 
     def start(self, row: int) -> None:
-        """A request was admitted to the row."""
+        """Begin with a request that was admitted to the row."""
         self._accepted[row], self._judged[row] = JUDGED * self._all[0] / self._all[1], JUDGED
         self._lengths[row] = self._most
 
@@ -84,7 +84,9 @@ class DraftLengths:
         return np.minimum(2 * self._lengths[rows] + 1, self._most)
 
     def update(self, rows: I32, kinds: I32, judged: I32, accepted: I32) -> None:
-        """After a step: of judged[i] drafts the first accepted[i] were right. Rows without drafts keep their rate."""
+        """Update the rates after a step: of judged[i] drafts the first accepted[i] were right. Rows without drafts keep
+        their rate.
+        """
         some = judged > 0
         rows, kinds, judged, accepted = rows[some], kinds[some], judged[some], accepted[some]
         judged = np.minimum(accepted + 1, judged)  # the drafts after a wrong one are not judged
@@ -129,12 +131,12 @@ class SpeculationStats:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted / drafted, 0 before the first draft."""
+        """The ratio of accepted to computed drafts, 0 before the first draft."""
         return self.num_accepted / self.num_drafted if self.num_drafted else 0.0
 
     @property
     def mean_tokens_per_step(self) -> float:
-        """Tokens per step of a request with drafts: the accepted drafts and one more."""
+        """The number of tokens per step of a request with drafts: the accepted drafts and one more."""
         return 1 + self.num_accepted / self.num_steps if self.num_steps else 1.0
 
     def add(self, drafted: I32, accepted: I32) -> None:

@@ -80,9 +80,9 @@ class Credit:
         self.steps = FIRST_CREDIT
 
     def add(self, gain: float) -> None:
-        """A step gained so many steps by its drafts, negative for a loss."""
+        """Record that a step gained so many steps by its drafts; a loss is negative."""
         self.steps = min(self.steps + LOSS + gain, LARGEST_CREDIT)
 
     def add_unverified(self, gain: float) -> None:
-        """A step would have gained so many steps by drafts, or lost them."""
+        """Record that drafts would have gained a step so many steps; a loss is negative."""
         self.add(UNVERIFIED * gain if self.steps <= 0 else 0.0)

@@ -68,7 +68,7 @@ class DraftModelDrafter:
         self._mirrored: dict[int, int] = {}  # target row → its mirror row
 
     def propose(self, rows: I32, most: I32) -> I32:
-        """Rows whose blocks do not fit the draft cache get no drafts."""
+        """Propose drafts. Rows whose blocks do not fit the draft cache get none."""
         drafts = np.full((len(rows), self.target.max_num_draft_tokens), -1, np.int32)
         self._drop_gone()
         drafted = [i for i in np.flatnonzero(most > 0).tolist() if self._mirror(int(rows[i]), int(most[i]))]

@@ -44,7 +44,7 @@ class HeadDrafter:
         max_num_batched_tokens: int,
         relative_cost: float,
     ) -> None:
-        """model: runs the target. executor: runs the layer of the head."""
+        """Draft for the rows of ``target``, whose ``model`` runs it; ``executor`` runs the layer of the head."""
         self.target, self.relative_cost, self._model, self._executor = target, relative_cost, model, executor
         self._gone = GoneRows(target)
         self.states = RequestStates(

@@ -29,7 +29,9 @@ class Drafter(Protocol):
     relative_cost: float
 
     def propose(self, rows: I32, most: I32) -> I32:
-        """Up to most[i] drafts for rows[i]: [n, k] padded with −1, where max(most) ≤ k ≤ max_num_draft_tokens."""
+        """Propose up to most[i] drafts for rows[i], as [n, k] padded with −1, where max(most) ≤ k ≤
+        max_num_draft_tokens.
+        """
 
 
 @runtime_checkable
@@ -37,7 +39,8 @@ class FollowingDrafter(Drafter, Protocol):
     """A drafter that reads steps of the target."""
 
     def follow(self, batch: InputBatch, sampled: I32, wanted: Bools) -> None:
-        """A step was committed with these tokens, [B] or [B, D + 1]; its executor has not begun another one.
+        """Follow a step that was committed with these tokens, [B] or [B, D + 1]; its executor has not begun another
+        one.
 
         wanted: [B], whether drafts of the request may be proposed next. The others should cost no time.
         """
@@ -95,7 +98,7 @@ class Speculation:
         self._decoded: I32 | None = None  # the rows of the last step, if it only decoded
 
     def start(self, row: int) -> None:
-        """A request was admitted to the row."""
+        """Begin with a request that was admitted to the row."""
         self.lengths.start(row)
         self._guess[row] = -1
         if self._follows is not None:
@@ -154,14 +157,14 @@ class Speculation:
         raise PlanError(f"{name}.propose returned no drafts", tensor="draft_tokens", expected=expected, got=got)
 
     def follow(self, batch: InputBatch, sampled: I32) -> None:
-        """A step was committed with these tokens."""
+        """Follow a step that was committed with these tokens."""
         self._num_steps += 1
         if self._follows is not None:
             self._follows.follow(batch, sampled, self._probes | self._is_wanted[batch.idx_mapping])
 
     @property
     def _probes(self) -> bool:
-        """True in steps in which each row gets a draft from a drafter that costs time."""
+        """Return whether each row gets a draft in this step although its drafter costs time."""
         return self._num_steps % self._period < self._num_probed
 
     def propose_next(self, scheduler: Scheduler, rows: I32) -> None:

@@ -208,7 +208,7 @@ class _Step:
 
     @cached_property
     def _rows(self) -> tuple[I64, I64, I64]:
-        """Rows of at most QUERIES_AT_ONCE queries: request, first query and number of queries of each."""
+        """The rows of at most QUERIES_AT_ONCE queries: request, first query and number of queries of each."""
         starts = self._batch.query_start_loc[: self._batch.num_reqs + 1].astype(np.int64)
         lengths = np.diff(starts)
         count = -(-lengths // QUERIES_AT_ONCE)
@@ -277,7 +277,7 @@ def _biased(call: AttentionCall, part: _Part) -> torch.Tensor:
 def _fused(
     call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """PyTorch's fused attention, whose kernels take keys and values of one width. [R, H, N, value_dim]
+    """Return PyTorch's fused attention [R, H, N, value_dim], whose kernels take keys and values of one width.
 
     A sink is one more key: it and the queries have one more dimension, in which a head's query is sink / scale, the
     sink's key 1, and every other key 0.

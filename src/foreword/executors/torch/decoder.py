@@ -88,11 +88,13 @@ class Decoder(Generic[StepType]):
         return x if streams is None or self.streams is None else self.streams.merged(streams)
 
     def hidden_states(self, x: Tensor) -> Tensor:
-        """norm(x, final_norm)"""
+        """Return norm(x, final_norm)."""
         return self.final_norm(x)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Logits [L, V] of the residual stream [L, hidden] at some tokens: the rank's part of the vocabulary."""
+        """Return the logits [L, V] of the residual stream [L, hidden] at some tokens: the rank's part of the
+        vocabulary.
+        """
         assert self.head is not None
         logits = linear(self.hidden_states(x), self.head)
         return cap(logits if self.spec.logit_scale == 1 else logits * self.spec.logit_scale, self.spec.final_softcap)
@@ -384,7 +386,7 @@ class Experts:
             self.shared_gate = load(prefix + "shared_gate") if moe.shared_gate else None
 
     def __call__(self, x: Tensor, h: Tensor, loras: ProductChanges | None) -> Tensor:
-        """h: the residual stream x after the norm."""
+        """Return the output of the layer for h, the residual stream x after the norm."""
         count = self.moe.experts_per_token
         routed, inputs = h.float(), h
         if self.norms is not None:
@@ -437,13 +439,15 @@ class Experts:
 
 
 def compiled(function: Callable[..., Result]) -> Callable[..., Result]:
-    """``function`` through torch.compile, for tensors of any sizes, unless its last argument, the adapters, is one."""
+    """Return ``function`` through torch.compile, for tensors of any sizes, unless its last argument, the adapters, is
+    one.
+    """
     fast = torch.compile(function, dynamic=True)
     return lambda *arguments: (fast if arguments[-1] is None else function)(*arguments)
 
 
 def cap(x: Tensor, limit: float | None) -> Tensor:
-    """limit * tanh(x / limit); x itself for None."""
+    """Return limit * tanh(x / limit), and x itself for None."""
     return x if limit is None else limit * torch.tanh(x / limit)
 
 

@@ -121,7 +121,7 @@ class EncoderLayer:
         return self.output(out.flatten(1))
 
     def mlp(self, h: Tensor) -> Tensor:
-        """act(h Wup) Wdown, or with ``gated`` (act(h Wgate) * (h Wup)) Wdown."""
+        """Return act(h Wup) Wdown, or with ``gated`` (act(h Wgate) * (h Wup)) Wdown."""
         act, up = ACTIVATIONS[self.spec.activation], self.up(h)
         if not self.spec.gated:
             return self.down(act(up))

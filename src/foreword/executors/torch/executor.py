@@ -109,7 +109,7 @@ class TorchExecutor(TransferPagedExecutor):
             return as_floats(self.shards.all.gather(own, self.spec.vocab_size))
 
     def own_logits(self, batch: InputBatch, logits_indices: I64) -> Tensor:
-        """`compute` without what other ranks have: the logits of this rank's part of the vocabulary."""
+        """Compute the logits of this rank's part of the vocabulary, without those of other ranks."""
         self._last = self.decoder.forward(self._step(batch))
         if not self.spec.has_logits:
             return self._last.new_empty(0, len(self.shards.all.part(self.spec.vocab_size)))

@@ -58,10 +58,10 @@ class IntegerMatrix(ABC):
 
     @abstractmethod
     def finish(self) -> None:
-        """Every row is set: the product may be used."""
+        """Prepare the product after every row was set."""
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x Wᵀ + bias: [T, inputs] → [T, outputs].
+        """Return x Wᵀ + bias: [T, inputs] → [T, outputs].
 
         Of many rows, with a copy of the matrix in their dtype for the time of the product. So also on CPUs in any dtype
         but bfloat16, for which alone PyTorch has fast products of integers.
@@ -83,7 +83,7 @@ class IntegerMatrix(ABC):
 
     @abstractmethod
     def _product(self, x: Tensor) -> Tensor:
-        """PyTorch's product, for x [T, columns]."""
+        """Return PyTorch's product, for x [T, columns]."""
 
     @abstractmethod
     def _floats(self) -> Tensor:
@@ -188,8 +188,9 @@ _BLOCK = 64  # rows: a multiple of those that are interleaved in every layout
 
 
 def _cpu_layout() -> tuple[int, bool]:
-    """PyTorch's layout of 4 bits on this processor: rows that are interleaved, so that a byte has two of them in one
-    column; and whether these are neighbours, the first in the low half. Else the second is half the rows further.
+    """Return PyTorch's layout of 4 bits on this processor: rows that are interleaved, so that a byte has two of them in
+    one column; and whether these are neighbours, the first in the low half. If not, the second is half the rows
+    further.
     """
     rows, columns = torch.arange(_BLOCK, dtype=torch.int32)[:, None], torch.arange(GROUP, dtype=torch.int32)
     numbers = (rows + 3 * (rows // 16) + 5 * columns) % 16  # differs where layouts do

@@ -41,7 +41,7 @@ class Factors:
         return Factors(pad(self.a, (0, 0, 0, more)), pad(self.b, (0, more)))
 
     def insert(self, at: int, other: Factors) -> Factors:
-        """With the adapters of ``other`` before the one with index ``at``."""
+        """Return the factors with the adapters of ``other`` before the one with index ``at``."""
         rank = max(self.rank, other.rank)
         old, new = self.with_rank(rank), other.with_rank(rank)
         a, b = (torch.cat((x[:at], y, x[at:])) for x, y in ((old.a, new.a), (old.b, new.b)))

@@ -216,7 +216,7 @@ class _RowMemory:
         )
 
     def _rotation(self, rope: RopeSpec, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos, sin [N, pairs] of positions [N, 1], or [N, pairs] with M-RoPE."""
+        """Return cos and sin [N, pairs] of positions [N, 1], or [N, pairs] with M-RoPE."""
         angles = positions.float() * self._frequencies[rope]
         return angles.cos() * rope.scale, angles.sin() * rope.scale
 

@@ -180,7 +180,7 @@ class ParallelExecutor(TorchExecutor):
 
     @contextmanager
     def _exchange(self) -> Iterator[None]:
-        """Ranks exchange data in this block: an error or an interrupt in it ends them."""
+        """Let the ranks exchange data in this block. An error or an interrupt in it ends them."""
         self._ranks.check()
         try:
             yield
@@ -212,7 +212,7 @@ def _draw(executor: TorchExecutor, draws: PartDraws, batch: InputBatch, count: i
 
 
 def run_rank(rank: int, size: int, connection_descriptor: int, ring_descriptor: int) -> None:
-    """The program of a further rank, until its connection ends."""
+    """Run the program of a further rank, until its connection ends."""
     connection = Connection(connection_descriptor)
     ring = PacketRing(size - 1, ring_descriptor)
     os.close(ring_descriptor)

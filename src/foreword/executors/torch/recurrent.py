@@ -86,7 +86,7 @@ class RecurrentLayer:
         return out
 
     def _convolve(self, known: Tensor, window: Tensor) -> Tensor:
-        """silu of the causal convolution, per channel. [T, channels]"""
+        """Return silu of the causal convolution, per channel, [T, channels]."""
         out = self._weighted(known, window)
         return silu(out if self.conv_bias is None else out + self.conv_bias)
 
@@ -100,7 +100,7 @@ class RecurrentLayer:
     def _scan(
         self, u: Tensor, decay: Tensor, beta: Tensor, matrices: Tensor, step: RecurrentStep
     ) -> tuple[Tensor, Tensor]:
-        """y [T, heads, value_dim], and the matrices that are kept [kept, heads, key_dim, value_dim].
+        """Return y [T, heads, value_dim], and the matrices that are kept [kept, heads, key_dim, value_dim].
 
         matrices: [requests, heads, key_dim, value_dim] before the step, written too.
         decay, beta: [T, heads]; beta is the factor of what is written.
@@ -145,5 +145,5 @@ class RecurrentLayer:
 
 
 def unit(x: Tensor) -> Tensor:
-    """x / sqrt(Σ x² + 1e-6) over the last axis."""
+    """Return x / sqrt(Σ x² + 1e-6) over the last axis."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)

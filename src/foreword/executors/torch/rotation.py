@@ -25,7 +25,7 @@ class Rotation:
     sin: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [T, heads, head_dim], rotated."""
+        """Return x [T, heads, head_dim], rotated."""
         n = self.pairs
         swapped = torch.cat((x[..., n : 2 * n], x[..., :n], x[..., 2 * n :]), dim=-1)
         return torch.addcmul(x * self.cos, swapped, self.sin)

@@ -50,7 +50,7 @@ class Shard:
         return range(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def sum(self, x: Tensor) -> Tensor:
-        """x added up over the ranks, in its own memory. All ranks get equal bits."""
+        """Add x up over the ranks, in its own memory. All ranks get equal bits."""
         if self.size > 1:
             self._wait(x, self._group(x).allreduce([x]))
         return x

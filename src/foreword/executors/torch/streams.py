@@ -19,7 +19,7 @@ class PerLayerInputs:
         self.embed, self.project, self.norm = load("per_layer_embed"), load("per_layer_in"), load("per_layer_norm")
 
     def __call__(self, x: Tensor, input_ids: Tensor) -> Tensor:
-        """[T, layers, size]"""
+        """Return the input of each layer, [T, layers, size]."""
         of = self.of
         own = embedding(torch.where(input_ids < of.vocab_size, input_ids, 0), self.embed).unflatten(1, (-1, of.size))
         of_x = rms_norm(linear(x, self.project).unflatten(1, (-1, of.size)), self.norm.shape, self.norm, of.norm_eps)
@@ -34,18 +34,18 @@ class Streams:
         self.into, self.out = ([load(f"{name}.{k}") for k in others] for name in ("stream_in", "stream_out"))
 
     def begin(self, x: Tensor) -> Tensor:
-        """[T, hidden] → [streams, T, hidden]"""
+        """Make the streams from the embeddings: [T, hidden] → [streams, T, hidden]."""
         return torch.stack([x, *(_scaled_like(linear(x, matrix), x) for matrix in self.into)])
 
     def merged(self, streams: Tensor) -> Tensor:
-        """[streams, T, hidden] → [T, hidden]"""
+        """Return the mean of the streams: [streams, T, hidden] → [T, hidden]."""
         first = streams[0]
         others = (_scaled_like(linear(x, matrix), first) for x, matrix in zip(streams[1:], self.out, strict=True))
         return torch.stack([first, *others]).mean(0)
 
 
 def _scaled_like(y: Tensor, x: Tensor) -> Tensor:
-    """y with the magnitude of x."""
+    """Return y with the magnitude of x."""
     of_y, of_x = (v.float().square().mean(-1, keepdim=True).sqrt() for v in (y, x))
     return (y * of_x / of_y.clamp_min(1e-5**0.5)).to(x.dtype)
 
@@ -72,7 +72,7 @@ class StreamUpdate:
         return streams + torch.einsum("tkj,jtd->ktd", factors, streams)
 
     def correct(self, predicted: Tensor, x: Tensor) -> Tensor:
-        """x: what the layer made of the first stream."""
+        """Correct the predicted streams by x, the output of the layer for the first stream."""
         factors = 1 + linear(self._routed(x), self._correct)
         return predicted + factors.T[:, :, None] * (x - predicted[0])
 

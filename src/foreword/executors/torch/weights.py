@@ -48,7 +48,7 @@ class Linear:
     total: Shard | None = None
 
     def __call__(self, x: Tensor, loras: ProductChanges | None = None) -> Tensor:
-        """x Wᵀ + bias, plus the changes of the adapters: [T, inputs] → [T, Σ outputs]."""
+        """Return x Wᵀ + bias, plus the changes of the adapters: [T, inputs] → [T, Σ outputs]."""
         if isinstance(self.weight, IntegerMatrix):
             out = self.weight.product(x, self.bias)
         else:
@@ -114,8 +114,8 @@ class Loader:
         return Linear(parts, outputs, inputs[0], weight, bias, total)
 
     def stacked(self, prefixes: Sequence[str], names: Sequence[str], *, split: Split) -> Tensor:
-        """[len(prefixes), rows of all names, columns]: of each prefix, its matrices one below the other, with columns
-        of zeros for `grouped`. Raise ConfigError for integers, which `grouped` lacks.
+        """Return, for each prefix, its matrices one below the other, with columns of zeros for `grouped`:
+        [len(prefixes), rows of all names, columns]. Raise ConfigError for integers, which `grouped` lacks.
         """
         if self.weight_format != "auto":
             raise ConfigError(
@@ -130,8 +130,8 @@ class Loader:
         return out
 
     def stacked_biases(self, prefixes: Sequence[str], names: Sequence[str], split: Split) -> Tensor:
-        """[len(prefixes), rows of all names]: the biases of matrices that are read by `stacked`. Where ranks add their
-        outputs up, one alone has them.
+        """Return the biases of matrices that are read by `stacked`, [len(prefixes), rows of all names]. If ranks add up
+        their outputs, one of them alone has the biases.
         """
         of_one = [self._biases([prefix + name for name in names], split) for prefix in prefixes]
         return torch.stack(of_one)
@@ -171,7 +171,7 @@ class Loader:
         return out
 
     def _integers(self, names: Sequence[str], outputs: Sequence[range], inputs: range) -> IntegerMatrix:
-        """These rows of all weights, one below the other, and these columns."""
+        """Return these rows of all weights, one below the other, and these columns, as integers."""
         matrix, end = _INTEGERS[self.weight_format](sum(map(len, outputs)), inputs, self.dtype, self.device), 0
         for name, rows in zip(names, outputs, strict=True):
             quant = self.weights[name].quant

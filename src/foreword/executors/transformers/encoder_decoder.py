@@ -129,7 +129,7 @@ class EncoderDecoderExecutor(TransformersExecutor):
         return self._attend_in(query, key, value, scale, position_bias), None
 
     def _attend_in_step(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object) -> torch.Tensor:
-        """The decoder's next call: over its own keys and values, or over those of the encoder."""
+        """Attend in the decoder's next call: over its own keys and values, or over those of the encoder."""
         traced, queries = self.trace.calls[self._num_calls], query[0].transpose(0, 1)
         self._num_calls += 1
         if not traced.writes:
@@ -138,7 +138,7 @@ class EncoderDecoderExecutor(TransformersExecutor):
         return self.attention.attend(traced.attention, queries)[None]
 
     def _project(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object) -> torch.Tensor:
-        """The next call for one token of the decoder, of which only the encoder's keys and values are kept."""
+        """Run the next call for one token of the decoder, of which only the encoder's keys and values are kept."""
         traced, cache, (first, count) = self.trace.calls[self._num_calls], self._cross.cache, self._written
         self._num_calls += 1
         if not traced.writes:

@@ -185,7 +185,7 @@ def _with_lora(layer: torch.nn.Module, loras: StepLoras, name: str) -> Removable
 
 
 def _with_deepstack(model: PreTrainedModel, places: torch.Tensor, features: Sequence[torch.Tensor]) -> RemovableHandle:
-    """The first layers of the model's decoder add features [N, hidden] at places bool [1, T]."""
+    """Let the first layers of the model's decoder add features [N, hidden] at places bool [1, T]."""
 
     def add(
         _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -278,7 +278,7 @@ def max_model_len(config: PreTrainedConfig) -> int:
 
 
 def _ropes(parameters: Any) -> Iterator[dict[str, Any]]:
-    """Rotary parameters: one mapping, or one for each type of layers."""
+    """Return the rotary parameters: one mapping, or one for each type of layers."""
     if isinstance(parameters, dict):
         if "rope_type" in parameters:
             yield parameters

@@ -105,7 +105,7 @@ def trace(model: PreTrainedModel, max_model_len: int) -> Trace:
 
 @contextmanager
 def _shapes_of(modules: Mapping[str, torch.nn.Module]) -> Iterator[dict[str, set[tuple[int, ...]]]]:
-    """The shapes, without the last dimension, of what each module reads in the block."""
+    """Record the shapes, without the last dimension, of what each module reads in the block."""
     shapes: dict[str, set[tuple[int, ...]]] = {name: set() for name in modules}
 
     def keep(name: str, args: tuple[torch.Tensor, ...]) -> None:
@@ -119,7 +119,7 @@ def _shapes_of(modules: Mapping[str, torch.nn.Module]) -> Iterator[dict[str, set
 
 
 def check_class(kind: type[PreTrainedModel], config: PreTrainedConfig) -> None:
-    """ModelError, with the reason, for a class of models that paged attention cannot serve. Reads no weights."""
+    """Raise ModelError, with the reason, for a class of models that paged attention cannot serve; read no weights."""
     parameters = inspect.signature(kind.forward).parameters
     layers = getattr(config.get_text_config(decoder=True), "layer_types", None) or ()
     if config.is_encoder_decoder:

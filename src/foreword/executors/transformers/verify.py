@@ -124,7 +124,7 @@ def check_media(
 
 
 def _samples(encoder: TransformersEncoder, kind: str) -> list[Medium]:
-    """Noise: two images, or a sound of a second and a half."""
+    """Return noise: two images, or a sound of a second and a half."""
     noise = np.random.default_rng(0)
     if kind == "audio":
         rate = encoder.processor.feature_extractor.sampling_rate
@@ -136,7 +136,7 @@ def _samples(encoder: TransformersEncoder, kind: str) -> list[Medium]:
 
 
 def distance(computed: F32, expected: F32) -> float:
-    """‖computed − expected‖ / ‖expected − its mean‖."""
+    """Return ‖computed − expected‖ / ‖expected − its mean‖."""
     return float(np.linalg.norm(computed - expected) / np.linalg.norm(expected - expected.mean()))
 
 

@@ -64,7 +64,7 @@ class Module:
 
 
 def modules_of(spec: DecoderSpec, names: Mapping[str, str | Rows], parts_of_layer: int) -> dict[str, Module]:
-    """Module name → module, for the linear layers that an adapter may change: attention and dense MLP.
+    """Return the linear layers that an adapter may change, by name: attention and dense MLP.
 
     names: canonical weight → tensor of a file, or rows of one. parts_of_layer: see `Family`.
     """
@@ -103,8 +103,9 @@ def pairs_of(path: Path, name: str, module: Module, a: Tensor, b: Tensor, scale:
 def factors_of(
     path: Path, tensors: Mapping[str, Tensor], pattern: re.Pattern[str], modules: Mapping[str, Module], fix: str
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Module name → its (A, B). pattern: matches a tensor's name, with the module and the letter of the factor as
-    groups. Raise ModelError for other modules, for one factor without the other, and without any.
+    """Return the factors (A, B) of each module, by name. ``pattern`` matches a tensor's name, with the module and the
+    letter of the factor as groups. Raise ModelError for other modules, for one factor without the other, and without
+    any.
     """
     found: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
@@ -121,7 +122,7 @@ def factors_of(
 
 
 def unknown_module(path: Path, name: str, modules: Mapping[str, Module]) -> ModelError:
-    """For a tensor of a module that is not among ``modules``."""
+    """Return the error for a tensor of a module that is not among ``modules``."""
     known = ", ".join(sorted({known.rpartition(".")[2] for known in modules}))
     reason = f"changes {name:.120}, which is not supported for this model (of each layer: {known})"
     return ModelError(f"{path}: {reason}. {_OF_THIS_MODEL}, without changes of other weights")

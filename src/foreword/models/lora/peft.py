@@ -63,7 +63,9 @@ _PLAIN = "Train a plain LoRA adapter, or merge this one into the model"
 
 
 def _check_supported(config: Config) -> None:
-    """ModelError names the first key that asks for more than a low-rank change of linear layers."""
+    """Raise ModelError, which names the first key, if the configuration asks for more than a low-rank change of linear
+    layers.
+    """
     kind = config.get("peft_type", str)
     if kind != "LORA":
         raise config.error(f"peft_type {kind!r:.80} is not supported, only 'LORA'", _PLAIN)

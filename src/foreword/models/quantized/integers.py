@@ -37,7 +37,7 @@ class _Format:
 
     @property
     def per_word(self) -> int:
-        """Integers in a word."""
+        """The number of integers in a word."""
         return 32 // self.bits
 
     def unpack(self, words: Words) -> U8:
@@ -83,13 +83,13 @@ class _IntegerMatrix:
         return blocks[:, 0] if (blocks == blocks[:, :1]).all() else None
 
     def zeros(self) -> U8:
-        """uint8 [groups, out]"""
+        """Return the zero points, uint8 [groups, out]."""
         words = _words(self.qzeros)
         stored = self.format.unpack(words).reshape(len(words), -1)[:, : self.shape[0]]
         return stored + np.uint8(self.format.zero_offset) & np.uint8((1 << self.format.bits) - 1)
 
     def integers(self, words: Words, start: int, stop: int) -> U8:
-        """q of rows [start, stop), uint8 [rows, in], of all words."""
+        """Return q of rows [start, stop), uint8 [rows, in], of all words."""
         if self.format.method == "gptq":
             return self.format.unpack(np.ascontiguousarray(words[:, start:stop].T)).reshape(stop - start, -1)
         first = start // self.format.per_word

@@ -67,7 +67,7 @@ class ConvertedRows:
 
 
 def encoded(values: F32, quant: Quant) -> U8:
-    """float32 [rows, columns] in Q8_0 or F32, as [n, bytes]."""
+    """Return float32 [rows, columns] in Q8_0 or F32, as [n, bytes]."""
     if quant is Quant.F32:
         return values.view(np.uint8)
     return quantize_q8(values.reshape(-1, 32))
@@ -85,7 +85,7 @@ def in_chunks(matrix: Matrix, start: int, stop: int, convert: Callable[[int, int
 
 
 def scales_of(entry: Entry) -> F32:
-    """Scales as float32. Raise ModelError unless all are finite and none is too large."""
+    """Return the scales as float32. Raise ModelError unless all are finite and none is too large."""
     scales = entry.tensor().dequantize()
     good = np.abs(scales) <= LARGEST_SCALE
     if not good.all():

@@ -51,7 +51,9 @@ class Step:
 
     @cached_property
     def rows(self) -> I64:
-        """[B] idx_mapping, or expanded_idx_mapping where the request's other tensors agree with that one instead."""
+        """The rows [B]: idx_mapping, or expanded_idx_mapping where the request's other tensors agree with that one
+        instead.
+        """
         batch, ends = self.batch, np.cumsum(self.k + 1)
         rows = batch.idx_mapping.astype(np.int64)
         if not self.B:
@@ -71,7 +73,10 @@ class Step:
 
     @cached_property
     def cancelled(self) -> Bools:
-        """[B] row_generation is −1; it starts at 0 and computes nothing; every token is 0, with slot −1."""
+        """Return whether each request [B] is cancelled: it has row_generation −1, starts at 0 and computes nothing.
+
+        Every token of it is 0, with slot −1.
+        """
         batch, ends = self.batch, np.cumsum(self.n)
         claims = np.zeros((3, self.B), np.int8)
         claims[0] = batch.row_generation == -1
@@ -112,7 +117,7 @@ class Step:
 
     @cached_property
     def in_flight(self) -> I64:
-        """[B] the number of tokens after the known ones that a step in flight will sample."""
+        """The number of tokens after the known ones that a step in flight will sample, [B]."""
         return self.of_rows("num_placeholders")
 
     def of_rows(self, name: str) -> I64:
@@ -121,7 +126,7 @@ class Step:
 
     @cached_property
     def loc(self) -> I64:
-        """[B + 1] first token of each request, then T."""
+        """The first token of each request, then T, [B + 1]."""
         return _prefix_sum(self.n)
 
     @cached_property
@@ -154,7 +159,7 @@ class Step:
 
     @cached_property
     def local_pos(self) -> I64:
-        """[L] 0 … k[b] of each request."""
+        """The numbers 0 … k[b] of each request, one after the other, [L]."""
         return np.arange(self.cu_logits[-1]) - self.cu_logits[self.b_of_logit]
 
     @cached_property
@@ -163,24 +168,24 @@ class Step:
 
     @cached_property
     def draft_pos(self) -> I64:
-        """[D] 0 … k[b] − 1 of each request."""
+        """The numbers 0 … k[b] − 1 of each request, one after the other, [D]."""
         return np.arange(self.cu_drafts[-1]) - self.cu_drafts[self.b_of_draft]
 
     def staged_drafts(self, got: Ints) -> I64:
-        """[D] the drafts as staged after the known tokens, an unknown one (−1) as token 0."""
+        """Return the drafts [D] as staged after the known tokens, an unknown one (−1) as token 0."""
         b = self.b_of_draft
         at = (self.v + self.in_flight)[b] + self.draft_pos
         staged = self.states.token_ids[self.rows[b], np.minimum(at, self.M - 1)].astype(np.int64)
         return np.where((got == -1) & (staged == 0) | self.cancelled[b], got, staged)
 
     def input_ids(self) -> I64:
-        """[T] the tokens; 0 where they are in flight, or of a cancelled request."""
+        """Return the tokens [T]; 0 where they are in flight, or of a cancelled request."""
         b, p = self.b_of_token, self.positions
         unknown = (p >= self.v[b]) & (p < (self.v + self.in_flight)[b])
         return np.where(unknown | self.cancelled[b], 0, self.states.token_ids[self.token_rows, p]).astype(np.int64)
 
     def bidirectional_ranges(self) -> I64:
-        """[T, 2] the range that each token is in, (0, 0) for none."""
+        """Return the range [T, 2] that each token is in, (0, 0) for none."""
         out, by_row = np.zeros((self.T, 2), np.int64), self.states.extras.bidirectional_ranges
         for row in set(self.rows[~self.cancelled].tolist()) & by_row.keys():
             of_row = self.token_rows == row
@@ -205,15 +210,15 @@ class Step:
         return self.states.block_tables[g]
 
     def held(self, g: int) -> Bools:
-        """[B, K] whether each entry belongs to the request."""
+        """Return whether each entry [B, K] belongs to the request."""
         return np.arange(self.table(g).width) < self.num_blocks(g)[:, None]
 
     def num_blocks(self, g: int) -> I64:
-        """[B] the number of blocks of each request."""
+        """Return the number of blocks of each request, [B]."""
         return np.where(self.cancelled, 0, self.table(g).num_blocks[self.rows]).astype(np.int64)
 
     def below_window(self, g: int) -> Bools:
-        """[B, K] whether no token of this step can see the entry."""
+        """Return whether no token of this step can see the entry, [B, K]."""
         window, P = self.table(g).group.sliding_window, self.table(g).tokens_per_block
         ends = (np.arange(self.table(g).width) + 1) * P
         if window is None or window < 2:
@@ -221,7 +226,7 @@ class Step:
         return ends <= self.c[:, None] - window + 1
 
     def local_seq_lens(self) -> I64:
-        """[B] the number of positions of each request that this rank owns, counted one by one."""
+        """Return the number of positions of each request that this rank owns, counted one by one, [B]."""
         cp, seq_lens = self.states.context_parallel, self.c + self.n
         if cp is None:
             return seq_lens
@@ -230,7 +235,7 @@ class Step:
         return count
 
     def slots(self, g: int) -> I64:
-        """[T] block · S + offset, −1 where another rank owns the position."""
+        """Return block · S + offset of each token, −1 where another rank owns the position, [T]."""
         where = slots(self.table(g), self.token_rows, self.positions)
         where[self.cancelled[self.b_of_token]] = -1
         return where
@@ -242,13 +247,13 @@ class Step:
     # -- the state, row by row ------------------------------------------------------------------------------------
 
     def state(self, name: str) -> AnyArray:
-        """[R, …] one of the state's arrays."""
+        """Return one of the state's arrays, [R, …]."""
         array: AnyArray = getattr(self.states, name)
         return array
 
     @cached_property
     def live(self) -> Bools:
-        """[R] whether each row holds a request."""
+        """Return whether each row holds a request, [R]."""
         live = np.zeros(self.states.max_num_reqs, np.bool_)
         live[[self.states.row_of(rid) for rid in self.states.req_ids]] = True
         return live
@@ -259,7 +264,7 @@ class Step:
         return np.where(live, expected, got)
 
     def adapters(self) -> I64:
-        """[R] the adapter of each row, from the adapters' lists of users."""
+        """Return the adapter of each row, from the adapters' lists of users, [R]."""
         s = self.states
         out = np.zeros(s.max_num_reqs, np.int64)
         for adapter in s.loras.in_use:
@@ -267,7 +272,7 @@ class Step:
         return out
 
     def last_sampled(self) -> I64:
-        """[R] the last output, −1 before there is one."""
+        """Return the last output of each row, −1 before there is one, [R]."""
         s = self.states
         last = s.token_ids[np.arange(s.max_num_reqs), np.maximum(s.num_tokens - 1, 0)]
         return np.where(s.num_tokens > s.prompt_len, last, -1).astype(np.int64)
