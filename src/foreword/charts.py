@@ -12,7 +12,7 @@ from foreword.errors import ConfigError, reason_of
 
 WIDTH, LEFT, RIGHT = 860, 70, 20
 HEIGHT = 250
-"""Of a panel, in which the plot begins at TOP and ends at BOTTOM."""
+"""The size of a panel, in which the plot begins at TOP and ends at BOTTOM."""
 TOP, BOTTOM = 52, 210
 COLOURS = ("#3366cc", "#dd7722", "#2a9d5c", "#b03a8c", "#7a6a1f", "#5a5a66")
 STYLE = """
@@ -24,7 +24,7 @@ svg { background: #fff; color: #222; font: 13px system-ui, sans-serif } text { f
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """One group of bars per label, with one bar per series: series[name][i] belongs to labels[i]. NaN: no bar."""
+    """One group of bars per label, with one bar per series: series[name][i] belongs to labels[i]. NaN has no bar."""
 
     title: str
     unit: str

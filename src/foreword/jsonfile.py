@@ -25,7 +25,7 @@ def parse_json(text: str | bytes, source: object, error: type[ForewordError]) ->
 
 
 def parse_object(text: str | bytes, source: object, error: type[ForewordError]) -> dict[str, Any]:
-    """Return the object of a JSON text. ``error`` as in `parse_json`, and for any other value."""
+    """Return the object of a JSON text. Raise ``error`` as `parse_json` does, and for any other value."""
     value = parse_json(text, source, error)
     if not isinstance(value, dict):
         raise error(f"{source}: holds a {type(value).__name__}, not a JSON object. Fetch it again, or correct it")

@@ -34,7 +34,7 @@ def executor_option_types() -> str:
     return "\n".join([*lines, ""])
 
 
-_TYPES_HEAD = '''"""Types of options for editors and type checkers. Written by `make pages` from the settings."""
+_TYPES_HEAD = '''"""Types of options for editors and type checkers. `make pages` writes this module from the settings."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def conform(
 
 
 def checked_backend(name: str) -> Backend:
-    """Return a backend by its name. BadParameter for another one."""
+    """Return a backend by its name. Raise BadParameter for another one."""
     if name not in BACKENDS:
         raise typer.BadParameter(f"{name!r}: must be one of {', '.join(BACKENDS)}", param_hint="--backend")
     return cast(Backend, name)

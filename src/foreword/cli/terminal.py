@@ -86,7 +86,7 @@ def _is_plain() -> bool:
 
 
 def note(*parts: str) -> None:
-    """Print a dim line on standard error; in a narrow window one line per part. NO_COLOR and TERM=dumb: not dim."""
+    """Print a line on standard error, in a narrow window one per part. It is dim without NO_COLOR and TERM=dumb."""
     text = " · ".join(parts)
     if len(text) > shutil.get_terminal_size().columns:
         text = "\n".join(parts)

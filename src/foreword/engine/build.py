@@ -1,4 +1,4 @@
-"""From a name to a model, and from a model to an engine."""
+"""Load a model by its name, and build an engine around it."""
 
 from __future__ import annotations
 

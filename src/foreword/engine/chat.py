@@ -141,7 +141,7 @@ class Chat:
 
 
 class ChatReader:
-    """Adds events and counts of reasoning tokens to outputs, and messages to the final one. O(new text) per output."""
+    """Adds events and counts of reasoning tokens to outputs, and messages to the final one. An output costs O(new text)."""
 
     __slots__ = ("_chat", "_readings")
 

@@ -17,7 +17,7 @@ from foreword.trace.destination import checked_destination
 AUTO = SpeculationConfig(method="auto")
 """Speculation where the executor allows it, see `EngineConfig.resolved`."""
 SET_METHOD = "give speculation='ngram', or leave it out"
-"""What to do about a setting of speculation where the default means none."""
+"""The fix for a setting of speculation where the default means none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -176,7 +176,7 @@ class Intake:
         return prompt
 
     def _checked_params(self, request_id: str, params: SamplingParams | None) -> CheckedParams:
-        """Return checked parameters, with the token ids of their words. None: the default ones."""
+        """Return checked parameters, with the token ids of their words; for None, the default ones."""
         if not self._generates:
             raise RequestError(
                 request_id,

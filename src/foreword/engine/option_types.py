@@ -1,4 +1,4 @@
-"""Types of options for editors and type checkers. Written by `make pages` from the settings."""
+"""Types of options for editors and type checkers. `make pages` writes this module from the settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the committed tokens of a step to outputs: stops, text, log-probabilities, and the requests that end."""
+"""Turn the committed tokens of a step into outputs: stops, text, log-probabilities, and the requests that end."""
 
 from __future__ import annotations
 

@@ -68,23 +68,23 @@ class CompletionOutput:
 
     @property
     def text(self) -> str:
-        """The whole text, without the stop string or stop token that ended it (unless requested). O(text)."""
+        """The whole text, without the stop string or stop token that ended it (unless requested). It costs O(text)."""
         return "".join(self.transcript.pieces[: self.end.pieces])
 
     @property
     def token_ids(self) -> list[int]:
-        """All sampled tokens, including the one that ended it. The time is O(tokens)."""
+        """All sampled tokens, including the one that ended it. It costs O(tokens)."""
         return self.transcript.token_ids[: self.end.tokens]
 
     @property
     def logprobs(self) -> list[TokenLogprobs] | None:
-        """A mapping for each token, None if not requested. The time is O(tokens)."""
+        """A mapping for each token, None if not requested. It costs O(tokens)."""
         found = self.transcript.logprobs
         return None if found is None else found[: self.end.tokens]
 
     @property
     def new_text(self) -> str:
-        """The text since the last output. O(new text)."""
+        """The text since the last output. It costs O(new text)."""
         return "".join(self.transcript.pieces[self.start.pieces : self.end.pieces])
 
     @property

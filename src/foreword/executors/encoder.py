@@ -1,4 +1,4 @@
-"""The reference executor of encoders: float32 NumPy, text by text. The oracle of the native one."""
+"""The reference executor of encoders in float32 NumPy, text by text. Tests compare the native one with it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from foreword.models.pooling import PoolingSpec
 from foreword.models.weights import Weights
 
 QUERIES_AT_ONCE = 512
-"""Of a text, so that its scores do not take memory for all pairs of tokens."""
+"""The rows of a text at a time, so that its scores do not take memory for all pairs of tokens."""
 
 
 class EncoderLayers:

@@ -111,7 +111,7 @@ class BlockStore(Protocol):
 class TransferStore(BlockStore, Protocol):
     """A `BlockStore` whose blocks can be kept outside of it, as bytes.
 
-    block_bytes: of one block, every layer of it.
+    block_bytes: the size of one block in all layers.
     """
 
     @property

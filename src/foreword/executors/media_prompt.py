@@ -78,7 +78,7 @@ class MediaCache(Generic[E]):
 
 
 class Places(NamedTuple):
-    """How media stand in prompts, by kind. texts: the placeholder of a medium. token_ids: of the tokens that have
+    """The places of media in prompts, by kind. texts: the placeholder of a medium. token_ids: of the tokens that have
     vectors. seeing_all: kinds of media whose vectors see each other.
     """
 

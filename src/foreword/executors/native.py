@@ -148,8 +148,8 @@ class NativeExecutor(TransferPagedExecutor):
     """Runs ``spec`` with ``weights`` on this machine's CPU.
 
     num_blocks, block_size: the KV pool; block ids are shared by all KV groups and block 0 is the null block.
-    pooling: of pooling requests; None: the last token, without a head. isa: default FOREWORD_ISA, else the machine's
-    best. options: see `NativeOptions`.
+    pooling: what pooling requests compute; None: the last token, without a head. isa: default FOREWORD_ISA, else the
+    best of the machine. options: see `NativeOptions`.
 
     Steps whose requests are all greedy compute few logits (docs/decisions/0021): for that the output projection is kept
     in 8 bit too, of float weights from the start, of others from the first step with three such requests on.

@@ -1,4 +1,4 @@
-"""The reference executor: a decoder in float32 NumPy with a paged KV cache. The oracle for all others.
+"""The reference executor: a decoder in float32 NumPy with a paged KV cache. Tests compare all others with it.
 
 It follows the arithmetic of `foreword.models.spec` line by line. All tokens of a step go through the matrices together;
 attention goes request by request and reads the cache only: exactly what `slot_mapping` wrote and block tables name.

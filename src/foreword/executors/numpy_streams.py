@@ -12,7 +12,7 @@ from foreword.models.spec import StreamsSpec
 
 
 class _Decoder(Protocol):
-    """What a decoder computes for its streams."""
+    """The functions of a decoder that its streams need."""
 
     weight: FloatWeights
 

@@ -1,4 +1,4 @@
-"""Types of options for editors and type checkers. Written by `make pages` from the settings."""
+"""Types of options for editors and type checkers. `make pages` writes this module from the settings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal, TypedDict
 
 
 class NativeKeywords(TypedDict, total=False):
-    """See `NativeOptions`."""
+    """The options of `NativeOptions`, as keywords."""
 
     num_threads: int | None
     media_cache_bytes: int
@@ -19,14 +19,14 @@ class NativeKeywords(TypedDict, total=False):
 
 
 class VisionKeywords(TypedDict, total=False):
-    """See `VisionOptions`."""
+    """The options of `VisionOptions`, as keywords."""
 
     media_cache_bytes: int
     mmproj: str | None
 
 
 class TorchKeywords(TypedDict, total=False):
-    """See `TorchOptions`."""
+    """The options of `TorchOptions`, as keywords."""
 
     media_cache_bytes: int
     mmproj: str | None
@@ -41,7 +41,7 @@ class TorchKeywords(TypedDict, total=False):
 
 
 class TransformersKeywords(TypedDict, total=False):
-    """See `TransformersOptions`."""
+    """The options of `TransformersOptions`, as keywords."""
 
     media_cache_bytes: int
     num_threads: int | None
@@ -51,7 +51,7 @@ class TransformersKeywords(TypedDict, total=False):
 
 
 class DeviceKeywords(TypedDict, total=False):
-    """See `DeviceOptions`."""
+    """The options of `DeviceOptions`, as keywords."""
 
     dtype: Literal["auto", "fp32", "bf16", "fp16"]
     weight_format: Literal["auto", "int8", "q4"]

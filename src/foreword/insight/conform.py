@@ -1,6 +1,6 @@
 """Replay a trace of steps from any engine and report where its tensors differ from the definition.
 
-The format: docs/conformance.md. Golden traces made from the definition ship in ``vectors/``.
+docs/conformance.md has the format. Golden traces made from the definition ship in ``vectors/``.
 """
 
 from __future__ import annotations

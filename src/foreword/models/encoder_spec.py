@@ -1,7 +1,7 @@
 """An encoder architecture as data: BERT, RoBERTa, ModernBERT and their like. `foreword.models.spec` has the decoders.
 
 An executor reads an `EncoderSpec` and a `Weights` mapping with the canonical names of `encoder_weight_names`. With
-``x`` [T, hidden] and ``norm`` a layer norm, every W with a bias if ``biases``:
+``x`` [T, hidden], ``norm`` a layer norm, and a bias of every W if ``biases``, it computes:
 
     x = norm(embed[input_ids] + positions[p] + token_types[type], embed_norm)          p from 0 in each text
                                                                                        or given rows: vocab_size 0

@@ -49,8 +49,8 @@ def read_pooling(
 ) -> PoolingSpec:
     """Return the pooling of a model. Raise ModelError for one that is not supported.
 
-    files: of sentence-transformers. default: of a model without a module for it. head, head_pooling: of a classifier;
-    head from its number of labels.
+    files: those of sentence-transformers. default: the pooling of a model without a module for it. head, head_pooling:
+    the parts of a classifier; head makes its layers from the number of labels.
     """
     values: dict[str, Any] = {
         "hidden_size": config.size("hidden_size"),

@@ -80,7 +80,7 @@ def dequantize(data: U8, quant: Quant) -> F32:
 def grid_of(data: U8, quant: Quant) -> tuple[F32, F32] | None:
     """Return, for a format with 4 bits, the step s and the smallest weight m of every 32 weights: a weight is m + s n
     for an n below 16.
-    uint8 [rows, row_bytes] → two float32 [rows, columns / 32]. None for another format.
+    uint8 [rows, row_bytes] → two float32 [rows, columns / 32]. Another format gives None.
     """
     b = np.ascontiguousarray(data).reshape(-1, quant.block_bytes)
     match quant:

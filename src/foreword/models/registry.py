@@ -40,7 +40,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model available by name. ``terms`` is set if they must be accepted before the first pull. Sizes in bytes.
+    """A model available by name. ``terms`` is set if they must be accepted before the first pull. Sizes are in bytes.
 
     remark: what users should know before they judge its answers, to be read after "is". beside: the sha256 of small
     files of a directory of safetensors, kept under their paths from the main one's. num_parameters: weights that a

@@ -106,7 +106,7 @@ def read_mmproj(path: Path, tokenizer: Tokenizer, vector_size: int) -> LoadedVis
     """Read the GGUF file of an encoder of images, as llama.cpp's converter writes it. Raise ModelError for one that is
     missing, damaged, not supported, or of another model.
 
-    tokenizer, vector_size: of the decoder, the latter its hidden_size.
+    tokenizer, vector_size: the tokenizer and the hidden_size of the decoder.
     """
     gguf = read_gguf(path)
     if (architecture := gguf.get("general.architecture", str)) != "clip":

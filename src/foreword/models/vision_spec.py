@@ -85,7 +85,7 @@ class ImagePrompt:
     def text(self, rows: int, columns: int, num_tokens: int) -> str:
         """Return the text of an image of rows × columns tiles and one of all of it, or without rows of one tile.
 
-        num_tokens: of a tile.
+        num_tokens: the number of tokens of a tile.
         """
         tokens = self.token * num_tokens
         tiles = "".join(

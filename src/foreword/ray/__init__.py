@@ -1,1 +1,1 @@
-"""Foreword on Ray: an application of Ray Serve, a stage of Ray Data, and batches over actors. Extra: foreword[ray]."""
+"""Foreword on Ray: an application of Ray Serve, a stage of Ray Data, and batches over actors. It needs foreword[ray]."""

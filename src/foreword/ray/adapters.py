@@ -21,7 +21,7 @@ class _Bodies:
         self._bodies: dict[str, dict[str, Any]] = {}
 
     def change(self, name: str, body: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
-        """Set a body, or remove it. All of them."""
+        """Set a body, or remove it. Return all of them."""
         self._bodies.pop(name, None)
         if body is not None:
             self._bodies[name] = body

@@ -48,7 +48,7 @@ UPLOAD = Body(parse_upload, {"purpose": BATCH, "file": b"{}"}, form=frozenset())
 
 
 def durable(shared: Shared) -> Store:
-    """Return the store of files and batches. HttpError 400 without a directory for it."""
+    """Return the store of files and batches. Raise HttpError 400 without a directory for it."""
     if shared.store.directory is None:
         reason = "this server has no directory for files and batches. Start it with --data-directory DIR"
         raise HttpError(NOT_STORED, reason)

@@ -26,9 +26,9 @@ TRASH_SECTORS = 2  # at the beginning of the cache, in no block table
 
 @contextmanager
 def followed(**settings: Any) -> Iterator[list[Shadow]]:
-    """Follow every batch that transformers prepares inside the block; the shadows, one per engine that began.
+    """Follow every batch that transformers prepares inside the block, and yield the shadows, one per engine that began.
 
-    settings: of `Shadow`. Raise ConfigError where batches are prepared before the samples that they need
+    settings: the settings of each `Shadow`. Raise ConfigError where batches are prepared before the samples that they need
     (``use_async_batching``). Where its decode path reads a block table, slots are not compared.
     """
     shadows: list[Shadow] = []

@@ -20,7 +20,7 @@ class Destination:
 
     @classmethod
     def of(cls, given: object) -> Destination:
-        """Return the destination of "FILE" or "FILE:SIZE". ValueError with the reason for anything else."""
+        """Return the destination of "FILE" or "FILE:SIZE". Raise ValueError with the reason for anything else."""
         text = os.fspath(given) if isinstance(given, str | os.PathLike) else None
         if not isinstance(text, str):
             raise ValueError("expected the name of a file")
@@ -45,6 +45,6 @@ class Destination:
 
 
 def checked_destination(given: object) -> str:
-    """Return "FILE" or "FILE:SIZE" as it was given. ValueError with the reason for anything else."""
+    """Return "FILE" or "FILE:SIZE" as it was given. Raise ValueError with the reason for anything else."""
     Destination.of(given)
     return str(given)

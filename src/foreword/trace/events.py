@@ -1,4 +1,4 @@
-"""The events of a trace as values, one class per kind of line. The format: docs/conformance.md.
+"""The events of a trace as values, one class per kind of line. docs/conformance.md has the format.
 
 Values that are written may hold NumPy arrays; values that are read hold lists. If token ids are omitted, the length of
 a list replaces the list.

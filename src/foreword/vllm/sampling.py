@@ -327,7 +327,7 @@ def gumbel_sample_kernel(
 ) -> None:
     """Find the largest of logits[l, v] + noise(seed, position, v) and its v, for each block of ``BLOCK_SIZE`` tokens v.
 
-    Without noise at temperature 0 and for rows -1. `gumbel_noise` is Gumbel noise from a hash of the request's seed,
+    At temperature 0 and for rows -1 there is no noise. `gumbel_noise` is Gumbel noise from a hash of the request's seed,
     the position and v. Raises ConfigError where a draft model keeps its logits (logits_cache): with equal arguments,
     vLLM 0.33 draws with another seed there than 0.32.
     """
@@ -462,7 +462,7 @@ def _mixed(h: U32, key: U32) -> U32:
 def hash32(seeds: I64, positions: Ints, words: U32, domain: int = 0) -> U32:
     """Return MurmurHash3 (x86, 32 bits, seed ``domain``) of 16 bytes: a seed, the low half of its position, a word.
 
-    seeds, positions: [n]. words: [V]. Result: [n, V].
+    seeds, positions: [n]. words: [V]. The result is [n, V].
     """
     h: U32 = np.full((len(seeds), 1), domain, np.uint32)
     for key in (seeds, seeds >> 32, positions):

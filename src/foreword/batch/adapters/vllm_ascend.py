@@ -109,7 +109,7 @@ def _read_only(view: AnyArray) -> AnyArray:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class AscendMetadata:
-    """One KV group of one step, with vllm-ascend's field names. T = num_actual_tokens, Tp = num_input_tokens.
+    """One KV group of one step, with vllm-ascend's field names.
 
     num_reqs B, num_actual_tokens T, num_input_tokens Tp ≥ T (padding of graphs included), max_query_len, max_seq_len.
     query_start_loc int32 [Bp + 1]; query_lens int32 [B]; num_computed_tokens int32 [B]; seq_lens int32 [Bp] = computed

@@ -1,4 +1,4 @@
-"""The bytes of a `StepDifference`: a JSON header, then raw little-endian arrays. The format: docs/difference.md."""
+"""The bytes of a `StepDifference`: a JSON header, then raw little-endian arrays. docs/difference.md has the format."""
 
 from __future__ import annotations
 

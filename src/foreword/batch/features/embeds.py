@@ -14,7 +14,7 @@ from foreword.errors import RequestError
 
 
 def is_token_ids(batch: BatchTensors) -> Bools:
-    """Return bool [Tp]: True if the input is in input_ids, False if it is a prompt embedding. True for padding."""
+    """Return bool [Tp]: True if the input is in input_ids, False if it is a prompt embedding. Padding is True."""
     out: Bools = batch.optional("is_token_ids")[: batch.num_tokens_padded]
     out[:] = True
     mask = batch.states.extras.is_embedding
@@ -29,8 +29,8 @@ def prompt_embeds(batch: BatchTensors, hidden_size: int | None = None) -> tuple[
 
     N is the number of scheduled tokens for which is_token_ids is False. If N is 0, the vectors are float32 [0,
     hidden_size].
-    hidden_size: that of the model; RequestError for embeddings of another width. None: any width.
-    Costs O(N + B), nothing without embeddings.
+    hidden_size: that of the model; embeddings of another width raise RequestError. With None, any width is allowed.
+    The cost is O(N + B), and nothing without embeddings.
     """
     staged, mask = batch.states.extras.prompt_embeds, batch.states.extras.is_embedding
     rows: list[I64] = []
@@ -54,7 +54,7 @@ def prompt_embeds(batch: BatchTensors, hidden_size: int | None = None) -> tuple[
 
 
 def get_token_id(states: RequestStates, req_id: str, position: int) -> int:
-    """Return the token at a position of a request. RequestError past its known tokens, and for an embedding."""
+    """Return the token at a position of a request. Raise RequestError past its known tokens, and for an embedding."""
     row, mask = states.row_of(req_id), states.extras.is_embedding
     known = int(states.num_tokens[row])
     if not 0 <= position < known:

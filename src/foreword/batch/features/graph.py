@@ -15,8 +15,9 @@ from foreword.errors import PlanError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphInputs:
-    """query_start_loc: int32 [Bp + 1], ascending. seq_lens: int32 [Bp], 0 for the requests of padding.
+    """Inputs of a graph that was captured with the lengths of a promise.
 
+    query_start_loc: int32 [Bp + 1], ascending. seq_lens: int32 [Bp], 0 for the requests of padding.
     max_query_len, max_seq_len: those of the promise. All other tensors are those of the batch with their padding: ids
     and positions 0, slots −1, null blocks. A padding request reads and writes no key.
     """

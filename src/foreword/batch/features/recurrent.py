@@ -12,7 +12,7 @@ from foreword.batch.step.tensors import BatchTensors
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateIndices:
-    """int32 [Bp], −1 on padding. read: the block with the state after the computed tokens, −1 where nothing is
+    """The blocks of recurrent states in a step, int32 [Bp], −1 on padding. read: the block with the state after the computed tokens, −1 where nothing is
     computed: start from the initial state. write: the block for the state after the tokens of this step that are known.
     drafts: [Bp, max_num_draft_tokens], the block for the state after each draft, −1 after the last.
 

@@ -1,1 +1,1 @@
-"""From a plan to a checked batch, and from its samples back to the state."""
+"""Turn a plan into a checked batch, and write its samples back into the state."""

@@ -33,8 +33,8 @@ class BlockTable:
     """Rows of one KV group.
 
     table: int32 [R, K], entry k of a row holds positions k·P … k·P + P − 1 with P = ``tokens_per_block``;
-    ``null_block`` from num_blocks[row] on. num_blocks: int32 [R]. K = ceil(M / P). The addresses never change.
-    Of a recurrent group, entry 0 of a row is the block of its state, and K = 1 + max_num_draft_tokens: after a step
+    ``null_block`` from num_blocks[row] on. num_blocks: int32 [R]. K is ceil(M / P). The addresses never change.
+    In a recurrent group, entry 0 of a row is the block of its state, and K = 1 + max_num_draft_tokens: after a step
     with drafts, entry i has the state after the first i of them (`foreword.batch.features.recurrent`).
     content_id: int64 [R], unique per content of any row. Appending keeps it; any other change renews it. A gathered
     copy of a row with the same number can only lack blocks at the end. Change a row only through the methods;

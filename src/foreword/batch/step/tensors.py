@@ -225,10 +225,12 @@ class BatchTensors:
 
     @property
     def tensors(self) -> Mapping[str, Any]:
-        """The step's tensors by name, as the backend "device" has them in the memory of the device: torch tensors, of
-        the entries, dtypes and padding of the arrays, a tuple of one per KV group where there is one per group. Besides
-        them lora_tokens int32 [Tp], the adapter of each token, and rope_positions int64 [Tp], positions + rope_delta.
-        Valid as long as the batch is. Raise PlanError for a batch of another backend.
+        """The step's tensors by name, as the backend "device" has them in the memory of the device.
+
+        They are torch tensors with the entries, dtypes and padding of the arrays; a tensor of KV groups is a tuple with
+        one for each group. There are also lora_tokens int32 [Tp], the adapter of each token, and rope_positions int64
+        [Tp], positions + rope_delta. They are valid as long as the batch is. Raise PlanError for a batch of another
+        backend.
         """
         self._check_alive()
         if not isinstance(self._backend, TensorBackend):

@@ -61,7 +61,7 @@ class GraphPromise:
 
     def broken_by(self, num_scheduled: Ints, seq_lens: Ints) -> BrokenPromise | None:
         """Return the first limit that a step with these numbers of query tokens and keys, [B] each, exceeds; None if it
-        may replay the graph. Planners call it to choose a graph before the step is prepared. O(B).
+        may replay the graph. Planners call it to choose a graph before the step is prepared. It costs O(B).
         """
         B, T = len(num_scheduled), int(num_scheduled.sum())
         if self.num_reqs < B:

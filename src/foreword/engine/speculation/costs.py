@@ -70,7 +70,7 @@ class StepCosts:
 
 
 class Credit:
-    """What drafts have gained so far, within limits, in steps without drafts. None are verified without credit.
+    """The gain of all drafts so far, within limits, in steps without drafts. Without credit, no drafts are verified.
 
     Each step adds `LOSS`. So drafts that are wrong again and again cost that share of the time, at most, and
     `LARGEST_CREDIT` steps once. Drafts that are not verified, and would have been worth it, add a part of their gain.

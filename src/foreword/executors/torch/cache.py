@@ -40,7 +40,7 @@ class PagedCache:
     A block has one storage slot per layer of a KV group. A block belongs to one group at a time, so all groups share
     the pool, and slot j is as large as the largest layer that uses it.
 
-    keys, values: of each of ``layers``, views [num_blocks, block_size, num_kv_heads, key_dim or value_dim].
+    keys, values: for each of ``layers``, views [num_blocks, block_size, num_kv_heads, key_dim or value_dim].
     states: of each of ``recurrent``, views float32 [num_blocks, size].
     scales: of each of ``layers`` with dtype torch.float8_e4m3fn, whose keys and values are these codes as uint8: those
     of keys and those of values, views float32 [num_blocks, block_size, num_kv_heads]. Empty for another dtype.

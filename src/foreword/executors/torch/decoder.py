@@ -334,7 +334,7 @@ def paged_mixer(spec: DecoderSpec, index: int, load: Loader, *, compile: bool = 
 
 
 class Mlp:
-    """(act(h Wgate) * (h Wup)) Wdown, or without a gate act(h Wup) Wdown, with biases if ``mlp_bias``. inputs: its
+    """Computes (act(h Wgate) * (h Wup)) Wdown, or without a gate act(h Wup) Wdown, with biases if ``mlp_bias``. inputs: its
     first product. cutoff: `LayerSpec.gate_cutoff`.
     """
 

@@ -80,8 +80,9 @@ class KernelAttention(GatheredAttention):
 
 
 class _StepRows:
-    """The kernels' view of the requests of a step, in batch order: a packet without changes, then a record of each
-    request with its block tables. `AttendedRows` of one memory.
+    """The kernels' view of the requests of a step, in batch order: `AttendedRows` in one piece of memory.
+
+    It has a packet without changes, then a record of each request with its block tables.
     """
 
     def __init__(self, batch: InputBatch, api: DeviceApi) -> None:

@@ -45,7 +45,7 @@ class Rotaries:
     ) -> Mapping[RopeSpec, Rotation]:
         """Return the rotations of tokens at positions int64 [T].
 
-        mrope_positions: int64 [components, T] for M-RoPE; None: ``positions`` in every component.
+        mrope_positions: int64 [components, T] for M-RoPE; None: every component is ``positions``.
         """
         rotations = {}
         for rope, frequencies in self._frequencies.items():

@@ -46,8 +46,8 @@ def why_not(config: PreTrainedConfig) -> str | None:
 
 
 def connect(model: PreTrainedModel) -> bool:
-    """Let the layers call the attention implementation of the model's configuration, unless that is "eager". False for
-    a model of a type that is not known. Harmless a second time.
+    """Let the layers call the attention implementation of the model's configuration, unless that is "eager". Return
+    False for a model of a type that is not known. A second call changes nothing.
     """
     name, other = _METHODS.get(model.config.model_type, ("", None))
     if other is None:
