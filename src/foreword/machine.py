@@ -70,7 +70,7 @@ def memory_sizes(root: Path = ROOT) -> dict[str, int]:
 
 
 def memory_bytes(root: Path = ROOT) -> int | None:
-    """Return how many bytes this process may use: the machine's memory or its control groups' limit, None if unknown."""
+    """Return the bytes that this process may use: the machine's memory or a control group's limit, None if unknown."""
     found = (memory_sizes(root).get("MemTotal"), memory_limit(root))
     return min((count for count in found if count is not None), default=None)
 

@@ -50,7 +50,7 @@ def schema_of(value: object) -> object:
         raise TypeError("the schema of a type needs Pydantic, which is not installed") from None
     except MemoryError:
         raise
-    except Exception as error:  # of Pydantic, or of the class itself
+    except Exception as error:  # raised by Pydantic, or by the class itself
         raise TypeError(f"the type has no JSON schema: {error!s:.200}") from None
 
 

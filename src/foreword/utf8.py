@@ -10,7 +10,7 @@ from foreword.arrays import I32
 decoder = codecs.getincrementaldecoder("utf-8")
 """A class whose objects decode a text piece by piece."""
 INVALID = "\ufffd"
-"""What stands for bytes that are no character."""
+"""The character that stands for bytes that are not a character."""
 LONGEST = 4
 """Bytes, and so at most tokens, of a character."""
 

@@ -29,12 +29,12 @@ def executor_option_types() -> str:
     for kind in KINDS.values():
         if known := settings_of(kind.options):
             lines += ["", "", f"class {kind.options.__name__.removesuffix('Options')}Keywords(TypedDict, total=False):"]
-            lines += [f'    """See `{kind.options.__name__}`."""', ""]
+            lines += [f'    """The options of `{kind.options.__name__}`, as keywords."""', ""]
             lines += [f"    {name}: {_python_type(one)}" for name, one in known.items()]
     return "\n".join([*lines, ""])
 
 
-_TYPES_HEAD = '''"""Types of options for editors and type checkers. `make pages` writes this module from the settings."""
+_TYPES_HEAD = '''"""Types of options for editors and type checkers. `make pages` writes them from the settings."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ BLOCK_SIZE = 16
 MAX_MODEL_LEN = 4096
 VOCAB_SIZE = 32000
 MAX_NUM_TOKENS = 8192
-TEMPERATURE, TOP_P = 0.8, 0.95  # of every request
+TEMPERATURE, TOP_P = 0.8, 0.95  # the parameters of every request
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -333,7 +333,7 @@ def answer_of(value: Mapping[str, Any]) -> Answer:
 def _choice(choice: Mapping[str, Any]) -> Choice:
     text = choice["message"]["content"] if "message" in choice else choice["text"]
     logprobs, tokens = choice.get("logprobs"), []
-    if logprobs and "content" in logprobs:  # of chats
+    if logprobs and "content" in logprobs:  # the form of chats
         for entry in logprobs["content"] or ():
             top = {one["token"]: float(one["logprob"]) for one in entry["top_logprobs"]}
             tokens.append(Token(entry["token"], {**top, entry["token"]: float(entry["logprob"])}))

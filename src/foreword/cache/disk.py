@@ -42,7 +42,7 @@ SEGMENT_BYTES = 8 << 20
 FOLDER = "blocks-"
 _ABANDONED = 3600.0  # seconds after which a file that was not finished is one of a process that was killed
 _SETTLED = 20_000_000  # nanoseconds after which a directory's time of change tells that nothing was added since
-_SHARE_KEPT = 15 / 16  # of the capacity, when files are removed
+_SHARE_KEPT = 15 / 16  # the part of the capacity that is left when files are removed
 _CLOSE_SECONDS = 30.0
 
 _LOGGER = logging.getLogger("foreword.cache")

@@ -99,7 +99,7 @@ class KVCacheManager:
         self.groups = tuple(cache_group(t.group, t.context_parallel) for t in states.block_tables)
         sizes = [g.block_size for g in self.groups]
         self._node_blocks = tuple(size // math.gcd(*sizes) for size in sizes)
-        self._node_tokens = math.gcd(*sizes)  # of a block of the tree
+        self._node_tokens = math.gcd(*sizes)  # tokens in a block of the tree
         self._hit_unit = math.lcm(*sizes)
         self.pool = BlockPool(num_blocks, lambda blocks: self._content.remove(blocks))
         self._content = CachedContent(

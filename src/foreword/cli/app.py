@@ -255,7 +255,7 @@ def run(program: typer.Typer) -> None:
 
         _fail(of_command(error), 2)
     except (OSError, MemoryError) as error:
-        sys.stdout = None  # what could not be written is not tried again at the exit
+        sys.stdout = None  # a failed write is not tried again at the exit
         if isinstance(error, BrokenPipeError):
             sys.exit(1)
         _fail(str(error) or "not enough memory", 1)

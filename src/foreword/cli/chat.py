@@ -91,7 +91,7 @@ class Chat:
         self._shows_speed = sys.stderr.isatty() and not quiet
         self._last: RequestOutput | None = None
         self._before: list[int] = []  # the tokens of the turn before the last
-        self._images: list[Path] = []  # of the next message
+        self._images: list[Path] = []  # those of the next message
         self._start(engine.model)
 
     @property

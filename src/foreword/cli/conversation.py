@@ -67,7 +67,7 @@ class Conversation:
     def save(self, path: Path) -> None:
         """Write the messages as JSON. Raise ConfigError if that fails, or if the file holds anything but messages."""
         if path.exists():
-            _messages(path)  # what else is there is not overwritten
+            _messages(path)  # another kind of file is not overwritten
         try:
             path.write_text(self.text)
         except (OSError, ValueError) as error:

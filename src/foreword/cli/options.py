@@ -97,7 +97,7 @@ def option_type(known: Declared) -> Any:
 def _help(known: Setting, kinds: Mapping[str, Setting], default: Any) -> str:
     if not kinds:
         return summary(known, default)
-    alike: dict[str, list[str]] = {}  # what is said → kinds of executors
+    alike: dict[str, list[str]] = {}  # text → kinds of executors
     for kind, one in kinds.items():
         alike.setdefault(summary(one, one.default if default is None else default), []).append(kind)
     return " ".join(f"{', '.join(names)}: {text}" for text, names in alike.items())

@@ -67,7 +67,7 @@ def run(
     if not quiet and remarks:
         note(*remarks)
     params = sampling.over(llm.default_sampling_params())
-    tables: list[str] = []  # of the first steps
+    tables: list[str] = []  # those of the first steps
     if show_steps:
         from foreword.insight.record import StepInspector  # here: an answer alone does not need these
         from foreword.insight.token_text import text_of

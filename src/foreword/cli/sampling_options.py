@@ -97,7 +97,7 @@ def _read(row: Parameter, value: Any) -> Any:
 
 def _one(row: Parameter, text: Any) -> Any:
     if not isinstance(text, str) and row.kind.collect is not dict:
-        return text  # of a file
+        return text  # the name of a file
     try:
         return row.kind.read(text)
     except (AttributeError, KeyError, ValueError):

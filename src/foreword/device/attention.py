@@ -11,11 +11,11 @@ from foreword.errors import ConfigError
 
 MOST_OF_FLOAT32 = 512
 """The size of the largest head, as a power of two, with operands of 32 bits."""
-_LEAST_KEYS = 256  # of a program, where several share the keys of a request
+_LEAST_KEYS = 256  # per program, where several share the keys of a request
 _MOST_SPLITS = 64
-_REGISTERS = 1 << 16  # of a multiprocessor
+_REGISTERS = 1 << 16  # registers of a multiprocessor
 _PROGRAMS = 4  # per multiprocessor, that splits aim at
-_PROMPT_TOKENS = 16  # of a request on average, from which a step has the tile of prompts
+_PROMPT_TOKENS = 16  # tokens per request on average, from which a step has the tile of prompts
 
 
 def power_of_two(n: int, least: int = 16) -> int:
@@ -98,7 +98,7 @@ class _Tiling(NamedTuple):
 
     @classmethod
     def of(cls, tile: Tile, shared: int, kv_heads: int) -> _Tiling:
-        heads = min(shared, tile.rows)  # of a program
+        heads = min(shared, tile.rows)  # heads per program
         return cls(tile.rows // heads, kv_heads * -(-shared // heads))
 
 

@@ -70,7 +70,7 @@ class CudaDevice:
         try:
             with torch.cuda.device(self.device):
                 return torch.zeros(shape, dtype=getattr(torch, dtype), **place)
-        except RuntimeError as error:  # of the device's memory, and of pinned memory
+        except RuntimeError as error:  # device memory or pinned memory is missing
             if "out of memory" not in str(error):
                 raise
             raise MemoryError(f"{self.device}: no memory for {dtype} {list(shape)}") from None

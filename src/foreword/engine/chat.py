@@ -141,7 +141,9 @@ class Chat:
 
 
 class ChatReader:
-    """Adds events and counts of reasoning tokens to outputs, and messages to the final one. An output costs O(new text)."""
+    """Adds events and counts of reasoning tokens to outputs, and messages to the final one. An output costs O(new
+    text).
+    """
 
     __slots__ = ("_chat", "_readings")
 

@@ -64,7 +64,7 @@ class Loras:
         self._current: dict[str, Lora] = {}
         self._versions: OrderedDict[int, Lora] = OrderedDict()  # by number, the least recently used first
         self._num_loaded = 0
-        self.num_bytes = 0  # of the executor's memory
+        self.num_bytes = 0  # bytes of the executor's memory
 
     @property
     def paths(self) -> dict[str, Path]:

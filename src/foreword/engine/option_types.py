@@ -1,4 +1,4 @@
-"""Types of options for editors and type checkers. `make pages` writes this module from the settings."""
+"""Types of options for editors and type checkers. `make pages` writes them from the settings."""
 
 from __future__ import annotations
 

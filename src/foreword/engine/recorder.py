@@ -61,7 +61,7 @@ class EngineRecorder(EngineObserver):
         self._since = 0.0  # the end of the last step, or the arrival of the first request after it
         self._num_requests = 0
         self._is_torn = False  # whether events may be missing since the last step
-        self._plan: StepPlan | None = None  # of the last step, if its rows computed one token and nothing else was done
+        self._plan: StepPlan | None = None  # the last one, if its rows computed one token and nothing else
         self._blocked: tuple[str, str] = "", ""  # the first request that waits, and the kind of reason
         self._values: Callable[[InputBatch], dict[str, Any]] | None = None
         self._file = None if config.record is None else self._open(config.record)

@@ -217,7 +217,7 @@ class RequestGroup:
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     finished_time: float | None = None
-    _token_ids: list[int] | None = None  # of the prompt, made for the first output
+    _token_ids: list[int] | None = None  # the prompt as a list, made for the first output
 
     @property
     def params(self) -> SamplingParams:

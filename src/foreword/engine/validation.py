@@ -14,8 +14,8 @@ from foreword.models.pooling import PoolingSpec
 from foreword.names import advice
 from foreword.sampling import Grammar
 
-MAX_COMPLETIONS = 16384  # of one prompt: each is a request of its own, made at once
-MAX_TEXTS, MAX_TEXT_CHARS = 1024, 1 << 16  # of a parameter: every step looks for them, or they are tokenized
+MAX_COMPLETIONS = 16384  # per prompt: each is a request of its own, made at once
+MAX_TEXTS, MAX_TEXT_CHARS = 1024, 1 << 16  # per parameter: every step looks for them, or they are tokenized
 OPTIONS = tuple(RequestOptions.__annotations__)
 GRAMMAR = tuple(name for name in vars(Grammar) if not name.startswith("_"))
 

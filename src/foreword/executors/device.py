@@ -144,7 +144,7 @@ class DeviceExecutor:
                 run(tokens, reqs)  # without a graph
                 run(tokens, reqs)  # captured
         least = 1 + max((tokens for tokens, _ in self._sizes), default=0)
-        for tokens in sorted({min(least, max_num_batched_tokens), max_num_batched_tokens}):  # of steps without a graph
+        for tokens in sorted({min(least, max_num_batched_tokens), max_num_batched_tokens}):  # these have no graph
             for reqs in {-(-tokens // states.max_model_len), min(tokens, states.max_num_reqs)}:
                 if reqs <= states.max_num_reqs and (tokens, reqs) not in self._sizes:
                     run(tokens, reqs)
@@ -249,7 +249,7 @@ class DeviceExecutor:
             graph.replay()
             return
         if captured:
-            num_logits = min(tokens, reqs * rows.width, rows.max_num_logits)  # of any step of this size
+            num_logits = min(tokens, reqs * rows.width, rows.max_num_logits)  # the most of any step of this size
 
         def work() -> None:
             rows.prepare(tokens, reqs)
@@ -291,7 +291,7 @@ class DeviceStep:
         self._slot, self._num_reqs, self._width = slot, num_reqs, width
         self._has_drafts, self._check = has_drafts, check
         self._tokens: I32 | None = None
-        self._least = 0  # of the samples
+        self._least = 0  # the smallest of the samples
         slot.keep_for(self)
 
     def read(self) -> None:

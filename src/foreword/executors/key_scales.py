@@ -8,7 +8,7 @@ from foreword.arrays import F32
 from foreword.models.spec import DecoderSpec, LayerSpec
 from foreword.models.weights import Weights
 
-_FLOOR = 1e-4  # of the mean square of a layer: a dimension that the model leaves at zero keeps a finite scale
+_FLOOR = 1e-4  # relative to the mean square of a layer: a dimension that the model leaves at zero keeps a finite scale
 
 
 def key_scales(spec: DecoderSpec, layer: LayerSpec, weights: Weights, prefix: str, norm: str) -> tuple[F32, F32]:

@@ -40,7 +40,7 @@ from foreword.sampling import Sampled, Sampler, StepSampling
 _BYTES = {
     "f32": 4, "bf16": 2, "i8": 1, "q4": 9 / 16, "q4_min": 5 / 8, "q8": 17 / 16, "q8_min": 9 / 8, "q8_half": 9 / 8,
     "fp4": 9 / 16,
-}  # of a weight, with its part of the scales (native/kernels/formats.h)  # fmt: skip
+}  # bytes of a weight, with its part of the scales (native/kernels/formats.h)  # fmt: skip
 _ROW_PADDING = 64  # kRowPadding in native/kernels/memory.h
 _FLOATS = (Quant.F32, Quant.F16, Quant.BF16)
 
@@ -332,7 +332,7 @@ class _Packer:
         self.spec, self.parts, self.core, self.weight_format = spec, parts, parts.core, weight_format
         self.weights, self.scaled_keys = parts.weights, scaled_keys
         self.ropes: dict[RopeSpec, int] = {}
-        self.input_norm = ""  # of the mixer that is packed
+        self.input_norm = ""  # that of the mixer that is packed
 
     def pack_all(self) -> None:
         spec = self.spec

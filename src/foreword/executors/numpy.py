@@ -371,7 +371,7 @@ class NumpyExecutor(TransferPagedExecutor):
                 mask = distance < (length if layer.sliding_window is None else layer.sliding_window)
             if layer.chunked and layer.sliding_window is not None:
                 mask &= np.arange(length) >= (at - at % layer.sliding_window)[:, None]
-            if step.seen is not None:  # those of a span have equal values, others have values of their own
+            if step.seen is not None:  # tokens of a span have equal values, others differ
                 own = step.seen[start:end]
                 mask[:, length - len(own) :] |= own[:, None] == own
                 if layer.sliding_window is not None:

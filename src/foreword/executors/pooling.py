@@ -51,7 +51,7 @@ class Pooler:
         tokens, counts = _tokens(batch, meta, kinds)
         parts: list[AnyArray] = np.split(hidden_states(tokens), np.cumsum(counts)[:-1])
         in_one_step = meta.is_last_chunk & (batch.num_computed_tokens[meta.batch_indices] == 0)
-        groups: dict[tuple[PoolingType, PoolingTask, int | None, bool], list[int]] = {}  # of one computation each
+        groups: dict[tuple[PoolingType, PoolingTask, int | None, bool], list[int]] = {}  # each is one computation
         for i, (kind, params, is_whole) in enumerate(zip(kinds, meta.params, in_one_step.tolist(), strict=True)):
             if kind == "mean":  # np.add.reduceat over all texts takes three times as long
                 parts[i] = parts[i].sum(0, dtype=np.float64, keepdims=True)

@@ -92,7 +92,7 @@ class Shown:
         self._num_taken = self._num_entries = 0
         self._last: ShownStep | None = None
         self._requests: dict[str, int] = {}
-        self._logs: list[list[list[Any]]] = []  # of each request: [step, what happened, details]
+        self._logs: list[list[list[Any]]] = []  # for each request: [step, what happened, details]
         self._is_beginning = header.first_step > 1  # the next requests may be in progress
         self._prompts: list[int] = []
         self._writes: dict[int, list[list[Any]]] = {}  # [step, request, group, offset, position, ids]

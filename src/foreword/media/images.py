@@ -74,7 +74,7 @@ def read_image(field: str, source: object, limits: MediaLimits) -> Image:
             _fail_size(field, "its file", limits)
         except UnidentifiedImageError:  # its text is only the address of the data in memory
             fail(field, f"{len(data)} bytes", "is not an image", fix)
-        except Exception as error:  # of decoders, of any kind
+        except Exception as error:  # decoders raise errors of any kind
             fail(field, f"{len(data)} bytes", f"is not an image ({error!s:.100})", fix)
     width, height = opened.size
     if width * height > limits.max_pixels or not width * height:
@@ -91,7 +91,7 @@ def read_image(field: str, source: object, limits: MediaLimits) -> Image:
             levels = np.asarray(upright.convert("I"))  # 0 to 65535 = 255 · 257
             upright = pillow.fromarray(((levels + 128) // 257).astype(np.uint8))
         return Image(field, upright.convert("RGB"))
-    except Exception as error:  # of decoders, of any kind
+    except Exception as error:  # decoders raise errors of any kind
         fail(field, f"{width} × {height} pixels", f"is damaged ({error!s:.100})", "Check the file.")
 
 

@@ -115,7 +115,7 @@ def _decoded(field: str, data: bytes, limits: MediaLimits) -> Sound:
     fix = f"Give a file of the type {', '.join(dict.fromkeys(FORMATS.values()))}."
     try:
         file = soundfile.SoundFile(SeekableBytes(data))
-    except Exception as error:  # of decoders, of any kind
+    except Exception as error:  # decoders raise errors of any kind
         reason = str(error).rpartition(">: ")[2]
         fail(field, f"{len(data)} bytes", f"is not a sound ({reason:.100})", fix)
     with file:
@@ -138,7 +138,7 @@ def _samples(field: str, file: Any, limits: MediaLimits) -> F32:
     while count <= most and file.frames <= most:
         try:
             block = file.read(BLOCK, dtype="float32", always_2d=True)
-        except Exception as error:  # of decoders, of any kind
+        except Exception as error:  # decoders raise errors of any kind
             reason = str(error).rpartition("Error : ")[2]
             fail(field, f"{count} samples", f"is damaged ({reason:.100})", "Check the file.")
         if not len(block):

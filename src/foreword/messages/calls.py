@@ -19,7 +19,7 @@ _LABELS = ("id", "call_id", "tool_call_id", "type", "index")
 _NAME = re.compile(r"[\w.\-]+")
 _TICKS = "```"
 _FENCE = re.compile(r"`{1,2}|```\w{0,20}[ \t\r\n]{0,20}")
-"""What opens a block of code, or its beginning."""
+"""The text that opens a block of code, or its beginning."""
 
 
 class CallSink:

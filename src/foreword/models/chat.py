@@ -45,7 +45,7 @@ class ChatTemplate:
         self._names = frozenset(_NAMED.findall(source))  # among them the roles that it compares with
         try:
             self._render = Sandbox(raise_exception=_refuse, strftime_now=_now).template(source)
-        except Exception as error:  # of Jinja, or of Python's compiler for what Jinja makes of the source
+        except Exception as error:  # raised by Jinja, or by Python's compiler for the code that Jinja writes
             where = f" in line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             reason = f"{type(error).__name__}: {error!s:.200}"
             fix = "Give the prompt as text, or use a newer file of the model"

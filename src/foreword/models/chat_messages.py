@@ -15,7 +15,9 @@ ROLES = ("system", "user", "assistant", "tool", "developer", "function")
 LABELS = frozenset(("annotations", "cache_control", "citations", "id", "index", "logprobs"))
 """Fields of a part of a message that other systems read, and that change no prompt."""
 MAX_VALUES = 1 << 18
-"""Of arguments given as JSON text: no other thread runs while they are read. Signs inside of texts count as well."""
+"""The most signs in arguments given as JSON text: no other thread runs while they are read. Signs inside of texts count
+as well.
+"""
 
 
 def check_messages(

@@ -1,4 +1,4 @@
-"""From token ids to text, at once or incrementally.
+"""Turn token ids into text, at once or incrementally.
 
 A token stands for bytes, not characters: one character may be spread over several tokens. The text is therefore
 
@@ -91,7 +91,7 @@ class Detokenizer:
         self._decoder.decode(unfinished)
         # What the text does not begin with: the sign of a character of the prompt that the output did not complete.
         self._skipped = utf8.INVALID if unfinished else " " if token_bytes.skips_first_space and not continues else ""
-        self._num_chars = 0  # of the tokens of `places`
+        self._num_chars = 0  # characters of the tokens of `places`
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Return the characters completed by these tokens, "" if none."""

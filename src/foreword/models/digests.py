@@ -21,9 +21,9 @@ from foreword.ownership import is_own, open_regular
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LONGEST = 65  # characters of a record that are read: those of a digest, and one more
-_DAYS_KEPT = 90  # of digests that are not used
+_DAYS_KEPT = 90  # digests that are not used are kept so long
 _YOUNG = 2 * 10**9  # nanoseconds: see `identity_of`
-_SUFFIXES = (".gguf", ".safetensors", ".bin", ".json", ".model", ".pt")  # of the files of a model
+_SUFFIXES = (".gguf", ".safetensors", ".bin", ".json", ".model", ".pt")  # the endings of the files of a model
 
 
 class Digests:

@@ -25,7 +25,7 @@ from typing import Literal
 from foreword.models.spec import Activation, RopeSpec
 
 EncoderActivation = Activation | Literal["quick_gelu"]
-"""The function of an MLP. quick_gelu: x sigmoid(1.702 x)."""
+"""The function of an MLP. quick_gelu is x sigmoid(1.702 x)."""
 
 
 @dataclass(frozen=True, slots=True)

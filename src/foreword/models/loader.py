@@ -53,9 +53,9 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     name: str
     path: Path
-    family: Family | None = None  # of a decoder
+    family: Family | None = None  # only decoders have one
     pooling: PoolingSpec = field(default_factory=PoolingSpec)
-    unread_keys: tuple[str, ...] = ()  # of its configurations: they have no influence
+    unread_keys: tuple[str, ...] = ()  # keys of its configurations that have no influence
     generation: GenerationFiles = field(default_factory=GenerationFiles)
     images: LoadedVision | None = None
     no_images: str = ""  # the reason why it takes none although it is a model of images and texts

@@ -1,4 +1,4 @@
-"""From the tensors of a file to the canonical weights of a spec: renamed, checked by shape, and converted."""
+"""Turn the tensors of a file into the canonical weights of a spec: renamed, checked by shape, and converted."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ from foreword.models.weights import Tensor, Weights, float_tensor
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """Of the tensors of a head. layer: the beginning of those of its layer. copies: tensors that equal the model's own.
-    in_gguf: whether they are those of a GGUF file.
+    """The names of the tensors of a head. layer: the beginning of those of its layer. copies: tensors that equal the
+    model's own. in_gguf: whether they are those of a GGUF file.
     """
 
     layer: str

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes received, bytes in total)."""
+"""A function that is called with (bytes received, bytes in total)."""
 
 
 @contextlib.contextmanager

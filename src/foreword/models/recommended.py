@@ -80,7 +80,7 @@ RECOMMENDED = (
     ),
     Recommended("Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M", 18.6e9, "the best of these; fast for its size", "Apache-2.0", 2.1e9),
 )
-"""From the smallest to the largest. The project pins none of them, and has not run these files."""
+"""The models from the smallest to the largest. The project pins none of them, and has not run these files."""
 
 
 def fitting(memory: float) -> Iterator[Recommended]:

@@ -32,7 +32,7 @@ from typing import Literal, get_args
 
 RecurrentKind = Literal["mamba2", "gated_delta", "short_conv"]
 Normed = Literal["last", "first", "never"]
-"""Where the outputs of mamba2 are normed: after the gate, before it, or not at all."""
+"""The place where the outputs of mamba2 are normed: after the gate, before it, or not at all."""
 Scales = tuple[float, float, float, float, float]
 """Factors of the inputs v, k, q, z and dt of mamba2."""
 RECURRENT_KINDS: tuple[RecurrentKind, ...] = get_args(RecurrentKind)

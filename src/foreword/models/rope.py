@@ -24,7 +24,7 @@ ROPE_KEYS = (
 )
 """Keys of a config that has a rotary embedding."""
 PARTIAL_ROTARY = Key("partial_rotary_factor", 1.0)
-"""Of a family that rotates a part of each head."""
+"""The keys of a family that rotates a part of each head."""
 
 _SHARED = (
     *(Key(name, kind=str) for name in ("rope_type", "type")),

@@ -126,8 +126,8 @@ class MlaSpec:
 
 @dataclass(frozen=True, slots=True)
 class ClampedGate:
-    """g sigmoid(alpha g) (u + 1), with g = min(h Wgate, limit) and u = h Wup within ±limit, in place of act(h Wgate) *
-    (h Wup).
+    """The gate g sigmoid(alpha g) (u + 1), with g = min(h Wgate, limit) and u = h Wup within ±limit, in place of act(h
+    Wgate) * (h Wup).
     """
 
     alpha: float

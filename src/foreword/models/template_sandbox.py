@@ -28,8 +28,8 @@ MAX_SOURCE = 1 << 18
 """Characters of a template. The longest in use have some 20,000."""
 
 _PER_INPUT = 32
-_STEP = 32  # of a call of anything
-_NODE = 4  # of each node of a body when it runs
+_STEP = 32  # the charge of a call
+_NODE = 4  # the charge of each node of a body when it runs
 
 _UNSUPPORTED = ("pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr", "filesizeformat")
 _FORMATS = {"format", ".format", ".format_map"}
@@ -94,7 +94,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _begin(self) -> None:
         self._left = BUDGET
-        self._weights: dict[int, tuple[int, object]] = {}  # of containers, which are kept so that ids stay unique
+        self._weights: dict[int, tuple[int, object]] = {}  # containers are kept so that ids stay unique
         self.finalize = self._printed
 
     def template(self, source: str) -> Callable[[Mapping[str, Any]], str]:

@@ -115,7 +115,7 @@ def _contradicted(backend: tokenizers.Tokenizer, config: Config) -> Iterator[str
     try:
         with panics_caught():
             around = set(backend.encode("").tokens)
-    except Exception:  # of tokenizers, which fail on the text
+    except Exception:  # tokenizers fail on the text
         return
     for name in ("bos", "eos"):
         given: Any = config.value(f"add_{name}_token")

@@ -130,7 +130,7 @@ def _first_ids(tokens: list[str]) -> dict[str, int]:
 
 def _repeated(tokens: list[str]) -> dict[int, str]:
     """Return the text of each id whose text also has an id before it."""
-    if len(set(tokens)) == len(tokens):  # of almost all models; this takes a quarter of the time of the ids
+    if len(set(tokens)) == len(tokens):  # as in almost all models; this takes a quarter of the time of the ids
         return {}
     first = _first_ids(tokens)
     return {i: token for i, token in enumerate(tokens) if first[token] != i}

@@ -115,7 +115,7 @@ _BIASES = Kind(
 )
 EFFORT = one_of(*EFFORTS)
 OF_TEMPLATE = {"template": "chat_template_kwargs"}
-"""What bodies call the option of chats."""
+"""The name of the option of chats in bodies."""
 _NO_LIMIT = -1
 """The value of max_tokens that stands for none."""
 _FALSE = Kind("false", lambda value: value is False, {"const": False})

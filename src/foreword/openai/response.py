@@ -16,7 +16,8 @@ from foreword.sampling import TokenLogprobs
 Body = dict[str, Any]
 
 Listing = Callable[[Iterable[Any]], Any]
-"""What a body has for many items: `list`, or `iter` for a body that is written in pieces; see `foreword.server.pieces`.
+"""The type that a body has for many items: `list`, or `iter` for a body that is written in pieces; see
+`foreword.server.pieces`.
 """
 
 LEAST_LOGPROB = -9999.0

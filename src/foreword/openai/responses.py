@@ -44,7 +44,7 @@ OWN_NAMES = frozenset({"n", "best_of"})
 
 _ITEMS = either(STRING, OBJECTS)
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
-"""Of the ids of items."""
+"""The beginnings of the ids of items."""
 
 
 def _keep_nothing(response: Body, items: list[Body]) -> None:

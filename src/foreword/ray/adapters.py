@@ -32,7 +32,7 @@ class _Bodies:
 
 
 class Adapters:
-    """Those of the application with this name."""
+    """The adapters of the application with this name."""
 
     def __init__(self, application: str) -> None:
         self._name = f"adapters of {application}"

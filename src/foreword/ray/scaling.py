@@ -9,7 +9,7 @@ from typing import Any
 WAITING, PRESSURE = "foreword_waiting", "foreword_pressure"
 """Names of what each replica reports: requests that wait for blocks or rows, and the used share of blocks or rows."""
 
-TARGET = 0.7  # of the pressure: above it, requests of the next minute would wait
+TARGET = 0.7  # pressure: above it, requests of the next minute would wait
 
 
 def wanted_replicas(current: int, waiting: Mapping[Any, float], pressure: Mapping[Any, float]) -> int:

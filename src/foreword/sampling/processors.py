@@ -58,7 +58,7 @@ class Processors:
     ) -> None:
         self._rules = RowRules(states, eos_token_ids)
         self._all: tuple[LogitsProcessor, ...] = tuple(custom)
-        self._active: tuple[LogitsProcessor, ...] = ()  # those that apply to some row
+        self._active: tuple[LogitsProcessor, ...] = ()  # processors that apply to some row
         for one in self._all:
             if not isinstance(one.rows, RowValues) or not isinstance(one.extra_args, frozenset):
                 raise ConfigError(

@@ -42,7 +42,7 @@ class RowRules:
 
     def __init__(self, states: RequestStates, eos_token_ids: Iterable[int] = ()) -> None:
         self._columns, self._eos_token_ids = states.sampling, frozenset(eos_token_ids)
-        self._stamp: I64 = np.zeros(states.max_num_reqs, np.int64)  # of the rules in `core`; 0 for none
+        self._stamp: I64 = np.zeros(states.max_num_reqs, np.int64)  # the stamp of the rules in `core`; 0 for none
         self._updated = Memo[StepNeeds, bool]()  # True for the needs of the last step
         self.core: Any = make_rows(states, states.vocab_size)
 

@@ -17,8 +17,8 @@ NO_TOKENS: I32 = np.zeros(0, np.int32)
 NO_SPANS: I32 = np.zeros((0, 2), np.int32)
 NONE_LOADED: Mapping[str, int] = {}
 ReadBlocks = tuple[tuple[int, int], Mapping[str, int]]
-"""What was read for a request from outside the pool: how many of its tokens could be reused before and after, and the
-blocks of each tier.
+"""The data that was read for a request from outside the pool: how many of its tokens could be reused before and after,
+and the blocks of each tier.
 """
 
 

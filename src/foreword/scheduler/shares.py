@@ -14,9 +14,9 @@ from foreword.scheduler.request import Request
 EXPECTED = 256
 """Output tokens that a request is expected to have at most, until it ends."""
 UNITS = 1 << 10
-"""Of the virtual time, per token of a share of 1: keys of policies are integers."""
+"""The units of virtual time per token of a share of 1: keys of policies are integers."""
 MOST_IDLE = 1 << 12
-"""Owners, from which on those without requests are forgotten."""
+"""The number of owners from which on those without requests are forgotten."""
 
 
 class Shares:
@@ -27,7 +27,7 @@ class Shares:
     def __init__(self) -> None:
         self._now, self._most = 0, MOST_IDLE
         self._ends: dict[str, int] = {}
-        self._starts: dict[str, int] = {}  # of requests that have not ended
+        self._starts: dict[str, int] = {}  # only of requests that have not ended
 
     def key(self, request: Request) -> tuple[int, ...]:
         """Return the place of a request that arrives now."""

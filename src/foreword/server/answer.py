@@ -59,7 +59,7 @@ class Api(Generic[R, T]):
         if self.known is not None:
             parse = partial(parse, **await self.known(context, request, body))
         wanted = await parsed(parse, body, request)
-        del body  # what is not read of it is not kept while a long answer is made
+        del body  # its unread part is not kept while a long answer is made
         model = generation.choose_model(wanted.model)
         running = await self.run(generation, wanted)
         named = Named(response_id=generation.id, created=int(time.time()), model=model)

@@ -22,7 +22,7 @@ from foreword.server.shared import Shared
 from foreword.server.store import Store, new_id
 
 FILE = "file"
-MOST_FILES = 10_000  # of one owner
+MOST_FILES = 10_000  # files of one owner
 BATCH, BATCH_OUTPUT = "batch", "batch_output"
 """Purposes of files."""
 _CONTENT = Kind("a file", lambda value: isinstance(value, bytes), {"type": "string", "format": "binary"})

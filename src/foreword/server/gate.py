@@ -215,7 +215,7 @@ class _Response:
         self._send, self._request_id, self._errors, self._incoming = send, request_id, errors, incoming
         self.status: int | None = None  # None before the response begins
         self.num_bytes = 0
-        self._beginning = b""  # of the body
+        self._beginning = b""  # the first bytes of the body
         self.is_stream = self.is_complete = False
 
     async def __call__(self, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""From a parsed request to the outputs of the engine: what all interfaces that generate share."""
+"""Turn a parsed request into outputs of the engine: the part that all interfaces that generate share."""
 
 from __future__ import annotations
 

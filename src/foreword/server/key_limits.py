@@ -1,4 +1,4 @@
-"""What each API key may use: its share of the model, its requests at the same time, and its tokens per minute."""
+"""Limits of each API key: its share of the model, its requests at the same time, and its tokens per minute."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def read_limit(text: str) -> tuple[str, KeyLimits]:
 
 
 class _Use:
-    """What one key uses now. level: tokens that it may have, which come back with the time; below 0: it waits."""
+    """The current use of one key. level: tokens that it may have, which come back with the time; below 0: it waits."""
 
     __slots__ = ("level", "num_requests", "since")
 

@@ -60,7 +60,7 @@ class ServingTimes(EngineObserver):
         self.finished: Counter[str] = Counter()
         self.num_generated, self.host_seconds = 0, 0.0
         self._num_unfinished = 0
-        self._ran_at = self._committed_at = -1.0  # of the last step, -1 if there was no work since
+        self._ran_at = self._committed_at = -1.0  # times of the last step, -1 if there was no work since
 
     def request_added(self, request_id: str, num_prompt_tokens: int) -> None:
         self._num_unfinished += 1
@@ -100,7 +100,7 @@ class ServingTimes(EngineObserver):
 
 
 class Collector(Protocol):
-    """What has metrics."""
+    """A part that has metrics."""
 
     def collect(self) -> Iterator[Metric]: ...
 

@@ -179,7 +179,7 @@ class Models:
         self.is_closed = False
         self._turn = asyncio.Lock()  # for loading one model at a time
         self._naming: set[str] = set()  # names of adapters that are being loaded
-        self._ending: set[asyncio.Task[None]] = set()  # of models that are "unloading"
+        self._ending: set[asyncio.Task[None]] = set()  # tasks of models that are "unloading"
 
     @classmethod
     def of(cls, context: Context) -> Models:

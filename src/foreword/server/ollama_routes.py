@@ -55,9 +55,9 @@ from foreword.server.reply import reply
 from foreword.server.time_limit import deadline
 
 PULL_SECONDS = 0.5
-"""Between two lines about a download."""
+"""The time between two lines about a download."""
 LONG = timedelta(days=365 * 100)
-"""Until a model that stays loaded is unloaded, for clients that read a time."""
+"""The time until a model that stays loaded is unloaded, for clients that read a time."""
 
 # -- chats, prompts and embeddings -----------------------------------------------------------------------------------
 

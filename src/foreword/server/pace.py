@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 
 MOST_VALUES = 4096  # that the streams of a server write in one turn of the event loop: a few milliseconds
-NUM_TURNS = 8  # of the event loop, from a request that begins to the next: each may accept a connection and read a head
+NUM_TURNS = 8  # turns of the event loop between two requests that begin: each may accept a connection and read a head
 
 
 class Pace:

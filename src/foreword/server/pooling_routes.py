@@ -30,7 +30,7 @@ from foreword.server.generation import Generation, in_order
 from foreword.server.operation import Body, Operation
 from foreword.server.reply import MANY, PiecesReply, apart, reply
 
-ID_BYTES = 8  # of a token id in an output: scores of one text with many have its ids many times
+ID_BYTES = 8  # the memory of a token id in an output: scores of one text with many have its ids many times
 
 
 class Pooled(Protocol):

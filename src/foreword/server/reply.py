@@ -22,10 +22,10 @@ from foreword.server.errors import HttpError
 from foreword.server.failures import FOREIGN_ORIGIN, INVALID, WRONG_BODY
 from foreword.server.pieces import json_pieces
 
-logging.getLogger("python_multipart").addHandler(logging.NullHandler())  # what clients send is not for a log
+logging.getLogger("python_multipart").addHandler(logging.NullHandler())  # data of clients is not for a log
 T = TypeVar("T")
 SMALL = 2 << 10  # bytes of a body, below which its prompt is tokenized in the event loop: a thread would take longer
-MAX_FIELDS = 64  # of a form
+MAX_FIELDS = 64  # fields of a form
 MAX_PARTS = 1 << 17  # objects, lists and fields of objects in a body
 MAX_STRINGS = 2 * MAX_PARTS  # in a body, names of fields included
 PART_SIGNS = (b"{", b"[", b":")
@@ -127,7 +127,7 @@ def counted_parts(text: bytes) -> tuple[int, int]:
         return most, most_strings
     plain = np.frombuffer(text.replace(rb"\\", b"").replace(rb"\"", b""), np.uint8)
     is_quote = plain == ord('"')
-    is_outside = ~np.logical_xor.accumulate(is_quote)  # of a string
+    is_outside = ~np.logical_xor.accumulate(is_quote)  # whether a place is outside of strings
     found = sum(int(np.count_nonzero(is_outside & (plain == ord(sign)))) for sign in PART_SIGNS)
     return found, int(np.count_nonzero(is_quote)) // 2
 

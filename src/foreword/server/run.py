@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from foreword.server.tracing import Traces
 
 PACKAGES = ("httptools", "msgspec", "prometheus_client", "python_multipart", "starlette", "uvicorn")
-"""Of the extra that serves."""
+"""The packages of the extra that serves."""
 
 
 def run(
@@ -114,7 +114,7 @@ def with_slots(config: ServerConfig, options: LLMOptions) -> tuple[Slots | None,
 
 def _publish(log: CacheLog, llm: AsyncLLM, config: ServerConfig, rank: int, stack: ExitStack) -> KVEventSource:
     """Publish the cache's events until the stack is closed."""
-    from foreword.kv_events.publisher import KVEventPublisher  # of another extra
+    from foreword.kv_events.publisher import KVEventPublisher  # which needs another extra
 
     assert config.kv_events is not None
     publisher = KVEventPublisher(
@@ -138,7 +138,7 @@ def traces_of(config: ServerConfig, model: str) -> Traces | None:
     if config.otlp_traces_endpoint is None:
         return None
     try:
-        from foreword.server import tracing  # of another extra
+        from foreword.server import tracing  # which needs another extra
     except ModuleNotFoundError as error:
         raise ConfigError(f"otlp_traces_endpoint: {error.name} is not installed. {install('otel')}") from None
     return tracing.Traces(config.otlp_traces_endpoint, model)

@@ -43,7 +43,7 @@ CREATE INDEX IF NOT EXISTS of_state ON items (kind, state);
 CREATE INDEX IF NOT EXISTS of_use ON items (kind, used);
 """
 WAIT = 5.0  # seconds for another process that writes
-BATCHES_LOCK = "batches.lock"  # of the one process that answers batches
+BATCHES_LOCK = "batches.lock"  # held by the one process that answers batches
 IN_MEMORY = 128 << 20  # bytes of a store without a directory
 
 

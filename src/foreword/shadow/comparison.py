@@ -37,7 +37,7 @@ _FEATURES: Mapping[str, Callable[[InputBatch], Any]] = {
     "lora_logits": lambda batch: lora_mapping(batch).logits,
     "is_token_ids": is_token_ids,
 }
-_VECTORS = {"mrope_positions", "prompt_embeds"}  # of each token one value per dimension
+_VECTORS = {"mrope_positions", "prompt_embeds"}  # each token has one value per dimension
 PER_GROUP = frozenset({"slot_mapping", "block_table", "read_slots"})
 """The tensors that there are per KV group."""
 NAMES = frozenset(

@@ -28,8 +28,8 @@ TRASH_SECTORS = 2  # at the beginning of the cache, in no block table
 def followed(**settings: Any) -> Iterator[list[Shadow]]:
     """Follow every batch that transformers prepares inside the block, and yield the shadows, one per engine that began.
 
-    settings: the settings of each `Shadow`. Raise ConfigError where batches are prepared before the samples that they need
-    (``use_async_batching``). Where its decode path reads a block table, slots are not compared.
+    settings: the settings of each `Shadow`. Raise ConfigError where batches are prepared before the samples that they
+    need (``use_async_batching``). Where its decode path reads a block table, slots are not compared.
     """
     shadows: list[Shadow] = []
     followers: dict[int, _Follower] = {}

@@ -14,7 +14,7 @@ from foreword.structured.source import grammar_text
 from foreword.structured.vocabulary import Vocabulary
 
 LIMITS = LLParserLimits(initial_lexer_fuel=300_000, max_lexer_states=50_000, verbose_errors=False)
-"""Where llguidance's defaults allow seconds, or hundreds of megabytes, for one mask."""
+"""Limits for grammars where llguidance's defaults allow seconds, or hundreds of megabytes, for one mask."""
 
 
 class Backend:

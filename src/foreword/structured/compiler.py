@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 COMPILE_SECONDS = 10.0
 QUICK_SECONDS = 0.5
-"""What is compiled sooner does not wait behind what takes longer: see `GrammarCompiler.settle`."""
+"""The time after which a grammar no longer makes quicker ones wait: see `GrammarCompiler.settle`."""
 TRY_AGAIN = "Try again later."
 TIMEOUT_HOLDS = 60.0  # seconds
 WHOLE = Place("", None)

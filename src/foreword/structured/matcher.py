@@ -12,7 +12,7 @@ from foreword.arrays import I32
 from foreword.sampling import GrammarStoppedError
 
 SECONDS, SECONDS_PER_TOKEN = 0.5, 0.0003
-"""Of a processor, that the outputs of one request may take in all and per token. An ambiguous grammar takes longer
+"""The processor time that the outputs of one request may take in total and per token. An ambiguous grammar takes longer
 with every token, and all requests of a step wait for it.
 """
 

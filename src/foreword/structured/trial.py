@@ -156,7 +156,7 @@ def _answer(answers: BinaryIO, number: int) -> None:
 
 def _resident() -> int:
     """Return the bytes of memory that this process uses, or 0 if the system does not report them."""
-    with suppress(OSError), open("/proc/self/statm") as file:  # of Linux
+    with suppress(OSError), open("/proc/self/statm") as file:  # Linux has it
         return int(file.read().split()[1]) * resource.getpagesize()
     return 0
 
@@ -164,12 +164,12 @@ def _resident() -> int:
 def _give_memory_back() -> None:
     """Return freed memory to the system, so that the memory of the next grammar can be measured."""
     with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # of glibc
+        ctypes.CDLL(None).malloc_trim(0)  # glibc has it
 
 
 def _limit_memory(num_bytes: int) -> None:
     """Limit this process to its present memory plus this many bytes."""
-    with suppress(OSError), open("/proc/self/statm") as file:  # of Linux
+    with suppress(OSError), open("/proc/self/statm") as file:  # Linux has it
         limit = int(file.read().split()[0]) * resource.getpagesize() + num_bytes
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 

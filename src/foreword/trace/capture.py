@@ -170,7 +170,7 @@ class Capture:
         self._states = states
         self._held = [np.zeros(states.max_num_reqs, np.int32) for _ in states.block_tables]
         self._kept: list[Captured] = []
-        self._identities: dict[int, tuple[Lora | None, str | None, str]] = {}  # of the rows that have any of them
+        self._identities: dict[int, tuple[Lora | None, str | None, str]] = {}  # only of rows that have any of them
         self.nbytes = 0
         states.observers.append(self)
 

@@ -16,8 +16,9 @@ MAX_GROUPS = 256
 GROUP_KEYS = ("block_size", "sliding_window", "context_parallel", "recurrent")
 
 TokenIds = Literal["plain", "hashed", "omitted"]
-"""How token ids are written: as they are; each replaced by another one with a random permutation of the vocabulary,
-which is not kept; or only their number."""
+"""The form in which token ids are written: as they are; each replaced by another one with a random permutation of the
+vocabulary, which is not kept; or only their number.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

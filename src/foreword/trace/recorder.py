@@ -44,7 +44,7 @@ class Encoder:
         self._num_groups = num_groups
         self._ids: dict[int, str] = {}
         self._batch: list[str] = []
-        self._samples: list[bool] = []  # of the last step, by request
+        self._samples: list[bool] = []  # those of the last step, by request
         self._pad_to: tuple[int, int] | None = None
         self._departed: set[str] = set()  # requests that left since the last step
 

@@ -52,7 +52,9 @@ def attach(worker: Any, options: CheckOptions) -> None:
 
 
 def watch_workers(options: CheckOptions) -> None:
-    """Follow the model runner of every worker that this process starts, whatever its platform. A second call changes nothing."""
+    """Follow the model runner of every worker that this process starts, whatever its platform. A second call changes
+    nothing.
+    """
     original = WorkerWrapperBase.init_device
     if original.__module__ == __name__:
         return

@@ -50,7 +50,8 @@ def _host(value: object) -> object:
 
 
 def register() -> None:
-    """Replace the kernels, and let vLLM take the second model runner although Triton is missing. A second call changes nothing.
+    """Replace the kernels, and let vLLM take the second model runner although Triton is missing. A second call changes
+    nothing.
 
     Call it in every process of vLLM before the engine is made; `vllm.general_plugins` does so by `plugin`. Raise
     ConfigError if a kernel of the installed version of vLLM has other arguments than the functions know.

@@ -327,9 +327,9 @@ def gumbel_sample_kernel(
 ) -> None:
     """Find the largest of logits[l, v] + noise(seed, position, v) and its v, for each block of ``BLOCK_SIZE`` tokens v.
 
-    At temperature 0 and for rows -1 there is no noise. `gumbel_noise` is Gumbel noise from a hash of the request's seed,
-    the position and v. Raises ConfigError where a draft model keeps its logits (logits_cache): with equal arguments,
-    vLLM 0.33 draws with another seed there than 0.32.
+    At temperature 0 and for rows -1 there is no noise. `gumbel_noise` is Gumbel noise from a hash of the request's
+    seed, the position and v. Raises ConfigError where a draft model keeps its logits (logits_cache): with equal
+    arguments, vLLM 0.33 draws with another seed there than 0.32.
     """
     if logits_cache_ptr is not None:
         raise ConfigError(
@@ -355,7 +355,7 @@ def gumbel_sample_kernel(
 
 
 _CHUNK = 1 << 15
-"""How many logits are drawn together: their noise stays in the cache of a core."""
+"""The number of logits that are drawn together: their noise stays in the cache of a core."""
 
 
 class Blocks:

@@ -198,7 +198,7 @@ def rejection_kernel(
     _refuse("rejection_kernel", USE_BLOCK_VERIFICATION=USE_BLOCK_VERIFICATION, FLY_WINDOW_SIZE=FLY_WINDOW_SIZE)
     cu, num_blocks = cu_num_logits_ptr[: grid[0] + 1], vocab_num_blocks
     num_drafts = np.maximum(np.diff(cu) - 1, 0)
-    logits, owners = ranges(cu[:-1], num_drafts)  # those that verify a draft
+    logits, owners = ranges(cu[:-1], num_drafts)  # logits that verify a draft
     steps, _ = ranges(np.zeros_like(num_drafts), num_drafts)
     rows, drafts = idx_mapping_ptr[owners], draft_sampled_ptr[logits + 1]
     temperatures = temp_ptr[rows]
@@ -235,7 +235,7 @@ def rejection_kernel(
     rejected_steps_ptr[: grid[0]] = accepted
     for sums, out in ((target_sums, target_rejected_logsumexp_ptr), (draft_sums, draft_rejected_logsumexp_ptr)):
         out[: grid[0]] = 0
-        out[owners[hot[decided[hot]]]] = sums[decided[hot]]  # of a request the last one
+        out[owners[hot[decided[hot]]]] = sums[decided[hot]]  # the last part of a request
 
 
 def resample_kernel(

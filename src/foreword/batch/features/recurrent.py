@@ -12,9 +12,10 @@ from foreword.batch.step.tensors import BatchTensors
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateIndices:
-    """The blocks of recurrent states in a step, int32 [Bp], −1 on padding. read: the block with the state after the computed tokens, −1 where nothing is
-    computed: start from the initial state. write: the block for the state after the tokens of this step that are known.
-    drafts: [Bp, max_num_draft_tokens], the block for the state after each draft, −1 after the last.
+    """The blocks of recurrent states in a step, int32 [Bp], −1 on padding. read: the block with the state after the
+    computed tokens, −1 where nothing is computed: start from the initial state. write: the block for the state after
+    the tokens of this step that are known. drafts: [Bp, max_num_draft_tokens], the block for the state after each
+    draft, −1 after the last.
 
     Where read and write differ, the state moves on to a new block and the old one keeps its content, for prefix hits.
     Read every state before any is written: the next step starts from the state after the drafts that were accepted.

@@ -31,7 +31,7 @@ from foreword.batch.step.slots import ragged_arange
 from foreword.batch.step.tensors import BatchTensors
 from foreword.seeds import MASK, STRIDE, mix64
 
-MOST_NAMES = 1 << 16  # of the last requests, to name the writer of a slot
+MOST_NAMES = 1 << 16  # names of the last requests, to name the writer of a slot
 UNSEEN = -1  # tokens that a request was admitted with, before a step of it was checked
 
 
@@ -84,7 +84,7 @@ class CacheContents:
         self._prints: U64 = np.zeros(states.token_ids.shape, np.uint64)  # [R, M] of the content of each position
         self._settled: I64 = np.zeros(states.max_num_reqs, np.int64)  # positions whose print is that of known tokens
         self._entered: I64 = np.zeros(states.max_num_reqs, np.int64)  # positions whose print was made when it entered
-        self._rewrites: I64 = np.full(states.max_num_reqs, -1, np.int64)  # of a row when its prints were made
+        self._rewrites: I64 = np.full(states.max_num_reqs, -1, np.int64)  # those when a row's prints were made
         self._writers: I32 = np.zeros(states.max_num_reqs, np.int32)  # the number of the row's request
         self._names: dict[int, str] = {}
         self._count = 0
@@ -210,10 +210,10 @@ class CacheContents:
         if batch.draft_token_ids.min(initial=0) < 0:
             for b in np.flatnonzero(batch.num_draft_tokens).tolist():
                 drafts = batch.draft_token_ids[batch.cu_num_draft_tokens[b] : batch.cu_num_draft_tokens[b + 1]]
-                if (drafts < 0).any():  # what depends on a draft that is not known equals any content
+                if (drafts < 0).any():  # content that depends on an unknown draft equals any content
                     end = int(batch.query_start_loc[b + 1])
                     prints[end - len(drafts) + int(np.argmax(drafts < 0)) : end] = ANY
-        alive = batch.row_generation != -1  # of a cancelled request the row may have another one
+        alive = batch.row_generation != -1  # the row of a cancelled request may have another one
         at_rows, kept = rows[owner], alive[owner] if not alive.all() else slice(None)
         self._prints[at_rows[kept], positions[kept]] = prints[kept]
         self._settled[rows[alive]] = (ends - batch.num_draft_tokens)[alive]

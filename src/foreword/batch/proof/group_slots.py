@@ -91,7 +91,7 @@ class GroupSlots:
         self.size, self.num_blocks, self.grows = table.group.block_size, 0, num_blocks is None
         self.has_slots = use.slots and not table.group.recurrent
         self.fill = ANY if attached else NEVER
-        self.keeps = keeps  # what it changes, for `undo`
+        self.keeps = keeps  # its changes, for `undo`
         self.before: list[tuple[AnyArray, U64, I32]] = []  # slots, what they held and their writers
         self.content: U64 = np.zeros(self.size, np.uint64)
         self.writer: I32 = np.zeros(self.size, np.int32)  # negative: written where it is not due, or not where it is

@@ -222,7 +222,7 @@ class RequestStates:
         return self._admit([request], [{}])[0]
 
     def add_requests(self, new: NewRequests) -> I32:
-        """Admit many requests at once, all or none, and return their rows, int32 [N]. Raise what `add_request` raises."""
+        """Admit many requests at once, all or none. Return their rows, int32 [N]. Raise what `add_request` raises."""
         rows = np.empty(len(new.req_ids), np.int32)
         if self._core is None or new.lora_id is not None or not self._core.admit(
             new.req_ids, rows, new.token_ids, new.num_tokens, new.prompt_len, new.num_computed_tokens, new.block_ids,

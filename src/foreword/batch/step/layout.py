@@ -52,11 +52,11 @@ STEP = (
     Field("target_logits_indices", ("D",), "int64"),
     Field("bonus_logits_indices", ("B",), "int64"),
     Field("draft_token_ids", ("D",), "int32"),
-    Field("samples", ("B",), "bool"),  # of an advanced step: requests whose samples count
+    Field("samples", ("B",), "bool"),  # in an advanced step: requests whose samples count
     # By the step before: tokens, requests, logit rows; by the last gathered step: requests.
     Field("written", ("4",), "int64"),
     Field("block_table", ("Bp", "K"), "int32", "null", per_group=True, on_device=True),
-    Field("num_blocks", ("B",), "int32", 0, per_group=True, on_device=True),  # of the gathered rows
+    Field("num_blocks", ("B",), "int32", 0, per_group=True, on_device=True),  # for the gathered rows
     Field("num_nulled", ("B",), "int32", per_group=True),  # entries of a gathered row nulled below the window
     Field("content_id", ("B",), "int64", per_group=True),  # the content a gathered row copies, 0: unknown
 )

@@ -6,7 +6,7 @@ import triton.language as tl
 from foreword.device.kernels.fp8 import LARGEST, encode
 from foreword.device.kernels.places import PACKET_NUM_TOKENS
 
-SMALLEST = tl.constexpr(1e-30)  # of the largest number of a head: no division by zero
+SMALLEST = tl.constexpr(1e-30)  # the least divisor of a head: no division by zero
 
 
 @triton.jit

@@ -1,5 +1,5 @@
-"""Turn logits into the tokens of a step (K5): penalties, the draw, verified drafts. `foreword.sampling.reference` defines
-each of them; a draw is a function of (seed, position, logits) here as there.
+"""Turn logits into the tokens of a step (K5): penalties, the draw, verified drafts. `foreword.sampling.reference`
+defines each of them; a draw is a function of (seed, position, logits) here as there.
 """
 
 import triton
@@ -139,9 +139,9 @@ def draw_tokens(
 ):  # fmt: skip
     """Set drawn[i] to the token of a row of logits; −1 where one is NaN or the largest infinite. Grid (logits rows,).
 
-    At temperature 0 it is the likeliest, otherwise the argmax of logits / temperature + Gumbel noise, in float64, over what
-    min_p, top_k and top_p keep: all of them keep the first tokens in the order (likeliest, lowest id), so that a key of
-    a logit, and how many tokens with this key, say which. No vocabulary is sorted: a key is found by bisection.
+    At temperature 0 it is the likeliest, otherwise the argmax of logits / temperature + Gumbel noise, in float64, over
+    what min_p, top_k and top_p keep: all of them keep the first tokens in the order (likeliest, lowest id), so that a
+    key of a logit, and how many tokens with this key, say which. No vocabulary is sorted: a key is found by bisection.
     logits: [L, V], any float type. expanded_idx_mapping −1: no row, drawn −1.
     """
     at = tl.program_id(0).to(tl.int64)

@@ -118,7 +118,7 @@ class DraftModelDrafter:
         right = min(start + int(differs.argmax()) if differs.any() else computed, known - 1)
         if right < computed and self._state_tables:
             right = start if start < known else 0
-            states.num_accepted_tokens[ours] = 2  # of the two states, the second
+            states.num_accepted_tokens[ours] = 2  # the second of the two states
         states.num_computed_tokens[ours] = right
         states.token_ids[ours, :known] = target.token_ids[row, :known]
         states.num_tokens[ours] = self._num_known[ours] = known

@@ -27,7 +27,7 @@ from foreword.arrays import AnyArray
 
 _PREFIX = struct.Struct("<8sQ32s")
 _MAGIC = b"FWPACK01"
-_ALIGNMENT = 64  # of the arrays: what kernels need
+_ALIGNMENT = 64  # bytes: kernels need arrays that begin at multiples of it
 _DIGEST_BYTES = 32
 _PIECE = 1 << 24
 _LARGEST_HEADER = 1 << 26

@@ -51,7 +51,7 @@ C = TypeVar("C", bound="native.CpuModel")
 Screen = tuple[int, F32, float]
 """A matrix, errors and most: see `CpuModel.finish`."""
 
-_ROWS = ".rows"  # of an embedding, after its name
+_ROWS = ".rows"  # the ending of the name of an embedding
 _SCREEN, _ERRORS, _MOST = "screen", "screen.errors", "screen.most"
 
 
@@ -66,7 +66,7 @@ class Parts(Generic[C]):
         self.core, self.matrices = core, dict[str, int]()
         self.weights, self._exact, self._file = weights, exact, file
         self._formats: dict[str, str] = {}
-        self._arrays: dict[str, Part] = {}  # what was packed and is not in the core
+        self._arrays: dict[str, Part] = {}  # packed parts that are not in the core
         self._sources: dict[str, tuple[U8, str]] = {}
 
     @property

@@ -245,7 +245,7 @@ def _locked(path: Path, patience: float) -> Iterator[IO[bytes]]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "r+b") as file:
             if _try_lock(file) and _is_named(file, path):
-                file.truncate(0)  # what a process left that ended while it wrote
+                file.truncate(0)  # a process left it that ended while it wrote
                 yield file
                 return
         if time.monotonic() > deadline:

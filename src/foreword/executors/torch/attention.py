@@ -17,8 +17,8 @@ from foreword.executors.torch.cache import PagedCache
 from foreword.executors.torch.shard import Shard
 from foreword.executors.torch.tensors import as_tensor
 
-QUERIES_AT_ONCE = 128  # of a request, which bounds the mask and the scores
-KEYS_AT_ONCE = 16384  # of all requests of a call, which bounds the gathered keys and values
+QUERIES_AT_ONCE = 128  # per request, which bounds the mask and the scores
+KEYS_AT_ONCE = 16384  # for all requests of a call, which bounds the gathered keys and values
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -229,7 +229,7 @@ class PagedLayer(AttentionWeights):
         window, chunk = (None, window) if self.layer.chunked else (window, None)
         self._call = AttentionCall(self.index, spec.query_scale, window, chunk, softcap=softcap, sinks=self.sinks)
         self._writes = self.layer.reads_layer is None
-        self._width = self.ends[min(1, len(self.ends) - 1)]  # of queries and keys in the outputs of ``inputs``
+        self._width = self.ends[min(1, len(self.ends) - 1)]  # queries and keys in the outputs of ``inputs``
         self._heads = [spec.num_heads, *([self.heads.num_kv_heads] if self._writes else [])]
         self._qk_norm: Tensor | None = None  # [heads of q and k, head_dim]
         if self.norms is not None:
@@ -334,8 +334,8 @@ def paged_mixer(spec: DecoderSpec, index: int, load: Loader, *, compile: bool = 
 
 
 class Mlp:
-    """Computes (act(h Wgate) * (h Wup)) Wdown, or without a gate act(h Wup) Wdown, with biases if ``mlp_bias``. inputs: its
-    first product. cutoff: `LayerSpec.gate_cutoff`.
+    """Computes (act(h Wgate) * (h Wup)) Wdown, or without a gate act(h Wup) Wdown, with biases if ``mlp_bias``. inputs:
+    its first product. cutoff: `LayerSpec.gate_cutoff`.
     """
 
     def __init__(self, prefix: str, spec: DecoderSpec, load: Loader, cutoff: float | None = None) -> None:
@@ -359,7 +359,7 @@ class Experts:
         self.router = load(prefix + "router", torch.float32)
         self.scores_bias = load(prefix + "scores_bias", torch.float32) if moe.scores_bias else None
         self.router_bias = load(prefix + "router_bias", torch.float32) if moe.router_bias else None
-        self.norms: tuple[Norm, ...] | None = None  # of the experts' input and output, and of the shared one's output
+        self.norms: tuple[Norm, ...] | None = None  # for the experts' input and output, and the shared one's output
         if moe.own_norms:
             names = ("experts_norm", "post_experts_norm", "post_shared_norm")
             self.norms, self.eps = tuple(Norm(spec, prefix + name, load) for name in names), spec.norm_eps
@@ -403,7 +403,7 @@ class Experts:
         weights = weights * self.moe.scale
         if self.norms is not None:
             weights = weights * self.expert_scales[chosen]
-        experts, order = chosen.flatten().sort(stable=True)  # of pairs of a token and one of its experts
+        experts, order = chosen.flatten().sort(stable=True)  # the pairs of a token and one of its experts
         ends = torch.searchsorted(experts, self.numbers, right=True).int()
         inputs = (inputs if self.latent is None else linear(h, self.latent[0]))[order // count]
         if self.moe.scales_inputs:
@@ -452,7 +452,7 @@ def cap(x: Tensor, limit: float | None) -> Tensor:
 
 
 class Gate:
-    """What an MLP makes of its first product [N, gate and up]: act(gate) * up, or what the spec has in its place;
+    """Computes from the first product of an MLP [N, gate and up] act(gate) * up, or what the spec has in its place;
     without a gate act(up).
     """
 

@@ -14,7 +14,7 @@ from foreword.arrays import F32
 from foreword.errors import ConfigError
 
 Grid = tuple[F32, F32]
-"""Of each group of 32 columns: the step between its weights, and the least weight. [rows, groups]"""
+"""The step between the weights of each group of 32 columns, and its least weight, [rows, groups] each."""
 
 GROUP = 32  # columns with a scale of their own in 4 bits: the least that PyTorch has, and the blocks of 4-bit files
 
@@ -31,7 +31,8 @@ class IntegerMatrix(ABC):
     name: ClassVar[str]
     unit: ClassVar[int]
     few_rows: int
-    """Of more rows, PyTorch's product takes longer than one in floating point after a copy of the matrix."""
+    """With more rows than this, PyTorch's product takes longer than one in floating point after a copy of the matrix.
+    """
 
     def __init__(self, outputs: int, inputs: range, dtype: torch.dtype, device: torch.device) -> None:
         self.outputs = outputs
@@ -106,7 +107,7 @@ class Int8Matrix(IntegerMatrix):
     def _round(self, rows: slice, own: Tensor, whole: Tensor, grid: Grid | None) -> None:
         scales, limits = self.scales[rows], torch.finfo(self.scales.dtype)
         scales.copy_(whole.abs().amax(1).div_(127).clamp_(min=limits.tiny * limits.eps))  # its least number
-        exact = scales.to("cpu", torch.float32)[:, None]  # what the dtype holds of it
+        exact = scales.to("cpu", torch.float32)[:, None]  # rounded as the dtype holds it
         self.values[rows].copy_((own / exact).round_().clamp_(-127, 127))
 
     def finish(self) -> None:
@@ -153,7 +154,7 @@ class Q4Matrix(IntegerMatrix):
             steps, least = (torch.from_numpy(field)[:, part] for field in grid)
         scales = torch.stack((steps, least + 8 * steps), -1).to(self.scales.dtype)
         self.scales[:, rows].copy_(scales.transpose(0, 1))
-        step, middle = scales.float().unsqueeze(2).unbind(-1)  # what the dtype holds of them
+        step, middle = scales.float().unsqueeze(2).unbind(-1)  # rounded as the dtype holds them
         n = (((groups - middle) / step.where(step != 0, 1)).round_() + 8).clamp_(0, 15).flatten(1).byte()
         self.values[rows].copy_(n[:, ::2] << 4 | n[:, 1::2])
 

@@ -274,7 +274,7 @@ class _RowLatentLayer(LatentWeights):
         attention, cache = memory.layers[self.index]
         queries, out, (rope, rope_rows) = memory.queries[:T], memory.out[:T], step.rotations[self.rope]
         heads = self.heads(h, step.loras)
-        qkv = torch.cat([heads, heads[:, -1:]], 1).flatten(1)  # of values, only what is not rotated is used
+        qkv = torch.cat([heads, heads[:, -1:]], 1).flatten(1)  # only the part of values that is not rotated is used
         attention.write(qkv, queries, cache, num_tokens=T, rope=rope, rope_rows=rope_rows)
         attention.attend(queries, cache, out, num_tokens=T, num_reqs=step.num_reqs, scale=self.scale)
         return self.output(out, step.loras)

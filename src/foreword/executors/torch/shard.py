@@ -15,7 +15,7 @@ from foreword.executors.options import TorchOptions
 from foreword.models.spec import DecoderSpec
 
 _SLICE = timedelta(seconds=0.2)
-"""How long a rank waits at a time: between two waits the process sees its signals."""
+"""The time of one wait of a rank: between two waits the process sees its signals."""
 
 
 class Shard:
@@ -159,7 +159,7 @@ class Shards:
         """Join the groups by a file that all ranks share. device: that of this rank's model. Every rank does so once,
         before the first exchange.
         """
-        store = dist.FileStore(path, -1)  # of any number of users: none of them removes the file
+        store = dist.FileStore(path, -1)  # it allows any number of users: none of them removes the file
         store.set_timeout(timedelta(seconds=self._timeout))
         for name, shard in self._divided.items():
             shard.connect(dist.PrefixStore(name, store), device)

@@ -51,7 +51,7 @@ def _scaled_like(y: Tensor, x: Tensor) -> Tensor:
 
 
 class StreamUpdate:
-    """How one layer predicts and corrects the streams, and what it has beside attention."""
+    """Predicts and corrects the streams in one layer, and computes what it has beside attention."""
 
     def __init__(self, spec: DecoderSpec, of: StreamsSpec, prefix: str, load: Loader) -> None:
         self.count = of.num_streams

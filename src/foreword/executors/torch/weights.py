@@ -26,7 +26,7 @@ _PART = 1 << 22
 """Weights that are dequantised at once."""
 
 Split = Literal["outputs", "inputs"]
-"""What of a matrix is divided among ranks: its rows or its columns."""
+"""The part of a matrix that is divided among ranks: its rows or its columns."""
 
 _INTEGERS: dict[TorchWeightFormat, type[IntegerMatrix]] = {"int8": Int8Matrix, "q4": Q4Matrix}
 

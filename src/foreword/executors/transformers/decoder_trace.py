@@ -64,7 +64,7 @@ class _Recorder:
     max_model_len: int
     calls: list[TracedCall] = field(default_factory=list)
     own: list[KVLayer] = field(default_factory=list)  # keys and values of the decoder's tokens
-    cross: list[KVLayer] = field(default_factory=list)  # those of the encoder's
+    cross: list[KVLayer] = field(default_factory=list)  # layers over the encoder's keys
     _tables: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)  # address of a bias → its table
 
     def attend(

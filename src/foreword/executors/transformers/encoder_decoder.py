@@ -239,7 +239,7 @@ def steps_of(model: PreTrainedModel, positions: torch.Tensor, at: torch.Tensor) 
     if table is not None:
         hooks.append(table.register_forward_pre_hook(placed, with_kwargs=True))
     for module in biased:
-        module.compute_bias = lambda *_, **__: positions  # of T × T tokens, and never read
+        module.compute_bias = lambda *_, **__: positions  # it would have T × T tokens, and is never read
     try:
         yield
     finally:

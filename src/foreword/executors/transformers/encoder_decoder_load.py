@@ -29,7 +29,7 @@ TYPES = frozenset(
     {"bart", "blenderbot", "blenderbot-small", "marian", "mbart", "mt5", "pegasus", "plbart", "t5", "whisper"}
 )
 """Types whose encoder's tokens all see each other, and whose decoder takes explicit or relative positions."""
-DEFAULT_LENGTH = 512  # of models without a longest position, whose positions are relative
+DEFAULT_LENGTH = 512  # for models without a longest position, whose positions are relative
 
 
 def encoder_decoder_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:

@@ -82,7 +82,7 @@ class TransformersExecutor(TransferPagedExecutor):
             self.capabilities |= {Capability.POOLING}
         self._last = torch.zeros(0)  # hidden states of the last step with pooling requests
         self.attention = paged_attention(cache)
-        self._num_calls = 0  # of attention in this step
+        self._num_calls = 0  # calls of attention in this step
         # Transformers keeps what is registered: the executor is freed with its cache when its engine is.
         attend, name = weakref.WeakMethod(self._attend), f"foreword_{id(self):x}"
 

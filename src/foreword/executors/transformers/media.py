@@ -110,7 +110,7 @@ class TransformersEncoder:
                 self._num_deep = len(deep)
         except (MemoryError, RequestError):
             raise
-        except Exception as error:  # of processors and encoders, of any kind
+        except Exception as error:  # processors and encoders raise errors of any kind
             reason = f"the model cannot take it ({(str(error).splitlines() or [type(error).__name__])[0]:.200})"
             raise RequestError(None, medium.field, medium.size, reason, "Give one of another size.") from error
         grid = {name: value for name, value in named(self._rule, given).items() if name not in OF_TEXT}

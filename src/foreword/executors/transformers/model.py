@@ -156,7 +156,7 @@ def load_transformers(
             )
     except ModelError as error:
         raise ModelError(f"{folder}: cannot run on transformers: {error}. Use another model or executor") from None
-    except Exception as error:  # of configurations, files and models, of any kind
+    except Exception as error:  # configurations, files and models raise errors of any kind
         reason = _first_line(error)
         raise ModelError(f"{folder}: transformers cannot load it: {reason:.500}. Check the files") from error
     length -= inputs.first_position  # positions are rows of a table where they do not begin at 0
@@ -197,7 +197,7 @@ def served(module: PreTrainedModel, max_model_len: int, *, must_page: bool = Fal
         return found, inputs_of(module, found, mrope_dims=3 if rule is not None else 0)
     except MemoryError:
         raise
-    except Exception as error:  # of models that are given no cache of their own, of any kind
+    except Exception as error:  # models without a cache of their own raise errors of any kind
         reason = " ".join(str(error).split()) or type(error).__name__
         if must_page:
             raise ModelError(
@@ -216,7 +216,7 @@ def _media(
         return None, refused
     try:
         encoder = TransformersEncoder(module, load_processor(folder, module), cache_bytes)
-    except Exception as error:  # of processors, of any kind
+    except Exception as error:  # processors raise errors of any kind
         return None, dict.fromkeys(ARGUMENTS, _first_line(error))
     for kind in ARGUMENTS:
         try:
@@ -227,7 +227,7 @@ def _media(
             del refused[kind]
         except MemoryError:
             raise
-        except Exception as error:  # of processors and encoders, of any kind
+        except Exception as error:  # processors and encoders raise errors of any kind
             encoder.drop(kind)
             refused[kind] = _first_line(error)
     return encoder if encoder.placeholders else None, refused

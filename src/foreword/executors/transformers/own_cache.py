@@ -64,8 +64,8 @@ class OwnCacheTrace(Trace):
 
 @dataclass(slots=True)
 class RequestCache:
-    """What a model keeps of a request: an object of its own, or all tokens [1, T] if it keeps nothing; and the tensors
-    that it keeps in its modules. num_tokens: those in it, −1 if a step that failed has changed it.
+    """The data that a model keeps about a request: an object of its own, or all tokens [1, T] if it keeps nothing; and
+    the tensors that it keeps in its modules. num_tokens: those in it, −1 if a step that failed has changed it.
     """
 
     own: Any = None
@@ -138,7 +138,7 @@ class OwnCacheExecutor(HostExecutor):
     def advance_together(self, caches: Sequence[RequestCache], ids: torch.Tensor) -> torch.Tensor:
         """Add one token of ids [B] to each cache. Returns their logits [B, V]."""
         with torch.inference_mode():
-            parts = list(zip(*map(_tensors, caches), strict=True))  # of each tensor of a cache, those of all caches
+            parts = list(zip(*map(_tensors, caches), strict=True))  # for each tensor of a cache, those of all caches
             memo: dict[int, Any] = {id(own[0]): torch.cat(own) for own in parts}
             merged = RequestCache(copy.deepcopy(caches[0].own, memo), num_tokens=caches[0].num_tokens)
             lengths = [cache.num_tokens + 1 for cache in caches]
@@ -200,7 +200,7 @@ def trace_own_cache(model: PreTrainedModel, why_not_paged: str) -> OwnCacheTrace
         return _traced(model, why_not_paged)
     except MemoryError:
         raise
-    except Exception as error:  # of a model that is given few tokens and its own cache, of any kind
+    except Exception as error:  # a model with few tokens and its own cache raises errors of any kind
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(f"{why_not_paged}; with a cache of its own: {reason:.200}") from None
 
@@ -230,7 +230,7 @@ def _traced(model: PreTrainedModel, why_not_paged: str) -> OwnCacheTrace:
         try:  # used where the logits become no worse, also in numbers of few bits
             if _furthest(model, faster, expected) < 2 * least + NO_DISTANCE:
                 found = faster
-        except Exception:  # of a model that takes no chunks or batches, of any kind
+        except Exception:  # a model that takes no chunks or batches raises errors of any kind
             continue
     return found
 

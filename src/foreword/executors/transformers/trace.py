@@ -142,8 +142,8 @@ class _Recorder:
     def __init__(self, max_model_len: int) -> None:
         self.max_model_len = max_model_len
         self.calls: list[TracedCall] = []
-        self.shapes: list[tuple[int, int, int]] = []  # of the layers: key heads, key width, value width
-        self.masks: list[Mask] = []  # of the layers
+        self.shapes: list[tuple[int, int, int]] = []  # key heads, key width and value width of the layers
+        self.masks: list[Mask] = []  # one per layer
         self._made: dict[int, tuple[torch.Tensor, MaskFunction]] = {}  # address → what `make_mask` returned, of what
         self._written: dict[tuple[int, int], tuple[int, torch.Tensor]] = {}  # addresses of keys and values → layer
 

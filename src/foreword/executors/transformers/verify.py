@@ -56,7 +56,7 @@ def inputs_of(model: PreTrainedModel, trace: Trace, mrope_dims: int = 0) -> Inpu
             vectors = model.get_input_embeddings()(ids["a"])
             if distance(_floats(forward(model, inputs_embeds=vectors)[-1]), expected["a"]) < tolerance(model):
                 hidden_size = vectors.shape[-1]
-        except Exception:  # of a model that needs the tokens themselves, of any kind
+        except Exception:  # a model that needs the tokens themselves raises errors of any kind
             pass
     padding = getattr(model.config.get_text_config(decoder=True), "pad_token_id", None)
     least = np.inf

@@ -32,10 +32,10 @@ _BOUNDS = {
     Quant.F32: "0",
 }
 _ACTIVATION_SCALES = (".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale")
-"""For activations and keys in FP8, which are not quantised here."""
+"""The keys of scales for activations and keys in FP8, which are not quantised here."""
 
 _WITHOUT_EFFECT = {
-    # which layers are quantised, and how many columns share a scale, is in the tensors
+    # the tensors show which layers are quantised, and how many columns share a scale
     *("modules_to_not_convert", "ignored_layers", "ignore", "config_groups", "modules_in_block_to_quantize", "lm_head"),
     *(
         "block_name_to_quantize",
@@ -46,9 +46,9 @@ _WITHOUT_EFFECT = {
         "zero_point",
         "checkpoint_format",
     ),
-    # of activations and keys, which are not quantised here
+    # these concern activations and keys, which are not quantised here
     *("activation_scheme", "kv_cache_scheme", "use_cuda_fp16", "hyb_act"),
-    # how the checkpoint was made, and how other implementations compute with it
+    # these describe how the checkpoint was made, and how other implementations compute with it
     *("quant_method", "bits", "format", "version", "fmt", "scale_fmt", "quantization_status", "dequantize", "backend"),
     *("global_compression_ratio", "true_sequential", "static_groups", "act_group_aware", "damp_percent", "dataset"),
     *("damp_auto_increment", "mse", "meta", "quantizer", "tokenizer", "batch_size", "model_seqlen", "max_input_length"),

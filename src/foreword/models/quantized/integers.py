@@ -23,7 +23,7 @@ from foreword.models.safetensors import Entry
 
 Words = npt.NDArray[np.uint32]
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
-"""Where columns 0 to 7 are in a word."""
+"""The places of columns 0 to 7 in a word."""
 
 
 @dataclass(frozen=True, slots=True)
