@@ -28,7 +28,7 @@ from peers.environments import run_inside
 
 LENGTHS = (5, 8, 12, 16, 24, 32, 48, 64, 100)  # words, equally often
 BATCH = 32
-Embed = Callable[[list[str]], Any]  # of texts, a vector each
+Embed = Callable[[list[str]], Any]  # it gives a vector for each text
 
 
 def main() -> None:
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def run(texts: list[str], args: argparse.Namespace) -> None:
-    """A line per engine, in JSON."""
+    """Print a line per engine, in JSON."""
     embed, folder = foreword(args.threads)
     engines = {
         "foreword": embed,
@@ -81,7 +81,7 @@ def run(texts: list[str], args: argparse.Namespace) -> None:
 
 
 def foreword(threads: int) -> tuple[Embed, Path]:
-    """The engine, and the model's directory."""
+    """Return the engine, and the model's directory."""
     from foreword import LLM, PoolingParams
     from foreword.models import registry
 
@@ -127,7 +127,7 @@ def onnxruntime(folder: Path, threads: int) -> Embed:
 
 
 def exported(folder: Path) -> bytes:
-    """The encoder as an ONNX graph with free sizes."""
+    """Return the encoder as an ONNX graph with free sizes."""
     import torch
     from transformers import AutoModel
 

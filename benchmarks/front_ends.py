@@ -1,4 +1,4 @@
-"""What HTTP front ends sustain: Foreword's, llama.cpp's and vLLM's, with models that compute next to nothing.
+"""Measure HTTP front ends: Foreword's, llama.cpp's and vLLM's, with models that compute next to nothing.
 
     python benchmarks/front_ends.py --only foreword,llama.cpp,vllm --streams 1,64
 
@@ -31,7 +31,7 @@ PROMPT = "Once upon a time there was a little fox who lived in a big forest near
 NUM_TOKENS, PATIENCE = 64, 240.0
 VLLM = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 CLOSES = "llama.cpp"
-SLOTS = 64  # of llama-server, which divides its context among them
+SLOTS = 64  # llama-server divides its context among them
 
 
 def main() -> None:
@@ -65,7 +65,7 @@ def main() -> None:
 
 @contextmanager
 def _server(name: str, peers: Path, folder: Path) -> Iterator[int]:
-    """A port where the front end answers."""
+    """Yield a port where the front end answers."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
     environment, model = dict(os.environ), str(folder / "model.gguf")

@@ -1,4 +1,4 @@
-"""What a change makes faster or slower: two commits in one interleaved run (`make bench-regress`).
+"""Compare two commits in one interleaved run, to find what a change makes faster or slower (`make bench-regress`).
 
     python benchmarks/regress.py                                 # the last tag, or HEAD~1, and the working tree
     python benchmarks/regress.py --base HEAD~5 --only host,W1 --turns 30

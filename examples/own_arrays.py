@@ -14,13 +14,13 @@ VOCAB, MAX_LEN, MAX_REQS, BLOCK_SIZE, TOKENS_PER_STEP = 1000, 256, 64, 16, 256
 
 
 def next_tokens(batch: InputBatch) -> np.ndarray:
-    """int32 [B], in place of a model: a function of the last token of each request and of its position."""
+    """Return a token for each request, int32 [B], in place of a model: a function of its last token and position."""
     last = batch.logits_indices
     return ((31 * batch.input_ids[last] + batch.positions[last]) % VOCAB).astype(np.int32)
 
 
 def generate(prompts: np.ndarray, prompt_lens: np.ndarray, max_tokens: int) -> np.ndarray:
-    """int32 [N, max_tokens] for N prompts. prompts: int32, one prompt after the other; prompt_lens: int32 [N]."""
+    """Return int32 [N, max_tokens] for N prompts. prompts: int32, one after the other; prompt_lens: int32 [N]."""
     groups = [KVGroup(block_size=BLOCK_SIZE)]
     states = RequestStates(max_num_reqs=MAX_REQS, max_model_len=MAX_LEN, vocab_size=VOCAB, kv_groups=groups)
     buffers = InputBuffers.for_states(states, max_num_batched_tokens=TOKENS_PER_STEP)

@@ -15,7 +15,7 @@ from foreword import LLM, SamplingParams
 class Remembered:
     """Made by the engine with its `RequestStates`. texts: lists of token ids."""
 
-    relative_cost = 0.0  # of a draft, in steps of the model
+    relative_cost = 0.0  # the cost of a draft, in steps of the model
 
     def __init__(self, states, texts=()):
         self.states, self.texts = states, [np.array(text, np.int32) for text in texts]

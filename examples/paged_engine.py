@@ -20,7 +20,7 @@ CACHE = np.zeros((2, LAYERS, NUM_BLOCKS, BLOCK_SIZE, HIDDEN))  # keys and values
 
 
 def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Causal attention of the tokens at ``positions`` over all keys of their request, per head."""
+    """Return causal attention of the tokens at ``positions`` over all keys of their request, per head."""
     q, k, v = (x.reshape(len(x), HEADS, -1).swapaxes(0, 1) for x in (q, k, v))
     scores = np.where(np.arange(k.shape[1]) <= positions[:, None], q @ k.swapaxes(1, 2), -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
@@ -28,7 +28,7 @@ def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, positions: np.ndarray) -
 
 
 def forward(batch: InputBatch) -> np.ndarray:
-    """The logits [L, V] of a step; prefills, chunks and decodes are the same to it."""
+    """Return the logits [L, V] of a step; prefills, chunks and decodes are the same to it."""
     x = EMBEDDING[batch.input_ids] + POSITION[batch.positions]
     for layer in range(LAYERS):
         q, k, v = np.split(x @ QKV[layer], 3, axis=1)
@@ -43,7 +43,9 @@ def forward(batch: InputBatch) -> np.ndarray:
 
 
 def generate(prompts: dict[str, list[int]], max_tokens: int) -> dict[str, list[int]]:
-    """``max_tokens`` greedy tokens for each prompt. A step has prompt chunks of some requests and decodes of others."""
+    """Generate ``max_tokens`` greedy tokens for each prompt. A step has prompt chunks of some requests and decodes of
+    others.
+    """
     groups = [KVGroup(block_size=BLOCK_SIZE)]
     states = RequestStates(max_num_reqs=MAX_REQS, max_model_len=MAX_LEN, vocab_size=VOCAB, kv_groups=groups)
     buffers = InputBuffers.for_states(states, max_num_batched_tokens=TOKENS_PER_STEP)

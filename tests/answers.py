@@ -23,7 +23,7 @@ def outputs(
     cached: int = 0,
     prompt: int = 5,
 ) -> Iterator[RequestOutput]:
-    """What a stream of a chat yields: an output per piece, then the final one. Each piece is one token."""
+    """Yield what a stream of a chat yields: an output per piece, then the final one. Each piece is one token."""
     parser = MessageParser(format_named("hermes"), tool_names=["weather", "time"], call_id="call_")
     transcript, before = Transcript(), BEGINNING
 

@@ -34,5 +34,5 @@ def tab(started, **options) -> Iterator:
 
 
 def _is_fault(line) -> bool:
-    """Whether a line of the console is an error, and not the status of a response."""
+    """Return whether a line of the console is an error, and not the status of a response."""
     return line.type == "error" and not line.text.startswith("Failed to load resource")

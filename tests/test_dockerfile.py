@@ -17,7 +17,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def arguments(instruction: str) -> list[str]:
-    """What follows an instruction, once per line of the file that has it."""
+    """Return what follows an instruction, once per line of the file that has it."""
     return re.findall(rf"^{instruction} (.+)$", TEXT, re.MULTILINE)
 
 
@@ -36,7 +36,7 @@ def test_the_build_has_every_file_that_the_package_names():
 
 
 def test_the_image_has_the_locked_packages_that_the_server_needs():
-    """Each of a fixed version, with hashes that pip is told to require; the base image is one digest."""
+    """Each of a fixed version, with hashes that pip must require; the base image is one digest."""
     locked = (ROOT / "tools" / "locked" / "serve.txt").read_text()
     extras = PROJECT["optional-dependencies"]
     needed = [

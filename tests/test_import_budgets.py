@@ -1,4 +1,6 @@
-"""What an import loads, in a process of its own. Import times follow from it; times themselves are never asserted."""
+"""The modules that an import loads, in a process of its own. Import times follow from it; times themselves are never
+asserted.
+"""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What a user of the package sees: names, errors, outputs, and what it says about mistakes."""
+"""The public face of the package: names, errors, outputs, and its words about mistakes."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Check the prose of pages, docstrings, comments, help texts and messages: `make check`.
+"""Check the prose of pages, docstrings, comments, help texts and messages, in Python and C++: `make check`.
 
     python tools/prose.py            # every sentence that breaks a rule, with what to write instead; exit status 1
 
-A rule is a pattern of a phrase that readers had to read twice, and the plain English for it. Another rule refuses
-docstrings of functions that begin with a fragment, such as "Whether" or "Those". Code inside of Markdown is not read.
-Lines of pages have at most 120 columns, apart from tables, links and the pages that `make pages` writes whole.
-Logs of measurements keep their words.
+A rule is a pattern of a phrase that readers had to read twice, and the plain English for it. Other rules concern the
+beginning of a text. A docstring of a function begins with a verb of `VERBS`, or is a sentence with one of `FINITE`; a
+property may begin with "The". No docstring or comment begins with a fragment, such as "Of", "Whether" or "The same
+with". Code inside of Markdown is not read. Lines of pages have at most 120 columns, apart from tables, links and the
+pages that `make pages` writes whole. Logs of measurements keep their words.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-LOGS = ("benchmarks/log/", "docs/benchmarks-log.md", "tools/prose.py")
+LOGS = ("benchmarks/log/", "docs/benchmarks-log.md", "tools/prose.py", "tests/docs/test_prose.py")
+LATER = ("native/", "src/foreword/models/families/", "src/foreword/models/vision_spec.py", "tests/models/test_seeing")
+LATER += ("src/foreword/executors/vision/",)
 
 
 class Rule(NamedTuple):
@@ -31,7 +34,7 @@ class Rule(NamedTuple):
 
 
 RULES = (
-    Rule(r"(?<!there )\bis no (?!longer\b|more\b|less\b|other\b|such\b|fewer\b)[a-z]+", "'is not a …', 'must be …'"),
+    Rule(r"(?<!there )\bis no (?:$|(?!(?:longer|more|less|other|such|fewer)\b)[a-z]+)", "'is not a …', 'must be …'"),
     Rule(r"\bin sum\b(?!mary)", "'in total', or 'whose total is …'"),
     Rule(r"\bon the mean\b(?! of)", "'on average'"),
     Rule(r"\bdearest\b", "'most expensive'"),
@@ -69,10 +72,34 @@ RULES = (
     Rule(r"\b(?:goes|go) on to (?!the )[a-z]+", "'still …', or 'continues to …'"),
     Rule(r"(?:^|\. +)[A-Z]\w+Error(?: \d+)? (?:if|for|unless|when|where|as)\b", "'Raise …Error if …'"),
     Rule(r"\bwhatever (?:it|they|he) (?:has|have|is|are|was|were)\b", "name the cases"),
+    Rule(r"(?:^|\. +)[A-Z]\w+Error(?: (?:with|without|past|naming)|, with)\b", "'Raise …Error …'"),
+    Rule(r"(?<=\. )(?:True|False|None) (?:for|without|with)\b", "'Return True for …', or a sentence with a verb"),
+    Rule(r"(?:^|(?<=\. ))(?:Idempotent|Harmless a second time|All or nothing)[.;]", "'A second call changes nothing.'"),
+    Rule(r"(?<=\. )O\([^)]*\)(?: per \w+)?\.", "'It costs O(…).'"),
 )  # fmt: skip
-FRAGMENT = Rule(
-    r"(?:What|Whether|How|Those|Of|Also|Its|Their|The same)\b", "a sentence that begins with a verb, such as 'Return …'"
+FRAGMENT = re.compile(
+    r"(?:What|Whether|How|Those|Of|Whose|Also|Its|Their|As (?:in|for|of)|In place of|"
+    r"The same(?: (?:with|without|for|of|as|in|where|if|when|to|on|by))?[ :.,])\b|From .{1,60}? to (?:a|an|the) "
 )
+_VERBS = """
+Abort Accept Add Admit Advance Allocate Alternate Answer Append Apply Ask Attend Be Begin Bring Build Cache Call Cancel
+Change Charge Check Choose Clear Close Collect Combine Commit Compare Compile Complete Compute Connect Consume Continue
+Control Convert Copy Correct Count Cut Declare Decode Delete Describe Detect Determine Divide Do Download Draft Draw
+Drop Empty End Exchange Extend Fetch Fill Find Finish Follow Forbid Forget Forward Free Generate Give Handle Hash Hide
+Hold Import Index Install Invert Iterate Join Keep Kill Launch Learn Let Limit List Load Log Make Manage Map Mark
+Measure Merge Move Name Note Offer Open Order Pack Pair Parse Partition Pass Plan Pool Predict Prepare Print Probe
+Project Propose Provide Publish Push Put Queue Raise Read Receive Recommend Record Reduce Refuse Register Release Remove
+Repeat Replace Replay Report Reserve Resolve Restore Return Rotate Round Run Sample Save Say Search See Send Serve Set
+Show Shrink Sort Split Spread Start Stop Store Subtract Swap Take Talk Time Trace Transcribe Translate Turn Undo Unload
+Unpack Update Use Wait Warn Within Wrap Write Yield Zero
+"""
+VERBS = frozenset(_VERBS.split())
+FINITE = re.compile(r"\b(?:is|are|was|were|has|have|had|can|cannot|may|must|does|do|entered|ended|changed|returned)\b")
+NO_VERB = "a sentence that begins with a verb, such as 'Return …'; a new verb is added to VERBS"
+COMMENT = re.compile(
+    r"[Oo]f\b|[Ww]hose\b|As (?:in|for)\b|[Tt]he same (?:with|without|for|of|as|in|where|if|when|to|on)\b"
+)
+NOUN = "a noun or a sentence: 'bytes of a value' instead of 'of a value'"
 WRITTEN = "`make pages` writes this page"
 WIDTH = 120
 PATTERN = re.compile("|".join(f"(?P<r{at}>{rule.pattern})" for at, rule in enumerate(RULES)), re.I)
@@ -106,18 +133,76 @@ def of_markdown(text: str, place: str) -> Iterator[Fault]:
             yield Fault(f"{place}:{at}", f"{line[:40]}…", f"lines of at most {WIDTH} columns")
 
 
+def is_property(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Return whether a function is a property."""
+    return any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
+
+
+def docstrings(tree: ast.AST, *, are_facts: bool = False) -> Iterator[tuple[int, str, str]]:
+    """Yield line, text and what to write instead of each docstring that begins without a verb, or with a fragment.
+
+    are_facts: the names of the functions are the sentences, as in tests, and their docstrings add to them.
+    """
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        text = ast.get_docstring(node)
+        if text is None:
+            continue
+        line, first = node.body[0].lineno, re.split(r"(?<=[.:;])\s", text)[0]
+        if are_facts or isinstance(node, ast.Module | ast.ClassDef):
+            if FRAGMENT.match(text):
+                yield line, text, "a noun or a verb"
+            continue
+        begins = re.match(r"\w+", text)
+        if begins and (begins[0] in VERBS or (is_property(node) and begins[0] in {"The", "A", "An", "All", "Every"})):
+            continue
+        if FRAGMENT.match(text) or not (text[0].isupper() and FINITE.search(first)):
+            yield line, text, NO_VERB
+
+
+def comments(lines: list[tuple[int, bool, str]], place: str) -> Iterator[Fault]:
+    """Yield the faults of comments: line, whether it has the line for itself, and text of each.
+
+    Lines that follow each other are one comment.
+    """
+    joined: list[tuple[int, int, str]] = []  # first and last line, and text
+    for line, alone, words in lines:
+        if alone and joined and joined[-1][1] == line - 1:
+            joined[-1] = joined[-1][0], line, f"{joined[-1][2]}\n{words}"
+        else:
+            joined.append((line, line if alone else -1, words))
+    for line, _, words in joined:
+        yield from of_text(words, place, line)
+        if COMMENT.match(words):
+            yield Fault(f"{place}:{line}", words[:40], NOUN)
+
+
 def of_python(text: str, place: str) -> Iterator[Fault]:
     """Yield the faults of the texts of a module: docstrings, comments, help texts, messages."""
-    for node in ast.walk(ast.parse(text)):
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
             yield from of_text(node.value, place, node.lineno)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (
-            start := re.match(FRAGMENT.pattern, ast.get_docstring(node) or "")
-        ):
-            yield Fault(f"{place}:{node.body[0].lineno}", start[0], FRAGMENT.instead)
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            yield from of_text(token.string, place, token.start[0])
+    for line, words, instead in docstrings(tree, are_facts=place.startswith("tests/")):
+        yield Fault(f"{place}:{line}", words[:40], instead)
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    found = [token for token in tokens if token.type == tokenize.COMMENT]
+    lines = [(t.start[0], not t.line[: t.start[1]].strip(), t.string.lstrip("#: ")) for t in found]
+    yield from comments(lines, place)
+
+
+def of_cpp(text: str, place: str) -> Iterator[Fault]:
+    """Yield the faults of the comments of a C++ file."""
+    lines = []
+    for number, line in enumerate(text.split("\n"), 1):
+        code = re.sub(r'"(?:\\.|[^"\\])*"', lambda match: "·" * len(match[0]), line)
+        if (at := code.find("//")) >= 0:
+            lines.append((number, not line[:at].strip(), line[at:].lstrip("/ ")))
+    yield from comments(lines, place)
+
+
+READERS = {".md": of_markdown, ".py": of_python, ".h": of_cpp, ".cpp": of_cpp}
 
 
 def files() -> Iterator[Path]:
@@ -125,8 +210,10 @@ def files() -> Iterator[Path]:
     yield from sorted(ROOT.glob("*.md"))
     for folder in ("docs", "examples", "benchmarks", "src"):
         yield from sorted((ROOT / folder).rglob("*.md"))
-    for folder in ("src", "examples", "benchmarks", "tools"):
+    for folder in ("src", "examples", "benchmarks", "tools", "tests"):
         yield from sorted((ROOT / folder).rglob("*.py"))
+    for kind in ("*.h", "*.cpp"):
+        yield from sorted((ROOT / "native").rglob(kind))
 
 
 def main() -> int:
@@ -134,9 +221,9 @@ def main() -> int:
     found = 0
     for path in files():
         place = path.relative_to(ROOT).as_posix()
-        if place.startswith(LOGS):
+        if place.startswith(LOGS + LATER):
             continue
-        read = of_markdown if path.suffix == ".md" else of_python
+        read = READERS[path.suffix]
         for fault in read(path.read_text(encoding="utf-8"), place):
             print(f"{fault.place}: {fault.phrase!r}: write {fault.instead}")
             found += 1

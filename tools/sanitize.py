@@ -74,7 +74,7 @@ def check_compiler(folder: Path, sanitizers: str) -> None:
 
 
 def build(folder: Path, **cmake_options: str) -> Path:
-    """A folder to import the package from, with the native module built with these options."""
+    """Return a folder to import the package from, with the native module built with these options."""
     cmake, ninja = TOOLS / "cmake", TOOLS / "ninja"
     options = {
         "CMAKE_MAKE_PROGRAM": ninja, "CMAKE_CXX_COMPILER": shutil.which(CXX), "Python_EXECUTABLE": sys.executable,
@@ -92,7 +92,7 @@ def build(folder: Path, **cmake_options: str) -> Path:
 
 
 def run(package: Path, library: str, options: dict[str, str], most_growth: int) -> None:
-    """The tests and the traffic, with the sanitizer's runtime loaded before the interpreter."""
+    """Run the tests and the traffic, with the sanitizer's runtime loaded before the interpreter."""
     preload = [_library(f"{name}.so") for name in (library, "libstdc++")]
     environment = os.environ | options | {
         "LD_PRELOAD": " ".join(preload), "PYTHONPATH": str(package), "PYTHONMALLOC": "malloc",

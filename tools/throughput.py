@@ -36,7 +36,7 @@ PROCESSORS = {
 }
 """Processors, and the instruction-set level whose code they run. llvm-mca has no model of AMX tiles."""
 FORMATS = re.findall(r"^  (\w+),", (KERNELS / "formats.h").read_text().partition("enum class Format")[2], re.M)
-PLANES = 16  # of the kind of a linear loop: its format + 16 for activations in two planes
+PLANES = 16  # the kind of a linear loop: its format + 16 for activations in two planes
 MARK = re.compile(r"LLVM-MCA-(BEGIN|END) (\w+):(\d+):(\d+):(\d+)")
 BRANCH = re.compile(r"\s+(j\w+|b|b\.\w+|cbn?z|tbn?z|ret|call|bl)\s")
 
@@ -78,7 +78,7 @@ def main(wanted: list[str]) -> int:
 
 
 def find_mca(options: list[str]) -> str:
-    """The newest llvm-mca with a model of the processor."""
+    """Return the newest llvm-mca with a model of the processor."""
     given = os.environ.get("LLVM_MCA")
     names = [given] if given else [f"llvm-mca-{version}" for version in range(29, OLDEST - 1, -1)] + ["llvm-mca"]
     for path in filter(None, map(shutil.which, names)):
@@ -99,7 +99,7 @@ def _output(*command: str) -> str:
 
 
 def assembly(source: str, level: str) -> str:
-    """The source compiled for the level."""
+    """Compile the source for the level."""
     out = BUILD / f"{level}_{source}.s"
     command = arm_command(source) if level == "neon" else x86_command(source, level)
     subprocess.run([*command, "-DFOREWORD_THROUGHPUT", "-S", "-o", str(out)], cwd=BUILD, check=True)
@@ -107,7 +107,7 @@ def assembly(source: str, level: str) -> str:
 
 
 def x86_command(source: str, level: str) -> list[str]:
-    """The build's own command without its outputs."""
+    """Return the build's own command without its outputs."""
     for program in ("cmake", "ninja"):
         if not shutil.which(program):
             raise MissingError(f"{program} is missing: run `make throughput`, which installs it, or put it on the PATH")

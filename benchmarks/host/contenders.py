@@ -49,7 +49,7 @@ class FromArrays:
 
 
 class WithDevice:
-    """The same with the step's packet, copies and launches, on a device that does nothing."""
+    """Foreword with the packet, copies and launches of a device that does nothing."""
 
     name = "foreword device"
 

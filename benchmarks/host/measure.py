@@ -36,7 +36,7 @@ def measure(
     turn: int,
     nice: int | None = None,
 ) -> list[Cost]:
-    """``turn`` steps of each contender, then the next ``turn`` steps; the first contender rotates.
+    """Run ``turn`` steps of each contender, then the next ``turn`` steps; the first contender rotates.
 
     With turn = 1 all contenders get the same output object of a step; otherwise each gets its own, made just before
     the timed call. nice: priority of the process meanwhile. The first WARM_UP steps (at least one turn) are not

@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 def parse(description: str, *, steps: int, has_device: bool = False) -> argparse.Namespace:
-    """The options of a comparison. steps: the default number of steps per workload. has_device: it compares steps of a
-    GPU too.
+    """Parse the options of a comparison. steps: the default number of steps per workload. has_device: it compares steps
+    of a GPU too.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--peers", type=Path, help="directory of the environments (default ~/.cache/foreword/peers)")

@@ -36,7 +36,7 @@ class SchedulerOutputs:
                 outputs[r] += sampled
 
     def make(self, t: int) -> SchedulerOutput:
-        """A new object with new lists, because vLLM's runner keeps and extends them."""
+        """Return a new object with new lists, because vLLM's runner keeps and extends them."""
         step = self.steps[t]
         scheduled = step.scheduled.tolist()
         names = [self._names[r] for r in scheduled]

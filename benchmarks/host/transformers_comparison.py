@@ -16,7 +16,7 @@ from host.transformers_runner import TransformersRunner
 
 
 def run(args: argparse.Namespace) -> None:
-    """Every workload without drafts."""
+    """Compare every workload without drafts."""
     versions = {name: version(name) for name in ("transformers", "torch", "numpy", "foreword")}
     if not args.json:
         print(f"{'prepare, median µs':<24}{'transformers':>14}{'foreword':>10}{'ratio':>9}", flush=True)

@@ -104,7 +104,7 @@ class VllmRunner:
         return self.runner._bookkeeping_sync(self.output, self.sampled, None, self.hidden, num_tokens)
 
     def _order(self) -> I64:
-        """[B] index of each request of the step in vLLM's batch."""
+        """Return the index of each request of the step in vLLM's batch, [B]."""
         place = {r: i for i, r in enumerate(self.runner.input_batch.req_ids)}
         return np.array([place[r] for r in self.output.num_scheduled_tokens], np.int64)
 
@@ -114,12 +114,12 @@ def _common_metadata(common: Any, *_: Any, **__: Any) -> Any:
 
 
 def _ranges(loc: npt.NDArray[Any], order: I64) -> I64:
-    """loc[b] … loc[b + 1] − 1 for each b of ``order``, concatenated."""
+    """Return loc[b] … loc[b + 1] − 1 for each b of ``order``, concatenated."""
     return np.concatenate([np.arange(loc[b], loc[b + 1]) for b in order])
 
 
 def small_llama(workload: Workload) -> LLM:
-    """vLLM's engine for two layers of dummy weights, which are never run."""
+    """Return vLLM's engine for two layers of dummy weights, which are never run."""
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

@@ -16,8 +16,8 @@ from host.vllm_runner import small_llama
 
 
 class VllmV2Runner:
-    """What its `execute_model` calls before the forward pass, attention backends' own metadata excepted. The triton
-    kernels are replaced, so that its tensors hold nothing and are not compared; nothing is committed, because it
+    """Call what its `execute_model` calls before the forward pass, except for attention backends' own metadata. The
+    triton kernels are replaced, so that its tensors hold nothing and are not compared; nothing is committed, because it
     records samples in kernels.
 
     The environment must have VLLM_USE_V2_MODEL_RUNNER=1 before vLLM's first import.

@@ -62,8 +62,8 @@ def run(
     cache_bytes: int = 2 * 10**9,
     repeats: int = 7,
 ) -> Iterator[Roofline | AttentionResult]:
-    """The roofline first, then the median of ``repeats`` steps of each format: ``rows`` decodes over each context, and
-    a chunk of a prompt after it, compared with a roofline measured just before.
+    """Print the roofline first, then the median of ``repeats`` steps of each format: ``rows`` decodes over each
+    context, and a chunk of a prompt after it, compared with a roofline measured just before.
 
     cache_bytes: bounds the keys and values of a step; a single layer may have more.
     """
@@ -99,7 +99,7 @@ def run(
 
 
 def _bytes(spec: DecoderSpec, num_layers: int, shape: Shape, kv_format: KVFormat) -> int:
-    """Keys and values that a step of the shape reads."""
+    """Return the bytes of keys and values that a step of the shape reads."""
     one = native.kv_bytes(kv_format, 1, BLOCK_SIZE, num_layers, spec.num_kv_heads, spec.head_dim)
     return one * shape.num_context_tokens // BLOCK_SIZE
 

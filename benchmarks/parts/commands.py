@@ -42,7 +42,7 @@ def kernels(
     num_threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Memory bandwidth and arithmetic throughput of this machine, and the fraction that model steps reach."""
+    """Measure memory bandwidth and arithmetic throughput of this machine, and the fraction that model steps reach."""
     if not attention:
         show(kernels_bench.run(num_threads=num_threads), str, as_json=as_json)
         return
@@ -102,7 +102,7 @@ def quality(
     num_threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Quality that formats of weights and KV cache cost: perplexity, log-probabilities and best tokens beside fp32."""
+    """Measure the quality that formats of weights and KV cache cost: perplexity, log-probabilities and best tokens."""
     try:
         given = {} if text is None else {"text": text.read_text(encoding="utf-8")}
     except (OSError, UnicodeDecodeError) as error:
@@ -149,7 +149,7 @@ def speculation(
     repeats: Turns = 3,
     options: EngineOptions,
 ) -> None:
-    """Speculative decoding on fixed prompts and W1 to W5, the methods taking turns; all must give the same tokens."""
+    """Measure speculative decoding on fixed prompts and W1 to W5, by turns; all methods must give the same tokens."""
     sizes = counts("--at-once", at_once, MAX_AT_ONCE)
     if step_overhead is None:
         step_overhead = speculation_bench.step_overhead(options.model, options=options.settings)
@@ -184,7 +184,7 @@ def speculation(
 def overlap(
     *, at_once: AtOnce = "1,8,32", max_tokens: MaxTokens = 64, repeats: Turns = 3, options: EngineOptions
 ) -> None:
-    """Asynchronous against synchronous loop, taking turns: the host time between two runs of the model."""
+    """Compare the asynchronous with the synchronous loop, by turns: the host time between two runs of the model."""
     show(
         overlap_bench.run(
             options.model,
@@ -206,7 +206,7 @@ def overlap(
 def device(
     steps: Annotated[int, typer.Option(min=10, max=10_000, help="Steps per workload.")] = 300, as_json: Json = False
 ) -> None:
-    """Host time per step on a device: one packet, one launch, one copy back. The device's calls do nothing."""
+    """Measure the host time per step on a device: one packet, one launch, one copy back. Its calls do nothing."""
     show(
         device_bench.run(num_steps=steps),
         lambda r: (
@@ -255,7 +255,7 @@ def serve(
     model: Annotated[str, typer.Option(help="The model that is served, and whose tokenizer is used.")] = "smollm2",
     as_json: Json = False,
 ) -> None:
-    """The HTTP server with a model that computes nothing, beside the engine without HTTP; and time until it is ready.
+    """Measure the HTTP server around a model that computes nothing, beside the engine alone, and its time to start.
 
     Rates are those of a model that takes no time. Times are what the server adds to the first token of one that takes
     20 ms per step: of a stream that joins the others while they run, and of the last one if all begin at once.

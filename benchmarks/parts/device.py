@@ -97,7 +97,7 @@ class OnDevice(Ours):
         self.pending.result()
 
     def measure(self) -> tuple[int, ...]:
-        """Times of a step's parts in ns, then the bytes copied to the device."""
+        """Return the times of a step's parts in ns, then the bytes copied to the device."""
         clock = time.perf_counter_ns
         start = clock()
         self.prepare()

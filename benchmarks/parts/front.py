@@ -1,4 +1,4 @@
-"""What the HTTP front end sustains: the server over an engine whose model computes nothing, with and without HTTP.
+"""Measure the HTTP front end: the server over an engine whose model computes nothing, with and without HTTP.
 
 Clients and server are processes of this machine. For the rates, each stream sends one request after the other.
 """
@@ -42,7 +42,7 @@ PROMPT = list(range(20, 40))
 STEP = 0.02  # seconds per step of a slow model
 LONGEST = 900  # tokens of a stream that others join
 NUM_JOINING, NUM_BURSTS = 50, 8
-VOCABULARY = 4096  # of the model, whose logits are copied in each step
+VOCABULARY = 4096  # the model's, whose logits are copied in each step
 WORD = " time"
 READY = re.compile(rb"foreword: \S+ at http")
 HEAD = (
@@ -100,7 +100,7 @@ class _Server:
 def run(
     *, streams: Sequence[int], num_tokens: int = 64, rounds: int = 4, model: str = "smollm2"
 ) -> Iterator[FrontResult]:
-    """Each number of streams. model: whose tokenizer is used."""
+    """Measure each number of streams. ``model`` is the one whose tokenizer is used."""
     for num_streams in streams:
         load = _Load(num_streams, num_tokens, rounds, model)
         with _served(load) as server:
@@ -131,7 +131,7 @@ def ready(model: str) -> ReadyResult:
 
 @contextmanager
 def _process(function: Callable[..., None], *arguments: object) -> Iterator[Connection]:
-    """A connection to a process that calls the function with its end of it; ended after the block."""
+    """Yield a connection to a process that calls the function with its end of it; the block's end ends it."""
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=function, args=(*arguments, theirs), daemon=True)
@@ -195,7 +195,7 @@ Request = Callable[..., Awaitable[tuple[float, float]]]
 
 
 async def _measure(load: _Load, stream: Callable[[], AbstractAsyncContextManager[Request]]) -> float:
-    """Seconds of a round of requests. The first round of each stream warms up and is not counted."""
+    """Return the seconds of a round of requests. The first round of each stream warms up and is not counted."""
 
     async def requests(request: Request) -> None:
         for _ in range(load.rounds):
@@ -239,7 +239,7 @@ def _added(found: dict[str, tuple[float, float]], server: _Server) -> list[float
 
 @asynccontextmanager
 async def _connected(port: int, load: _Load) -> AsyncGenerator[Request, None]:
-    """Requests over a connection of their own."""
+    """Send requests over a connection of their own."""
     body = json.dumps({"prompt": PROMPT, "stream": True, **load.params})
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
 
@@ -319,7 +319,7 @@ def _engine(load: _Load, tokenizer: Tokenizer) -> Engine:
 
 
 def _serve(load: _Load, connection: Connection) -> None:
-    """In a process of its own: the measurement without HTTP, then the server."""
+    """Run, in a separate process, the measurement without HTTP, then the server."""
     allow_connections()
     tokenizer = load_model(load.tokenizer_of).tokenizer
     with short_turns():

@@ -33,7 +33,7 @@ class Roofline:
     int8_gop_s: float
 
     def arithmetic(self, number_format: str) -> float:
-        """Operations per ns on numbers of weights or of the cache."""
+        """Return the operations per ns on numbers of weights or of the cache."""
         return {"fp32": self.f32_gflop_s, "bf16": self.bf16_gflop_s}.get(number_format, self.int8_gop_s)
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ def run(
     weight_formats: tuple[str, ...] = ("fp32", "bf16", "int8", "q4"),
     repeats: int = 7,
 ) -> Iterator[Roofline | StepResult]:
-    """The roofline first, then the median step of each shape and weight format, with a bf16 cache."""
+    """Print the roofline first, then the median step of each shape and weight format, with a bf16 cache."""
     roof = measure_roofline(num_threads)
     yield roof
     loaded = load_model(model)

@@ -83,7 +83,7 @@ def run(
     repeats: int = 3,
     options: dict[str, Any] | None = None,
 ) -> Iterator[OverlapResult]:
-    """Both loops taking turns on one executor, with and without prompt-lookup speculation.
+    """Run both loops in turns on one executor, with and without prompt-lookup speculation.
 
     Raise AssertionError if their tokens differ.
     """

@@ -1,4 +1,6 @@
-"""What the number formats of weights and of the KV cache cost in quality: each held to float32 on the same text."""
+"""Measure the quality that number formats of weights and of the KV cache cost: each is compared with float32 on one
+text.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,7 @@ def run(
 def _read(
     model: str, weight_format: str, kv_format: str, tokens: list[int], num_threads: int | None
 ) -> tuple[F64, I64]:
-    """The log-probability of each token but the first, and the most probable token in its place."""
+    """Return the log-probability of each token but the first, and the most probable token in its place."""
     options: dict[str, Any] = {"executor": "native", "num_threads": num_threads}
     llm = LLM(
         model,

@@ -1,4 +1,6 @@
-"""What it costs to record the steps of an engine: nothing recorded, the last steps in memory, every step in a file."""
+"""Measure the cost of recording the steps of an engine: nothing recorded, the last steps in memory, every step in a
+file.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,8 @@ class RecordingResult:
 def run(
     *, model: str = "smollm2", rows: Sequence[int] = (8, 64, 256), turns: int = 15, num_threads: int | None = None
 ) -> Iterator[RecordingResult]:
-    """Engines that differ in what they record take turns, first around a model that computes nothing, then around the
-    given one with 64 rows. Prompts have different lengths, so that some row gets a block in most steps.
+    """Let engines that differ in what they record take turns, first around a model that computes nothing, then around
+    the given one with 64 rows. Prompts have different lengths, so that some row gets a block in most steps.
     """
     for count in rows:
         yield from _compare("nothing", count, partial(_engine_of_nothing, count), turns, num_steps=40)

@@ -71,7 +71,7 @@ class SamplingResult:
 
 
 def run(*, model: str = "smollm2", num_threads: int | None = None, repeats: int = 5) -> Iterator[SamplingResult]:
-    """Every set of parameters at each size of vocabulary, all with the threads of one model."""
+    """Measure every set of parameters at each size of vocabulary, all with the threads of one model."""
     executor, step_ms = _executor(model, num_threads)
     random = np.random.default_rng(0)
     for vocab_size in VOCAB_SIZES:
@@ -89,7 +89,7 @@ def run(*, model: str = "smollm2", num_threads: int | None = None, repeats: int 
 
 
 def _executor(model: str, num_threads: int | None) -> tuple[NativeExecutor | None, float | None]:
-    """The model and its time of a decode step in ms; neither without native code, or if it cannot be loaded."""
+    """Return the model and its time of a decode step in ms; neither without native code, or if it cannot be loaded."""
     if not available():
         return None, None
     try:

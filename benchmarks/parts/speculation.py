@@ -56,7 +56,7 @@ def run(
     async_scheduling: bool = False,
     options: dict[str, Any] | None = None,
 ) -> Iterator[SpeculationResult]:
-    """One result per kind of prompt, number of concurrent requests and method.
+    """Return one result per kind of prompt, number of concurrent requests and method.
 
     Raise AssertionError if the tokens of a method differ from those without speculation.
     """
@@ -117,8 +117,8 @@ def _batches(
 
 
 def step_overhead(model: str, *, options: dict[str, Any] | None = None, repeats: int = 12) -> float:
-    """The cost of a step of one request besides its tokens, in tokens: F / c of the line  seconds = F + c · tokens
-    through the fastest steps with 1 … 9 tokens, measured in turns.
+    """Return the cost of a step of one request besides its tokens, in tokens: F / c of the line  seconds = F + c ·
+    tokens through the fastest steps with 1 … 9 tokens, measured in turns.
     """
     config = SpeculationConfig(num_tokens=8, adaptive=False)
     engine = build_engine(

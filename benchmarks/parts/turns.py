@@ -21,7 +21,7 @@ def load_with(model: str, options: Mapping[str, Any] | None) -> Model[Any]:
 
 
 def chat_prompts(model: Model[Any], messages: Sequence[str]) -> list[list[int]]:
-    """Each message as a conversation of the model's chat template."""
+    """Return each message as a conversation in the model's chat template."""
     tokenizer = model.tokenizer
     texts = [tokenizer.apply_chat_template([{"role": "user", "content": message}]) for message in messages]
     return [tokenizer.encode(text, add_special_tokens=False) for text in texts]

@@ -39,7 +39,9 @@ class Engine(Protocol):
     def __init__(self, model: Path, weights: str, threads: int) -> None: ...
 
     def generate(self, prompts: list[list[int]], output_lens: list[int], max_num_seqs: int) -> list[int]:
-        """Greedy, ignoring stop tokens, at most ``max_num_seqs`` concurrent requests. Returns tokens per prompt."""
+        """Generate greedily, ignoring stop tokens, for at most ``max_num_seqs`` concurrent requests. Return the tokens
+        per prompt.
+        """
         ...
 
 
@@ -125,7 +127,7 @@ def _run(engine: Engine, requests: Any, output_lens: Sequence[int]) -> float:
 
 
 def _peak_mb() -> float:
-    """Sum of the peak memory of this process and of each child, in 10⁶ bytes."""
+    """Return the sum of the peak memory of this process and of each child, in 10⁶ bytes."""
     total, waiting = 0, [os.getpid()]
     while waiting:
         process = Path("/proc") / str(waiting.pop())

@@ -36,7 +36,7 @@ class Vllm:
         self.params, self.final_only = SamplingParams, RequestOutputKind.FINAL_ONLY
 
     def generate(self, prompts: list[list[int]], output_lens: list[int], max_num_seqs: int) -> list[int]:
-        """Requests queue here instead of in vLLM's scheduler, so that one engine serves each max_num_seqs."""
+        """Let requests queue here instead of in vLLM's scheduler, so that one engine serves each max_num_seqs."""
         engine, counts = self.llm.llm_engine, [0] * len(prompts)
         waiting = deque(enumerate(zip(prompts, output_lens, strict=True)))
         while waiting or engine.has_unfinished_requests():

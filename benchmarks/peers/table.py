@@ -21,7 +21,9 @@ COLUMNS = (
 
 
 def print_table(results: Path) -> None:
-    """Markdown: tokens per second (W7: seconds), peak memory after W1 and at the end; then unsupported workloads."""
+    """Return Markdown: tokens per second (W7: seconds), peak memory after W1 and at the end; then unsupported
+    workloads.
+    """
     rows: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for line in results.read_text().splitlines():
         result = json.loads(line)

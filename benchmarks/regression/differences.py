@@ -68,7 +68,9 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """ "slower", "faster", "" if the change is within the noise, "unsteady" if the base differs from itself."""
+        """Return "slower", "faster", "" if the change is within the noise, or "unsteady" if the base differs from
+        itself.
+        """
         if not self.same.low <= 1 <= self.same.high:
             return "unsteady"
         if self.ratio.low <= 1 <= self.ratio.high or self.ratio.overlaps(self.same):

@@ -21,8 +21,8 @@ from foreword.bench.serving import greedy, serve
 from foreword.bench.traffic import Step, Workload
 
 WORKLOADS = ("W1", "W2", "W3", "W4", "W5", "W6")
-STEPS = 40  # of a sample of the host
-MOST_PROMPT, MOST_OUTPUT, MOST_REQUESTS = 512, 16, 32  # of the short workloads
+STEPS = 40  # steps in a sample of the host
+MOST_PROMPT, MOST_OUTPUT, MOST_REQUESTS = 512, 16, 32  # limits of the short workloads
 
 Sample = dict[str, float]
 """Figure → seconds."""
@@ -51,14 +51,14 @@ def _timed(ours: Ours, step: Step) -> tuple[float, float]:
 
 
 def engine(size: int) -> Iterator[Sample]:
-    """Steps of the engine around a model that computes nothing."""
+    """Measure steps of the engine around a model that computes nothing."""
     while True:
         (result,) = engine_host.run(num_steps=STEPS, sizes=(size,))
         yield {f"engine, {size}": result.step_us / 1e6}
 
 
 def workload(name: str, llm: LLM) -> Iterator[Sample]:
-    """A shortened workload on a model; each repeat has other token ids."""
+    """Measure a shortened workload on a model; each repeat has other token ids."""
     for repeat in count():
         requests = short(make(name, repeat, llm.engine.states.vocab_size))
         served = serve(llm.engine, requests.prompts, list(map(greedy, requests.output_lens)))
@@ -72,7 +72,7 @@ def short(requests: Requests) -> Requests:
 
 
 class Samples:
-    """What can be measured, made when it is first asked for. model: of the workloads."""
+    """Measurements, made when they are first asked for. ``model`` runs the workloads."""
 
     def __init__(self, model: str, num_threads: int | None = None) -> None:
         self._model, self._num_threads = model, num_threads

@@ -22,8 +22,8 @@ MOST_OF_RANGE = 1 << 24  # numbers of a range that becomes an array
 
 
 def as_array(values: Any) -> AnyArray | None:
-    """Return the values as an array, which may be the caller's. None for what NumPy cannot read, and for a range, or
-    rows with a range, of more than MOST_OF_RANGE numbers: it may have more than memory holds.
+    """Return the values as an array, which may be the caller's. Return None for what NumPy cannot read, and for a
+    range, or rows with a range, of more than MOST_OF_RANGE numbers: it may have more than memory holds.
     """
     try:
         rows = values if isinstance(values, list | tuple) else (values,)

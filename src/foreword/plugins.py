@@ -15,7 +15,7 @@ T = TypeVar("T")
 def load_plugin(group: str, name: str) -> object:
     """Return what a text names: "module:name", or the entry point of that name in group "foreword.<group>".
 
-    ValueError, with the reason, if there is none or it cannot be imported, whatever its module raises.
+    Raise ValueError, with the reason, if there is none or it cannot be imported, whatever its module raises.
     """
     from importlib.metadata import entry_points  # here: it is slow to import, and only plug-ins need it
 
@@ -41,7 +41,7 @@ def load_plugin(group: str, name: str) -> object:
 
 
 def made(option: str, make: Callable[..., T], *given: object, kind: type) -> T:
-    """Return what a part of an option makes. ConfigError, with the reason, if it cannot, or makes no ``kind``."""
+    """Return what a part of an option makes. Raise ConfigError, with the reason, if that is not a ``kind``."""
     try:
         part = make(*given)
     except (ForewordError, MemoryError):
@@ -49,7 +49,7 @@ def made(option: str, make: Callable[..., T], *given: object, kind: type) -> T:
     except Exception as error:
         raise ConfigError(f"{option}={shown(make)}: cannot be made ({_text_of(error)})") from error
     if isinstance(part, type) or not isinstance(part, kind):
-        raise ConfigError(f"{option}={shown(make)}: makes {shown(part)}, which is no {kind.__name__}")
+        raise ConfigError(f"{option}={shown(make)}: makes {shown(part)}, expected one of type {kind.__name__}")
     return part
 
 

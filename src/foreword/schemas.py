@@ -35,7 +35,7 @@ def schema_of(value: object) -> object:
     """Return the JSON schema of a Python type: a model class of Pydantic, and with Pydantic installed any type that it
     has schemas of, such as dataclasses and TypedDicts. Any other value is returned as it is.
 
-    TypeError, with the reason, for a type that has no schema.
+    Raise TypeError, with the reason, for a type that has no schema.
     """
     if not isinstance(value, type | GenericAlias | UnionType) and get_origin(value) is None:
         return value

@@ -49,8 +49,8 @@ class Setting(Declared):
         return self.checked(value)
 
     def checked(self, value: Any) -> Any:
-        """Return the value in the form in which its owner stores it. ConfigError with the name, the value and the valid
-        values.
+        """Return the value in the form in which its owner stores it. Raise ConfigError with the name, the value and the
+        valid values.
         """
         if value is None and self.optional:
             return None

@@ -24,7 +24,7 @@ class Group:
         return self.block_size * (self.ranks[0] if self.ranks else 1)
 
     def local(self, num_keys: int) -> int:
-        """How many of the first keys of a request this rank holds."""
+        """Return how many of the first keys of a request this rank holds."""
         size, rank, interleave = self.ranks or (1, 0, 1)
         return len([p for p in range(num_keys) if p // interleave % size == rank])
 
@@ -208,15 +208,15 @@ class Model:
     # -- after it ----------------------------------------------------------------------------------------------
 
     def is_gone(self, s: Scheduled) -> bool:
-        """Whether the request was removed since the step was prepared."""
+        """Return whether the request was removed since the step was prepared."""
         return s.rid not in self.requests or self.requests[s.rid].tenancy != s.request.tenancy
 
     def samples_of(self, s: Scheduled) -> bool:
-        """Whether the step reaches the last token known, so that what follows it can be sampled."""
+        """Return whether the step reaches the last token known, so that what follows it can be sampled."""
         return s.end == len(s.request.tokens) + s.request.in_flight if s.samples is None else s.samples
 
     def discarded(self, step: list[Scheduled], num_reqs_padded: int) -> list[bool]:
-        """Whether the sample of each request means nothing."""
+        """Return whether the sample of each request means nothing."""
         left = [s.end < len(s.request.tokens) + s.request.in_flight or self.is_gone(s) for s in step]
         return left + [True] * (num_reqs_padded - len(step))
 

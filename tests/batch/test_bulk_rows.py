@@ -132,7 +132,7 @@ def refused_one_by_one(s: RequestStates, new: list[NewRequest]) -> type[Foreword
             s.add_request(request)
         except ForewordError as error:
             for name in reversed(admitted):
-                s.row_generation[s.row_of(name)] -= 1  # a call that is refused is no use of a row
+                s.row_generation[s.row_of(name)] -= 1  # a call that is refused does not use a row
                 s.remove_request(name)
             s.sampling.num_admissions -= len(
                 admitted

@@ -93,7 +93,7 @@ def assert_equal_steps(batch, mine) -> None:
         assert np.array_equal(getattr(mine.block_ops, name), getattr(batch.block_ops, name))
     scalars = Scalars(*batch.buffers.scalars.tolist())
     for field in STEP:
-        if field.name in ("samples", "written"):  # of a step advanced later, and of the buffers' earlier steps
+        if field.name in ("samples", "written"):  # these belong to other steps
             continue
         if field.name in ("block_table", "num_blocks", "num_nulled", "content_id") and not batch.is_gathered:
             continue

@@ -1,4 +1,4 @@
-"""What the batch layer refuses leaves everything as it was; what it allows, it allows in every form."""
+"""A call that the batch layer refuses changes nothing; a value that it allows is allowed in every form."""
 
 import batch_rig
 import numpy as np

@@ -1,4 +1,4 @@
-"""What a captured graph was promised: a graph reads sizes once, and arrays at fixed addresses in every replay."""
+"""Promises of captured graphs: a graph reads sizes once, and arrays at fixed addresses in every replay."""
 
 import numpy as np
 import pytest

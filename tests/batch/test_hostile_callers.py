@@ -40,7 +40,7 @@ class NewData:
 
 
 class Cached:
-    """Running requests, whose new blocks are lists that nobody else holds."""
+    """Running requests, whose new blocks are lists that no other code holds."""
 
     resumed_req_ids = frozenset()
     new_token_ids = ()

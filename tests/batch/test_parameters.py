@@ -1,4 +1,4 @@
-"""The table of sampling parameters, and what is held against it."""
+"""The table of sampling parameters, and the surfaces that are compared with it."""
 
 import math
 from functools import reduce

@@ -1,6 +1,6 @@
-"""Random lives of requests: every tensor of every step, on all three backends, against an independent model.
+"""Random traffic: every tensor of every step, on all three backends, against an independent model.
 
-The same lives are drawn twice: by a state machine that shrinks what fails, and by seeds, which reach further in less
+The same traffic is drawn twice: by a state machine that shrinks what fails, and by seeds, which reach further in less
 time. FOREWORD_EXAMPLES=2000 runs that many other traces of both kinds, and of the lives of ``test_difference.py``.
 """
 
@@ -278,7 +278,7 @@ class Lives:
             self.compare(self.ahead, pick)
 
     def leaves_room(self, s: Scheduled) -> bool:
-        """Whether the request can be as long as if all its drafts were accepted."""
+        """Return whether the request can be as long as if all its drafts were accepted."""
         return len(s.request.tokens) + 1 + len(s.drafts) <= self.model.max_model_len
 
     def prepare(self, pick: Picks) -> Step:
@@ -509,7 +509,7 @@ def test_every_tensor_of_every_step_equals_the_model(seed):
 
 
 class Machine(RuleBasedStateMachine):
-    """The same lives, as rules that hypothesis chooses and shrinks."""
+    """The traffic as rules that hypothesis chooses and shrinks."""
 
     @initialize(data=st.data())
     def build(self, data):

@@ -42,7 +42,7 @@ def test_a_known_position_has_the_token_of_the_prompt_or_of_the_output(backend):
     states.swap_rows(1, 3)
     assert [get_token_id(states, "a", p) for p in range(7)] == [5, 6, 7, 8, 11, 12, 13]
     prepare_inputs(states, {"a": 2}, buffers, draft_tokens={"a": [14]}, backend=backend)
-    for position in (7, -1, 16):  # a draft is no known token
+    for position in (7, -1, 16):  # a draft is not a known token
         with pytest.raises(RequestError, match=f"position.*{position}"):
             get_token_id(states, "a", position)
     with pytest.raises(RequestError):

@@ -1,4 +1,6 @@
-"""What an admission, a move, a removal and a step in flight write to a row: every field, against the request itself."""
+"""The fields that an admission, a move, a removal and a step in flight write to a row, each compared with the request
+itself.
+"""
 
 from functools import partial
 
@@ -75,7 +77,7 @@ def fields(states: RequestStates, rid: str) -> dict[str, object]:
 
 
 def expected(rid: str, v: dict, num_placeholders: int = 0, num_accepted: int = 1) -> dict[str, object]:
-    """What the states have to hold about a request made from these values."""
+    """Return the fields that the states must hold for a request made from these values."""
     tokens, params = [*v["prompt_token_ids"], *v["output_token_ids"]], v["sampling_params"]
     return {
         "req_id": rid,

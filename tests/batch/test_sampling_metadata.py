@@ -37,7 +37,7 @@ make = partial(states_and_buffers, KVGroup(4), rows=6, length=32, vocab_size=V, 
 
 @pytest.fixture(params=[available(), False], ids=["native", "python"])
 def is_native(request, monkeypatch):
-    """Whether native code makes the metadata."""
+    """Return whether native code makes the metadata."""
     monkeypatch.setattr(metadata_module, "available", lambda: request.param)
 
 

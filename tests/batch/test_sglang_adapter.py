@@ -13,7 +13,7 @@ from foreword.batch.adapters import ForwardMode, sglang_forward_batch
 
 
 class SGLangLives(Lives):
-    """Random lives whose steps are compared with what SGLang makes of them."""
+    """Random traffic whose steps are compared with what SGLang makes of them."""
 
     def __init__(self) -> None:
         groups = [Group(4), Group(1), Group(2, window=3), Group(1, window=5)]

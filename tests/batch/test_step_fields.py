@@ -199,7 +199,7 @@ def test_each_pooling_request_has_its_own_parameters_tokens_and_lengths():
 
 @every_backend
 def test_every_tensor_of_every_step_is_at_one_address(backend):
-    """What a captured graph has read, the next step writes: also after other sizes, padding and a dummy."""
+    """The next step writes what a captured graph has read: also after other sizes, padding and a dummy."""
     states = states_of(
         KVGroup(4, context_parallel=True),
         KVGroup(2),
@@ -248,7 +248,7 @@ def test_a_row_of_blocks_is_as_wide_as_the_longest_request_needs():
 
 
 def test_scalars_that_are_held_are_those_of_their_step():
-    """Native code writes the scalars of a step over those that nobody holds."""
+    """Native code writes the scalars of a step over those that no code holds."""
     states, buffers = states_and_buffers(rows=4, length=600)
     states.add_request(NewRequest("a", [1] * 599, [list(range(1, 301))]))
     held = {}

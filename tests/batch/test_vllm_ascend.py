@@ -42,7 +42,7 @@ def mask_of(step: list[Scheduled], state: str, window: int | None, num_input_tok
 
 
 class AscendLives(Lives):
-    """Random lives whose steps are compared with what vllm-ascend makes of them."""
+    """Random traffic whose steps are compared with what vllm-ascend makes of them."""
 
     def __init__(self, masks: list[list[AscendMasks]], own_scheduler: bool) -> None:
         groups = [Group(4), Group(4, window=3, kernel_block_size=2), Group(6, window=1, kernel_block_size=2)]

@@ -8,7 +8,7 @@ from parts.kernels import Roofline
 
 from foreword.native import available
 
-LAYERS, HEADS, KV_HEADS, DIM = 30, 9, 3, 64  # of the default model
+LAYERS, HEADS, KV_HEADS, DIM = 30, 9, 3, 64  # the shape of the default model
 
 
 @pytest.mark.model
@@ -29,7 +29,7 @@ def test_rates_are_bytes_and_operations_per_second(smollm2_path: Path, monkeypat
         (kv_format, *shape) for kv_format in ("int8", "fp32") for shape in ((2, 1), (1, 4))
     ]
     for r in found:
-        token = 2 * KV_HEADS * (DIM * number[r.kv_format] + scale[r.kv_format])  # of a layer
+        token = 2 * KV_HEADS * (DIM * number[r.kv_format] + scale[r.kv_format])  # bytes in a layer
         length = r.num_reqs * (r.context + r.query_len)
         assert r.num_layers == min(LAYERS, 2 * 10**6 // (token * length))
         seen = sum(r.context + i + 1 for _ in range(r.num_reqs) for i in range(r.query_len))

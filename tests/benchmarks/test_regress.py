@@ -24,11 +24,11 @@ def samples(random: Random, *, factor: float = 1.0, drift: float = 0.0, noise: f
 
 @pytest.mark.parametrize("n", [FEWEST, 9, 12, 15])
 def test_an_interval_holds_the_median_with_the_confidence_and_a_narrower_one_does_not(n):
-    """Of all 2^n ways in which n values lie above and below the median of their distribution."""
+    """Yield all 2^n ways in which n values lie above and below the median of their distribution."""
     ways = [sum(signs) for signs in product((0, 1), repeat=n)]  # values below the median
 
     def covered(k: int) -> float:
-        """How often the median is between the k-th value and the k-th from the end."""
+        """Return the share of cases in which the median is between the k-th value and the k-th from the end."""
         return sum(k <= below <= n - k for below in ways) / len(ways)
 
     interval = Interval.of(range(n))

@@ -1,4 +1,4 @@
-"""What `foreword fuzz` says of servers that cannot be reached, refuse, or answer in another form."""
+"""The words of `foreword fuzz` about servers that cannot be reached, refuse, or answer in another form."""
 
 import json
 import time

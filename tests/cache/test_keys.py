@@ -44,7 +44,7 @@ def test_positions_have_equal_keys_however_many_of_them_are_in_the_table():
 
 
 def content(given, length, max_len):
-    """What each position of up to max_len is computed from, apart from its token."""
+    """Return what each position of up to max_len is computed from, apart from its token."""
     embeds, mask = given.get("prompt_embeds"), given.get("prompt_is_token_id")
     table, delta = given.get("mrope_positions"), given.get("mrope_delta", 0)
     for p in range(-(-max_len // SIZE) * SIZE):

@@ -146,7 +146,7 @@ def test_the_position_is_not_before_what_is_reused():
 
 @pytest.mark.parametrize("seed", range(8))
 def test_reasons_of_random_prompts_are_true(seed):
-    """Against all prompts so far: what is told of other content is content that was computed."""
+    """Compare with all prompts so far: other content that is reported is content that was computed."""
     random, rig = Random(seed), Rig(blocks=16, partial_reuse=seed % 2 == 0)
     computed: list[tuple[list[int], dict]] = []
     names: list[str] = []

@@ -1,4 +1,4 @@
-"""Random lives of requests: every block is owned exactly by the rows that hold it, and hits are never wrong."""
+"""Random traffic: every block is owned exactly by the rows that hold it, and hits are never wrong."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ M = 24
 
 
 class Mirror:
-    """What can be hit according to the events."""
+    """The blocks that can be hit according to the events."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, bytes] = {}

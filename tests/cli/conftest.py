@@ -14,7 +14,7 @@ from foreword.cli import main
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What the tests' own terminal is, and what chats kept, does not matter."""
+    """Hide the tests' own terminal, and what chats kept."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)

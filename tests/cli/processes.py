@@ -108,7 +108,7 @@ class Terminal:
         self._read(is_done, None)
 
     def read_until(self, wanted: str, after: int = 0) -> str:
-        """What is shown when the pattern is found in it, past the first ``after`` characters."""
+        """Return what is shown when the pattern is found in it, past the first ``after`` characters."""
         return self._read(lambda: re.search(wanted, self.plain[after:]) is not None, wanted)
 
     def end(self) -> int:
@@ -118,7 +118,7 @@ class Terminal:
 
     @property
     def plain(self) -> str:
-        """What is shown, without escape sequences."""
+        """Return what is shown, without escape sequences."""
         return ESCAPES.sub("", self.shown)
 
     def _read(self, is_done, wanted: str | None) -> str:

@@ -39,7 +39,7 @@ def piped(talker, *lines: str, status: int = 0, options=SHORT) -> list[str]:
 
 @pytest.fixture
 def answered(run_here, talker):
-    """What `piped` returns, by a chat in this process, which reads the lines from a file."""
+    """Return what `piped` returns, by a chat in this process, which reads the lines from a file."""
 
     def lines_of(*lines: str, options=SHORT) -> list[str]:
         code, out, error = run_here("chat", "-m", talker, *options, input=("\n".join(lines) + "\n").encode())

@@ -13,7 +13,7 @@ from foreword.errors import ConfigError, ForewordError, RequestError
 
 
 def read_all(text: str) -> list[Message | Command | None]:
-    """What all lines of a text say, and whether each line that continues a message was asked for as such."""
+    """Return what all lines of a text say, and whether each line that continues a message was asked for as such."""
     lines, found = text.split("\n"), []
     while lines:
         found.append(read(lambda continues: lines.pop(0)))

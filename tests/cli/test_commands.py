@@ -106,7 +106,7 @@ ELSEWHERE = {
 
 
 def in_text(page: Path, pattern: str) -> list[str]:
-    """What matches in the code inside of sentences and tables."""
+    """Yield what matches in the code inside of sentences and tables."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.S | re.M)
     return [match[1] for match in map(re.compile(pattern).fullmatch, re.findall(r"`([^`]+)`", text)) if match]
 

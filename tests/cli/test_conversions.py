@@ -1,4 +1,4 @@
-"""What commands tell about a quantised checkpoint that was converted."""
+"""The notes of commands about a quantised checkpoint that was converted."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What a command says: errors without names of the library, notes, tables and help in any window."""
+"""The words of commands: errors without names of the library, notes, tables and help in any window."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_variable_that_cannot_be_followed_is_refused_by_its_name(monkeypatch, 
             "FOREWORD_PORT_80_TCP_ADDR": "10.0.0.1",
             "FOREWORD_API_SERVICE_HOST": "a",
         },
-        {"FOREWORD_SERVE_PORT": "3", "FOREWORD_RUN_NONSENSE": "x", "OTHER_FOREWORD_X": "1"},  # of others
+        {"FOREWORD_SERVE_PORT": "3", "FOREWORD_RUN_NONSENSE": "x", "OTHER_FOREWORD_X": "1"},  # variables of others
     ],
 )
 def test_variables_of_other_commands_and_of_services_are_let_be(variables):

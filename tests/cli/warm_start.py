@@ -36,7 +36,7 @@ _SIZE = 8  # bytes of the length before a request
 
 
 class Process:
-    """What `subprocess.Popen` is for a process that it started, for one that was forked elsewhere."""
+    """A process that was forked elsewhere, with the methods of `subprocess.Popen`."""
 
     def __init__(self, pid: int, status: int, streams: Sequence[io.BufferedIOBase | None]) -> None:
         self.pid, self.returncode = pid, None

@@ -1,4 +1,4 @@
-"""What a server answers on the wire, whether it is one process or a front end of two replicas."""
+"""The answers of a server on the wire, whether it is one process or a front end of two replicas."""
 
 import json
 import random
@@ -60,7 +60,7 @@ def server(request, servers) -> Wire:
 
 
 def both(servers: dict[str, Wire], *arguments, **options) -> Answer:
-    """Return the answer of each server, which is the same, and is no failure of the server."""
+    """Return the answer of each server, which is equal, and is not a failure of the server."""
     one, other = (server.ask(*arguments, **options) for server in servers.values())
     assert one.lasting == other.lasting, (arguments, options)
     assert one.status < 500, (arguments, options, one.body)
@@ -391,7 +391,7 @@ CLOSING = {name: [f"{line}, close" if "onnection" in line else line for line in 
 
 @pytest.mark.parametrize("name", UPGRADES)
 def test_a_wish_for_another_protocol_is_ignored_and_the_body_read(server, name):
-    """As RFC 9110, 7.8 allows. The body is no further request, and the requests behind it are answered."""
+    """RFC 9110, 7.8 allows it. The body is not read as another request, and the requests behind it are answered."""
     body = b'{"prompt": "GET /health HTTP/1.1\\r\\n\\r\\n"}'
     sized = f"Content-Length: {len(body)}"
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"

@@ -40,7 +40,7 @@ class Answer(NamedTuple):
 
     @property
     def lasting(self) -> tuple[int, Mapping[str, str], bytes]:
-        """What does not depend on the time or the id of the request."""
+        """Return the part that does not depend on the time or the id of the request."""
         passing = ("date", "x-request-id", "content-length", "connection")
         headers = {name: value for name, value in self.headers.items() if name not in passing}
         return self.status, headers, re.sub(rb"[0-9a-f]{32}|\"created(_at)?\":(\d+|\"[^\"]*\")", b"", self.body)

@@ -8,5 +8,5 @@ import sys
 from pathlib import Path
 
 os.environ["TRITON_INTERPRET"] = "0" if os.environ.get("TESTS_ON_GPU") == "1" else "1"
-for part in (".", "batch", "kernels"):  # the generator of random lives, the small random models
+for part in (".", "batch", "kernels"):  # the generator of random traffic, the small random models
     sys.path.append(str(Path(__file__).parents[1] / part))

@@ -1,4 +1,4 @@
-"""What `CudaDevice` asks of torch.cuda, without a GPU: all of it is on its own device."""
+"""The calls of torch.cuda by `CudaDevice`, without a GPU: all of it is on its own device."""
 
 from contextlib import contextmanager
 from types import SimpleNamespace

@@ -80,7 +80,7 @@ def test_a_graph_serves_all_steps_of_its_padded_size():
     for num_reqs in (5, 4, 3, 5, 4):
         loop.step(3 if loop.steps == 0 else 1, num_reqs)
     assert loop.step(1, 3)[1] == "replay"
-    assert len(loop.device.captured) == 1  # of the decode steps; the prompts' size came once
+    assert len(loop.device.captured) == 1  # that of the decode steps; the prompts' size came once
 
 
 def test_a_step_larger_than_every_graph_runs_without_one():
@@ -122,7 +122,7 @@ def test_samples_are_read_before_their_slot_is_used_again():
     for rid in loop.states.req_ids:
         batch = prepare_inputs(loop.states, {rid: 3}, loop.buffers[0])
         steps.append(loop.executor.launch(batch, loop.processors.step(metadata_of(batch), None)))
-    del steps[1]  # a step that nobody waits for
+    del steps[1]  # no code waits for this step
     assert [step.result().token_ids.tolist() for step in steps] == [[1], [3], [4], [5]]
 
 

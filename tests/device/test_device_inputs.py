@@ -108,7 +108,7 @@ def test_graphs_with_adapters_are_captured_again_after_a_change_of_the_adapters(
 
     executor = DeviceExecutor(Model(), device, buckets=PaddingBuckets((4, 8), max_num_reqs=4))
     served = engine(PLAIN, executor, check="off")
-    assert device.calls.count("capture") == 2  # of the sizes, without adapters
+    assert device.calls.count("capture") == 2  # one for each size, without adapters
     del device.calls[:]
     served.load_lora("a", random_adapter(PLAIN, 2, 1))
     served.add_request("0", [1, 2, 3], SamplingParams(temperature=0, max_tokens=30), lora="a")

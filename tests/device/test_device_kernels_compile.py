@@ -46,7 +46,7 @@ def test_attention_of_the_shapes_that_spill_first_has_no_spills(tmp_path):
 
 
 def test_a_kernel_that_spills_is_found(tmp_path):
-    """The same attention in a tile that is too large."""
+    """A tile that is too large makes the attention spill."""
     command = [
         sys.executable, "-c",
         "import sys; sys.path.insert(0, sys.argv[1]); import device_table as t; tile = t.Tile(64, 64, 4);"

@@ -1,4 +1,4 @@
-"""The tensors that the kernels make, and the rows on the device, over the random lives of the other backends."""
+"""The tensors that the kernels make, and the rows on the device, over the random traffic of the other backends."""
 
 import os
 

@@ -1,4 +1,6 @@
-"""What the interpreter cannot show: capture beside another thread, graphs of a whole model, and numbers of the GPU."""
+"""Facts that the interpreter cannot show: capture beside another thread, graphs of a whole model, and numbers of the
+GPU.
+"""
 
 import json
 import threading

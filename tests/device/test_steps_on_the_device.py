@@ -175,11 +175,11 @@ def one_step(rows: DeviceRows, buffers: InputBuffers, n: int, *, on_host: bool =
 
 
 def test_a_step_after_one_that_gave_no_token_reads_token_0():
-    """Its request will end, which the host learns later; its token is within the vocabulary until then."""
+    """The host learns later that its request will end; its token is within the vocabulary until then."""
     states = states_of()
     rows, buffers = device_of(states), [InputBuffers.for_states(states, 64) for _ in range(2)]
     for slot in rows.ring._slots:
-        slot.packet_array[:] = 10**9  # of packets before
+        slot.packet_array[:] = 10**9  # left by packets before
     states.add_request(NewRequest("a", [1, 2, 3], [[5]]))
     batch = prepare_inputs(states, {"a": 3}, buffers[0])
     rows.send(buffers[0]).launched()

@@ -69,7 +69,7 @@ RESULTS = [
 def test_a_ratio_is_over_the_best_other_engine_with_weights_of_the_width():
     run = a_run(results=RESULTS)
     assert ratio(run, COMPARISONS["8-bit"], "W1") == 2.0
-    assert ratio(run, COMPARISONS["8-bit"], "W7 again") == 2.0  # of seconds, the fewer the better
+    assert ratio(run, COMPARISONS["8-bit"], "W7 again") == 2.0  # fewer seconds are better
     assert ratio(run, COMPARISONS["8-bit"], "W2") is None  # not measured with the weights that count
     assert ratio(run, COMPARISONS["bf16"], "W1") is None
     assert ratio(run, COMPARISONS["default"], "W1") == 0.5  # over any weights

@@ -35,6 +35,26 @@ def test_comments_and_docstrings_of_functions_that_begin_with_a_fragment_are_fou
     code = 'def f():\n    """Whether it runs."""\n    return 1  # as ever\n'
     code += 'def g():\n    """Return whether it runs."""\n'
     assert [(fault.place, fault.phrase) for fault in prose.of_python(code, "m.py")] == [
-        ("m.py:2", "Whether"),
+        ("m.py:2", "Whether it runs."),
         ("m.py:3", "as ever"),
     ]
+
+
+def test_docstrings_of_functions_begin_with_a_verb_or_are_sentences():
+    begun = ["[T] positions.", "x * y", "depth: the steps.", "Every other layer slides.", "ValueError, with a reason."]
+    code = "".join(f'def f{i}():\n    """{text}"""\n' for i, text in enumerate(begun))
+    code += 'def sentence():\n    """Even layers have a window."""\nclass Of:\n    """Of a request."""\n'
+    code += '    @property\n    def size(self):\n        """The number of rows."""\n'
+    places = {fault.place for fault in prose.of_python(code, "m.py")}
+    assert places == {"m.py:2", "m.py:4", "m.py:6", "m.py:8", "m.py:10", "m.py:14"}
+
+
+def test_names_of_tests_are_the_sentences_that_their_docstrings_add_to():
+    code = 'def test_rows():\n    """[T] positions."""\ndef test_more():\n    """Also on a device."""\n'
+    assert [fault.place for fault in prose.of_python(code, "tests/m.py")] == ["tests/m.py:4"]
+
+
+def test_comments_of_cpp_are_read_as_wholes_and_do_not_begin_with_a_genitive():
+    code = 'int a = 0;  // of a value\n// The sum\n// of all is in sum 1.\nf("// of a text");  // https://a.b\n'
+    faults = [(fault.place, fault.phrase) for fault in prose.of_cpp(code, "m.h")]
+    assert faults == [("m.h:1", "of a value"), ("m.h:3", "in sum")]

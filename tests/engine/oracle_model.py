@@ -35,7 +35,7 @@ class OracleExecutor(HashExecutor):
 
 
 def plain_output(prompt: Sequence[int], choose, length: int, vocab_size: int) -> list[int]:
-    """What a request must produce: ``choose(logits, position)`` token by token, with no engine at all."""
+    """Return what a request must produce: ``choose(logits, position)`` token by token, without an engine."""
     prefix = START
     for token in prompt:
         prefix = following(prefix, token)

@@ -67,7 +67,7 @@ def test_an_answer_is_a_message():
 @settings(deadline=None)
 @given(skipped=st.sets(st.integers(0, 200)))
 def test_events_of_a_stream_add_up_to_the_message(skipped):
-    """Also for a consumer that misses outputs."""
+    """They do so for a consumer that misses outputs, too."""
     asked, builder, missed = chat({"tools": TOOLS}), MessageBuilder(), None
     reader, (parts, whole) = asked.reader(), outputs_of(asked, ANSWER)
     for i, part in enumerate(parts):
@@ -262,7 +262,7 @@ def test_reasoning_before_a_demanded_call_has_a_budget():
         params = chat({**demanded, **options.pop("options", {})}, **options).params
         return params.thinking_start, params.thinking_end, params.thinking_budget
 
-    assert marks() == (None, None, None)  # "<think>" is no token: the call comes first
+    assert marks() == (None, None, None)  # "<think>" is not a token: the call comes first
     assert marks(options={"thinking": True}) == (None, "</think>", REASONING_BUDGET)
     marked = tokenizer_with(user=("<think>",))
     (start,) = marked.encode("<think>", add_special_tokens=False)

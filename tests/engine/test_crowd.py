@@ -65,7 +65,7 @@ def outcome(output) -> list[tuple]:
 
 
 def aborted_after(count: int, whole: tuple, text: str) -> tuple:
-    """What an abort leaves of an outcome: its first tokens, and the text that was certain by then."""
+    """Return what an abort leaves of an outcome: its first tokens, and the text that was certain by then."""
     tokens, _, _, _, logprobs = whole
     return tokens[:count], text, "abort", None, None if logprobs is None else logprobs[:count]
 
@@ -135,7 +135,7 @@ def test_a_twentyfold_oversubscription_ends_every_request_and_leaks_nothing(kind
     free = engine.cache.pool.num_free
     random = Random(7)
     count = 20 if any(g.recurrent for g in groups) else 40
-    prompts = some_prompts(random, count)  # of up to 46 tokens with their outputs, on a pool for one or two
+    prompts = some_prompts(random, count)  # up to 46 tokens with their outputs, on a pool for one or two
     for i, prompt in enumerate(prompts):
         engine.add_request(str(i), prompt, SamplingParams(temperature=0.0, max_tokens=14))
     outputs = run(engine)

@@ -1,4 +1,4 @@
-"""What fails inside a step: a row of logits ends its request, anything else leaves every request as it was."""
+"""Failures inside a step: a row of logits ends its request, anything else leaves every request as it was."""
 
 import copy
 import pickle

@@ -84,7 +84,7 @@ def test_a_head_drafts_what_its_definition_says_and_changes_no_token(kind, name,
 
 @pytest.mark.parametrize("name", IN_GGUF)
 def test_a_head_in_a_gguf_file_is_that_of_the_directory(name, tmp_path):
-    """Its layer is counted as one of the model there."""
+    """The layer of the head is counted as one of the model there."""
     want, model = with_head(tmp_path, name), with_head(tmp_path, name, form="gguf")
     assert model.spec.num_layers == want.spec.num_layers
     head, found = want.head(), model.head()
@@ -120,7 +120,7 @@ def test_the_cache_of_a_head_has_the_requests_that_are_there(tmp_path):
 
 
 def test_a_head_that_is_wrong_computes_nothing_until_all_requests_are_probed_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(speculation, "PROBE_COST", 0.06)  # of so small a model, a head is a large part
+    monkeypatch.setattr(speculation, "PROBE_COST", 0.06)  # a head is a large part of so small a model
     model = with_head(tmp_path, "qwen3_5")
     engine = engine_of(model, "numpy", speculation="head", max_num_seqs=2, prefix_caching=False)
     drafter, runs = engine.speculation.drafter, []

@@ -1,4 +1,4 @@
-"""What outputs of a request say: all of it, what is new, its usage and its times."""
+"""Outputs of a request: all of it, its new part, its usage and its times."""
 
 from dataclasses import replace
 from itertools import chain, pairwise

@@ -351,7 +351,7 @@ def uncertain_output(tokens: list[int], length: int) -> list[int]:
 @pytest.mark.parametrize("groups", [[KVGroup(4)], [KVGroup(4), KVGroup(4, recurrent=True), KVGroup(2, recurrent=True)]])
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_a_draft_model_drafts_what_it_says_after_the_known_tokens_whatever_was_rejected(groups, adaptive):
-    """Also where other steps had no drafts, and so the tokens after rejected ones were not followed."""
+    """Other steps had no drafts, so that the tokens after rejected ones were not followed."""
     proposed = []
 
     class Recorded(DraftModelDrafter):

@@ -18,7 +18,7 @@ IS_TOKEN = np.arange(LENGTH) % 3 != 1
 
 
 class Model:
-    """What `StepInputs` asks of an executor."""
+    """An executor with what `StepInputs` asks of it."""
 
     def __init__(self, hidden_size=H, extra_size=0, mrope_dims=3):
         self.hidden_size, self.extra_size, self.mrope_dims = hidden_size, extra_size, mrope_dims

@@ -1,4 +1,4 @@
-"""What a conversation asks of its model's thinking reaches the chat template, or is refused."""
+"""Options of a conversation for its model's thinking reach the chat template, or are refused."""
 
 import pytest
 
@@ -16,10 +16,10 @@ ASK = [{"role": "user", "content": "hello"}]
 PLAIN = "{{ messages[0].content }}"
 TEMPLATES = {
     "plain": PLAIN,
-    # As in gpt-oss, which sets the variable where it is not given.
+    # gpt-oss, too, sets the variable where it is not given.
     "effort": "{% if reasoning_effort is not defined %}{% set reasoning_effort = 'medium' %}{% endif %}"
     "{{ reasoning_effort }} " + PLAIN,
-    # As in Qwen3 and DeepSeek-V3.1.
+    # Qwen3 and DeepSeek-V3.1 have such a line.
     "switch": PLAIN + "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}",
     "off": "{% if not thinking is defined %}{% set thinking = false %}{% endif %}" + PLAIN + "{{ thinking }}</think>",
     "both": PLAIN + "{{ reasoning_effort }} {{ enable_thinking }}<think>",

@@ -68,11 +68,11 @@ def test_stop_strings_with_special_tokens_are_found_and_the_text_has_none_of_the
     """A match has each special token as a whole or not at all; the first one that is complete ends the text."""
     stream = TextStream(Pieces(PIECES), stops, include_stop=include, left_out=SPECIAL)
     stopped = any(stream.push([token]) for token in tokens)
-    owners = [(i, PIECES[token]) for i, token in enumerate(tokens) for _ in PIECES[token]]  # of each character
+    owners = [(i, PIECES[token]) for i, token in enumerate(tokens) for _ in PIECES[token]]  # by character
     whole = "".join(PIECES[token] for token in tokens)
 
     def cuts(at: int) -> bool:
-        """Whether a special token is on both sides of a place."""
+        """Return whether a special token is on both sides of a place."""
         return 0 < at < len(owners) and owners[at - 1][0] == owners[at][0] and tokens[owners[at][0]] in SPECIAL
 
     found = [

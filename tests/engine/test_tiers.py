@@ -366,7 +366,7 @@ def test_the_queue_of_a_closed_engine_is_written(tmp_path):
     deadline = time.monotonic() + 5
     while tier.num_written < 7 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert tier.num_written == 7  # of 31 tokens that were computed
+    assert tier.num_written == 7  # 31 tokens were computed
 
 
 def test_reading_the_tail_of_a_prompt_evicts_not_its_head():

@@ -1,4 +1,4 @@
-"""Segments and windows of a transcription, of a model whose outputs are written down."""
+"""Segments and windows of a transcription, by a model whose outputs are given."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""What users plug into `LLM`: an executor, a policy, a logits processor, an observer and a drafter.
+"""Parts that users plug into `LLM`: an executor, a policy, a logits processor, an observer and a drafter.
 
 Each is given as an object, as module:name, or by the name that an installed package announces.
 """
@@ -56,7 +56,7 @@ def announced(tmp_path, monkeypatch):
 
 @pytest.fixture(params=["object", "text", "name"])
 def plugged(request, example, announced):
-    """What plugs a part of an example in: the part itself, module:name, or the name of an entry point."""
+    """Return what plugs a part of an example in: the part itself, module:name, or the name of an entry point."""
 
     def plug(group: str, module: str, name: str):
         part, text = getattr(example(module), name), f"{module}:{name}"
@@ -199,13 +199,13 @@ class Halved:
         ({"policy": ".relative:name"}, r"policy='\.relative:name': .*cannot be imported \(TypeError"),
         ({"policy": "broken_plug_in:name"}, r"cannot be imported \(ZeroDivisionError: division by zero\)"),
         ({"executor": "os:getcwd"}, r"executor=<built-in function getcwd>: cannot be made \(TypeError"),
-        ({"executor": lambda spec, weights, size: None}, "makes None, which is no Executor"),
-        ({"executor": lambda spec, weights, size: HostExecutor}, "HostExecutor'>, which is no Executor"),
+        ({"executor": lambda spec, weights, size: None}, "makes None, expected one of type Executor"),
+        ({"executor": lambda spec, weights, size: HostExecutor}, "HostExecutor'>, expected one of type Executor"),
         ({"observers": ["json:loads"]}, r"observers=<function loads .*: cannot be made \(TypeError"),
         ({"logits_processors": [abs]}, r"logits_processors=<built-in function abs>: cannot be made \(TypeError"),
-        ({"logits_processors": [lambda states: 3]}, "makes 3, which is no LogitsProcessor"),
+        ({"logits_processors": [lambda states: 3]}, "makes 3, expected one of type LogitsProcessor"),
         ({"logits_processors": [lambda states: Mute()]}, "its rows must be RowValues, its extra_args a frozenset"),
-        ({"drafter": lambda states: None}, "makes None, which is no Drafter"),
+        ({"drafter": lambda states: None}, "makes None, expected one of type Drafter"),
     ],
 )
 def test_a_plug_in_that_fails_or_makes_something_else_is_one_sentence(model, tmp_path, monkeypatch, options, reason):

@@ -61,7 +61,7 @@ def files(folder, suffix=".weights"):
 
 
 def answer(model, **options):
-    """What a new engine computes."""
+    """Return what a new engine computes."""
     with LLM(str(model), num_blocks=64, **options) as llm:
         [output] = llm.generate([[1, 2, 3, 4, 5]], GREEDY, progress=False)
     completion = output.outputs[0]
@@ -111,7 +111,7 @@ def test_mapped_weights_give_the_logits_of_packed_ones(tmp_path, monkeypatch, na
 
 
 def test_many_greedy_requests_use_the_screen_of_the_file(model):
-    """Of integer weights it is made by the first step that needs it, unless the file has it."""
+    """The first step that needs it makes it from integer weights, unless the file has it."""
     prompts, params = [[i, 2 * i, 7] for i in range(1, 9)], SamplingParams(temperature=0.0, max_tokens=8)
     tokens = []
     for options in ({"weight_cache_bytes": 0}, {}, {}):

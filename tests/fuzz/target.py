@@ -1,4 +1,6 @@
-"""What is fuzzed: a file in `fuzz/targets` per format, each with one `TARGET`. The file's name is the target's name."""
+"""Targets of the fuzzer: a file in `fuzz/targets` per format, each with one `TARGET`. The file's name is the target's
+name.
+"""
 
 import importlib
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""What `foreword doctor` finds, on machines made of files."""
+"""The findings of `foreword doctor`, on machines made of files."""
 
 import json
 import re

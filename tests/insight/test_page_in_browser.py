@@ -230,7 +230,7 @@ def test_requests_have_what_they_reused_and_why_not_more(page, files):
 
 @pytest.mark.parametrize("step", [1, 2])
 def test_the_mask_has_the_keys_that_each_token_reads(started, tmp_path, step):
-    """Of a request with bidirectional ranges, in a full group and in one with a window."""
+    """A request has bidirectional ranges, in a full group and in one with a window."""
     path = record_ranges(tmp_path / "steps.jsonl")
     write_page(path, tmp_path / "steps.html")
     batch = next(batch for i, batch in enumerate(batches(path), 1) if i == step)

@@ -15,7 +15,7 @@ ACTS = {
     "token": (50, 20, "k => { token = k % data.tensors.num_tokens; light(); }"),
     "scroll": (30, 40, "async () => { views.all.box.scrollTop += 240; await new Promise(requestAnimationFrame); }"),
 }
-"""How often an act is done, and the milliseconds that it may take of the page's thread, on average."""
+"""The number of times that an act is done, and the milliseconds that it may take of the page's thread, on average."""
 
 
 def busy(session) -> float:

@@ -77,7 +77,7 @@ def test_chunks_do_not_change_a_bit_of_large_products(weight_format, hidden_size
 @pytest.mark.parametrize("kv_format", ["bf16", "int8"])
 @pytest.mark.parametrize(("head_dim", "block_size"), [(64, 16), (128, 7)])
 def test_chunks_do_not_change_a_bit_with_wide_heads(head_dim, block_size, kv_format, isa):
-    """Of long chunks the scores and values are products of tiles, where there are such instructions."""
+    """In long chunks the scores and values are products of tiles, where there are such instructions."""
     layers = (LayerSpec(rope(head_dim)), LayerSpec(rope(head_dim), 50))
     spec = tiny_spec(num_heads=4, num_kv_heads=2, head_dim=head_dim, layers=layers, attn_softcap=20.0)
     options = {"weight_format": "fp32", "kv_format": kv_format, "isa": isa, "block_size": block_size}

@@ -39,7 +39,7 @@ def floats(name):
 
 @cache
 def blocks(quant):
-    """The same with matrices in blocks of a GGUF file."""
+    """Return matrices in blocks of a GGUF file."""
     spec = tiny_spec(hidden_size=256, intermediate_size=512, num_heads=8, num_kv_heads=4, head_dim=32)
     rng = np.random.default_rng(9)
     weights = random_weights(spec)
@@ -57,7 +57,7 @@ def blocks(quant):
         ("int8", "fp32", 0.1),
         ("q4", "fp32", 0.6),
         ("fp32", "bf16", 0.02),
-        ("fp32", "int8", 0.04),  # of keys, values, queries and probabilities
+        ("fp32", "int8", 0.04),  # the formats of keys, values, queries and probabilities
     ],
 )
 @pytest.mark.parametrize("name", ["llama", "odd_sizes"])

@@ -91,7 +91,7 @@ def test_a_copied_block_continues_with_its_state(kind, name):
 @every
 @kinds
 def test_a_step_after_rejected_drafts_continues_from_the_state_of_the_last_accepted_one(kind, name):
-    """Of "a", so many drafts are right as `accepted` says, in turn; "b" has none, or none that is right."""
+    """As many drafts of "a" are right as `accepted` says, in turn; "b" has none, or none that is right."""
     run, most, done = driver(kind, name, max_num_draft_tokens=4), 4, {"a": 30, "b": 1}
     for request, count in done.items():
         run.add(request, TOKENS[:count], more=50)

@@ -157,7 +157,7 @@ def connect():
 
 
 class Mirror:
-    """What a reader knows: hash → (parent, tokens)."""
+    """A reader's knowledge: hash → (parent, tokens)."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, tuple[int | None, list[int]]] = {}
@@ -190,7 +190,7 @@ class Mirror:
 
 
 def cached_prefixes(engine, candidates) -> set[tuple[int, ...]]:
-    """Of some token sequences, the prefixes of whole blocks that a lookup finds."""
+    """Return the prefixes of whole blocks of some token sequences that a lookup finds."""
     size, found = engine.cache.tree.block_size, set()
     for ids in candidates:
         hit = engine.cache.lookup(np.array([*ids, 0], np.int32)).num_full

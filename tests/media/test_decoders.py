@@ -1,4 +1,4 @@
-"""What a decoder prints about a damaged sound is in the error of its request, and on no stream of the process."""
+"""The text that a decoder prints about a damaged sound is in the error of its request alone."""
 
 import ctypes
 import random

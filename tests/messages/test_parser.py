@@ -154,7 +154,7 @@ JSON_FORMS = {
 
 @pytest.mark.parametrize("form", JSON_FORMS)
 @pytest.mark.parametrize("key", KEYS)
-@settings(deadline=None, max_examples=15)  # of each of sixteen
+@settings(deadline=None, max_examples=15)  # for each of sixteen
 @given(call=st.tuples(NAMES, ARGUMENTS), cuts=CUTS, is_first=st.booleans(), as_text=st.booleans())
 def test_arguments_under_any_usual_key_reach_the_call(form, key, call, cuts, is_first, as_text):
     name, arguments = call

@@ -59,7 +59,7 @@ def cases(directory: Path, group: str, count: int) -> Iterator[tuple[list[Any], 
 
 
 def is_right(call: tuple[str, Any], expected: dict[str, Any]) -> bool:
-    """Whether a call is the expected one: each argument has one of the values; "" among them: it may be absent."""
+    """Return whether a call is the expected one: each argument has one of its values; "" allows its absence."""
     name, arguments = call
     (known, values), *_ = expected.items()
     if name != known or not isinstance(arguments, dict) or arguments.keys() - values.keys():

@@ -21,7 +21,7 @@ ARCHITECTURES = {
     "minicpm": "minicpm", "llama4_text": "llama4", "falcon_h1": "falcon-h1", "glm4_moe": "glm4moe",
     "gemma4_text": "gemma4", "gemma3n_text": "gemma3n", "ernie4_5_moe": "ernie4_5-moe", "olmoe": "olmoe",
 }  # fmt: skip
-MORE_ARCHITECTURES = {"nemotron_h_moe"}  # of models with experts of the same model_type
+MORE_ARCHITECTURES = {"nemotron_h_moe"}  # models with experts of the same model_type
 INTERLEAVED = {
     "llama",
     "smollm3",
@@ -79,7 +79,7 @@ BLOCK = {
     "mlp.gate": "ffn_gate_inp", "block_sparse_moe.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
-    "gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps",  # of the experts
+    "gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps",  # names of the experts
     "w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps",
     "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
     "block_sparse_moe.output_linear": "ffn_down_exps", "block_sparse_moe.router.layer": "ffn_gate_inp",

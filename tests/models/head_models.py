@@ -22,7 +22,7 @@ IN_GGUF = {
 
 
 def head_shapes(name: str) -> dict[str, list[int]]:
-    """Of the last layer with attention of a recorded model, as its head."""
+    """Return the last layer with attention of a recorded model as its head."""
     shapes = TINY[name]["shapes"]
     hidden = shapes["model.norm.weight"][0]
     numbers = [int(n.split(".")[2]) for n in shapes if ".self_attn." in n]
@@ -77,7 +77,7 @@ def head_logits(model, known: list[int], hidden):
 
 
 def drafts_of(model, tokens: list[int], count: int) -> list[int]:
-    """What the head drafts after known tokens."""
+    """Return what the head drafts after known tokens."""
     _, hidden = whole(model.spec, model.weights, tokens[:-1])
     known, drafts = list(tokens), []
     while len(drafts) < count:

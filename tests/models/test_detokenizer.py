@@ -62,7 +62,7 @@ SPACED = Tokenizer.from_gguf(vocabularies.sentence_piece(**{"ggml.add_space_pref
 @pytest.mark.parametrize("tokenizer", [SENTENCE_PIECE, SPACED], ids=["prefix-space", "no-prefix-space"])
 @given(ids=IDS, cuts=st.sets(st.integers(0, 40)), skip=st.booleans())
 def test_sentence_piece_ids_decode_as_in_tokenizers_where_their_bytes_are_valid(tokenizer, ids, cuts, skip):
-    """Of an invalid run of bytes tokenizers makes every byte U+FFFD, also those that are characters."""
+    """Tokenizers make every byte of an invalid run U+FFFD, also those that are characters."""
     ids = [i for i in ids if i < tokenizer.vocab_size]
     expected = tokenizer.backend.decode(ids, skip_special_tokens=skip)
     assume("�" not in expected)

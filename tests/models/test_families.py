@@ -26,7 +26,7 @@ def test_logits_equal_those_of_transformers(tmp_path, name, executor):
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5-moe"])
 @pytest.mark.parametrize("stacked", [False, True])
 def test_the_text_model_of_a_model_of_images_is_run(tmp_path, name, stacked):
-    """Its tensors have another prefix, and may have the experts of a layer in one tensor."""
+    """The tensors of a head have another prefix, and may have the experts of a layer in one tensor."""
     tiny = TINY[name]
     tensors, experts = {"model.visual.patch.weight": np.ones((2, 2), "<f4")}, {}
     for key, value in random_tensors(tiny["shapes"]).items():
@@ -46,7 +46,7 @@ def test_the_text_model_of_a_model_of_images_is_run(tmp_path, name, stacked):
 
 
 def test_the_text_model_of_llama_4_with_images_is_run(tmp_path):
-    """Its tensors have a prefix, others belong to images, and its configuration may be an older one."""
+    """The tensors have a prefix, others belong to images, and the configuration may be an older one."""
     tiny = TINY["llama4-plain"]
     tensors = {f"language_model.{key}": value for key, value in random_tensors(tiny["shapes"]).items()}
     tensors |= {name: np.ones((2, 2), "<f4") for name in ("vision_model.a", "multi_modal_projector.b")}

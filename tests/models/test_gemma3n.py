@@ -1,4 +1,4 @@
-"""What Gemma 3n has beside other families: streams, gates that begin above their mean, and inputs of layers."""
+"""The special parts of Gemma 3n: streams, gates that begin above their mean, and inputs of layers."""
 
 import json
 from statistics import NormalDist

@@ -1,4 +1,6 @@
-"""What Gemma 4 has beside other families: heads and keys per layer, inputs of layers, and its vocabulary in a file."""
+"""The special parts of Gemma 4: heads and keys per layer, inputs of layers, and its vocabulary in a
+file.
+"""
 
 import json
 

@@ -50,7 +50,7 @@ def linear(architecture, factor):
 
 YARN = {"llama.rope.scaling.type": ("str", "yarn"), "llama.rope.scaling.factor": ("f32", 4),
         "llama.rope.scaling.original_context_length": ("u32", 16)}  # fmt: skip
-HALF = ("u32", 6)  # of heads of 12
+HALF = ("u32", 6)  # half of the heads of 12
 OLMO3 = {"olmo2.rope.scaling.type": ("str", "yarn"), "olmo2.rope.scaling.factor": ("f32", 4),
          "olmo2.rope.scaling.original_context_length": ("u32", 16)}  # fmt: skip
 GPT_OSS = {"gpt-oss.rope.scaling.type": ("str", "yarn"), "gpt-oss.rope.scaling.factor": ("f32", 4),
@@ -212,7 +212,7 @@ def test_an_unsupported_architecture_is_named(tmp_path):
 
 
 def test_layers_with_a_state_may_be_listed(tmp_path):
-    """Those of heads for further tokens are, too."""
+    """The layers of heads for further tokens are listed, too."""
     key, usual = "qwen35.attention.recurrent_layers", load_model(as_gguf(tmp_path, "qwen3_5")).spec
     listed = [layer.recurrent is not None for layer in usual.layers]
     more = {"qwen35.full_attention_interval": ("u32", 7)}

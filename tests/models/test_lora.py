@@ -24,7 +24,7 @@ from models.tiny import random_tensors, write_model
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "models" / "lora.json").read_text())
 FAMILIES = sorted({tiny["config"]["model_type"]: name for name, tiny in TINY.items()}.values())
 """One tiny model of each family."""
-SCALED = {"falcon_h1"}  # whose GGUF files have the multipliers in their weights
+SCALED = {"falcon_h1"}  # their GGUF files have the multipliers in the weights
 IN_GGUF = [name for name in FAMILIES if TINY[name]["config"]["model_type"] in ARCHITECTURES.keys() - SCALED]
 
 

@@ -30,7 +30,7 @@ PER_LAYER_TYPE = {
     "gemma4_unified_text",
     "modernbert",
     "olmo3",
-}  # whose types of layers have their own rotary embeddings
+}  # their types of layers have their own rotary embeddings
 WITH_ATTENTION = {
     "bamba": {"attn_layer_indices": [1]},
     "granitemoehybrid": {"layer_types": ["full_attention", *["linear_attention"] * 31]},
@@ -123,7 +123,7 @@ def test_every_declared_key_is_read(model_type):
 def test_a_value_that_is_not_computed_is_refused_with_key_value_and_fix(model_type):
     config, keys = base(model_type), ALL[model_type].keys
     for key, row in keys.items():
-        prefix = "arch." if key.startswith("*.") else ""  # of GGUF files alone
+        prefix = "arch." if key.startswith("*.") else ""  # only GGUF files have it
         for value in row.values:
             Config(PATH, {**config, key: value}, keys=keys, prefix=prefix).check()
         if row.values:

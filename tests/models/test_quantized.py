@@ -169,7 +169,7 @@ def test_every_value_of_fp8_is_read(tmp_path):
 
 
 def test_blocks_of_tiny_weights_are_not_clipped(tmp_path):
-    """Their scales are the smallest float16."""
+    """The scales are the smallest float16."""
     parts = {"weight": np.full((1, 32), 0x7E, np.uint8), "weight_scale": np.array(3e-8, "<f4")}
     tensor = read(tmp_path, FP8, parts)["w.weight"]
     assert (np.abs(tensor.dequantize() - stored.fp8(parts, (1, 32))) <= 2.0**-24).all()

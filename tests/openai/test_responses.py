@@ -36,14 +36,14 @@ def known(entries):
 
 
 def output(*completions, prompt="ab", prompt_logprobs=None, cached=0):
-    """What responses read of a `RequestOutput`."""
+    """The part of a `RequestOutput` that responses read."""
     metrics = RequestMetrics(0.0, num_cached_tokens=cached)
     fields = {"prompt": prompt, "prompt_token_ids": [1, 2], "prompt_logprobs": prompt_logprobs, "metrics": metrics}
     return SimpleNamespace(outputs=list(completions), error=None, **fields)
 
 
 def completed(index=0, reason="stop", logprobs=None, message=None, reasoning_tokens=None):
-    """What responses read of a `CompletionOutput`."""
+    """The part of a `CompletionOutput` that responses read."""
     fields = {"text": "cd", "token_ids": [3, 4], "finish_reason": reason, "logprobs": logprobs, "message": message}
     return SimpleNamespace(index=index, num_tokens=2, reasoning_tokens=reasoning_tokens, **fields)
 
@@ -149,7 +149,7 @@ def test_a_text_completion_has_the_published_form():
 
 
 def test_of_tokens_with_one_text_the_most_likely_is_reported():
-    """A byte that is no character has the text of any other such byte; lm-eval asks whether a token is the largest."""
+    """A byte that is not a character has the text of any other such byte; lm-eval asks if a token is the largest."""
     logprobs = [known({3: Logprob(-2.0, 2), 130: Logprob(-1.0, 1), 131: Logprob(-3.0, 3)})]
     (choice,) = text_body([output(completed(logprobs=logprobs))], logprobs=2)["choices"]
     assert choice["logprobs"]["top_logprobs"] == [{"c": -2.0, "\N{REPLACEMENT CHARACTER}": -1.0}]

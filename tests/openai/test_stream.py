@@ -23,7 +23,7 @@ TEXTS = ["é", "\U0001f600", '"\n\x00', "\ud83d", "a\udc80b", "\N{LINE SEPARATOR
 
 
 def output(text):
-    """What a stream reads of a `RequestOutput` that goes on."""
+    """The part of a `RequestOutput` that a stream reads before the end."""
     tokens = {"new_token_ids": [1], "new_logprobs": None}
     completion = SimpleNamespace(
         index=0, new_text=text, events=(ContentDelta(text),), finish_reason=None, message=None, **tokens

@@ -72,7 +72,7 @@ def characters(data: bytes):
 
 
 def is_unfinished(data: bytes) -> bool:
-    """Whether the bytes end with the beginning of a character."""
+    """Return whether the bytes end with the beginning of a character."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     decoder.decode(data)
     return decoder.getstate()[0] != b""

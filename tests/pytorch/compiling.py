@@ -1,4 +1,4 @@
-"""What tests that compile a model need, and the warnings of what PyTorch imports for it."""
+"""Helpers of tests that compile a model, and the warnings of what PyTorch imports for it."""
 
 import shutil
 from collections.abc import Callable

@@ -84,7 +84,9 @@ def encoded(values, format="WAV", subtype="FLOAT", rate=RATE):
 
 
 def features_of(values):
-    """Of transformers' own extractor, as its pipelines give them to generate: longer sounds are not filled up."""
+    """Return the features of transformers' own extractor, as its pipelines give them to generate: longer sounds are not
+    filled up.
+    """
     extractor = hf.WhisperFeatureExtractor(feature_size=8, chunk_length=1)
     whole = {} if len(values) <= RATE else {"truncation": False, "padding": "longest"}
     return extractor(values, sampling_rate=RATE, return_tensors="pt", **whole)["input_features"]

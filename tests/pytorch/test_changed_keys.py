@@ -89,7 +89,7 @@ def of_transformers(folder):
             (folder / "config.json").write_text(written)
             model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
             return model.eval()(torch.tensor([TEXT])).logits[0].numpy()
-    except Exception:  # of any type, for a value that it does not take
+    except Exception:  # a value that it does not take raises errors of any type
         return None
 
 

@@ -144,7 +144,7 @@ def test_tokens_do_not_depend_on_traffic_drafts_overlap_or_preemption(name, num_
     + [(name, dtype) for name in ("llama", "odd_sizes") for dtype in ("bf16", "fp16")],
 )
 def test_adapters_give_the_logits_of_merged_weights_in_a_crowd(name, dtype, device):
-    """Of different ranks and matrices, loaded in any order, with requests without one between them."""
+    """The adapters have different ranks and matrices, and are loaded in any order; some requests have none."""
     spec, weights = SPECS[name], WEIGHTS[name]
     adapters = {
         7: random_adapter(spec, 8, 0),
@@ -201,7 +201,7 @@ def test_a_block_that_held_a_state_is_read_as_keys_without_harm():
 
 
 def test_weights_are_read_in_parts(monkeypatch):
-    """What a load takes beside the weights themselves does not grow with them."""
+    """The memory that a load takes beside the weights themselves does not grow with them."""
     monkeypatch.setattr(weights_module, "_PART", 1 << 12)
     table = {"embed": float_tensor(np.random.default_rng(0).normal(size=(1 << 14, 64)))}
     load = Loader(table, torch.device("cpu"), torch.bfloat16)

@@ -120,7 +120,7 @@ def test_ranks_have_the_numbers_of_one_process(split, weight_format):
 
 @pytest.mark.parametrize("weight_format", ROUNDED)
 def test_few_and_many_tokens_have_the_same_numbers(weight_format):
-    """Of a rank whose columns begin and end within a group."""
+    """The columns of a rank may begin and end within a group."""
     rng = np.random.default_rng(0)
     table = {"a": float_tensor(rng.normal(size=(70, 280)))}
     product = product_of(table, Shards(1, 3), weight_format, "inputs", torch.bfloat16)

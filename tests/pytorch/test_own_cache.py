@@ -167,7 +167,7 @@ def test_several_samples_continue_copies_of_one_cache(tmp_path):
 def test_a_cache_has_the_bytes_that_the_pool_counts(tmp_path):
     """Bamba's: in each attention layer keys and values, in each Mamba layer a state and the inputs of a convolution."""
     folder = saved(tmp_path, "BambaConfig")
-    keys = 4 * 2 * 2 * 8  # of a token: float32, keys and values, 2 heads of 8
+    keys = 4 * 2 * 2 * 8  # bytes per token: float32, keys and values, 2 heads of 8
     states = 2 * 4 * (8 * 8 * 8 + (64 + 2 * 2 * 8) * 4)  # 2 layers: 8 heads of 8 × 8, 96 channels of 4 inputs
     with LLM(folder, max_model_len=40, kv_cache_bytes=3 * (40 * keys + states), **OPTIONS) as llm:
         assert llm.model.loaded.trace.cache_bytes(40) == 40 * keys + states

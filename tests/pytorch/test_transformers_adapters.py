@@ -35,7 +35,7 @@ def peft_tokens(folder, adapter, prompt):
     return model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, len(prompt) :].tolist()
 
 
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of PEFT
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # PEFT warns
 @pytest.mark.parametrize("name", MODELS)
 def test_requests_with_adapters_and_without_get_the_tokens_of_peft(tmp_path, name):
     config, sizes = MODELS[name]

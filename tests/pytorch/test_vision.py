@@ -119,7 +119,7 @@ def test_an_image_whose_vectors_see_each_other_must_fit_in_a_step(tmp_path):
     with LLM(saved(tmp_path, "gemma3"), **OPTIONS, max_num_batched_tokens=15) as llm:
         with pytest.raises(RequestError, match=r"more positions than the 15 of a step.*max_num_batched_tokens"):
             llm.chat(CONVERSATIONS[1], GREEDY)
-        vectors = llm.model.loaded.module.get_input_embeddings().weight[5:25].numpy()  # of text: they see no later ones
+        vectors = llm.model.loaded.module.get_input_embeddings().weight[5:25].numpy()  # text sees no later tokens
         outputs = llm.generate([list(range(5, 25)), {"prompt_embeds": vectors * 32**0.5}], GREEDY, progress=False)
         assert outputs[0].outputs[0].token_ids == outputs[1].outputs[0].token_ids
         for at, value in ((4, 0.5), (19, 1), (3, 2)):

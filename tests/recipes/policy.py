@@ -25,7 +25,7 @@ RECIPE = Recipe(
 
 
 def test_the_policy_is_chosen_by_name():
-    from scheduler_rig import Rig  # of the folder that the copy has this file in
+    from scheduler_rig import Rig  # in the folder that the copy has this file in
 
     rig = Rig(policy="dummy", max_num_seqs=2)
     for name, length in (("a", 3), ("b", 9), ("c", 5)):

@@ -1,4 +1,4 @@
-"""What following a recipe of CONTRIBUTING.md means: edits of files, and the tests that notice each edit."""
+"""Follow a recipe of CONTRIBUTING.md: edits of files, and the tests that notice each edit."""
 
 import re
 from collections.abc import Callable, Mapping

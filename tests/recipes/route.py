@@ -37,7 +37,7 @@ RECIPE = Recipe(
 
 
 def test_the_route_answers_behind_the_key_and_is_described(talker):
-    from server_rig import serving  # of the folder that the copy has this file in
+    from server_rig import serving  # in the folder that the copy has this file in
 
     with serving(talker, api_key=("one",)) as server:
         assert server.get("/dummy").status_code == 401

@@ -87,7 +87,7 @@ RECIPE = Recipe(
 
 
 def test_a_batch_has_the_tensor_and_a_full_check_holds_it():
-    from batch_rig import World  # of the folder that the copy has this file in
+    from batch_rig import World  # in the folder that the copy has this file in
 
     world = World()
     world.add("a", [1, 2, 3])

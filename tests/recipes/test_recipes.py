@@ -45,7 +45,7 @@ def paths_in(text: str) -> set[str]:
 
 
 def is_named(path: str, names: set[str]) -> bool:
-    """Whether a file, or a folder above it, is among the names."""
+    """Return whether a file, or a folder above it, is among the names."""
     return any(path == name or (name.endswith("/") and path.startswith(name)) for name in names)
 
 

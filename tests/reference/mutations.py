@@ -37,7 +37,7 @@ class Mutation:
 
 
 class Effect:
-    """Whether the installed mutation changes anything (a control does not), has changed something, and has failed."""
+    """The state of a mutation: whether it changes anything (a control does not), has changed it, and has failed."""
 
     active = True
     changed = False
@@ -263,7 +263,7 @@ def writes_lost(find: Callable[[RequestStates], list[Any]]) -> None:
 
 
 def other_address(s: Subject) -> None:
-    """The batch's tensor is a copy, made anew for each step."""
+    """The batch's tensor is a copy, made again for each step."""
 
     def copied(value: Any) -> Any:
         if not Effect.active:
@@ -509,7 +509,7 @@ def _ignored_order(row: Row, s: Subject) -> list[Mutation]:
 
 
 def _anew(row: Row, s: Subject) -> list[Mutation]:
-    return [Mutation("made anew in each step", _calls(s, lambda old, batch: dataclasses.replace(old(batch))))]
+    return [Mutation("made again in each step", _calls(s, lambda old, batch: dataclasses.replace(old(batch))))]
 
 
 def _tables(row: Row, s: Subject) -> list[Mutation]:

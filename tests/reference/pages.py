@@ -103,9 +103,8 @@ SAMPLES = _samples()
 
 @dataclass(frozen=True)
 class Subject:
-    """What a name means. root: the prefix in `SAMPLES`, or "" for a name of `foreword.batch`. path: the attributes from
-    there.
-    holder: the object that has the last attribute. value: that attribute.
+    """The meaning of a name. root: the prefix in `SAMPLES`, or "" for a name of `foreword.batch`. path: the attributes
+    from there. holder: the object that has the last attribute. value: that attribute.
     """
 
     root: str
@@ -124,7 +123,7 @@ class Subject:
 
     @property
     def is_field(self) -> bool:
-        """Whether it is a field of a dataclass."""
+        """Return whether it is a field of a dataclass."""
         fields = dataclasses.fields(self.owner) if dataclasses.is_dataclass(self.owner) else ()
         return self.attribute in {field.name for field in fields}
 

@@ -1,4 +1,4 @@
-"""Whether the proofs of the reference pages prove their rows: `make proofs`.
+"""Check that the proofs of the reference pages prove their rows: `make proofs`.
 
 For each name of each row the name is corrupted in every way that `reference.mutations` has, and the row's tests alone
 are run. The pair (row, name) passes if some test fails under each corruption. The tests are collected once; each

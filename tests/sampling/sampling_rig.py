@@ -154,7 +154,7 @@ def token_of(z: list[float], p: SamplingParams, position: int) -> int:
 def tokens_of(
     rows: np.ndarray, p: SamplingParams, prompt: list[int], output: list[int], drafts: list[int]
 ) -> list[int]:
-    """What a request draws from its rows of logits [1 + drafts, V]: as long as the drafts are the drawn tokens."""
+    """Return what a request draws from its rows of logits [1 + drafts, V], up to the first draft that is not drawn."""
     drawn: list[int] = []
     for j, z in enumerate(rows):
         before = output + drafts[:j]

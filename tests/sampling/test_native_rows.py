@@ -120,7 +120,7 @@ def test_the_parameters_of_the_scenes_vary_in_every_column():
 
 @cache
 def wanted_of(seed: int) -> Sampled:
-    """What the reference samples, which no instruction set changes."""
+    """Return what the reference samples, which no instruction set changes."""
     return sample(seed, is_native=False)
 
 
@@ -145,7 +145,7 @@ def test_tokens_failures_and_log_probabilities_are_those_of_the_reference(part: 
 
 @needs_native
 def test_a_broken_row_fails_its_request_whatever_its_rules():
-    """Also where the rules forbid the token whose logit is not a number."""
+    """The rules may forbid the token whose logit is not a number."""
     for is_native in (True, False):
         states = RequestStates(max_num_reqs=2, max_model_len=8, vocab_size=V, kv_groups=[KVGroup(8)])
         with pytest.MonkeyPatch.context() as patch:

@@ -47,7 +47,7 @@ def test_parts_verify_drafts():
 
 @pytest.mark.parametrize("num_parts", [1, 3, 7])
 def test_parts_give_the_log_probabilities_of_the_whole(num_parts):
-    """Also of more tokens than a part has, among equal ones, beside requests that want none, and of drafts."""
+    """There may be more tokens than a part has, equal ones among them, requests that want none, and drafts."""
     wants = [SamplingParams(temperature=1.0, seed=s, logprobs=n) for s, n in enumerate((3, None, 0, 30))]
     z = logits(7, seed=num_parts).round()
     z[2, : V // 2] = -np.inf

@@ -1,4 +1,4 @@
-"""What the scheduler decides, on real rows and blocks, with a simulated model."""
+"""The decisions of the scheduler, on real rows and blocks, with a simulated model."""
 
 import numpy as np
 import pytest

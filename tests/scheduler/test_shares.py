@@ -11,7 +11,7 @@ from scheduler.scheduler_rig import Rig
 
 
 def served(shares, *, seed=0, steps=400):
-    """Tokens of each owner, of which all have requests of random lengths waiting, one of which runs at a time."""
+    """Return the tokens of each owner. All have requests of random lengths waiting, and one request runs at a time."""
     random, account, waiting, tokens, arrival = Random(seed), Shares(), [], Counter(), 0
     for _ in range(steps):
         for owner, share in shares.items():

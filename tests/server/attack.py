@@ -668,8 +668,8 @@ ATTACKS = (
 
 
 class Neighbour:
-    """What another client sees meanwhile. waits: of /health, in seconds. gaps: between the pieces of its stream.
-    statuses: of short completions and of the stream.
+    """The answers that another client gets meanwhile. waits: those of /health, in seconds. gaps: between the pieces of
+    its stream. statuses: those of short completions and of the stream.
     """
 
     def __init__(self, server: Address) -> None:

@@ -1,4 +1,4 @@
-"""A server in a thread, with a tiny model whose answers can be written down."""
+"""A server in a thread, with a tiny model whose answers can be predicted."""
 
 import asyncio
 import json

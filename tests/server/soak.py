@@ -24,7 +24,7 @@ from storm_clients import client_of, leave, read_slowly, stay_silent, text_of
 from talking_model import write_talking_model
 
 NUM_ANSWERS = 63  # different requests of `storm_clients.body`
-WARM_UP = 0.3  # of the run, before memory is compared
+WARM_UP = 0.3  # the part of the run before memory is compared
 MOST_GROWTH = 24 << 20  # bytes, after the warm-up
 PATIENCE = 30.0
 KV = str(4 << 20)  # bytes

@@ -23,7 +23,7 @@ from talking_model import write_talking_model
 
 NAMES = "abcde"
 ENGINE = ("--max-model-len", 512, "--max-num-seqs", 16, "--kv-cache-bytes", 1 << 20, "--max-num-batched-tokens", 64)
-BUDGET = 2_800_000  # of two models
+BUDGET = 2_800_000  # enough for two models
 CLIENTS = 12
 
 

@@ -1,4 +1,4 @@
-"""What users of other servers complain about, where no other test says it already.
+"""Complaints of users of other servers, where no other test says it already.
 
 The others: closed connections, tokenizing, metrics, aborts (test_request_routes), keys, limits, keep-alive comments
 (test_access_and_limits), drain (test_process), calls at every boundary, refused grammars, equal answers in a crowd
@@ -81,7 +81,7 @@ def test_an_answer_with_a_schema_comes_after_the_thoughts(talker, tmp_path, is_s
 
 
 def test_a_chunk_of_text_costs_no_encoding_of_an_object(server, monkeypatch):
-    """What is equal in all chunks is encoded once."""
+    """The part that is equal in all chunks is encoded once."""
     encoded: list[object] = []
     encode = stream._json
 

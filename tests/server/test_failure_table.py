@@ -1,4 +1,4 @@
-"""What a server answers to a request that fails is a row of one table."""
+"""Each answer of a server to a request that fails is a row of one table."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def test_requests_begin_in_their_order_with_turns_of_the_event_loop_between_them
 
         tasks = [asyncio.create_task(request(i)) for i in range(8)]
         await asyncio.sleep(0)
-        for i in (2, 3, 7):  # whose clients leave before they begin
+        for i in (2, 3, 7):  # their clients leave before they begin
             tasks[i].cancel()
         while not all(task.done() for task in tasks):
             turns += 1

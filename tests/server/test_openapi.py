@@ -66,7 +66,7 @@ def test_the_failures_of_a_route_are_those_of_the_table(document):
 
 
 def test_a_failure_is_as_it_is_described(server, document):
-    """Also in Ollama's interface, where the error is a text."""
+    """Ollama's interface has it, too, where the error is a text."""
     with server.client() as client:
         for path, methods in document["paths"].items():
             for method in methods.keys() - {"get"}:

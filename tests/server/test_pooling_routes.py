@@ -34,7 +34,7 @@ def embedder(models):
 
 @pytest.fixture(scope="module")
 def vectors(models):
-    """Of token ids and of texts."""
+    """The inputs are token ids and texts."""
     with LLM(str(models["bert"]), executor="numpy") as llm:
         return np.array(llm.embed(TOKENS)), np.array(llm.embed(TEXTS))
 

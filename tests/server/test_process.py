@@ -151,7 +151,7 @@ def test_a_file_a_variable_and_an_option_are_one_table(tmp_path, talker):
 
 @pytest.fixture
 def settings_of_serve(monkeypatch, tmp_path):
-    """What `foreword serve` is given by these lines of a file, arguments and variables."""
+    """Return the settings that `foreword serve` gets from these lines of a file, arguments and variables."""
 
     def call(text: str = "", *arguments: str, **variables: str) -> ServerConfig:
         found = []
@@ -169,7 +169,7 @@ def settings_of_serve(monkeypatch, tmp_path):
 
 def test_every_setting_of_a_server_is_an_option_a_variable_and_a_line_of_a_file(settings_of_serve, tmp_path):
     (tmp_path / "one.gguf").touch()
-    own = {"replicas": 1, "tls_certificate": None, "tls_key": None}  # of a cluster; only together
+    own = {"replicas": 1, "tls_certificate": None, "tls_key": None}  # options of a cluster; only together
     valid = {"cors_origin": ["https://a.b"], "media_host": ["a.b:80"], "key_limit": ["k share=2"], "pin": ["smollm2"],
              "models_dir": str(tmp_path)}  # fmt: skip
     for name, known in settings_of(ServerConfig).items():

@@ -265,7 +265,7 @@ def test_a_failed_step_ends_its_requests_with_an_error_that_the_log_explains_and
     whole = server.post("/v1/completions", body, headers={"X-Request-Id": "other"})
     assert whole.status_code == 500
     assert last["error"]["message"] == whole.json()["error"]["message"]
-    assert "model broke" not in text + whole.text  # whose text may name requests of others
+    assert "model broke" not in text + whole.text  # its text may name requests of others
     log: list[str] = []  # is written after the answers are sent
 
     def explains() -> bool:

@@ -279,7 +279,7 @@ def test_a_request_waits_no_longer_than_load_timeout_and_is_told_when_to_come_ba
         assert 1 <= int(error.value.headers["Retry-After"]) <= 8
         assert not models.waiting
         files.gate.set()
-        await until(lambda: states(models)["a"] == "loaded")  # nobody waits, and it is there for the next one
+        await until(lambda: states(models)["a"] == "loaded")  # no request waits, and the next one finds it
 
     run(main())
 

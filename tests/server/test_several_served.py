@@ -412,7 +412,7 @@ def test_a_batch_loads_each_model_that_its_lines_name_once_and_goes_on_after_a_r
     settings = {"load_on_demand": True, "ram_budget": size_of(models["a"]) + 1000, "data_directory": str(tmp_path)}
     names = ["a", "b", "b-alias", "a", "none", "b", "a"]
     lines = [(str(i), {"model": name, "prompt": f"x{i}", **GREEDY}) for i, name in enumerate(names)]
-    lines.append(("first", {"prompt": "y", **GREEDY}))  # of the first model
+    lines.append(("first", {"prompt": "y", **GREEDY}))  # a request of the first model
     with serving_several(rows(models), **settings) as server:
         gate = gated(server.models, monkeypatch)
         body = {"input_file_id": upload(server, lines), "endpoint": "/v1/completions", "completion_window": "24h"}

@@ -92,7 +92,7 @@ def test_what_is_no_slot_file_is_refused_and_nothing_is_lost(talker, folder):
         (folder / "cut.bin").write_bytes(whole[:-100])
         (folder / "changed.bin").write_bytes(whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:])
         os.symlink(talker / "config.json", folder / "link.bin")
-        os.mkfifo(folder / "pipe.bin")  # which nobody writes to
+        os.mkfifo(folder / "pipe.bin")  # no process writes to it
         (folder / "folder.bin").mkdir()
         for name in ("text.bin", "cut.bin", "changed.bin", "link.bin", "missing.bin", "pipe.bin", "folder.bin"):
             response = act(server, "restore", name)

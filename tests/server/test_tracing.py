@@ -13,7 +13,7 @@ PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 @pytest.fixture
 def collector():
-    """Its address, and the bodies that it gets."""
+    """Yield the address of a collector, and the bodies that it gets."""
     bodies: list[bytes] = []
 
     class Handler(BaseHTTPRequestHandler):

@@ -21,7 +21,7 @@ from foreword.engine.options import split_options
 from foreword.server.served import ServedModel
 from pytorch.speech_models import encoded, own_tokens, samples, save
 
-pytestmark = pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # of the client: translations
+pytestmark = pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # the client warns about translations
 ENGINE = {"executor": "transformers", "dtype": "fp32", "num_threads": 1, "block_size": 4, "max_model_len": 64}
 SHORT, LONG = samples(1, 0.9), samples(2, 2.7)
 PATH = "/v1/audio/transcriptions"

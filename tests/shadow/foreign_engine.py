@@ -239,7 +239,7 @@ def new_data(request: Request, blocks: list[list[int]]) -> SimpleNamespace:
 
 
 class Row:
-    """What the runner keeps of a request."""
+    """The data that the runner keeps of a request."""
 
     def __init__(self, rid: str, tokens: list[int], blocks: list[list[int]], computed: int, adapter: int) -> None:
         self.rid, self.tokens, self.computed, self.adapter = rid, tokens, computed, adapter
@@ -252,7 +252,7 @@ class Runner:
     def __init__(self, groups: Sequence[Group], width: int) -> None:
         self.groups, self.width = groups, width
         self.rows: list[Row | None] = []
-        self.kept: dict[str, Row] = {}  # of preempted requests
+        self.kept: dict[str, Row] = {}  # rows of preempted requests
 
     def find(self, rid: str) -> Row:
         return next(row for row in self.rows if row is not None and row.rid == rid)

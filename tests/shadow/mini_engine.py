@@ -69,7 +69,7 @@ class MiniEngine(SlotEngine):
 
 
 class Running(SimpleNamespace):
-    """What a set of running requests holds."""
+    """The data of a set of running requests."""
 
     def __init__(self, uid: int) -> None:
         super().__init__(uid=uid)

@@ -146,7 +146,7 @@ def test_content_behind_a_prompt_of_more_than_tokens_is_that_of_all_before_it(
         embeds = {"prompt_embeds": np.array([[1.0], [2.0], [3.0], [4.0], [last]])}
         world.add(rid, [0] * 5, blocks, **(embeds if kind == "embeddings" else of_image), **fields)
 
-    world.add("before", [9] * 8, [10, 11, 12, 13])  # of which the row keeps prints
+    world.add("before", [9] * 8, [10, 11, 12, 13])  # the row keeps their prints
     step("before", 8, [8])
     world.states.remove_request("before")
     add("a", [1, 2, 3, 4], 5.0)

@@ -173,7 +173,7 @@ class HookType(Enum):
 
 @pytest.fixture
 def registered(monkeypatch):
-    """What the plugin registers, by target."""
+    """Return what the plugin registers, by target."""
     found = {}
     module = ModuleType("sglang.srt.plugins.hook_registry")
     module.HookType = HookType

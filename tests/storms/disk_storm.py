@@ -74,7 +74,7 @@ def write_until_killed(folder: Path, seed: int, kind: str) -> None:
 
 
 def storm(folder: Path, seed: int, kind: str) -> int:
-    """Return the prompt tokens that came from the disk. AssertionError for a wrong answer."""
+    """Return the prompt tokens that came from the disk. Raise AssertionError for a wrong answer."""
     random = Random(seed)
     children = []
     for number in range(2):

@@ -23,7 +23,7 @@ from foreword.engine import Engine, RequestOutput
 from foreword.errors import RequestError
 
 PATIENCE = 40.0  # seconds for one trial
-MOST_FAILURES = 12  # of `step`, of one fault that does not persist or of one request's
+MOST_FAILURES = 12  # failures of `step` by one fault that does not persist or that concerns one request
 
 
 @dataclass

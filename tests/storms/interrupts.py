@@ -35,8 +35,8 @@ class Lines:
     """A trace function: counts the lines of Foreword's sources that run, and raises an exception before one of them.
 
     error: what it raises; None: nothing, it counts alone. after: raise before the line with this number. line: count
-    this line alone. hit: where it raised. seen: how often each line ran, without an error. The loop of the planner
-    thread itself is left out there: it calls no user code.
+    this line alone. hit: where it raised. seen: the number of runs of each line without an error. The loop of the
+    planner thread itself is left out there: it calls no user code.
     """
 
     def __init__(self, error: BaseException | None = None, *, after: int = 0, line: Line | None = None) -> None:
@@ -105,7 +105,7 @@ def traced_planner(lines: Lines) -> Iterator[None]:
 
 
 def runs_foreword(frame: FrameType | None) -> bool:
-    """Whether the frame, or one that called it, runs a line of Foreword."""
+    """Return whether the frame, or one that called it, runs a line of Foreword."""
     while frame is not None:
         if frame.f_code.co_filename.startswith(SRC):
             return True

@@ -99,7 +99,7 @@ class Server:
 
 
 def storm(model: str, runs: int, seed: int, num_replicas: int, folder: Path) -> int:
-    """Return how many prompt tokens came from the disk. AssertionError for a wrong answer."""
+    """Return how many prompt tokens came from the disk. Raise AssertionError for a wrong answer."""
     random, total = Random(seed), 0
     alone = Server(model)
     options = "--cache-dir", folder, "--cache-bytes", "48MiB"

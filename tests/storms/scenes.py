@@ -1,4 +1,4 @@
-"""What the storms run: random engines on `HashExecutor`, random requests, and the outcome of each request alone."""
+"""Scenes of the storms: random engines on `HashExecutor`, random requests, and the outcome of each request alone."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from foreword.sampling.verification import accepted_tokens
 TURN = 500  # most steps of a lane before the next one runs; LIGHT times as many of a light one
 LIGHT = 10
 DRAIN = 2000  # steps of a lane between two drains
-WARM_UP = 0.25  # of the run, before memory is compared
+WARM_UP = 0.25  # the part of the run before memory is compared
 MOST_GROWTH = 16 << 20  # bytes, after the warm-up
 PATIENCE = 120.0  # seconds for one turn
 

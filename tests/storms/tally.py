@@ -1,4 +1,4 @@
-"""What a storm counted: per module where it struck, and the violations with the command that repeats each."""
+"""Counts of a storm: per module where it struck, and the violations with the command that repeats each."""
 
 import sys
 import traceback
@@ -13,7 +13,7 @@ SHOWN = 3  # violations of each kind
 
 @dataclass
 class Tally:
-    """What happened, by module."""
+    """The events of a storm, by module."""
 
     verbose: bool = False
     results: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))

@@ -23,7 +23,7 @@ HELD = "law", "code"
 
 
 class LinesOfAdapters(Lines):
-    """Those of the two modules that change adapters."""
+    """Return the lines of the two modules that change adapters."""
 
     def __call__(self, frame: FrameType, event: str, arg: object) -> object:
         is_here = frame.f_code.co_filename.endswith(("engine/engine.py", "engine/loras.py"))

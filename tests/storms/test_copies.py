@@ -41,7 +41,7 @@ ERRORS: list[errors.ForewordError] = [
     NoTokenLeftError("a", 3),
     BadHiddenStatesError("a", 3),
     StaleBatchError("step 3 is committed"),
-    LineError("invalid_json", "line 3: is no JSON object", "a"),
+    LineError("invalid_json", "line 3: expected a JSON object", "a"),
     FindingError(Finding(3, "slot_mapping", 0, (1,), "a", 36, 37, 1, "runner")),
 ]
 WAYS: dict[str, Callable[[object], object]] = {

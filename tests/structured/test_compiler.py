@@ -1,4 +1,4 @@
-"""What is refused, within which time, and what is kept."""
+"""Grammars that are refused, within which time, and those that are kept."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ ANNOTATIONS = ("path", "password", "binary", "byte", "uri-reference", "regex", "
 
 
 def follows(schema: dict, value: object) -> bool:
-    """Whether the value is an output of the schema."""
+    """Return whether the value is an output of the schema."""
     made = grammar({"json": schema})
     for token in BytesTokenizer().encode(json.dumps(value)):
         if token not in allowed(made):

@@ -52,7 +52,7 @@ def test_a_mask_allows_what_some_text_continues_with(name: str):
         ours, written = grammar(given), b""
         while not ours.is_terminated:
             expected, found, forced = after(texts, written), allowed(ours), ours.forced_tokens(3)
-            if forced:  # of the tokens that fit, the one that the tokenizer makes of the text
+            if forced:  # the one of the fitting tokens that the tokenizer makes of the text
                 assert found == {forced[0]} <= expected
             else:
                 assert found == expected

@@ -16,7 +16,7 @@ SUITE = json.loads((DATA / "test_suite.json").read_text())
 
 
 def accepts(schema: object, value: object) -> bool | None:
-    """Whether the grammar takes the value as a whole output; None for a schema that is refused."""
+    """Return whether the grammar takes the value as a whole output; None for a schema that is refused."""
     try:
         ours = grammar({"json": schema if isinstance(schema, dict) else json.dumps(schema)})
     except RequestError:

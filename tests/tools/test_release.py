@@ -1,4 +1,4 @@
-"""What a release and the workflows name is one version, and verbs that exist."""
+"""A release and the workflows name one version, and verbs that exist."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Public names stay: the list of the last release is compared with what there is."""
+"""Public names stay: the list of the last release is compared with the present names."""
 
 import json
 

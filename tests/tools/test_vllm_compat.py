@@ -1,4 +1,4 @@
-"""What is read out of vLLM's sources, and what of it changed."""
+"""The facts that are read out of vLLM's sources, and their changes."""
 
 import io
 import re

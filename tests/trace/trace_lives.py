@@ -1,4 +1,4 @@
-"""Random lives of requests on the input layer, recorded as traces."""
+"""Random traffic on the input layer, recorded as traces."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""What follows a vLLM's runner, without vLLM: on the steps of the foreign engine in plain Python."""
+"""The follower of vLLM's runners, without vLLM: on the steps of the foreign engine in plain Python."""
 
 from types import SimpleNamespace
 

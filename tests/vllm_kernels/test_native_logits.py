@@ -1,4 +1,4 @@
-"""What passes over rows of logits in native code, against the lines of NumPy that define it, bit by bit."""
+"""Native passes over rows of logits, compared with the lines of NumPy that define it, bit by bit."""
 
 import numpy as np
 import pytest

@@ -230,7 +230,7 @@ def rotary_delta_lost(scheduler: Any, runner: Any) -> None:
     change_kernel(rope, "_prepare_rope_positions_kernel", change)
 
 
-# -- of the scheduler: its runner does exactly what it is told
+# -- faults of the scheduler: its runner does exactly what it plans
 
 
 def block_freed_in_use(scheduler: Any, runner: Any) -> None:

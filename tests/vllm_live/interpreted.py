@@ -105,7 +105,7 @@ def _is_jitted(node: ast.stmt) -> bool:
 
 
 def _is_constant(node: ast.stmt) -> bool:
-    """Whether a statement assigns a number, or a constant of Triton."""
+    """Return whether a statement assigns a number, or a constant of Triton."""
     if not isinstance(node, ast.Assign):
         return False
     text = ast.unparse(node.value)

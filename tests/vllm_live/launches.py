@@ -16,7 +16,7 @@ from foreword.vllm.vectors import Pointers
 Launch = tuple[tuple[int, ...], dict[str, Any]]
 Rng = np.random.Generator
 
-WIDTH, VOCABULARY = 24, 37  # of the table of tokens, of the logits
+WIDTH, VOCABULARY = 24, 37  # columns of the table of tokens, and of the logits
 
 
 def i32(values: Any) -> np.ndarray:
@@ -517,7 +517,7 @@ def ranks(rng: Rng) -> Launch:
         "output_ptr": state.stale(count, np.int64),
         "logits_ptr": state.logits_of(
             count, str(rng.choice(["float32", "float16"]))
-        ),  # of bfloat16 the interpreter compares bits
+        ),  # the interpreter compares the bits of bfloat16
         "logits_stride": VOCABULARY,
         "token_ids_ptr": state.ids(count),
         "vocab_size": VOCABULARY,

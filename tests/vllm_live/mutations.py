@@ -41,7 +41,7 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
 
 @dataclass(frozen=True)
 class Mutant:
-    """What was changed, in which function, and the functions of the changed module."""
+    """A mutation: what was changed, in which function, and the functions of the changed module."""
 
     function: str
     change: str
@@ -104,7 +104,7 @@ def _kept(node: ast.Assign) -> dict[str, object]:
 
 
 def noticed(call: Callable[[], list[str]]) -> bool:
-    """Whether a mutant raises or gives other results."""
+    """Return whether a mutant raises or gives other results."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         try:

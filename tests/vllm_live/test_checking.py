@@ -41,7 +41,7 @@ def environment(**more):
 
 
 def served(scenario, *options, requests=REQUESTS, **variables):
-    """What a process of vLLM reports, and its log."""
+    """The report of a process of vLLM, and its log."""
     command = [sys.executable, str(HERE / "checking.py"), scenario, "--requests", str(requests), *options]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(**variables), timeout=3000)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]

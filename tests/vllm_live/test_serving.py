@@ -30,7 +30,7 @@ def model(tmp_path_factory):
 
 
 def served(model, kernels, *options):
-    """What a process of vLLM answers."""
+    """The answers of a process of vLLM."""
     variables = {name: value for name, value in os.environ.items() if name not in ("TRITON_INTERPRET", "PYTHONPATH")}
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if kernels == "triton":

@@ -23,7 +23,7 @@ NAMES = re.findall(r"set\(FOREWORD_(?:PRODUCT|BASE)_SOURCES ([^)]*)\)", (SOURCES
 PER_ISA = " ".join(NAMES).split()
 LEFT_OUT = ("bind", "amx")  # need Python; of another processor
 
-# As in sources.cmake.
+# These options stand in sources.cmake, too.
 EXACT = ("-ffp-contract=off", "-fno-math-errno")
 ISAS = {
     "scalar": ("-DFOREWORD_ISA=scalar", "-DFOREWORD_BASE=scalar", *EXACT),

@@ -58,7 +58,7 @@ def recommended() -> Iterator[tuple[str, ...]]:
 
 
 def families() -> Iterator[tuple[str, ...]]:
-    """A row per family. The last column: tiny models whose results are compared with transformers'."""
+    """Return a row per family. The last column has the tiny models whose results are compared with transformers'."""
     recorded = [
         values["config"]["model_type"]
         for name in ("tiny.json", "pooling.json")

@@ -76,7 +76,7 @@ def _fields(releases: Releases, name: str) -> Iterator[str]:
 
 
 def _span(releases: Releases, history: History) -> tuple[str, str]:
-    """The first release with a field, and the last; "" where that is the newest or oldest recorded one."""
+    """Return the first release with a field, and the last; "" where that is the newest or oldest recorded one."""
     first = next(iter(history))
     end = next((release for release, text in history.items() if text is None), None)
     since = "" if first == releases.names[0] else first
@@ -92,7 +92,7 @@ def _use(name: str, field: str, words: set[str]) -> str:
 
 
 def _words_of_adapters() -> set[str]:
-    """The words of the code that reads vLLM's objects."""
+    """Return the words of the code that reads vLLM's objects."""
     adapters = (ROOT / "src" / "foreword" / "batch" / "adapters").glob("vllm*.py")
     files = [path for path in adapters if path.name not in ("vllm_fields.py", "vllm_ascend.py")]
     files += (ROOT / "native" / "batch").glob("vllm*")

@@ -42,10 +42,10 @@ from foreword.scheduler import SchedulerConfig
 HERE = Path(__file__).resolve().parent
 RECORD = HERE / "coverage.json"
 MAX_LEN, BLOCK_SIZE = 96, 4
-BLOCKS, WINDOW_BLOCKS = 30, 12  # of a KV group, and of one with a window: too few for six requests
-CACHES = 5  # of models with caches of their own: too few for six requests
+BLOCKS, WINDOW_BLOCKS = 30, 12  # in a KV group, and in one with a window: too few for six requests
+CACHES = 5  # for models with caches of their own: too few for six requests
 PAGED, OWN_CACHE, NOT = "paged attention", "own cache", "no"
-TOLERANCE = 1e-3  # of log-probabilities, in float32
+TOLERANCE = 1e-3  # the largest difference of log-probabilities, in float32
 
 
 def main() -> None:
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def rank(result: dict[str, str]) -> int:
-    """The place of a result among those from the worst to the best."""
+    """Return the place of a result among those from the worst to the best."""
     return (NOT, OWN_CACHE, PAGED).index(result["runs"])
 
 
@@ -85,7 +85,7 @@ def checked(model_type: str) -> dict[str, str]:
         compare(model, found, inputs)
     except ModelError as error:
         return {"runs": NOT, "reason": str(error)}
-    except Exception as error:  # of configurations and models, of any kind
+    except Exception as error:  # configurations and models raise errors of any kind
         reason = " ".join(str(error).split()) or type(error).__name__
         return {"runs": NOT, "reason": f"error: {reason:.200}"}
     if isinstance(found, OwnCacheTrace):
@@ -140,7 +140,7 @@ def compare(model: PreTrainedModel, found: Trace, inputs: Inputs) -> None:
 
 
 def serve(engine: Engine, prompts: list[list[int]], max_tokens: int) -> list[RequestOutput]:
-    """The final outputs of some prompts, served together."""
+    """Return the final outputs of some prompts, served together."""
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, logprobs=0)
     for i, prompt in enumerate(prompts):
         engine.add_request(str(i), prompt, params)

@@ -106,18 +106,18 @@ OWN: dict[str, dict[str, Any]] = {
 
 
 def causal_types() -> list[str]:
-    """All model types with a causal language model."""
+    """Return all model types with a causal language model."""
     return sorted(config.model_type for config in MODEL_FOR_CAUSAL_LM_MAPPING)
 
 
 def causal_class(model_type: str) -> type[PreTrainedModel]:
-    """The class of models of a type."""
+    """Return the class of models of a type."""
     found = MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[model_type]]
     return found[0] if isinstance(found, tuple) else found
 
 
 def tiny_config(model_type: str) -> PreTrainedConfig:
-    """A configuration of the type with every size made small."""
+    """Return a configuration of the type with every size made small."""
     kind = CONFIG_MAPPING[model_type]
     default = kind()
     chosen = _chosen(default, OWN.get(model_type, {}))
@@ -144,7 +144,7 @@ def _chosen(default: PreTrainedConfig, own: dict[str, Any]) -> dict[str, Any]:
 
 
 def tiny_model(model_type: str, seed: int = 0) -> PreTrainedModel:
-    """A model with weights large enough that every token depends on all that it attends to."""
+    """Return a model with weights large enough that every token depends on all that it attends to."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(tiny_config(model_type), attn_implementation="eager").float().eval()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What changed between two releases."""
+"""Find the changes between two releases."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def _of(text: str) -> str:
 
 
 def _arguments(old: str, new: str) -> str:
-    """The arguments by which two signatures differ."""
+    """Return the arguments by which two signatures differ."""
     a, b = _parts(old), _parts(new)
     found = [f"+ `{one}`" for one in b if one not in a] + [f"− `{one}`" for one in a if one not in b]
     return ", ".join(found) or "the order of its arguments"
 
 
 def _parts(signature: str) -> list[str]:
-    """The arguments of a signature and what it returns, split at the commas outside of brackets."""
+    """Return the arguments of a signature and what it returns, split at the commas outside of brackets."""
     parts, depth, begin = [], 0, 1
     for i, letter in enumerate(signature):
         depth += (letter in "([{") - (letter in ")]}")

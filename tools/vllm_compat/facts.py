@@ -53,7 +53,7 @@ def _class(watched: Watched, node: ast.ClassDef) -> Fact:
 
 
 def _declared(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
-    """The fields in the body of a class."""
+    """Return the fields in the body of a class."""
     for one in node.body:
         if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
             annotation = _text(one.annotation)
@@ -80,7 +80,7 @@ def _dtype(node: ast.AST) -> str:
 
 
 def _text(annotation: ast.expr) -> str:
-    """An annotation; one in quotes without them."""
+    """Return an annotation; one in quotes without them."""
     is_quoted = isinstance(annotation, ast.Constant) and isinstance(annotation.value, str)
     return str(annotation.value) if is_quoted else ast.unparse(annotation)
 

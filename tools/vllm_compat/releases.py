@@ -98,7 +98,7 @@ def _fact(members: Mapping[str, History], release: str) -> Fact | None:
 
 
 def _joined(lines: list[str]) -> Iterator[str]:
-    """The lines of JSON with a history on one line."""
+    """Return the lines of JSON with a history on one line."""
     history: list[str] = []
     for line in lines:
         depth = len(line) - len(line.lstrip())

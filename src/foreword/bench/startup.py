@@ -42,7 +42,7 @@ def run(model: str, options: Mapping[str, object]) -> StartupResult:
     """Start a process that loads ``model`` and generates a token. The first call warms the file cache, and compiles the
     modules, which an installed package has compiled.
 
-    EngineError, with the last line of the process, if it fails.
+    Raise EngineError, with the last line of the process, if it fails.
     """
     begin = time.time()
     command = [sys.executable, "-c", _CHILD, model, json.dumps(options)]

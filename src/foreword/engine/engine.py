@@ -274,7 +274,7 @@ class Engine:
             raise
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request at once, with its tokens so far. None for an unknown id, so aborting twice is harmless."""
+        """End a request at once, with its tokens so far. Return None for an unknown id, such as in a second call."""
         with self._transaction:
             mine = [output for output in self._ready if output.request_id == request_id]
             self._ready = [output for output in self._ready if output.request_id != request_id]

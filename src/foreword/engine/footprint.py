@@ -39,7 +39,7 @@ def footprint(model: Model[Any], config: EngineConfig, *, budget: int | None, nu
     the budget. A pool without a configured size gets an equal part of the memory that the model's weights leave
     (`HostMemory.pool_bytes`). A
     model on a GPU takes none of the host's.
-    ConfigError, with figures, if the model does not fit into the budget, or if no request fits into its pool.
+    Raise ConfigError, with figures, if the model does not fit into the budget, or if no request fits into its pool.
     """
     if not model.options.is_on_host:
         return Footprint(0, 0, 0, 0)

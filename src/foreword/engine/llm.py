@@ -490,7 +490,7 @@ def one_each(field: str, kind: type[V], example: str, given: object, prompts: Se
     if given is None or isinstance(given, kind):
         return [given] * len(prompts)
     if not isinstance(given, Sequence) or not all(one is None or isinstance(one, kind) for one in given):
-        raise RequestError(None, field, given, f"is no {kind.__name__}", f"Give {example}, or a list of them.")
+        raise RequestError(None, field, given, f"must be a {kind.__name__}", f"Give {example}, or a list of them.")
     if len(given) != len(prompts):
         reason, fix = f"there are {len(prompts)} prompts", "Give one, or one per prompt."
         raise RequestError(None, field, f"{len(given)} values", reason, fix)

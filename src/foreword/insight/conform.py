@@ -49,8 +49,8 @@ def golden_vectors() -> list[Path]:
 def run(path: str | Path, *, backend: Backend = "auto", strict: bool = True) -> Report:
     """Replay a trace and report the first difference of each tensor of each step.
 
-    PlanError, with the line, for a trace that cannot be replayed. With strict=False the error becomes the report's
-    ``damage``, and the events before it are compared. A first line that cannot be read always raises.
+    Raise PlanError, with the line, for a trace that cannot be replayed. With strict=False the error becomes the
+    report's ``damage``, and the events before it are compared. A first line that cannot be read always raises.
     """
     reader = TraceReader(path)
     try:

@@ -14,7 +14,7 @@ class ToolCall:
     """A call of a tool. arguments: JSON text, an object unless error says otherwise.
 
     error: "incomplete" if the output ended inside the call, "malformed" if its text is damaged; arguments is then the
-    text so far. None for a complete call.
+    text so far. A complete call has None.
     """
 
     id: str

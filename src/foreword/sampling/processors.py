@@ -66,7 +66,7 @@ class Processors:
                 )
         self._extra_args: frozenset[str] = frozenset().union(*(p.extra_args for p in self._all))
         self._updates = BatchUpdates(states) if self._all else None  # observed states change more slowly
-        # Of steps without custom processors and masks, by their needs; steps in flight alternate.
+        # These belong to steps without custom processors and masks, by their needs; steps in flight alternate.
         self._plain = Memo[StepNeeds, StepSampling](size=2)
         self._is_behind = True  # a processor may have missed changes: before the first update, after one that failed
 

@@ -181,7 +181,7 @@ class AppServer(uvicorn.Server):
         if self.server_state.tasks:  # cancelled: their clients get an error
             await asyncio.wait(self.server_state.tasks, timeout=1.0)
         await asyncio.sleep(0)
-        for connection in list(self.server_state.connections):  # whose client did not read to the end in time
+        for connection in list(self.server_state.connections):  # the client did not read to the end in time
             connection.transport.abort()
 
     def _log(self, *parts: str) -> None:

@@ -462,7 +462,7 @@ class Models:
         """Unload models until this memory is free. Models of clients are unloaded last, and before them those in the
         turn of a batch. Of the others those without requests come first, the least recently used before the others.
 
-        ConfigError, with figures, if models that stay loaded leave too little.
+        Raise ConfigError, with figures, if models that stay loaded leave too little.
         """
         if self.budget is None:
             return

@@ -43,7 +43,7 @@ def recorded():
             engine.step()
         engine.close()
         timed = re.compile(rb'"(time|started|arrival|model_ms|host_us)":[-+.e0-9]+')
-        return timed.sub(rb'"\1":0.5', path.read_bytes())  # the same in every run
+        return timed.sub(rb'"\1":0.5', path.read_bytes())  # equal in every run
 
 
 def every_kind():

@@ -29,7 +29,7 @@ def hostile():
 
 
 def read(data, folder):
-    """What can be read of a file is shown by both, and both name the same damage."""
+    """Both show what can be read of a file, and both name the same damage."""
     path = folder / "steps.jsonl"
     path.write_bytes(data)
     TraceReader(path)  # raises if not even the first line can be used

@@ -37,7 +37,9 @@ def valid():
 
 
 def mutate(rng, data):
-    """Also runs of one byte, which make scales that are infinite, not a number, zero or denormal."""
+    """Change bytes, sometimes to a run of one byte, which makes scales that are infinite, not a number, zero or
+    denormal.
+    """
     if rng.random() < 0.5:
         start, value = rng.randrange(1, len(data)), rng.choice((0x00, 0x01, 0x7C, 0x7F, 0x80, 0xFC, 0xFF))
         length = rng.choice((2, 200, 100_000))

@@ -30,8 +30,8 @@ def bidirectional_ranges(batch: BatchTensors) -> I32 | None:
         j ≤ p and (no window W or j > p − W)   or   start ≤ j < stop
 
     PlanError for a step that ends inside a range, since keys to which its queries attend would be missing, and for a
-    step that begins so far inside a range that a group's sliding window has passed its start. O(requests of the step
-    with ranges + Tp).
+    step that begins so far inside a range that a group's sliding window has passed its start. It costs O(requests of
+    the step with ranges + Tp).
     """
     out: I32 | None = None
     for b, ranges in ranges_of_requests(batch):

@@ -85,7 +85,7 @@ class InputBatch(BatchTensors):
         table = np.ascontiguousarray(sample_table(states, self, sampled))
         if table is not sampled:
             self._stage = COMMITTED if core is not None and core.commit(table, advanced) else self._stage
-        if self._stage != COMMITTED:  # the same in NumPy, which names the rule that a refused table breaks
+        if self._stage != COMMITTED:  # NumPy names the rule that a refused table breaks
             make([*commits(states, self, table, advanced), (setattr, self, "_stage", COMMITTED)])
 
     def _close(self) -> None:

@@ -120,7 +120,7 @@ def decode_first(plan: Plan, max_num_draft_tokens: int) -> Plan:
 
 
 def check(states: RequestStates, buffers: InputBuffers, plan: Plan, pad: Padding) -> Plan:
-    """Return the plan in int32 arrays. Raise an error for the first wrong read or write. O(B + drafts + blocks
+    """Return the plan in int32 arrays. Raise an error for the first wrong read or write. It costs O(B + drafts + blocks
     written).
 
     With c computed, n scheduled, k drafts, v tokens known or in flight and P tokens per block, each row must satisfy

@@ -42,7 +42,8 @@ class SlotFault:
     request: its index in the batch. entry: of its block-table row. writer: the request that wrote the slot last, None
     if no request did. is_written: whether the step writes the slot for this position, and another token of it too.
     is_stray: whether the slot, or the entry that leads to it, is not the one that the request's own blocks give.
-    is_other: whether it holds other content. False with the strict policy alone: the right content, of another request.
+    is_other: whether it holds other content. It is False under the strict policy for the same content of another
+    request.
     """
 
     group: int
@@ -201,7 +202,7 @@ class CacheContents:
         before[starts > 0] -= total[starts[starts > 0] - 1]
         prints = total + before[owner]
         for b in [b for b, row in enumerate(rows.tolist()) if row in extras] if extras else ():
-            # Their content is more than their tokens.
+            # The content of these requests is more than their tokens.
             first, end, at = int(starts[b]), int(batch.query_start_loc[b + 1]), int(c[b])
             of_prompt = self._prints[rows[b], at : min(at + end - first, int(self._entered[rows[b]]))]
             if size := len(of_prompt):

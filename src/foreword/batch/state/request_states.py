@@ -279,7 +279,7 @@ class RequestStates:
             self._remove(list(dict.fromkeys(rows.tolist())))
 
     def remove_request(self, req_id: str) -> bool:
-        """Free the request's row. False for an unknown id, so removing twice is harmless."""
+        """Free the request's row. Return False for an unknown id, so removing twice is harmless."""
         if req_id not in self:
             return False
         self._remove([self._directory.rows[req_id]])
@@ -316,7 +316,7 @@ class RequestStates:
     # -- blocks ----------------------------------------------------------------------------------------------------
 
     def append_blocks(self, req_id: str, block_ids: Sequence[TokenIds]) -> None:
-        """Append newly allocated blocks, one list per group. CapacityError past a row's end, and no group changes."""
+        """Append newly allocated blocks, one list per group. Raise CapacityError if they exceed the row."""
         row = self.row_of(req_id)
         held = [int(t.num_blocks[row]) for t in self.block_tables]
         blocks = check_blocks(req_id, block_ids, self.block_tables, held)

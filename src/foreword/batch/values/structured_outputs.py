@@ -76,7 +76,7 @@ class StructuredOutputs:
 
         json: a schema as a dictionary or as JSON text, a type with a schema (see `schema_of`), or True for any object,
         which json_object: True also means. choice: a list of strings. structural_tag: a dictionary, or its JSON text.
-        RequestError, with the most similar name, for anything else.
+        Raise RequestError, with the most similar name, for anything else.
         """
 
         def refuse(value: object, reason: str, fix: str, name: str | None = None) -> NoReturn:

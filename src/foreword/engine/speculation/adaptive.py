@@ -11,7 +11,7 @@ from foreword.arrays import F64, I32, I64
 from foreword.engine.speculation.costs import Credit, StepCosts
 
 FORGET = 0.9  # factor of a row's earlier counts, at each step with drafts
-FORGET_ALL = 0.99  # the same of the counts of all rows
+FORGET_ALL = 0.99  # the factor of the counts of all rows
 JUDGED = 5.0  # drafts that the rate of a row begins with
 JUDGED_AT_FIRST = 10.0  # and that of all rows
 WORTH = 1.2  # the least yield per cost with drafts, relative to that without

@@ -36,7 +36,7 @@ class RecurrentLayer:
             return
         rates = ("dt", "beta") if self.is_delta else ("dt",)
         self.rates = torch.cat([load(prefix + name, torch.float32) * own.scale_of(name) for name in rates])
-        self.scales: Tensor | None = None  # of the outputs of ``inputs``
+        self.scales: Tensor | None = None  # factors of the outputs of ``inputs``
         if own.scales is not None:
             sizes = [*own.parts, ("z", own.num_values)]
             self.scales = torch.cat([torch.full((size,), own.scale_of(name)) for name, size in sizes]).to(load.device)

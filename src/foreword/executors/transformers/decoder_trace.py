@@ -32,7 +32,7 @@ class DecoderTrace(Trace):
 
 
 def trace_decoder(model: PreTrainedModel, max_model_len: int) -> DecoderTrace:
-    """See `DecoderTrace`. ModelError, with the reason, for a model that paged attention cannot serve."""
+    """See `DecoderTrace`. Raise ModelError, with the reason, for a model that paged attention cannot serve."""
     recorder = _Recorder(max_model_len)
     name = f"foreword_trace_{id(recorder):x}"
     encoder_dim = model.get_encoder().config.hidden_size

@@ -56,7 +56,7 @@ class TransformersEncoder:
         self.cache = MediaCache(self._encode, cache_bytes)
 
     def add(self, kind: str) -> None:
-        """Take media of a kind. ModelError, with the reason, if the model takes none as vectors in place of tokens."""
+        """Take media of a kind. Raise ModelError, with the reason, if the model takes none as vectors of tokens."""
         if not hasattr(self._core, f"get_{kind}_features"):
             raise ModelError("it has no encoder for it")
         placeholder = getattr(self.processor, f"{kind}_token", None)

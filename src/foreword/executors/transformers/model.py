@@ -89,9 +89,9 @@ def load_transformers(
 ) -> LoadedTransformers | LoadedOwnCache | LoadedEncoderDecoder:
     """Load a directory that transformers can read. Code of the directory is never run.
 
-    A model that paged attention cannot serve has a cache of its own per request. ModelError, with the reason, for one
-    that is missing, damaged, or served by neither: each model is compared with its own forward pass. Raise ConfigError
-    for a device that is not here, and without the compiler that torch.compile needs.
+    A model that paged attention cannot serve has a cache of its own per request. Raise ModelError, with the reason, for
+    one that is missing, damaged, or served by neither: each model is compared with its own forward pass. Raise
+    ConfigError for a device that is not here, and without the compiler that torch.compile needs.
     """
     options = TransformersOptions(**given)
     target = device_of(options.device)
@@ -189,7 +189,7 @@ def load_transformers(
 
 def served(module: PreTrainedModel, max_model_len: int, *, must_page: bool = False) -> tuple[Trace, Inputs]:
     """Return the way in which a causal model is served: with paged attention or, unless it must page, with a cache of
-    the model per request (`OwnCacheTrace`). ModelError, with the reasons, if neither is possible.
+    the model per request (`OwnCacheTrace`). Raise ModelError, with the reasons, if neither is possible.
     """
     rule = getattr(getattr(module, "model", None), "get_rope_index", None)
     try:

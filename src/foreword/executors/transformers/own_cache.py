@@ -193,7 +193,7 @@ class OwnCacheExecutor(HostExecutor):
 
 
 def trace_own_cache(model: PreTrainedModel, why_not_paged: str) -> OwnCacheTrace:
-    """See `OwnCacheTrace`. ModelError, with both reasons, unless chunked steps give the logits of the model's own
+    """See `OwnCacheTrace`. Raise ModelError, with both reasons, unless chunked steps give the logits of the model's own
     forward pass.
     """
     try:

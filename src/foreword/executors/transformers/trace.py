@@ -74,7 +74,7 @@ class Trace:
 
 
 def trace(model: PreTrainedModel, max_model_len: int) -> Trace:
-    """See `Trace`. ModelError, with the reason, for a model that paged attention cannot serve."""
+    """See `Trace`. Raise ModelError, with the reason, for a model that paged attention cannot serve."""
     check_class(type(model), model.config)
     connect(model)
     recorder = _Recorder(max_model_len)
