@@ -544,7 +544,8 @@ class CpuModel {
     layer.k_scales = optional_vector(d, "k_scales", kv_heads);
     layer.sinks = optional_vector(d, "sinks", c.num_heads);
     if (d.contains("growth_interval")) {
-      layer.query_growth = {integer(d, "growth_interval", 1, INT32_MAX), number(d, "growth_scale")};
+      layer.query_growth = {integer(d, "growth_interval", 1, INT32_MAX), number(d, "growth_scale"),
+                            integer(d, "growth_offset", 0, INT32_MAX)};
     }
     std::vector<const PackedMatrix *> parts{matrix(d, "q", heads, hidden)};
     if (layer.writes) parts.push_back(matrix(d, "k", kv_heads, hidden));

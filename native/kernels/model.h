@@ -109,13 +109,14 @@ struct Latent {
   std::vector<Linear> k_b, v_b;
 };
 
-// Growth of queries with their position p: they are multiplied by 1 + scale ln(1 + ⌊(p + 1) / interval⌋).
+// Growth of queries with their position p: they are multiplied by 1 + scale ln(1 + ⌊(p + offset) / interval⌋).
 struct QueryGrowth {
   int64_t interval = 0;  // 0: they do not
   float scale = 0.f;
+  int64_t offset = 1;
 
   float at(int64_t position) const {
-    return interval ? 1.f + scale * std::log1p(float((position + 1) / interval)) : 1.f;
+    return interval ? 1.f + scale * std::log1p(float((position + offset) / interval)) : 1.f;
   }
 };
 

@@ -214,7 +214,7 @@ SPECS: dict[str, DecoderSpec] = {
             LayerSpec(rope(16), 24, chunked=True, unit_qk_eps=1e-3),
             LayerSpec(
                 None,
-                query_growth=QueryGrowth(7, 0.4),
+                query_growth=QueryGrowth(7, 0.4, offset=2),
                 moe=MoeSpec(
                     5,
                     2,
@@ -392,7 +392,12 @@ class Reference:
         if layer.unit_qk_eps is not None:  # as Llama 4 has it, after the rotation
             q, k = (_norm(part, np.ones(spec.head_dim), layer.unit_qk_eps) for part in (q, k))
         if (growth := layer.query_growth) is not None:
-            q = q * (1 + growth.scale * np.log(1 + np.floor((np.arange(n) + 1) / growth.interval)))[:, None, None]
+            q = (
+                q
+                * (1 + growth.scale * np.log(1 + np.floor((np.arange(n) + growth.offset) / growth.interval)))[
+                    :, None, None
+                ]
+            )
         k, v = kept[layer.reads_layer] if layer.reads_layer is not None else (k, v)
         kept[index] = k, v
         group = spec.num_heads // num_kv_heads

@@ -20,6 +20,7 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "minicpm3": "minicpm3",
     "minicpm": "minicpm", "llama4_text": "llama4", "falcon_h1": "falcon-h1", "glm4_moe": "glm4moe",
     "gemma4_text": "gemma4", "gemma3n_text": "gemma3n", "ernie4_5_moe": "ernie4_5-moe", "olmoe": "olmoe",
+    "ministral3": "mistral3",
 }  # fmt: skip
 MORE_ARCHITECTURES = {"nemotron_h_moe"}  # models with experts of the same model_type
 INTERLEAVED = {
@@ -30,6 +31,7 @@ INTERLEAVED = {
     "granitemoe",
     "granitehybrid",
     "minicpm",
+    "mistral3",
 }  # architectures whose q and k rows are in interleaved rotary order
 DELTA = {"qwen3next", "qwen35", "qwen35moe"}
 GEMMA = {"gemma2", "gemma3"}  # GGUF files hold their norm weights as 1 + w

@@ -57,6 +57,12 @@ GPT_OSS = {"gpt-oss.rope.scaling.type": ("str", "yarn"), "gpt-oss.rope.scaling.f
            "gpt-oss.rope.scaling.original_context_length": ("u32", 16)}  # fmt: skip
 DEEPSEEK = {"deepseek2.rope.scaling.type": ("str", "yarn"), "deepseek2.rope.scaling.factor": ("f32", 4),
             "deepseek2.rope.scaling.original_context_length": ("u32", 16)}  # fmt: skip
+MINISTRAL = {"mistral3.rope.scaling.type": ("str", "yarn"), "mistral3.rope.scaling.factor": ("f32", 4),
+             "mistral3.rope.scaling.original_context_length": ("u32", 8),
+             "mistral3.rope.scaling.yarn_log_multiplier": ("f32", 1.0),
+             "mistral3.attention.temperature_scale": ("f32", 0.4),
+             "mistral3.rope.scaling.yarn_beta_fast": ("f32", 32.0),
+             "mistral3.rope.scaling.yarn_beta_slow": ("f32", 1.0)}  # fmt: skip
 MSCALE = {**TINY["deepseek-v3"]["config"]["rope_parameters"], "mscale": 0.7}
 WITH_TRANSFORMERS_LOGITS = {
     "deepseek-v2": (DEEPSEEK, {}),
@@ -66,6 +72,7 @@ WITH_TRANSFORMERS_LOGITS = {
         ("lfm2", "minicpm", "falcon-h1", "falcon-h1-normed-last", "nemotron-h-latent"), ({}, {})
     ),
     "olmo3": (OLMO3, {}),
+    "ministral3": (MINISTRAL, {}),
     **{name: ({}, {}) for name in ("ernie4_5-moe", "olmoe", "gemma3n", "gemma4", "gemma4-plain", "gemma4-moe")},
     "glm4": ({"glm4.rope.dimension_count": HALF}, {}),
     "glm4-moe": ({"glm4moe.rope.dimension_count": HALF}, {}),
@@ -179,6 +186,13 @@ def test_minicpm_without_scales_in_the_file_has_those_of_the_first_model(tmp_pat
     spec = load_model(gguf_writer.write(tmp_path / "model.gguf", metadata, tensors)).spec
     scales = spec.embedding_scale, spec.residual_scale, spec.logit_scale
     assert scales == pytest.approx((12, 1.4 / 2, 256 / 32))
+
+
+def test_the_length_at_which_queries_grow_may_differ_from_the_original_one(tmp_path):
+    more = {"mistral3.attention.temperature_length": ("u32", 5)}
+    assert load_model(as_gguf(tmp_path, "ministral3", MINISTRAL | more)).spec.layers[0].query_growth.interval == 5
+    del (without := MINISTRAL | more)["mistral3.attention.temperature_scale"]
+    assert load_model(as_gguf(tmp_path, "ministral3", without)).spec.layers[0].query_growth is None
 
 
 @pytest.mark.parametrize("rotated", [0, 4, 6])

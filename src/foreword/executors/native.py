@@ -424,7 +424,7 @@ class _Packer:
             packed["qk_eps"] = layer.unit_qk_eps
         packed |= {name: self._ones(prefix + name, heads.head_dim) for name in units}
         if (growth := layer.query_growth) is not None:
-            packed |= {"growth_interval": growth.interval, "growth_scale": growth.scale}
+            packed |= {"growth_interval": growth.interval, "growth_scale": growth.scale, "growth_offset": growth.offset}
         return [
             *([f"{name}_bias" for name in own] if spec.qkv_bias else []),
             *([f"{name}_norm" for name in own[:2]] if spec.qk_norm else []),

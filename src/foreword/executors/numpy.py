@@ -462,7 +462,7 @@ def chosen_groups(order: F32, moe: MoeSpec) -> npt.NDArray[np.bool_]:
 
 def query_growth(positions: I64, growth: QueryGrowth) -> F32:
     """Return the factors of queries at positions [T]."""
-    return np.asarray(1 + growth.scale * np.log1p((positions + 1) // growth.interval), np.float32)
+    return np.asarray(1 + growth.scale * np.log1p((positions + growth.offset) // growth.interval), np.float32)
 
 
 def rotate(x: F32, positions: I64, rope: RopeSpec) -> F32:

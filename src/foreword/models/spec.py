@@ -10,7 +10,7 @@ One decoder layer, with ``x`` the residual stream [T, hidden]:
     q, k = norm(q, q_norm), norm(k, k_norm)                                   if qk_norm, per head or all: joint_qk_norm
     q, k = unit(q), unit(k);  v = unit(v)                                     if the layer has unit_qk_eps, which is the
                                                                               eps then; if it has unit_v. per head
-    q *= 1 + growth.scale * ln(1 + ⌊(position + 1) / growth.interval⌋)        if the layer has a query_growth
+    q *= 1 + growth.scale * ln(1 + ⌊(position + growth.offset) / growth.interval⌋)     if the layer has a query_growth
     a = softmax(cap(rope(q) · rope(k) * query_scale, attn_softcap) + mask) v  mask: causal, and the sliding window;
                                                                               attn_sinks: below
     a = a sigmoid(h Wattn_gate)                                               if attn_gate
@@ -136,10 +136,11 @@ class ClampedGate:
 
 @dataclass(frozen=True, slots=True)
 class QueryGrowth:
-    """Growth of queries with their position p: they are multiplied by 1 + scale ln(1 + ⌊(p + 1) / interval⌋)."""
+    """Growth of queries with their position p: they are multiplied by 1 + scale ln(1 + ⌊(p + offset) / interval⌋)."""
 
     interval: int
     scale: float
+    offset: int = 1
 
 
 class HeadShape(NamedTuple):

@@ -28,6 +28,8 @@ ROPE = {"rope_type": "default", "rope_theta": 500.0}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
+MINISTRAL = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.4,
+             "original_max_position_embeddings": 8}  # fmt: skip
 LONG = {"rope_type": "longrope", "rope_theta": 500.0, "short_factor": [1.0, 1.3, 1.7, 2.0],
         "long_factor": [2.0, 4.0, 6.0, 8.0], "original_max_position_embeddings": 32}  # fmt: skip
 LONG_HALF = {**LONG, "short_factor": [1.0, 1.7], "long_factor": [2.0, 6.0], "original_max_position_embeddings": 16,
@@ -64,6 +66,11 @@ MODELS = {
     "llama-gelu": transformers.LlamaConfig(**SIZES, hidden_act="gelu", rope_parameters=ROPE),
     "llama-yarn": transformers.LlamaConfig(**SIZES, rope_parameters=YARN),
     "mistral": transformers.MistralConfig(**SIZES, head_dim=8, sliding_window=7, rope_parameters=ROPE),
+    "ministral3": transformers.Ministral3Config(**SIZES, head_dim=12, rope_parameters=MINISTRAL),
+    "ministral3-sliding": transformers.Ministral3Config(
+        **SIZES, head_dim=12, sliding_window=7,
+        rope_parameters={**MINISTRAL, "mscale_all_dim": 0.7, "original_max_position_embeddings": 5},
+    ),
     "qwen2": transformers.Qwen2Config(**SIZES, rope_parameters=ROPE),
     "qwen2-sliding": transformers.Qwen2Config(
         **SIZES, use_sliding_window=True, sliding_window=6, max_window_layers=2, rope_parameters=ROPE

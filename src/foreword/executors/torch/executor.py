@@ -135,7 +135,7 @@ class TorchExecutor(TransferPagedExecutor):
         )
 
     def _growth(self, positions: Tensor, growth: QueryGrowth) -> Tensor:
-        steps = torch.div(positions + 1, growth.interval, rounding_mode="floor").float()
+        steps = torch.div(positions + growth.offset, growth.interval, rounding_mode="floor").float()
         return (1 + growth.scale * torch.log1p(steps)).to(self.dtype)[:, None, None]
 
     def _tensor(self, array: AnyArray) -> Tensor:

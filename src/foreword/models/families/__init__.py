@@ -20,6 +20,7 @@ from foreword.models.families import (
     llama4,
     mamba,
     minicpm,
+    ministral,
     nemotron,
     olmo,
     phi,
@@ -33,6 +34,7 @@ from foreword.models.families.vision import VISION_FAMILIES
 FAMILIES: Mapping[str, Family] = {
     **llama.FAMILIES,
     **ernie.FAMILIES,
+    **ministral.FAMILIES,
     **qwen.FAMILIES,
     **gemma.FAMILIES,
     **gemma3n.FAMILIES,
@@ -63,6 +65,7 @@ TEXT_MODELS: Mapping[str, str] = {
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
     "llama4": "llama4_text",
+    "mistral3": "mistral",
     **{name: f"{name}_text" for name in ("gemma3n", "gemma4", "gemma4_unified")},
     **{name: family.text for name, family in VISION_FAMILIES.items()},
 }

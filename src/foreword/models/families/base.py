@@ -47,6 +47,7 @@ DECODER = (
         only_in_gguf(name, 0)
         for name in (
             *("attention.clamp_kqv", "attention.max_alibi_bias", "attention.scale", "attention.temperature_length"),
+            "attention.temperature_scale",
             *("expert_count", "expert_used_count", "leading_dense_block_count", _OF_HEADS.removeprefix("*.")),
             *("router_logit_softcapping", "use_parallel_residual"),
         )

@@ -74,7 +74,12 @@ FAMILIES = {
     "llama": Family(
         "Llama 2 and 3", llama, table(_COMMON, NORMED_EXPERTS, [CAUSAL_OR_NOT]), gguf="llama", gguf_interleaved=True
     ),
-    "mistral": Family("Mistral", mistral, table(_COMMON, WINDOWS, num_key_value_heads=8, sliding_window=4096)),
+    "mistral": Family(
+        "Mistral",
+        mistral,
+        table(_COMMON, WINDOWS, num_key_value_heads=8, sliding_window=4096),
+        unused=("score.", "vision_tower.", "multi_modal_projector."),
+    ),
     "mixtral": Family(
         "Mixtral",
         mixtral,

@@ -1,0 +1,69 @@
+"""Ministral 3: Mistral with the rotary embedding of yarn, whose queries grow with their position."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from foreword.models.config import USE_ITS_CONFIG, Config
+from foreword.models.families.base import BIASES, DECODER, HIDDEN_ACT, WINDOWS, Family, decoder, rope, windows
+from foreword.models.keys import Key, table
+from foreword.models.rope import rope_parameters
+from foreword.models.spec import DecoderSpec, LayerSpec, QueryGrowth
+
+_YARN = {
+    "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384, "mscale": 1.0,
+    "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+}  # of a configuration without rotary parameters  # fmt: skip
+_GROWTH, _LENGTH, _LOG = "llama_4_scaling_beta", "original_max_position_embeddings", "yarn_log_multiplier"
+_GGUF_GROWTH, _GGUF_LENGTH = "*.attention.temperature_scale", "*.attention.temperature_length"
+
+
+def ministral3(config: Config) -> DecoderSpec:
+    """The factor of queries changes at multiples of the length before the extension of the context."""
+    config, growth = _growing(config)
+    rotary = rope(config)
+    layers = (LayerSpec(rotary, window, query_growth=growth) for window in windows(config, lambda i: True))
+    return decoder(config, "ministral3", tuple(layers))
+
+
+def _growing(config: Config) -> tuple[Config, QueryGrowth | None]:
+    """Return the config without the keys of the growth among its rotary parameters, and the growth. A GGUF file has the
+    growth beside them, and the scale of all dimensions under another name.
+    """
+    given = config.value("rope_parameters") is not None or config.value("rope_scaling") is not None
+    parameters: dict[str, Any] = rope_parameters(config) if given else dict(_YARN)
+    scale, length = parameters.pop(_GROWTH, None), config.value(_LENGTH) or parameters.get(_LENGTH)
+    parameters.pop("max_position_embeddings", None)
+    if config.prefix:
+        scale, length = config.value(_GGUF_GROWTH), config.value(_GGUF_LENGTH) or length
+        if log := parameters.pop(_LOG, 0.0):
+            parameters |= {"mscale": 1.0, "mscale_all_dim": log}
+    values: Mapping[str, Any] = {**config.values, "rope_parameters": parameters, "rope_scaling": None}
+    own = replace(config, values=values)
+    if not scale:
+        return own, None
+    rules = Config(config.path, {_GROWTH: scale, _LENGTH: length})
+    if length is None:
+        raise config.error(f"{_GROWTH} without {_LENGTH}", USE_ITS_CONFIG)
+    return own, QueryGrowth(rules.size(_LENGTH), rules.positive(_GROWTH), offset=0)
+
+
+FAMILIES = {
+    "ministral3": Family(
+        "Ministral 3",
+        ministral3,
+        table(
+            *(DECODER, BIASES, WINDOWS, [HIDDEN_ACT]),
+            [Key(_GGUF_GROWTH, gguf=_GGUF_GROWTH[2:], kind=float), Key(_GGUF_LENGTH, gguf=_GGUF_LENGTH[2:], kind=int)],
+            num_key_value_heads=8,
+            head_dim=128,
+            rms_norm_eps=1e-5,
+            rope_theta=1e6,
+        ),
+        unused=("score.", "vision_tower.", "multi_modal_projector."),
+        gguf="mistral3",
+        gguf_interleaved=True,
+    )
+}
