@@ -22,7 +22,8 @@ ARCHITECTURES = {
     "gemma4_text": "gemma4", "gemma3n_text": "gemma3n", "ernie4_5_moe": "ernie4_5-moe", "olmoe": "olmoe",
     "ministral3": "mistral3",
 }  # fmt: skip
-MORE_ARCHITECTURES = {"nemotron_h_moe"}  # models with experts of the same model_type
+# Models of the same model_type: with experts, for embeddings.
+MORE_ARCHITECTURES = {"nemotron_h_moe", "gemma-embedding"}
 INTERLEAVED = {
     "llama",
     "smollm3",
@@ -34,7 +35,7 @@ INTERLEAVED = {
     "mistral3",
 }  # architectures whose q and k rows are in interleaved rotary order
 DELTA = {"qwen3next", "qwen35", "qwen35moe"}
-GEMMA = {"gemma2", "gemma3"}  # GGUF files hold their norm weights as 1 + w
+GEMMA = {"gemma2", "gemma3", "gemma-embedding"}  # GGUF files hold their norm weights as 1 + w
 
 KEYS = {
     "embedding_length": "hidden_size",
@@ -122,7 +123,7 @@ DELTA_BLOCK = {
 POST_NORMS = {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
               "post_feedforward_layernorm": "post_ffw_norm"}  # fmt: skip
 OWN_BLOCK = {
-    **dict.fromkeys(("gemma2", "gemma3", "gemma3n", "gemma4", "olmo2", "seed_oss"), POST_NORMS),
+    **dict.fromkeys(("gemma2", "gemma3", "gemma-embedding", "gemma3n", "gemma4", "olmo2", "seed_oss"), POST_NORMS),
     **dict.fromkeys(DELTA, DELTA_BLOCK),
     "gpt-oss": {"post_attention_layernorm": "post_attention_norm"},
     "glm4moe": {"post_attention_layernorm": "post_attention_norm"},
@@ -132,6 +133,8 @@ OWN_BLOCK = {
 
 def architecture_of(config):
     """The ``general.architecture`` of the file of a model."""
+    if config.get("use_bidirectional_attention"):
+        return "gemma-embedding"
     more = "_moe" if "moe" in config.get("layers_block_type", ()) else ""
     return ARCHITECTURES[config["model_type"]] + more
 

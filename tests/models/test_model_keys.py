@@ -15,6 +15,7 @@ from foreword.models.families import ENCODER_FAMILIES, FAMILIES, GGUF_FAMILIES
 from foreword.models.gguf import GGUF
 from foreword.models.keys import WITHOUT_EFFECT, Key, only, table
 from foreword.models.loader import load_model
+from foreword.models.pooling import GGUF_DENSE
 from models.gguf_models import ARCHITECTURES, architecture_of, metadata, write
 from models.pooling_models import POOLING
 from models.recorded import TINY, make
@@ -42,6 +43,7 @@ WITH_ATTENTION = {
 """Where the defaults of a reference are of a model that is refused: without attention, with experts, without their
 number per token, or with an odd number of dimensions that rotate.
 """
+DENSE = {f"*.{name}_feat_{side}" for name in GGUF_DENSE for side in ("in", "out")}
 LOADER = {"architectures", "model_type"}  # which choose the family
 PATH = Path("config.json")
 
@@ -108,7 +110,7 @@ def plain(typed):
 @pytest.mark.parametrize("model_type", ALL)
 def test_every_declared_key_is_read(model_type):
     """Reading a key that is not declared raises KeyError."""
-    family, read = ALL[model_type], {"pooling_type"}  # by the loader
+    family, read = ALL[model_type], {"pooling_type", *DENSE}  # by the loader
     for config in variants(model_type):
         config = replace(config, values={"vocab_size": 48, **config.values})
         family.read(config)

@@ -11,8 +11,10 @@ from foreword.models.spec import DecoderSpec
 from foreword.native import available
 from foreword.server.loading import _fitted
 from foreword.server.served import ServedModel
+from models.gguf_models import write
 from models.pooling_models import FIRST_TEXT_LEN, POOLING, make_pooling
 from models.running import FLOATS
+from models.tiny import random_tensors
 
 OPTIONS = {"max_model_len": 24, "num_blocks": 64, "block_size": 4}
 VECTORS = [name for name, tiny in POOLING.items() if "mean" in tiny["texts"][0]]
@@ -74,7 +76,51 @@ def test_vectors_equal_those_of_transformers(tmp_path, name, executor):
             params = PoolingParams(pooling=pooling, normalize=False)
             vectors = llm.embed([text["token_ids"] for text in texts], params)
             for vector, text in zip(vectors, texts, strict=True):
-                np.testing.assert_allclose(vector, text[pooling], atol=2e-5)
+                np.testing.assert_allclose(vector, text[pooling], rtol=1e-5, atol=2e-5)
+
+
+def embedding_gemma(tmp_path, **more):
+    """A GGUF file with two layers after the pooling, these layers, and the model's record."""
+    tiny, random = POOLING["embedding-gemma-bidirectional"], np.random.default_rng(3)
+    tensors = {f"model.{name}": tensor for name, tensor in random_tensors(tiny["shapes"]).items()}
+    dense = [random.standard_normal(shape).astype(np.float32) / 6 for shape in ((40, 32), (20, 40))]
+    sizes = {"dense_2_feat_in": 32, "dense_2_feat_out": 40, "dense_3_feat_in": 40, "dense_3_feat_out": 20, **more}
+    metadata = {f"gemma-embedding.{key}": ("u32", size) for key, size in {"pooling_type": 1, **sizes}.items()}
+    extra = {f"dense_{i + 2}.weight": matrix for i, matrix in enumerate(dense)}
+    return write(tmp_path / "model.gguf", tiny["config"], tensors, metadata, extra), dense, tiny
+
+
+@pytest.mark.parametrize("executor", [one for one in FLOATS if one != "torch"])
+def test_vectors_of_a_gguf_file_of_embedding_gemma_equal_those_of_transformers(tmp_path, executor):
+    path, dense, tiny = embedding_gemma(tmp_path)
+    with load(path, executor) as llm:
+        assert llm.model.pooling.hidden_size == 20
+        vectors = llm.embed([text["token_ids"] for text in tiny["texts"]], PoolingParams(normalize=False))
+    for vector, text in zip(vectors, tiny["texts"], strict=True):
+        np.testing.assert_allclose(vector, np.array(text["mean"]) @ dense[0].T @ dense[1].T, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(("key", "size"), [("dense_2_feat_in", 31), ("dense_2_feat_out", 41), ("dense_3_feat_out", 32)])
+def test_sizes_of_layers_after_the_pooling_that_a_gguf_file_contradicts_are_refused(tmp_path, key, size):
+    path, _, _ = embedding_gemma(tmp_path, **{key: size})
+    with pytest.raises(ModelError, match=rf"{key.split('_feat')[0]}\.weight has shape .* {key} = {size} after"):
+        load_model(path)
+
+
+def test_tokens_of_gte_qwen2_see_later_ones_although_its_configuration_does_not_say_so(tmp_path):
+    """Its code does, which the configuration names."""
+    for repository, key, name, is_causal in (
+        ("", "AutoModel", "Qwen2Model", False),
+        ("Alibaba-NLP/gte-Qwen2-7B-instruct--", "AutoModel", "Qwen2Model", False),
+        ("", "AutoModelForCausalLM", "Qwen2Model", True),
+        ("", "AutoModel", "Other", True),
+    ):
+        changes = {"is_causal": None, "auto_map": {key: f"{repository}modeling_qwen.{name}"}}
+        spec = load_model(make_pooling(tmp_path, "qwen2-bidirectional", **changes)).spec
+        assert spec.is_causal == is_causal
+        assert load_model(
+            make_pooling(tmp_path, "qwen2-bidirectional", **{**changes, "is_causal": True})
+        ).spec.is_causal
 
 
 @pytest.mark.parametrize("executor", FLOATS)

@@ -86,6 +86,24 @@ def test_keys_without_influence_are_listed_unless_they_ask_for_nothing(tmp_path,
 
 
 @pytest.mark.parametrize(
+    ("config", "ids"),
+    [
+        ({"add_eos_token": True}, [4, 2]),
+        ({"add_eos_token": True, "auto_map": None}, [4]),
+        ({"add_eos_token": False}, [4]),
+        ({"add_bos_token": True, "bos_token": {"content": "<tool>"}}, [2, 4]),
+    ],
+)
+def test_a_tokenizer_of_the_model_s_own_code_adds_the_tokens_of_its_configuration(tmp_path, config, ids):
+    own = {"eos_token": "<tool>", "auto_map": {"AutoTokenizer": ["a.Slow", "a.Fast"]}, **config}
+    tokenizer = read(tmp_path, **own)
+    [plain] = read(tmp_path).encode("h")
+    assert tokenizer.encode("h") == [plain if token == 4 else token for token in ids]
+    listed = ("tokenizer_config.json: add_eos_token",) if len(ids) == 1 and config["add_eos_token"] else ()
+    assert tokenizer.unread_keys == listed
+
+
+@pytest.mark.parametrize(
     ("config", "text"),
     [({}, "éa"), ({"do_lower_case": False}, "Éa"), ({"strip_accents": True}, "ea"), ({"do_lower_case": True}, "éa")],
 )

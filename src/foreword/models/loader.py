@@ -25,7 +25,7 @@ from foreword.models.naming import DENSE, encoder_weights, has_own_head, weights
 from foreword.models.next_token import NextTokenHead, read_head, without_head
 from foreword.models.ollama_names import from_ollama
 from foreword.models.pooling import HeadLayer, PoolingSpec
-from foreword.models.pooling_files import gguf_pooling, has_logits, read_pooling
+from foreword.models.pooling_files import gguf_dense, gguf_pooling, has_logits, read_pooling
 from foreword.models.safetensors import read_directory
 from foreword.models.sentence_transformers import SentenceTransformer, read_sentence_transformer
 from foreword.models.spec import DecoderSpec
@@ -149,12 +149,14 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
         spec = spec.changed(has_logits=False)
     files = dict.fromkeys(t.stored.file for t in gguf.tensors.values() if isinstance(t.stored, FileRows))
     own = without_head(gguf.tensors, spec.num_layers)
-    weights = FileWeights(weights_from_gguf(path, own, spec, family), files)
+    dense = gguf_dense(config, gguf.tensors, spec.hidden_size)
+    size = dense[-1].outputs if dense else spec.hidden_size
+    pooling = PoolingSpec(hidden_size=size, pooling=gguf_pooling(config), dense=dense)
+    weights = FileWeights(weights_from_gguf(path, own, spec, family, pooling), files)
     try:
         tokenizer = Tokenizer.from_gguf(gguf.metadata)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
-    pooling = PoolingSpec(hidden_size=spec.hidden_size, pooling=gguf_pooling(config))
     generation = generation_of_gguf(path, gguf.metadata)
     loaded = _loaded(spec, weights, tokenizer, name, path, pooling, generation, config, family.keys, family)
     return replace(loaded, head=partial(read_head, path, gguf.tensors, spec, family), from_gguf=True)

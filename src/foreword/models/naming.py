@@ -17,7 +17,7 @@ from foreword.models.families.base import GGUF_LAYER, SAFETENSORS_LAYER, SAFETEN
 from foreword.models.families.encoders import EncoderFamily
 from foreword.models.families.vision import UNUSED
 from foreword.models.files import OrderedRows, TransposedRows
-from foreword.models.pooling import PoolingSpec
+from foreword.models.pooling import GGUF_DENSE, PoolingSpec
 from foreword.models.spec import DecoderSpec, MlaSpec, weight_names
 from foreword.models.vision_spec import VisionSpec, vision_weight_names
 from foreword.models.weights import Tensor, float_tensor
@@ -33,10 +33,16 @@ _CANONICAL = re.compile(r"(?:layers\.(\d+)\.)?(?:(experts)\.(\d+)\.)?(.+)")
 
 
 def weights_from_gguf(
-    path: Path, tensors: Mapping[str, Tensor], spec: DecoderSpec, family: Family, prefix: str = GGUF_LAYER
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    spec: DecoderSpec,
+    family: Family,
+    pooling: PoolingSpec | None = None,
+    prefix: str = GGUF_LAYER,
 ) -> dict[str, Tensor]:
-    """Return all weights of a spec from a GGUF file. Raise ModelError for a weight that is missing or has another
-    shape, and for a tensor that the spec does not use: a bias, a scale, another type of layer.
+    """Return all weights of a spec, and of the layers after its pooling, from a GGUF file. Raise ModelError for
+    a weight that is missing or has another shape, and for a tensor that the spec does not use: a bias, a scale, another
+    type of layer.
 
     prefix: the beginning of the names of a layer's tensors, {i} its number.
     """
@@ -44,7 +50,9 @@ def weights_from_gguf(
     if spec.mla is not None:
         tensors = _separate_latents(tensors, spec, spec.mla, prefix)
     names = _with_layer(family.names_in_gguf(spec), GGUF_LAYER, prefix)
-    weights, used = _collect(path, tensors, weight_names(spec), names, family.parts_of_layer)
+    names |= {f"{DENSE}{i}": f"{name}.weight" for i, name in enumerate(GGUF_DENSE)}
+    wanted = chain(weight_names(spec), pooling.weight_names() if pooling else ())
+    weights, used = _collect(path, tensors, wanted, names, family.parts_of_layer)
     used |= _unread_keys(spec, names)
     if extra := sorted(tensors.keys() - used - set(ROPE_FACTORS.values())):
         fix = "Use a directory of safetensors, or another model"

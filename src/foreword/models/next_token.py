@@ -82,7 +82,7 @@ def read_head(path: Path, tensors: Mapping[str, Tensor], spec: DecoderSpec, fami
     if names.in_gguf:
         fused = family.gguf_fused or family.fused
         family = replace(family, gguf_names={**family.gguf_names, **final_norm}, gguf_fused=lambda _: fused(spec))
-        weights = weights_from_gguf(path, used, one, family, names.layer)
+        weights = weights_from_gguf(path, used, one, family, prefix=names.layer)
     else:
         fused = family.fused
         family = replace(family, names={**family.names, **final_norm}, fused=lambda _: fused(spec), unused=())

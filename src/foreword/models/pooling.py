@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+GGUF_DENSE = ("dense_2", "dense_3")
+"""The layers after the pooling in a GGUF file: their tensors, and the beginnings of the keys of their sizes."""
 Pooling = Literal["last", "mean", "cls"]
 HeadActivation = Literal["tanh", "gelu", "gelu_tanh", "relu", "relu2", "silu", "identity"]
 ResultActivation = Literal["softmax", "sigmoid", "identity"]

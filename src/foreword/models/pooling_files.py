@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from foreword.models.config import USE_ITS_CONFIG, Config
-from foreword.models.pooling import HeadLayer, Pooling, PoolingSpec
+from foreword.models.pooling import GGUF_DENSE, HeadLayer, Pooling, PoolingSpec
 from foreword.models.sentence_transformers import SentenceTransformer
+from foreword.models.weights import Tensor
 
 _GGUF_POOLINGS: Mapping[int, Pooling] = {0: "last", 1: "mean", 2: "cls", 3: "last"}
 _RESULTS = {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax"}
@@ -38,6 +39,27 @@ def gguf_pooling(config: Config) -> Pooling:
             f"pooling_type = {number} is not supported", "Use a model with 1 (mean), 2 (cls) or 3 (last)"
         )
     return _GGUF_POOLINGS[number]
+
+
+def gguf_dense(config: Config, tensors: Mapping[str, Tensor], hidden_size: int) -> tuple[HeadLayer, ...]:
+    """Return the layers after the pooling of a decoder in a GGUF file, of a family that may have them. Raise ModelError
+    for sizes that do not fit.
+    """
+    layers: list[HeadLayer] = []
+    for name in GGUF_DENSE if f"*.{GGUF_DENSE[0]}_feat_in" in config.keys else ():
+        tensor = tensors.get(f"{name}.weight")
+        if tensor is None:
+            break
+        outputs, inputs = tensor.shape if len(tensor.shape) == 2 else (0, 0)
+        sizes = {"in": inputs, "out": outputs}
+        for side, size in sizes.items():
+            given = config.optional(f"*.{name}_feat_{side}", int)
+            if given not in (None, size) or inputs != hidden_size:
+                expected = f"{name}_feat_{side} = {given} after {hidden_size} numbers"
+                raise config.error(f"{name}.weight has shape {tensor.shape}, not that of {expected}", USE_ITS_CONFIG)
+        layers.append(HeadLayer(inputs, outputs, bias=False))
+        hidden_size = outputs
+    return tuple(layers)
 
 
 def read_pooling(

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, normalizers
+from tokenizers import AddedToken, normalizers, processors
 
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.text_bounds import state_of, steps_of
-from foreword.models.tokenizer_parts import panics_caught
+from foreword.models.tokenizer_parts import panics_caught, surrounding
 
 SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "pad", "sep", "cls", "mask"))
 _READ = {
@@ -34,6 +34,7 @@ _BERT = {
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
 _SWITCHES = ("add_bos_token", "add_eos_token", *_BERT)
+_ENDS = ("bos", "eos")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -56,6 +57,7 @@ def configure(backend: tokenizers.Tokenizer, config: Config) -> tuple[str, ...]:
         if backend.token_to_id(text) is None:
             raise config.error(f"the special token {text!r:.80} is not in tokenizer.json", USE_ITS_CONFIG)
     _configure_bert(backend, config)
+    _add_around(backend, config)
     given = config.optional("add_prefix_space", bool)
     if given is not None and given != (found := _has_prefix_space(backend)):
         raise config.error(f"add_prefix_space = {given}, in tokenizer.json it is {found}", USE_ITS_CONFIG)
@@ -101,6 +103,39 @@ def _configure_bert(backend: tokenizers.Tokenizer, config: Config) -> None:
     )
 
 
+def _add_around(backend: tokenizers.Tokenizer, config: Config) -> None:
+    """Add the tokens around a text that the configuration asks for, where the model has a tokenizer of its own code:
+    such code adds them after it has read a tokenizer.json without any.
+    """
+    classes: Any = config.value("auto_map")
+    if not (isinstance(classes, Mapping) and "AutoTokenizer" in classes) or _around(backend) != set():
+        return
+    tokens: dict[str, list[tuple[str, int]]] = {}
+    for name in _ENDS:
+        text, token_id = _named(backend, config, name)
+        is_added = config.value(f"add_{name}_token") is True
+        tokens[name] = [(text, token_id)] if is_added and token_id is not None else []
+    if any(tokens.values()):
+        added, own = surrounding(tokens["bos"], tokens["eos"]), backend.post_processor
+        backend.post_processor = added if own is None else processors.Sequence([own, added])
+
+
+def _named(backend: tokenizers.Tokenizer, config: Config, name: str) -> tuple[str, int | None]:
+    """Return the text and the id of the token of this name, "" and None if there is none."""
+    token: Any = config.value(f"{name}_token")
+    text = token.get("content") if isinstance(token, Mapping) else token
+    return (text, backend.token_to_id(text)) if isinstance(text, str) else ("", None)
+
+
+def _around(backend: tokenizers.Tokenizer) -> set[str] | None:
+    """Return the tokens around an empty text; None if the tokenizer fails on it."""
+    try:
+        with panics_caught():
+            return set(backend.encode("").tokens)
+    except Exception:  # tokenizers fail on the text
+        return None
+
+
 def _has_prefix_space(backend: tokenizers.Tokenizer) -> bool:
     """Return whether a text gets a space before it."""
     steps = [*steps_of(state_of(backend.pre_tokenizer)), *steps_of(state_of(backend.normalizer))]
@@ -112,14 +147,8 @@ def _has_prefix_space(backend: tokenizers.Tokenizer) -> bool:
 
 def _contradicted(backend: tokenizers.Tokenizer, config: Config) -> Iterator[str]:
     """Yield the keys that tokenizer.json contradicts: it decides which tokens are around a text, as in transformers."""
-    try:
-        with panics_caught():
-            around = set(backend.encode("").tokens)
-    except Exception:  # tokenizers fail on the text
-        return
-    for name in ("bos", "eos"):
-        given: Any = config.value(f"add_{name}_token")
-        token: Any = config.value(f"{name}_token")
-        text = token.get("content") if isinstance(token, Mapping) else token
-        if given is not None and text is not None and given != (text in around):
+    around = _around(backend)
+    for name in _ENDS if around is not None else ():
+        given, (text, _) = config.value(f"add_{name}_token"), _named(backend, config, name)
+        if given is not None and text and given != (text in around):
             yield f"add_{name}_token"

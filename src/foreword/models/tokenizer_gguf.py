@@ -13,12 +13,12 @@ from enum import IntEnum
 from itertools import repeat
 
 import numpy as np
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from foreword.errors import ModelError
 from foreword.models.files import T, typed_value
 from foreword.models.pre_tokenizers import PRESETS, Preset, preset_of_vocabulary
-from foreword.models.tokenizer_parts import TokenizerParts, panics_caught, turn_ends
+from foreword.models.tokenizer_parts import TokenizerParts, panics_caught, surrounding, turn_ends
 
 _TEMPLATE = "tokenizer.chat_template"
 _TOKENS = ("bos", "eos", "eot", "eom", "unknown", "padding", "separator", "seperator", "cls", "mask")
@@ -56,7 +56,8 @@ def build_from_gguf(metadata: Mapping[str, object]) -> TokenizerParts:
             _add_tokens(backend, tokens, types)
             first = _flagged(metadata, "add_bos_token", add_bos, ids["bos"])
             last = _flagged(metadata, "add_eos_token", False, ids["eos"])
-            _surround(backend, tokens, first, last)
+            if first or last:
+                backend.post_processor = surrounding([(tokens[i], i) for i in first], [(tokens[i], i) for i in last])
     except ModelError:
         raise
     except Exception as error:  # tokenizers raises plain Exception
@@ -211,15 +212,6 @@ def _add_tokens(backend: Tokenizer, tokens: list[str], types: Sequence[int]) -> 
     backend.add_special_tokens([AddedToken(tokens[i], special=True, normalized=False) for i in special])
     plain = np.flatnonzero(kinds == _Type.USER_DEFINED).tolist()
     backend.add_tokens([AddedToken(tokens[i], special=False, normalized="▁" in tokens[i]) for i in plain])
-
-
-def _surround(backend: Tokenizer, tokens: list[str], first: list[int], last: list[int]) -> None:
-    """Make encoding put these tokens before and after a text."""
-    if first or last:
-        backend.post_processor = processors.TemplateProcessing(
-            single=[*(tokens[i] for i in first), "$A", *(tokens[i] for i in last)],
-            special_tokens=[(tokens[i], i) for i in dict.fromkeys(first + last)],
-        )
 
 
 def _chat_templates(metadata: Mapping[str, object]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import tokenizers
@@ -37,6 +37,16 @@ def turn_ends(backend: tokenizers.Tokenizer) -> list[int]:
     control = {t.content: i for i, t in backend.get_added_tokens_decoder().items() if t.special}
     ends = _HARMONY_ENDS if control.keys() >= _HARMONY_ENDS else _TURN_ENDS
     return sorted(i for content, i in control.items() if content in ends)
+
+
+def surrounding(
+    first: Sequence[tuple[str, int]], last: Sequence[tuple[str, int]]
+) -> tokenizers.processors.TemplateProcessing:
+    """Return what puts these tokens, texts with their ids, before and after a text."""
+    return tokenizers.processors.TemplateProcessing(
+        single=[*(text for text, _ in first), "$A", *(text for text, _ in last)],
+        special_tokens=list(dict.fromkeys([*first, *last])),
+    )
 
 
 @contextlib.contextmanager

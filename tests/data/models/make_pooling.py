@@ -41,6 +41,12 @@ MODELS = {
             layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         )
     ),
+    "embedding-gemma-bidirectional": transformers.Gemma3TextModel(
+        transformers.Gemma3TextConfig(
+            **{**DECODER, "num_hidden_layers": 6}, head_dim=8, sliding_window=6, use_bidirectional_attention=True,
+            query_pre_attn_scalar=8,
+        )
+    ),
     "bert-classifier": transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, **THREE)),
     "bert-cross-encoder": transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, **ONE)),
     "roberta-classifier": transformers.RobertaForSequenceClassification(

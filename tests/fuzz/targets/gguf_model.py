@@ -24,7 +24,7 @@ ALL_SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": []}
 
 
 def valid():
-    assert {architecture_of(TINY[name]["config"]) for name in NAMES} == set(GGUF_FAMILIES)
+    assert {architecture_of(TINY[name]["config"]) for name in NAMES} == set(GGUF_FAMILIES) - {"gemma-embedding"}
     with tempfile.TemporaryDirectory() as folder:
         return [made(name, Path(folder) / "model.gguf").read_bytes() for name in NAMES]
 

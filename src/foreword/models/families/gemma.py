@@ -20,6 +20,7 @@ from foreword.models.families.base import (
     windows,
 )
 from foreword.models.keys import Key, only, only_in_gguf, table
+from foreword.models.pooling import GGUF_DENSE
 from foreword.models.spec import DecoderSpec, LayerSpec
 
 
@@ -32,12 +33,16 @@ def gemma2(config: Config) -> DecoderSpec:
     )
 
 
+_EMBEDDING = "gemma-embedding"
+"""The architecture of GGUF files of EmbeddingGemma: a Gemma 3 whose tokens see later ones."""
+
+
 def gemma3(config: Config) -> DecoderSpec:
     """Five sliding layers, then a full one; sliding layers have their own rotary base. Norms on q and k."""
     is_public = config.value("sliding_window_pattern") is not None
     every = config.size("sliding_window_pattern" if is_public else "_sliding_window_pattern")
     full, local = rope(config, "full_attention"), rope(_local(config), "sliding_attention")
-    is_causal = not config.get("use_bidirectional_attention", bool)
+    is_causal = not config.get("use_bidirectional_attention", bool) and config.prefix != f"{_EMBEDDING}."
 
     def own(window: int) -> int:
         return window if is_causal else window // 2 + 1  # to each side
@@ -119,11 +124,18 @@ _GEMMA3 = table(
         Key("_sliding_window_pattern", 6),
         Key("rope_local_base_freq", 10000.0, gguf=_LOCAL_THETA, gguf_default=10000.0),
     ],
+    (
+        Key(f"*.{name}_feat_{side}", gguf=f"{name}_feat_{side}", kind=int)
+        for name in GGUF_DENSE
+        for side in ("in", "out")
+    ),
     rope_theta=1e6,
     **_DEFAULTS,
     **_GEMMA3_SIZES,
 )
 FAMILIES = {
     "gemma2": Family("Gemma 2", gemma2, _GEMMA2, names=_NAMES, norms_less_one=True, gguf="gemma2"),
-    "gemma3_text": Family("Gemma 3 (text)", gemma3, _GEMMA3, names=_NAMES, norms_less_one=True, gguf="gemma3"),
+    "gemma3_text": Family(
+        "Gemma 3 (text)", gemma3, _GEMMA3, names=_NAMES, norms_less_one=True, gguf="gemma3", more_gguf=(_EMBEDDING,)
+    ),
 }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from foreword.models.config import Config
 from foreword.models.families.base import (
     BIASES,
@@ -32,7 +35,15 @@ def _layers(config: Config, moe: MoeSpec | None = None) -> tuple[LayerSpec, ...]
     return tuple(LayerSpec(rotary, window, own) for window, own in zip(spans, sparse, strict=True))
 
 
+_SEES_ALL = "modeling_qwen.Qwen2Model"
+"""The class of gte-Qwen2, whose tokens see later ones. Some of its configurations do not say so."""
+
+
 def qwen2(config: Config) -> DecoderSpec:
+    classes = config.value("auto_map")
+    own = classes.get("AutoModel") if isinstance(classes, Mapping) else None
+    if isinstance(own, str) and own.endswith(_SEES_ALL) and config.values.get("is_causal") is None:
+        config = replace(config, values={**config.values, "is_causal": False})
     return decoder(config, "qwen2", _layers(config), qkv_bias=True)
 
 
@@ -52,7 +63,7 @@ def qwen3_moe(config: Config) -> DecoderSpec:
 _QWEN2 = (*DECODER, CAUSAL_OR_NOT, HIDDEN_ACT, *WINDOWS, Key("use_sliding_window", False), Key("max_window_layers", 28))
 _QWEN3, _SPARSE = (*_QWEN2, *BIASES), (*EXPERTS, *SPARSE_LAYERS)
 FAMILIES = {
-    "qwen2": Family("Qwen2", qwen2, table(_QWEN2), gguf="qwen2"),
+    "qwen2": Family("Qwen2", qwen2, table(_QWEN2, [Key("auto_map", kind=object)]), gguf="qwen2"),
     "qwen2_moe": Family(
         "Qwen2 with experts",
         qwen2_moe,
