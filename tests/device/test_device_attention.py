@@ -46,7 +46,7 @@ def cache_of(kv_heads: int, dim: int, value_dim: int):
     return keys.unflatten(1, (BLOCK, kv_heads, dim)), values.unflatten(1, (BLOCK, kv_heads, value_dim))
 
 
-def reference(step: Step, q, keys, values, *, scale, window=None, softcap=0.0, sinks=None):
+def reference(step: Step, q, keys, values, *, scale, window=None, chunked=False, softcap=0.0, sinks=None):
     """Attention from the paged keys as they are, request by request."""
     batch, out = step.batch, np.zeros((*q.shape[:2], values.shape[-1]), np.float32)
     shared = q.shape[1] // keys.shape[1]
@@ -58,6 +58,8 @@ def reference(step: Step, q, keys, values, *, scale, window=None, softcap=0.0, s
         scores = cap(np.einsum("thd,shd->hts", q[at], k) * np.float32(scale), softcap or None)
         distance = batch.positions[at][:, None] - np.arange(length)
         seen = (distance >= 0) & (distance < (window or 1 << 30))
+        if chunked:
+            seen = (distance >= 0) & (np.arange(length) // window == batch.positions[at][:, None] // window)
         scores = np.where(seen, scores, np.float32(-np.inf))
         if sinks is not None:
             sink = np.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1))
@@ -83,6 +85,8 @@ def slots_below(step: Step, window: int) -> list[int]:
         (4, 2, 16, 16, {"window": 6, "sinks": True, "softcap": 3.0, "splits": 2}),
         (35, 1, 16, 16, {"splits": 2}),  # the heads of a key are of several programs
         (18, 1, 16, 16, {"window": 9, "sinks": True}),
+        (4, 2, 16, 16, {"window": 9, "chunked": True}),
+        (18, 1, 16, 16, {"window": 7, "chunked": True, "splits": 3}),
     ],
 )
 def test_attention_over_the_rows_equals_attention_by_definition(heads, kv_heads, dim, value_dim, options):
@@ -96,6 +100,7 @@ def test_attention_over_the_rows_equals_attention_by_definition(heads, kv_heads,
             (heads,),
         )
     )
+    chunked = options.get("chunked", False)
     splits, window, softcap = options.get("splits", 1), options.get("window"), options.get("softcap", 0.0)
     sinks = sinks if "sinks" in options else None
     attention = DeviceAttention(
@@ -109,9 +114,11 @@ def test_attention_over_the_rows_equals_attention_by_definition(heads, kv_heads,
     out = torch.full((32, heads, value_dim), float("nan"), device=WHERE)
     attention.attend(
         to_device(q), LayerCache(*cache), out, num_tokens=32, num_reqs=5, scale=dim**-0.5, window=window,
-        softcap=softcap, sinks=None if sinks is None else to_device(sinks),
+        chunked=chunked, softcap=softcap, sinks=None if sinks is None else to_device(sinks),
     )  # fmt: skip
-    expected = reference(step, q, keys, values, scale=dim**-0.5, window=window, softcap=softcap, sinks=sinks)
+    expected = reference(
+        step, q, keys, values, scale=dim**-0.5, window=window, chunked=chunked, softcap=softcap, sinks=sinks
+    )
     got = host(out)[: step.batch.num_tokens]
     np.testing.assert_allclose(got, expected[: step.batch.num_tokens], rtol=2e-5, atol=2e-6)
 

@@ -22,7 +22,7 @@ from foreword.executors.torch import on_rows
 from foreword.executors.torch.executor import TorchExecutor
 from foreword.executors.torch.grouped import waits_for_host
 from foreword.executors.torch.on_rows import DecoderOnRows
-from foreword.models.spec import LayerSpec, MlaSpec, MoeSpec
+from foreword.models.spec import LayerSpec, MlaSpec, MoeSpec, QueryGrowth
 
 POOL = {"num_blocks": 40, "block_size": 4}
 SMALL = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 40, "num_heads": 4, "num_kv_heads": 2}
@@ -34,6 +34,13 @@ DECODERS = {
     "experts, biases, a gate, no rotation": tiny_spec(
         **SMALL, qkv_bias=True, attn_gate=True, tie_embeddings=True,
         layers=(LayerSpec(rope(12), moe=MoeSpec(3, 2, 16)), LayerSpec(None)),
+    ),
+    "chunks, growing queries": tiny_spec(
+        **SMALL,
+        layers=(
+            LayerSpec(rope(16), 6, chunked=True, unit_qk_eps=1e-3), LayerSpec(None, query_growth=QueryGrowth(3, 0.4)),
+            LayerSpec(rope(16), 6, chunked=True), LayerSpec(rope(16), query_growth=QueryGrowth(4, 0.7, offset=0)),
+        ),
     ),
     "latent attention": tiny_spec(
         **{**SMALL, "num_kv_heads": 1}, head_dim=28, mla=MlaSpec(24, 20, 12, 8, 18), layers=(LayerSpec(rope(8)),) * 2

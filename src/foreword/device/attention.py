@@ -233,14 +233,16 @@ class DeviceAttention:
         num_reqs: int,
         scale: float,
         window: int | None = None,
+        chunked: bool = False,
         softcap: float = 0.0,
         sinks: Tensor | None = None,
     ) -> None:
         """Launch K4: compute out [Tp, heads, value_dim] of a step of these padded sizes. Entries of padding do not
         change.
 
-        window: a query at p sees the keys in (p − window, p]. softcap: scores are softcap · tanh(score / softcap); 0:
-        as they are. sinks: [heads], scores without a value that take part in the softmax.
+        window: a query at p sees the keys in (p − window, p], if chunked those in [p − p mod window, p]. softcap:
+        scores are softcap · tanh(score / softcap); 0: as they are. sinks: [heads], scores without a value that take
+        part in the softmax.
         """
         rows, place = self.rows, self.rows.layout
         prompts, fp8 = num_tokens >= _PROMPT_TOKENS * num_reqs, cache.scales is not None
@@ -255,9 +257,10 @@ class DeviceAttention:
             place.records_at, place.record_size, queries, keys, values,
             *scales, self.no_tensor if sinks is None else sinks, out, self.partial, scale, softcap, splits,
             keys.stride(0), values.stride(0), scales[0].stride(0), HEADS=self.heads,
-            KV_HEADS=self.kv_heads, DIM=self.dim, VALUE_DIM=self.value_dim, WINDOW=window or 0, SOFTCAP=softcap > 0,
-            SINKS=sinks is not None, SPLIT=splits > 1, FP8=fp8, FP8_UNIT=fp8 and rows.api.converts_fp8, DOT=self.dot,
-            BLOCK_M=tile.rows, BLOCK_N=tile.keys, BLOCK_DIM=power_of_two(self.dim), BLOCK_VALUE=block_value,
+            KV_HEADS=self.kv_heads, DIM=self.dim, VALUE_DIM=self.value_dim, WINDOW=window or 0, CHUNKED=chunked,
+            SOFTCAP=softcap > 0, SINKS=sinks is not None, SPLIT=splits > 1, FP8=fp8,
+            FP8_UNIT=fp8 and rows.api.converts_fp8, DOT=self.dot, BLOCK_M=tile.rows, BLOCK_N=tile.keys,
+            BLOCK_DIM=power_of_two(self.dim), BLOCK_VALUE=block_value,
             **tile.options,
         )  # fmt: skip
         if splits > 1:

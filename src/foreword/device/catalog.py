@@ -75,6 +75,7 @@ def attend_kernel(
     }  # fmt: skip
     options = {
         "WINDOW": 0,
+        "CHUNKED": False,
         "SOFTCAP": False,
         "SINKS": False,
         "SPLIT": split,

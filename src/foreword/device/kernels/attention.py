@@ -24,7 +24,7 @@ def attend(
     state, packet, groups, group, records_at, record_size, queries, keys, values, key_scales, value_scales, sinks, out,
     partial, scale, softcap, num_splits, key_stride, value_stride, scale_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr, FP8: tl.constexpr,
+    CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr, FP8: tl.constexpr,
     FP8_UNIT: tl.constexpr, DOT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr,
 ):  # fmt: skip
@@ -36,7 +36,7 @@ def attend(
     queries: [Tp, HEADS, DIM]; out: [Tp, HEADS, VALUE_DIM]. keys, values: blocks of [block size, KV_HEADS, DIM or
     VALUE_DIM], key_stride or value_stride apart.
     sinks: [HEADS], a score per head that takes its part of the softmax and has no value. A query at position p sees the
-    keys in (p − WINDOW, p]; WINDOW 0: all up to p.
+    keys in (p − WINDOW, p], if CHUNKED in [p − p mod WINDOW, p]; WINDOW 0: all up to p.
     FP8, key_scales, value_scales: see `write_keys`.
     DOT: the type of the products' operands; sums are float32 always.
     SPLIT: each of num_splits programs takes a part of the keys and writes to partial, float32
@@ -90,7 +90,8 @@ def attend(
         begin = 0
         first = 0  # the lowest key that a query of the tile sees
         if WINDOW > 0:
-            first = tl.maximum(computed + local - WINDOW + 1, 0)
+            lowest = computed + local
+            first = lowest - lowest % WINDOW if CHUNKED else tl.maximum(lowest - WINDOW + 1, 0)
             begin = first // BLOCK_N * BLOCK_N
         if SPLIT:
             part = tl.cdiv(tl.cdiv(end - begin, num_splits), BLOCK_N) * BLOCK_N
@@ -115,7 +116,8 @@ def attend(
                 score = softcap * (2.0 * tl.sigmoid(2.0 * score / softcap) - 1.0)
             seen = (key[None, :] <= position[:, None]) & inside[None, :] & real[:, None]
             if WINDOW > 0:
-                seen = seen & (key[None, :] > position[:, None] - WINDOW)
+                begin_of = position - position % WINDOW if CHUNKED else position - WINDOW + 1
+                seen = seen & (key[None, :] >= begin_of[:, None])
             score = tl.where(seen, score, NEGATIVE)
             new = tl.maximum(top, tl.max(score, 1))
             weight = tl.where(seen, tl.exp(score - new[:, None]), 0.0)

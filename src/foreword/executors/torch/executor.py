@@ -23,11 +23,11 @@ from foreword.executors.torch.loras import Loras
 from foreword.executors.torch.options import check_compiler, device_of, dtype_of, use_threads
 from foreword.executors.torch.rotation import Rotaries
 from foreword.executors.torch.shard import Shards
-from foreword.executors.torch.step import PagedStep, RecurrentStep
+from foreword.executors.torch.step import PagedStep, RecurrentStep, growth_factors, query_growths
 from foreword.executors.torch.tensors import as_floats, as_tensor
 from foreword.executors.torch.weights import Loader
 from foreword.models.pooling import PoolingSpec
-from foreword.models.spec import DecoderSpec, QueryGrowth
+from foreword.models.spec import DecoderSpec
 from foreword.models.weights import Weights
 
 
@@ -95,7 +95,7 @@ class TorchExecutor(TransferPagedExecutor):
         self._rotaries = Rotaries(
             {layer.rope: own.heads_of(layer).head_dim for layer in own.layers if layer.rope is not None}, load.device
         )
-        self._growths = {layer.query_growth for layer in own.layers if layer.query_growth is not None}
+        self._growths = query_growths(own)
         self._last = torch.zeros(0, spec.hidden_size, dtype=load.dtype, device=load.device)
 
     @property
@@ -131,12 +131,8 @@ class TorchExecutor(TransferPagedExecutor):
             self.attention,
             self._rotaries.at(positions, self.dtype, mrope),
             RecurrentStep(batch, self.cache.states, self.device) if self.spec.state_size else None,
-            {growth: self._growth(positions, growth) for growth in self._growths},
+            {growth: growth_factors(growth, positions, self.dtype) for growth in self._growths},
         )
-
-    def _growth(self, positions: Tensor, growth: QueryGrowth) -> Tensor:
-        steps = torch.div(positions + growth.offset, growth.interval, rounding_mode="floor").float()
-        return (1 + growth.scale * torch.log1p(steps)).to(self.dtype)[:, None, None]
 
     def _tensor(self, array: AnyArray) -> Tensor:
         return as_tensor(array, self.device)

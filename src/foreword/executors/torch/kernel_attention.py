@@ -37,7 +37,7 @@ def dot_type(dtype: torch.dtype, device: torch.device) -> str:
 
 class KernelAttention(GatheredAttention):
     """`PagedAttention` that reads the blocks where they are, in one launch per layer. One copy per step tells the
-    kernels the requests and their block tables. Masks by chunks, biases, tokens that see later ones, and positions that
+    kernels the requests and their block tables. Biases, tokens that see later ones, and positions that
     are spread over ranks are computed as `GatheredAttention` does.
     """
 
@@ -60,7 +60,7 @@ class KernelAttention(GatheredAttention):
         """See `PagedAttention.attend`."""
         rows, layer, of = self._rows, call.layer, self.cache.layers[call.layer]
         has_bias = call.bias is not None or call.slopes is not None
-        if call.chunk is not None or has_bias or not self._is_causal or self._current.is_spread(of.group):
+        if has_bias or not self._is_causal or self._current.is_spread(of.group):
             return super().attend(call, queries)
         assert rows is not None, "begin comes before attend"
         key = queries.shape[1], of.num_kv_heads, of.key_dim, of.value_dim, of.group
@@ -73,7 +73,8 @@ class KernelAttention(GatheredAttention):
         out = queries.new_empty(*queries.shape[:2], of.value_dim)
         attention.attend(
             queries.contiguous(), LayerCache(self.cache.keys[layer], self.cache.values[layer]), out,
-            num_tokens=len(queries), num_reqs=rows.num_reqs, scale=call.scale, window=call.window,
+            num_tokens=len(queries), num_reqs=rows.num_reqs, scale=call.scale,
+            window=call.chunk or call.window, chunked=call.chunk is not None,
             softcap=call.softcap or 0.0, sinks=call.sinks,
         )  # fmt: skip
         return out

@@ -29,10 +29,10 @@ from foreword.executors.torch.grouped import waits_for_host
 from foreword.executors.torch.kernel_attention import dot_type
 from foreword.executors.torch.loras import Loras, Parts
 from foreword.executors.torch.options import device_of, dtype_of
-from foreword.executors.torch.step import Step
+from foreword.executors.torch.step import Step, growth_factors, query_growths
 from foreword.executors.torch.tensors import as_tensor
 from foreword.executors.torch.weights import Loader
-from foreword.models.spec import DecoderSpec, RopeSpec
+from foreword.models.spec import DecoderSpec, QueryGrowth, RopeSpec
 from foreword.models.weights import Weights
 
 
@@ -102,11 +102,6 @@ class DecoderOnRows:
                 f"{spec.architecture} has layers that read others' keys or whose heads differ, which steps on a device "
                 "lack; use executor='torch'"
             )
-        if any(layer.chunked or layer.query_growth for layer in spec.layers):
-            raise ConfigError(
-                f"{spec.architecture} has layers that attend in chunks, which steps on a device lack; use "
-                "executor='torch'"
-            )
         dtype = dtype_of(own.dtype, weights)
         load = Loader(weights, device_of(own.device), dtype, weight_format=own.weight_format)
         self.spec, self.dtype, self.device, self.num_splits = spec, load.dtype, load.device, own.num_splits
@@ -151,12 +146,14 @@ class DecoderOnRows:
 class _RowStep(Step):
     """A step over the rows. num_reqs: padded.
 
-    rotations: of each rope, cos and sin [N, pairs], and which of their rows belongs to each token: None, its position.
+    growths: see `PagedStep`. rotations: of each rope, cos and sin [N, pairs], and which of their rows belongs to each
+    token: None, its position.
     """
 
     memory: _RowMemory
     num_reqs: int
     rotations: Mapping[RopeSpec, tuple[tuple[Tensor, Tensor], Tensor | None]]
+    growths: Mapping[QueryGrowth, Tensor]
 
 
 class _RowMemory:
@@ -176,6 +173,7 @@ class _RowMemory:
         self._axes = {rope: torch.tensor(rope.axes, device=device) for rope in ropes if rope.axes}
         at = torch.arange(rows.states.max_model_len, device=device)[:, None]
         self._rotations = {rope: (self._rotation(rope, at), None) for rope in ropes if not rope.axes}
+        self._growths = query_growths(spec)
         self._tokens = torch.arange(T, device=device)
         dot = dot_type(model.dtype, device)
         attention = [
@@ -206,6 +204,7 @@ class _RowMemory:
                 **{rope: (self._rotation(rope, positions[axes].T.contiguous()), self._tokens)
                    for rope, axes in self._axes.items()},
             }  # fmt: skip
+        at = tensors["positions"][:num_tokens]
         return _RowStep(
             tensors["input_ids"][:num_tokens],
             None if embeds is None else (as_tensor(embeds[0], device), as_tensor(embeds[1], device)),
@@ -213,6 +212,7 @@ class _RowMemory:
             self,
             num_reqs,
             rotations,
+            {growth: growth_factors(growth, at, self.queries.dtype) for growth in self._growths},
         )
 
     def _rotation(self, rope: RopeSpec, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -257,9 +257,12 @@ class _RowLayer(AttentionWeights):
             projected, queries, cache, num_tokens=T, norms=norms, eps=self.qk_eps, rope=rope,
             rope_rows=rope_rows,
         )  # fmt: skip
+        if self.layer.query_growth is not None:
+            queries = queries * step.growths[self.layer.query_growth]
         attention.attend(
             queries, cache, out, num_tokens=T, num_reqs=step.num_reqs, scale=spec.query_scale,
-            window=self.layer.sliding_window, softcap=spec.attn_softcap or 0.0, sinks=self.sinks,
+            window=self.layer.sliding_window, chunked=self.layer.chunked,
+            softcap=spec.attn_softcap or 0.0, sinks=self.sinks,
         )  # fmt: skip
         a = out.flatten(1)
         return self.output(a * projected[:, -a.shape[1] :].sigmoid() if spec.attn_gate else a, step.loras)

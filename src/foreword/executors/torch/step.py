@@ -15,7 +15,7 @@ from foreword.executors.torch.attention import PagedAttention
 from foreword.executors.torch.loras import ProductChanges
 from foreword.executors.torch.rotation import Rotation
 from foreword.executors.torch.tensors import as_tensor
-from foreword.models.spec import QueryGrowth, RopeSpec
+from foreword.models.spec import DecoderSpec, QueryGrowth, RopeSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,17 @@ class PagedStep(Step):
     rotations: Mapping[RopeSpec, Rotation]
     recurrent: RecurrentStep | None
     growths: Mapping[QueryGrowth, Tensor]
+
+
+def query_growths(spec: DecoderSpec) -> set[QueryGrowth]:
+    """Return the growths of queries that layers of a model have."""
+    return {layer.query_growth for layer in spec.layers if layer.query_growth is not None}
+
+
+def growth_factors(growth: QueryGrowth, positions: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the factors of queries at positions [T], [T, 1, 1]."""
+    steps = torch.div(positions + growth.offset, growth.interval, rounding_mode="floor").float()
+    return (1 + growth.scale * torch.log1p(steps)).to(dtype)[:, None, None]
 
 
 class RecurrentStep:
