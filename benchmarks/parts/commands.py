@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -144,6 +145,10 @@ def speculation(
     async_scheduling: Annotated[
         bool, typer.Option("--async-scheduling", help="Plan one step ahead of the model.")
     ] = False,
+    kinds: Annotated[
+        str, typer.Option(help=f"Of {', '.join(speculation_bench.KINDS)}, separated by commas.", show_default="all")
+    ] = ",".join(speculation_bench.KINDS),
+    methods: Annotated[str, typer.Option(help="Separated by commas.")] = ",".join(speculation_bench.METHODS),
     at_once: AtOnce = "1,8",
     max_tokens: MaxTokens = 128,
     repeats: Turns = 3,
@@ -151,6 +156,8 @@ def speculation(
 ) -> None:
     """Measure speculative decoding on fixed prompts and W1 to W5, by turns; all methods must give the same tokens."""
     sizes = counts("--at-once", at_once, MAX_AT_ONCE)
+    chosen_kinds = _names("--kinds", kinds, speculation_bench.KINDS)
+    chosen_methods = _names("--methods", methods, speculation_bench.METHODS)
     if step_overhead is None:
         step_overhead = speculation_bench.step_overhead(options.model, options=options.settings)
     if options.as_json:
@@ -169,14 +176,27 @@ def speculation(
             repeats=repeats,
             async_scheduling=async_scheduling,
             options=options.settings,
+            kinds=chosen_kinds,
+            methods=chosen_methods,
         ),
         lambda r: (
-            f"{r.kind:<10}{r.at_once:>8}  {r.method:<12}{r.tok_s:>8.1f}{r.ratio:>7.2f}x"
-            f"{r.drafts_per_token:>9.2f}{r.acceptance:>9.0%}"
+            f"{r.kind:<10}{r.at_once:>8}  {r.method:<12}{r.tok_s:>8.1f}{r.ratio:>8.3f}x"
+            f"{f'{r.lowest:.2f} to {r.highest:.2f}':>14}{r.drafts_per_token:>9.2f}{r.acceptance:>9.0%}"
         ),
         as_json=options.as_json,
-        header=[f"{'prompts':<10}{'at once':>8}  {'method':<12}{'tok/s':>8}{'ratio':>8}{'drafts':>9}{'accepted':>10}"],
+        header=[
+            f"{'prompts':<10}{'at once':>8}  {'method':<12}{'tok/s':>8}{'ratio':>9}{'turns':>14}{'drafts':>9}{'right':>8}"
+        ],
     )
+
+
+def _names(flag: str, text: str, known: Sequence[str]) -> list[str]:
+    """Return the names in a text, by commas. Raise ConfigError for one that is not known."""
+    names = text.split(",")
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{flag} {name!r}: must be of {', '.join(known)}")
+    return names
 
 
 @app.command()

@@ -23,14 +23,17 @@ from parts.prompts import PROMPTS
 from parts.turns import chat_prompts, in_turns, load_with
 
 WORKLOADS = ("W1", "W2", "W3", "W4", "W5")
+KINDS = (*PROMPTS, *WORKLOADS)
+METHODS = ("default", "ngram", "suffix")
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationResult:
     """Medians over the repeats.
 
-    tok_s: output tokens per second from the last first token to the end. ratio: tok_s over that of the run without
-    speculation in the same turn. tokens_per_step: tokens per request in steps that verified drafts.
+    tok_s: output tokens per second of a whole run, prompts included. ratio: tok_s over that of the run without
+    speculation in the same turn; lowest, highest: of a turn. tokens_per_step: tokens per request in steps that verified
+    drafts.
     """
 
     kind: str
@@ -38,6 +41,8 @@ class SpeculationResult:
     method: str
     tok_s: float
     ratio: float
+    lowest: float
+    highest: float
     drafts_per_token: float
     acceptance: float
     tokens_per_step: float
@@ -55,6 +60,8 @@ def run(
     repeats: int = 3,
     async_scheduling: bool = False,
     options: dict[str, Any] | None = None,
+    kinds: Sequence[str] = KINDS,
+    methods: Sequence[str] = METHODS,
 ) -> Iterator[SpeculationResult]:
     """Return one result per kind of prompt, number of concurrent requests and method.
 
@@ -62,9 +69,10 @@ def run(
     """
     loaded = load_with(model, options)
     ngram = SpeculationConfig(num_tokens=num_tokens, adaptive=adaptive, step_overhead=step_overhead)
-    methods = {"default": EngineConfig().speculation, "ngram": ngram, "suffix": replace(ngram, method="suffix")}
+    configs = {"default": EngineConfig().speculation, "ngram": ngram, "suffix": replace(ngram, method="suffix")}
+    configs = {name: configs[name] for name in methods}
     if draft_model is not None:
-        methods["draft_model"] = replace(ngram, method="draft_model", model=draft_model)
+        configs["draft_model"] = replace(ngram, method="draft_model", model=draft_model)
     base = EngineConfig(
         scheduler=SchedulerConfig(max_num_seqs=max(*at_once, 64)),
         max_model_len=1024,
@@ -75,22 +83,28 @@ def run(
     off = build_engine(loaded, base)
     engines = {"off": off} | {
         name: build_engine(loaded, replace(base, speculation=speculation), executor=off.executor)
-        for name, speculation in methods.items()
+        for name, speculation in configs.items()
     }
-    for kind, count, batches in _batches(loaded, at_once, max_tokens):
+    for kind, count, batches in _batches(loaded, kinds, at_once, max_tokens):
         runs: dict[str, list[Served]] = {name: [] for name in engines}
         for prompts, params in batches:
             for name, served in in_turns(engines, prompts, params, repeats):
                 runs[name].append(served)
-        rates = {name: np.array([served.decode_tok_s for served in of_method]) for name, of_method in runs.items()}
+        rates = {
+            name: np.array([served.num_tokens / (served.end - served.begin) for served in of_method])
+            for name, of_method in runs.items()
+        }
         for name, of_method in runs.items():
+            ratios = rates[name] / rates["off"]
             drafted, accepted, verified = np.sum([served.drafts for served in of_method], 0).tolist()
             yield SpeculationResult(
                 kind=kind,
                 at_once=count,
                 method=name,
                 tok_s=float(np.median(rates[name])),
-                ratio=float(np.median(rates[name] / rates["off"])),
+                ratio=float(np.median(ratios)),
+                lowest=float(ratios.min()),
+                highest=float(ratios.max()),
                 drafts_per_token=drafted / sum(served.num_tokens for served in of_method),
                 acceptance=accepted / max(drafted, 1),
                 tokens_per_step=1 + accepted / max(verified, 1),
@@ -100,17 +114,17 @@ def run(
 
 
 def _batches(
-    model: Model[Any], at_once: Sequence[int], max_tokens: int
+    model: Model[Any], kinds: Sequence[str], at_once: Sequence[int], max_tokens: int
 ) -> Iterator[tuple[str, int, list[tuple[list[list[int]], list[SamplingParams]]]]]:
     """Yield a kind of prompts, how many run at a time, and the prompts and parameters of each batch."""
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, detokenize=False)
-    for kind, messages in PROMPTS.items():
-        prompts = chat_prompts(model, messages)
+    for kind in [kind for kind in kinds if kind in PROMPTS]:
+        prompts = chat_prompts(model, PROMPTS[kind])
         for count in at_once:
             # For a count of 1 each prompt is a batch of its own.
             batches = [[p] for p in prompts] if count == 1 else [list(islice(cycle(prompts), count))]
             yield kind, count, [(batch, [params] * len(batch)) for batch in batches]
-    for name in WORKLOADS:
+    for name in [kind for kind in kinds if kind in WORKLOADS]:
         requests = make(name, vocab_size=model.vocab_size)
         outputs = [greedy(min(length, max_tokens)) for length in requests.output_lens]
         yield name, requests.max_num_seqs, [(requests.prompts, outputs)]

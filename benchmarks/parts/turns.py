@@ -30,14 +30,17 @@ def chat_prompts(model: Model[Any], messages: Sequence[str]) -> list[list[int]]:
 def in_turns(
     engines: Mapping[K, Engine], prompts: Sequence[list[int]], params: Sequence[SamplingParams], repeats: int
 ) -> Iterator[tuple[K, Served]]:
-    """The prompts on each engine, ``repeats`` times after one time to warm up, which is not yielded.
+    """The prompts on each engine, ``repeats`` times after one time to warm up, which is not yielded. Each turn begins
+    with another engine than the one before.
 
-    Raise AssertionError if an engine's tokens differ from those of the first.
+    Raise AssertionError if an engine's tokens differ from those of another.
     """
     wanted: list[list[int]] | None = None
     for turn in range(repeats + 1):
-        for name, engine in engines.items():
-            served = serve(engine, prompts, params)
+        names = list(engines)
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            served = serve(engines[name], prompts, params)
             wanted = wanted or served.tokens
             assert served.tokens == wanted, f"{name} changed the output"
             if turn:

@@ -138,9 +138,9 @@ class PySamplingRows {
   void run(StepInput in, const Out2<int32_t> &out, const LogprobOutput &wanted, CpuModel *model) {
     check_size(out.shape(0), size_t(in.num_reqs), "out");
     const int width = in_range(int64_t(out.shape(1)), 0, kMostTokens, "the width of out");
-    for (int b = 0; b < in.num_reqs; ++b) {
-      in_range(in.cu_num_logits[b + 1] - in.cu_num_logits[b], 1, width, "the rows of logits of a request");
-    }
+    int most = 0;  // of logits of a request; `check` has seen that each has one
+    for (int b = 0; b < in.num_reqs; ++b) most = std::max(most, in.cu_num_logits[b + 1] - in.cu_num_logits[b]);
+    in_range(most, 0, width, "the rows of logits of a request");
     const auto lock = exclusive();
     with_threads(model, scratch_, [&](const Isa &isa) { return rows_.scratch_bytes(isa); },
                  [&](const Isa &isa, ThreadPool *pool, uint8_t *scratch) {
@@ -253,8 +253,8 @@ struct PySamplingBuffers {
     in.drafts = at_least(drafts, in.num_logits - in.num_reqs, "drafts");
     const int64_t *at = at_least(logits_indices, in.num_logits, "logits_indices");
     drawn.resize(size_t(in.num_logits));
+    const int64_t last = int64_t(positions.shape(0)) - 1;
     for (int i = 0; i < in.num_logits; ++i) {
-      const int64_t last = int64_t(positions.shape(0)) - 1;
       drawn[size_t(i)] = positions.data()[in_range(at[i], 0, last, "an index of logits_indices")] + 1;
     }
     in.positions = drawn.data();

@@ -63,10 +63,16 @@ T by_name(const Named<T> (&table)[N], const std::string &name, const char *what)
 }
 
 // `value`. Throws std::invalid_argument if it is outside [least, most].
-inline int in_range(int64_t value, int64_t least, int64_t most, const char *name) {
-  if (value >= least && value <= most) return int(value);
+// Apart and cold, so that the code of callers stays small.
+[[noreturn, gnu::noinline, gnu::cold]] inline void outside(int64_t value, int64_t least, int64_t most,
+                                                           const char *name) {
   throw std::invalid_argument(std::string(name) + " = " + std::to_string(value) + " is outside [" +
                               std::to_string(least) + ", " + std::to_string(most) + "]");
+}
+
+inline int in_range(int64_t value, int64_t least, int64_t most, const char *name) {
+  if (value < least || value > most) outside(value, least, most, name);
+  return int(value);
 }
 
 // The most rows or columns of a matrix, heads, and tokens, requests or logits of a step. A step's tokens times

@@ -15,8 +15,8 @@
   B(rms_norm) B(layer_norm) B(gate_mul) B(clamped_gate_mul) B(activate) B(add_row) B(softcap) B(convolve)           \
   B(scan_state) B(norm_parts) B(make_head) P(store_kv) P(attention_scratch_bytes) P(attention_queries) P(attend)    \
   P(merge_splits)                                                                                                   \
-  B(sample_scratch_bytes) B(logit_maxima) B(scan_row) B(sample_row) B(row_logprobs) B(copy_logits) P(peak_f32)      \
-  P(peak_bf16) P(peak_i8) P(read_memory)
+  B(sample_scratch_bytes) B(logit_maxima) B(greedy_token) B(scan_row) B(sample_row) B(row_logprobs) B(copy_logits)  \
+  P(peak_f32) P(peak_bf16) P(peak_i8) P(read_memory)
 
 #define FW_DECLARE(name) std::remove_pointer_t<decltype(Isa::name)> name;
 #define FW_USE(name) using FOREWORD_BASE::name;

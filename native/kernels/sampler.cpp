@@ -444,6 +444,35 @@ void logit_maxima(const float *logits, int vocab_size, int block_begin, int bloc
   for (int b = block_begin; b < block_end; ++b) maxima[b] = block_maximum(logits, vocab_size, b);
 }
 
+int32_t greedy_token(const float *logits, int vocab_size) {
+  constexpr uint32_t kAll = (uint32_t{1} << kLanes) - 1;
+  constexpr int kAhead = 1024;  // as in `block_maximum`
+  float max = -__builtin_inff(), tail = 0.f;
+  F32 max_lanes = set1(max), sums = set1(0.f);
+  int at = 0;  // the first block with the maximum so far
+  for (int begin = 0; begin < vocab_size; begin += kLogitBlock) {
+    const int end = smaller(vocab_size, begin + kLogitBlock);
+    F32 largest = set1(-__builtin_inff());
+    int i = begin;
+    for (; i + kLanes <= end; i += kLanes) {
+      prefetch<3>(logits + i + kAhead);
+      const F32 xs = load(logits + i);
+      largest = max_f32(largest, xs);
+      sums = add(sums, xs);
+    }
+    float m = lanes_at_least(max_lanes, largest) == kAll ? max : reduce_max(largest);
+    for (; i < end; ++i) m = larger(m, logits[i]), tail += logits[i];
+    if (m > max) max = m, max_lanes = set1(m), at = begin;
+  }
+  const bool may_have_nan = tail != tail || lanes_at_least(sums, sums) != kAll;
+  if ((may_have_nan && has_nan(logits, vocab_size)) || !__builtin_isfinite(max)) return -1;
+  for (; at + kLanes <= vocab_size; at += kLanes) {
+    if (const uint32_t lanes = lanes_at_least(load(logits + at), max_lanes)) return at + __builtin_ctz(lanes);
+  }
+  while (logits[at] != max) ++at;
+  return at;
+}
+
 bool scan_row(const float *logits, const float *maxima, int vocab_size, const SamplingRow &options, bool logprobs,
               void *scratch) {
   Row &row = *static_cast<Row *>(scratch);

@@ -93,8 +93,8 @@ class SamplingRows {
   };
   struct Rows;
 
-  template <class F>
-  void for_each_row(const StepInput &input, ThreadPool *pool, F &&f);
+  template <class Done, class F>
+  void for_each_row(const StepInput &input, ThreadPool *pool, Done &&done, F &&f);
   void prepare(const StepInput &input, int b, RuleScratch &scratch, Rows &rows);
   void apply(const StepInput &input, const Rows &rows, int j, float *x, RuleScratch &scratch) const;
 
