@@ -120,6 +120,24 @@ def test_metrics_count_what_the_outputs_say(async_scheduling):
     assert metrics.cache_hit_rate == metrics.num_cached_tokens / (6 * 20)
 
 
+def test_an_observer_is_called_between_its_addition_and_its_removal():
+    class Counts(EngineObserver):
+        num_steps = 0
+
+        def step_committed(self, plan, batch, sampled) -> None:
+            self.num_steps += 1
+
+    engine, late = make_engine(observers=[EngineMetrics()]), Counts()
+    engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=9, ignore_eos=True))
+    engine.step()
+    engine.observers.add(late)
+    for _ in range(3):
+        engine.step()
+    engine.observers.remove(late)
+    run(engine)
+    assert late.num_steps == 3
+
+
 @both
 def test_cache_events_mirror_what_can_be_hit(async_scheduling):
     class Mirror(EngineObserver):

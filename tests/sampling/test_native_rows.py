@@ -161,3 +161,23 @@ def test_a_broken_row_fails_its_request_whatever_its_rules():
         assert sampled.token_ids[0] == -1
         assert sampled.token_ids[1] in (3, 4)
         assert sampled.failures == {0: BadLogitsError}
+
+
+@needs_native
+@pytest.mark.parametrize("isa", native.isa_levels() if available() else [])
+def test_a_greedy_request_without_rules_gets_the_first_largest_logit_of_any_row(isa: str, monkeypatch):
+    monkeypatch.setenv("FOREWORD_ISA", isa)
+    rng = np.random.default_rng(5)
+    for size in (1, 3, 4, 15, 16, 17, 255, 256, 257, 300, 515, 1000):
+        states = RequestStates(max_num_reqs=R, max_model_len=M, vocab_size=size, kv_groups=[KVGroup(M)])
+        for i in range(R):
+            states.add_request(NewRequest(str(i), [0, 0], [[i + 1]], (), 1, SamplingParams(temperature=0.0)))
+        z = rng.integers(-3, 3, (R, size)).astype(np.float32)  # with many equal logits
+        z[0], z[1, size - 1], z[2, size // 2] = -np.inf, np.nan, np.inf
+        z[3, : size // 2] = -np.inf
+        z[4] = -np.arange(size)[::-1]
+        batch = prepare_inputs(states, {str(i): 1 for i in range(R)}, InputBuffers.for_states(states, M))
+        drawn = Sampler().sample(batch, z, Processors(states).step(sampling_metadata(batch))).token_ids
+        can_draw = np.isfinite(z.max(1))
+        assert can_draw.tolist() == [False, False, False, *[True] * (R - 3)]
+        assert drawn.tolist() == np.where(can_draw, np.where(np.isnan(z), 0, z).argmax(1), -1).tolist(), size

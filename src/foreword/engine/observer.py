@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from foreword.batch import InputBatch
@@ -44,6 +44,9 @@ class EngineObserver:
         """The cached content changed. Delivered in order, after the step or call that caused it."""
 
 
+NO_ERRORS: tuple[Exception, ...] = ()
+
+
 class Observers:
     """The observers of one engine. Each receives every event; the first error is raised after all of them were called.
 
@@ -54,6 +57,7 @@ class Observers:
 
     def __init__(self, observers: Iterable[EngineObserver] = ()) -> None:
         self.members = list(observers)
+        self._calls: dict[str, list[Callable[..., None]]] = {}  # by method: those of the members that override it
         self._posted: list[tuple[str, tuple[object, ...]]] = []
         self._errors: list[Exception] = []
         self.wants_cache_events = any(map(observes_cache, self.members))
@@ -69,19 +73,22 @@ class Observers:
                 "engine's start; pass it to Engine(observers=[...])"
             )
         self.members.append(observer)
+        self._calls = {}
 
     def remove(self, observer: EngineObserver) -> None:
         """Remove an observer that was added."""
         self.members.remove(observer)
+        self._calls = {}
 
     def notify(self, method: str, *arguments: object) -> None:
         """Call a method of every observer."""
-        for error in self._call(method, arguments):
-            raise error
+        if errors := self._call(method, arguments):
+            raise errors[0]
 
     def notify_done(self, method: str, *arguments: object) -> None:
         """Call a method of every observer; an error is raised by `deliver`."""
-        self._errors += self._call(method, arguments)
+        if errors := self._call(method, arguments):
+            self._errors += errors
 
     def post(self, method: str, *arguments: object) -> None:
         """Keep an event for `deliver`."""
@@ -97,14 +104,21 @@ class Observers:
             errors, self._errors = self._errors, []
             raise errors[0]
 
-    def _call(self, method: str, arguments: tuple[object, ...]) -> list[Exception]:
-        errors: list[Exception] = []
-        for observer in tuple(self.members):
+    def _call(self, method: str, arguments: tuple[object, ...]) -> Sequence[Exception]:
+        errors = NO_ERRORS
+        for call in self._calls[method] if method in self._calls else self._find(method):
             try:
-                getattr(observer, method)(*arguments)
+                call(*arguments)
             except Exception as error:
-                errors.append(error)
+                errors = (*errors, error)
         return errors
+
+    def _find(self, method: str) -> list[Callable[..., None]]:
+        """Return the methods with this name of the members that override it, and keep them until members change."""
+        inherited = getattr(EngineObserver, method)
+        found: list[Callable[..., None]] = [getattr(observer, method) for observer in self.members]
+        self._calls[method] = [call for call in found if getattr(call, "__func__", None) is not inherited]
+        return self._calls[method]
 
 
 def observes_cache(observer: EngineObserver) -> bool:

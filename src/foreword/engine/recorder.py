@@ -60,6 +60,8 @@ class EngineRecorder(EngineObserver):
         self._planned_at = self._ran_at = 0.0
         self._since = 0.0  # the end of the last step, or the arrival of the first request after it
         self._num_requests = 0
+        self._num_kept = 0  # steps that the capture has, and neither the ring nor the file
+        self._num_repeats = 0  # steps with the plan `_plan` that may stay there: a ring takes many at once
         self._is_torn = False  # whether events may be missing since the last step
         self._plan: StepPlan | None = None  # the last one, if its rows computed one token and nothing else
         self._blocked: tuple[str, str] = "", ""  # the first request that waits, and the kind of reason
@@ -68,7 +70,7 @@ class EngineRecorder(EngineObserver):
 
     def close(self) -> None:
         """Write what is recorded so far."""
-        self._push(is_step=False)
+        self._push()
         if self._file is not None:
             self._file.flush()
 
@@ -76,7 +78,7 @@ class EngineRecorder(EngineObserver):
         """Return what the ring kept since a place; None without a ring. Called in the engine's thread."""
         if self._ring is None:
             return None
-        self._push(is_step=False)
+        self._push()
         return self._ring.since(place)
 
     def header(self, token_ids: TokenIds) -> TraceHeader:
@@ -105,16 +107,23 @@ class EngineRecorder(EngineObserver):
         arrival = output.metrics.arrival_time - self._start
         self._capture.end(output.request_id, ", ".join(reasons), self._now(), arrival)
         if not self._num_requests and self._file is not None:  # so that the file of an idle engine is complete
-            self._push(is_step=False)
+            self._push()
 
     def step_planned(self, plan: StepPlan, batch: InputBatch) -> None:
-        self._planned_at = now = self._now()
+        self._planned_at = now = self._clock() - self._start
+        if plan is self._plan and self._num_repeats:
+            self._num_repeats -= 1
+            self._capture.repeat(None, now)
+            self._num_steps += 1
+            self._num_kept += 1
+            return
         ring, file = self._ring, self._file
         for request in plan.admitted:
             keys = request.keys.get(0, ())
             lora, salt = self._loras.request_of(request.lora_id), salt_of(keys)
             miss = None if request.cache_miss is None else self._refined(request.cache_miss)
             self._capture.identify(request.row, lora, salt, "" if miss is None else f"{miss.reason} at {miss.position}")
+        self._push()
         if self._is_torn or (ring is not None and ring.wants_snapshot) or (file is not None and file.wants_snapshot):
             self._begin()
             self._plan = None
@@ -130,7 +139,9 @@ class EngineRecorder(EngineObserver):
         else:
             self._step(plan, batch, now, None)
         self._num_steps += 1
-        self._push(is_step=True)
+        self._num_kept += 1
+        self._push()
+        self._num_repeats = ring.num_left if ring is not None and file is None else 0
 
     def _waiting(self, ledger: Ledger) -> None:
         """Keep which request is the first that waits, and why, if another one is, or for another kind of reason."""
@@ -146,7 +157,7 @@ class EngineRecorder(EngineObserver):
         self._plan = plan if _only_decodes(plan, batch) else None
 
     def step_ran(self, plan: StepPlan, batch: InputBatch, sampled: Sampled) -> None:
-        self._ran_at = self._now()
+        self._ran_at = self._clock() - self._start
 
     def step_committed(self, plan: StepPlan, batch: InputBatch, sampled: Sampled) -> None:
         logprobs = None
@@ -156,10 +167,10 @@ class EngineRecorder(EngineObserver):
                 for b, entries in sampled.logprobs.items()
                 if (tokens := sampled.token_ids[b : b + 1].ravel().tolist())
             }
-        planned, ran, before, now = self._planned_at, self._ran_at, self._since, self._now()
+        planned, ran, before, now = self._planned_at, self._ran_at, self._since, self._clock() - self._start
         self._since = now
         host = planned - before + now - ran
-        self._capture.commit(sampled.token_ids, logprobs, host_us=1e6 * host, model_ms=1e3 * (ran - planned))
+        self._capture.commit(sampled.token_ids, logprobs, 1e6 * host, 1e3 * (ran - planned))
 
     def step_failed(self, error: BaseException) -> None:
         self._plan, self._since = None, self._now()
@@ -169,22 +180,23 @@ class EngineRecorder(EngineObserver):
                 self._file.lost = f"the engine was interrupted ({type(error).__name__})"
             return
         self._capture.fail(f"{type(error).__name__}: {error}"[:1000], self._now())
-        self._push(is_step=False)
+        self._push()
         if self._ring is not None and not isinstance(error, RequestError):
             self._write_ring(self._ring, error)
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
-    def _push(self, *, is_step: bool) -> None:
+    def _push(self) -> None:
+        num_steps, self._num_kept = self._num_kept, 0
         nbytes, captured = self._capture.nbytes, self._capture.take()
         if self._ring is not None:
-            self._ring.add(captured, nbytes, is_step=is_step)
+            self._ring.add(captured, nbytes, num_steps)
         if self._file is not None:
             self._file.put(captured)
 
     def _begin(self) -> None:
         snapshot, step = self._capture.snapshot(), self._num_steps + 1
-        self._push(is_step=False)
+        self._push()
         self._blocked = "", ""
         if self._ring is not None and (self._ring.wants_snapshot or self._is_torn):
             self._ring.begin(snapshot, step, forgets=self._is_torn)

@@ -279,7 +279,6 @@ class Capture:
         self,
         sampled: I32 | Mapping[str, Sequence[int]],
         logprobs: Mapping[int, list[float]] | None = None,
-        *,
         host_us: float | None = None,
         model_ms: float | None = None,
     ) -> None:

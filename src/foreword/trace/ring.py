@@ -56,13 +56,18 @@ class FlightRing:
         self._older = None if forgets else self._newer
         self._newer = _Half(snapshot, step, self._newer.number + 1)
 
-    def add(self, captured: Sequence[Captured], nbytes: int, *, is_step: bool) -> None:
-        """Keep the values that a `Capture` collected since the last call. nbytes: their memory. is_step: whether they
-        end with a step.
+    @property
+    def num_left(self) -> int:
+        """Return the number of steps without memory that can be added until `wants_snapshot`."""
+        return 0 if self.wants_snapshot else self._num_steps - self._newer.num_steps
+
+    def add(self, captured: Sequence[Captured], nbytes: int, num_steps: int) -> None:
+        """Keep the values that a `Capture` collected since the last call. nbytes: their memory. num_steps: the number
+        of steps among them.
         """
         half = self._newer
         half.captured += captured
-        half.num_steps += is_step
+        half.num_steps += num_steps
         half.nbytes += nbytes
 
     def since(self, place: Place | None) -> Recent:
