@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -45,3 +46,40 @@ def in_turns(
             assert served.tokens == wanted, f"{name} changed the output"
             if turn:
                 yield name, served
+
+
+def in_turns_by_step(
+    engines: Mapping[K, Engine], prompts: Sequence[list[int]], params: Sequence[SamplingParams], repeats: int
+) -> Iterator[dict[K, float]]:
+    """The same, with turns of one step, so that other programs on the machine slow all engines down alike. Each repeat
+    yields the seconds of the steps of each engine. The engines use different blocks of the executor that they share:
+    see `apart`.
+    """
+    for turn in range(repeats + 1):
+        seconds = dict.fromkeys(engines, 0.0)
+        for engine in engines.values():
+            for i, (prompt, p) in enumerate(zip(prompts, params, strict=True)):
+                engine.add_request(str(i), prompt, p)
+        outputs: dict[K, dict[str, list[int]]] = {name: {} for name in engines}
+        step = 0
+        while any(engine.has_work for engine in engines.values()):
+            names = list(engines)
+            first = step % len(names)
+            for name in names[first:] + names[:first]:
+                if engines[name].has_work:
+                    begin = time.perf_counter()
+                    done = engines[name].step()
+                    seconds[name] += time.perf_counter() - begin
+                    outputs[name] |= {output.request_id: output.outputs[0].token_ids for output in done}
+            step += 1
+        wanted = next(iter(outputs.values()))
+        assert all(found == wanted for found in outputs.values()), "an engine changed the output"
+        if turn:
+            yield seconds
+
+
+def apart(engines: Sequence[Engine]) -> None:
+    """Take blocks out of the pools of engines that share an executor, so that each uses others."""
+    part = engines[0].cache.pool.num_blocks // len(engines)
+    for number, engine in enumerate(engines):
+        engine.cache.pool.allocate(number * part)

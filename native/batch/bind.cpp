@@ -417,6 +417,7 @@ nb::typed<nb::dict, nb::str, Names> array_names() {
 
 }  // namespace
 
+void bind_drafts(nb::module_ &m);
 void bind_lookup(nb::module_ &m);
 void bind_logits(nb::module_ &m);
 void bind_noise(nb::module_ &m);
@@ -498,6 +499,7 @@ void bind_batch(nb::module_ &m) {
              return core.pack(step, out.writable_data(), out.size);
            },
            nb::sig("def pack(self, step: StepBuffers, out: " PY_I32 ", /) -> int"));
+  bind_drafts(m);
   bind_lookup(m);
   bind_logits(m);
   bind_noise(m);

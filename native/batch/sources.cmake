@@ -1,5 +1,6 @@
 target_sources(_native PRIVATE
   native/batch/bind.cpp
+  native/batch/bind_drafts.cpp
   native/batch/bind_lookup.cpp
   native/batch/bind_logits.cpp
   native/batch/bind_noise.cpp

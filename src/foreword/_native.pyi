@@ -115,6 +115,35 @@ class PacketCore:
     def generations(self) -> list[int]: ...
     def pack(self, step: StepBuffers, out: I32, /) -> int: ...
 
+class DraftPolicy:
+    """The numbers of drafts over the arrays of one DraftLengths."""
+
+    def __init__(
+        self,
+        accepted: F64,
+        judged: F64,
+        all: F64,
+        lengths: I32,
+        log_cost: F64,
+        drafted_at: I64,
+        accepted_at: I64,
+        worth: float,
+        relative_cost: float,
+        forget: float,
+        forget_all: float,
+    ) -> None: ...
+    def can_gain(self, num_rows: int) -> bool:
+        """Return whether drafts in a step of so many rows would be worth verifying if all of them were right."""
+
+    def choose(self, rows: I32, drafts: I32, kinds: I32, /) -> bool:
+        """Replace the drafts [n, width] of rows [n] that are not worth verifying by -1. Return whether any is left."""
+
+    def judge(
+        self, rows: I32, sampled: I32, drafts: I32 | None, guess: I32, kind: I32, /
+    ) -> tuple[int, int, int, int, int]:
+        """Update the rates of rows [n] after a step that sampled [n, width]. Return how many rows had drafts, how many
+        drafts these were and how many were accepted, and how many drafts and guesses were judged and right."""
+
 class TokenLookup:
     """Drafts from the rows of one RequestStates: foreword.engine.speculation."""
 

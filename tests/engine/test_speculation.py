@@ -15,6 +15,7 @@ from foreword.engine.speculation import (
     DraftLengths,
     DraftModelDrafter,
     LookupDrafter,
+    Speculation,
     SpeculationConfig,
     SpeculationStats,
     StepCosts,
@@ -145,7 +146,7 @@ def test_drafts_that_are_right_get_longer_and_wrong_ones_end():
     assert chosen == chosen[:1] * 3
     rows = np.arange(2, dtype=np.int32)
     for _ in range(30):
-        lengths.update(rows, np.zeros(2, np.int32), np.array([4, 4]), np.array([4, 0]))
+        lengths.update(rows, np.zeros(2, np.int32), np.array([4, 4], np.int32), np.array([4, 0], np.int32))
     assert choose(lengths, [0]) == [8]
     assert choose(lengths, [1]) == [0]
     assert choose(lengths, [0], offered=3) == [3]
@@ -294,9 +295,49 @@ def test_a_drafter_that_costs_nothing_follows_every_step():
     assert all(all(wanted) for wanted in followed)
 
 
+@pytest.mark.skipif(not available(), reason="the native module is not built")
+def test_native_code_chooses_and_learns_as_the_definition(monkeypatch):
+    rng = np.random.default_rng(3)
+    states = states_with([([1, 2, 3], [])] * 6)
+    config = SpeculationConfig(num_tokens=4, step_overhead=30.0)
+    fast = Speculation(states, config)
+    monkeypatch.setattr("foreword.engine.speculation.adaptive.available", lambda: False)
+    plain = Speculation(states, config)
+    assert fast._policy is not None
+    assert plain._policy is None
+    num_chosen = 0
+    for _ in range(300):
+        rows = rng.permutation(6)[: rng.integers(1, 7)].astype(np.int32)
+        counts, kinds = rng.integers(0, 5, len(rows)), rng.integers(0, 4, len(rows)).astype(np.int32)
+        offered = np.where(np.arange(4) < counts[:, None], rng.integers(0, V, (len(rows), 4)), -1).astype(np.int32)
+        assert fast._policy.can_gain(len(rows)) == plain.lengths.can_gain(len(rows))
+        chosen = plain.lengths.choose(rows, (offered >= 0).sum(1, dtype=np.int32), kinds)
+        drafts = offered.copy()
+        assert fast._policy.choose(rows, drafts, kinds) == bool(chosen.any())
+        assert (drafts == np.where(np.arange(4) < chosen[:, None], offered, -1)).all()
+        assert (fast.lengths._lengths[rows] == chosen).all()
+        num_chosen += int(chosen.sum())
+        for one in (fast, plain):
+            one._kind[rows], one._guess[rows] = kinds, offered[:, 0]
+        sampled = np.full((len(rows), 5), -1, np.int32)
+        for i, row in enumerate(drafts):  # tokens until one that is not the draft
+            right = int(rng.integers(0, (row >= 0).sum() + 1))
+            sampled[i, : right + 1] = [*row[:right], offered[i, 0] if rng.random() < 0.4 else V - 1]
+        verified = drafts if drafts.max() >= 0 else None
+        found = [fast._policy.judge(rows, sampled, verified, fast._guess, fast._kind)]
+        found.append(plain._judge(rows, sampled, verified))
+        assert found[0] == found[1]
+        for name in ("_accepted", "_judged", "_all"):
+            np.testing.assert_allclose(getattr(fast.lengths, name), getattr(plain.lengths, name), rtol=1e-12)
+    assert num_chosen > 100
+    assert fast.stats.num_drafted_at.tolist() == plain.stats.num_drafted_at.tolist()
+    assert fast.stats.num_accepted_at.tolist() == plain.stats.num_accepted_at.tolist()
+
+
 def test_statistics_count_by_position():
     stats = SpeculationStats.empty(3)
-    stats.add(np.array([3, 2, 0]), np.array([1, 2, 0]))
+    stats.add_places(np.array([3, 2, 0]), np.array([1, 2, 0]))
+    stats.count(2, 5, 3)
     assert stats.num_drafted_at.tolist() == [2, 2, 1]
     assert stats.num_accepted_at.tolist() == [2, 1, 0]
     assert stats.acceptance_rate == pytest.approx(0.6)

@@ -9,6 +9,7 @@ import numpy as np
 
 from foreword.arrays import F64, I32, I64
 from foreword.engine.speculation.costs import Credit, StepCosts
+from foreword.native import available, native
 
 FORGET = 0.9  # factor of a row's earlier counts, at each step with drafts
 FORGET_ALL = 0.99  # the factor of the counts of all rows
@@ -93,12 +94,22 @@ class DraftLengths:
         self._accepted[rows, kinds] = FORGET * self._accepted[rows, kinds] + accepted
         self._judged[rows, kinds] = FORGET * self._judged[rows, kinds] + judged
         new = np.stack([np.bincount(kinds, counts, self._all.shape[1]) for counts in (accepted, judged)])
-        self._all = np.where(new[1] > 0, FORGET_ALL * self._all, self._all) + new
+        self._all[:] = np.where(new[1] > 0, FORGET_ALL * self._all, self._all) + new
 
     def gain(self, num_rows: int, num_drafted: int, num_accepted: int) -> float:
         """Return what so many drafts gained in a step of so many rows, in steps without drafts."""
-        cost = self.costs.relative(num_rows, num_drafted)[-1] - 1 + self._relative_cost * num_drafted / num_rows
-        return float(num_accepted / num_rows - cost)
+        cost = self.costs.ratio(num_rows, num_drafted) - 1 + self._relative_cost * num_drafted / num_rows
+        return num_accepted / num_rows - cost
+
+    def native_policy(self, stats: SpeculationStats) -> native.DraftPolicy | None:
+        """Return native code that chooses the drafts of rows, and that updates these rates and the counts by place of
+        ``stats``; None where it is not built, or if the number of drafts does not adapt.
+        """
+        if not (self._adaptive and available()):
+            return None
+        arrays = (self._accepted, self._judged, self._all, self._lengths, self.costs.log_cost)
+        counts = stats.num_drafted_at, stats.num_accepted_at
+        return native.DraftPolicy(*arrays, *counts, WORTH, self._relative_cost, FORGET, FORGET_ALL)
 
     def _worth(self, rate: F64, offered: I32) -> I32:
         n = len(rate)
@@ -139,11 +150,14 @@ class SpeculationStats:
         """The number of tokens per step of a request with drafts: the accepted drafts and one more."""
         return 1 + self.num_accepted / self.num_steps if self.num_steps else 1.0
 
-    def add(self, drafted: I32, accepted: I32) -> None:
-        """Add a step: one entry per request."""
+    def count(self, num_steps: int, num_drafted: int, num_accepted: int) -> None:
+        """Add the drafts of a step, in which so many requests had drafts."""
+        self.num_steps += num_steps
+        self.num_drafted += num_drafted
+        self.num_accepted += num_accepted
+
+    def add_places(self, drafted: I32, accepted: I32) -> None:
+        """Add the drafts of a step to the counts by place: one entry per request."""
         column = np.arange(len(self.num_drafted_at))
-        self.num_steps += int(np.count_nonzero(drafted))
-        self.num_drafted += int(drafted.sum())
-        self.num_accepted += int(accepted.sum())
         self.num_drafted_at += (column < drafted[:, None]).sum(0)
         self.num_accepted_at += (column < accepted[:, None]).sum(0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from foreword.arrays import F64
@@ -24,7 +26,7 @@ class StepCosts:
 
     def __init__(self, most: int, *, overhead: float = 18.0, saturated: float = 2.8) -> None:
         n = np.maximum(np.arange(most + 1.0), 1.0)
-        self._log_cost = np.log(np.maximum(overhead + n, saturated * n))
+        self.log_cost = np.log(np.maximum(overhead + n, saturated * n))
         self._log_size = np.log(n) / np.log(REACH)
         self._seen = np.zeros(most + 1)  # steps measured
         self._last = 0, 0.0  # tokens and seconds of the last step, 0 tokens for one that cannot be compared
@@ -36,11 +38,15 @@ class StepCosts:
         """
         return np.exp(np.maximum(self.logarithms(num_tokens, num_more), 0.0))
 
+    def ratio(self, num_tokens: int, num_more: int) -> float:
+        """Return the last of `relative`."""
+        return math.exp(max(float(self.log_cost[num_tokens + num_more] - self.log_cost[num_tokens]), 0.0))
+
     def logarithms(self, num_tokens: int, num_more: int, *, every: int = 1) -> F64:
         """Return the logarithms of the costs of steps with num_tokens + 0, every, 2 · every … num_more tokens, relative
         to the first.
         """
-        found = self._log_cost[num_tokens : num_tokens + num_more + 1 : every]
+        found = self.log_cost[num_tokens : num_tokens + num_more + 1 : every]
         relative: F64 = found - found[0]
         return relative
 
@@ -51,7 +57,7 @@ class StepCosts:
         before, seconds_before = self._last
         self._last = num_tokens, seconds
         if follows and before not in (0, num_tokens) and seconds > 0 and seconds_before > 0:
-            known = self._log_cost[num_tokens] - self._log_cost[before]
+            known = self.log_cost[num_tokens] - self.log_cost[before]
             surprise = np.log(seconds / seconds_before) - known
             surprise = min(max(surprise, -LARGEST_SURPRISE), LARGEST_SURPRISE)
             weight, weight_before = 1 / (1 + self._seen[num_tokens]), 1 / (1 + self._seen[before])
@@ -66,7 +72,7 @@ class StepCosts:
         distance = np.abs(self._log_size[low:high] - self._log_size[num_tokens])
         share = np.maximum(1 - distance, 0) / (1 + self._seen[low:high])
         share[num_tokens - low] = 1
-        self._log_cost[low:high] += step * share
+        self.log_cost[low:high] += step * share
 
 
 class Credit:

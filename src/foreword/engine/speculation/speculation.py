@@ -15,6 +15,7 @@ from foreword.engine.speculation.config import SpeculationConfig
 from foreword.engine.speculation.costs import StepCosts
 from foreword.engine.speculation.lookup import LookupDrafter
 from foreword.errors import ConfigError, PlanError, shown
+from foreword.native import native
 from foreword.plugins import made
 from foreword.scheduler import Scheduler, StepPlan
 
@@ -86,6 +87,7 @@ class Speculation:
         )
         self._follows = self.drafter if isinstance(self.drafter, FollowingDrafter) else None
         self.stats = SpeculationStats.empty(config.num_tokens)
+        self._policy = self.lengths.native_policy(self.stats)
         self._states, self._most = states, config.num_tokens
         self._guess = np.full(states.max_num_reqs, -1, np.int32)  # by row: the draft of the next token, −1 for none
         self._kind = np.zeros(states.max_num_reqs, np.int32)  # by row: of its last drafts, see RATES
@@ -111,7 +113,7 @@ class Speculation:
         None if there are none.
         """
         self._has_guesses = False
-        if not self.lengths.can_gain(len(rows)):
+        if not (self.lengths if self._policy is None else self._policy).can_gain(len(rows)):
             self._guess[rows], self._is_wanted[rows] = -1, False
             self.lengths.choose_none(rows)
             return None
@@ -131,13 +133,22 @@ class Speculation:
             if not takes_time:
                 self.lengths.choose_none(rows)
             return None
+        if self._lookup is not None:
+            self._kind[rows] = KINDS.take(self._lookup.match_lengths, mode="clip")
+            if self._policy is not None:
+                return self._worth(self._policy, rows, drafts)
         if not takes_time:
-            if self._lookup is not None:
-                self._kind[rows] = KINDS.take(self._lookup.match_lengths, mode="clip")
             chosen = self.lengths.choose(rows, (drafts >= 0).sum(1, dtype=np.int32), self._kind[rows])
         if not chosen.any():
             return None
         return np.where(np.arange(drafts.shape[1]) < chosen[:, None], drafts, np.int32(-1))
+
+    def _worth(self, policy: native.DraftPolicy, rows: I32, drafts: I32) -> I32 | None:
+        """Return the drafts that are worth verifying, in place; None if none are."""
+        if self.lengths.credit.steps <= 0:
+            self.lengths.choose_none(rows)
+            return None
+        return drafts if policy.choose(rows, drafts, self._kind.take(rows)) else None
 
     def _check(self, drafts: object, num_rows: int) -> None:
         """Raise PlanError for drafts that are no int32 [num_rows, 1 … max_num_draft_tokens]."""
@@ -190,23 +201,38 @@ class Speculation:
             self.lengths.credit.add(0.0)
             return
         sampled, rows, drafts = sampled.reshape(len(sampled), -1), plan.rows, plan.draft_tokens
-        own = ~is_forced[rows]
+        own = ~is_forced.take(rows)
         if not own.all():
             sampled, rows, drafts = sampled[own], rows[own], None if drafts is None else drafts[own]
+        if self._policy is None:
+            counts = self._judge(rows, sampled, drafts)
+        else:
+            counts = self._policy.judge(rows, sampled, drafts, self._guess, self._kind)
+        num_verified, num_drafted, num_accepted, num_judged, num_right = counts
+        lengths = self.lengths
+        if drafts is None:
+            lengths.credit.add_unverified(lengths.gain(len(plan.rows), num_judged, num_right))
+        else:
+            self.stats.count(num_verified, num_drafted, num_accepted)
+            lengths.credit.add(lengths.gain(len(plan.rows), num_drafted, num_accepted))
+
+    def _judge(self, rows: I32, sampled: I32, drafts: I32 | None) -> tuple[int, int, int, int, int]:
+        """Update the rates of these rows. Return how many rows had drafts, how many drafts these were and how many of
+        them were accepted, and how many drafts and guesses were judged and right.
+        """
         guess, kinds = self._guess[rows], self._kind[rows]
         judged = (guess >= 0).astype(np.int32)
         right = judged * (guess == sampled[:, 0])
+        drafted = accepted = np.zeros_like(judged)
         if drafts is not None:
             drafted = (drafts >= 0).sum(1, dtype=np.int32)
             accepted = (sampled >= 0).sum(1, dtype=np.int32) - 1
             accepted = np.minimum(np.maximum(accepted, 0), drafted)
             judged, right = np.maximum(drafted, judged), np.where(drafted > 0, accepted, right)
-            self.stats.add(drafted, accepted)
-            self.lengths.credit.add(self.lengths.gain(len(plan.rows), int(drafted.sum()), int(accepted.sum())))
-        else:
-            gain = self.lengths.gain(len(plan.rows), int(judged.sum()), int(right.sum()))
-            self.lengths.credit.add_unverified(gain)
+            self.stats.add_places(drafted, accepted)
         self.lengths.update(rows, kinds, judged, right)
+        num_verified = int(np.count_nonzero(drafted))
+        return num_verified, int(drafted.sum()), int(accepted.sum()), int(judged.sum()), int(right.sum())
 
     def measure(self, plan: StepPlan, seconds: float) -> None:
         """Learn from the time of a step what drafts cost."""
