@@ -1,14 +1,21 @@
 """`foreword migrate` keeps what has a counterpart, and names the rest."""
 
 import json
+import shlex
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from foreword.cli.app import app, real_command
+from foreword.batch import SamplingParams
+from foreword.cli.app import app, option_names, real_command
+from foreword.cli.elsewhere import TABLES, options_of
+from foreword.cli.migrate import MODEL, PARTS
 from foreword.cli.options import SETTINGS
 from foreword.engine.options import split_options
 from foreword.executors.kinds import NATIVE, kind_of
+from foreword.names import OTHERS, plain_name
 from foreword.settings import settings_of
 
 
@@ -37,7 +44,7 @@ def test_options_of_vllm_become_those_of_serve():
         ("--nonsense 3", "Nothing here corresponds to it."),
         ("--max-num-seqz 3", "Did you mean '--max-num-seqs'?"),
         ("--port 99999", "port=99999: must be from 0 to 65535"),
-        ("--tool-call-parser hermes", "--message-format"),
+        ("--tool-call-parser hermes", "found in the chat template"),
     ],
 )
 def test_what_has_no_counterpart_is_left_out_with_the_reason(option, remark):
@@ -52,6 +59,115 @@ def test_short_options_of_llama_cpp_are_known():
     assert " ".join(command) == "foreword serve model.gguf --max-model-len 8192 --max-num-seqs 4 --num-threads 8"
     assert "one device" in rows["-ngl 99"]["remark"]
     assert "leave it out" in rows["-fa"]["remark"]
+
+
+RECORDED = Path(__file__).parents[1] / "data" / "other_servers"
+WORDS = {"0": (), "1": ("3",), "?": ("on",), "+": ("1", "2")}
+NO_ANSWER = ("Nothing here corresponds", "Did you mean")
+
+
+def recorded(engine):
+    """The names of each option of a server as it prints them, with the number of words that follow."""
+    lines = (RECORDED / f"{engine}.txt").read_text().splitlines()[1:]
+    return [(name, line[0]) for line in lines for name in line[2:].split()]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "llama.cpp"])
+def test_each_option_of_another_server_has_a_counterpart_or_a_reason(engine):
+    given = [(name, words) for name, words in recorded(engine) if plain_name(name) not in MODEL and name != "-sc"
+             and plain_name(name) not in PARTS and name != "-hfr"]  # fmt: skip
+    line = " ".join(word for name, words in given for word in (name, *WORDS[words]))
+    _, _, rows = migrated(engine, f"a {line}")
+    texts = [f"{name} {word}" for name, words in given for word in WORDS[words]]
+    assert set(rows) == {"model a", *texts, *(name for name, words in given if words == "0")}
+    assert not [row for row in rows.values() if row["remark"].startswith(NO_ANSWER)]
+    assert all(row["here"] or row["remark"] for row in rows.values())
+
+
+@pytest.mark.parametrize("engine", TABLES)
+def test_the_table_of_a_server_has_each_name_once_and_names_what_exists_here(engine):
+    names = [name for group in TABLES[engine] for name in group.names.split()]
+    assert len(names) == len(set(names))
+    here = {
+        *option_names(real_command("serve")),
+        *(one.name for one in fields(SamplingParams)),
+        *PARTS,
+        *MODEL,
+        *OTHERS,
+    }
+    for name, option in options_of(engine).items():
+        wanted = option.here or plain_name(option.names)
+        assert option.remark or name in here or wanted in here, name
+
+
+@pytest.mark.parametrize(
+    ("engine", "given", "here"),
+    [
+        ("vllm", "--max-model-len 32k --max_num_seqs 4", "--max-model-len 32000 --max-num-seqs 4"),
+        ("vllm", "--max-num-batched-tokens=8K --kv-cache-memory-bytes 1.5G",
+         "--max-num-batched-tokens 8192 --kv-cache-bytes 1610612736"),
+        ("vllm", "--kv-offloading-size 4 --mm-processor-cache-gb 1",
+         "--host-cache-bytes 4GiB --media-cache-bytes 1GiB"),
+        ("vllm", """--allowed-origins '["http://x", "http://y"]' --api-key a b""",
+         "--cors-origin http://x --cors-origin http://y --api-key a --api-key b"),
+        ("vllm", "--generation-config vllm --spec-method ngram --spec-tokens 3",
+         "--generation-config ignore --speculation ngram --speculation-num-tokens 3"),
+        ("vllm", """--kv-events-config '{"endpoint": "tcp://*:7"}' --limit-mm-per-prompt.image 2""",
+         "--kv-events 'tcp://*:7' --max-images 2"),
+        ("vllm", "--no-async-scheduling --no-enable-log-requests", "--no-async-scheduling --no-access-log"),
+        ("llama.cpp", "-a x,y --api-key k,l -s 7", "--served-model-name x --served-model-name y --api-key k "
+         "--api-key l --seed 7"),
+        ("llama.cpp", "-cram 512 -ctk q8_0 --spec-type draft-mtp", "--host-cache-bytes 512MiB --kv-format int8 "
+         "--speculation head"),
+        ("llama.cpp", "--lora x,y --no-cache-prompt", "--adapter adapter=x --adapter adapter2=y --no-prefix-caching"),
+    ],
+)  # fmt: skip
+def test_values_are_written_as_they_are_here(engine, given, here):
+    status, command, _ = migrated(engine, f"a {given}")
+    assert (status, shlex.join(command)) == (0, f"foreword serve a {here}")
+
+
+def test_the_number_of_tokens_of_an_answer_is_not_the_number_of_answers():
+    _, _, rows = migrated("llama.cpp", "llama-server -m a -n 3")
+    assert rows["-n 3"]["remark"] == "A parameter of each request: max_tokens."
+
+
+def test_a_second_model_is_left_out():
+    status, command, rows = migrated("ollama", "-", text="FROM a\nFROM ./b.gguf\n")
+    assert (status, command) == (1, ["foreword", "serve", "a"])
+    assert rows["from ./b.gguf"]["remark"] == "a is the model."
+
+
+def test_each_instruction_and_parameter_of_a_modelfile_has_a_counterpart_or_a_reason():
+    names = ("license", "template", "system", "adapter", "draft", "renderer", "parser", "requires")
+    parameters = (
+        "num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread", "draft_num_predict", "num_keep",
+        "seed", "num_predict", "top_k", "top_p", "min_p", "typical_p", "repeat_last_n", "temperature", "repeat_penalty",
+        "presence_penalty", "frequency_penalty", "stop", "penalize_newline", "low_vram", "f16_kv", "logits_all",
+        "vocab_only", "use_mlock", "mirostat", "mirostat_tau", "mirostat_eta",
+    )  # fmt: skip
+    lines = [*(f"{name.upper()} x" for name in names), *(f"PARAMETER {name} 3" for name in parameters)]
+    _, _, rows = migrated("ollama", "-", text="\n".join(["FROM a", *lines, "MESSAGE user hi"]))
+    assert len(rows) == len(lines) + 2
+    assert not [row for row in rows.values() if row["remark"].startswith(NO_ANSWER)]
+    assert all(row["here"] or row["remark"] for row in rows.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "given"),
+    [
+        ('SYSTEM """a\nPARAMETER num_ctx 9\n"""', "system a\\nPARAMETER num_ctx 9\\n"),
+        ('SYSTEM "a\nFROM c"', "system a\\nFROM c"),
+        ('PARAMETER stop """\n\n"""', "stop \\n\\n"),
+        ('MESSAGE user """a\nb"""', "message user a\\nb"),
+        ('message user a "b" c', 'message user a "b" c'),
+        ("# SYSTEM x\n  system  y  ", "system y"),
+    ],
+)
+def test_values_in_quotes_go_over_lines(text, given):
+    _, command, rows = migrated("ollama", "-", text=f"FROM a\n{text}\nPARAMETER num_ctx 64\n")
+    assert command == ["foreword", "serve", "a", "--max-model-len", "64"]
+    assert list(rows) == ["from a", given, "num_ctx 64"]
 
 
 def test_a_word_that_belongs_to_an_option_is_no_second_model():

@@ -15,6 +15,7 @@ import typer
 
 from foreword.batch import SamplingParams
 from foreword.cli.app import flag_of, option_names, real_command
+from foreword.cli.elsewhere import Elsewhere, elsewhere, options_of
 from foreword.cli.options import OF_EXECUTORS, SETTINGS, Json
 from foreword.cli.terminal import print_rows
 from foreword.errors import ConfigError, shown
@@ -23,15 +24,15 @@ from foreword.names import OTHERS, advice, plain_name
 ENGINES = ("vllm", "llama.cpp", "ollama")
 MODULE = "vllm.entrypoints.openai.api_server"
 PROGRAMS = ("vllm", "serve", "python", "python3", MODULE, "llama-server", "ollama")
-MODEL = ("model", "-m", "hf", "-hf", "hf_repo", "model_tag", "from")
+MODEL = ("model", "-m", "hf", "-hf", "hf_repo", "from")
 """Options of other programs that name the model."""
-SWITCH = re.compile(
-    r"(enable|disable|no|trust|enforce|use|mlock|flash_attn|fa|metrics|jinja|verbose|cont_batching)(_|$)"
-)
-"""Prefixes of the names of options without a value, or with one of `STATES`."""
 STATES = ("on", "off", "auto", "true", "false")
-LISTS = ("lora_modules", "served_model_name")
-"""Options with several values after them."""
+"""Values of options that may have none."""
+IN_QUOTES = r'"""(?s:.*?)"""|"[^"]*"'
+INSTRUCTION = re.compile(rf"(?m)^[ \t]*([A-Za-z]+)(?:[ \t]+((?:\w+[ \t]+)??(?:{IN_QUOTES})|[^\n]*))?[ \t]*$")
+"""Name and value of a line of a Modelfile, of several lines if the value is in quotes. Comments do not match."""
+UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+"""Of vLLM's numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,9 @@ def migrate(
     """
     if engine not in ENGINES:
         raise ConfigError(f"{shown(engine)}: the engine must be one of {', '.join(ENGINES)}")
-    options = _modelfile(arguments) if engine == "ollama" else _options(_words(arguments))
-    rows = list(_migrated(options))
+    table = options_of(engine)
+    options = _modelfile(arguments) if engine == "ollama" else _options(_words(arguments), table)
+    rows = list(_migrated(options, table))
     command = ["foreword", "serve", *(word for row in rows for word in row.here)]
     if as_json:
         print(json.dumps({"command": command, "options": [asdict(row) for row in rows]}))
@@ -79,26 +81,26 @@ def _words(line: str) -> list[str]:
         raise ConfigError(f"ARGUMENTS {shown(line)}: is not a command line ({error}). Close its quotes") from None
 
 
-def _options(words: list[str]) -> Iterator[tuple[str, str | None]]:
-    """Yield the name and value of each option; the model, which has no name, as ("model", …)."""
+def _options(words: list[str], table: Mapping[str, Elsewhere]) -> Iterator[tuple[str, str | None]]:
+    """Yield the name and value of each option, once per value; the model, which has no name, as ("model", …)."""
     while words and (words[0] in PROGRAMS or words[:2] == ["-m", MODULE]):
         words = words[1:]
     while words:
         word, *words = words
         if not word.startswith("-"):
             yield "model", word
-        elif "=" in word:
-            name, _, value = word.partition("=")
-            yield name, value
-        elif plain_name(word) in LISTS:
-            while words and not _is_option(words[0]):
-                yield word, words[0]
-                words = words[1:]
-        elif not words or _is_option(words[0]) or (SWITCH.match(plain_name(word)) and words[0] not in STATES):
-            yield word, None
-        else:
-            yield word, words[0]
+            continue
+        name, is_whole, value = word.partition("=")
+        known = elsewhere(name, table)
+        most = 1 if known is None else known.most
+        values = [value] if is_whole else []
+        while words and len(values) < most and not is_whole and not _is_option(words[0]):
+            if known is not None and known.least < most == 1 and words[0] not in STATES:
+                break
+            values.append(words[0])
             words = words[1:]
+        for one in values or (None,):
+            yield name, one
 
 
 def _is_option(word: str) -> bool:
@@ -106,44 +108,42 @@ def _is_option(word: str) -> bool:
 
 
 def _modelfile(source: str) -> Iterator[tuple[str, str | None]]:
-    """Yield the instructions of a Modelfile, as options."""
+    """Yield the instructions of a Modelfile, and its parameters by their names, as options."""
     try:
-        text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
+        text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{shown(source)}: cannot be read as a Modelfile ({error}). Give its path") from None
-    text = re.sub(r'"""(.*?)"""', lambda quoted: json.dumps(quoted[1]), text, flags=re.DOTALL)
-    for line in text.splitlines():
-        instruction, _, rest = line.strip().partition(" ")
-        if not instruction or instruction.startswith("#"):
-            continue
-        if instruction.upper() == "PARAMETER":
-            name, _, rest = rest.strip().partition(" ")
-            yield name, rest.strip().strip('"')
+    for found in INSTRUCTION.finditer(text):
+        name, rest = found[1].lower(), found[2] or ""
+        if name == "parameter":
+            name, _, rest = rest.partition(" ")
+        role, _, said = rest.partition(" ")
+        if name == "message":
+            yield name, f"{role} {_unquoted(said)}"
         else:
-            yield instruction.lower(), rest.strip().strip('"')
+            yield name, _unquoted(rest)
 
 
-REMARKS: Mapping[str, str] = {
-    "system": "Send it as the first message of each conversation, with the role system.",
-    "template": "The chat template is read from the model's files.",
-    "license": "It stays with the model's files.",
-    "message": "Send it in the messages of each conversation.",
-    "tool_call_parser": "The format of calls is found in the chat template; --message-format chooses another.",
-    "reasoning_parser": "The format of reasoning is found in the chat template; --message-format chooses another.",
-    "enable_auto_tool_choice": "Calls are read whenever a request has tools; leave it out.",
-    "jinja": "Chat templates are always rendered; leave it out.",
-    "cont_batching": "Requests are always batched; leave it out.",
-    "distributed_executor_backend": "--tensor-parallel-size starts processes of its own; leave it out.",
+def _unquoted(value: str) -> str:
+    value = value.strip()
+    for mark in ('"""', '"'):
+        if len(value) >= 2 * len(mark) and value.startswith(mark) and value.endswith(mark):
+            return value[len(mark) : -len(mark)]
+    return value
+
+
+PARTS = {
+    "speculative_config": {
+        "method": "speculation",
+        "model": "speculation_model",
+        "num_speculative_tokens": "speculation_num_tokens",
+        "prompt_lookup_min": "speculation_min_match",
+        "prompt_lookup_max": "speculation_max_match",
+    },
+    "kv_events_config": {"endpoint": "kv_events", "replay_endpoint": "kv_events_replay", "topic": "kv_events_topic"},
+    "limit_mm_per_prompt": {"image": "max_images"},
 }
-"""Name → what to do in its place, for what names.OTHERS, which is of settings and parameters, does not have."""
-SPECULATIVE = {
-    "method": "speculation",
-    "model": "speculation_model",
-    "num_speculative_tokens": "speculation_num_tokens",
-    "prompt_lookup_min": "speculation_min_match",
-    "prompt_lookup_max": "speculation_max_match",
-}
-"""Key of vLLM's --speculative-config → setting. Other keys may have the names of options of the server."""
+"""Option of vLLM with a JSON object → its key → setting. Other keys may have the names of options of the server."""
 MATCHES = {"speculation_min_match": "speculation_max_match", "speculation_max_match": "speculation_min_match"}
 """Setting → the one that vLLM gives the same value if it is not given."""
 
@@ -151,7 +151,8 @@ MATCHES = {"speculation_min_match": "speculation_max_match", "speculation_max_ma
 @dataclass(frozen=True, slots=True)
 class Given:
     """An option of the other program. plain: its name as settings have it; for a key of --speculative-config, that of
-    the setting. mine: the option of `foreword serve`; None if there is none. names, remark: of names.OTHERS.
+    the setting. mine: the option of `foreword serve`; None if there is none. names, remark: of names.OTHERS, or
+    why there is no option. is_off: it is the form of a switch that turns it off.
     """
 
     name: str
@@ -161,24 +162,49 @@ class Given:
     mine: str | None
     names: tuple[str, ...]
     remark: str
+    is_off: bool
 
 
-def _each(given: Iterable[tuple[str, str | None]], known: Collection[str]) -> Iterator[Given]:
+def _each(
+    given: Iterable[tuple[str, str | None]], table: Mapping[str, Elsewhere], known: Collection[str]
+) -> Iterator[Given]:
     for name, value in given:
-        plain, text = plain_name(name), name if value is None else f"{name} {value}"
-        if plain == "speculative_config":
+        there = elsewhere(name, table) or Elsewhere(name)
+        plain = name if there.remark else there.here or plain_name(there.names)
+        text = name if value is None else f"{name} {value}".replace("\n", "\\n")
+        whole, _, key = plain.partition(".")
+        if plain in PARTS:
             parts = ((f"{name}.{key}", part) for key, part in _json_object(name, value).items())
-            yield from _each(((key, part if isinstance(part, str) else json.dumps(part)) for key, part in parts), known)
+            written = ((key, part if isinstance(part, str) else json.dumps(part)) for key, part in parts)
+            yield from _each(written, table, known)
             continue
-        if plain.startswith("speculative_config."):
-            plain = SPECULATIVE.get(plain.partition(".")[2], plain)
-        unknown = (), "Nothing here corresponds to it." if plain.startswith("speculative_config.") else ""
-        names, remark = OTHERS.get(name) or OTHERS.get(plain) or unknown
-        mine = plain if plain in known else next((one for one in names if one in known), None)
+        if whole in PARTS:
+            plain = PARTS[whole].get(key, plain)
+        names, remark = ((), there.remark) if there.remark else OTHERS.get(name) or OTHERS.get(plain) or ((), "")
+        mine = None if there.remark else plain if plain in known else next((one for one in names if one in known), None)
         if mine == "speculation_model" and value == "[ngram]":
             plain = mine = "speculation"
             value = "ngram"
-        yield Given(name, value, text, plain, mine, names, remark if mine != plain else "")
+        for one in _values(there, value):
+            yield Given(name, one, text, plain, mine, names, remark if mine != plain else "", there.is_off)
+
+
+def _values(there: Elsewhere, value: str | None) -> list[str | None]:
+    """Return the values of an option as they are written here."""
+    if value is None:
+        return [None]
+    if there.separator == "json":
+        try:
+            found = json.loads(value)
+        except (ValueError, RecursionError):
+            found = None
+        return [str(one) for one in found] if isinstance(found, list) else [value]
+    if there.separator:
+        return [one for one in value.split(there.separator) if one]
+    if there.unit == "n":
+        number = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgKMG])", value)
+        return [value if number is None else str(int(float(number[1]) * UNITS[number[2]]))]
+    return [there.values.get(value, f"{value}{there.unit}")]
 
 
 def _json_object(name: str, value: str | None) -> dict[str, Any]:
@@ -191,23 +217,22 @@ def _json_object(name: str, value: str | None) -> dict[str, Any]:
     return found
 
 
-def _migrated(options: Iterable[tuple[str, str | None]]) -> Iterator[Row]:
+def _migrated(options: Iterable[tuple[str, str | None]], table: Mapping[str, Elsewhere]) -> Iterator[Row]:
     command: Any = real_command("serve")
     known = option_names(command)
     parameters = {field.name for field in fields(SamplingParams)}
-    given = list(_each(options, known))
-    values = {one.mine: one.value for one in given if one.mine is not None and one.plain not in REMARKS}
+    given = list(_each(options, table, known))
+    values = {one.mine: one.value for one in given if one.mine is not None}
     num_adapters, model = 0, ""
     for one in given:
-        if model and one.name == "model":
-            yield Row(one.text, (), f"It follows no option, and {model} is the model.")
-        elif one.name in MODEL or one.plain in MODEL:
+        is_model = one.name in MODEL or one.plain in MODEL
+        if is_model and model:
+            yield Row(one.text, (), f"{'It follows no option, and ' * (one.name == 'model')}{model} is the model.")
+        elif is_model:
             model = one.value or model
             yield (
                 Row(one.text, (one.value,)) if one.value else Row(one.text, (), f"{one.name} needs a value, the model.")
             )
-        elif one.plain in REMARKS:
-            yield Row(one.text, (), REMARKS[one.plain])
         elif one.mine == "adapter" and one.value and (one.name == "adapter" or one.plain == "lora"):  # a path alone
             num_adapters += 1
             name = f"adapter{num_adapters if num_adapters > 1 else ''}"
@@ -255,8 +280,8 @@ def _with_value(one: Given, option: Any) -> Row:
     """Return the translation of an option that `foreword serve` has."""
     text, value, remark, flag = one.text, one.value, one.remark, max(option.opts, key=len)
     if option.is_flag:
-        is_off = one.plain.startswith("no_")
-        flags = option.secondary_opts if is_off or (value or "").lower() in ("false", "0") else option.opts
+        is_off = one.is_off or one.plain.startswith("no_") or (value or "").lower() in ("false", "0")
+        flags = option.secondary_opts if is_off else option.opts
         return Row(text, (max(flags, key=len),) if flags else (), remark)
     if value is None:
         return Row(text, (), f"{flag} needs a value. {remark}".strip())
