@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import re
 import sys
@@ -72,8 +73,14 @@ class Command(TyperCommand):
     """A command whose help lists its options under their headings, with names and values in full."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. Raise ConfigError for a variable of an option that it does not have, or of no command."""
+        """Run the command. Raise ConfigError for a variable of an option that it does not have, or of no command;
+        BadParameter for NaN, which older versions of Typer find within any limits.
+        """
         _check_variables(option_names(self), variable_path(ctx), f"`{ctx.command_path} --help` lists the options.")
+        for option in self.params:
+            value = ctx.params.get(option.name)
+            if isinstance(value, float) and math.isnan(value):
+                raise typer.BadParameter("nan is not a number", ctx=ctx, param=option)
         return super().invoke(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
