@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo docs serve attack clients stubs lock test test-oldest smoke schemas fuzz storms shadow soak soak-server sanitize proofs recipes replicas browser ray torch transformers device gpu vllm sglang wheel wheels check bench bench-regress native pages arm emulate throughput vllm-compat deploy-check container upgrade soak-models tools clean
+.PHONY: help demo docs serve attack clients stubs lock test test-oldest smoke schemas fuzz storms shadow soak soak-server sanitize proofs recipes replicas browser ray torch transformers device gpu vllm sglang wheel wheels check bench bench-regress native pages arm emulate throughput vllm-compat deploy-check container workflow upgrade soak-models tools clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -201,6 +201,9 @@ deploy-check: build/deploy-env $(PROMTOOL)  ## workflows, container, manifests, 
 	sed 's,/opt/foreword/bin/foreword,/bin/true,' deploy/foreword.service > build/foreword.service
 	if command -v systemd-analyze; then systemd-analyze verify build/foreword.service && \
 	  systemd-analyze security --offline=true --no-pager --threshold=20 build/foreword.service >build/exposure; fi
+
+workflow: build/deploy-env  ## the commands of a job of the workflows in a clone, JOB=docs.build; without JOB a list (minutes)
+	build/deploy-env/bin/python tools/workflows.py $(JOB)
 
 container: $(BIN)/python  ## build the image with buildah and use it; BASE=debian where no registry is reached (minutes)
 	$(BIN)/python tools/container.py $(if $(BASE),--base $(BASE))
