@@ -97,8 +97,8 @@ def python_of(job: dict[str, Any], chosen: dict[str, str]) -> Path:
     if not (environment / "bin" / "python").exists():
         try:
             subprocess.run([program, "-m", "venv", environment], check=True)
-        except OSError as error:
-            sys.exit(f"{program}: {error}. Put it on the PATH, or choose another with python=VERSION")
+        except (OSError, subprocess.CalledProcessError) as error:
+            sys.exit(f"{program}: {error}. Put it on the PATH, or choose another Python of the matrix, python=VERSION")
     return environment
 
 
