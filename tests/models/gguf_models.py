@@ -20,10 +20,13 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "minicpm3": "minicpm3",
     "minicpm": "minicpm", "llama4_text": "llama4", "falcon_h1": "falcon-h1", "glm4_moe": "glm4moe",
     "gemma4_text": "gemma4", "gemma3n_text": "gemma3n", "ernie4_5_moe": "ernie4_5-moe", "olmoe": "olmoe",
-    "ministral3": "mistral3",
+    "ministral3": "mistral3", "qwen2_vl_text": "qwen2vl", "qwen2_5_vl_text": "qwen2vl", "qwen3_vl_text": "qwen3vl",
+    "qwen3_vl_moe_text": "qwen3vlmoe",
 }  # fmt: skip
 # Models of the same model_type: with experts, for embeddings.
 MORE_ARCHITECTURES = {"nemotron_h_moe", "gemma-embedding"}
+# test_mmproj.py compares decoders of images together with their encoders, test_pooling_models.py those of embeddings.
+ELSEWHERE = {"qwen2vl", "qwen3vl", "gemma-embedding"}
 INTERLEAVED = {
     "llama",
     "smollm3",
@@ -259,6 +262,11 @@ def converted(config, name, value):
                 return {f"blk.{layer}.ffn_down{end}.weight": value}
             gate, up = np.split(value, 2)
             return {f"blk.{layer}.ffn_gate{end}.weight": gate, f"blk.{layer}.ffn_up{end}.weight": up}
+        case "mlp" if config["model_type"] == "qwen3_vl_moe_text" and part == "experts.gate_up_proj":
+            gate, up = np.split(value, 2, axis=1)
+            return {f"blk.{layer}.ffn_gate_exps.weight": gate, f"blk.{layer}.ffn_up_exps.weight": up}
+        case "mlp" if config["model_type"] == "qwen3_vl_moe_text" and part == "experts.down_proj":
+            return {f"blk.{layer}.ffn_down_exps.weight": value}
         case "mlp" if config["model_type"] == "gpt_oss":
             return gpt_oss_experts(layer, part, value)
         case "mlp" if part in ("gate.e_score_correction_bias", "moe_statics.e_score_correction_bias"):

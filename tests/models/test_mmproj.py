@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
@@ -11,13 +12,16 @@ import pytest
 pytest.importorskip("PIL.Image", reason="needs the extra foreword[images]")
 
 from foreword import LLM, SamplingParams
+from foreword.engine.build import load
 from foreword.errors import ConfigError, ModelError, RequestError
 from foreword.models.loader import load_model
 from foreword.models.mmproj import mmproj_of
 from foreword.models.quants import Quant
 from foreword.models.vision_files import read_mmproj
+from foreword.native import available
 from models import gguf_models, gguf_writer
 from models.recorded import make
+from models.running import FLOATS
 from models.seeing import CONVERSATIONS, recorded, write_seeing_model
 from models.tiny import random_tensors
 
@@ -35,15 +39,49 @@ PROJECTORS = {
 BLOCK = {
     "layer_norm1": "ln1", "layer_norm2": "ln2", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v", "self_attn.out_proj": "attn_out", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down",
+    "norm1": "ln1", "norm2": "ln2", "attn.qkv": "attn_qkv", "attn.proj": "attn_out", "mlp.linear_fc1": "ffn_up",
+    "mlp.linear_fc2": "ffn_down", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
 }  # fmt: skip
 WHOLE = {
     "embeddings.patch_embedding": "v.patch_embd", "embeddings.position_embedding": "v.position_embd",
-    "post_layernorm": "v.post_ln",
+    "post_layernorm": "v.post_ln", "patch_embed.proj": "v.patch_embd", "pos_embed": "v.position_embd",
+    "merger.ln_q": "v.post_ln", "merger.mlp.0": "mm.0", "merger.mlp.2": "mm.2", "merger.norm": "v.post_ln",
+    "merger.linear_fc1": "mm.0", "merger.linear_fc2": "mm.2",
 }  # fmt: skip
+QWEN = {
+    "qwen2-vl": "qwen2vl_merger", "qwen2.5-vl": "qwen2.5vl_merger", "qwen3-vl": "qwen3vl_merger",
+    "qwen3-vl-moe": "qwen3vl_merger",
+}  # fmt: skip
+FEATURES = {"norm": "norm", "linear_fc1": "fc1", "linear_fc2": "fc2"}
+FIRST_FEATURES = 0  # the only layer of the recorded models that has some
+
+
+def qwen_tensors(name, tensors):
+    """The tensors of an encoder of Qwen's: patches frame by frame, and before the third version q, k and v apart."""
+    found = {}
+    for key, value in tensors.items():
+        stem, kind = key.removeprefix("model.").removeprefix("visual.").rsplit(".", 1)
+        if "visual." not in key:
+            continue
+        if key.endswith("patch_embed.proj.weight"):
+            found |= {"v.patch_embd.weight": value[:, :, 0], "v.patch_embd.weight.1": value[:, :, 1]}
+        elif layer := re.fullmatch(r"blocks\.(\d+)\.(.+)", stem):
+            found[f"v.blk.{layer[1]}.{BLOCK[layer[2]]}.{kind}"] = value
+        elif feature := re.fullmatch(r"deepstack_merger_list\.0\.(.+)", stem):
+            found[f"v.deepstack.{FIRST_FEATURES}.{FEATURES[feature[1]]}.{kind}"] = value
+        else:
+            found[f"{WHOLE[stem]}.{kind}"] = value
+    if not name.startswith("qwen3"):
+        for key in [key for key in found if ".attn_qkv." in key]:
+            parts = zip("qkv", np.split(found.pop(key), 3), strict=True)
+            found |= {key.replace("qkv", part): value for part, value in parts}
+    return found
 
 
 def encoder_tensors(name, tensors):
     """The tensors of an encoder by the names of llama.cpp's converter, which adds 1 to one norm."""
+    if name in QWEN:
+        return qwen_tensors(name, tensors)
     found = {}
     for key, value in tensors.items():
         own = re.sub(r"^(model\.)?(vision_tower|vision_model)\.(vision_model\.)?", "v/", key).removeprefix("model.")
@@ -56,8 +94,31 @@ def encoder_tensors(name, tensors):
     return found
 
 
+def qwen_metadata(name, own):
+    """The metadata that files of encoders of Qwen's have; the bounds of pixels are of newer files alone."""
+    vision = {
+        "image_size": 56, "patch_size": own["patch_size"], "block_count": own["depth"],
+        "embedding_length": own.get("embed_dim", own["hidden_size"]), "attention.head_count": own["num_heads"],
+        "feed_forward_length": own.get("intermediate_size", own["hidden_size"]), "projection_dim": 32,
+        "image_min_pixels": 256, "image_max_pixels": 2048,
+    }  # fmt: skip
+    more = {"clip.vision.image_mean": ("[f32]", [0.48145466, 0.4578275, 0.40821073]),
+            "clip.vision.image_std": ("[f32]", [0.26862954, 0.26130258, 0.27577711])}  # fmt: skip
+    if name == "qwen2.5-vl":
+        vision |= {"n_wa_pattern": own["fullatt_block_indexes"][0] + 1, "window_size": own["window_size"]}
+        more["clip.use_silu"] = ("bool", True)
+    elif name != "qwen2-vl":
+        flags = [i in own["deepstack_visual_indexes"] for i in range(own["depth"])]
+        vision["spatial_merge_size"] = own["spatial_merge_size"]
+        more |= {"clip.use_gelu": ("bool", True), "clip.vision.is_deepstack_layers": ("[bool]", flags)}
+    return vision, more
+
+
 def write_encoder(path, name, record, tensors, more=()):
     own = record["files"]["config.json"]["vision_config"]
+    if name in QWEN:
+        vision, of_kind = qwen_metadata(name, own)
+        return write_clip(path, QWEN[name], vision, 1e-6, tensors, {**of_kind, **dict(more)})
     vision = {
         "image_size": own["image_size"], "patch_size": own["patch_size"], "embedding_length": own["hidden_size"],
         "feed_forward_length": own["intermediate_size"], "block_count": own["num_hidden_layers"],
@@ -67,15 +128,20 @@ def write_encoder(path, name, record, tensors, more=()):
         vision |= {"projector.scale_factor": 2, "preproc_image_size": 56}
     else:
         vision |= {"projector.scale_factor": 1}
+    of_kind = {f"clip.vision.image_{key}": ("[f32]", [0.5] * 3) for key in ("mean", "std")}
+    of_kind["clip.use_gelu"] = ("bool", True)
+    return write_clip(path, name, vision, own["layer_norm_eps"], tensors, {**of_kind, **dict(more)})
+
+
+def write_clip(path, projector, vision, eps, tensors, more):
     metadata = {
         "general.architecture": ("str", "clip"), "clip.has_vision_encoder": ("bool", True),
-        "clip.projector_type": ("str", name), "clip.use_gelu": ("bool", True),
-        "clip.vision.attention.layer_norm_epsilon": ("f32", own["layer_norm_eps"]),
+        "clip.projector_type": ("str", projector), "clip.vision.attention.layer_norm_epsilon": ("f32", eps),
         **{f"clip.vision.{key}": ("u32", value) for key, value in vision.items()},
-        **{f"clip.vision.image_{key}": ("[f32]", [0.5] * 3) for key in ("mean", "std")},
     }  # fmt: skip
     arrays = {key: (Quant.F32, value.shape, gguf_writer.f32(value).ravel()) for key, value in tensors.items()}
-    return gguf_writer.write(path, metadata | dict(more), arrays)
+    found = {key: value for key, value in (metadata | more).items() if value is not None}
+    return gguf_writer.write(path, found, arrays)
 
 
 def decoder_tensors(tensors):
@@ -90,8 +156,16 @@ def decoder_tensors(tensors):
 
 @pytest.fixture(scope="module", params=["idefics3", "gemma3"])
 def pair(request, tmp_path_factory):
+    return made(request.param, tmp_path_factory.mktemp("mmproj"))
+
+
+@pytest.fixture(scope="module", params=QWEN)
+def qwen(request, tmp_path_factory):
+    return made(request.param, tmp_path_factory.mktemp("qwen"))
+
+
+def made(name, place, has_sections=True):
     """Name, record, directory, GGUF file of the decoder, and the tensors of the encoder."""
-    name, place = request.param, tmp_path_factory.mktemp("mmproj")
     record = RECORDED[name]
     config = record["files"]["config.json"]
     text = {**config["text_config"], "query_pre_attn_scalar": 8}  # files have that of the width of a head
@@ -113,6 +187,13 @@ def pair(request, tmp_path_factory):
     }  # fmt: skip
     if name == "gemma3":
         more["gemma3.attention.sliding_window_pattern"] = ("u32", 2)
+    if name in QWEN:
+        architecture = gguf_models.architecture_of(text)
+        sections = [*text["rope_parameters"]["mrope_section"], 0]
+        if has_sections:
+            more[f"{architecture}.rope.dimension_sections"] = ("[i32]", sections)
+        if name.startswith("qwen3"):
+            more[f"{architecture}.n_deepstack_layers"] = ("u32", 1)
     (place / "files").mkdir()
     file = gguf_models.write(place / "files" / "model.gguf", text, decoder_tensors(tensors), more)
     return name, record, folder, file, encoder_tensors(name, tensors)
@@ -149,11 +230,98 @@ def test_an_encoder_in_a_file_gives_the_answers_of_the_directory(pair, tmp_path)
             path.unlink()
 
 
+@pytest.mark.parametrize("kind", ["numpy", "native"])
+def test_an_encoder_of_qwen_in_a_file_gives_the_answers_of_transformers(qwen, tmp_path, kind):
+    name, record, folder, file, tensors = qwen
+    if kind == "native" and not available():
+        pytest.skip("needs the native module")
+    given = write_encoder(tmp_path / "given.gguf", name, record, tensors)
+    options = {**OPTIONS, "executor": kind, **FLOATS[kind]}
+    with LLM(file, mmproj=given, **options) as llm:
+        outputs = llm.chat(CONVERSATIONS, GREEDY, progress=False)
+    assert [output.outputs[0].token_ids for output in outputs] == record["tokens"]
+    of_file, of_folder = load_model(file, mmproj=given), load_model(folder)
+    ours, theirs = of_file.images.spec, of_folder.images.spec  # files have numbers in float32
+    for one, other in zip(astuple(ours.normalization), astuple(theirs.normalization), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-7)
+    tower = replace(ours.tower, norm_eps=theirs.tower.norm_eps)
+    assert math.isclose(ours.tower.norm_eps, theirs.tower.norm_eps, rel_tol=1e-7)
+    assert replace(ours, tower=tower, normalization=theirs.normalization) == theirs
+    assert {layer.rope for layer in of_file.spec.layers} == {layer.rope for layer in of_folder.spec.layers}
+    assert of_file.unread_keys == ()
+    assert of_file.images.weights.keys() == of_folder.images.weights.keys()
+    for key, tensor in of_file.images.weights.items():
+        assert np.array_equal(tensor.dequantize(), of_folder.images.weights[key].dequantize()), key
+
+
+def test_a_file_without_bounds_of_pixels_has_those_of_the_published_configurations(qwen, tmp_path):
+    name, record, _, file, tensors = qwen
+    without = {f"clip.vision.image_{end}_pixels": None for end in ("min", "max")}
+    path = write_encoder(tmp_path / "x.gguf", name, record, tensors, without)
+    processing = load_model(file, mmproj=path).images.spec.processing
+    published = (65536, 16777216) if name.startswith("qwen3") else (3136, 12845056)
+    assert (processing.least_pixels, processing.most_pixels) == published
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"clip.vision.attention.head_count": ("u32", 3)}, "hidden size 32 is not a multiple of 4 times 3 heads"),
+        ({"clip.vision.block_count": ("u32", 3)}, r"tensor v\.blk\.2\.ln1\.weight .* is missing"),
+        (
+            {"clip.vision.spatial_merge_size": ("u32", 3)},
+            r"mm\.0\.weight .* has shape \(128, 128\), expected \(288, 288",
+        ),
+        ({"clip.vision.image_min_pixels": ("u32", 4096)}, "at least 4096 and at most 2048 pixels"),
+        ({"clip.vision.patch_size": ("u32", 14)}, r"v\.patch_embd\.weight .* has shape"),
+    ],
+)
+def test_an_encoder_of_qwen_that_is_not_computed_is_refused_by_name(qwen, tmp_path, change, reason):
+    name, record, _, file, tensors = qwen
+    path = write_encoder(tmp_path / "x.gguf", name, record, tensors, change)
+    with pytest.raises(ModelError, match=reason):
+        load_model(file, mmproj=path)
+
+
+def test_an_encoder_of_another_model_of_its_family_is_refused(tmp_path):
+    name, record, _, file, tensors = made("qwen3-vl", tmp_path)
+    other = {**tensors, "mm.2.weight": np.zeros((64, 128), np.float32), "mm.2.bias": np.zeros(64, np.float32)}
+    wide = write_encoder(tmp_path / "wide.gguf", name, record, other)
+    with pytest.raises(ModelError, match=r"its vectors have 64 numbers, .* of the model 32\. Give the mmproj"):
+        load_model(file, mmproj=wide)
+    less = {"clip.vision.is_deepstack_layers": ("[bool]", [False, False])}
+    without = {key: value for key, value in tensors.items() if "deepstack" not in key}
+    path = write_encoder(file.with_name("mmproj-x.gguf"), name, record, without, less)
+    reason = "its encoder has features for 0 layers, its file names 1. Use encoder and decoder of the same model"
+    with pytest.raises(ModelError, match=re.escape(reason)):
+        load_model(file, mmproj=path)
+    assert reason in load_model(file).no_images  # the file beside it
+
+
+def test_a_decoder_without_sections_takes_no_vectors_of_rows_and_columns(tmp_path):
+    name, record, _, file, tensors = made("qwen2-vl", tmp_path, has_sections=False)
+    with pytest.raises(ModelError, match="the rotary positions of the decoder have no sections"):
+        load_model(file, mmproj=write_encoder(tmp_path / "x.gguf", name, record, tensors))
+
+
+@pytest.mark.parametrize("experts", ["gate_up_proj", "down_proj"])
+def test_experts_in_one_tensor_are_read_in_either_order_of_their_dimensions(tmp_path, experts):
+    record = RECORDED["qwen3-vl-moe"]
+    tensors = random_tensors(record["shapes"])
+    folder = write_seeing_model(tmp_path / "as_saved", record, tensors)
+    turned = {key: x.swapaxes(1, 2).copy() if key.endswith(experts) else x for key, x in tensors.items()}
+    other = write_seeing_model(tmp_path / "as_published", record, turned)
+    assert [one[1] for one in answers(other)] == [one[1] for one in answers(folder)] == record["tokens"]
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         ({"general.architecture": ("str", "llama")}, "architecture 'llama' is not an encoder of images"),
-        ({"clip.projector_type": ("str", "ldp")}, "projector 'ldp' is not supported. Supported are gemma3, idefics3"),
+        (
+            {"clip.projector_type": ("str", "ldp")},
+            "projector 'ldp' is not supported. Supported are gemma3, idefics3, qwen2",
+        ),
         ({"clip.use_gelu": ("bool", False)}, "hidden_act = 'quick_gelu' is not supported"),
         ({"clip.vision.attention.head_count": ("u32", 5)}, "hidden_size 32 is not a multiple of 5 heads"),
         ({"clip.vision.block_count": ("u32", 3)}, r"tensor v\.blk\.2\.ln1\.weight .* is missing"),
@@ -214,6 +382,22 @@ def test_a_directory_takes_no_encoder_in_a_file_and_a_missing_file_is_named(pair
         load_model(folder, mmproj=tmp_path / "x.gguf")
     with pytest.raises(ModelError, match=r"none\.gguf: cannot be"):
         load_model(file, mmproj=tmp_path / "none.gguf")
+
+
+def test_a_loaded_model_takes_the_encoder_of_the_options_in_place_of_its_own(pair, tmp_path):
+    name, record, folder, file, tensors = pair
+    path = write_encoder(tmp_path / "x.gguf", name, record, tensors, {"clip.vision.zebra": ("u32", 3)})
+    first = write_encoder(tmp_path / "first.gguf", name, record, tensors, {"clip.vision.lion": ("u32", 3)})
+    plain = load_model(file)
+    for given in (plain, load_model(file, mmproj=first)):
+        made = load(given, "numpy", {"mmproj": str(path)}).loaded
+        assert made.unread_keys == (*plain.unread_keys, "clip.vision.zebra")
+        assert made.images.weights.keys() == load_model(file, mmproj=first).images.weights.keys()
+    assert answers(plain, mmproj=path) == answers(folder)
+    with pytest.raises(ModelError, match="takes no encoder of images from a GGUF file"):
+        load(load_model(folder), "numpy", {"mmproj": str(path)})
+    with pytest.raises(ModelError, match=r"none\.gguf: cannot be"):
+        load(plain, "auto", {"mmproj": str(tmp_path / "none.gguf")})
 
 
 @pytest.mark.parametrize("kind", ["auto", "numpy"])

@@ -25,6 +25,7 @@ from foreword.executors.vision.encoder import Grid, ImageEncoder
 from foreword.executors.vision.processing import num_vectors, patches_of, tiles_of
 from foreword.executors.vision.towers import native_tower, numpy_tower
 from foreword.models.loader import load_model
+from foreword.models.vision_spec import CropProcessing
 from foreword.native import available
 from models.recorded import TINY
 from models.running import FLOATS, all_logits
@@ -33,6 +34,8 @@ from models.tiny import random_tensors, write_model
 
 RECORDED = recorded()
 OPTIONS = {"max_model_len": 160, "block_size": 4}
+SEEING_ALL = ("gemma3", "gemma3-crops", "qwen3-vl", "qwen3-vl-moe")
+"""Models whose vectors see each other, or have features for later layers."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 
@@ -44,7 +47,7 @@ def folders(tmp_path_factory):
 
 def executors(name):
     """The kinds of executors that compute images of a model, each with the options of float32."""
-    return [kind for kind in FLOATS if kind != "torch" or name not in ("gemma3", "qwen3-vl")]
+    return [kind for kind in FLOATS if kind != "torch" or name not in SEEING_ALL]
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -64,6 +67,35 @@ def test_the_thinnest_image_has_a_whole_tile_across(folders, width, height):
     tiles = tiles_of(image(7, width, height), replace(spec, processing=replace(spec.processing, longest=7 * tile)))
     assert (tiles.columns, tiles.rows) == ((7, 1) if width > height else (1, 7))
     assert tiles.pixels.shape == (8, 3, tile, tile)
+
+
+@pytest.mark.parametrize(
+    ("size", "crops"),
+    [
+        ((512, 512), []),
+        ((614, 512), []),  # a ratio below 1.2
+        ((640, 512), [(0, 0, 320, 512), (320, 0, 640, 512)]),
+        ((500, 300), []),  # crops of 250 pixels
+        ((300, 1001), [(0, 0, 300, 334), (0, 334, 300, 668), (0, 668, 300, 1001)]),
+        ((4000, 400), [(i * 1000, 0, (i + 1) * 1000, 400) for i in range(4)]),
+    ],
+)
+def test_an_image_has_the_crops_of_pan_and_scan_after_it_as_published(folders, size, crops):
+    """With the numbers that transformers has for parameters that a configuration leaves out."""
+    spec = load_model(folders["gemma3-crops"]).images.spec
+    usual = replace(spec, processing=replace(spec.processing, crops=CropProcessing(256, 4, 1.2)))
+    whole = replace(spec, processing=replace(spec.processing, crops=None))
+    picture = image(7, *size)
+    expected = [tiles_of(part, whole).pixels[0] for part in (picture, *map(picture.crop, crops))]
+    assert np.array_equal(tiles_of(picture, usual).pixels, expected)
+    assert num_vectors(size, usual) == 16 * (1 + len(crops))
+
+
+def test_pan_and_scan_has_the_numbers_of_transformers_where_the_configuration_has_none(tmp_path):
+    files = {**RECORDED["gemma3"]["files"]}
+    files["preprocessor_config.json"] = {**files["preprocessor_config.json"], "do_pan_and_scan": True}
+    spec = load_model(write_seeing_model(tmp_path, {**RECORDED["gemma3"], "files": files})).images.spec
+    assert spec.processing.crops == CropProcessing(256, 4, 1.2)
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -106,7 +138,8 @@ def test_conversations_with_images_get_the_tokens_of_transformers(folders, name,
     small = {"num_blocks": 42, "watermark": 0.0, "async_scheduling": True, "prefix_caching": False}
     if name == "gemma3":  # two KV groups, and images that a step has whole
         small |= {"num_blocks": 50, "max_model_len": 96, "max_num_batched_tokens": 32, "reserve_full_prompt": False}
-    for options in ({"max_num_batched_tokens": 16, "check": "full"}, small):
+    chunked = {"max_num_batched_tokens": 16, "check": "full"}
+    for options in (chunked, small) if name != "gemma3-crops" else ({**chunked, "max_model_len": 400},):
         metrics = EngineMetrics()
         with LLM(folders[name], executor=kind, **FLOATS[kind], **{**OPTIONS, **options}, observers=[metrics]) as llm:
             waves = [llm.chat(CONVERSATIONS, GREEDY, progress=False) for _ in range(2)]
@@ -175,7 +208,13 @@ def test_spans_of_any_length_see_what_the_definition_says(folders):
 @pytest.mark.parametrize(
     ("name", "file", "change", "reason"),
     [
-        ("gemma3", "preprocessor_config.json", {"do_pan_and_scan": True}, "do_pan_and_scan = True is not supported"),
+        ("idefics3", "preprocessor_config.json", {"do_pan_and_scan": True}, "do_pan_and_scan = True is not supported"),
+        (
+            "gemma3-crops",
+            "preprocessor_config.json",
+            {"pan_and_scan_min_crop_size": 2},
+            "pan_and_scan_min_crop_size 2 is below pan_and_scan_max_num_crops 3",
+        ),
         (
             "gemma3",
             "preprocessor_config.json",

@@ -65,14 +65,19 @@ def _qwen2_5_vl():
     return hf.Qwen2_5_VLForConditionalGeneration(config), hf.Qwen2VLImageProcessor(patch_size=7, **QWEN_PIXELS)
 
 
-def _qwen3_vl():
+def _qwen3_vl(kind="Qwen3VL", **more):
     vision = {
         "depth": 2, "hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 7,
         "deepstack_visual_indexes": [0], "num_position_embeddings": 64,
     }  # fmt: skip
-    text = {**TEXT, "head_dim": 8, "rope_parameters": MROPE}
-    config = hf.Qwen3VLConfig(text_config=text, vision_config=vision, **QWEN)
-    return hf.Qwen3VLForConditionalGeneration(config), hf.Qwen2VLImageProcessor(patch_size=7, **QWEN_PIXELS)
+    text = {**TEXT, "head_dim": 8, "rope_parameters": MROPE, **more}
+    config = getattr(hf, f"{kind}Config")(text_config=text, vision_config=vision, **QWEN)
+    model = getattr(hf, f"{kind}ForConditionalGeneration")(config)
+    return model, hf.Qwen2VLImageProcessor(patch_size=7, **QWEN_PIXELS)
+
+
+def _qwen3_vl_moe():
+    return _qwen3_vl("Qwen3VLMoe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24)
 
 
 def _llava():
@@ -113,7 +118,7 @@ def _smolvlm():
     return _idefics3("SmolVLM")
 
 
-def _gemma3():
+def _gemma3(**crops):
     config = hf.Gemma3Config(
         text_config=hf.Gemma3TextConfig(
             **TEXT, head_dim=8, sliding_window=12, layer_types=["sliding_attention", "full_attention"]
@@ -125,8 +130,15 @@ def _gemma3():
         eoi_token_index=TOKENS["<eoi>"],
         tie_word_embeddings=False,
     )
-    processor = hf.Gemma3ImageProcessor(size={"height": 28, "width": 28}, image_seq_length=16)
+    processor = hf.Gemma3ImageProcessor(size={"height": 28, "width": 28}, image_seq_length=16, **crops)
     return hf.Gemma3ForConditionalGeneration(config), processor
+
+
+def _gemma3_crops():
+    return _gemma3(
+        do_pan_and_scan=True, pan_and_scan_min_crop_size=8, pan_and_scan_max_num_crops=3,
+        pan_and_scan_min_ratio_to_activate=1.3,
+    )  # fmt: skip
 
 
 def _glmasr():
@@ -145,6 +157,7 @@ MODELS = {
     "qwen2-vl": (_qwen2_vl, "Qwen2VLProcessor", "<|image_pad|>", {}),
     "qwen2.5-vl": (_qwen2_5_vl, "Qwen2_5_VLProcessor", "<|image_pad|>", {}),
     "qwen3-vl": (_qwen3_vl, "Qwen3VLProcessor", "<|image_pad|>", {}),
+    "qwen3-vl-moe": (_qwen3_vl_moe, "Qwen3VLProcessor", "<|image_pad|>", {}),
     "llava": (
         _llava, "LlavaProcessor", "<image>",
         {"patch_size": 7, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
@@ -154,6 +167,7 @@ MODELS = {
     "smolvlm": (_smolvlm, "SmolVLMProcessor", "<image>", {"image_seq_len": 4}),
     "glmasr": (_glmasr, "GlmAsrProcessor", "<sound>", {"audio_token": "<sound>"}),
     "gemma3": (_gemma3, "Gemma3Processor", "<boi>", {"image_seq_length": 16}),
+    "gemma3-crops": (_gemma3_crops, "Gemma3Processor", "<boi>", {"image_seq_length": 16}),
 }  # fmt: skip
 """Name → model and image processor, class of processor, placeholder of an image, settings of the processor."""
 
@@ -168,7 +182,7 @@ def save(folder, name):
             torch.nn.init.normal_(weight, std=0.15)
     model.generation_config = hf.GenerationConfig(eos_token_id=256, pad_token_id=256)
     model.save_pretrained(folder)
-    tokenizer(place if name != "gemma3" else "<image>").save_pretrained(folder)
+    tokenizer(place if not name.startswith("gemma3") else "<image>").save_pretrained(folder)
     images.save_pretrained(folder)
     (folder / "processor_config.json").write_text(json.dumps({"processor_class": processor, **settings}))
     (folder / "chat_template.jinja").write_text(TEMPLATE.replace("PLACE", place))
@@ -202,8 +216,10 @@ def _plain(messages):
 def conversation_tokens(model, processor, texts, images):
     """The tokens of prompts with images, and those of transformers' own generate after each."""
     prompts, tokens = [], []
+    configured = processor.image_processor.to_dict()  # of which the processor reads none of pan and scan
+    crops = {key: value for key, value in configured.items() if "pan_and_scan" in key and value is not None}
     for text, given in zip(texts, images, strict=True):
-        inputs = processor(text=[text], images=given or None, return_tensors="pt", add_special_tokens=False)
+        inputs = processor(text=[text], images=given or None, return_tensors="pt", add_special_tokens=False, **crops)
         output = model.generate(
             **inputs, max_new_tokens=12, min_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=256
         )

@@ -26,7 +26,7 @@ from foreword.executors.kinds import TRANSFORMERS, ExecutorChoice, installed_kin
 from foreword.executors.options import VisionOptions
 from foreword.executors.pool import PoolSize
 from foreword.installation import install
-from foreword.models.loader import LoadedModel, find_model, load_model
+from foreword.models.loader import LoadedModel, find_model, load_model, with_mmproj
 from foreword.structured import GrammarCompiler
 
 DISK_CACHE_BYTES = 16 << 30
@@ -53,8 +53,11 @@ def load(
         own = None if executor == "auto" else kind.read_options(given)
         try:
             mmproj = VisionOptions.given_mmproj(given)
-            loaded = model if isinstance(model, LoadedModel) else load_model(model, mmproj=mmproj)
-            return model_of(loaded, kind, own or kind.read_options(given))
+            if not isinstance(model, LoadedModel):
+                model = load_model(model, mmproj=mmproj)
+            elif mmproj is not None:
+                model = with_mmproj(model, mmproj)
+            return model_of(model, kind, own or kind.read_options(given))
         except UnsupportedModelError as error:
             if executor != "auto" or isinstance(model, LoadedModel) or find_model(model)[0].is_file():
                 raise

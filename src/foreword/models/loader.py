@@ -13,7 +13,7 @@ from foreword.models import registry
 from foreword.models.config import USE_ITS_CONFIG, Config, config_from_gguf, read_config
 from foreword.models.encoder_spec import EncoderSpec
 from foreword.models.families import ENCODER_FAMILIES, FAMILIES, GGUF_FAMILIES, TEXT_MODELS, TEXT_PARTS
-from foreword.models.families.base import Family
+from foreword.models.families.base import NUM_FEATURES, Family
 from foreword.models.families.encoders import EncoderFamily
 from foreword.models.families.vision import VISION_FAMILIES, plain_name
 from foreword.models.files import FileRows, ModelFile
@@ -61,6 +61,7 @@ class LoadedModel:
     no_images: str = ""  # the reason why it takes none although it is a model of images and texts
     head: Callable[[], NextTokenHead | None] = no_head  # that predicts further tokens, read when it is called
     from_gguf: bool = False
+    num_features: int | None = None  # of an encoder of images in another file, if this one names it
 
     @property
     def decoder(self) -> DecoderSpec:
@@ -82,20 +83,29 @@ def load_model(model: str | Path, *, mmproj: str | Path | None = None) -> Loaded
     """
     path, name = find_model(model)
     loaded = _load_directory(path, name) if path.is_dir() else _load_gguf(path, name)
-    if loaded.path.is_dir():
-        if mmproj is not None:
-            fix = "A directory of safetensors has its own; leave mmproj out"
-            raise ModelError(f"{loaded.path}: takes no encoder of images from a GGUF file. {fix}")
-        return loaded
     if mmproj is not None:
-        return _with_images(loaded, read_mmproj(Path(mmproj), loaded.tokenizer, loaded.decoder.hidden_size))
+        return with_mmproj(loaded, mmproj)
+    if loaded.path.is_dir():
+        return loaded
     try:
         beside = find_mmproj(loaded.path)
-        if beside is None:
-            return loaded
-        return _with_images(loaded, read_mmproj(beside, loaded.tokenizer, loaded.decoder.hidden_size))
+        return loaded if beside is None else with_mmproj(loaded, beside)
     except ModelError as error:
         return replace(loaded, no_images=str(error))
+
+
+def with_mmproj(loaded: LoadedModel, mmproj: str | Path) -> LoadedModel:
+    """Return a model in a GGUF file with the encoder of images in another one, in place of any other. Raise ModelError
+    for a directory, and as `read_mmproj`.
+    """
+    if loaded.path.is_dir():
+        fix = "A directory of safetensors has its own; leave mmproj out"
+        raise ModelError(f"{loaded.path}: takes no encoder of images from a GGUF file. {fix}")
+    images = read_mmproj(Path(mmproj), loaded.tokenizer, loaded.decoder.hidden_size)
+    if loaded.images is not None:
+        others = set(loaded.images.unread)
+        loaded = replace(loaded, unread_keys=tuple(key for key in loaded.unread_keys if key not in others))
+    return _with_images(replace(loaded, no_images=""), images)
 
 
 def find_model(model: str | Path) -> tuple[Path, str]:
@@ -159,7 +169,9 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
         raise ModelError(f"{path}: {error}") from None
     generation = generation_of_gguf(path, gguf.metadata)
     loaded = _loaded(spec, weights, tokenizer, name, path, pooling, generation, config, family.keys, family)
-    return replace(loaded, head=partial(read_head, path, gguf.tensors, spec, family), from_gguf=True)
+    num_features = config.optional(NUM_FEATURES.name, int) if NUM_FEATURES.name in family.keys else None
+    head = partial(read_head, path, gguf.tensors, spec, family)
+    return replace(loaded, head=head, from_gguf=True, num_features=num_features)
 
 
 def _load_directory(folder: Path, name: str) -> LoadedModel:
@@ -208,17 +220,23 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
     try:
         keys = family.keys if config is whole else {}
         images = read_vision(folder, of_images, whole, all_tensors, sources, tokenizer, spec.hidden_size, keys)
+        return _with_images(loaded, images)
     except ModelError as error:
         return replace(loaded, no_images=str(error))
-    return _with_images(loaded, images)
 
 
 def _with_images(loaded: LoadedModel, images: LoadedVision) -> LoadedModel:
-    """Return a decoder with an encoder of images."""
+    """Return a decoder with an encoder of images. Raise ModelError if they do not belong together."""
     spec = loaded.decoder.changed(sees_spans=images.spec.sees_all, num_features=len(images.spec.feature_layers))
+    reason = ""
     if spec.num_features > spec.num_layers:
         reason = f"its encoder has features for {spec.num_features} layers, and the decoder has {spec.num_layers}"
-        return replace(loaded, no_images=reason)
+    elif loaded.num_features not in (None, spec.num_features):
+        reason = f"its encoder has features for {spec.num_features} layers, its file names {loaded.num_features}"
+    elif images.spec.is_placed and not spec.mrope_dims:
+        reason = "its encoder has vectors of rows and columns, and the rotary positions of the decoder have no sections"
+    if reason:
+        raise ModelError(f"{loaded.path}: {reason}. Use encoder and decoder of the same model")
     unread = (*(key for key in loaded.unread_keys if key not in images.known), *images.unread)
     return replace(loaded, spec=spec, images=images, unread_keys=tuple(dict.fromkeys(unread)))
 

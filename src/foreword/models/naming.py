@@ -269,10 +269,10 @@ def _collect(
     names: Mapping[str, str | Rows],
     parts_of_layer: int = 1,
     *,
-    transposed: bool = False,
+    transposed: bool | None = False,
 ) -> tuple[dict[str, Tensor], set[str]]:
     """Return the weights, and the tensors that hold them. Ends at the first fault, whatever sizes the spec claims.
-    transposed: whether the experts of a layer in one tensor of floats are [in, out] each.
+    transposed: see `Family.transposed_experts`.
     """
     weights, used = {}, set()
     for name, shape in wanted:
@@ -284,7 +284,8 @@ def _collect(
         whole = tensor.shape
         is_vector = len(shape) == 1  # files may hold one as several rows
         if expert is not None and len(whole) == len(shape) + 1 and expert < whole[0]:
-            tensor = _of_expert(tensor, expert, transposed=transposed and not is_vector)
+            is_turned = whole[-1] != shape[-1] if transposed is None else transposed
+            tensor = _of_expert(tensor, expert, transposed=is_turned and not is_vector)
         if rows is not None:
             tensor = select_rows(tensor, rows)
         found_shape = (prod(tensor.shape),) if is_vector and len(tensor.shape) == 2 else tensor.shape

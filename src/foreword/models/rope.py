@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ ROPE_KEYS = (
 """Keys of a config that has a rotary embedding."""
 PARTIAL_ROTARY = Key("partial_rotary_factor", 1.0)
 """The keys of a family that rotates a part of each head."""
+ROTARY_SECTIONS = Key("*.rope.dimension_sections", gguf="rope.dimension_sections", kind=list)
+"""The key of a family whose rotary positions may have several components, see `with_sections`."""
 
 _SHARED = (
     *(Key(name, kind=str) for name in ("rope_type", "type")),
@@ -141,6 +144,27 @@ def _mrope_axes(rules: Config, num_pairs: int) -> tuple[int, ...]:
         turns = [divmod(j, len(sections)) for j in range(num_pairs)]
         return tuple(axis if turn < sections[axis] else 0 for turn, axis in turns)
     return tuple(axis for axis, size in enumerate(sections) for _ in range(size))
+
+
+def with_sections(config: Config, *, interleaved: bool) -> Config:
+    """Return the config with ``mrope_section`` among its rotary parameters as `rope_spec` reads it.
+
+    GGUF files have the sections beside the parameters, filled up with zeros. interleaved: the family interleaves them
+    unless the parameters say that it does not; GGUF files never say it.
+    """
+    values = dict(config.values)
+    if config.value(ROTARY_SECTIONS.name) is not None:
+        sizes = config.sequence(ROTARY_SECTIONS.name)
+        if not sizes or not all(type(size) is int and size >= 0 for size in sizes):
+            reason = f"{config.label(ROTARY_SECTIONS.name)} {sizes!r:.80} are not numbers of pairs"
+            raise config.error(reason, USE_ITS_CONFIG)
+        count = max((i + 1 for i, size in enumerate(sizes) if size), default=0)
+        values["rope_scaling"] = {**(config.value("rope_scaling") or {}), "mrope_section": list(sizes[:count])}
+    for key in ("rope_parameters", "rope_scaling") if interleaved else ():
+        rules = values.get(key)
+        if isinstance(rules, Mapping) and rules.get("mrope_section"):
+            values[key] = {"mrope_interleaved": True, **rules}
+    return replace(config, values=values)
 
 
 def _llama3(base: F64, rules: Config, config: Config) -> F64:

@@ -20,6 +20,7 @@ from foreword.models.families.vision import (
     VisionConfigs,
     VisionFamily,
     plain_name,
+    qkv_rows,
 )
 from foreword.models.files import FileRows, ModelFile
 from foreword.models.gguf import GGUF, read_gguf
@@ -28,13 +29,14 @@ from foreword.models.mmproj import is_mmproj, mmproj_of
 from foreword.models.naming import vision_weights
 from foreword.models.tokenizer import Tokenizer
 from foreword.models.vision_spec import VisionSpec
-from foreword.models.weights import FileWeights, Tensor, Weights
+from foreword.models.weights import FileWeights, Tensor, Weights, float_tensor
 
 _VISION = "clip.vision."  # before the keys of an encoder in a GGUF file
 _ACTIVATIONS = {"clip.use_gelu": "gelu_pytorch_tanh", "clip.use_silu": "silu"}
 _READ = {"clip.projector_type", *(_VISION + name for name in ("projector_type", "image_mean", "image_std"))}
-_READ |= {*_ACTIVATIONS, "clip.has_vision_encoder", "clip.has_text_encoder", "clip.has_llava_projector"}
-_READ |= {_VISION + "projection_dim"}  # the tensors have it
+_READ |= {*_ACTIVATIONS, *(f"clip.has_{name}" for name in ("vision_encoder", "text_encoder", "llava_projector"))}
+_READ |= {"clip.has_qwen2vl_merger"}  # of older files, which have a projector_type, too
+_READ |= {_VISION + name for name in ("projection_dim", "image_size", "feed_forward_length")}  # the tensors have it
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +131,16 @@ def read_mmproj(path: Path, tokenizer: Tokenizer, vector_size: int) -> LoadedVis
         tokens={i: text for text, i in ids.items()},
         vector_size=vector_size,
     )
-    spec = _spec(family, given)
-    names: dict[str, str | Rows] = dict(family.gguf_names)
-    down_name = family.gguf_names["down"].format(i=0)
-    down = gguf.tensors.get(down_name)
+    spec, tensors = _spec(family, given), _with_whole_patch(gguf.tensors, family.gguf_names["patch"])
+    names: dict[str, str | Rows] = {**family.gguf_names, **family.gguf_fused(spec)}
+    if family.gguf_names["qkv"].format(i=0) in tensors:
+        names |= qkv_rows(spec)
+    down = tensors.get(family.gguf_names["down"].format(i=0))
     if down is not None and down.shape[-1] == spec.tower.hidden_size != spec.tower.intermediate_size:
         for end in ("", "_bias"):  # older files name the two the other way round
             names[f"up{end}"], names[f"down{end}"] = names[f"down{end}"], names[f"up{end}"]
-    weights = vision_weights(path, gguf.tensors, spec, names, norms_less_one=False)
+    _check_width(path, tensors, spec, family)
+    weights = vision_weights(path, tensors, spec, names, norms_less_one=False)
     files = dict.fromkeys(t.stored.file for t in gguf.tensors.values() if isinstance(t.stored, FileRows))
     own = {_VISION + key.gguf for key in family.tower_keys.values() if key.gguf and key.name in tower.read}
     unread = sorted(key for key in gguf.metadata if key.startswith("clip.") and key not in own | _READ)
@@ -146,12 +150,35 @@ def read_mmproj(path: Path, tokenizer: Tokenizer, vector_size: int) -> LoadedVis
 def _tower_of(gguf: GGUF, family: VisionFamily) -> Config:
     """Return the configuration of the encoder in a GGUF file."""
     values: dict[str, object] = {
-        key.name: gguf.metadata[_VISION + key.gguf]
+        key.name: _list(gguf.metadata[_VISION + key.gguf])
         for key in family.tower_keys.values()
         if key.gguf and _VISION + key.gguf in gguf.metadata
     }
     values["hidden_act"] = next((act for name, act in _ACTIVATIONS.items() if gguf.metadata.get(name)), "quick_gelu")
-    return Config(gguf.path, values, keys=family.tower_keys, prefix=_VISION)
+    config = Config(gguf.path, values, keys=family.tower_keys, prefix=_VISION)
+    shapes = {name: tensor.shape for name, tensor in gguf.tensors.items()}
+    return replace(config, values={**values, **family.gguf_tower(config, shapes)})
+
+
+def _with_whole_patch(tensors: Mapping[str, Tensor], name: str) -> Mapping[str, Tensor]:
+    """Return the tensors of a file with that of patches whole: files have a tensor for each frame [d, 3, P, P]."""
+    later = [key for key in tensors if key.startswith(f"{name}.")]
+    if name not in tensors or not later:
+        return tensors
+    frames = [tensors[key].dequantize() for key in (name, *sorted(later))]
+    if len({frame.shape for frame in frames}) > 1:
+        return tensors  # refused as tensors that are not part of the model
+    return {key: tensor for key, tensor in tensors.items() if key not in later} | {
+        name: float_tensor(np.stack(frames, 2))
+    }
+
+
+def _check_width(path: Path, tensors: Mapping[str, Tensor], spec: VisionSpec, family: VisionFamily) -> None:
+    """Raise ModelError for vectors of another width than those of the decoder."""
+    last = tensors.get(family.gguf_names["out" if spec.projector == "mlp" else "proj"])
+    if last is not None and (width := last.shape[-1 if spec.projector == "pool" else 0]) != spec.vector_size:
+        reason = f"its vectors have {width} numbers, the embeddings of the model {spec.vector_size}"
+        raise ModelError(f"{path}: {reason}. Give the mmproj of this model")
 
 
 def _list(value: object) -> object:

@@ -43,17 +43,30 @@ class Normalization:
 
 
 @dataclass(frozen=True, slots=True)
+class CropProcessing:
+    """How a long image has crops beside it (pan and scan): its longer side is divided into equal parts, as many as
+    times the shorter one fits into it (half a time counts), at least 2, of at least least_side pixels, at most
+    most_crops. There are none if the sides have a ratio below least_ratio, or if a crop has a side below least_side.
+    """
+
+    least_side: int
+    most_crops: int
+    least_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
 class TileProcessing:
     """How an image becomes tiles of tile_size × tile_size pixels.
 
-    longest: None: the whole image is resized to one tile. Else its longer side is resized to this length, and the
-    shorter one in proportion; with ``splits``, both sides are then enlarged to multiples of a tile and cut into tiles,
-    which the whole image as a tile follows, unless there is only one.
+    longest: None: the whole image is resized to one tile, and its crops to one each, which follow. Else its longer side
+    is resized to this length, and the shorter one in proportion; with ``splits``, both sides are then enlarged to
+    multiples of a tile and cut into tiles, which the whole image as a tile follows, unless there is only one.
     """
 
     tile_size: int
     longest: int | None
     splits: bool
+    crops: CropProcessing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +86,8 @@ class ImagePrompt:
 
     placeholder: the text that chat templates write for an image, which is replaced. begin, end: around the tokens of an
     image of one tile. tile, row_end: before the tokens of a tile, with its row and column, and after a row of tiles.
+    whole, crops: before an image that has crops, and before these, each of which is as an image of one tile, with a
+    space between two.
     """
 
     placeholder: str
@@ -81,13 +96,19 @@ class ImagePrompt:
     end: str
     tile: str = ""
     row_end: str = ""
+    whole: str = ""
+    crops: str = ""
 
     def text(self, rows: int, columns: int, num_tokens: int) -> str:
-        """Return the text of an image of rows × columns tiles and one of all of it, or without rows of one tile.
+        """Return the text of an image of rows × columns tiles, or crops, and one of all of it, or without rows of one
+        tile.
 
         num_tokens: the number of tokens of a tile.
         """
         tokens = self.token * num_tokens
+        if self.crops and rows:
+            one = f"{self.begin}{tokens}{self.end}"
+            return self.whole + one + self.crops + " ".join([one] * (rows * columns))
         tiles = "".join(
             "".join(self.tile.format(row=r + 1, column=c + 1) + tokens for c in range(columns)) + self.row_end
             for r in range(rows)

@@ -132,6 +132,10 @@ MODELS = {
     "qwen3-moe": transformers.Qwen3MoeConfig(
         **SIZES, **EXPERTS, num_experts=6, head_dim=12, norm_topk_prob=True, mlp_only_layers=[1], rope_parameters=ROPE
     ),
+    "qwen3-vl-moe": transformers.Qwen3MoeConfig(
+        **SIZES, **EXPERTS, num_experts=6, head_dim=12, norm_topk_prob=True,
+        rope_parameters={**ROPE, "mrope_section": [2, 2, 2]},
+    ),
     "bamba": transformers.BambaConfig(
         **SIZES, attn_layer_indices=[2], mamba_n_heads=8, mamba_d_head=8, mamba_n_groups=1, mamba_d_state=12,
         mamba_chunk_size=8, rope_parameters={**ROPE, "partial_rotary_factor": 0.5},
@@ -266,9 +270,13 @@ SAME_ARITHMETIC = {
         {"model_type": "minicpm", "architectures": ["MiniCPMForCausalLM"], "scale_emb": 3.0, "scale_depth": 0.7,
          "dim_model_base": 16},
     ),
+    "qwen3-vl-moe": (
+        ("norm_topk_prob", "sliding_window", "use_sliding_window"),
+        {"model_type": "qwen3_vl_moe_text", "architectures": ["Qwen3VLMoeForConditionalGeneration"]},
+    ),
 }  # fmt: skip
-"""Models that transformers lacks, computed by another with the same arithmetic: the keys that are left out of its
-configuration, and those that replace them.
+"""Models that transformers lacks, or does not run without an encoder of images, computed by another with the same
+arithmetic: the keys that are left out of its configuration, and those that replace them.
 """
 
 

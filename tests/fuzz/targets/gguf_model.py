@@ -7,7 +7,7 @@ from foreword.models.families import GGUF_FAMILIES
 from foreword.models.loader import load_model
 from fuzz.mutations import mutate_bytes
 from fuzz.target import Target
-from models.gguf_models import architecture_of, experts_everywhere, write
+from models.gguf_models import ELSEWHERE, architecture_of, experts_everywhere, write
 from models.recorded import TINY
 from models.running import EXECUTORS, all_logits, whole
 from models.tiny import random_tensors
@@ -17,14 +17,14 @@ NAMES = (
     "phi3", "ernie4_5", "arcee", "seed-oss", "olmo2", "glm4", "starcoder2", "granite", "granite-moe", "granite-hybrid",
     "qwen3_5", "qwen3_5-moe", "nemotron-h", "lfm2", "lfm2-moe", "gpt-oss", "deepseek-v3",
     "minicpm3", "minicpm", "llama4", "falcon-h1", "nemotron-h-latent", "glm4-moe",
-    "gemma3n", "gemma4-plain", "gemma4-moe", "olmoe", "ernie4_5-moe", "ministral3",
+    "gemma3n", "gemma4-plain", "gemma4-moe", "olmoe", "ernie4_5-moe", "ministral3", "qwen3-vl-moe",
 )  # fmt: skip
 HAVE_DENSE_LAYERS = ("glm4-moe", "ernie4_5-moe")  # the file has their number
 ALL_SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": []}
 
 
 def valid():
-    assert {architecture_of(TINY[name]["config"]) for name in NAMES} == set(GGUF_FAMILIES) - {"gemma-embedding"}
+    assert {architecture_of(TINY[name]["config"]) for name in NAMES} == set(GGUF_FAMILIES) - ELSEWHERE
     with tempfile.TemporaryDirectory() as folder:
         return [made(name, Path(folder) / "model.gguf").read_bytes() for name in NAMES]
 

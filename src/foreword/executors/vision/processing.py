@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from foreword.arrays import F32
-from foreword.models.vision_spec import AreaProcessing, Normalization, TileProcessing, VisionSpec
+from foreword.models.vision_spec import AreaProcessing, CropProcessing, Normalization, TileProcessing, VisionSpec
 
 Size = tuple[int, int]
 """Width and height."""
 
 
 class Tiles(NamedTuple):
-    """The tiles of an image, float32 [n, 3, height, width]: rows · columns of them, row by row, and one of all of it;
-    without rows, one alone.
+    """The tiles of an image, float32 [n, 3, height, width]: rows · columns of them, row by row, and one of all of it,
+    which comes before its crops and after its tiles; without rows, one alone.
     """
 
     pixels: F32
@@ -59,10 +59,13 @@ def _square_tiles(image: Any, processing: TileProcessing, how: Normalization) ->
     for scaled in _scaled(image.size, processing):
         image = _resized(image, scaled, how)
     size, (rows, columns) = processing.tile_size, _divided(image.size, processing)
-    corners = [(column * size, row * size) for row in range(rows) for column in range(columns)]
-    cut = [image.crop((x, y, x + size, y + size)) for x, y in corners]
-    image = _resized(image, (size, size), how)
-    return Tiles(np.stack([_normalized(tile, how) for tile in (*cut, image)]), rows, columns)
+    width, height = image.size
+    across, down = -(-width // max(columns, 1)), -(-height // max(rows, 1))
+    corners = [(column * across, row * down) for row in range(rows) for column in range(columns)]
+    cut = [image.crop((x, y, min(x + across, width), min(y + down, height))) for x, y in corners]
+    parts = [*cut, image] if processing.crops is None else [image, *cut]
+    resized = (_resized(part, (size, size), how) for part in parts)
+    return Tiles(np.stack([_normalized(tile, how) for tile in resized]), rows, columns)
 
 
 def _scaled(size: Size, processing: TileProcessing) -> list[Size]:
@@ -76,11 +79,23 @@ def _scaled(size: Size, processing: TileProcessing) -> list[Size]:
 
 
 def _divided(size: Size, processing: TileProcessing) -> tuple[int, int]:
-    """Return the rows and columns of tiles of a resized image; 0 if it is one tile alone."""
+    """Return the rows and columns of tiles of a resized image, or of its crops; 0 if it is one tile alone."""
     width, height = size
+    if processing.crops is not None:
+        count = _num_crops(size, processing.crops)
+        return (min(1, count), count) if width >= height else (count, min(1, count))
     if not processing.splits or max(size) <= processing.tile_size:
         return 0, 0
     return height // processing.tile_size, width // processing.tile_size
+
+
+def _num_crops(size: Size, how: CropProcessing) -> int:
+    """Return the number of crops of an image, see `CropProcessing`."""
+    shorter, longer = sorted(size)
+    if longer / shorter < how.least_ratio:
+        return 0
+    count = min(how.most_crops, max(2, min(longer // how.least_side, math.floor(longer / shorter + 0.5))))
+    return count if min(-(-longer // count), shorter) >= how.least_side else 0
 
 
 def _longest_edge(size: Size, longest: int) -> Size:

@@ -77,6 +77,8 @@ MLP_BIAS = only("mlp_bias", False)
 BIASES = (only("attention_bias", False), MLP_BIAS, only("use_bias", False))
 NEXT_TOKEN_HEADS = (Key(_OF_HEADS, gguf=_OF_HEADS.removeprefix("*."), kind=int),)
 """Of families whose heads for further tokens are run."""
+NUM_FEATURES = Key("*.n_deepstack_layers", gguf="n_deepstack_layers", kind=int)
+"""The number of first layers to which the encoder of images of a GGUF file gives features; the loader reads it."""
 WINDOWS = (Key("sliding_window", gguf="attention.sliding_window"), Key("layer_types"))
 EXPERTS = (
     Key("num_experts", gguf="expert_count", kind=int),
@@ -171,9 +173,9 @@ class Family:
     order. gguf: the architecture's name in GGUF files, if it has one; more_gguf: other names.
     gguf_names: where its GGUF files differ from `GGUF_NAMES`. gguf_interleaved: they hold q and k rows in interleaved
     rotary order. transposed_experts: safetensors with all experts of a layer in one tensor of floats hold each as
-    [in, out]. fused: weights that are rows of another tensor. gguf_fused: these of GGUF files; None: the same.
-    parts_of_layer: as many layers of a spec are one layer of its files. is_scaled_in_gguf: weights of GGUF files are
-    multiplied by the numbers of the spec already.
+    [in, out]; None: some do, which their shapes say. fused: weights that are rows of another tensor. gguf_fused: these
+    of GGUF files; None: the same. parts_of_layer: as many layers of a spec are one layer of its files.
+    is_scaled_in_gguf: weights of GGUF files are multiplied by the numbers of the spec already.
     """
 
     title: str
@@ -187,7 +189,7 @@ class Family:
     more_gguf: tuple[str, ...] = ()
     gguf_names: Mapping[str, str] = field(default_factory=dict)
     gguf_interleaved: bool = False
-    transposed_experts: bool = False
+    transposed_experts: bool | None = False
     fused: Callable[[DecoderSpec], Mapping[str, Rows]] = lambda spec: {}
     gguf_fused: Callable[[DecoderSpec], Mapping[str, Rows]] | None = None
     parts_of_layer: int = 1

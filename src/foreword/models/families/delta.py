@@ -27,7 +27,7 @@ from foreword.models.families.base import (
 from foreword.models.families.states import STATE_NAMES_IN_GGUF, mixed_layers, recurrent_of, stacked, state_names
 from foreword.models.keys import Key, only, table
 from foreword.models.recurrent import RecurrentSpec
-from foreword.models.rope import PARTIAL_ROTARY
+from foreword.models.rope import PARTIAL_ROTARY, ROTARY_SECTIONS, with_sections
 from foreword.models.spec import DecoderSpec, LayerSpec
 
 
@@ -56,17 +56,9 @@ def qwen3_5_moe(config: Config) -> DecoderSpec:
 
 
 def _qwen3_5(config: Config, architecture: str, **differences: Any) -> DecoderSpec:
-    """GGUF files hold the value heads by their number within a key head, and the sections of rotary positions without
-    the fact that they are interleaved.
-    """
+    """GGUF files hold the value heads by their number within a key head."""
     recurrent = replace(_delta_net(config), tiled=bool(config.prefix))
-    if config.value(_SECTIONS) is not None:
-        sizes = config.sequence(_SECTIONS)
-        if not sizes or not all(type(size) is int and size >= 0 for size in sizes):
-            raise config.error(f"{_SECTIONS} {sizes!r:.80} are not numbers of pairs", USE_ITS_CONFIG)
-        sections = [size for size in sizes if size]
-        rules = {**(config.value("rope_scaling") or {}), "mrope_section": sections, "mrope_interleaved": True}
-        config = replace(config, values={**config.values, "rope_scaling": rules})
+    config = with_sections(config, interleaved=True)
     layers = _layers(config, recurrent)
     return decoder(config, architecture, layers, qk_norm=True, attn_gate=True, **differences)
 
@@ -134,7 +126,7 @@ def _qwen3_5_in_gguf(spec: DecoderSpec) -> Mapping[str, Rows]:
     return {**_fused_qkv(spec, "qkv"), **_fused_gate(spec)}
 
 
-_SECTIONS, _RECURRENT = "*.rope.dimension_sections", "*.attention.recurrent_layers"
+_RECURRENT = "*.attention.recurrent_layers"
 # The activation is that of the recurrent layers, too.
 _COMMON = (
     *(*DECODER, *BIASES, *NEXT_TOKEN_HEADS, PARTIAL_ROTARY, only("hidden_act", "silu", "swish")),
@@ -147,7 +139,7 @@ _COMMON = (
     Key("linear_num_values", gguf="ssm.inner_size"),
     Key("linear_conv_kernel_dim", 4, gguf="ssm.conv_kernel"),
 )
-_QWEN3_5 = (*_COMMON, Key(_SECTIONS, gguf="rope.dimension_sections", kind=list))
+_QWEN3_5 = (*_COMMON, ROTARY_SECTIONS)
 _LAYER = "model.layers.{i}.linear_attn."
 _NAMES = {**state_names("linear_attn"), "q_proj": "model.layers.{i}.self_attn.q_proj.weight"}
 _QWEN3_5_NAMES = {

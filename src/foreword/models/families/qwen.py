@@ -1,4 +1,4 @@
-"""Qwen2 (biases on q, k and v) and Qwen3 (norms on q and k), dense and with experts."""
+"""Qwen2 (biases on q, k and v) and Qwen3 (norms on q and k), dense and with experts, also of models of images."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from foreword.models.families.base import (
     DECODER,
     EXPERTS,
     HIDDEN_ACT,
+    NORMED_EXPERTS,
+    NUM_FEATURES,
     SHARED_EXPERT,
     SPARSE_LAYERS,
     WINDOWS,
@@ -23,12 +25,15 @@ from foreword.models.families.base import (
     windows,
 )
 from foreword.models.keys import Key, table
+from foreword.models.rope import ROTARY_SECTIONS, with_sections
 from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec
 
 
-def _layers(config: Config, moe: MoeSpec | None = None) -> tuple[LayerSpec, ...]:
-    """Layers from ``max_window_layers`` on slide if ``use_sliding_window``; sparse layers use ``moe``."""
-    rotary, first = rope(config), config.get("max_window_layers", int)
+def _layers(config: Config, moe: MoeSpec | None = None, *, interleaved: bool = False) -> tuple[LayerSpec, ...]:
+    """Layers from ``max_window_layers`` on slide if ``use_sliding_window``; sparse layers use ``moe``. interleaved: of
+    the components of rotary positions, see `with_sections`.
+    """
+    rotary, first = rope(with_sections(config, interleaved=interleaved)), config.get("max_window_layers", int)
     slides = config.get("use_sliding_window", bool)
     spans = windows(config, lambda i: slides and i >= first)
     sparse = sparse_layers(config, moe) if moe else [None] * len(spans)
@@ -53,17 +58,23 @@ def qwen2_moe(config: Config) -> DecoderSpec:
 
 
 def qwen3(config: Config) -> DecoderSpec:
-    return decoder(config, "qwen3", _layers(config), qk_norm=True)
+    return decoder(config, "qwen3", _layers(config, interleaved=True), qk_norm=True)
 
 
 def qwen3_moe(config: Config) -> DecoderSpec:
-    return decoder(config, "qwen3_moe", _layers(config, experts(config)), qk_norm=True)
+    return decoder(config, "qwen3_moe", _layers(config, experts(config), interleaved=True), qk_norm=True)
 
 
 _QWEN2 = (*DECODER, CAUSAL_OR_NOT, HIDDEN_ACT, *WINDOWS, Key("use_sliding_window", False), Key("max_window_layers", 28))
-_QWEN3, _SPARSE = (*_QWEN2, *BIASES), (*EXPERTS, *SPARSE_LAYERS)
+_QWEN3, _SPARSE = (*_QWEN2, *BIASES, ROTARY_SECTIONS, NUM_FEATURES), (*EXPERTS, *SPARSE_LAYERS)
 FAMILIES = {
-    "qwen2": Family("Qwen2", qwen2, table(_QWEN2, [Key("auto_map", kind=object)]), gguf="qwen2"),
+    "qwen2": Family(
+        "Qwen2",
+        qwen2,
+        table(_QWEN2, [ROTARY_SECTIONS, Key("auto_map", kind=object)]),
+        gguf="qwen2",
+        more_gguf=("qwen2vl",),
+    ),
     "qwen2_moe": Family(
         "Qwen2 with experts",
         qwen2_moe,
@@ -75,7 +86,7 @@ FAMILIES = {
         ),
         gguf="qwen2moe",
     ),
-    "qwen3": Family("Qwen3", qwen3, table(_QWEN3, head_dim=128), gguf="qwen3"),
+    "qwen3": Family("Qwen3", qwen3, table(_QWEN3, head_dim=128), gguf="qwen3", more_gguf=("qwen3vl",)),
     "qwen3_moe": Family(
         "Qwen3 with experts",
         qwen3_moe,
@@ -88,5 +99,18 @@ FAMILIES = {
             norm_topk_prob=False,
         ),
         gguf="qwen3moe",
+    ),
+    "qwen3_vl_moe_text": Family(
+        "Qwen3-VL with experts, its decoder",
+        qwen3_moe,
+        table(
+            *(_QWEN3, NORMED_EXPERTS, SPARSE_LAYERS),
+            num_experts_per_tok=4,
+            moe_intermediate_size=1408,
+            tie_word_embeddings=True,
+            rope_theta=5e5,
+        ),
+        gguf="qwen3vlmoe",
+        transposed_experts=None,
     ),
 }

@@ -1,10 +1,10 @@
-"""Encoders of images: SigLIP with the projectors of Idefics 3, SmolVLM and Gemma 3; Qwen2-VL and 2.5-VL."""
+"""Encoders of images: SigLIP with the projectors of Idefics 3, SmolVLM and Gemma 3; those of Qwen2-VL to 3-VL."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,14 @@ from foreword.models.families.base import ACTIVATIONS, Rows
 from foreword.models.families.encoders import weight_and_bias
 from foreword.models.keys import Key, Keys, only, table
 from foreword.models.spec import RopeSpec
-from foreword.models.vision_spec import AreaProcessing, ImagePrompt, Normalization, TileProcessing, VisionSpec
+from foreword.models.vision_spec import (
+    AreaProcessing,
+    CropProcessing,
+    ImagePrompt,
+    Normalization,
+    TileProcessing,
+    VisionSpec,
+)
 
 FILTERS = range(6)  # of Pillow
 _LARGEST = float(np.finfo(np.float32).max)
@@ -40,6 +47,8 @@ class VisionConfigs(NamedTuple):
 
 GgufValues = Callable[[Config, Mapping[str, int]], tuple[dict[str, object], dict[str, object]]]
 """From the configuration of an encoder and the ids of tokens, the values of that of the model and of the processor."""
+Shapes = Mapping[str, tuple[int, ...]]
+"""Those of the tensors of a file, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +59,10 @@ class VisionFamily:
     `VisionSpec`. model_keys, tower_keys, image_keys: those of `VisionConfigs`. names: canonical names in safetensors,
     after `plain_name`. norms_less_one: the norm of the projector is stored as w − 1 there. fused: weights that are rows
     of another tensor there, and those of features.
-    gguf: the name of the projector in GGUF files, "" if there are none; gguf_names: canonical names in these;
-    gguf_values: what these leave out of the configurations of the model and of the processor, from that of the encoder
-    and the tokenizer's ids.
+    gguf: the name of the projector in GGUF files; gguf_names: canonical names in these; gguf_tower: what these leave
+    out of the configuration of the encoder, from the rest and the shapes of the tensors; gguf_values: what they leave
+    out of those of the model and of the processor, from that of the encoder and the tokenizer's ids; gguf_fused: as
+    ``fused``.
     """
 
     title: str
@@ -62,11 +72,13 @@ class VisionFamily:
     tower_keys: Keys
     image_keys: Keys
     names: Mapping[str, str]
-    gguf: str = ""
-    gguf_names: Mapping[str, str] = field(default_factory=dict)
-    gguf_values: GgufValues = lambda tower, ids: ({}, {})
+    gguf: str
+    gguf_names: Mapping[str, str]
+    gguf_values: GgufValues
+    gguf_tower: Callable[[Config, Shapes], dict[str, object]] = lambda tower, shapes: {}
     norms_less_one: bool = False
     fused: Callable[[VisionSpec], Mapping[str, str | Rows]] = lambda spec: {}
+    gguf_fused: Callable[[VisionSpec], Mapping[str, str | Rows]] = lambda spec: {}
 
 
 _PREFIXES = (
@@ -150,12 +162,33 @@ def gemma3(given: VisionConfigs) -> VisionSpec:
             factor=side // along,
             projector="pool",
             vector_size=given.vector_size,
-            processing=TileProcessing(tile, None, False),
+            processing=TileProcessing(tile, None, False, _crops(images)),
             normalization=_normalization(images),
-            prompt=ImagePrompt(placeholder=begin, token=image, begin=f"\n\n{begin}", end=f"{end}\n\n"),
+            prompt=ImagePrompt(
+                placeholder=begin,
+                token=image,
+                begin=f"\n\n{begin}",
+                end=f"{end}\n\n",
+                whole="Here is the original image ",
+                crops=" and here are some crops to help you see better ",
+            ),
             sees_all=True,
         ),
     )
+
+
+def _crops(images: Config) -> CropProcessing | None:
+    if not images.value(_PAN_AND_SCAN):
+        return None
+    found = CropProcessing(
+        images.size("pan_and_scan_min_crop_size", 256, most=LARGEST_SIDE),
+        images.size("pan_and_scan_max_num_crops", 4, most=64),
+        images.positive("pan_and_scan_min_ratio_to_activate", 1.2),
+    )
+    if found.least_side < found.most_crops:  # then a crop may be empty
+        reason = f"pan_and_scan_min_crop_size {found.least_side} is below pan_and_scan_max_num_crops {found.most_crops}"
+        raise images.error(reason, USE_ITS_CONFIG)
+    return found
 
 
 def qwen2_vl(given: VisionConfigs) -> VisionSpec:
@@ -215,7 +248,7 @@ def _rotated(config: Config, hidden: int, inner: int) -> EncoderSpec:
         head_dim=hidden // heads,
         max_model_len=LARGEST_SIDE**2 // config.size("patch_size", most=LARGEST_SIDE) ** 2,
         layers=(EncoderLayerSpec(rotary),) * config.size("depth", most=4096),
-        norm_eps=1e-6,
+        norm_eps=config.positive(_EPS),
         activation=act,
         norms_before=True,
     )
@@ -259,16 +292,26 @@ def _placed(given: VisionConfigs, tower: EncoderSpec) -> VisionSpec:
 
 
 def _qwen3_names(spec: VisionSpec) -> Mapping[str, str | Rows]:
-    parts = {"norm": "norm", "proj": "linear_fc1", "out": "linear_fc2"}
-    features = {
-        f"features.{k}.{name}": f"visual.deepstack_merger_list.{k}.{part}"
-        for k in range(len(spec.feature_layers))
-        for name, part in parts.items()
-    }
-    return {**weight_and_bias(features), **_qwen_rows(spec)}
+    merger = "visual.deepstack_merger_list.{k}."
+    parts = {"norm": merger + "norm", "proj": merger + "linear_fc1", "out": merger + "linear_fc2"}
+    return {**_of_features(parts, range(len(spec.feature_layers))), **qkv_rows(spec)}
 
 
-def _qwen_rows(spec: VisionSpec) -> Mapping[str, Rows]:
+def _qwen3_names_in_gguf(spec: VisionSpec) -> Mapping[str, str | Rows]:
+    """The projectors of features have the numbers of their layers."""
+    parts = {"norm": _FEATURE + "norm", "proj": _FEATURE + "fc1", "out": _FEATURE + "fc2"}
+    return _of_features(parts, spec.feature_layers)
+
+
+def _of_features(parts: Mapping[str, str], numbers: Sequence[int]) -> Mapping[str, str]:
+    """Return the names of the projectors of features in a file, which have {k} as one of ``numbers``."""
+    return weight_and_bias(
+        {f"features.{i}.{name}": part.format(k=k) for i, k in enumerate(numbers) for name, part in parts.items()}
+    )
+
+
+def qkv_rows(spec: VisionSpec) -> Mapping[str, Rows]:
+    """Return q, k and v as the rows of one tensor."""
     d = spec.tower.hidden_size
     rows = {name: (i * d, (i + 1) * d) for i, name in enumerate("qkv")}
     return {f"{name}{end}": Rows(f"qkv{end}", *of) for name, of in rows.items() for end in ("", "_bias")}
@@ -375,6 +418,42 @@ def _gemma3_in_gguf(tower: Config, ids: Mapping[str, int]) -> tuple[dict[str, ob
     return {**tokens, "mm_tokens_per_image": (along // factor) ** 2}, {"size": {"height": side, "width": side}}
 
 
+def _qwen_in_gguf(least: int, most: int) -> GgufValues:
+    """Return the function for files without bounds of pixels, which have those of the published configurations."""
+
+    def values(tower: Config, ids: Mapping[str, int]) -> tuple[dict[str, object], dict[str, object]]:
+        images: dict[str, object] = {
+            "patch_size": tower.value("patch_size"),
+            "merge_size": tower.value("spatial_merge_size"),
+            "temporal_patch_size": tower.value("temporal_patch_size"),
+            "min_pixels": tower.size(_LEAST, least),
+            "max_pixels": tower.size(_MOST, most),
+        }
+        return _ids_in_gguf(tower, ids, {"image_token_id": "<|image_pad|>"}), images
+
+    return values
+
+
+def _qwen2_tower_in_gguf(tower: Config, shapes: Shapes) -> dict[str, object]:
+    """Files have the width of the decoder as that of the MLP."""
+    hidden = tower.size("embed_dim")
+    up = shapes.get(_GGUF_NAMES["up"].format(i=0), ())
+    return {"mlp_ratio": max(1, math.prod(up) // hidden**2)}
+
+
+def _qwen2_5_tower_in_gguf(tower: Config, shapes: Shapes) -> dict[str, object]:
+    """Every so-many-th layer sees the whole image."""
+    every = tower.size(_EVERY, most=4096)
+    return {"fullatt_block_indexes": list(range(every - 1, tower.size("depth", most=4096), every))}
+
+
+def _qwen3_tower_in_gguf(tower: Config, shapes: Shapes) -> dict[str, object]:
+    """Files list of each layer whether it has features."""
+    flags, positions = tower.sequence(_HAS_FEATURES), shapes.get(_GGUF_NAMES["positions"])
+    found: dict[str, object] = {"deepstack_visual_indexes": [i for i, flag in enumerate(flags) if flag]}
+    return found | ({"num_position_embeddings": positions[0]} if positions else {})
+
+
 def _ids_in_gguf(tower: Config, ids: Mapping[str, int], texts: Mapping[str, str]) -> dict[str, object]:
     """Return the ids of tokens of the decoder.
 
@@ -412,10 +491,11 @@ _SIGLIP = table(
     ]
 )
 _IDEFICS3_TOWER = table(_SIGLIP.values(), hidden_size=1152, num_attention_heads=16, patch_size=32)
+_PAN_AND_SCAN = "do_pan_and_scan"
 _IMAGES = table(
     [
         *(only(name, True) for name in ("do_resize", "do_rescale", "do_normalize")),
-        *(only(name, None, False) for name in ("do_center_crop", "do_pan_and_scan")),
+        *(only(name, None, False) for name in ("do_center_crop", _PAN_AND_SCAN)),
         Key("do_convert_rgb", True, (True, False)),  # images are RGB
         Key("do_pad", True, (True, False)),  # all tiles are of one size
         *(Key("size"), Key("resample"), Key("rescale_factor", 1 / 255)),
@@ -429,39 +509,58 @@ _TILES = table(
     size={"longest_edge": 4 * 364},
     resample=1,
 )
-_ONE_TILE = table(_IMAGES.values(), size={"height": 224, "width": 224}, resample=2)
+_ONE_TILE = table(
+    _IMAGES.values(),
+    [
+        Key(_PAN_AND_SCAN, None, (None, False, True)),
+        *(Key(f"pan_and_scan_{name}", kind=int) for name in ("min_crop_size", "max_num_crops")),
+        Key("pan_and_scan_min_ratio_to_activate", kind=float),
+    ],
+    size={"height": 224, "width": 224},
+    resample=2,
+)
 
 _ACTIVATIONS: Mapping[str, EncoderActivation] = {**ACTIVATIONS, "quick_gelu": "quick_gelu"}
 _AREA = {"shortest_edge": "min_pixels", "longest_edge": "max_pixels"}  # pixels of an image, and their older names
+_EPS, _LEAST, _MOST = "*.attention.layer_norm_epsilon", "*.image_min_pixels", "*.image_max_pixels"
+_EVERY, _HAS_FEATURES = "*.n_wa_pattern", "*.is_deepstack_layers"  # of GGUF files alone
 _QWEN = table(
     [
         *(Key("model_type"), Key("spatial_patch_size"), Key("tokens_per_second")),  # the last one is of videos
-        *(Key("depth", 32), Key("num_heads", 16), only("in_channels", 3), only("in_chans", None, 3)),
-        *(Key("patch_size", 14), Key("spatial_merge_size", 2), Key("temporal_patch_size", 2), Key("rope_parameters")),
+        *(Key("depth", 32, gguf="block_count"), Key("num_heads", 16, gguf="attention.head_count")),
+        *(only("in_channels", 3), only("in_chans", None, 3), Key("patch_size", 14, gguf="patch_size")),
+        Key("spatial_merge_size", 2, gguf="spatial_merge_size", gguf_default=2),
+        *(Key("temporal_patch_size", 2), Key("rope_parameters")),
+        Key(_EPS, 1e-6, gguf="attention.layer_norm_epsilon", gguf_default=1e-6),
+        *(Key(_LEAST, gguf="image_min_pixels", kind=int), Key(_MOST, gguf="image_max_pixels", kind=int)),
     ]
 )
 _QWEN2_VL = table(
     _QWEN.values(),
     [
-        *(Key("embed_dim", 1280), Key("mlp_ratio", 4), Key("hidden_size", kind=int)),
+        *(Key("embed_dim", 1280, gguf="embedding_length"), Key("mlp_ratio", 4), Key("hidden_size", kind=int)),
         Key("hidden_act", "quick_gelu", tuple(_ACTIVATIONS)),
     ],
 )
 _QWEN2_5_VL = table(
     _QWEN.values(),
     [
-        *(Key("hidden_size", 3584), Key("intermediate_size", 3420), Key("window_size", 112)),
+        Key("hidden_size", 3584, gguf="embedding_length"),
+        Key("intermediate_size", 3420, gguf="feed_forward_length"),
+        Key("window_size", 112, gguf="window_size", gguf_default=112),
         Key("out_hidden_size", kind=int),
-        Key("fullatt_block_indexes", [7, 15, 23, 31], kind=list),
+        *(Key("fullatt_block_indexes", [7, 15, 23, 31], kind=list), Key(_EVERY, gguf="n_wa_pattern")),
         Key("hidden_act", "silu", tuple(_ACTIVATIONS)),
     ],
 )
 _QWEN3_VL = table(
     _QWEN.values(),
     [
-        *(Key("hidden_size", 1152), Key("intermediate_size", 4304), Key("num_position_embeddings", 2304)),
-        Key("out_hidden_size", kind=int),
+        Key("hidden_size", 1152, gguf="embedding_length"),
+        Key("intermediate_size", 4304, gguf="feed_forward_length"),
+        *(Key("num_position_embeddings", 2304), Key("out_hidden_size", kind=int)),
         Key("deepstack_visual_indexes", [8, 16, 24], kind=list),
+        Key(_HAS_FEATURES, gguf="is_deepstack_layers"),
         Key("hidden_act", "gelu_pytorch_tanh", tuple(_ACTIVATIONS)),
     ],
     patch_size=16,
@@ -480,6 +579,7 @@ _QWEN_IMAGES = table(
 _QWEN_MODEL = table([Key("image_token_id", 151655)])
 
 _LAYER, _BLOCK, _VISUAL = "vision.encoder.layers.{i}.", "v.blk.{i}.", "visual.blocks.{i}."
+_FEATURE = "v.deepstack.{k}."
 _NAMES = weight_and_bias(
     {
         "patch": "vision.embeddings.patch_embedding",
@@ -497,8 +597,9 @@ _GGUF_NAMES = weight_and_bias(
         "patch": "v.patch_embd",
         "attn_norm": _BLOCK + "ln1",
         "mlp_norm": _BLOCK + "ln2",
-        **{name: f"{_BLOCK}attn_{name}" for name in "qkv"},
+        **{name: f"{_BLOCK}attn_{name}" for name in ("q", "k", "v", "qkv")},
         "o": _BLOCK + "attn_out",
+        "gate": _BLOCK + "ffn_gate",
         "up": _BLOCK + "ffn_up",
         "down": _BLOCK + "ffn_down",
         "final_norm": "v.post_ln",
@@ -528,6 +629,8 @@ _QWEN3_NAMES = weight_and_bias(
         "out": "visual.merger.linear_fc2",
     }
 ) | {"positions": "visual.pos_embed.weight"}
+_QWEN_GGUF_NAMES = _GGUF_NAMES | weight_and_bias({"proj": "mm.0", "out": "mm.2"})
+_QWEN2_IN_GGUF = _qwen_in_gguf(4 * 28**2, 16384 * 28**2)
 _GATED = weight_and_bias({name: f"{_VISUAL}mlp.{name}_proj" for name in ("gate", "up", "down")})
 
 _IDEFICS3 = VisionFamily(
@@ -541,6 +644,21 @@ _IDEFICS3 = VisionFamily(
     "idefics3",
     _GGUF_NAMES | {"proj": "mm.model.fc.weight"},
     _idefics3_in_gguf,
+)
+_QWEN3_VL_FAMILY = VisionFamily(
+    "Qwen3-VL",
+    "qwen3",
+    qwen3_vl,
+    _QWEN_MODEL,
+    _QWEN3_VL,
+    _QWEN_IMAGES,
+    _QWEN_NAMES | _QWEN3_NAMES,
+    "qwen3vl_merger",
+    _QWEN_GGUF_NAMES,
+    _qwen_in_gguf(64 * 32**2, 16384 * 32**2),
+    _qwen3_tower_in_gguf,
+    fused=_qwen3_names,
+    gguf_fused=_qwen3_names_in_gguf,
 )
 VISION_FAMILIES: Mapping[str, VisionFamily] = {
     "idefics3": _IDEFICS3,
@@ -568,7 +686,18 @@ VISION_FAMILIES: Mapping[str, VisionFamily] = {
         norms_less_one=True,
     ),
     "qwen2_vl": VisionFamily(
-        "Qwen2-VL", "qwen2", qwen2_vl, _QWEN_MODEL, _QWEN2_VL, _QWEN_IMAGES, _QWEN_NAMES, fused=_qwen_rows
+        "Qwen2-VL",
+        "qwen2",
+        qwen2_vl,
+        _QWEN_MODEL,
+        _QWEN2_VL,
+        _QWEN_IMAGES,
+        _QWEN_NAMES,
+        "qwen2vl_merger",
+        _QWEN_GGUF_NAMES,
+        _QWEN2_IN_GGUF,
+        _qwen2_tower_in_gguf,
+        fused=qkv_rows,
     ),
     "qwen2_5_vl": VisionFamily(
         "Qwen2.5-VL",
@@ -578,19 +707,15 @@ VISION_FAMILIES: Mapping[str, VisionFamily] = {
         _QWEN2_5_VL,
         _QWEN_IMAGES,
         _QWEN_NAMES | _GATED,
-        fused=_qwen_rows,
+        "qwen2.5vl_merger",
+        _QWEN_GGUF_NAMES,
+        _QWEN2_IN_GGUF,
+        _qwen2_5_tower_in_gguf,
+        fused=qkv_rows,
     ),
-    "qwen3_vl": VisionFamily(
-        "Qwen3-VL",
-        "qwen3",
-        qwen3_vl,
-        _QWEN_MODEL,
-        _QWEN3_VL,
-        _QWEN_IMAGES,
-        _QWEN_NAMES | _QWEN3_NAMES,
-        fused=_qwen3_names,
-    ),
+    "qwen3_vl": _QWEN3_VL_FAMILY,
+    "qwen3_vl_moe": replace(_QWEN3_VL_FAMILY, title="Qwen3-VL with experts", text="qwen3_vl_moe_text"),
 }
 """By ``model_type`` of a config.json."""
-GGUF_VISION_FAMILIES: Mapping[str, VisionFamily] = {one.gguf: one for one in VISION_FAMILIES.values() if one.gguf}
+GGUF_VISION_FAMILIES: Mapping[str, VisionFamily] = {one.gguf: one for one in VISION_FAMILIES.values()}
 """By ``clip.projector_type`` of a GGUF file."""
