@@ -19,3 +19,13 @@ def test_a_chat_with_such_a_model_refuses_the_command(talker):
     assert (status, shown) == (2, "")
     assert "/image photo.jpg: model" in error
     assert "takes no images" in error
+
+
+def test_a_url_is_refused_as_it_was_written(talker):
+    url = "https://example.com/a//b.png"
+    status, shown, error = run("run", "what", "-m", talker, "--image", url)
+    assert (status, shown) == (2, "")
+    assert f"--image = {url!r}: is a URL, and this command reads files alone. Download it first." in error
+    status, _, error = run("chat", "-m", talker, "-q", input=f"/image {url}\n".encode())
+    assert status == 2
+    assert f"/image = {url!r}: is a URL" in error

@@ -90,6 +90,19 @@ def test_values_of_16_bits_become_the_nearest_of_8_and_those_of_32_are_refused()
                 read(source)
 
 
+def test_values_of_12_bits_of_a_tiff_file_become_the_nearest_of_8():
+    levels = np.array([[0, 1, 8, 9], [2047, 2048, 4094, 4095]], np.uint32)
+    packed = b"".join(
+        int(a << 12 | b).to_bytes(3, "big") for a, b in levels.reshape(-1, 2).tolist()
+    )  # two values in three bytes
+    entries = [(256, 4), (257, 2), (258, 12), (259, 1), (262, 1), (273, 8 + 2 + 9 * 12 + 4), (277, 1), (278, 2)]
+    entries.append((279, len(packed)))
+    file = struct.pack("<2sHIH", b"II", 42, 8, len(entries))
+    file += b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in entries) + bytes(4) + packed
+    expected = np.round(levels * (255 / 4095))[..., None].repeat(3, 2)
+    np.testing.assert_array_equal(np.asarray(read(file).pixels), expected)
+
+
 @pytest.mark.parametrize(
     ("source", "reason"),
     [

@@ -6,6 +6,7 @@ import hashlib
 import math
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +17,14 @@ pytest.importorskip("PIL.Image", reason="needs the extra foreword[images]")
 from cli.conftest import run_here as run_here
 from foreword import LLM, SamplingParams
 from foreword.cli.images import read_local_image
+from foreword.engine.chat import num_chat_tokens
 from foreword.engine.observer import EngineMetrics
 from foreword.errors import ConfigError, ContextLengthError, RequestError
 from foreword.executors.encoder import EncoderLayers
 from foreword.executors.functions import FloatWeights
 from foreword.executors.options import NativeOptions
 from foreword.executors.vision.encoder import Grid, ImageEncoder
-from foreword.executors.vision.processing import num_vectors, patches_of, tiles_of
+from foreword.executors.vision.processing import division_of, num_vectors, patches_of, tiles_of
 from foreword.executors.vision.towers import native_tower, numpy_tower
 from foreword.models.loader import load_model
 from foreword.models.vision_spec import CropProcessing
@@ -53,7 +55,7 @@ def executors(name):
 @pytest.mark.parametrize("name", RECORDED)
 def test_tiles_are_those_of_the_processor_to_the_last_bit(folders, name):
     spec = load_model(folders[name]).images.spec
-    tiles = [tiles_of(image(7, *size), spec).pixels for size in SIZES]
+    tiles = [tiles_of(image(7, *size), spec) for size in SIZES]
     assert [[len(one), hashlib.sha256(one.tobytes()).hexdigest()] for one in tiles] == RECORDED[name]["pixels"]
     side = spec.patch_size * spec.factor
     for size, one in zip(SIZES, tiles, strict=True):
@@ -64,9 +66,10 @@ def test_tiles_are_those_of_the_processor_to_the_last_bit(folders, name):
 def test_the_thinnest_image_has_a_whole_tile_across(folders, width, height):
     spec = load_model(folders["idefics3"]).images.spec
     tile = spec.processing.tile_size
-    tiles = tiles_of(image(7, width, height), replace(spec, processing=replace(spec.processing, longest=7 * tile)))
-    assert (tiles.columns, tiles.rows) == ((7, 1) if width > height else (1, 7))
-    assert tiles.pixels.shape == (8, 3, tile, tile)
+    spec = replace(spec, processing=replace(spec.processing, longest=7 * tile))
+    division = division_of((width, height), spec)
+    assert (division.columns, division.rows) == ((7, 1) if width > height else (1, 7))
+    assert tiles_of(image(7, width, height), spec).shape == (8, 3, tile, tile)
 
 
 @pytest.mark.parametrize(
@@ -86,8 +89,8 @@ def test_an_image_has_the_crops_of_pan_and_scan_after_it_as_published(folders, s
     usual = replace(spec, processing=replace(spec.processing, crops=CropProcessing(256, 4, 1.2)))
     whole = replace(spec, processing=replace(spec.processing, crops=None))
     picture = image(7, *size)
-    expected = [tiles_of(part, whole).pixels[0] for part in (picture, *map(picture.crop, crops))]
-    assert np.array_equal(tiles_of(picture, usual).pixels, expected)
+    expected = [tiles_of(part, whole)[0] for part in (picture, *map(picture.crop, crops))]
+    assert np.array_equal(tiles_of(picture, usual), expected)
     assert num_vectors(size, usual) == 16 * (1 + len(crops))
 
 
@@ -108,7 +111,7 @@ def test_vectors_are_those_of_the_encoder(folders, name):
         encoder = ImageEncoder(loaded, tower, 0)
         for picture, expected in zip(IMAGES[0], RECORDED[name]["vectors"], strict=True):
             tiles = tiles_of(picture, loaded.spec)
-            found = np.concatenate(encoder.vectors(tiles.pixels))[::3]
+            found = np.concatenate(encoder.vectors(tiles))[::3]
             np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
@@ -150,6 +153,20 @@ def test_conversations_with_images_get_the_tokens_of_transformers(folders, name,
             assert metrics.num_preemptions
         else:
             assert all(output.metrics.num_cached_tokens for output in waves[1])
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_tokens_of_conversations_are_counted_without_encoding_images(folders, name, monkeypatch):
+    with LLM(folders[name], executor="numpy", max_model_len=400, block_size=4) as llm:
+        monkeypatch.setattr(llm.media.encoder.cache, "_encode", lambda image: pytest.fail("an image is encoded"))
+        count = partial(num_chat_tokens, llm.tokenizer, params=GREEDY, options={}, media=llm.media)
+        prompts = RECORDED[name]["prompts"]
+        assert [count(messages=one, max_tokens=400) for one in CONVERSATIONS] == list(map(len, prompts))
+        with pytest.raises(ContextLengthError, match="max_model_len is 4"):
+            count(messages=CONVERSATIONS[0], max_tokens=4)
+        place = llm.media.encoder.placeholders["image"]
+        with pytest.raises(RequestError, match=r"messages\[0\]\.content\[1\]\.text .*the place of an image"):
+            count(messages=[{"role": "user", "content": [PART_A, {"type": "text", "text": place}]}], max_tokens=400)
 
 
 def without_vectors(name):

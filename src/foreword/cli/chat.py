@@ -15,7 +15,7 @@ from foreword import LLM, RequestOutput, SamplingParams
 from foreword.cli.answers import Printer, answer, check_generates, endings, summary
 from foreword.cli.chat_input import Command, Interrupted, Message, read, unknown
 from foreword.cli.conversation import Conversation, shown_content
-from foreword.cli.images import content_of, read_local_image
+from foreword.cli.images import content_of, local_path, read_local_image
 from foreword.cli.kept import Kept, state_folder
 from foreword.cli.options import EngineOptions, engine_options, grouped
 from foreword.cli.sampling_options import FIELDS, OF_ONE_PROMPT, GivenParams, sampling_options, setting
@@ -258,7 +258,7 @@ class Chat:
         print(f"model: {self._name}, {self.llm.engine.states.max_model_len} tokens")
 
     def image(self, command: Command) -> None:
-        path = _path(command)
+        path = local_path(_file(command), "/image")
         image = read_local_image(self.llm, path, "/image")
         self._images.append(path)
         print(f"image {len(self._images)} of the next message: {path.name}, {image.size}")
@@ -365,9 +365,13 @@ COMMANDS = {
 
 
 def _path(command: Command) -> Path:
+    return Path(_file(command)).expanduser()
+
+
+def _file(command: Command) -> str:
     if not (words := command.words):
         raise RequestError(None, f"/{command.name}", "", "needs a file", f"Type /{command.name} FILE.")
-    return Path(" ".join(words)).expanduser()
+    return " ".join(words)
 
 
 def _shown(value: object) -> str:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from foreword import LLM
-from foreword.errors import ConfigError
+from foreword.errors import ConfigError, RequestError
 from foreword.media.images import Image, read_image
+
+_URL = re.compile(r"\w[\w+.-]*://|data:", re.IGNORECASE)
+
+
+def local_path(text: str, asked: str) -> Path:
+    """Return the path of an image. Raise RequestError for a URL."""
+    if _URL.match(text):
+        raise RequestError(None, asked, text, "is a URL, and this command reads files alone", "Download it first.")
+    return Path(text).expanduser()
 
 
 def read_local_image(llm: LLM, path: Path, asked: str) -> Image:
-    """Return the image of a file; no path is read as a URL. Raise ConfigError for a model that takes none; RequestError
-    for a file that is missing or not an image.
+    """Return the image of a file. Raise ConfigError for a model that takes none; RequestError for a file that is
+    missing or not an image.
 
     asked: the option or command that gives the file, for messages.
     """

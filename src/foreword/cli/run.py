@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from foreword import LLM, RequestOutput
 from foreword.cli.answers import Printer, answer, check_generates, summary, timings
-from foreword.cli.images import content_of, read_local_image
+from foreword.cli.images import content_of, local_path, read_local_image
 from foreword.cli.options import EngineOptions, check_used, engine_options, grouped
 from foreword.cli.sampling_options import GivenParams, sampling_options
 from foreword.cli.terminal import Interrupt, has_input, note, read_input, terminal_width
@@ -31,7 +30,7 @@ def run(
     ] = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system prompt.")] = None,
     images: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option(
             "--image", metavar="FILE", help="An image before the prompt, for a model that takes images. Repeatable."
         ),
@@ -81,16 +80,16 @@ def run(
     if is_text and system is not None:
         reason = "--raw is given" if raw else f"model {engine.model!r:.80} has no chat template"
         raise ConfigError(f"--system: {reason}, and it needs one. Leave it out, or write it into the prompt")
-    if images:
-        if is_text:
-            reason = "--raw is given" if raw else f"model {engine.model!r:.80} has no chat template"
-            raise ConfigError(f"--image: {reason}, and it needs one. Leave it out")
-        for path in images:
-            read_local_image(llm, path, "--image")
+    if images and is_text:
+        reason = "--raw is given" if raw else f"model {engine.model!r:.80} has no chat template"
+        raise ConfigError(f"--image: {reason}, and it needs one. Leave it out")
+    paths = [local_path(image, "--image") for image in images or ()]
+    for path in paths:
+        read_local_image(llm, path, "--image")
     if is_text and not raw and not quiet:
         note(f"model {engine.model!r:.80} has no chat template: the prompt is continued, as with --raw")
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system is not None else []
-    question = [*messages, {"role": "user", "content": content_of(text, images or ())}]
+    question = [*messages, {"role": "user", "content": content_of(text, paths)}]
     outputs = (
         llm.stream(text, params, lora=engine.lora) if is_text else llm.chat_stream(question, params, lora=engine.lora)
     )

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from foreword.batch import Origin, SamplingParams, StructuredOutputs
 from foreword.engine.outputs import CompletionOutput, RequestOutput
 from foreword.engine.prompt import MixedPrompt, Prompt
 from foreword.engine.thinking import EFFORTS, USUAL_EFFORT, TemplateReads, merged
 from foreword.errors import RequestError
-from foreword.media.encoder import TEXT_ONLY, Media, MediaPrompt, PlaceError
+from foreword.media.encoder import TEXT_ONLY, Media, MediaEncoder, MediaPrompt, PlaceError
 from foreword.media.parts import Medium, media_parts, refuse_places, take_media
 from foreword.messages import MessageParser, ResponseFormat, format_named, format_of_template
 from foreword.messages.calls import JsonCalls
@@ -213,6 +214,64 @@ def make_chat(
     follows_grammars: whether the model's executor supports grammars; if not, calls that need no grammar have none.
     Raise RequestError for wrong messages or options; ModelError for an invalid template of the model.
     """
+    written = _written(tokenizer, messages, params, max_tokens, options, media, follows_grammars)
+    chat, encoder = written.chat, media.encoder
+    if encoder is None or not written.media:
+        return replace(chat, token_ids=written.encode(chat.text))
+    with written.places(encoder):
+        prompt = encoder.prompt(chat.text, written.media, written.encode)
+    return replace(chat, token_ids=prompt.token_ids, mixed=_mixed(prompt))
+
+
+def num_chat_tokens(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    params: SamplingParams,
+    max_tokens: int,
+    options: ChatOptions,
+    media: Media = TEXT_ONLY,
+) -> int:
+    """Return the number of tokens of the prompt that `make_chat` makes, without encoding images and sounds. Errors are
+    those of `make_chat`.
+    """
+    written = _written(tokenizer, messages, params, max_tokens, options, media, True)
+    text, encoder = written.chat.text, media.encoder
+    if encoder is not None and written.media:
+        with written.places(encoder):
+            text = encoder.expanded(text, written.media)
+    return len(written.encode(text))
+
+
+class _Written(NamedTuple):
+    """A conversation without the tokens of its prompt, its images and sounds, and how its text is tokenized."""
+
+    chat: Chat
+    messages: Sequence[Message]
+    media: list[Medium]
+    encode: Callable[[str], list[int]]
+
+    @contextmanager
+    def places(self, encoder: MediaEncoder) -> Iterator[None]:
+        """Raise RequestError in place of PlaceError for a message whose text has a placeholder, if one has."""
+        try:
+            yield
+        except PlaceError:
+            refuse_places(self.messages, encoder.placeholders)
+            raise
+
+
+def _written(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    params: SamplingParams,
+    max_tokens: int,
+    options: ChatOptions,
+    media: Media,
+    follows_grammars: bool,
+) -> _Written:
+    """Return a conversation as the chat template writes it. Raise ContextLengthError for images and sounds that become
+    more vectors than max_tokens; other errors are those of `make_chat`.
+    """
     messages, found = _media(messages, media)
     described = check_tools(options.get("tools"))
     tools, choice = read_tools(described or ()), options.get("tool_choice", "auto")
@@ -254,13 +313,7 @@ def make_chat(
     encode = partial(tokenizer.encode, add_special_tokens=False, max_tokens=limit)
     if found and media.encoder is not None:
         media.encoder.check_length(found, max_tokens)
-        try:
-            prompt = media.encoder.prompt(text, found, encode)
-        except PlaceError:
-            refuse_places(messages, media.encoder.placeholders)
-            raise
-        return Chat(text, prompt.token_ids, params, format, names, tokenizer, _mixed(prompt))
-    return Chat(text, encode(text), params, format, names, tokenizer)
+    return _Written(Chat(text, [], params, format, names, tokenizer), messages, found, encode)
 
 
 def _variables(tokenizer: Tokenizer, source: str, format: ResponseFormat, options: ChatOptions) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from foreword.arrays import F32, I64, Bools
+from foreword.errors import ContextLengthError
 from foreword.media.encoder import PlaceError
 from foreword.media.parts import Medium
 
@@ -49,15 +50,16 @@ class MediaCache(Generic[E]):
     def encoded(self, medium: Medium) -> E:
         """Return a medium encoded, now or before. Errors are those of ``encode``."""
         digest = medium.digest
-        if (found := self._find(digest)) is not None:
+        if (found := self.find(digest)) is not None:
             return found
         with self._encoding:
-            if (found := self._find(digest)) is None:  # another thread may have encoded it meanwhile
+            if (found := self.find(digest)) is None:  # another thread may have encoded it meanwhile
                 found = self._encode(medium)
                 self._keep(digest, found)
         return found
 
-    def _find(self, digest: str) -> E | None:
+    def find(self, digest: str) -> E | None:
+        """Return what is kept of a medium."""
         with self._lock:
             if digest in self._kept:
                 self._kept.move_to_end(digest)
@@ -112,13 +114,7 @@ def vector_prompt(
     filled up with zeros, and the last value is how many vectors follow, where they see each other.
     Raise PlaceError if the placeholders do not fit the media.
     """
-    kinds = {placeholder: kind for kind, placeholder in places.texts.items()}
-    pieces = re.split(f"({'|'.join(map(re.escape, kinds))})", text)
-    here, given = [kinds[place] for place in pieces[1::2]], [medium.kind for medium in media]
-    if here != given:
-        reason = f"the prompt has places for {_counted(here)}, the messages have {_counted(given)}"
-        fix = "Leave placeholders out of texts; the chat template must have a place for each image and sound."
-        raise PlaceError(None, "messages", f"{len(given)} parts", reason, fix)
+    pieces = _pieces(text, media, places)
     encoded = [cache.encoded(medium) for medium in media]
     pieces[1::2] = [one.text for one in encoded]
     token_ids = encode("".join(pieces))
@@ -126,12 +122,54 @@ def vector_prompt(
     vectors = np.concatenate([one.vectors for one in encoded])
     if len(vectors) != np.count_nonzero(~is_token):
         reason = f"the prompt has {np.count_nonzero(~is_token)} places for {len(vectors)} vectors"
-        raise PlaceError(None, "messages", f"{len(given)} parts", reason, "Check the text of the messages.")
+        raise PlaceError(None, "messages", f"{len(media)} parts", reason, "Check the text of the messages.")
     embeds = np.zeros((len(token_ids), width()), np.float32)
     embeds[~is_token, : vectors.shape[1]] = vectors
     for kind in places.seeing_all:
         embeds[:, -1] += _following(np.array(token_ids) == places.token_ids[kind])
     return VectorPrompt(token_ids, is_token, embeds, encoded)
+
+
+def expanded_text(text: str, media: Sequence[Medium], places: Places, text_of: Callable[[Medium], str]) -> str:
+    """Return a text with those of its media in place of their placeholders. Raise PlaceError as `vector_prompt`."""
+    pieces = _pieces(text, media, places)
+    pieces[1::2] = map(text_of, media)
+    return "".join(pieces)
+
+
+def _pieces(text: str, media: Sequence[Medium], places: Places) -> list[str]:
+    """Return the parts of a text, of which every second one is the placeholder of a medium."""
+    kinds = {placeholder: kind for kind, placeholder in places.texts.items()}
+    pieces = re.split(f"({'|'.join(map(re.escape, kinds))})", text)
+    here, given = [kinds[place] for place in pieces[1::2]], [medium.kind for medium in media]
+    if here != given:
+        reason = f"the prompt has places for {_counted(here)}, the messages have {_counted(given)}"
+        fix = "Leave placeholders out of texts; the chat template must have a place for each image and sound."
+        raise PlaceError(None, "messages", f"{len(given)} parts", reason, fix)
+    return pieces
+
+
+def check_num_vectors(media: Sequence[Medium], num_vectors: Callable[[Medium], int], max_tokens: int) -> None:
+    """Raise ContextLengthError for the first medium whose vectors have no place after those before it."""
+    before = 0
+    for medium in media:
+        own = num_vectors(medium)
+        if before + own > max_tokens:
+            others = f", and what is before it {before}" if before else ""
+            raise ContextLengthError(
+                None,
+                medium.field,
+                medium.size,
+                f"becomes {own} vectors{others}: max_model_len is {max_tokens}",
+                f"Give {_SMALLER[medium.kind]}, or raise max_model_len if the model allows it.",
+                num_tokens=before + own,
+                longest=max_tokens,
+                max_model_len=max_tokens,
+            )
+        before += own
+
+
+_SMALLER = {"image": "a smaller image", "audio": "a shorter sound"}
 
 
 def _following(marked: Bools) -> I64:

@@ -44,8 +44,13 @@ class MediaEncoder(Protocol):
         """
 
     def check_length(self, media: Sequence[Medium], max_tokens: int) -> None:
-        """Raise ContextLengthError for media that become more vectors than max_tokens, if their sizes alone say so:
-        for the first that has no place after those before it.
+        """Raise ContextLengthError for media that become more vectors than max_tokens, before any is encoded: for the
+        first that has no place after those before it.
+        """
+
+    def expanded(self, text: str, media: Sequence[Medium]) -> str:
+        """Return a text with one placeholder per image and sound as `prompt` tokenizes it, without encoding any. Errors
+        are those of `prompt`.
         """
 
     def prompt(self, text: str, media: Sequence[Medium], encode: Callable[[str], list[int]]) -> MediaPrompt:

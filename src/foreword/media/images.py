@@ -53,8 +53,9 @@ class Image:
 def read_image(field: str, source: object, limits: MediaLimits) -> Image:
     """Return an image from a source that `read_file` takes, or from an object of Pillow.
 
-    Values of 16 bits become the nearest ones of 8: v / 257. Raise RequestError as `read_file` does, and if the data is
-    not an image, damaged, or beyond the limits, or its values are of 32 bits, whose range is not known.
+    Values of 16 bits become the nearest ones of 8: v / 257, those of 12 bits of a TIFF file 255 v / 4095. Raise
+    RequestError as `read_file` does, and if the data is not an image, damaged, or beyond the limits, or its values are
+    of 32 bits, whose range is not known.
     """
     try:
         from PIL import Image as pillow
@@ -86,13 +87,21 @@ def read_image(field: str, source: object, limits: MediaLimits) -> Image:
         reason, fix = "its values have no range that is known", "Convert it to 8 or 16 bits per channel."
         fail(field, f"{width} × {height} pixels of 32 bits (mode {opened.mode})", reason, fix)
     try:
+        most = (1 << _num_bits(opened)) - 1
         upright = ImageOps.exif_transpose(opened)
         if upright.mode.startswith("I;16"):
-            levels = np.asarray(upright.convert("I"))  # 0 to 65535 = 255 · 257
-            upright = pillow.fromarray(((levels + 128) // 257).astype(np.uint8))
+            levels = np.asarray(upright.convert("I"))
+            upright = pillow.fromarray(((510 * levels + most) // (2 * most)).astype(np.uint8))
         return Image(field, upright.convert("RGB"))
     except Exception as error:  # decoders raise errors of any kind
         fail(field, f"{width} × {height} pixels", f"is damaged ({error!s:.100})", "Check the file.")
+
+
+def _num_bits(image: Any) -> int:
+    """Return the bits of the values of an image of Pillow's modes I;16, which TIFF files of 12 bits have, too."""
+    from PIL.TiffImagePlugin import BITSPERSAMPLE, TiffImageFile
+
+    return int(image.tag_v2.get(BITSPERSAMPLE, (16,))[0]) if isinstance(image, TiffImageFile) else 16
 
 
 def _fail_size(field: str, got: str, limits: MediaLimits) -> NoReturn:

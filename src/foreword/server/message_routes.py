@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from foreword.anthropic import MessageStream, message_body, parse_count, parse_messages
 from foreword.engine import RequestOutput
-from foreword.engine.chat import make_chat
+from foreword.engine.chat import num_chat_tokens
 from foreword.openai import ChatRequest
 from foreword.openai.errors import named
 from foreword.openai.frames import EVENTS
@@ -36,8 +36,8 @@ async def _count_tokens(context: Context, request: Request) -> Response:
     arguments = context.tokenizer, wanted.messages, wanted.params, limit, wanted.chat, context.media
     takes_time = not is_small(request) or context.media.encoder is not None
     with named("messages", wanted.origins):
-        made = await apart(takes_time, make_chat, *arguments)
-    return reply({"input_tokens": len(made.token_ids)})
+        count = await apart(takes_time, num_chat_tokens, *arguments)
+    return reply({"input_tokens": count})
 
 
 # fmt: off

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
 from foreword.arrays import F32, I32
 from foreword.errors import ModelError, RequestError
-from foreword.executors.media_prompt import MediaCache, Places, vector_prompt
+from foreword.executors.media_prompt import MediaCache, Places, check_num_vectors, expanded_text, vector_prompt
 from foreword.executors.torch.tensors import as_floats
 from foreword.media.encoder import MediaPrompt
 from foreword.media.parts import Medium
@@ -26,6 +28,8 @@ from foreword.media.sounds import Sound
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 ARGUMENTS = {"image": "images", "audio": "audio"}
 """Kind of medium → its argument of a processor."""
+_PAN_AND_SCAN = "pan_and_scan"
+"""Part of the names of the parameters of crops in the configuration of an image processor."""
 OF_TEXT = frozenset({"input_ids", "attention_mask", "mm_token_type_ids"})
 
 
@@ -53,6 +57,11 @@ class TransformersEncoder:
         self._seeing_all: set[str] = set()
         self._hidden_size = model.get_input_embeddings().weight.shape[1]
         self._num_deep = 0  # layers of the decoder with vectors of their own
+        self._processing = threading.Lock()  # of its tokenizer, which two threads may not use at once
+        configured: Mapping[str, Any] = (
+            processor.image_processor.to_dict() if hasattr(processor, "image_processor") else {}
+        )
+        self._crops = {name: value for name, value in configured.items() if _PAN_AND_SCAN in name and value is not None}
         self.cache = MediaCache(self._encode, cache_bytes)
 
     def add(self, kind: str) -> None:
@@ -81,11 +90,16 @@ class TransformersEncoder:
         return self._num_deep * self._hidden_size + 1 if self._num_deep or self._seeing_all else 0
 
     def check_length(self, media: Sequence[Medium], max_tokens: int) -> None:
-        """Accept all: only the processor knows the number of vectors. The engine refuses prompts that are too long."""
+        """Only the processor knows the number of vectors."""
+        check_num_vectors(media, self._num_vectors, max_tokens)
+
+    def expanded(self, text: str, media: Sequence[Medium]) -> str:
+        return expanded_text(text, media, self._places, self._text_of)
 
     def prompt(self, text: str, media: Sequence[Medium], encode: Callable[[str], list[int]]) -> MediaPrompt:
-        places = Places(self.placeholders, self._token_ids, self._seeing_all)
-        found = vector_prompt(text, media, places, self.cache, encode, lambda: self._hidden_size + self.extra_size)
+        found = vector_prompt(
+            text, media, self._places, self.cache, encode, lambda: self._hidden_size + self.extra_size
+        )
         positions = self._positions(found.token_ids, found.encoded)
         return MediaPrompt(found.token_ids, found.is_token, found.embeds, *positions)
 
@@ -94,27 +108,46 @@ class TransformersEncoder:
         if any(isinstance(medium, Sound) for medium in media):
             rate = options["sampling_rate"] = self.processor.feature_extractor.sampling_rate
             media = [medium.at(rate) if isinstance(medium, Sound) else medium for medium in media]
+        elif self._crops:  # the processor reads them from its arguments alone
+            options |= self._crops
         contents = {ARGUMENTS[media[0].kind]: [medium.content for medium in media]}
         return self.processor(text=[text], **contents, return_tensors="pt", add_special_tokens=False, **options)
 
+    @property
+    def _places(self) -> Places:
+        return Places(self.placeholders, self._token_ids, self._seeing_all)
+
+    def _num_vectors(self, medium: Medium) -> int:
+        token = self.processor.tokenizer.convert_ids_to_tokens(self._token_ids[medium.kind])
+        return self._text_of(medium).count(token)
+
+    def _text_of(self, medium: Medium) -> str:
+        """Return the text of a medium without encoding it."""
+        kept = self.cache.find(medium.digest)
+        if kept is not None:
+            return kept.text
+        with _as_request_error(medium):
+            return self._placed(medium)[0]
+
+    def _placed(self, medium: Medium) -> tuple[str, Any]:
+        """Return the text of a medium, and what the processor makes of it."""
+        with self._processing:
+            given = self.processed(self.placeholders[medium.kind], [medium], return_text_replacement_offsets=True)
+        [[placed]] = given["text_replacement_offsets"]
+        return placed["replacement"], given
+
     def _encode(self, medium: Medium) -> _Encoded:
         features = getattr(self._core, f"get_{medium.kind}_features")
-        try:
-            given = self.processed(self.placeholders[medium.kind], [medium], return_text_replacement_offsets=True)
-            [[placed]] = given["text_replacement_offsets"]
+        with _as_request_error(medium):
+            text, given = self._placed(medium)
             with torch.inference_mode():
                 inputs = {name: value.to(self._model.device) for name, value in named(features, given).items()}
                 found = features(**inputs, return_dict=True)
                 deep = getattr(found, "deepstack_features", None) or ()
                 vectors = np.concatenate([_joined(x) for x in (found.pooler_output, *deep)], 1)
                 self._num_deep = len(deep)
-        except (MemoryError, RequestError):
-            raise
-        except Exception as error:  # processors and encoders raise errors of any kind
-            reason = f"the model cannot take it ({(str(error).splitlines() or [type(error).__name__])[0]:.200})"
-            raise RequestError(None, medium.field, medium.size, reason, "Give one of another size.") from error
         grid = {name: value for name, value in named(self._rule, given).items() if name not in OF_TEXT}
-        return _Encoded(placed["replacement"], vectors, grid)
+        return _Encoded(text, vectors, grid)
 
     def _positions(self, token_ids: list[int], encoded: Sequence[_Encoded]) -> tuple[I32 | None, int]:
         """Return the positions of a prompt by the model's own rule, and what later ones add."""
@@ -126,6 +159,18 @@ class TransformersEncoder:
         given = {"input_ids": torch.tensor([token_ids]), "mm_token_type_ids": torch.tensor(types), **grids}
         positions, delta = self._rule(**named(self._rule, given))
         return positions[:, 0].numpy().astype(np.int32), int(delta)
+
+
+@contextmanager
+def _as_request_error(medium: Medium) -> Iterator[None]:
+    """Raise RequestError for an error of a processor or an encoder, of any kind."""
+    try:
+        yield
+    except (MemoryError, RequestError):
+        raise
+    except Exception as error:
+        reason = f"the model cannot take it ({(str(error).splitlines() or [type(error).__name__])[0]:.200})"
+        raise RequestError(None, medium.field, medium.size, reason, "Give one of another size.") from error
 
 
 def _joined(found: torch.Tensor | Sequence[torch.Tensor]) -> F32:

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from foreword.arrays import F32, I32, I64, Bools
-from foreword.errors import ContextLengthError, RequestError
+from foreword.errors import RequestError
 from foreword.executors.functions import ACTIVATIONS, FloatWeights, layer_norm, rms_norm
-from foreword.executors.media_prompt import MediaCache, Places, vector_prompt
-from foreword.executors.vision.processing import num_vectors, patches_of, tiles_of
+from foreword.executors.media_prompt import MediaCache, Places, check_num_vectors, expanded_text, vector_prompt
+from foreword.executors.vision.processing import num_vectors, patches_of, text_of, tiles_of
 from foreword.media.encoder import MediaPrompt
 from foreword.media.images import Image
 from foreword.media.parts import Medium
@@ -64,24 +64,10 @@ class ImageEncoder:
         return self._places.texts
 
     def check_length(self, media: Sequence[Medium], max_tokens: int) -> None:
-        before = 0
-        for medium in media:
-            if not isinstance(medium, Image):  # refused when it is encoded
-                continue
-            own = num_vectors(medium.pixels.size, self.spec)
-            if before + own > max_tokens:
-                others = f", and the images before it {before}" if before else ""
-                raise ContextLengthError(
-                    None,
-                    medium.field,
-                    medium.size,
-                    f"becomes {own} vectors{others}: max_model_len is {max_tokens}",
-                    "Give a smaller image, or raise max_model_len if the model allows it.",
-                    num_tokens=before + own,
-                    longest=max_tokens,
-                    max_model_len=max_tokens,
-                )
-            before += own
+        check_num_vectors(media, lambda medium: num_vectors(_image(medium).pixels.size, self.spec), max_tokens)
+
+    def expanded(self, text: str, media: Sequence[Medium]) -> str:
+        return expanded_text(text, media, self._places, lambda medium: text_of(_image(medium).pixels.size, self.spec))
 
     def prompt(self, text: str, media: Sequence[Medium], encode: Callable[[str], list[int]]) -> MediaPrompt:
         found = vector_prompt(text, media, self._places, self.cache, encode, lambda: self._width)
@@ -145,16 +131,20 @@ class ImageEncoder:
         return found.reshape(-1, table.shape[1])
 
     def _encode(self, medium: Medium) -> EncodedImage:
-        if not isinstance(medium, Image):
-            reason = "the model takes images alone"
-            raise RequestError(None, medium.field, medium.size, reason, "Leave it out, or use another model.")
-        spec = self.spec
-        tiles = tiles_of(medium.pixels, spec)
-        vectors = np.concatenate([self.vectors(tile[None])[0] for tile in tiles.pixels])
-        height, width = tiles.pixels.shape[2:]
-        text = spec.prompt.text(tiles.rows, tiles.columns, spec.num_vectors(width, height))
+        spec, image = self.spec, _image(medium).pixels
+        tiles = tiles_of(image, spec)
+        vectors = np.concatenate([self.vectors(tile[None])[0] for tile in tiles])
+        height, width = tiles.shape[2:]
         grid = Grid(*(pixels // spec.patch_size // spec.factor for pixels in (height, width)))
-        return EncodedImage(text, np.ascontiguousarray(vectors, np.float32), grid)
+        return EncodedImage(text_of(image.size, spec), np.ascontiguousarray(vectors, np.float32), grid)
+
+
+def _image(medium: Medium) -> Image:
+    """Raise RequestError for a medium of another kind."""
+    if not isinstance(medium, Image):
+        reason = "the model takes images alone"
+        raise RequestError(None, medium.field, medium.size, reason, "Leave it out, or use another model.")
+    return medium
 
 
 def position_ids(spec: VisionSpec, grid: Grid) -> I64:

@@ -16,31 +16,42 @@ Size = tuple[int, int]
 """Width and height."""
 
 
-class Tiles(NamedTuple):
-    """The tiles of an image, float32 [n, 3, height, width]: rows · columns of them, row by row, and one of all of it,
-    which comes before its crops and after its tiles; without rows, one alone.
+class Division(NamedTuple):
+    """How an image becomes tiles of a size: rows · columns of them, row by row, and one of all of it, which comes
+    before its crops and after its tiles; without rows, one alone. num_vectors: of each.
     """
 
-    pixels: F32
-    rows: int = 0
-    columns: int = 0
+    rows: int
+    columns: int
+    num_vectors: int
 
 
-def tiles_of(image: Any, spec: VisionSpec) -> Tiles:
-    """Return the tiles of an RGB image of Pillow."""
+def tiles_of(image: Any, spec: VisionSpec) -> F32:
+    """Return the tiles of an RGB image of Pillow, float32 [n, 3, height, width], in the order of `Division`."""
     processing, how = spec.processing, spec.normalization
     if isinstance(processing, AreaProcessing):
-        return Tiles(_normalized(_resized(image, _within_area(image.size, processing), how), how)[None])
+        return _normalized(_resized(image, _within_area(image.size, processing), how), how)[None]
     return _square_tiles(image, processing, how)
 
 
-def num_vectors(size: Size, spec: VisionSpec) -> int:
-    """Return the number of vectors of an image of a size, without the image."""
+def division_of(size: Size, spec: VisionSpec) -> Division:
+    """Return the tiles of an image of a size, without the image."""
     processing = spec.processing
     if isinstance(processing, AreaProcessing):
-        return spec.num_vectors(*_within_area(size, processing))
-    rows, columns = _divided([size, *_scaled(size, processing)][-1], processing)
-    return (rows * columns + 1) * spec.num_vectors(processing.tile_size, processing.tile_size)
+        return Division(0, 0, spec.num_vectors(*_within_area(size, processing)))
+    divided = _divided([size, *_scaled(size, processing)][-1], processing)
+    return Division(*divided, spec.num_vectors(processing.tile_size, processing.tile_size))
+
+
+def num_vectors(size: Size, spec: VisionSpec) -> int:
+    """Return the number of vectors of an image of a size."""
+    rows, columns, of_tile = division_of(size, spec)
+    return (rows * columns + 1) * of_tile
+
+
+def text_of(size: Size, spec: VisionSpec) -> str:
+    """Return the text of an image of a size in a prompt, see `ImagePrompt`."""
+    return spec.prompt.text(*division_of(size, spec))
 
 
 def patches_of(pixels: F32, patch_size: int) -> F32:
@@ -55,7 +66,7 @@ def patches_of(pixels: F32, patch_size: int) -> F32:
     return np.ascontiguousarray(cut.transpose(0, 2, 4, 1, 3, 5)).reshape(n, -1, channels * patch_size**2)
 
 
-def _square_tiles(image: Any, processing: TileProcessing, how: Normalization) -> Tiles:
+def _square_tiles(image: Any, processing: TileProcessing, how: Normalization) -> F32:
     for scaled in _scaled(image.size, processing):
         image = _resized(image, scaled, how)
     size, (rows, columns) = processing.tile_size, _divided(image.size, processing)
@@ -65,7 +76,7 @@ def _square_tiles(image: Any, processing: TileProcessing, how: Normalization) ->
     cut = [image.crop((x, y, min(x + across, width), min(y + down, height))) for x, y in corners]
     parts = [*cut, image] if processing.crops is None else [image, *cut]
     resized = (_resized(part, (size, size), how) for part in parts)
-    return Tiles(np.stack([_normalized(tile, how) for tile in resized]), rows, columns)
+    return np.stack([_normalized(tile, how) for tile in resized])
 
 
 def _scaled(size: Size, processing: TileProcessing) -> list[Size]:
