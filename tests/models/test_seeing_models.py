@@ -366,7 +366,7 @@ def test_an_image_of_a_span_must_fit_in_a_step(folders):
             [(28, 28), (90, 9)],
             20,
             1,
-            r"'90 × 9 pixels': .* 16 vectors, and the images before it 16: .* is 20",
+            r"'90 × 9 pixels': .* 16 vectors, and those before it 16: .* is 20",
         ),
     ],
 )

@@ -155,7 +155,7 @@ def check_num_vectors(media: Sequence[Medium], num_vectors: Callable[[Medium], i
     for medium in media:
         own = num_vectors(medium)
         if before + own > max_tokens:
-            others = f", and what is before it {before}" if before else ""
+            others = f", and those before it {before}" if before else ""
             raise ContextLengthError(
                 None,
                 medium.field,
