@@ -292,10 +292,14 @@ def test_an_encoder_of_another_model_of_its_family_is_refused(tmp_path):
     less = {"clip.vision.is_deepstack_layers": ("[bool]", [False, False])}
     without = {key: value for key, value in tensors.items() if "deepstack" not in key}
     path = write_encoder(file.with_name("mmproj-x.gguf"), name, record, without, less)
-    reason = "its encoder has features for 0 layers, its file names 1. Use encoder and decoder of the same model"
-    with pytest.raises(ModelError, match=re.escape(reason)):
+    reason = "its encoder has features for 0 layers, the decoder takes 1. Use encoder and decoder of the same model"
+    with pytest.raises(ModelError, match=re.escape(f"{path}: {reason}")):
         load_model(file, mmproj=path)
     assert reason in load_model(file).no_images  # the file beside it
+    (tmp_path / "other").mkdir()
+    _, _, _, older, _ = made("qwen2-vl", tmp_path / "other")
+    with pytest.raises(ModelError, match="its encoder has features for 1 layers, the decoder takes 0"):
+        load_model(older, mmproj=write_encoder(tmp_path / "whole.gguf", name, record, tensors))
 
 
 def test_a_decoder_without_sections_takes_no_vectors_of_rows_and_columns(tmp_path):

@@ -361,13 +361,7 @@ def test_an_image_of_a_span_must_fit_in_a_step(folders):
     [
         ("qwen2-vl", [(300, 200)], 5, 0, r"'300 × 200 pixels': becomes 6 vectors: max_model_len is 5"),
         ("idefics3", [(100, 84)], 19, 0, r"'100 × 84 pixels': becomes 20 vectors: max_model_len is 19"),
-        (
-            "gemma3",
-            [(28, 28), (90, 9)],
-            20,
-            1,
-            r"'90 × 9 pixels': .* 16 vectors, and those before it 16: .* is 20",
-        ),
+        ("gemma3", [(28, 28), (90, 9)], 20, 1, r"'90 × 9 pixels': .* 16 vectors, and those before it 16: .* is 20"),
     ],
 )
 def test_images_that_do_not_fit_are_refused_before_any_is_encoded(

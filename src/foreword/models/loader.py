@@ -61,7 +61,7 @@ class LoadedModel:
     no_images: str = ""  # the reason why it takes none although it is a model of images and texts
     head: Callable[[], NextTokenHead | None] = no_head  # that predicts further tokens, read when it is called
     from_gguf: bool = False
-    num_features: int | None = None  # of an encoder of images in another file, if this one names it
+    num_features: int | None = None  # of an encoder of images in another file, 0 if this one names none
 
     @property
     def decoder(self) -> DecoderSpec:
@@ -105,7 +105,7 @@ def with_mmproj(loaded: LoadedModel, mmproj: str | Path) -> LoadedModel:
     if loaded.images is not None:
         others = set(loaded.images.unread)
         loaded = replace(loaded, unread_keys=tuple(key for key in loaded.unread_keys if key not in others))
-    return _with_images(replace(loaded, no_images=""), images)
+    return _with_images(replace(loaded, no_images=""), images, Path(mmproj))
 
 
 def find_model(model: str | Path) -> tuple[Path, str]:
@@ -169,7 +169,7 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
         raise ModelError(f"{path}: {error}") from None
     generation = generation_of_gguf(path, gguf.metadata)
     loaded = _loaded(spec, weights, tokenizer, name, path, pooling, generation, config, family.keys, family)
-    num_features = config.optional(NUM_FEATURES.name, int) if NUM_FEATURES.name in family.keys else None
+    num_features = config.get(NUM_FEATURES.name, int, 0) if NUM_FEATURES.name in family.keys else 0
     head = partial(read_head, path, gguf.tensors, spec, family)
     return replace(loaded, head=head, from_gguf=True, num_features=num_features)
 
@@ -220,23 +220,25 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
     try:
         keys = family.keys if config is whole else {}
         images = read_vision(folder, of_images, whole, all_tensors, sources, tokenizer, spec.hidden_size, keys)
-        return _with_images(loaded, images)
+        return _with_images(loaded, images, folder)
     except ModelError as error:
         return replace(loaded, no_images=str(error))
 
 
-def _with_images(loaded: LoadedModel, images: LoadedVision) -> LoadedModel:
-    """Return a decoder with an encoder of images. Raise ModelError if they do not belong together."""
+def _with_images(loaded: LoadedModel, images: LoadedVision, source: Path) -> LoadedModel:
+    """Return a decoder with an encoder of images. Raise ModelError if they do not belong together. source: of the
+    encoder.
+    """
     spec = loaded.decoder.changed(sees_spans=images.spec.sees_all, num_features=len(images.spec.feature_layers))
     reason = ""
     if spec.num_features > spec.num_layers:
         reason = f"its encoder has features for {spec.num_features} layers, and the decoder has {spec.num_layers}"
     elif loaded.num_features not in (None, spec.num_features):
-        reason = f"its encoder has features for {spec.num_features} layers, its file names {loaded.num_features}"
+        reason = f"its encoder has features for {spec.num_features} layers, the decoder takes {loaded.num_features}"
     elif images.spec.is_placed and not spec.mrope_dims:
         reason = "its encoder has vectors of rows and columns, and the rotary positions of the decoder have no sections"
     if reason:
-        raise ModelError(f"{loaded.path}: {reason}. Use encoder and decoder of the same model")
+        raise ModelError(f"{source}: {reason}. Use encoder and decoder of the same model")
     unread = (*(key for key in loaded.unread_keys if key not in images.known), *images.unread)
     return replace(loaded, spec=spec, images=images, unread_keys=tuple(dict.fromkeys(unread)))
 

@@ -168,8 +168,9 @@ class _Incoming:
             self.is_left = False
             return b""
         limit = self._config.max_body_bytes
+        fix = "Send a shorter one, such as smaller images, or raise this setting"
         too_long = HttpError(
-            BODY_TOO_LONG, f"the body is longer than max_body_bytes = {limit}", headers={"Connection": "close"}
+            BODY_TOO_LONG, f"the body is longer than max_body_bytes = {limit}. {fix}", headers={"Connection": "close"}
         )
         declared = self._headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > limit:
