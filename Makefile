@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo docs serve attack clients stubs lock test test-oldest smoke schemas fuzz storms shadow soak soak-server sanitize proofs recipes replicas browser ray torch transformers device gpu vllm sglang wheel wheels check bench bench-regress native pages arm emulate throughput vllm-compat deploy-check container workflow upgrade soak-models tools clean
+.PHONY: help demo docs serve attack clients stubs lock test test-oldest slow-tests smoke schemas fuzz storms shadow soak soak-server sanitize proofs recipes replicas browser ray torch transformers device gpu vllm sglang wheel wheels check bench bench-regress native pages arm emulate throughput vllm-compat deploy-check container workflow upgrade soak-models tools clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -72,6 +72,9 @@ test-oldest: $(STAMPS)/install  ## the tests with the lowest versions of the dep
 
 smoke: $(STAMPS)/test  ## a few quick tests of each layer, in seconds
 	$(BIN)/python -m pytest -m smoke -rs
+
+slow-tests: $(STAMPS)/test  ## tests whose processes are stopped most of the time, as on a busy machine; TESTS="tests/server --slower 5"
+	$(BIN)/python tools/slow_tests.py $(or $(TESTS),tests/server tests/cluster tests/cli tests/engine tests/structured)
 
 storms: $(STAMPS)/test  ## interrupts and failures at random moments of the engine, 2,000 of each (an hour)
 	$(BIN)/python tests/storms/interrupt_storm.py --runs 2000

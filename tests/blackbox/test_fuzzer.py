@@ -20,7 +20,7 @@ TIMED = {"abort", "evict", "swap"}
 
 
 def searched(toy: Toy, url: str, runs: int = 40, **options):
-    server = examine(Target(url, timeout=20), max_words=120)
+    server = examine(Target(url, timeout=60), max_words=120)
     fuzzer = Fuzzer(server, **{"seed": 1, "concurrency": 3, "block_sizes": [toy.block_size], **options})
     return fuzzer, fuzzer.run(seconds=60, max_conversations=runs)
 

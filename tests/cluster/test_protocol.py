@@ -10,6 +10,7 @@ from itertools import product
 
 import attack
 import pytest
+from processes import PATIENCE
 from wire_rig import MAX_BODY, MAX_HEAD, OWN, RECEIVE_SECONDS, Answer, Wire, head, parsed, wires
 
 from foreword.server.operations import OPERATIONS
@@ -378,7 +379,7 @@ def test_what_does_not_arrive_in_time_is_refused(server):
     for thread in threads:
         thread.join()
     assert [answer[:12] for answer in found] == [b"HTTP/1.1 408"] * 4
-    assert time.monotonic() - begin < 4 * RECEIVE_SECONDS + 5
+    assert time.monotonic() - begin < PATIENCE
 
 
 UPGRADES = {
@@ -459,7 +460,7 @@ def test_a_body_without_an_end_is_not_read_for_ever(server):
     before = time.monotonic()
     _, sent = server.exchange([head("POST", "/tokenize", *lines), *[piece] * 3000])
     assert sent < 3000 * len(piece)
-    assert time.monotonic() - before < 20
+    assert time.monotonic() - before < PATIENCE
 
 
 STREAM = json.dumps({"prompt": "a", "max_tokens": 400, "stream": True, "ignore_eos": True}).encode()
@@ -484,7 +485,7 @@ def test_what_has_no_end_closes_the_connection(server, parts):
     before = time.monotonic()
     _, sent = server.exchange(parts)
     assert sent < sum(map(len, parts))
-    assert time.monotonic() - before < 20
+    assert time.monotonic() - before < PATIENCE
     assert server.ask("GET", "/health").status == 200
 
 

@@ -53,8 +53,8 @@ def test_both_replicas_have_work_and_one_page_has_their_metrics(served: Served):
 
 
 def test_errors_keys_and_names_are_those_of_one_server(served: Served):
-    assert httpx.get(f"{served.url}/v1/models", trust_env=False).status_code == 401
-    assert httpx.get(f"{served.url}/ready", trust_env=False).json()["status"] == "ready"
+    assert httpx.get(f"{served.url}/v1/models", trust_env=False, timeout=60).status_code == 401
+    assert httpx.get(f"{served.url}/ready", trust_env=False, timeout=60).json()["status"] == "ready"
     assert [m["id"] for m in served.get("/v1/models").json()["data"]] == ["tiny"]
     with served.client() as client:
         assert client.head("/v1/models").status_code == 200

@@ -90,7 +90,7 @@ def running(version: str, sources: Path | str, *arguments: object) -> Iterator[t
             threading.Thread(target=process.stderr.read, daemon=True).start()
             port = int(found[1])
             until = time.monotonic() + PATIENCE
-            while httpx.get(f"http://127.0.0.1:{port}/ready", trust_env=False).status_code != 200:
+            while httpx.get(f"http://127.0.0.1:{port}/ready", trust_env=False, timeout=60).status_code != 200:
                 assert time.monotonic() < until
                 time.sleep(0.05)
             yield process, port
@@ -117,7 +117,7 @@ def test_no_request_is_lost_by_an_upgrade_and_by_a_return(old_sources: Path, tal
     threads = [threading.Thread(target=ask, args=(length,)) for length in LENGTHS for _ in range(2)]
     try:
         with running("old", old_sources, *given) as (old, old_port):
-            told = httpx.get(f"http://127.0.0.1:{old_port}/version", trust_env=False)
+            told = httpx.get(f"http://127.0.0.1:{old_port}/version", trust_env=False, timeout=60)
             if not replicas:
                 assert told.json() == {"version": VERSIONS["old"]}
             proxy.target = old_port

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 from processes import PATIENCE, start
 
 OWN = "http://localhost"
-MAX_BODY, MAX_HEAD, RECEIVE_SECONDS = 200_000, 4000, 2
+MAX_BODY, MAX_HEAD, RECEIVE_SECONDS = 200_000, 4000, 4
 SETTINGS = (
     *("--port", 0, "--served-model-name", "tiny", "--max-model-len", 512),
     *("--kv-cache-bytes", 16 << 20, "--api-key", "one", "--api-key", "two", "--admin-key", "root"),

@@ -26,14 +26,14 @@ def test_the_next_step_is_planned_while_one_runs():
 
     def slow(batch, logits_indices):
         running.set()
-        overlaps.append(planned.wait(timeout=10))
+        overlaps.append(planned.wait(timeout=60))
         planned.clear()
         return compute(batch, logits_indices)
 
     def watched(in_flight=None):
         plan = schedule(in_flight)
         if in_flight is not None:
-            running.wait(timeout=10)
+            running.wait(timeout=60)
             running.clear()
             planned.set()
         return plan

@@ -146,7 +146,7 @@ class Slow(HostTier):
         self.may_read, self.fails = threading.Event(), False
 
     def read(self, names, data):
-        assert self.may_read.wait(10)
+        assert self.may_read.wait(60)
         if self.fails:
             raise OSError("no network")
         return super().read(names, data)
@@ -363,7 +363,7 @@ def test_the_queue_of_a_closed_engine_is_written(tmp_path):
     [tier] = engine.tiers.members
     engine.close()
     engine.close()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while tier.num_written < 7 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert tier.num_written == 7  # 31 tokens were computed

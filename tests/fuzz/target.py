@@ -27,7 +27,7 @@ class Target:
     read: Callable[[bytes, Path], object]
     mutate: Callable[[Random, bytes], bytes] = mutate_bytes
     hostile: Callable[[], Sequence[bytes]] = list
-    seconds: float = 20.0
+    seconds: float = 60.0
     memory: int = 512 << 20
 
 

@@ -3,6 +3,7 @@
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -208,30 +209,46 @@ def test_a_reader_mirrors_the_cache_and_replay_gives_the_same(connect):
         assert (source.topic, source.block_size) == ("kv@pod@model", engine.cache.tree.block_size)
         subscriber = connect(zmq.SUB, source.endpoint)
         subscriber.subscribe(b"kv@")
-        time.sleep(0.2)  # until the subscription has arrived; a reader without replay may miss what comes before
         sequences = []
-        for i in range(12):
-            prompt = [1 + (i + j * (i % 3 + 1)) % 9 for j in range(9 + i)]
-            engine.add_request(str(i), prompt, SamplingParams(seed=i, max_tokens=3))
-            output = run(engine)[str(i)]
+
+        def compute(prompt) -> None:
+            number = len(sequences)
+            engine.add_request(str(number), prompt, SamplingParams(seed=number, max_tokens=3))
+            output = run(engine)[str(number)]
             sequences.append(output.prompt_token_ids + output.outputs[0].token_ids)
+
+        for i in count():  # until the subscription has arrived
+            compute([1 + (i * j) % 7 for j in range(8)])
+            if subscriber.poll(50):
+                break
+        for i in range(12):
+            compute([1 + (i + j * (i % 3 + 1)) % 9 for j in range(9 + i)])
         expected = cached_prefixes(engine, sequences)
         assert len(expected) > 10
 
-        subscribed, first = Mirror(), None
-        while subscribed.prefixes() != expected:
-            assert subscriber.poll(10_000)
-            topic, number, payload = subscriber.recv_multipart()
-            first = int.from_bytes(number, "big") if first is None else first
-            assert topic == b"kv@pod@model"
-            subscribed.read(payload)
-        assert first == 0
-
         reader = connect(zmq.DEALER, source.replay_endpoint)
         reader.send_multipart([b"", b"no number"])  # ignored
-        replayed = Mirror()
-        assert replay(reader, 0, replayed.read)[-1] >= 1
-        assert replayed.prefixes() == expected
+        until, replayed = time.monotonic() + 60, None
+        while replayed is None or replayed.prefixes() != expected:  # until all events are sent
+            assert time.monotonic() < until
+            replayed, payloads = Mirror(), []
+            numbers = replay(reader, 0, payloads.append)
+            for payload in payloads:
+                replayed.read(payload)
+        assert numbers[-1] >= 1
+
+        subscribed, number = Mirror(), -1
+        while number < numbers[-1]:
+            assert subscriber.poll(60_000)
+            topic, sent, payload = subscriber.recv_multipart()
+            if number < 0:  # what came before the subscription
+                for earlier in payloads[: int.from_bytes(sent, "big")]:
+                    subscribed.read(earlier)
+            number = int.from_bytes(sent, "big")
+            assert topic == b"kv@pod@model"
+            assert payload == payloads[number]
+            subscribed.read(payload)
+        assert subscribed.prefixes() == expected
         assert replay(reader, 1, lambda payload: None)[0] == 1
     engine.close()
 
@@ -241,7 +258,7 @@ def replay(reader, start: int, read) -> list[int]:
     numbers = []
     reader.send_multipart([b"", start.to_bytes(8, "big")])
     while True:
-        assert reader.poll(10_000)
+        assert reader.poll(60_000)
         _, number, payload = reader.recv_multipart()
         if number == b"\xff" * 8:
             assert payload == b""

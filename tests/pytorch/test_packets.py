@@ -41,7 +41,7 @@ def test_every_reader_gets_every_packet():
     for packet in PACKETS:
         writer.send(packet)
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     os.close(ring.descriptor)
     assert got == [PACKETS, PACKETS]
 

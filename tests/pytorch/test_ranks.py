@@ -125,7 +125,7 @@ def test_a_killed_rank_ends_every_step_and_the_other_ranks(monkeypatch):
         own.step()
     with pytest.raises(EngineError, match="rank 1 of the model was ended by SIGKILL"):
         own.step()
-    assert second.wait(10) is not None
+    assert second.wait(60) is not None
     assert aborted == [executor.shards]
     own.close()
 
@@ -196,14 +196,17 @@ def test_no_rank_is_open_to_the_network_and_nothing_that_they_met_by_is_left(mon
 
 
 def with_a_stopped_rank(timeout: float):
-    """An engine with a request, whose first further rank is stopped, and that rank's process."""
+    """An engine with a request, whose first further rank is stopped, and that rank's process. timeout: seconds that the
+    next steps wait for it.
+    """
     spec = tiny_spec(num_heads=3, num_kv_heads=3)
-    executor = ParallelExecutor(spec, random_weights(spec), tensor_parallel_size=3, rank_timeout=timeout, **OPTIONS)
+    executor = ParallelExecutor(spec, random_weights(spec), tensor_parallel_size=3, rank_timeout=600, **OPTIONS)
     own = engine(executor, spec, num_blocks=400)
     own.add_request("a", [1, 2, 3], SamplingParams(max_tokens=50))
     own.step()
     process = executor._ranks._processes[0]
     process.send_signal(signal.SIGSTOP)
+    executor.shards.all._timeout = timeout
     return own, process
 
 
@@ -212,7 +215,7 @@ def test_a_rank_that_hangs_ends_the_step_after_the_limit():
     start = time.monotonic()
     with pytest.raises(EngineError, match=r"did not answer within 3 s \(rank_timeout\); make a new LLM"):
         own.step()
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 300
     assert process.poll() is not None
     own.close()
 
@@ -224,7 +227,7 @@ def test_an_interrupt_is_seen_while_a_rank_hangs():
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         own.step()
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 300
     assert process.poll() is not None
     timer.join()
     own.close()

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
@@ -215,19 +216,25 @@ def test_an_answer_holds_for_all_who_ask_soon_after(keyed, monkeypatch):
 
 
 def test_a_client_that_leaves_lets_no_second_replay_begin(keyed, monkeypatch):
-    running, most = [], []
+    running, most, begun, go = [], [], threading.Event(), threading.Event()
     follow = LiveSteps.follow
 
     def slow(live, recent):
         running.append(1)
         most.append(len(running))
-        time.sleep(0.3)
+        begun.set()
+        assert go.wait(60)
         follow(live, recent)
         running.pop()
 
     monkeypatch.setattr(LiveSteps, "follow", slow)
     with keyed.client() as client, pytest.raises(httpx.ReadTimeout):
-        client.get("/inspect/steps", headers=ADMIN, timeout=0.05)
+        client.get("/inspect/steps", headers=ADMIN, timeout=httpx.Timeout(60, read=0.05))
+    assert begun.wait(60)
     talk(keyed)
-    index_of(keyed)
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(index_of, keyed)
+        time.sleep(0.1)  # a second replay would begin meanwhile
+        go.set()
+        second.result(60)
     assert set(most) == {1}

@@ -161,7 +161,7 @@ def test_a_connection_whose_client_reads_nothing_is_cut(talker):
                 begin = time.monotonic()
                 running.wait_until(lambda: not running.context.progress)
                 running.check_nothing_is_left()
-                assert time.monotonic() - begin < 30
+                assert time.monotonic() - begin < 45  # the default is 60 s
 
 
 def test_long_answers_have_the_values_of_short_ones(talker):

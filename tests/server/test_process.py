@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -44,7 +45,7 @@ def ended(process: subprocess.Popen) -> int:
 def test_it_serves_until_sigterm_and_ends_with_status_0(talker):
     process, name, url = started(talker, "--port", 0, "--served-model-name", "tiny", "--max-model-len", 512)
     assert name == "tiny"
-    (model,) = httpx.get(f"{url}/v1/models", trust_env=False).json()["data"]
+    (model,) = httpx.get(f"{url}/v1/models", trust_env=False, timeout=60).json()["data"]
     assert (model["id"], model["max_model_len"]) == ("tiny", 512)
     assert ended(process) == 0
 
@@ -73,22 +74,23 @@ def test_a_key_of_a_variable_is_one_whatever_spaces_it_has(talker):
     process, _, url = started(talker, "--port", 0, env=keys)
     for key, status in (("correct horse battery staple", 200), ("second key", 200), ("correct", 401), ("second", 401)):
         headers = {"Authorization": f"Bearer {key}"}
-        assert httpx.get(f"{url}/v1/models", headers=headers, trust_env=False).status_code == status
+        assert httpx.get(f"{url}/v1/models", headers=headers, trust_env=False, timeout=60).status_code == status
     assert ended(process) == 0
 
 
 def test_a_thread_that_is_stuck_does_not_keep_the_process(talker, tmp_path):
     given = "--port", 0, "--adapter-directory", tmp_path, "--drain-timeout", 0.1
     # Reading an adapter never ends, and the time that the process has after the last request is 10 s else.
-    stuck = "from foreword.engine import loras; import time; loras.Loras.read = lambda *_: time.sleep(1e6)"
-    program = f"from foreword.server import listener; listener.GRACE = 0.5; {stuck}; {MAIN}"
-    process, _, url = started(talker, *given, program=program)
+    stuck = "loras.Loras.read = lambda *_: (print('stuck', file=sys.stderr, flush=True), time.sleep(1e6))"
+    imports = "import sys, time; from foreword.engine import loras; from foreword.server import listener"
+    process, _, url = started(talker, *given, program=f"{imports}; listener.GRACE = 0.5; {stuck}; {MAIN}")
     body = {"lora_name": "x", "lora_path": "endless"}
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{url}/v1/load_lora_adapter", json=body, timeout=0.5, trust_env=False)
-    process.send_signal(signal.SIGTERM)
-    with process:
+    with ThreadPoolExecutor(1) as pool, process:
+        answer = pool.submit(httpx.post, f"{url}/v1/load_lora_adapter", json=body, timeout=60, trust_env=False)
+        assert process.stderr.readline() == b"stuck\n"
+        process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 1
+        assert isinstance(answer.exception(60), httpx.HTTPError)
         assert b"did not end in time; the process ends without them" in process.stderr.read()
 
 
@@ -112,7 +114,7 @@ def test_sigterm_lets_requests_in_progress_end_and_takes_no_new_ones(talker):
     frames = frames_of("".join(texts))
     assert frames[-1]["choices"][0]["finish_reason"] == "length"
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{url}/health", trust_env=False)
+        httpx.get(f"{url}/health", trust_env=False, timeout=60)
 
 
 def test_what_does_not_end_in_time_is_ended_with_an_error(talker):
@@ -144,7 +146,7 @@ def test_a_file_a_variable_and_an_option_are_one_table(tmp_path, talker):
     process, name, url = started("--config", file, "--served-model-name", "option", env=env)
     try:
         assert name == "option"
-        assert httpx.get(f"{url}/v1/models", trust_env=False).json()["data"][0]["max_model_len"] == 400
+        assert httpx.get(f"{url}/v1/models", trust_env=False, timeout=60).json()["data"][0]["max_model_len"] == 400
     finally:
         assert ended(process) == 0
 

@@ -161,13 +161,13 @@ def test_an_adapter_s_name_is_that_of_one_model_also_while_it_is_loaded(models, 
 
         async def load_late(*given):
             begun.set()
-            await asyncio.to_thread(gate.wait, 20)
+            await asyncio.to_thread(gate.wait, 60)
             return await load(*given)
 
         monkeypatch.setattr(engine, "load_lora", load_late)
         body = {"lora_name": "code", "lora_path": "code"}
         first = pool.submit(server.post, "/v1/load_lora_adapter", {"model": "a", **body})
-        assert begun.wait(20)
+        assert begun.wait(60)
         second = server.post("/v1/load_lora_adapter", {"model": "b", **body})
         pulled = server.post("/api/pull", {"model": "code"})
         gate.set()
@@ -349,7 +349,7 @@ def gated(models, monkeypatch) -> threading.Event:
     gate, load = threading.Event(), models._read
 
     def read(*given):
-        gate.wait(20)
+        gate.wait(60)
         return load(*given)
 
     monkeypatch.setattr(models, "_read", read)
@@ -365,7 +365,7 @@ def test_the_time_of_a_request_goes_on_while_its_model_is_loaded(models, monkeyp
             assert (late.status_code, late.json()["error"]["message"]) == (504, "the request's time is over")
         assert server.post("/v1/completions", {**body, "timeout": 0}).status_code == 400
         gate.set()
-        assert server.post("/v1/completions", {**body, "timeout": 20}).status_code == 200
+        assert server.post("/v1/completions", {**body, "timeout": 60}).status_code == 200
 
 
 def test_stored_responses_are_read_and_deleted_without_a_model(models, tmp_path):
@@ -521,7 +521,7 @@ def test_a_server_that_is_ended_while_it_loads_at_the_start_limits_the_time_of_i
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
         thread.start()
         server.should_exit = True
-        assert ended.wait(20)
+        assert ended.wait(60)
         gate.set()
-        thread.join(20)
+        thread.join(60)
     assert not thread.is_alive()

@@ -137,7 +137,7 @@ def test_a_batch_is_cancelled_and_requests_of_clients_come_first(started):
 
 def test_a_batch_that_is_cancelled_while_its_file_is_checked_is_not_answered(started, monkeypatch):
     check, gate = batches._checked, threading.Event()
-    monkeypatch.setattr(batches, "_checked", lambda *args: gate.wait(20) and check(*args))
+    monkeypatch.setattr(batches, "_checked", lambda *args: gate.wait(60) and check(*args))
     with started() as server:
         client = client_of(server)
         batch = ask(client, line("a"), line("b"))
@@ -374,7 +374,9 @@ def test_a_directory_that_cannot_be_used_is_refused(tmp_path):
 def test_a_query_is_followed_or_refused(started):
     with (
         started() as server,
-        httpx.Client(base_url=server.url, headers={"Authorization": "Bearer one"}, trust_env=False) as client,
+        httpx.Client(
+            base_url=server.url, headers={"Authorization": "Bearer one"}, trust_env=False, timeout=60
+        ) as client,
     ):
         for query in ("limit=0", "order=up", "what=1"):
             assert client.get(f"/v1/files?{query}").status_code == 400
@@ -393,7 +395,9 @@ def test_a_full_disk_or_a_database_that_cannot_be_used_has_a_status_and_names_th
     monkeypatch.setattr(stores, "WAIT", 0.05)
     with (
         started() as server,
-        httpx.Client(base_url=server.url, headers={"Authorization": "Bearer one"}, trust_env=False) as client,
+        httpx.Client(
+            base_url=server.url, headers={"Authorization": "Bearer one"}, trust_env=False, timeout=60
+        ) as client,
     ):
         folder, sent = server.context.store.directory, {"data": {"purpose": "batch"}, "files": {"file": b"{}"}}
         file_id = client.post("/v1/files", **sent).json()["id"]

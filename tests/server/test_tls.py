@@ -38,7 +38,7 @@ def test_answers_and_streams_over_https(talker, certificate):
             frames = frames_of(client.post("/v1/chat/completions", json={**body, "stream": True}).text)
             assert "".join(frame["choices"][0]["delta"].get("content", "") for frame in frames) == text
         with pytest.raises(httpx.ConnectError, match="certificate"):
-            httpx.get(f"{running.url}/health", trust_env=False)
+            httpx.get(f"{running.url}/health", trust_env=False, timeout=60)
         running.check_nothing_is_left()
 
 

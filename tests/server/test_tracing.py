@@ -78,16 +78,21 @@ def test_requests_that_are_aborted_refused_late_or_left_are_spans_with_an_error(
         headers = {"X-Request-Id": name}
         return httpx.post(f"{url}/v1/completions", json=endless | fields, headers=headers, trust_env=False, timeout=60)
 
+    def stream():
+        return httpx.stream(
+            "POST", f"{url}/v1/completions", json=endless | {"stream": True}, trust_env=False, timeout=60
+        )
+
     assert post("refused", max_tokens=-2).status_code == 400
     assert post("late", timeout=0.2).status_code == 504
-    with httpx.stream("POST", f"{url}/v1/completions", json=endless | {"stream": True}, trust_env=False) as response:
+    with stream() as response:
         left = response.headers["x-request-id"]
         next(response.iter_text())
-    with httpx.stream("POST", f"{url}/v1/completions", json=endless | {"stream": True}, trust_env=False) as response:
+    with stream() as response:
         aborted = response.headers["x-request-id"]
         parts = response.iter_text()
         next(parts)
-        httpx.post(f"{url}/abort", json={"request_id": aborted}, trust_env=False).raise_for_status()
+        httpx.post(f"{url}/abort", json={"request_id": aborted}, trust_env=False, timeout=60).raise_for_status()
         assert list(parts)
     assert ended(process) == 0
     found = {}

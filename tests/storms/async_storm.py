@@ -36,8 +36,8 @@ from foreword.engine import RequestOutput
 from foreword.engine.async_engine import AsyncEngine
 from foreword.errors import ForewordError
 
-PATIENCE = 40.0  # seconds for one run
-CHILD_PATIENCE = 10.0  # seconds for a forked child
+PATIENCE = 120.0  # seconds for one run
+CHILD_PATIENCE = 60.0  # seconds for a forked child
 LONGEST_MESSAGE = 300  # characters of a refusal
 RIGHT, REFUSED, FAILED = 0, 4, 3  # how a forked child ends
 

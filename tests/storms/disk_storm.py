@@ -82,7 +82,7 @@ def storm(folder: Path, seed: int, kind: str) -> int:
         if not child:
             write_until_killed(folder, 2 * seed + number, kind)
         children.append(child)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not list(folder.glob("blocks-*/*.blocks")) and time.monotonic() < deadline:
         time.sleep(0.005)
     for child in children:

@@ -22,7 +22,7 @@ from tally import Tally, causes
 from foreword.engine import Engine, RequestOutput
 from foreword.errors import RequestError
 
-PATIENCE = 40.0  # seconds for one trial
+PATIENCE = 120.0  # seconds for one trial
 MOST_FAILURES = 12  # failures of `step` by one fault that does not persist or that concerns one request
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import tempfile
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -54,16 +55,23 @@ def shadow(
 
 def _run(command: list[str], environment: dict[str, str]) -> int:
     """Run a command to its end and return its status. Signals that ask this process to end are passed on."""
+    process: subprocess.Popen[bytes] | None = None
+    early: list[int] = []  # signals that came while the process was being started
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        if process is None:
+            early.append(number)
+        else:
+            process.send_signal(number)
+
+    kept = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         process = subprocess.Popen(command, env=environment)
+        for number in early:
+            process.send_signal(number)
+        return process.wait()
     except OSError as error:
         raise ConfigError(f"{command[0]}: cannot be started ({error.strerror})") from None
-    kept = {
-        number: signal.signal(number, lambda received, _: process.send_signal(received))
-        for number in (signal.SIGTERM, signal.SIGINT)
-    }
-    try:
-        return process.wait()
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)

@@ -54,4 +54,4 @@ def read(data, folder):
     assert not model().engine.has_work
 
 
-TARGET = Target(valid, read, mutate_lines, seconds=60.0, memory=3 << 30)
+TARGET = Target(valid, read, mutate_lines, memory=3 << 30)

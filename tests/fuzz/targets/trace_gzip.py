@@ -45,4 +45,4 @@ def read(data, folder):
         raise damage
 
 
-TARGET = Target(valid, read, mutate, hostile, seconds=60.0)
+TARGET = Target(valid, read, mutate, hostile)
