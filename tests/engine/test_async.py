@@ -142,7 +142,7 @@ def test_speculation_and_depth_two_together_change_nothing(kind: str, temperatur
         outputs = {i: [(c.token_ids, c.finish_reason, c.logprobs) for c in o.outputs] for i, o in done.items()}
         return engine, {i: o for i, o in outputs.items() if not i.startswith("aborted")}
 
-    drafts = SpeculationConfig(method="draft_model", model="guesser", num_tokens=3)
+    drafts = SpeculationConfig(method="draft_model", model="guesser", num_tokens=3, adaptive=False)
     _, wanted = outcomes(async_scheduling=False, speculation=None)
     assert len(wanted) == 10
     for async_scheduling, speculation in ((True, None), (False, drafts), (True, drafts)):

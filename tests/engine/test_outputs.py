@@ -122,7 +122,7 @@ def test_times_give_durations():
 def test_drafts_of_a_request_are_counted(config):
     """One sample per step and row, and the accepted drafts, make the tokens; also if rows change by preemption."""
     steps = []
-    engine = make_engine(drafter=Guesser, speculation=SpeculationConfig(num_tokens=3), **config)
+    engine = make_engine(drafter=Guesser, speculation=SpeculationConfig(num_tokens=3, adaptive=False), **config)
     params = SamplingParams(temperature=0.0, max_tokens=25, ignore_eos=True)
     for name in "abc":
         engine.add_request(name, PROMPT, params)

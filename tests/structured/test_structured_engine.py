@@ -152,11 +152,16 @@ def test_forced_tokens_take_no_step_of_their_own():
     assert fast < slow / 2
 
 
-def test_forced_tokens_are_not_counted_as_the_drafters():
-    engine = make_engine(speculation=SpeculationConfig(min_match=4, adaptive=False))
+@pytest.mark.parametrize("min_match", [1, 4])
+def test_forced_tokens_are_not_counted_as_drafts(min_match):
+    engine = make_engine(speculation=SpeculationConfig(min_match=min_match, adaptive=False))
     engine.add_request("a", [3, 9], params_of("json"))
-    run(engine)
-    assert engine.speculation.stats.num_drafted == 0
+    engine.add_request("b", [3, 9], params_of("json", stop=['"']))
+    metrics = [output.metrics for output in run(engine).values()]
+    stats = engine.speculation.stats
+    assert (stats.num_drafted > 0) == (min_match == 1)
+    assert sum(each.num_proposed_drafts for each in metrics) == stats.num_drafted
+    assert 0 <= sum(each.num_accepted_drafts for each in metrics) <= stats.num_accepted
 
 
 def test_an_output_ends_with_its_structure_whatever_else_would_end_it():

@@ -505,7 +505,7 @@ class Engine:
             self.observers.notify_done("step_committed", plan, step.batch, sampled)
         self.pipeline.release(step)
         self.scheduler.commit(plan)
-        num_drafts = None if plan.draft_tokens is None else step.batch.num_draft_tokens
+        num_drafts = None if plan.draft_tokens is None else self._forced.others(rows, step.batch.num_draft_tokens)
         readings = self._outputs.process(rows, before, sampled, step.batch.step, num_drafts)
         proposes = self.speculation is not None or bool(self.pipeline.grammars)
         grown = rows

@@ -153,7 +153,7 @@ class OutputProcessor:
         """Read the new tokens of a committed step.
 
         before: known tokens [B] before the commit; None if every row has exactly one new token. step: its number.
-        num_drafts: draft tokens [B] that it verified, None for a step without any.
+        num_drafts: draft tokens [B] of speculation that it verified, None for a step without any.
         """
         tokens = sampled.token_ids
         may_skip = before is None and not sampled.failures and self._unread.find(rows) is not None
@@ -167,11 +167,12 @@ class OutputProcessor:
             reads |= self._is_end.take(tokens)
         else:
             reads |= (self._is_end[tokens] & (tokens >= 0)).any(1)
+        accepted = None
         if before is not None:
             reads &= known > before
             if num_drafts is not None:
-                accepted = np.minimum(known - before - 1, num_drafts)
-                self._num_drafts[:, rows] += np.stack([num_drafts, np.maximum(accepted, 0)])
+                accepted = np.maximum(np.minimum(known - before - 1, num_drafts), 0)
+                self._num_drafts[:, rows] += np.stack([num_drafts, accepted])
         if sampled.pooled:
             reads[list(sampled.pooled)] = True
         if sampled.failures:
@@ -179,12 +180,12 @@ class OutputProcessor:
         at = reads.nonzero()[0]
         if at.size:
             self._unread.forget()
-            return self._read(rows, known, at, sampled, step)
+            return self._read(rows, known, at, sampled, step, accepted)
         num_steps = int((read_from - known).min()) - 1 if len(rows) else 0
         self._unread.keep(rows, True, uses=max(num_steps, 0))
         return NOTHING_READ
 
-    def _read(self, rows: I32, known: I32, at: I64, sampled: Sampled, step: int) -> Readings:
+    def _read(self, rows: I32, known: I32, at: I64, sampled: Sampled, step: int, accepted: I32 | None) -> Readings:
         now, readings = self._clock(), Readings()
         reported: dict[str, RequestGroup] = {}
         for b, row, num_tokens in zip(at.tolist(), rows[at].tolist(), known[at].tolist(), strict=True):
@@ -208,9 +209,10 @@ class OutputProcessor:
             readings.ready += [sibling.request for sibling in siblings]
             if stop is not None:
                 readings.ended_rows.append(row)
-                if not isinstance(stop, Exception):
+                if accepted is not None and not isinstance(stop, Exception):
                     num_dropped = num_tokens - len(completion.request.prompt) - len(stop[0])
-                    self._num_drafts[1, row] -= max(num_dropped - 1, 0)  # the last token of a step is sampled
+                    # The last token of a step is sampled; the others may be forced, and not counted.
+                    self._num_drafts[1, row] -= min(max(num_dropped - 1, 0), int(accepted[b]))
                 self.end(completion, stop)
             elif not completion.reads_every_token:
                 self._read_from[row] = completion.request.max_len

@@ -176,7 +176,7 @@ class RequestMetrics:
     the hit ends; cache_miss: the reason why it ends there, None if all tokens but the last one were found.
     num_preemptions: the number of its preemptions. num_output_tokens: the number of tokens that all of its completions
     sampled. num_proposed_drafts, num_accepted_drafts: the number of tokens that speculation proposed, and of those that
-    were accepted and are tokens of the completions.
+    were accepted and are tokens of the completions; tokens that a grammar forces are none of them.
     """
 
     arrival_time: float

@@ -43,6 +43,10 @@ class ForcedTokens:
         self.is_forced[asked[some]] = True
         return rows[~self.is_forced[rows]]
 
+    def others(self, rows: I32, num_drafts: I32) -> I32:
+        """Return the numbers of drafts of rows, 0 where they are from here."""
+        return np.where(self.is_forced[rows], np.int32(0), num_drafts)
+
     def reserve_draft_slots(self, scheduler: Scheduler, in_flight: StepPlan) -> None:
         """Reserve slots, beside those of a drafter, for the tokens that the samples in flight may force."""
         if self._grammars and self._most:
