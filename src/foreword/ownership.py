@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -26,6 +27,23 @@ def open_lock(path: Path) -> int:
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     return _checked(path, os.open(path, flags, 0o666))
+
+
+def open_for_writing(path: Path, *, appends: bool = False, mode: int = 0o666) -> int:
+    """Open a regular file to write it anew, or behind its end, and return its descriptor. It is made, with these
+    permissions, if it is missing. Raise OSError for any other, also for a link.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return _checked(path, os.open(path, flags | (os.O_APPEND if appends else os.O_TRUNC), mode))
+
+
+def check_regular(path: Path) -> None:
+    """Raise OSError if there is a file that is not a regular one, or a link. It is not opened: to close it would end
+    the locks that this process has on the file.
+    """
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
 def _checked(path: Path, descriptor: int) -> int:

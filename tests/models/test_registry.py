@@ -314,6 +314,19 @@ def test_a_cached_file_is_verified_once_per_change(index, hashed):
     assert hashed == ["tiny.gguf"] * 2
 
 
+@pytest.mark.parametrize("name", [".lock", "tiny.tmp", "downloads/tinypart0-1.0.part"])
+def test_a_link_in_the_place_of_a_file_that_is_written_is_not_followed(index, tmp_path, name):
+    model, other = first_part(), tmp_path / "other"
+    folder = registry.cache_dir() / "models" / model.name
+    place = folder / name
+    place.parent.mkdir(parents=True)
+    place.symlink_to(other)
+    other.write_bytes(b"of another program")
+    with pytest.raises(ModelError, match=r"cannot be written or read \(Too many levels of symbolic links\)"):
+        pull(model)
+    assert other.read_bytes() == b"of another program"
+
+
 def test_a_damaged_cached_file_is_refused_until_it_is_pulled_again(index):
     path = pull(known())
     registry.verified_path(known())

@@ -451,6 +451,20 @@ def test_a_directory_is_of_servers_with_the_same_models(tmp_path):
             other.claim(["a"])
 
 
+@pytest.mark.parametrize("end", ["", "-wal", "-shm", "-journal"])
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_in_the_place_of_the_database_is_not_followed(tmp_path, end, exists):
+    place, other = tmp_path / "data" / f"foreword.sqlite{end}", tmp_path / "other"
+    place.parent.mkdir()
+    place.symlink_to(other)
+    if exists:
+        other.write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"data_directory=.*cannot be used \(not a regular file\)"):
+        Store(place.parent, 1000)
+    assert not exists or other.read_bytes() == b""
+    assert other.exists() == exists
+
+
 @pytest.mark.parametrize("name", ["models.lock", "batches.lock"])
 @pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "folder"])
 def test_only_a_regular_file_is_used_for_a_lock(tmp_path, name, kind):

@@ -17,7 +17,7 @@ from foreword.errors import ConfigError, ModelError, reason_of
 from foreword.models.files import ModelFile, identity_of
 from foreword.models.registry import cache_dir
 from foreword.native import NATIVE_FILE, native
-from foreword.ownership import is_own, open_regular
+from foreword.ownership import is_own, open_for_writing, open_regular
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LONGEST = 65  # characters of a record that are read: those of a digest, and one more
@@ -103,8 +103,6 @@ def is_young(identity: str) -> bool:
 def write_private(path: Path, text: str) -> None:
     """Write a small file that only this user may read, whole or not at all."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(temporary, flags, 0o600)
-    with os.fdopen(descriptor, "w") as file:
+    with os.fdopen(open_for_writing(temporary, mode=0o600), "w") as file:
         file.write(text)
     temporary.replace(path)

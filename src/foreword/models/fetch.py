@@ -24,6 +24,7 @@ from pathlib import Path
 
 from foreword.errors import ModelError
 from foreword.models.wheel import Wheel, sha256_of
+from foreword.ownership import open_for_writing
 
 _CHUNK = 1 << 20
 _TIMEOUT_S = 60.0
@@ -75,7 +76,7 @@ def _stream(url: str, partial: Path, size: int, on_bytes: Callable[[int], None])
                 if have and response.status != 206:  # the server ignores ranges: restart
                     on_bytes(-have)
                     have = 0
-                with partial.open("ab" if have else "wb") as file:
+                with os.fdopen(open_for_writing(partial, appends=have > 0), "wb") as file:
                     while chunk := response.read(_CHUNK):
                         file.write(chunk)
                         have += len(chunk)

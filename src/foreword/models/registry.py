@@ -23,6 +23,7 @@ from foreword.errors import ModelError, reason_of
 from foreword.models.progress import Progress, download_bar
 from foreword.models.wheel import Wheel, sha256_of
 from foreword.names import nearest
+from foreword.ownership import open_for_writing, open_lock
 
 if sys.platform == "win32":
     import msvcrt
@@ -149,7 +150,7 @@ def verified_path(model: KnownModel) -> Path:
                     raise ModelError(f"{file}: the file is damaged: its sha256 is {found}, expected {sha256}. {fix}")
             with contextlib.suppress(OSError):  # a cache that cannot be written: verified again at the next start
                 record.parent.mkdir(parents=True, exist_ok=True)
-                record.write_bytes(verified)
+                _write(record, verified)
         return path
 
 
@@ -262,7 +263,7 @@ def _build(model: KnownModel, target: Path, progress: Progress) -> None:
     temporary = target.with_suffix(".tmp")
     digest = hashlib.sha256()
     try:
-        with temporary.open("wb") as out:
+        with os.fdopen(open_for_writing(temporary), "wb") as out:
             for part in model.parts:
                 for chunk in _chunks(part, downloads, on_bytes):
                     digest.update(chunk)
@@ -277,7 +278,7 @@ def _build(model: KnownModel, target: Path, progress: Progress) -> None:
             if hashlib.sha256(content).hexdigest() != sha256:
                 raise ModelError(f"{model.name}: {part.member} has another sha256 than expected, {sha256}")
             path.parent.mkdir(exist_ok=True)
-            path.write_bytes(content)  # before the main file, whose presence says that all are there
+            _write(path, content)  # before the main file, whose presence says that all are there
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
@@ -336,10 +337,15 @@ def _disk_full(model: KnownModel) -> ModelError:
     )
 
 
+def _write(path: Path, content: bytes) -> None:
+    with os.fdopen(open_for_writing(path), "wb") as file:
+        file.write(content)
+
+
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on a file. The system releases it even if this process dies."""
-    with path.open("a+b") as file:
+    with os.fdopen(open_lock(path), "r+b") as file:
         if sys.platform == "win32":
             msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
         else:

@@ -21,7 +21,7 @@ from threading import Lock
 from typing import IO, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from foreword.errors import ConfigError, reason_of
-from foreword.ownership import open_lock
+from foreword.ownership import check_regular, open_for_writing, open_lock
 from foreword.server.errors import HttpError
 from foreword.server.failures import DISK_FULL, NOT_FOUND, STORAGE_FULL, STORE_FAILED
 
@@ -86,6 +86,9 @@ class Store:
                 for name in ("files", "batches"):
                     (self.directory / name).mkdir(exist_ok=True, mode=0o700)
             place = ":memory:" if self.directory is None else str(self.directory / "foreword.sqlite")
+            if self.directory is not None:  # SQLite follows links
+                for end in ("", "-wal", "-shm", "-journal"):
+                    check_regular(Path(place + end))
             self._db = sqlite3.connect(place, timeout=WAIT, check_same_thread=False, isolation_level=None)
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
@@ -293,7 +296,7 @@ class Store:
         """Write the content of an item completely or not at all."""
         part = path.with_name(f".{path.name}.part")
         try:
-            with part.open("wb") as file:
+            with os.fdopen(open_for_writing(part), "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
