@@ -185,7 +185,8 @@ def speculation(
         ),
         as_json=options.as_json,
         header=[
-            f"{'prompts':<10}{'at once':>8}  {'method':<12}{'tok/s':>8}{'ratio':>9}{'turns':>14}{'drafts':>9}{'right':>8}"
+            f"{'prompts':<10}{'at once':>8}  {'method':<12}"
+            f"{'tok/s':>8}{'ratio':>9}{'turns':>14}{'drafts':>9}{'right':>8}"
         ],
     )
 

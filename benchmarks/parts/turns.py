@@ -51,9 +51,9 @@ def in_turns(
 def in_turns_by_step(
     engines: Mapping[K, Engine], prompts: Sequence[list[int]], params: Sequence[SamplingParams], repeats: int
 ) -> Iterator[dict[K, float]]:
-    """The same, with turns of one step, so that other programs on the machine slow all engines down alike. Each repeat
-    yields the seconds of the steps of each engine. The engines use different blocks of the executor that they share:
-    see `apart`.
+    """Measure the engines in turns of one step, so that other programs on the machine slow all engines down alike. Each
+    repeat yields the seconds of the steps of each engine. The engines use different blocks of the executor that they
+    share: see `apart`.
     """
     for turn in range(repeats + 1):
         seconds = dict.fromkeys(engines, 0.0)

@@ -11,8 +11,7 @@ from foreword.native import available
 @pytest.mark.skipif(not available(), reason="the native module is not built")
 def test_every_method_is_measured_on_equal_outputs(talker: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(speculation, "PROMPTS", {"echo": ("Repeat this: one two three one two three one two",)})
-    monkeypatch.setattr(speculation, "WORKLOADS", ("W1",))
-    results = list(speculation.run(str(talker), at_once=(1, 2), max_tokens=10, repeats=1))
+    results = list(speculation.run(str(talker), kinds=("echo", "W1"), at_once=(1, 2), max_tokens=10, repeats=1))
     assert [(r.kind, r.at_once, r.method) for r in results] == [
         (kind, count, method)
         for kind, count in (("echo", 1), ("echo", 2), ("W1", 1))

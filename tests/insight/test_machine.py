@@ -126,7 +126,8 @@ def test_the_roofline_is_the_share_of_each_limit_that_the_model_reaches():
 
 
 def test_the_report_looks_for_a_package_of_each_extra():
-    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
     extras.pop("test")
     assert insight.EXTRAS.keys() == extras.keys()
     for extra, (package, _) in insight.EXTRAS.items():

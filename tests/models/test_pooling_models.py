@@ -108,7 +108,7 @@ def test_sizes_of_layers_after_the_pooling_that_a_gguf_file_contradicts_are_refu
 
 
 def test_tokens_of_gte_qwen2_see_later_ones_although_its_configuration_does_not_say_so(tmp_path):
-    """Its code does, which the configuration names."""
+    """The configuration names the code of the model, which computes attention to later tokens."""
     for repository, key, name, is_causal in (
         ("", "AutoModel", "Qwen2Model", False),
         ("Alibaba-NLP/gte-Qwen2-7B-instruct--", "AutoModel", "Qwen2Model", False),

@@ -216,7 +216,7 @@ def _plain(messages):
 def conversation_tokens(model, processor, texts, images):
     """The tokens of prompts with images, and those of transformers' own generate after each."""
     prompts, tokens = [], []
-    configured = processor.image_processor.to_dict()  # of which the processor reads none of pan and scan
+    configured = processor.image_processor.to_dict()  # the processor reads none of those of pan and scan
     crops = {key: value for key, value in configured.items() if "pan_and_scan" in key and value is not None}
     for text, given in zip(texts, images, strict=True):
         inputs = processor(text=[text], images=given or None, return_tensors="pt", add_special_tokens=False, **crops)

@@ -79,7 +79,7 @@ class Command(TyperCommand):
         _check_variables(option_names(self), variable_path(ctx), f"`{ctx.command_path} --help` lists the options.")
         for option in self.params:
             value = ctx.params.get(option.name)
-            if isinstance(value, float) and math.isnan(value):
+            if isinstance(option, TyperOption) and isinstance(value, float) and math.isnan(value):
                 raise typer.BadParameter("nan is not a number", ctx=ctx, param=option)
         return super().invoke(ctx)
 

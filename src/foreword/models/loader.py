@@ -61,7 +61,7 @@ class LoadedModel:
     no_images: str = ""  # the reason why it takes none although it is a model of images and texts
     head: Callable[[], NextTokenHead | None] = no_head  # that predicts further tokens, read when it is called
     from_gguf: bool = False
-    num_features: int | None = None  # of an encoder of images in another file, 0 if this one names none
+    num_features: int | None = None  # number for a separate encoder of images, 0 if this file names none
 
     @property
     def decoder(self) -> DecoderSpec:

@@ -147,8 +147,9 @@ def _has_prefix_space(backend: tokenizers.Tokenizer) -> bool:
 
 def _contradicted(backend: tokenizers.Tokenizer, config: Config) -> Iterator[str]:
     """Yield the keys that tokenizer.json contradicts: it decides which tokens are around a text, as in transformers."""
-    around = _around(backend)
-    for name in _ENDS if around is not None else ():
+    if (around := _around(backend)) is None:
+        return
+    for name in _ENDS:
         given, (text, _) = config.value(f"add_{name}_token"), _named(backend, config, name)
         if given is not None and text and given != (text in around):
             yield f"add_{name}_token"

@@ -35,7 +35,7 @@ _VISION = "clip.vision."  # before the keys of an encoder in a GGUF file
 _ACTIVATIONS = {"clip.use_gelu": "gelu_pytorch_tanh", "clip.use_silu": "silu"}
 _READ = {"clip.projector_type", *(_VISION + name for name in ("projector_type", "image_mean", "image_std"))}
 _READ |= {*_ACTIVATIONS, *(f"clip.has_{name}" for name in ("vision_encoder", "text_encoder", "llava_projector"))}
-_READ |= {"clip.has_qwen2vl_merger"}  # of older files, which have a projector_type, too
+_READ |= {"clip.has_qwen2vl_merger"}  # older files have it beside projector_type
 _READ |= {_VISION + name for name in ("projection_dim", "image_size", "feed_forward_length")}  # the tensors have it
 
 

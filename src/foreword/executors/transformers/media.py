@@ -57,7 +57,7 @@ class TransformersEncoder:
         self._seeing_all: set[str] = set()
         self._hidden_size = model.get_input_embeddings().weight.shape[1]
         self._num_deep = 0  # layers of the decoder with vectors of their own
-        self._processing = threading.Lock()  # of its tokenizer, which two threads may not use at once
+        self._processing = threading.Lock()  # two threads may not use its tokenizer at once
         configured: Mapping[str, Any] = (
             processor.image_processor.to_dict() if hasattr(processor, "image_processor") else {}
         )
@@ -90,7 +90,7 @@ class TransformersEncoder:
         return self._num_deep * self._hidden_size + 1 if self._num_deep or self._seeing_all else 0
 
     def check_length(self, media: Sequence[Medium], max_tokens: int) -> None:
-        """Only the processor knows the number of vectors."""
+        """See `MediaEncoder`. Only the processor knows the number of vectors."""
         check_num_vectors(media, self._num_vectors, max_tokens)
 
     def expanded(self, text: str, media: Sequence[Medium]) -> str:
