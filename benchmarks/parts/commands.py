@@ -10,12 +10,14 @@ from typing import Annotated
 
 import typer
 
+from foreword.bench.requests import NAMES
 from foreword.cli.options import EngineOptions, Json, Threads, counts, not_nan, show, with_engine_options
 from foreword.errors import ConfigError
 from parts import attention as attention_bench
 from parts import device as device_bench
 from parts import gpu as gpu_bench
 from parts import kernels as kernels_bench
+from parts import memory as memory_bench
 from parts import overlap as overlap_bench
 from parts import quality as quality_bench
 from parts import recording as recording_bench
@@ -185,8 +187,8 @@ def speculation(
         ),
         as_json=options.as_json,
         header=[
-            f"{'prompts':<10}{'at once':>8}  {'method':<12}"
-            f"{'tok/s':>8}{'ratio':>9}{'turns':>14}{'drafts':>9}{'right':>8}"
+            f"{'prompts':<10}{'at once':>8}  {'method':<12}{'tok/s':>8}{'ratio':>9}{'turns':>14}"
+            f"{'drafts':>9}{'right':>9}"
         ],
     )
 
@@ -198,6 +200,36 @@ def _names(flag: str, text: str, known: Sequence[str]) -> list[str]:
         if name not in known:
             raise ConfigError(f"{flag} {name!r}: must be of {', '.join(known)}")
     return names
+
+
+@app.command()
+@with_engine_options
+def memory(
+    *,
+    formats: Annotated[str, typer.Option(help="Pairs weight_format/kv_format, separated by commas.")] = ",".join(
+        memory_bench.FORMATS
+    ),
+    workloads: Annotated[str, typer.Option(help="Names of workloads, separated by commas.")] = "W4",
+    options: EngineOptions,
+) -> None:
+    """What the resident memory of a workload consists of: the program, weights, keys and values, and the rest."""
+    show(
+        memory_bench.run(
+            options.model,
+            formats=formats.split(","),
+            workloads=_names("--workloads", workloads, NAMES),
+            options=options.settings,
+        ),
+        lambda r: (
+            f"{r.formats:<12}{r.workload:<4}{r.peak:>8.0f}{r.program:>9.0f}{r.weights:>9.0f}{r.kv:>8.0f}{r.model:>7.0f}"
+            f"{r.steps:>7.0f}{r.over:>+23.1%}{r.loading:>9.0f}"
+        ),
+        as_json=options.as_json,
+        header=[
+            f"{'10⁶ bytes':<16}{'peak':>8}{'program':>9}{'weights':>9}{'cache':>8}{'model':>7}{'steps':>7}"
+            f"{'over weights + cache':>23}{'loading':>9}"
+        ],
+    )
 
 
 @app.command()

@@ -24,6 +24,7 @@ from parts.turns import chat_prompts, in_turns, load_with
 
 WORKLOADS = ("W1", "W2", "W3", "W4", "W5")
 KINDS = (*PROMPTS, *WORKLOADS)
+"""Names of prompts and workloads."""
 METHODS = ("default", "ngram", "suffix")
 
 
@@ -60,10 +61,10 @@ def run(
     repeats: int = 3,
     async_scheduling: bool = False,
     options: dict[str, Any] | None = None,
-    kinds: Sequence[str] = KINDS,
+    kinds: Sequence[str] | None = None,
     methods: Sequence[str] = METHODS,
 ) -> Iterator[SpeculationResult]:
-    """Return one result per kind of prompt, number of concurrent requests and method.
+    """Return one result per kind of prompt, number of concurrent requests and method. kinds: of `KINDS`; None: all.
 
     Raise AssertionError if the tokens of a method differ from those without speculation.
     """
@@ -85,7 +86,7 @@ def run(
         name: build_engine(loaded, replace(base, speculation=speculation), executor=off.executor)
         for name, speculation in configs.items()
     }
-    for kind, count, batches in _batches(loaded, kinds, at_once, max_tokens):
+    for kind, count, batches in _batches(loaded, kinds or (*PROMPTS, *WORKLOADS), at_once, max_tokens):
         runs: dict[str, list[Served]] = {name: [] for name in engines}
         for prompts, params in batches:
             for name, served in in_turns(engines, prompts, params, repeats):

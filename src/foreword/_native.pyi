@@ -6,6 +6,9 @@ from typing import Any, overload
 import foreword.batch.step.layout
 from foreword.arrays import F32, F64, I32, I64, U8, U16, U32, AnyArray, Bools
 
+def trim_memory() -> None:
+    """Give memory that was freed back to the system, where the C library would keep it."""
+
 def array_names() -> dict[str, list[tuple[str, str]]]:
     """The arrays that the batch cores take: {'rows' | 'step': [(name, dtype)]}."""
 

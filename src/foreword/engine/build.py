@@ -27,6 +27,7 @@ from foreword.executors.options import VisionOptions
 from foreword.executors.pool import PoolSize
 from foreword.installation import install
 from foreword.models.loader import LoadedModel, find_model, load_model, with_mmproj
+from foreword.native import available, native
 from foreword.structured import GrammarCompiler
 
 DISK_CACHE_BYTES = 16 << 30
@@ -133,6 +134,8 @@ def build_engine(
             model_key=_model_key(model, config, size, is_kept=bool(tiers)),
         )
         after_error.pop_all()
+    if available():
+        native.trim_memory()  # a tenth of a small model's memory was only used while it was read
     return engine
 
 
