@@ -11,7 +11,7 @@ from foreword.arrays import F64
 MOST_SEEN = 10.0  # steps of a size that count: one more changes its cost by at least a share of 1 / 11
 LARGEST_SURPRISE = 0.5  # a difference of logarithms; larger ones are caused by other programs on the processor
 REACH = 1.5  # a measurement with n tokens also concerns steps of n / REACH to n · REACH tokens
-LOSS = 0.01  # largest share of the time of steps that drafts may cost in total
+LOSS = 0.005  # largest share of the time of steps that drafts may cost in total
 FIRST_CREDIT, LARGEST_CREDIT = 0.5, 1.5  # in steps without drafts
 UNVERIFIED = 0.25  # share of the gain of drafts that would have been right and were not verified
 
