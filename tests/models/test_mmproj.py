@@ -50,7 +50,7 @@ WHOLE = {
 }  # fmt: skip
 QWEN = {
     "qwen2-vl": "qwen2vl_merger", "qwen2.5-vl": "qwen2.5vl_merger", "qwen3-vl": "qwen3vl_merger",
-    "qwen3-vl-moe": "qwen3vl_merger",
+    "qwen3-vl-moe": "qwen3vl_merger", "qwen3.5": "qwen3vl_merger",
 }  # fmt: skip
 FEATURES = {"norm": "norm", "linear_fc1": "fc1", "linear_fc2": "fc2"}
 FIRST_FEATURES = 0  # the only layer of the recorded models that has some
@@ -108,7 +108,7 @@ def qwen_metadata(name, own):
         vision |= {"n_wa_pattern": own["fullatt_block_indexes"][0] + 1, "window_size": own["window_size"]}
         more["clip.use_silu"] = ("bool", True)
     elif name != "qwen2-vl":
-        flags = [i in own["deepstack_visual_indexes"] for i in range(own["depth"])]
+        flags = [i in own.get("deepstack_visual_indexes", ()) for i in range(own["depth"])]
         vision["spatial_merge_size"] = own["spatial_merge_size"]
         more |= {"clip.use_gelu": ("bool", True), "clip.vision.is_deepstack_layers": ("[bool]", flags)}
     return vision, more
@@ -192,7 +192,9 @@ def made(name, place, has_sections=True):
         sections = [*text["rope_parameters"]["mrope_section"], 0]
         if has_sections:
             more[f"{architecture}.rope.dimension_sections"] = ("[i32]", sections)
-        if name.startswith("qwen3"):
+        if name == "qwen3.5":
+            more |= {"qwen35.rope.dimension_count": ("u32", 8), "qwen35.full_attention_interval": ("u32", 2)}
+        elif name.startswith("qwen3"):
             more[f"{architecture}.n_deepstack_layers"] = ("u32", 1)
     (place / "files").mkdir()
     file = gguf_models.write(place / "files" / "model.gguf", text, decoder_tensors(tensors), more)

@@ -141,6 +141,8 @@ def test_conversations_with_images_get_the_tokens_of_transformers(folders, name,
     small = {"num_blocks": 42, "watermark": 0.0, "async_scheduling": True, "prefix_caching": False}
     if name == "gemma3":  # two KV groups, and images that a step has whole
         small |= {"num_blocks": 50, "max_model_len": 96, "max_num_batched_tokens": 32, "reserve_full_prompt": False}
+    if name == "qwen3.5":  # one of two layers is recurrent
+        small |= {"num_blocks": 30, "max_model_len": 60}
     chunked = {"max_num_batched_tokens": 16, "check": "full"}
     for options in (chunked, small) if name != "gemma3-crops" else ({**chunked, "max_model_len": 400},):
         metrics = EngineMetrics()

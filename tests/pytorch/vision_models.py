@@ -80,6 +80,21 @@ def _qwen3_vl_moe():
     return _qwen3_vl("Qwen3VLMoe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24)
 
 
+def _qwen3_5():
+    vision = {
+        "depth": 2, "hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 7,
+        "num_position_embeddings": 64,
+    }  # fmt: skip
+    text = {
+        **TEXT, "head_dim": 16, "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+        "rope_parameters": {**MROPE, "partial_rotary_factor": 0.5},
+    }  # fmt: skip
+    config = hf.Qwen3_5Config(text_config=text, vision_config=vision, **QWEN)
+    model = hf.Qwen3_5ForConditionalGeneration(config)
+    return model, hf.Qwen2VLImageProcessor(patch_size=7, **QWEN_PIXELS)
+
+
 def _llava():
     config = hf.LlavaConfig(
         text_config=hf.LlamaConfig(**TEXT),
@@ -157,6 +172,7 @@ MODELS = {
     "qwen2-vl": (_qwen2_vl, "Qwen2VLProcessor", "<|image_pad|>", {}),
     "qwen2.5-vl": (_qwen2_5_vl, "Qwen2_5_VLProcessor", "<|image_pad|>", {}),
     "qwen3-vl": (_qwen3_vl, "Qwen3VLProcessor", "<|image_pad|>", {}),
+    "qwen3.5": (_qwen3_5, "Qwen3VLProcessor", "<|image_pad|>", {}),
     "qwen3-vl-moe": (_qwen3_vl_moe, "Qwen3VLProcessor", "<|image_pad|>", {}),
     "llava": (
         _llava, "LlavaProcessor", "<image>",

@@ -20,7 +20,17 @@ from safetensors import safe_open
 from models.seeing import CONVERSATIONS, IMAGES, RECORDED, SIZES, image, recorded, write_seeing_model
 from pytorch.vision_models import conversation_tokens, load, save, texts_of
 
-NAMES = ("idefics3", "smolvlm", "gemma3", "gemma3-crops", "qwen2-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe")
+NAMES = (
+    "idefics3",
+    "smolvlm",
+    "gemma3",
+    "gemma3-crops",
+    "qwen2-vl",
+    "qwen2.5-vl",
+    "qwen3-vl",
+    "qwen3-vl-moe",
+    "qwen3.5",
+)
 NOT_FILES = ("model.safetensors",)
 
 

@@ -62,8 +62,6 @@ GGUF_FAMILIES: Mapping[str, Family] = {
 """By ``general.architecture`` of a GGUF file."""
 
 TEXT_MODELS: Mapping[str, str] = {
-    "qwen3_5": "qwen3_5_text",
-    "qwen3_5_moe": "qwen3_5_moe_text",
     "llama4": "llama4_text",
     "mistral3": "mistral",
     **{name: f"{name}_text" for name in ("gemma3n", "gemma4", "gemma4_unified")},

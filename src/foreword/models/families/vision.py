@@ -660,6 +660,13 @@ _QWEN3_VL_FAMILY = VisionFamily(
     fused=_qwen3_names,
     gguf_fused=_qwen3_names_in_gguf,
 )
+_QWEN3_5_FAMILY = replace(
+    _QWEN3_VL_FAMILY,
+    title="Qwen3.5",
+    text="qwen3_5_text",
+    model_keys=table(_QWEN_MODEL.values(), image_token_id=248056),
+    tower_keys=table(_QWEN3_VL.values(), deepstack_visual_indexes=[]),
+)
 VISION_FAMILIES: Mapping[str, VisionFamily] = {
     "idefics3": _IDEFICS3,
     "smolvlm": _IDEFICS3,
@@ -715,7 +722,9 @@ VISION_FAMILIES: Mapping[str, VisionFamily] = {
     ),
     "qwen3_vl": _QWEN3_VL_FAMILY,
     "qwen3_vl_moe": replace(_QWEN3_VL_FAMILY, title="Qwen3-VL with experts", text="qwen3_vl_moe_text"),
+    "qwen3_5": _QWEN3_5_FAMILY,
+    "qwen3_5_moe": replace(_QWEN3_5_FAMILY, title="Qwen3.5 with experts", text="qwen3_5_moe_text"),
 }
 """By ``model_type`` of a config.json."""
 GGUF_VISION_FAMILIES: Mapping[str, VisionFamily] = {one.gguf: one for one in VISION_FAMILIES.values()}
-"""By ``clip.projector_type`` of a GGUF file."""
+"""By ``clip.projector_type`` of a GGUF file. Families with the same one read it in the same way."""
