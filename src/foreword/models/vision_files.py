@@ -154,7 +154,9 @@ def _tower_of(gguf: GGUF, family: VisionFamily) -> Config:
         for key in family.tower_keys.values()
         if key.gguf and _VISION + key.gguf in gguf.metadata
     }
-    values["hidden_act"] = next((act for name, act in _ACTIVATIONS.items() if gguf.metadata.get(name)), "quick_gelu")
+    values["hidden_act"] = next(
+        (act for name, act in _ACTIVATIONS.items() if gguf.get(name, bool, False)), "quick_gelu"
+    )
     config = Config(gguf.path, values, keys=family.tower_keys, prefix=_VISION)
     shapes = {name: tensor.shape for name, tensor in gguf.tensors.items()}
     return replace(config, values={**values, **family.gguf_tower(config, shapes)})
