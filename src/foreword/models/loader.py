@@ -15,7 +15,8 @@ from foreword.models.encoder_spec import EncoderSpec
 from foreword.models.families import ENCODER_FAMILIES, FAMILIES, GGUF_FAMILIES, TEXT_MODELS, TEXT_PARTS
 from foreword.models.families.base import NUM_FEATURES, Family
 from foreword.models.families.encoders import EncoderFamily
-from foreword.models.families.vision import VISION_FAMILIES, plain_name
+from foreword.models.families.vision import VISION_FAMILIES
+from foreword.models.families.vision_base import plain_name
 from foreword.models.files import FileRows, ModelFile
 from foreword.models.generation_files import GenerationFiles, generation_of_gguf, read_generation
 from foreword.models.gguf import read_gguf

@@ -15,7 +15,7 @@ from foreword.models.config import ROPE_FACTORS
 from foreword.models.encoder_spec import EncoderSpec, encoder_weight_names
 from foreword.models.families.base import GGUF_LAYER, SAFETENSORS_LAYER, SAFETENSORS_NAMES, Family, Rows
 from foreword.models.families.encoders import EncoderFamily
-from foreword.models.families.vision import UNUSED
+from foreword.models.families.vision_base import UNUSED
 from foreword.models.files import OrderedRows, TransposedRows
 from foreword.models.pooling import GGUF_DENSE, PoolingSpec
 from foreword.models.spec import DecoderSpec, MlaSpec, weight_names

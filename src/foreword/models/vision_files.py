@@ -13,8 +13,8 @@ from foreword.errors import ModelError
 from foreword.jsonfile import read_object
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import Rows
-from foreword.models.families.vision import (
-    GGUF_VISION_FAMILIES,
+from foreword.models.families.vision import GGUF_VISION_FAMILIES
+from foreword.models.families.vision_base import (
     MODEL_KEYS,
     PROCESSOR_KEYS,
     VisionConfigs,
