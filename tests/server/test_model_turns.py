@@ -39,7 +39,7 @@ class Files:
         self.room, self.broken, self.gate = room, set[str](), threading.Event()
         self.gate.set()
 
-    def __call__(self, served, loras):
+    def __call__(self, served, loras, take):
         name = served.names[0]
         if name in self.broken:
             raise ModelError(f"{name}: is damaged")

@@ -59,20 +59,26 @@ class Engine:
 
 @dataclass
 class Files:
-    """log: what was loaded and unloaded, in order. gate: nothing is loaded while it is closed."""
+    """log: what was loaded and unloaded, in order. at_once: the bytes of weights that are read at once, by model, which
+    the log has with a star. gate: nothing is loaded while it is closed.
+    """
 
     log: list[str] = field(default_factory=list)
     broken: dict[str, Exception] = field(default_factory=dict)
     sizes: dict[str, int | Memory] = field(default_factory=dict)
     gate: threading.Event = field(default_factory=threading.Event)
     running: dict[str, int] = field(default_factory=dict)
+    at_once: dict[str, int] = field(default_factory=dict)
     num_ids: int = 0
     ends: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self):
         self.gate.set()
 
-    def __call__(self, served, loras):
+    def __call__(self, served, loras, take):
+        if (num_bytes := self.at_once.get(served.names[0])) is not None:
+            take(num_bytes)
+            self.log.append(f"*{served.names[0]}")
         return Read(self, served, loras)
 
     def models(self, *served, **settings) -> Models:
@@ -197,15 +203,19 @@ def test_a_pinned_model_stays_and_a_model_that_never_fits_is_refused_with_figure
     run(main())
 
 
-def test_a_model_that_was_loaded_before_is_read_when_there_is_room_for_it(files, monkeypatch):
-    models = files.models("a", "b", ram_budget=SIZE)
-    read, used = models._read, []
-    monkeypatch.setattr(models, "_read", lambda *given: used.append(models.num_bytes) or read(*given))
+def test_weights_are_read_at_once_when_there_is_room_for_them_also_the_first_time(files):
+    models = files.models("a", "b", "c", ram_budget=SIZE)
+    files.sizes["c"], files.at_once = SIZE // 10, {"a": SIZE // 2, "b": SIZE // 2, "c": 2 * SIZE}
 
     async def main():
         for name in "abab":
             await files.ask(models, name)
-        assert used == [0, SIZE, 0, 0]
+        assert files.log == ["*a", "+a", "-a", "*b", "+b", "-b", "*a", "+a", "-a", "*b", "+b"]
+        with pytest.raises(HttpError, match="'c': needs"):
+            await files.ask(models, "c")
+        assert len(files.log) == 11  # neither is it read, nor another model unloaded for it
+        await models.measure(models.entries[2])
+        assert models.entries[2].needs == Memory(2 * SIZE)
         files.sizes["a"] = 2 * SIZE  # it changed, and is refused as before
         for _ in range(2):
             with pytest.raises(HttpError, match="'a': needs"):

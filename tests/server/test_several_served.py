@@ -244,7 +244,7 @@ def test_only_engines_on_the_host_take_turns(models, monkeypatch):
     loader = Loader(ServerConfig(), shared, 2)
     for is_on_host in (True, False):
         monkeypatch.setattr(ExecutorOptions, "is_on_host", is_on_host)
-        read = loader(rows(models)[0], {})
+        read = loader(rows(models)[0], {}, lambda num_bytes: None)
         asyncio.run(read.load().engine.close())
     assert made == [loader.turns, None]
     shared.store.close()
@@ -254,7 +254,7 @@ def test_options_for_all_models_are_checked_before_a_model_is_read(models):
     shared = Shared.of(ServerConfig())
     served = ServedModel(model=str(models["a"]), names=("a",), options={"mmproj": 5}, common=frozenset({"mmproj"}))
     with pytest.raises(ConfigError, match=r"mmproj=5: expected a text"):
-        Loader(ServerConfig(), shared, 1)(served, {})
+        Loader(ServerConfig(), shared, 1)(served, {}, lambda num_bytes: None)
     shared.store.close()
 
 

@@ -18,6 +18,8 @@ from foreword import LLM
 from foreword.engine.build import load
 from foreword.engine.footprint import footprint
 from foreword.engine.options import split_options
+from foreword.server.config import ServerConfig
+from foreword.server.run_several import several
 from foreword.server.served import ServedModel
 from pytorch.speech_models import encoded, own_tokens, samples, save
 
@@ -262,13 +264,15 @@ def test_speech_is_served_beside_text_and_both_are_loaded_and_unloaded_as_reques
     given = [(one, split_options(one.options)) for one in (text, speech)]
     sizes = [footprint(load(one.model, of.executor, of.of_executor), of.config, budget=None) for one, of in given]
     weights = sum(weight.nbytes for weight in load(str(server.folder), "transformers", {}).loaded.module.parameters())
-    assert sizes[1].weights == weights
+    taken: list[int] = []
+    several([speech], ServerConfig())._read(speech, {}, taken.append)
+    assert taken == [sizes[1].weights] == [weights]
     for budget, loads in ((sum(size.total for size in sizes), 1), (max(size.total for size in sizes), 3)):
-        with serving_several([text, speech], load_on_demand=True, ram_budget=budget) as several:
+        with serving_several([text, speech], load_on_demand=True, ram_budget=budget) as both:
             for _ in range(3):
-                found = several.client.post(PATH, files={"file": encoded(SHORT)}, data={"model": "speech"})
+                found = both.client.post(PATH, files={"file": encoded(SHORT)}, data={"model": "speech"})
                 assert found.json()["text"] == expected, found.text
-                assert several.post("/v1/completions", {"model": "text", "prompt": "x"}).status_code == 200
-            refused = several.client.post(PATH, files={"file": encoded(SHORT)}, data={"model": "text"})
+                assert both.post("/v1/completions", {"model": "text", "prompt": "x"}).status_code == 200
+            refused = both.client.post(PATH, files={"file": encoded(SHORT)}, data={"model": "text"})
             assert refused.status_code == 404
-            assert [entry.num_loads for entry in several.models.entries] == [loads, loads]
+            assert [entry.num_loads for entry in both.models.entries] == [loads, loads]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,20 +14,23 @@ from foreword.engine.build import load
 from foreword.engine.footprint import footprint
 from foreword.engine.llm import LLM
 from foreword.engine.model import OF_PARTS, Model
-from foreword.engine.options import LLMOptions, decoders_only, split_options
+from foreword.engine.options import GivenOptions, LLMOptions, decoders_only, split_options
 from foreword.engine.step_turns import StepTurns
-from foreword.errors import UnsupportedModelError
+from foreword.errors import ModelError, UnsupportedModelError
 from foreword.executors.host import HostExecutor
 from foreword.executors.kinds import TRANSFORMERS
 from foreword.executors.options import VisionOptions
 from foreword.models.encoder_spec import EncoderSpec
-from foreword.models.loader import LoadedModel, load_model
+from foreword.models.loader import LoadedModel, find_model, load_model
+from foreword.models.safetensors import read_directory
 from foreword.server.config import ENGINE_DEFAULTS, ServerConfig
 from foreword.server.context import Context
 from foreword.server.models import Memory
 from foreword.server.run import notes_of, traces_of, with_slots
 from foreword.server.served import ServedModel
 from foreword.server.shared import Shared
+
+_WIDTHS = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of a number
 
 
 class Loader:
@@ -36,17 +40,50 @@ class Loader:
         self.config, self.shared, self.num_models = config, shared, num_models
         self.turns = StepTurns()
 
-    def __call__(self, served: ServedModel, loras: Mapping[str, str | Path]) -> ReadFiles:
-        """Read the files of a model, which are fetched if they are not here. Errors are those of `LLM`."""
+    def __call__(self, served: ServedModel, loras: Mapping[str, str | Path], take: Callable[[int], None]) -> ReadFiles:
+        """Read the files of a model, which are fetched if they are not here. Errors are those of `LLM`.
+
+        take: called with the bytes of the weights before the library transformers reads them into memory.
+        """
         files, own = _fitted(served)
         options: LLMOptions = {**ENGINE_DEFAULTS, **own, "loras": loras, "media": self.config.media}
         given = split_options(options)
+        if given.executor in ("auto", TRANSFORMERS.name) and not isinstance(files, LoadedModel):
+            files = _own(served, given)
+            if isinstance(files, str) and (num_bytes := _bytes_of_transformers(files, given)):
+                take(num_bytes)
         model = load(files, given.executor, given.of_executor)
         size = footprint(model, given.config, budget=self.config.ram_budget, num_models=self.num_models)
         if size.pool and options.get("kv_cache_bytes") is None and options.get("num_blocks") is None:
             options["kv_cache_bytes"] = size.pool
         key = model.weights_key(model.configured(given.config))
         return ReadFiles(self, served, model, options, Memory(size.total, size.weights, key))
+
+
+def _own(served: ServedModel, given: GivenOptions) -> str | LoadedModel:
+    """Return a model of Foreword's own loader, or the name of one that the library transformers loads."""
+    if given.executor == TRANSFORMERS.name:
+        return served.model
+    try:
+        return load_model(served.model, mmproj=VisionOptions.given_mmproj(given.of_executor))
+    except UnsupportedModelError:
+        return served.model
+
+
+def _bytes_of_transformers(model: str, given: GivenOptions) -> int:
+    """Return the bytes of the host's memory that the weights in a directory take, by the headers of their files; 0 on a
+    GPU, and where there are no such files.
+    """
+    options = TRANSFORMERS.read_options(given.of_executor)
+    folder, _ = find_model(model)
+    if not options.is_on_host or not folder.is_dir():
+        return 0
+    try:
+        entries = read_directory(folder).values()
+    except ModelError:  # files of another kind
+        return 0
+    width = _WIDTHS.get(options.dtype)
+    return sum(entry.rows.nbytes if width is None else width * prod(entry.shape) for entry in entries)
 
 
 def _fitted(served: ServedModel) -> tuple[str | LoadedModel, LLMOptions]:

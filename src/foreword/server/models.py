@@ -75,10 +75,19 @@ class ReadModel(Protocol):
         ...
 
 
-Reader = Callable[[ServedModel, Mapping[str, str | Path]], ReadModel]
+Reader = Callable[[ServedModel, Mapping[str, str | Path], Callable[[int], None]], ReadModel]
 """A function that reads the files of a model with these adapters, which replace those of its options. It runs in a
-thread.
+thread. Before it takes memory for weights, it calls the function that it is given with their bytes; weights that are
+read when they are used take none.
 """
+
+
+class MeasuredError(Exception):
+    """Ends the reading of a model whose weights would take memory. memory: what it needs at least."""
+
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__(num_bytes)
+        self.memory = Memory(num_bytes)
 
 
 class ModelEntry:
@@ -300,15 +309,22 @@ class Models:
                 entry.client_at = time.monotonic()
 
     async def measure(self, entry: ModelEntry) -> None:
-        """Determine the memory that a model needs, unless it is known.
+        """Determine the memory that a model needs, unless it is known. Of one that the library transformers loads it
+        is that of its weights until it is loaded.
 
         Raise HttpError 503 if its files cannot be read.
         """
         async with self._turn:
             if entry.needs is not None:
                 return
+
+            def take(num_bytes: int) -> None:
+                raise MeasuredError(num_bytes)
+
             try:
-                entry.needs = (await asyncio.to_thread(self._read, entry.served, entry.loras)).memory
+                entry.needs = (await asyncio.to_thread(self._read, entry.served, entry.loras, take)).memory
+            except MeasuredError as found:
+                entry.needs = found.memory
             except Exception as error:
                 _note_failure(entry, error)
                 raise _failed(entry) from None
@@ -442,11 +458,15 @@ class Models:
         try:
             async with self._turn:
                 entry.began_at = time.monotonic()
-                if entry.needs is not None and self.has_room(
-                    entry, ()
-                ):  # the library transformers reads weights at once
-                    await self._make_room(entry, entry.needs, may_unload=may_unload)
-                read = await asyncio.to_thread(self._read, entry.served, entry.loras)
+                loop = asyncio.get_running_loop()
+
+                def take(num_bytes: int) -> None:
+                    """Wait for room for weights that are read at once, and for the rest if it is known."""
+                    known = entry.needs is not None and self.has_room(entry, ()) and entry.needs.num_bytes > num_bytes
+                    room = self._make_room(entry, entry.needs if known else Memory(num_bytes), may_unload=may_unload)
+                    asyncio.run_coroutine_threadsafe(room, loop).result()
+
+                read = await asyncio.to_thread(self._read, entry.served, entry.loras, take)
                 await self._make_room(entry, read.memory, may_unload=may_unload)
                 entry.memory = entry.needs = read.memory
                 entry.context = await asyncio.to_thread(read.load)
