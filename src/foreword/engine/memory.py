@@ -17,7 +17,6 @@ _STEPS = 2  # number of steps in flight, each with separate buffers
 _ROW_BYTES = 512  # per request: columns of the rows, tensors of a step
 _TOKEN_BYTES = 64  # per token of a step: tensors of a step
 _OTHERS = "max_num_batched_tokens, max_num_seqs or max_model_len"
-_FACTOR_OF_LOGITS = 2  # themselves, and the copy of rows that logits processors change
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +85,11 @@ def host_memory(
 
     process        resident memory before, without pages of files
     rows           4 R M + 4 R M / S per group + 512 R, and for each of two steps in flight the same tables + 64 N
-    logits         2 · 4 V · min(N, R (1 + d))
-    on demand      log-probabilities of prompts 4 V N, LoRA adapters lora_bytes, grammars grammar_cache_bytes, blocks
-                   outside the pool host_cache_bytes and, with cache_dir, those that wait to be written
+    logits         4 V · min(N, R)
+    on demand      logits of drafts 4 V · min(N, R (1 + d)) without those above, copies of logits that processors change
+                   4 V · min(N, R), log-probabilities of prompts 4 V N, LoRA adapters lora_bytes, grammars
+                   grammar_cache_bytes, blocks outside the pool host_cache_bytes and, with cache_dir, those that wait to
+                   be written
     """
     usable = memory_bytes()
     if usable is None:
@@ -96,14 +97,17 @@ def host_memory(
     limits = config.scheduler
     rows, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
     tables = 4 * rows * -(-length // config.block_size) * num_groups + _ROW_BYTES * rows
+    logits = 4 * vocab_size * min(tokens, rows)
     needed = {
         "process": own_memory_bytes(),
         "weights": weights,
         "rows": 4 * rows * length + tables + _STEPS * (tables + _TOKEN_BYTES * tokens),
         "activations": activations,
-        "logits": _FACTOR_OF_LOGITS * 4 * vocab_size * min(tokens, rows * (1 + config.most_draft_tokens)),
+        "logits": logits,
     }
     on_demand = {
+        "logits of drafts": 4 * vocab_size * min(tokens, rows * (1 + config.most_draft_tokens)) - logits,
+        "changed logits": logits,
         "log-probabilities of prompts": 4 * vocab_size * tokens if config.max_logprobs else 0,
         "LoRA adapters": config.lora_bytes,
         "grammars": config.grammar_cache_bytes,
