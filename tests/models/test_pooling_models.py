@@ -37,6 +37,19 @@ def softmax(x):
     return np.exp(x) / np.exp(x).sum()
 
 
+@pytest.mark.parametrize("name", ["prefix_caching", "chunked_prefill"])
+@pytest.mark.parametrize("of", ["bert", "gemma3-bidirectional"])
+def test_a_model_of_whole_texts_refuses_what_it_was_given_as_true_and_has_it_off(tmp_path, of, name):
+    folder = make_pooling(tmp_path, of)
+    with pytest.raises(ConfigError, match=f"^{name}=True: the model computes whole texts, .*; leave it out"):
+        LLM(str(folder), executor="numpy", **{name: True})
+    with LLM(str(folder), executor="numpy", **{name: False}) as llm:
+        assert not llm.engine.cache.prefix_caching
+        assert not llm.engine.scheduler.config.chunks_prompts
+    served = ServedModel(model=str(folder), names=("x",), options={name: True}, common=frozenset({name}))
+    assert _fitted(served)[1] == {}
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("long_prefill_threshold", 3), ("host_cache_bytes", 1 << 20), ("cache_dir", "/nowhere")]
 )

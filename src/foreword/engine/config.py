@@ -77,7 +77,9 @@ class EngineConfig:
         0, "Host memory for KV blocks that the pool evicts; they are copied back when a prompt needs them. 0: none.",
         most=2**50, unit="bytes", decoders_only=True,
     )
-    prefix_caching: bool = setting(True, "Reuse the KV blocks of equal prompt prefixes.")
+    prefix_caching: bool | None = setting(
+        None, "Reuse the KV blocks of equal prompt prefixes. None: yes, unless the model computes whole texts.",
+    )
     partial_reuse: bool = setting(True, "Reuse a part of a KV block, too, by copying it.")
     async_scheduling: bool | None = setting(
         None,
@@ -135,7 +137,7 @@ class EngineConfig:
         check_settings(self)
         if self.cache_bytes is not None and self.cache_dir is None:
             raise ConfigError(f"cache_bytes={self.cache_bytes}: there is no cache_dir; give one, or leave it out")
-        if not self.prefix_caching and (self.cache_dir is not None or self.host_cache_bytes):
+        if not self.reuses_prefixes and (self.cache_dir is not None or self.host_cache_bytes):
             name = "host_cache_bytes" if self.cache_dir is None else "cache_dir"
             raise ConfigError(f"{name}={getattr(self, name)!r}: there is no prefix cache; leave prefix_caching on")
 
@@ -157,6 +159,11 @@ class EngineConfig:
             if value != getattr(AUTO, name):
                 raise ConfigError(f"speculation_{name}={shown(value)}: speculation='auto' is off, because {reason}")
         return replace(self, speculation=None)
+
+    @property
+    def reuses_prefixes(self) -> bool:
+        """Whether there is a prefix cache."""
+        return self.prefix_caching is not False
 
     @property
     def num_speculated_tokens(self) -> int:

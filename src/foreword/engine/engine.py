@@ -128,7 +128,7 @@ class Engine:
         self.cache = KVCacheManager(
             states,
             num_blocks,
-            prefix_caching=config.prefix_caching,
+            prefix_caching=config.reuses_prefixes,
             partial_reuse=config.partial_reuse,
             hash_function=hash_with_adapters(lambda lora_id: self.loras.content_of(lora_id)) if tiers else hash_block,
             on_event=self._on_cache_event if tiers or self.observers.wants_cache_events else None,
@@ -263,9 +263,9 @@ class Engine:
             for completion in group.completions:
                 self.scheduler.policy.key_of(completion.request, group.request_id)
             first, *others = group.completions
-            group.siblings = others if self.config.prefix_caching else []
+            group.siblings = others if self.config.reuses_prefixes else []
             self._outputs.add(group)
-            for completion in [first] if self.config.prefix_caching else group.completions:
+            for completion in [first] if self.config.reuses_prefixes else group.completions:
                 self._schedule(completion.request)
         try:
             self.observers.notify("request_added", group.request_id, len(group.prompt))

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 OF_PARTS = frozenset({"long_prefill_threshold", "host_cache_bytes", "cache_dir", "cache_bytes"})
 """Settings of parts of texts, which a decoder whose tokens see later ones refuses."""
+OF_WHOLE = frozenset({"prefix_caching", "chunked_prefill"})
+"""Settings that a model of whole texts has not as True."""
+_WHOLE = "the model computes whole texts, of which no part is computed or kept alone"
 ProcessorFactory = Callable[[RequestStates], LogitsProcessor]
 """Makes a logits processor over the rows of an engine."""
 L = TypeVar("L", bound="LoadedModel | LoadedTransformers")
@@ -132,9 +135,7 @@ class DecoderModel(Model[LoadedModel]):
         if self.spec.is_causal:
             return config
         for values in (config, config.scheduler):
-            check_not_given(
-                values, sorted(OF_PARTS), "the model computes whole texts, of which no part is computed or kept alone"
-            )
+            check_not_given(values, sorted(OF_PARTS), _WHOLE)
         return _of_whole_texts(config, self.spec.max_model_len)
 
     @property
@@ -240,12 +241,15 @@ _SEEING = " or ".join(repr(kind.name) for kind in KINDS.values() if kind.sees_la
 
 def _of_whole_texts(config: EngineConfig, max_model_len: int) -> EngineConfig:
     """Return the settings for a model whose steps have whole texts. Raise ConfigError for a length that it cannot have,
-    and for speculation.
+    for speculation, for chunks and for a prefix cache.
     """
     length = request_length(max_model_len, max_model_len, config)
     if config.speculation is not None:
         raise ConfigError("speculation: the model generates nothing; leave it out")
     limits = config.scheduler
+    for name, is_on in (("prefix_caching", config.prefix_caching), ("chunked_prefill", limits.chunked_prefill)):
+        if is_on:
+            raise ConfigError(f"{name}=True: {_WHOLE}; leave it out")
     tokens = max(limits.max_num_batched_tokens, length)
     limits = replace(limits, max_num_batched_tokens=tokens, chunked_prefill=False, long_prefill_threshold=0)
     return replace(config, scheduler=limits, max_model_len=length, prefix_caching=False)

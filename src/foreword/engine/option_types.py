@@ -19,7 +19,7 @@ class EngineOptions(TypedDict, total=False):
     cache_dir: str | PathLike[str] | None
     cache_bytes: int | str | None
     host_cache_bytes: int | str
-    prefix_caching: bool
+    prefix_caching: bool | None
     partial_reuse: bool
     async_scheduling: bool | None
     max_forced_tokens: int
@@ -35,7 +35,7 @@ class EngineOptions(TypedDict, total=False):
     flight_folder: str | PathLike[str] | None
     max_num_batched_tokens: int
     max_num_seqs: int
-    chunked_prefill: bool
+    chunked_prefill: bool | None
     long_prefill_threshold: int
     reserve_full_prompt: bool
     watermark: float

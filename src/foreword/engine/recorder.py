@@ -208,7 +208,8 @@ class EngineRecorder(EngineObserver):
         """Return what a simulation of the scheduler and the cache needs to know, and the trace does not say."""
         config = self._config
         found = {f.name: getattr(config.scheduler, f.name) for f in fields(config.scheduler)}
-        found |= {"num_blocks": self._num_blocks, "prefix_caching": config.prefix_caching}
+        found |= {"num_blocks": self._num_blocks, "prefix_caching": config.reuses_prefixes}
+        found["chunked_prefill"] = config.scheduler.chunks_prompts
         found["policy"] = config.scheduler.order.name
         return found
 

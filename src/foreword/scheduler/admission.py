@@ -96,7 +96,7 @@ class AdmissionControl:
         n = need = len(request) - hit.num_tokens
         if config.long_prefill_threshold:
             n = request.whole(hit.num_tokens, min(n, config.long_prefill_threshold), need)
-        if n > left and not config.chunked_prefill:
+        if n > left and not config.chunks_prompts:
             return reason("token_budget", left=left, need=need)
         n = request.whole(hit.num_tokens, min(n, left), left)
         if n < 1:
@@ -108,7 +108,7 @@ class AdmissionControl:
         n = request.whole(fitting.num_tokens, min(n, len(request) - fitting.num_tokens), left)
         if n < 1:
             return reason("token_budget", left=left, need=need)
-        return fitting, request.whole(fitting.num_tokens, fitting.cut(n), n) if config.chunked_prefill else n
+        return fitting, request.whole(fitting.num_tokens, fitting.cut(n), n) if config.chunks_prompts else n
 
     def _fitting_hit(self, hit: PrefixHit, n: int) -> PrefixHit | Reason:
         """Return the hit to use for a request that computes n tokens, or the reason if there are too few blocks.

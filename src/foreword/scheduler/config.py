@@ -24,9 +24,10 @@ class SchedulerConfig:
         "fcfs", f"Order of admission and preemption: {', '.join(POLICIES)}, the name of a plug-in, or module:function.",
         value_name="NAME", convert=_known,
     )
-    chunked_prefill: bool = setting(
-        True, "Spread a prompt over several steps. Without it a prompt that does not fit in the rest of a step waits, "
-        "with all requests behind it, and no recurrent state is kept at the end of a prompt.",
+    chunked_prefill: bool | None = setting(
+        None, "Spread a prompt over several steps. Without it a prompt that does not fit in the rest of a step waits, "
+        "with all requests behind it, and no recurrent state is kept at the end of a prompt. None: yes, unless the "
+        "model computes whole texts.",
     )
     long_prefill_threshold: int = setting(
         0, "Largest number of prompt tokens of one request in a step that also serves others; 0: no limit.",
@@ -43,6 +44,11 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+
+    @property
+    def chunks_prompts(self) -> bool:
+        """Whether prompts are spread over several steps."""
+        return self.chunked_prefill is not False
 
     @property
     def order(self) -> Policy:

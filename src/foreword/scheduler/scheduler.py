@@ -45,7 +45,7 @@ class Scheduler:
             raise ConfigError(
                 f"max_num_seqs={config.max_num_seqs}: the states have {states.max_num_reqs} rows; lower it to that"
             )
-        if not config.chunked_prefill and config.max_num_batched_tokens < states.max_model_len:
+        if not config.chunks_prompts and config.max_num_batched_tokens < states.max_model_len:
             raise ConfigError(
                 f"chunked_prefill=False with max_num_batched_tokens={config.max_num_batched_tokens}: the longest "
                 f"prompt has {states.max_model_len} tokens; raise it to that, or allow chunks"
@@ -282,7 +282,7 @@ class Scheduler:
         """Return n[i], the number of tokens after computed[i], or fewer: up to a kept recurrent state, with whole spans
         up to ``most``.
         """
-        if self.cache.keeps_states and self.config.chunked_prefill:
+        if self.cache.keeps_states and self.config.chunks_prompts:
             n = self.cache.cut_chunks(rows, computed, n)
         return self.running.whole(rows, computed, n, most)
 

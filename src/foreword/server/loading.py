@@ -13,7 +13,7 @@ from foreword.engine.async_llm import AsyncLLM
 from foreword.engine.build import load
 from foreword.engine.footprint import footprint
 from foreword.engine.llm import LLM
-from foreword.engine.model import OF_PARTS, Model
+from foreword.engine.model import OF_PARTS, OF_WHOLE, Model
 from foreword.engine.options import GivenOptions, LLMOptions, decoders_only, split_options
 from foreword.engine.step_turns import StepTurns
 from foreword.errors import ModelError, UnsupportedModelError
@@ -99,9 +99,10 @@ def _fitted(served: ServedModel) -> tuple[str | LoadedModel, LLMOptions]:
         return served.model, served.options
     spec = found.spec
     if isinstance(spec, EncoderSpec):
-        left_out, longest = decoders_only() & served.common, spec.max_model_len
+        left_out, longest = decoders_only() | OF_WHOLE, spec.max_model_len
     else:
-        left_out, longest = frozenset() if spec.is_causal else OF_PARTS & served.common, spec.longest_model_len
+        left_out, longest = frozenset() if spec.is_causal else OF_PARTS | OF_WHOLE, spec.longest_model_len
+    left_out &= served.common
     own = cast(LLMOptions, {name: value for name, value in served.options.items() if name not in left_out})
     length = own.get("max_model_len")
     if isinstance(length, int) and "max_model_len" in served.common:
