@@ -212,7 +212,7 @@ def memory(
     workloads: Annotated[str, typer.Option(help="Names of workloads, separated by commas.")] = "W4",
     options: EngineOptions,
 ) -> None:
-    """What the resident memory of a workload consists of: the program, weights, keys and values, and the rest."""
+    """Measure the parts of the resident memory of a workload: the program, weights, keys and values, and the rest."""
     show(
         memory_bench.run(
             options.model,

@@ -1,4 +1,4 @@
-"""What the resident memory of a workload consists of, measured in a process of its own."""
+"""The parts of the resident memory of a workload, measured in a process of its own."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class MemoryResult:
 
     @property
     def over(self) -> float:
-        """Peak over weights and cache, as a fraction above 1."""
+        """Return the peak over weights and cache, as a fraction above 1."""
         return self.peak / (self.weights + self.kv) - 1
 
 

@@ -162,7 +162,7 @@ class EngineConfig:
 
     @property
     def reuses_prefixes(self) -> bool:
-        """Whether there is a prefix cache."""
+        """Return whether there is a prefix cache."""
         return self.prefix_caching is not False
 
     @property

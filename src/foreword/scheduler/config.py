@@ -47,7 +47,7 @@ class SchedulerConfig:
 
     @property
     def chunks_prompts(self) -> bool:
-        """Whether prompts are spread over several steps."""
+        """Return whether prompts are spread over several steps."""
         return self.chunked_prefill is not False
 
     @property

@@ -194,7 +194,7 @@ class Models:
     def of(cls, context: Context) -> Models:
         """Return the models of a server of one, which is loaded already and belongs to its owner."""
 
-        def refuse(served: ServedModel, loras: Mapping[str, str | Path]) -> ReadModel:
+        def refuse(served: ServedModel, loras: Mapping[str, str | Path], take: Callable[[int], None]) -> ReadModel:
             raise ConfigError(f"model {served.model!r:.200}: is never loaded again")
 
         served = ServedModel(model=context.names[0], names=context.names, pin=True)
@@ -462,8 +462,10 @@ class Models:
 
                 def take(num_bytes: int) -> None:
                     """Wait for room for weights that are read at once, and for the rest if it is known."""
-                    known = entry.needs is not None and self.has_room(entry, ()) and entry.needs.num_bytes > num_bytes
-                    room = self._make_room(entry, entry.needs if known else Memory(num_bytes), may_unload=may_unload)
+                    needs = Memory(num_bytes)
+                    if entry.needs is not None and entry.needs.num_bytes > num_bytes and self.has_room(entry, ()):
+                        needs = entry.needs
+                    room = self._make_room(entry, needs, may_unload=may_unload)
                     asyncio.run_coroutine_threadsafe(room, loop).result()
 
                 read = await asyncio.to_thread(self._read, entry.served, entry.loras, take)

@@ -21,7 +21,7 @@ from models.tiny import random_tensors
 
 RECORDED = json.loads((Path(__file__).parents[2] / "data" / "models" / "vision.json").read_text())["models"]
 NAMES = ("idefics3", "gemma3", *QWEN)
-RENAMED = {"<image>": "<image_soft_token>", "<boi>": "<start_of_image>", "<eoi>": "<end_of_image>"}  # of Gemma 3
+RENAMED = {"<image>": "<image_soft_token>", "<boi>": "<start_of_image>", "<eoi>": "<end_of_image>"}  # Gemma 3
 
 
 def valid():
