@@ -171,6 +171,49 @@ def test_tokens_of_conversations_are_counted_without_encoding_images(folders, na
             count(messages=[{"role": "user", "content": [PART_A, {"type": "text", "text": place}]}], max_tokens=400)
 
 
+CROPS = RECORDED["gemma3-crops"]["files"]["preprocessor_config.json"]
+CROPS = {key: value for key, value in CROPS.items() if "pan_and_scan" in key}
+
+
+def test_values_of_the_processor_of_a_request_are_those_of_a_configuration(folders):
+    with LLM(folders["gemma3"], executor="numpy", max_model_len=400, block_size=4) as llm:
+        for asked, name in ((CROPS, "gemma3-crops"), ({}, "gemma3"), (None, "gemma3")):
+            found = llm.chat(CONVERSATIONS, GREEDY, progress=False, mm_processor_kwargs=asked)
+            assert [output.outputs[0].token_ids for output in found] == RECORDED[name]["tokens"]
+    with LLM(folders["qwen2-vl"], executor="numpy", max_model_len=400, block_size=4) as llm:
+        count = partial(num_chat_tokens, llm.tokenizer, params=GREEDY, max_tokens=400, media=llm.media)
+        for size in ({"min_pixels": 4096, "max_pixels": 4096}, {"size": {"shortest_edge": 4096, "longest_edge": 4096}}):
+            options = {"mm_processor_kwargs": size}
+            [output] = llm.chat(CONVERSATIONS[1], GREEDY, progress=False, **options)
+            assert output.prompt_token_ids.count(0) == 6 * 4  # of 14 × 14 pixels: 60 × 40 with an area of 4096
+            assert count(messages=CONVERSATIONS[1], options=options) == len(output.prompt_token_ids)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "reason"),
+    [
+        ("gemma3", {"do_pan_and_scan": "yes"}, "do_pan_and_scan = 'yes' is not supported"),
+        (
+            "gemma3",
+            {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 2},
+            "2 is below pan_and_scan_max_num_crops 4",
+        ),
+        ("gemma3", {"size": {"height": 8, "width": 8}}, "size is .*, not that of the encoder, 28 × 28"),
+        ("gemma3", {"max_pixels": 9}, r"mm_processor_kwargs\.max_pixels = 9: is not a value of the model's processor"),
+        ("gemma3", {"image_mean": [0, 0, 0]}, r"mm_processor_kwargs\.image_mean = .*: is not a value of the model's"),
+        ("gemma3", {"do_pan_and_scam": True}, r"do_pan_and_scam = True: is not a value .*do_pan_and_scan"),
+        ("qwen2-vl", {"max_pixels": 9}, "images have at least 256 and at most 9 pixels"),
+        ("qwen2-vl", {"max_pixels": "9"}, "is '9', not of type int"),
+        ("qwen2-vl", [1], "mm_processor_kwargs = .*is not a mapping"),
+    ],
+)
+def test_values_of_the_processor_that_the_model_does_not_follow_are_refused_by_name(folders, name, asked, reason):
+    with LLM(folders[name], executor="numpy", **OPTIONS) as llm:
+        for conversation in CONVERSATIONS[1:3]:
+            with pytest.raises(RequestError, match=reason):
+                llm.chat(conversation, GREEDY, mm_processor_kwargs=asked)
+
+
 def without_vectors(name):
     """The recorded prompts; tokens that have vectors are 0 in an output."""
     special = RECORDED[name]["files"]["config.json"]

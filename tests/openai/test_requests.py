@@ -129,6 +129,7 @@ NOTHING = {
         "spaces_between_special_tokens": True, "echo": False, "add_generation_prompt": True, "bad_words": [],
         "continue_final_message": False, "add_special_tokens": False, "documents": None, "chat_template": None,
         "chat_template_kwargs": {}, "use_beam_search": False, "return_token_ids": False,
+        "mm_processor_kwargs": {},
     },
     "text-generation-webui": {
         "max_tokens": -1, "top_k": 0, "typical_p": 1, "tfs": 1, "mirostat_mode": 0, "grammar_string": "",
@@ -275,7 +276,9 @@ def test_a_stream_and_its_usage():
 
 
 def test_options_of_the_engine_and_the_template():
-    request = chat(priority=2, cache_salt="s", chat_template_kwargs={"enable_thinking": False})
+    kwargs = {"chat_template_kwargs": {"enable_thinking": False}, "mm_processor_kwargs": {"max_pixels": 9}}
+    request = chat(priority=2, cache_salt="s", **kwargs)
+    assert request.chat["mm_processor_kwargs"] == {"max_pixels": 9}
     assert request.options == {"priority": 2, "cache_salt": "s"}
     assert request.chat["template"] == {"enable_thinking": False}
     assert request.chat["add_generation_prompt"]

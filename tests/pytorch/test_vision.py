@@ -142,6 +142,27 @@ def test_vectors_are_counted_before_any_image_is_encoded(tmp_path, name, monkeyp
             num_chat_tokens(llm.tokenizer, CONVERSATIONS[0], GREEDY, own - 1, {}, llm.media)
 
 
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("gemma3", {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 8, "pan_and_scan_max_num_crops": 3}),
+        ("qwen2-vl", {"min_pixels": 4096, "max_pixels": 8192}),
+    ],
+)
+def test_values_of_the_processor_of_a_request_give_the_tokens_of_the_native_executor(tmp_path, name, asked):
+    folder, found = saved(tmp_path, name), []
+    for kind in ("transformers", "numpy"):
+        own = OPTIONS if kind == "transformers" else {"block_size": 4}
+        with LLM(folder, **{**own, "executor": kind, "max_model_len": 400}) as llm:
+            outputs = llm.chat(CONVERSATIONS[:2], GREEDY, progress=False, mm_processor_kwargs=asked)
+            plain = llm.chat(CONVERSATIONS[1], GREEDY, progress=False)
+            with pytest.raises(RequestError, match=r"mm_processor_kwargs\.max_pixel = 9: is not a value"):
+                llm.chat(CONVERSATIONS[1], GREEDY, mm_processor_kwargs={"max_pixel": 9})
+        found.append([(list(output.prompt_token_ids), output.outputs[0].token_ids) for output in outputs])
+        assert len(plain[0].prompt_token_ids) < len(outputs[1].prompt_token_ids)
+    assert found[0] == found[1]
+
+
 def test_an_image_whose_vectors_see_each_other_must_fit_in_a_step(tmp_path):
     with LLM(saved(tmp_path, "gemma3"), **OPTIONS, max_num_batched_tokens=15) as llm:
         with pytest.raises(RequestError, match=r"more positions than the 15 of a step.*max_num_batched_tokens"):

@@ -77,3 +77,9 @@ def test_a_bad_image_is_status_400_with_its_field(server, parts, param, reason):
     assert (response.status_code, error["param"]) == (400, param)
     assert reason in error["message"]
     server.check_nothing_is_left()
+
+
+def test_a_value_of_the_processor_that_the_model_lacks_is_status_400_with_its_field(server):
+    body = {"messages": [{"role": "user", "content": "a"}], "mm_processor_kwargs": {"do_pan_and_scan": True}}
+    response = server.post("/v1/chat/completions", body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "mm_processor_kwargs.do_pan_and_scan")

@@ -14,7 +14,8 @@ from foreword.engine.outputs import CompletionOutput, RequestOutput
 from foreword.engine.prompt import MixedPrompt, Prompt
 from foreword.engine.thinking import EFFORTS, USUAL_EFFORT, TemplateReads, merged
 from foreword.errors import RequestError
-from foreword.media.encoder import TEXT_ONLY, Media, MediaEncoder, MediaPrompt, PlaceError
+from foreword.media.encoder import PROCESSING, TEXT_ONLY, Media, MediaEncoder, MediaPrompt, PlaceError
+from foreword.media.images import Image
 from foreword.media.parts import Medium, media_parts, refuse_places, take_media
 from foreword.messages import MessageParser, ResponseFormat, format_named, format_of_template
 from foreword.messages.calls import JsonCalls
@@ -51,6 +52,8 @@ class ChatOptions(TypedDict, total=False):
     thinking: whether the model thinks before it answers (None: the default of its template), see `TemplateReads`.
     chat_template:
     the name of one of the model's templates (None: "tool_use" with tools if there is one, else "default").
+    mm_processor_kwargs: values for the model's processor of images in place of those of its configuration, by their
+    names in it, such as {"max_pixels": 500_000} or {"do_pan_and_scan": True} (None).
     """
 
     tools: Tools | None
@@ -62,6 +65,7 @@ class ChatOptions(TypedDict, total=False):
     reasoning_effort: str | None
     thinking: bool | None
     chat_template: str | None
+    mm_processor_kwargs: Mapping[str, Any] | None
 
 
 OF_TEMPLATES = frozenset(("self", "messages", "tools", "add_generation_prompt", "media"))
@@ -82,6 +86,8 @@ def chat_options(tokenizer: Tokenizer, given: Mapping[str, Any]) -> ChatOptions:
     if (effort := given.get("reasoning_effort", USUAL_EFFORT)) not in EFFORTS:
         reason = f"must be one of {', '.join(map(repr, EFFORTS))}"
         raise RequestError(None, "reasoning_effort", effort, reason, "Give one of them, or template for another.")
+    if not isinstance(value := given.get(PROCESSING, {}), Mapping):
+        raise RequestError(None, PROCESSING, value, "is not a mapping", "Give the values of the processor by name.")
     variables = given.get("template", {})
     if not isinstance(variables, Mapping):
         raise RequestError(
@@ -272,7 +278,7 @@ def _written(
     """Return a conversation as the chat template writes it. Raise ContextLengthError for images and sounds that become
     more vectors than max_tokens; other errors are those of `make_chat`.
     """
-    messages, found = _media(messages, media)
+    messages, found = _media(messages, media, options.get("mm_processor_kwargs") or {})
     described = check_tools(options.get("tools"))
     tools, choice = read_tools(described or ()), options.get("tool_choice", "auto")
     mode = read_choice(choice).mode
@@ -339,15 +345,23 @@ def _without_strict(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, "function": _without_strict(function)} if isinstance(function, Mapping) else found
 
 
-def _media(messages: Sequence[Message], media: Media) -> tuple[Sequence[Message], list[Medium]]:
+def _media(
+    messages: Sequence[Message], media: Media, processing: Mapping[str, Any]
+) -> tuple[Sequence[Message], list[Medium]]:
     """Return the messages with placeholders for images and sounds, and the images and sounds. Raise RequestError for
-    those that the model does not support.
+    those, and for values of the processor of images, that the model does not support.
     """
     for field, kind, part in media_parts(messages):
         if kind in media.refused:
             reason = f"the model takes no {kind}: {media.refused[kind]}"
             raise RequestError(None, field, part["type"], reason, "Leave it out, or use another model.")
-    return (messages, []) if media.encoder is None else take_media(messages, media.limits)
+    if media.encoder is None:
+        if processing:
+            raise RequestError(None, PROCESSING, processing, "the model takes no images", "Leave it out.")
+        return messages, []
+    media.encoder.check_processing(processing)
+    messages, found = take_media(messages, media.limits)
+    return messages, [replace(one, processing=processing) if isinstance(one, Image) else one for one in found]
 
 
 def _mixed(prompt: MediaPrompt) -> MixedPrompt:

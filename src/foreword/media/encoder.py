@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from foreword.arrays import F32, I32, Bools
 from foreword.errors import RequestError
 from foreword.media.limits import MediaLimits
+from foreword.names import advice
 
 if TYPE_CHECKING:
     from foreword.media.parts import Medium
@@ -43,6 +44,9 @@ class MediaEncoder(Protocol):
         prompt.
         """
 
+    def check_processing(self, values: Mapping[str, object]) -> None:
+        """Raise RequestError for values of the processor of images that the model does not follow."""
+
     def check_length(self, media: Sequence[Medium], max_tokens: int) -> None:
         """Raise ContextLengthError for media that become more vectors than max_tokens, before any is encoded: for the
         first that has no place after those before it.
@@ -76,6 +80,25 @@ class Media:
     def from_others(self) -> Media:
         """Return the media for messages of remote clients, which may not read files of this machine."""
         return replace(self, limits=replace(self.limits, local_files=False))
+
+
+PROCESSING = "mm_processor_kwargs"
+"""The option of a conversation with values for the model's processor of images."""
+PROCESSED = frozenset(
+    (
+        *("size", "min_pixels", "max_pixels", "resample", "max_image_size", "do_image_splitting", "do_pan_and_scan"),
+        *(f"pan_and_scan_{name}" for name in ("min_crop_size", "max_num_crops", "min_ratio_to_activate")),
+    )
+)
+"""Their names: keys of a preprocessor_config.json on which the size and the number of tiles depend."""
+
+
+def check_names(values: Mapping[str, object], known: Set[str]) -> None:
+    """Raise RequestError for a value of the processor of images that is not among the known ones of `PROCESSED`."""
+    if others := values.keys() - (PROCESSED & known):
+        name = min(others, key=str)
+        reason, fix = "is not a value of the model's processor", advice(name, PROCESSED & known, "Leave it out.")
+        raise RequestError(None, f"{PROCESSING}.{name}", values[name], reason, fix)
 
 
 TEXT_ONLY = Media()

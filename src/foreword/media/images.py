@@ -4,6 +4,8 @@ decoded.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -25,11 +27,12 @@ LONGEST = 200
 @dataclass(frozen=True, eq=False)
 class Image:
     """An image as RGB. field: its path in the messages, such as ``messages[0].content[1]``. pixels: an image of
-    Pillow.
+    Pillow. processing: values in place of those of the configuration of the model's processor.
     """
 
     field: str
     pixels: Any
+    processing: Mapping[str, object] = dataclasses.field(default_factory=dict)
     kind = "image"
 
     @property
@@ -44,8 +47,9 @@ class Image:
 
     @cached_property
     def digest(self) -> str:
-        """Return a hash of its content: equal images have equal hashes, regardless of their source."""
-        hashed = blake2b(repr(self.pixels.size).encode(), digest_size=16)
+        """Return a hash of its content and processing: equal images have equal hashes, regardless of their source."""
+        asked = sorted(self.processing.items())
+        hashed = blake2b(repr((self.pixels.size, asked)).encode(), digest_size=16)
         hashed.update(self.pixels.tobytes())
         return hashed.hexdigest()
 

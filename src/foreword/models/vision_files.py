@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,17 @@ _READ |= {_VISION + name for name in ("projection_dim", "image_size", "feed_forw
 @dataclass(frozen=True, slots=True)
 class LoadedVision:
     """The encoder of images of a model. token_id: of the tokens that have vectors. unread: keys of its configurations
-    that have no influence. known: those of the configuration of the model that the encoder has, or nothing needs.
+    that have no influence. processor_keys: those of the processor of images. processed: returns the spec with values in
+    place of those of the processor's configuration, or raises ModelError for some that are not computed. known: those
+    of the configuration of the model that the encoder has, or nothing needs.
     """
 
     spec: VisionSpec
     weights: Weights
     token_id: int
     unread: tuple[str, ...]
+    processor_keys: frozenset[str]
+    processed: Callable[[Mapping[str, object]], VisionSpec]
     known: frozenset[str] = frozenset()
 
 
@@ -88,7 +93,7 @@ def read_vision(
     unread += [f"{processor.path.name}: {key}" for key in processor.unread(PROCESSOR_KEYS)]
     known = {**MODEL_KEYS, **family.model_keys}
     unread += given.model.unread({**text_keys, **known})
-    loaded = _loaded(folder, spec, FileWeights(weights, files, config.values), tokenizer, unread)
+    loaded = _loaded(folder, spec, FileWeights(weights, files, config.values), tokenizer, unread, family, given)
     return replace(loaded, known=frozenset(known))
 
 
@@ -144,7 +149,7 @@ def read_mmproj(path: Path, tokenizer: Tokenizer, vector_size: int) -> LoadedVis
     files = dict.fromkeys(t.stored.file for t in gguf.tensors.values() if isinstance(t.stored, FileRows))
     own = {_VISION + key.gguf for key in family.tower_keys.values() if key.gguf and key.name in tower.read}
     unread = sorted(key for key in gguf.metadata if key.startswith("clip.") and key not in own | _READ)
-    return _loaded(path, spec, FileWeights(weights, files), tokenizer, unread)
+    return _loaded(path, spec, FileWeights(weights, files), tokenizer, unread, family, given)
 
 
 def _tower_of(gguf: GGUF, family: VisionFamily) -> Config:
@@ -193,14 +198,30 @@ def _spec(family: VisionFamily, given: VisionConfigs) -> VisionSpec:
     return family.spec(given)
 
 
+def _processed(family: VisionFamily, given: VisionConfigs, values: Mapping[str, object]) -> VisionSpec:
+    """See `LoadedVision`."""
+    images = given.images
+    older = {"min_pixels", "max_pixels"} if "size" in values else set()
+    base = {name: value for name, value in images.values.items() if name not in older}
+    images = replace(images, path=Path("its processor"), part="", values={**base, **values})
+    return _spec(family, given._replace(images=images))
+
+
 def _loaded(
-    path: Path, spec: VisionSpec, weights: Weights, tokenizer: Tokenizer, unread: Iterable[str]
+    path: Path,
+    spec: VisionSpec,
+    weights: Weights,
+    tokenizer: Tokenizer,
+    unread: Iterable[str],
+    family: VisionFamily,
+    given: VisionConfigs,
 ) -> LoadedVision:
     token_id = tokenizer.added_token_ids.get(spec.prompt.token)
     if token_id is None:
         fix = "Use the tokenizer that came with the model"
         raise ModelError(f"{path}: its tokenizer has no token {spec.prompt.token}. {fix}")
-    return LoadedVision(spec, weights, token_id, tuple(unread))
+    processed = partial(_processed, family, given)
+    return LoadedVision(spec, weights, token_id, tuple(unread), frozenset(family.image_keys), processed)
 
 
 def _processor_configs(folder: Path, family: VisionFamily) -> tuple[Config, Config]:

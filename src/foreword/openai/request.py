@@ -345,6 +345,7 @@ def _chat_options(fields: Fields) -> ChatOptions:
         add_generation_prompt=fields.take("add_generation_prompt", BOOLEAN, True),
         template=template_variables(fields),
         reasoning_effort=fields.take("reasoning_effort", EFFORT),
+        mm_processor_kwargs=fields.take("mm_processor_kwargs", OBJECT) or None,
     )
 
 

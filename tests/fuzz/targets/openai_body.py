@@ -16,7 +16,8 @@ SAMPLING = {
 CHAT = {
     **SAMPLING, "model": "m", "messages": REQUEST["messages"], "max_completion_tokens": 5, "logprobs": True,
     "top_logprobs": 2, "chat_template_kwargs": REQUEST["more"], "tools": REQUEST["tools"],
-    "metadata": {"a": "b"}, "tool_choice": "auto", "parallel_tool_calls": True,
+    "mm_processor_kwargs": {"max_pixels": 9}, "metadata": {"a": "b"}, "tool_choice": "auto",
+    "parallel_tool_calls": True,
     "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}},
 }  # fmt: skip
 COMPLETION = {**SAMPLING, "model": "m", "prompt": ["a", [1, 2]], "max_tokens": 5, "logprobs": 2, "echo": True}

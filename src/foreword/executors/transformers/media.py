@@ -21,7 +21,8 @@ from foreword.arrays import F32, I32
 from foreword.errors import ModelError, RequestError
 from foreword.executors.media_prompt import MediaCache, Places, check_num_vectors, expanded_text, vector_prompt
 from foreword.executors.torch.tensors import as_floats
-from foreword.media.encoder import MediaPrompt
+from foreword.media.encoder import MediaPrompt, check_names
+from foreword.media.images import Image
 from foreword.media.parts import Medium
 from foreword.media.sounds import Sound
 
@@ -30,6 +31,7 @@ ARGUMENTS = {"image": "images", "audio": "audio"}
 """Kind of medium → its argument of a processor."""
 _PAN_AND_SCAN = "pan_and_scan"
 """Part of the names of the parameters of crops in the configuration of an image processor."""
+_EDGES = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
 OF_TEXT = frozenset({"input_ids", "attention_mask", "mm_token_type_ids"})
 
 
@@ -58,10 +60,9 @@ class TransformersEncoder:
         self._hidden_size = model.get_input_embeddings().weight.shape[1]
         self._num_deep = 0  # layers of the decoder with vectors of their own
         self._processing = threading.Lock()  # two threads may not use its tokenizer at once
-        configured: Mapping[str, Any] = (
+        self._configured: Mapping[str, Any] = (
             processor.image_processor.to_dict() if hasattr(processor, "image_processor") else {}
         )
-        self._crops = {name: value for name, value in configured.items() if _PAN_AND_SCAN in name and value is not None}
         self.cache = MediaCache(self._encode, cache_bytes)
 
     def add(self, kind: str) -> None:
@@ -89,6 +90,10 @@ class TransformersEncoder:
         """See `Executor`. Known when media of every kind were encoded."""
         return self._num_deep * self._hidden_size + 1 if self._num_deep or self._seeing_all else 0
 
+    def check_processing(self, values: Mapping[str, object]) -> None:
+        images = getattr(self.processor, "image_processor", None)
+        check_names(values, set() if images is None else images.valid_kwargs.__annotations__.keys())
+
     def check_length(self, media: Sequence[Medium], max_tokens: int) -> None:
         """See `MediaEncoder`. Only the processor knows the number of vectors."""
         check_num_vectors(media, self._num_vectors, max_tokens)
@@ -108,8 +113,8 @@ class TransformersEncoder:
         if any(isinstance(medium, Sound) for medium in media):
             rate = options["sampling_rate"] = self.processor.feature_extractor.sampling_rate
             media = [medium.at(rate) if isinstance(medium, Sound) else medium for medium in media]
-        elif self._crops:  # the processor reads them from its arguments alone
-            options |= self._crops
+        if isinstance(media[0], Image):
+            options |= self._options_of(media[0].processing)
         contents = {ARGUMENTS[media[0].kind]: [medium.content for medium in media]}
         return self.processor(text=[text], **contents, return_tensors="pt", add_special_tokens=False, **options)
 
@@ -135,6 +140,17 @@ class TransformersEncoder:
             given = self.processed(self.placeholders[medium.kind], [medium], return_text_replacement_offsets=True)
         [[placed]] = given["text_replacement_offsets"]
         return placed["replacement"], given
+
+    def _options_of(self, processing: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of the processor for images. It reads those of crops from its arguments alone, and the
+        bounds of pixels from its size.
+        """
+        crops = {key: value for key, value in self._configured.items() if _PAN_AND_SCAN in key and value is not None}
+        given = {**crops, **processing}
+        bounds = {edge: given.pop(name) for name, edge in _EDGES.items() if name in given}
+        if bounds:
+            given["size"] = {**(given.get("size") or self._configured.get("size") or {}), **bounds}
+        return given
 
     def _encode(self, medium: Medium) -> _Encoded:
         features = getattr(self._core, f"get_{medium.kind}_features")

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from foreword.arrays import F32, I32, I64, Bools
-from foreword.errors import RequestError
+from foreword.errors import ModelError, RequestError
 from foreword.executors.functions import ACTIVATIONS, FloatWeights, layer_norm, rms_norm
 from foreword.executors.media_prompt import MediaCache, Places, check_num_vectors, expanded_text, vector_prompt
-from foreword.executors.vision.processing import num_vectors, patches_of, text_of, tiles_of
-from foreword.media.encoder import MediaPrompt
+from foreword.executors.vision.processing import Size, num_vectors, patches_of, text_of, tiles_of
+from foreword.media.encoder import PROCESSING, MediaPrompt, check_names
 from foreword.media.images import Image
 from foreword.media.parts import Medium
 from foreword.models.vision_files import LoadedVision
@@ -49,7 +49,8 @@ class ImageEncoder:
     """
 
     def __init__(self, loaded: LoadedVision, tower: Tower, cache_bytes: int) -> None:
-        self.spec, self._weight, self._tower = loaded.spec, FloatWeights(loaded.weights), tower
+        self._loaded, self.spec = loaded, loaded.spec
+        self._weight, self._tower = FloatWeights(loaded.weights), tower
         seeing_all = ("image",) if self.spec.sees_all else ()
         self._places = Places({"image": self.spec.prompt.placeholder}, {"image": loaded.token_id}, seeing_all)
         num_features = len(self.spec.feature_layers)
@@ -63,11 +64,27 @@ class ImageEncoder:
     def placeholders(self) -> Mapping[str, str]:
         return self._places.texts
 
+    def check_processing(self, values: Mapping[str, object]) -> None:
+        check_names(values, self._loaded.processor_keys)
+        try:
+            self._spec_of(values)
+        except ModelError as error:
+            reason = f"the model does not follow it ({error})"
+            raise RequestError(None, PROCESSING, values, reason, "Give other values, or leave it out.") from None
+
     def check_length(self, media: Sequence[Medium], max_tokens: int) -> None:
-        check_num_vectors(media, lambda medium: num_vectors(_image(medium).pixels.size, self.spec), max_tokens)
+        check_num_vectors(media, lambda medium: num_vectors(*self._size_of(medium)), max_tokens)
 
     def expanded(self, text: str, media: Sequence[Medium]) -> str:
-        return expanded_text(text, media, self._places, lambda medium: text_of(_image(medium).pixels.size, self.spec))
+        return expanded_text(text, media, self._places, lambda medium: text_of(*self._size_of(medium)))
+
+    def _size_of(self, medium: Medium) -> tuple[Size, VisionSpec]:
+        image = _image(medium)
+        return image.pixels.size, self._spec_of(image.processing)
+
+    def _spec_of(self, processing: Mapping[str, object]) -> VisionSpec:
+        """Return the spec for images with values of the processor of their own."""
+        return self._loaded.processed(processing) if processing else self.spec
 
     def prompt(self, text: str, media: Sequence[Medium], encode: Callable[[str], list[int]]) -> MediaPrompt:
         found = vector_prompt(text, media, self._places, self.cache, encode, lambda: self._width)
@@ -131,12 +148,12 @@ class ImageEncoder:
         return found.reshape(-1, table.shape[1])
 
     def _encode(self, medium: Medium) -> EncodedImage:
-        spec, image = self.spec, _image(medium).pixels
-        tiles = tiles_of(image, spec)
+        size, spec = self._size_of(medium)
+        tiles = tiles_of(_image(medium).pixels, spec)
         vectors = np.concatenate([self.vectors(tile[None])[0] for tile in tiles])
         height, width = tiles.shape[2:]
         grid = Grid(*(pixels // spec.patch_size // spec.factor for pixels in (height, width)))
-        return EncodedImage(text_of(image.size, spec), np.ascontiguousarray(vectors, np.float32), grid)
+        return EncodedImage(text_of(size, spec), np.ascontiguousarray(vectors, np.float32), grid)
 
 
 def _image(medium: Medium) -> Image:
