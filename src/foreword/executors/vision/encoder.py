@@ -16,6 +16,7 @@ from foreword.executors.vision.processing import Size, num_vectors, patches_of, 
 from foreword.media.encoder import PROCESSING, MediaPrompt, check_names
 from foreword.media.images import Image
 from foreword.media.parts import Medium
+from foreword.models.config import USE_ITS_CONFIG
 from foreword.models.vision_files import LoadedVision
 from foreword.models.vision_spec import VisionSpec
 
@@ -69,7 +70,8 @@ class ImageEncoder:
         try:
             self._spec_of(values)
         except ModelError as error:
-            reason = f"the model does not follow it ({error})"
+            what = str(error).removesuffix(f". {USE_ITS_CONFIG}")
+            reason = f"the model does not follow it ({what})"
             raise RequestError(None, PROCESSING, values, reason, "Give other values, or leave it out.") from None
 
     def check_length(self, media: Sequence[Medium], max_tokens: int) -> None:
