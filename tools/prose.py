@@ -22,8 +22,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 LOGS = ("benchmarks/log/", "docs/benchmarks-log.md", "tools/prose.py", "tests/docs/test_prose.py")
-LATER = ("native/", "src/foreword/models/families/", "src/foreword/models/vision_spec.py", "tests/models/test_seeing")
-LATER += ("src/foreword/executors/vision/",)
+LATER = ("native/",)
 
 
 class Rule(NamedTuple):

@@ -44,8 +44,8 @@ class Normalization:
 
 @dataclass(frozen=True, slots=True)
 class CropProcessing:
-    """How a long image has crops beside it (pan and scan): its longer side is divided into equal parts, as many as
-    times the shorter one fits into it (half a time counts), at least 2, of at least least_side pixels, at most
+    """The crops beside a long image (pan and scan): its longer side is divided into equal parts, as many as the
+    shorter one fits into it (half a time counts), at least 2, of at least least_side pixels, at most
     most_crops. There are none if the sides have a ratio below least_ratio, or if a crop has a side below least_side.
     """
 
@@ -56,7 +56,7 @@ class CropProcessing:
 
 @dataclass(frozen=True, slots=True)
 class TileProcessing:
-    """How an image becomes tiles of tile_size × tile_size pixels.
+    """The division of an image into tiles of tile_size × tile_size pixels.
 
     longest: None: the whole image is resized to one tile, and its crops to one each, which follow. Else its longer side
     is resized to this length, and the shorter one in proportion; with ``splits``, both sides are then enlarged to
@@ -71,8 +71,9 @@ class TileProcessing:
 
 @dataclass(frozen=True, slots=True)
 class AreaProcessing:
-    """How an image becomes one tile: both sides are resized to the next multiples of ``multiple`` pixels; if these are
-    more or fewer pixels than the bounds, in proportion to an area of the bound, rounded to multiples within it.
+    """The change of an image into one tile: both sides are resized to the next multiples of ``multiple`` pixels; if
+    these are more or fewer pixels than the bounds, in proportion to an area of the bound, rounded to multiples within
+    it.
     """
 
     multiple: int

@@ -113,7 +113,7 @@ class ImageEncoder:
         return np.concatenate([self._projected(last), *features], -1)
 
     def _projected(self, squares: F32) -> F32:
-        """[n, rows, factor, columns, factor, hidden] → [n, rows · columns, vector_size]"""
+        """Turn [n, rows, factor, columns, factor, hidden] into [n, rows · columns, vector_size]."""
         spec, n = self.spec, len(squares)
         f, hidden = spec.factor, spec.tower.hidden_size
         if spec.projector == "pool":

@@ -1,5 +1,5 @@
-"""From an image to the tiles that an encoder reads, with Pillow and NumPy: equal to the processors of transformers that
-use Pillow, number for number.
+"""Turn an image into the tiles that an encoder reads, with Pillow and NumPy: equal to the processors of transformers
+that use Pillow, number for number.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Size = tuple[int, int]
 
 
 class Division(NamedTuple):
-    """How an image becomes tiles of a size: rows · columns of them, row by row, and one of all of it, which comes
-    before its crops and after its tiles; without rows, one alone. num_vectors: of each.
+    """The division of an image into tiles of a size: rows · columns of them, row by row, and one of all of it, which
+    comes before its crops and after its tiles; without rows, one alone. num_vectors: the vectors of each tile.
     """
 
     rows: int

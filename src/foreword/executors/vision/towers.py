@@ -21,7 +21,7 @@ from foreword.models.weights import FileWeights, Weights
 
 
 class Layout(NamedTuple):
-    """How the patches of n tiles of P are given to the layers.
+    """The order in which the layers get the patches of n tiles of P.
 
     order: int64 [P], the patches of a tile, window by window. places: int64 [n P, 2], row and column of each. starts:
     [n + 1], the first patch of each tile, and n P. windows: the same of each window; None without windows.

@@ -71,12 +71,12 @@ DECODER = (
 """Keys of every decoder."""
 
 CAUSAL_OR_NOT = Key("is_causal", True, (True, False), gguf="attention.causal", gguf_default=True)
-"""Of families whose decoders may let tokens see later ones, as models of embeddings do."""
+"""The key of families whose decoders may let tokens see later ones, as models of embeddings do."""
 HIDDEN_ACT = Key("hidden_act", "silu", tuple(ACTIVATIONS))
 MLP_BIAS = only("mlp_bias", False)
 BIASES = (only("attention_bias", False), MLP_BIAS, only("use_bias", False))
 NEXT_TOKEN_HEADS = (Key(_OF_HEADS, gguf=_OF_HEADS.removeprefix("*."), kind=int),)
-"""Of families whose heads for further tokens are run."""
+"""The key of families whose heads for further tokens are run."""
 NUM_FEATURES = Key("*.n_deepstack_layers", gguf="n_deepstack_layers", kind=int)
 """The number of first layers to which the encoder of images of a GGUF file gives features; the loader reads it."""
 WINDOWS = (Key("sliding_window", gguf="attention.sliding_window"), Key("layer_types"))
@@ -88,7 +88,7 @@ EXPERTS = (
     Key("norm_topk_prob", True, gguf="expert_weights_norm", gguf_default=True),
 )
 NORMED_EXPERTS = (*EXPERTS, Key("norm_topk_prob", True, (True,), gguf="expert_weights_norm", gguf_default=True))
-"""Of families that always divide the probabilities of the chosen experts by their sum."""
+"""The keys of families that always divide the probabilities of the chosen experts by their sum."""
 SPARSE_LAYERS = (Key("decoder_sparse_step", 1), Key("mlp_only_layers"))
 SHARED_EXPERT = Key("shared_expert_intermediate_size", gguf="expert_shared_feed_forward_length")
 
@@ -196,7 +196,7 @@ class Family:
     is_scaled_in_gguf: bool = False
 
     def names_in_gguf(self, spec: DecoderSpec) -> Mapping[str, str | Rows]:
-        """Canonical weight → tensor of a GGUF file, or rows of one."""
+        """Return the tensor of a GGUF file, or rows of one, for each canonical weight."""
         return {**GGUF_NAMES, **self.gguf_names, **(self.gguf_fused or self.fused)(spec)}
 
     def read(self, config: Config) -> DecoderSpec:
@@ -299,7 +299,7 @@ def layers_of(config: Config, kind: str, rule: Callable[[int], bool]) -> list[bo
 
 
 def windows(config: Config, sliding: Callable[[int], bool]) -> tuple[int | None, ...]:
-    """Sliding window of each layer (None: full); sliding: the family's rule where the config has no types."""
+    """Return the sliding window of each layer (None: full). ``sliding`` is the rule where the config has no types."""
     window = config.optional("sliding_window", int)
     if window is not None and window > MAX_WINDOW:
         raise config.error(f"sliding_window = {window} is above {MAX_WINDOW}", USE_ITS_CONFIG)

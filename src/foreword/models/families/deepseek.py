@@ -32,12 +32,12 @@ def deepseek_v2(config: Config) -> DecoderSpec:
 
 
 def deepseek_v3(config: Config) -> DecoderSpec:
-    """In GGUF files also V2, whose router has a softmax."""
+    """Return the spec of V3, and of a V2 in a GGUF file, whose router has a softmax."""
     return _deepseek(config, "deepseek_v3", grouped=True)
 
 
 def glm4_moe_lite(config: Config) -> DecoderSpec:
-    """As V3; ``mlp_layer_types`` lists the layers with experts, by default all but the first."""
+    """Return a spec like V3's; ``mlp_layer_types`` lists the layers with experts, by default all but the first."""
     count, types = num_layers(config), config.sequence("mlp_layer_types")
     if config.value("mlp_layer_types") is None:
         types = ["dense", *["sparse"] * (count - 1)]
@@ -47,7 +47,7 @@ def glm4_moe_lite(config: Config) -> DecoderSpec:
 
 
 def _deepseek(config: Config, architecture: str, sparse: Sequence[bool] | None = None, *, grouped: bool) -> DecoderSpec:
-    """sparse: whether each layer has experts; None: those after ``first_k_dense_replace`` layers."""
+    """Return a spec. ``sparse`` says which layers have experts; None: those after ``first_k_dense_replace`` layers."""
     config = _with_mscale(config)
     mla = _mla(config)
     rotary, dense = _rope(config, mla), config.get("first_k_dense_replace", int)
@@ -156,7 +156,7 @@ ROUTED_NAMES = {
     "router_bias": _MLP + "gate.e_score_correction_bias",
     **{f"shared.{name}": f"{_MLP}shared_experts.{name}_proj.weight" for name in ("gate", "up", "down")},
 }
-"""Of `routed_experts` in safetensors."""
+"""The names of `routed_experts` in safetensors."""
 _NAMES = {
     "q_a": _ATTN + "q_a_proj.weight",
     "q_a_norm": _ATTN + "q_a_layernorm.weight",
@@ -170,7 +170,7 @@ _Q_B_IN_GGUF = {"q": "blk.{i}.attn_q_b.weight"}
 
 
 def _fused(spec: DecoderSpec) -> dict[str, Any]:
-    """k_b and v_b alternate head by head. The name of q depends on whether it is of two matrices."""
+    """Return the rows of k_b and v_b, which alternate head by head, and the name of q if it has two matrices."""
     assert spec.mla is not None
     nope, period = spec.mla.nope_dim, spec.mla.nope_dim + spec.mla.value_dim
     rows = {"k_b": Rows("kv_b", 0, nope, period), "v_b": Rows("kv_b", nope, period, period)}

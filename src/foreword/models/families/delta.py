@@ -33,7 +33,7 @@ from foreword.models.spec import DecoderSpec, LayerSpec
 
 def qwen3_next(config: Config) -> DecoderSpec:
     """Every fourth layer has attention with an output gate, which rotates a quarter of each head; the others are gated
-    delta-nets. Experts as in Qwen2-MoE.
+    delta-nets. The experts are those of Qwen2-MoE.
     """
     layers = _layers(config, _delta_net(config))
     sparse = sparse_layers(config, experts(config, shared=True))
@@ -56,7 +56,7 @@ def qwen3_5_moe(config: Config) -> DecoderSpec:
 
 
 def _qwen3_5(config: Config, architecture: str, **differences: Any) -> DecoderSpec:
-    """GGUF files hold the value heads by their number within a key head."""
+    """Return a spec. Value heads are ordered by their number within a key head in GGUF files."""
     recurrent = replace(_delta_net(config), tiled=bool(config.prefix))
     config = with_sections(config, interleaved=True)
     layers = _layers(config, recurrent)
@@ -65,7 +65,7 @@ def _qwen3_5(config: Config, architecture: str, **differences: Any) -> DecoderSp
 
 def _delta_net(config: Config) -> RecurrentSpec:
     heads = config.size("linear_num_value_heads")
-    value_dim = config.size("linear_num_values", 128 * heads) // heads  # of a GGUF file
+    value_dim = config.size("linear_num_values", 128 * heads) // heads  # a key of GGUF files
     return RecurrentSpec(
         "gated_delta",
         num_heads=heads,
@@ -87,7 +87,7 @@ def _layers(config: Config, recurrent: RecurrentSpec) -> tuple[LayerSpec, ...]:
 
 
 def _fused_qwen3_next(spec: DecoderSpec) -> Mapping[str, Rows]:
-    """By key head, in_proj_qkvz stacks q, k, v, z and in_proj_ba beta, dt."""
+    """Return the rows of in_proj_qkvz, which stacks q, k, v, z by key head, and of in_proj_ba with beta, dt."""
     recurrent = recurrent_of(spec)
     per_key = recurrent.num_heads // recurrent.num_key_heads
     values = per_key * recurrent.value_dim
@@ -100,7 +100,7 @@ def _fused_qwen3_next(spec: DecoderSpec) -> Mapping[str, Rows]:
 
 
 def _fused_gate(spec: DecoderSpec) -> Mapping[str, Rows]:
-    """By head, q_proj stacks q and the gate."""
+    """Return the rows of q_proj, which stacks q and the gate by head."""
     return {
         "q": Rows("q_proj", 0, spec.head_dim, 2 * spec.head_dim),
         "attn_gate": Rows("q_proj", spec.head_dim, 2 * spec.head_dim, 2 * spec.head_dim),
@@ -108,13 +108,13 @@ def _fused_gate(spec: DecoderSpec) -> Mapping[str, Rows]:
 
 
 def _qwen3_next_in_gguf(spec: DecoderSpec) -> Mapping[str, Rows]:
-    """attn_qkv stacks q, k and v of the whole layer; ssm_ba and attn_q are as in a directory."""
+    """Return the rows of attn_qkv, which stacks q, k and v of the whole layer; the others are as in a directory."""
     own = _fused_qwen3_next(spec)
     return {**{name: rows for name, rows in own.items() if rows.name != "in_proj_qkvz"}, **_fused_qkv(spec, "qkv")}
 
 
 def _fused_qkv(spec: DecoderSpec, source: str) -> Mapping[str, Rows]:
-    """q, k and v of the whole layer."""
+    """Return the rows of q, k and v of the whole layer."""
     return stacked(source, list(recurrent_of(spec).parts))
 
 

@@ -82,7 +82,7 @@ def bert(config: Config) -> EncoderSpec:
 
 
 def roberta(config: Config) -> EncoderSpec:
-    """Positions begin behind the padding token's."""
+    """Return the spec of a RoBERTa, whose positions begin behind that of the padding token."""
     return _bert(config, "roberta", first_position=_first_position(config))
 
 

@@ -23,7 +23,7 @@ def ernie4_5_moe(config: Config) -> DecoderSpec:
 
 
 def _experts(config: Config) -> MoeSpec:
-    """The bias of the router is for the choice alone."""
+    """Return the spec of the experts. The bias of the router only affects which experts are chosen."""
     inner, shared = config.size("moe_intermediate_size"), config.get("moe_num_shared_experts", int)
     of_file = config.optional(_SHARED, int)
     moe = MoeSpec(config.size("moe_num_experts"), config.size("moe_k"), inner, shared_gate=False, router_bias=True)

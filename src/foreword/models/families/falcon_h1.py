@@ -15,8 +15,8 @@ from foreword.models.spec import DecoderSpec, LayerSpec
 
 
 def falcon_h1(config: Config) -> DecoderSpec:
-    """A layer of a file is two of the spec: Mamba 2 alone, and attention beside it with the MLP. A multiplier of a
-    product's input or output is one of what is computed from it.
+    """Return a spec with two layers for each layer of a file: Mamba 2 alone, and attention beside it with the MLP. A
+    multiplier of a product's input or output becomes one of the numbers that are computed from it.
     """
     into, gates = config.positive("attention_in_multiplier"), _multipliers(config, "mlp_multipliers", 2)
     keys = config.positive("key_multiplier")

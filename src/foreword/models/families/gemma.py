@@ -25,7 +25,7 @@ from foreword.models.spec import DecoderSpec, LayerSpec
 
 
 def gemma2(config: Config) -> DecoderSpec:
-    """Even layers slide, odd layers are full. Soft caps on attention scores and logits."""
+    """Return a spec in which even layers have a sliding window, and attention scores and logits have soft caps."""
     rotary = rope(config)
     layers = tuple(LayerSpec(rotary, window) for window in windows(config, lambda i: i % 2 == 0))
     return decoder(
@@ -38,7 +38,7 @@ _EMBEDDING = "gemma-embedding"
 
 
 def gemma3(config: Config) -> DecoderSpec:
-    """Five sliding layers, then a full one; sliding layers have their own rotary base. Norms on q and k."""
+    """Return a spec of five layers with a sliding window for each one without; those have their own rotary base."""
     is_public = config.value("sliding_window_pattern") is not None
     every = config.size("sliding_window_pattern" if is_public else "_sliding_window_pattern")
     full, local = rope(config, "full_attention"), rope(_local(config), "sliding_attention")

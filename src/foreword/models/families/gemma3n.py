@@ -37,7 +37,7 @@ _MOST_STREAMS = 8
 
 
 def gemma3n(config: Config) -> DecoderSpec:
-    """Four sliding layers, then a full one; the last layers read the keys of the last one of their kind before them."""
+    """Return a spec of four layers with a window for each one without. The last layers read keys of earlier ones."""
     count = num_layers(config)
     listed = sliding_flags(config, _PATTERN, count)
     sliding = windows(config, lambda i: listed[i] if listed else (i + 1) % 5 != 0)
@@ -99,7 +99,7 @@ def _cutoffs(config: Config, count: int) -> list[float | None]:
 
 
 def _gguf_streams(spec: DecoderSpec) -> dict[str, Rows]:
-    """The matrices of the streams are one below the other."""
+    """Return the rows of the streams' matrices, which are one below the other."""
     d, count = spec.hidden_size, spec.streams.num_streams if spec.streams else 0
     return {f"{name}.{k}": Rows(name, (k - 1) * d, k * d) for name in _STREAMS for k in range(1, count)}
 

@@ -30,7 +30,7 @@ _LOCAL_THETA = "*.rope.freq_base_swa"
 
 
 def gemma4(config: Config) -> DecoderSpec:
-    """The last layers read the keys of the last one of their kind before them. In full layers values may be keys."""
+    """Return a spec whose last layers read keys of earlier ones. In layers without a window values may be keys."""
     count = num_layers(config)
     listed = sliding_flags(config, _PATTERN, count)
     sliding = windows(config, lambda i: listed[i] if listed else (i + 1) % 6 != 0)
@@ -133,7 +133,7 @@ def _full_heads(config: Config, slides: Sequence[bool], local: HeadShape) -> Hea
         return HeadShape(heads, dim)
     if not isinstance(own, Mapping):
         raise config.error(f"per_layer_config is {own!r:.80}, not an object", USE_ITS_CONFIG)
-    found: dict[bool, set[HeadShape]] = {True: set(), False: set()}  # of sliding layers, and of full ones
+    found: dict[bool, set[HeadShape]] = {True: set(), False: set()}  # by whether a layer has a window
     given = {str(name).lstrip("0") or "0": values for name, values in own.items()}
     if unknown := sorted(given.keys() - {str(i) for i in range(len(slides))}):
         raise config.error(f"per_layer_config has {unknown[0]!r:.80}, which is not a layer", USE_ITS_CONFIG)
@@ -244,7 +244,7 @@ _KEYS = (
     Key("top_k_experts", gguf="expert_used_count", kind=int),
     Key("moe_intermediate_size", gguf="expert_feed_forward_length", kind=int),
     Key("final_logit_softcapping", gguf="final_logit_softcapping", kind=float),
-    Key("use_bidirectional_attention", None, (None, "vision")),  # of images, which are not run
+    Key("use_bidirectional_attention", None, (None, "vision")),  # for images, which are not run
     Key(_PATTERN, gguf=_PATTERN.removeprefix("*."), kind=object),
     Key(_LOCAL_DIM, gguf=_LOCAL_DIM.removeprefix("*."), kind=int),
     Key(_LOCAL_THETA, gguf=_LOCAL_THETA.removeprefix("*."), gguf_default=10000.0, kind=float),

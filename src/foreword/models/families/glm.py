@@ -34,7 +34,7 @@ def glm4(config: Config) -> DecoderSpec:
 
 
 def glm4_moe(config: Config) -> DecoderSpec:
-    """The first layers have a dense MLP. Models differ in whether they have biases, and norms of queries and keys."""
+    """Return a spec whose first layers have a dense MLP. Only some models have biases and norms of queries and keys."""
     rotary, dense = rope(config), config.get("first_k_dense_replace", int)
     moe = routed_experts(config, is_sigmoid=True, grouped=True)
     layers = tuple(LayerSpec(rotary, moe=moe if i >= dense else None) for i in range(num_layers(config)))

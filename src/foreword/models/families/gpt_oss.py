@@ -23,8 +23,10 @@ _YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings"
 
 
 def gpt_oss(config: Config) -> DecoderSpec:
-    """Every other layer slides, the first one too. The probabilities of the chosen experts are a softmax of their
-    scores alone: those of all experts, divided by their sum.
+    """Return a spec in which every other layer has a sliding window, beginning with the first.
+
+    The probabilities of the chosen experts are a softmax of their scores alone, which equals those of all experts
+    divided by their sum.
     """
     config = _with_rope(config)
     rotary, moe = rope(config), replace(experts(config), scores_bias=True)

@@ -28,7 +28,7 @@ from foreword.models.spec import DecoderSpec, LayerSpec
 
 
 def granite(config: Config) -> DecoderSpec:
-    """In GGUF files also a Granite 4 of attention layers alone, whose shared expert is the MLP."""
+    """Return the spec of Granite 3, and of a Granite 4 of attention alone, whose MLP is its shared expert."""
     config.value(_SHARED)
     return decoder(config, "granite", (LayerSpec(rope(config)),) * num_layers(config), **_multipliers(config))
 
@@ -40,12 +40,13 @@ def granite_moe(config: Config) -> DecoderSpec:
 
 
 def granite_hybrid(config: Config) -> DecoderSpec:
-    """The layers have attention or Mamba 2; attention rotates if ``position_embedding_type`` says so, in a GGUF file if
-    the scaling is "finetuned". Without experts the shared expert is the MLP.
+    """Return a spec whose layers have attention or Mamba 2. Without experts the shared expert is the MLP.
+
+    Attention rotates if ``position_embedding_type`` says so, and in a GGUF file if the scaling is "finetuned".
     """
     count, inner = num_layers(config), config.size(_SHARED, config.size("intermediate_size"))
     heads, types = config.value("num_key_value_heads"), config.sequence("layer_types")
-    if isinstance(heads, list):  # of each layer of a GGUF file
+    if isinstance(heads, list):  # a number for each layer of a GGUF file
         attends = [one != 0 for one in heads]
     else:
         attends = [one in ("attention", "full_attention") for one in types] if types else [False] * count
@@ -79,7 +80,7 @@ def _fused_experts(spec: DecoderSpec) -> Mapping[str, Rows]:
 
 
 def _fused_hybrid(spec: DecoderSpec) -> Mapping[str, Rows]:
-    """As of the experts, of the shared expert or MLP; in_proj as of Mamba 2."""
+    """Return the rows of the experts, of the shared expert or MLP, and of in_proj of Mamba 2."""
     moe = spec.layers[0].moe
     inner = moe.shared_intermediate_size if moe else spec.intermediate_size
     part = "shared." if moe else ""

@@ -14,7 +14,7 @@ from foreword.models.spec import DecoderSpec, LayerSpec
 
 
 def lfm2(config: Config) -> DecoderSpec:
-    """The width of the MLP is two thirds of ``intermediate_size``, rounded up, if ``block_auto_adjust_ff_dim``."""
+    """Return a spec whose MLP has two thirds of ``intermediate_size``, rounded up, if ``block_auto_adjust_ff_dim``."""
     inner = config.size("intermediate_size")
     if not config.prefix and config.get("block_auto_adjust_ff_dim", bool):
         inner = int(config.positive("block_ffn_dim_multiplier") * int(2 * inner / 3))
@@ -24,7 +24,7 @@ def lfm2(config: Config) -> DecoderSpec:
 
 
 def lfm2_moe(config: Config) -> DecoderSpec:
-    """The first ``num_dense_layers`` have an MLP, the others experts, chosen by sigmoid scores plus a bias."""
+    """Return a spec whose first ``num_dense_layers`` have an MLP. Sigmoid scores plus a bias choose the experts."""
     if not config.prefix and config.value("layer_types") is None:
         raise config.error("layer_types is missing", USE_ITS_CONFIG)
     moe = replace(
@@ -44,8 +44,8 @@ def _decoder(config: Config, architecture: str, layers: tuple[LayerSpec, ...], i
 
 
 def _layers(config: Config) -> tuple[LayerSpec, ...]:
-    """The layers have attention or a convolution: by ``layer_types`` or ``full_attn_idxs``, in a GGUF file by the
-    number of key/value heads of each.
+    """Return the layers, with attention or a convolution: by ``layer_types`` or ``full_attn_idxs``, in a GGUF file by
+    the number of key/value heads of each.
     """
     count, types, heads = num_layers(config), config.sequence("layer_types"), config.value("num_key_value_heads")
     listed = config.indices("full_attn_idxs", count)
@@ -64,7 +64,7 @@ def _layers(config: Config) -> tuple[LayerSpec, ...]:
 
 
 def _fused(spec: DecoderSpec) -> Mapping[str, Rows]:
-    """in_proj stacks what is written, the gate, and the values."""
+    """Return the rows of in_proj, which stacks the numbers that are written, the gate, and the values."""
     d = spec.hidden_size
     return {f"state.{name}": Rows("in_proj", i * d, (i + 1) * d) for i, name in enumerate(("beta", "z", "v"))}
 

@@ -23,7 +23,7 @@ from foreword.models.spec import DecoderSpec, LayerSpec
 
 
 def llama(config: Config) -> DecoderSpec:
-    moe = experts(config) if config.value("num_experts") else None  # of Mixtral in a GGUF file
+    moe = experts(config) if config.value("num_experts") else None  # Mixtral in a GGUF file has them
     layer = LayerSpec(rope(config), moe=moe)
     return decoder(config, "llama", (layer,) * num_layers(config))
 
@@ -43,7 +43,7 @@ def ernie4_5(config: Config) -> DecoderSpec:
 
 
 def arcee(config: Config) -> DecoderSpec:
-    """Llama with an MLP of squared ReLU without a gate."""
+    """Return the spec of a Llama whose MLP has squared ReLU and no gate."""
     return decoder(config, "arcee", (LayerSpec(rope(config)),) * num_layers(config), gated_mlp=False)
 
 
@@ -54,7 +54,7 @@ def seed_oss(config: Config) -> DecoderSpec:
 
 
 def smollm3(config: Config) -> DecoderSpec:
-    """Every fourth layer has no rotary embedding, unless ``no_rope_layers`` lists the layers (1: rotary)."""
+    """Return a spec in which every fourth layer has no rotary embedding, or those with a 0 in ``no_rope_layers``."""
     rotary, count = rope(config), num_layers(config)
     every = config.size("no_rope_layer_interval")
     flags = config.sequence("no_rope_layers")

@@ -43,7 +43,7 @@ def mamba2(
 
 
 def bamba(config: Config) -> DecoderSpec:
-    """The layers of ``attn_layer_indices`` have attention, which rotates half of each head; the others are Mamba 2."""
+    """Return a spec whose ``attn_layer_indices`` have attention that rotates half of each head; others are Mamba 2."""
     listed = config.indices("attn_layer_indices", count := num_layers(config))
     attends = [i in listed for i in range(count)]
     if all(attends):
@@ -52,7 +52,7 @@ def bamba(config: Config) -> DecoderSpec:
 
 
 def fused_mamba(spec: DecoderSpec) -> Mapping[str, Rows]:
-    """in_proj stacks z, v, k, q and dt."""
+    """Return the rows of in_proj, which stacks z, v, k, q and dt."""
     recurrent = recurrent_of(spec)
     return stacked("in_proj", [("z", recurrent.num_values), *recurrent.parts, ("dt", recurrent.num_heads)])
 

@@ -15,13 +15,14 @@ from foreword.models.spec import DecoderSpec, LayerSpec, QueryGrowth
 _YARN = {
     "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384, "mscale": 1.0,
     "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
-}  # of a configuration without rotary parameters  # fmt: skip
+}  # for a configuration without rotary parameters  # fmt: skip
 _GROWTH, _LENGTH, _LOG = "llama_4_scaling_beta", "original_max_position_embeddings", "yarn_log_multiplier"
 _GGUF_GROWTH, _GGUF_LENGTH = "*.attention.temperature_scale", "*.attention.temperature_length"
 
 
 def ministral3(config: Config) -> DecoderSpec:
-    """The factor of queries changes at multiples of the length before the extension of the context."""
+    """Return a spec in which the factor of queries changes at multiples of the length before the context was extended.
+    """
     config, growth = _growing(config)
     rotary = rope(config)
     layers = (LayerSpec(rotary, window, query_growth=growth) for window in windows(config, lambda i: True))

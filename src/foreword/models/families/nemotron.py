@@ -30,7 +30,7 @@ def nemotron_h(config: Config) -> DecoderSpec:
         reason = "tie_word_embeddings = True, while the head of this family is a tensor of its own"
         raise config.error(reason, "Use a model with tie_word_embeddings = False")
     heads = config.size("mamba_num_heads")
-    inner = config.size("mamba_inner", heads * config.size("mamba_head_dim"))  # of a GGUF file
+    inner = config.size("mamba_inner", heads * config.size("mamba_head_dim"))  # a key of GGUF files
     recurrent = RecurrentSpec(
         "mamba2",
         num_heads=heads,
@@ -92,7 +92,7 @@ def _kinds(config: Config) -> list[str]:
 
 
 def _kinds_in_gguf(config: Config) -> list[str]:
-    """A layer with key/value heads has attention, one with a width experts, of a model that has some, or an MLP."""
+    """Return the kind of each layer: with key/value heads attention; with a width experts or, without any, an MLP."""
     heads, widths = config.sequence("num_key_value_heads"), config.sequence("intermediate_size")
     if not len(heads) == len(widths) == num_layers(config):
         reason = "num_key_value_heads and intermediate_size are not lists of one number per layer"

@@ -30,8 +30,9 @@ def olmo2(config: Config) -> DecoderSpec:
 
 
 def olmo3(config: Config) -> DecoderSpec:
-    """Three sliding layers, then a full one, whose rotary embedding alone is scaled. GGUF files list the sliding ones;
-    without a window they are those of OLMo 2.
+    """Return a spec of three layers with a sliding window for each one without, whose rotary embedding alone is scaled.
+
+    GGUF files list the layers with a window; a file without a window is an OLMo 2.
     """
     slides = [(i + 1) % 4 != 0 for i in range(num_layers(config))]
     if config.value("sliding_window_pattern") is not None:

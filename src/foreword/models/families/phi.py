@@ -12,7 +12,7 @@ from foreword.models.spec import DecoderSpec, LayerSpec
 
 
 def phi3(config: Config) -> DecoderSpec:
-    """In a config.json, the only scaling of the rotary embedding is longrope."""
+    """Return a spec. In a config.json, the only scaling of the rotary embedding is longrope."""
     kind = rope_parameters(config).get("rope_type", "default")
     if not config.prefix and kind not in ("default", "longrope"):
         raise config.error(f"rope_type {kind!r:.80} is not supported", "Use a model with default or longrope")

@@ -30,8 +30,10 @@ from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec
 
 
 def _layers(config: Config, moe: MoeSpec | None = None, *, interleaved: bool = False) -> tuple[LayerSpec, ...]:
-    """Layers from ``max_window_layers`` on slide if ``use_sliding_window``; sparse layers use ``moe``. interleaved: of
-    the components of rotary positions, see `with_sections`.
+    """Return the layers: those from ``max_window_layers`` on have a window if ``use_sliding_window``.
+
+    moe: the experts of sparse layers. interleaved: the order of the components of rotary positions, see
+    `with_sections`.
     """
     rotary, first = rope(with_sections(config, interleaved=interleaved)), config.get("max_window_layers", int)
     slides = config.get("use_sliding_window", bool)

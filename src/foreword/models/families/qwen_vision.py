@@ -30,7 +30,7 @@ from foreword.models.vision_spec import AreaProcessing, ImagePrompt, VisionSpec
 
 
 def qwen2_vl(given: VisionConfigs) -> VisionSpec:
-    """An image is one tile of its own proportions, whose vectors have rotary positions by row and column."""
+    """Return a spec in which an image is one tile of its own proportions, with rotary positions by row and column."""
     config = given.tower
     hidden = config.size("embed_dim")
     tower = _rotated(config, hidden, config.size("mlp_ratio", most=64) * hidden)
@@ -38,7 +38,7 @@ def qwen2_vl(given: VisionConfigs) -> VisionSpec:
 
 
 def qwen2_5_vl(given: VisionConfigs) -> VisionSpec:
-    """Qwen2-VL with gated layers, most of which see windows alone."""
+    """Return the spec of a Qwen2-VL with gated layers, most of which see only a window."""
     config = given.tower
     count = config.size("depth", most=4096)
     whole = config.indices("fullatt_block_indexes", count)
@@ -52,7 +52,7 @@ def qwen2_5_vl(given: VisionConfigs) -> VisionSpec:
 
 
 def qwen3_vl(given: VisionConfigs) -> VisionSpec:
-    """Qwen2-VL with learned positions, and with features for the first layers of the decoder."""
+    """Return the spec of a Qwen2-VL with learned positions, and with features for the first layers of the decoder."""
     config = given.tower
     count, num_positions = config.size("depth", most=4096), config.size("num_position_embeddings", most=1 << 20)
     if math.isqrt(num_positions) ** 2 != num_positions:
@@ -187,7 +187,7 @@ def _qwen3_tower_in_gguf(tower: Config, shapes: Shapes) -> dict[str, object]:
 _ACTIVATIONS: Mapping[str, EncoderActivation] = {**ACTIVATIONS, "quick_gelu": "quick_gelu"}
 _AREA = {"shortest_edge": "min_pixels", "longest_edge": "max_pixels"}  # pixels of an image, and their older names
 _EPS, _LEAST, _MOST = "*.attention.layer_norm_epsilon", "*.image_min_pixels", "*.image_max_pixels"
-_EVERY, _HAS_FEATURES = "*.n_wa_pattern", "*.is_deepstack_layers"  # of GGUF files alone
+_EVERY, _HAS_FEATURES = "*.n_wa_pattern", "*.is_deepstack_layers"  # keys of GGUF files alone
 _QWEN = table(
     [
         *(Key("model_type"), Key("spatial_patch_size"), Key("tokens_per_second")),  # the last one is of videos

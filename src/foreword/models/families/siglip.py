@@ -25,13 +25,13 @@ from foreword.models.vision_spec import CropProcessing, ImagePrompt, TileProcess
 
 
 def idefics3(given: VisionConfigs) -> VisionSpec:
-    """Tiles; the squares of ``scale_factor`` patches along each side become one vector."""
+    """Return a spec with tiles; squares of ``scale_factor`` patches along each side become one vector."""
     images = given.images
     tile, longest = (_edge(images, key) for key in ("max_image_size", "size"))
     processing = TileProcessing(tile, longest, images.get("do_image_splitting", bool))
     token = given.tokens.get(token_id := given.model.get("image_token_id", int))
     if token != "<image>":
-        whose = "no token of its tokenizer" if token is None else f"that of {token!r:.80}"
+        whose = "not a token of its tokenizer" if token is None else f"that of {token!r:.80}"
         raise given.model.error(f"image_token_id {token_id} is {whose}, not that of <image>", USE_ITS_CONFIG)
     fake = "<fake_token_around_image>"
     prompt = ImagePrompt(
@@ -61,7 +61,7 @@ def idefics3(given: VisionConfigs) -> VisionSpec:
 
 
 def gemma3(given: VisionConfigs) -> VisionSpec:
-    """One tile; vectors are means of squares of patches, and see each other in the decoder."""
+    """Return a spec with one tile; vectors are means of squares of patches, and see each other in the decoder."""
     images, side = given.images, _side(given.tower)
     count = given.model.size("mm_tokens_per_image")
     along = math.isqrt(count)

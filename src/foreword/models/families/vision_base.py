@@ -14,7 +14,7 @@ from foreword.models.families.encoders import weight_and_bias
 from foreword.models.keys import Key, Keys, only, table
 from foreword.models.vision_spec import Normalization, VisionSpec
 
-FILTERS = range(6)  # of Pillow
+FILTERS = range(6)  # the filters of Pillow
 _LARGEST = float(np.finfo(np.float32).max)
 LARGEST_SIDE = 4096
 """The longest side of the tiles of processors, in pixels."""
@@ -36,7 +36,7 @@ class VisionConfigs(NamedTuple):
 
 
 GgufValues = Callable[[Config, Mapping[str, int]], tuple[dict[str, object], dict[str, object]]]
-"""From the configuration of an encoder and the ids of tokens, the values of that of the model and of the processor."""
+"""A function of an encoder's configuration and of token ids: the values of model and processor."""
 Shapes = Mapping[str, tuple[int, ...]]
 """Those of the tensors of a file, by name."""
 
@@ -137,13 +137,13 @@ def ids_in_gguf(tower: Config, ids: Mapping[str, int], texts: Mapping[str, str])
 
 
 COUNTS = ("image_seq_len", "image_seq_length")  # vectors of a tile
-_OF_A_CLASS = ("image_processor_type", "feature_extractor_type", "processor_class")  # of transformers
+_OF_A_CLASS = ("image_processor_type", "feature_extractor_type", "processor_class")  # names of classes of transformers
 PROCESSOR_KEYS = table(Key(name, kind=object) for name in (*COUNTS, *_OF_A_CLASS, "image_processor"))
-"""Of a processor_config.json, beside those of its image_processor."""
+"""The keys of a processor_config.json, beside those of its image_processor."""
 _OF_OTHERS = ("model_type", "architectures", "text_config", "vision_config", "tie_word_embeddings")  # the loader
 _OF_VIDEOS = ("video_token_id", "vision_token_id", "vision_start_token_id", "vision_end_token_id")  # and of templates
 MODEL_KEYS = table(Key(name) for name in (*_OF_OTHERS, *_OF_VIDEOS, "_pad_token_id", "quantization_config"))
-"""Of a config.json, beside those of a family and of its decoder: other code reads them, or nothing does."""
+"""The keys of a config.json that other code reads, or none, beside those of a family and of its decoder."""
 PAN_AND_SCAN = "do_pan_and_scan"
 """The key of families whose images may have crops, and which others refuse."""
 IMAGE_KEYS = table(
