@@ -211,7 +211,7 @@ Buffers make_buffers(const nb::dict &arrays) {
 }
 
 // Steps' scalars as instances of a NamedTuple. One that only this object holds is used again: making another takes
-// longer than the step of one request spends on all of its tensors. Python 3.14 keeps the hash of a tuple, so there is none.
+// longer than the step of one request spends on all of its tensors. Python 3.14 keeps the hash of a tuple: none is made.
 class StepScalars {
  public:
   explicit StepScalars(nb::object type) : type_(std::move(type)) {}
@@ -248,7 +248,7 @@ class StepScalars {
   }
 
   nb::object type_;
-  Kept kept_[2];  // of the step that a caller still holds, and of the one before it
+  Kept kept_[2];  // for the step that a caller still holds, and for the one before it
   size_t next_ = 0;
 };
 

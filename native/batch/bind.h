@@ -17,7 +17,7 @@ template <class T>
 using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 // Arguments of functions. An array that is written, or whose memory is kept, is not converted: the function would have
-// a copy that the caller does not see, and that nobody keeps.
+// a copy that the caller does not see, and that no object keeps.
 inline const nb::arg kRead;
 inline const auto kWritten = nb::arg().noconvert();
 
@@ -80,7 +80,7 @@ class Ints {
 
 template <class T>
 T *pointer(const nb::dict &arrays, const char *name) {
-  return nb::cast<Vector<T>>(arrays[name], false).data();  // converted, it would be a copy that nobody keeps
+  return nb::cast<Vector<T>>(arrays[name], false).data();  // converted, it would be a copy that no object keeps
 }
 
 }  // namespace foreword

@@ -37,7 +37,7 @@ class DraftPolicy {
       throw std::invalid_argument("arrays of different rows, kinds or lengths");
   }
 
-  // Whether drafts in a step of n rows would be worth verifying if all of them were right.
+  // Returns whether drafts in a step of n rows would be worth verifying if all of them were right.
   bool can_gain(int64_t n) const {
     if (n < 1 || n > (num_costs_ - 1) / (most_ + 1)) throw std::invalid_argument("more tokens than costs");
     for (int64_t k = 1; k <= most_; ++k)
@@ -120,7 +120,7 @@ class DraftPolicy {
   }
 
  private:
-  using Gain = std::pair<double, int64_t>;  // of a draft of the row with this index
+  using Gain = std::pair<double, int64_t>;  // the gain of a draft of the row with this index
 
   static int64_t count(const int32_t *tokens, int64_t width) {
     return std::count_if(tokens, tokens + width, [](int32_t token) { return token >= 0; });

@@ -24,7 +24,7 @@ FOREWORD_VECTORIZED int64_t last_with(const int32_t *tokens, int64_t begin, int6
 }
 
 struct Match {
-  int64_t at = 0;  // of the first token after it
+  int64_t at = 0;  // the place of the first token after it
   int32_t length = 0;
 };
 

@@ -10,7 +10,7 @@
 namespace foreword {
 namespace {
 
-constexpr int kLanes = 64;  // of a loop that keeps its results apart, so that it has vectors
+constexpr int kLanes = 64;  // results that a loop keeps apart, so that it has vectors
 
 template <class T>
 FOREWORD_IN_CLONES T largest_of(int64_t count, const T *values) {
@@ -34,7 +34,7 @@ FOREWORD_IN_CLONES int64_t first_largest_of(int64_t count, const T *values, T &m
     if (found) break;
   }
   while (values[v] != most) ++v;
-  most = values[v];  // of the two zeros the first
+  most = values[v];  // the first of the two zeros
   return v;
 }
 

@@ -5,7 +5,7 @@
 
 namespace foreword {
 
-constexpr uint32_t kHighDomain = 0x9E3779B9;  // of the hash of a number's upper half
+constexpr uint32_t kHighDomain = 0x9E3779B9;  // the seed of the hash of a number's upper half
 
 // The common beginning of the hashes of all tokens: a seed and a position, mixed.
 uint32_t mixed_seed(int64_t seed, int64_t position, uint32_t domain);

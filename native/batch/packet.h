@@ -36,7 +36,7 @@ class PacketCore {
   States states;
   const int64_t *stamp;  // [R] renewed by every change of a row's sampling parameters
   std::vector<RecordColumn> columns;  // sampling parameters, then inputs
-  size_t num_sampling = 0;            // of the columns
+  size_t num_sampling = 0;            // the number of sampling parameters in `columns`
   int32_t sampling_words = 0;
   std::vector<DeviceTable> tables;
   const bool *is_embedding = nullptr;  // [R, M], or null: every position is a token

@@ -77,7 +77,7 @@ inline bool as_int32(PyObject *o, int32_t &out) {
   return true;
 }
 
-// Whether two objects are the same string.
+// Returns whether two objects are the same string.
 inline bool same_text(PyObject *a, PyObject *b) {
   return a == b || (PyUnicode_CheckExact(a) && PyUnicode_CheckExact(b) && same_characters(a, b));
 }

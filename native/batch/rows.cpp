@@ -8,7 +8,7 @@
 
 namespace foreword {
 
-// Whether every id is in [0, vocab_size): a negative one is a large unsigned one.
+// Returns whether every id is in [0, vocab_size): a negative one is a large unsigned one.
 FOREWORD_VECTORIZED static bool all_token_ids(const int32_t *ids, int64_t n, uint32_t vocab_size) {
   uint32_t largest = 0;
   for (int64_t t = 0; t < n; ++t) largest = std::max(largest, uint32_t(ids[t]));
@@ -22,7 +22,7 @@ bool RowsCore::acceptable(const NewRows &a) const {
     const int32_t n = a.num_tokens[i];
     if (n < 1 || n > states.max_model_len || a.prompt_len[i] < 1 || a.prompt_len[i] > n) return false;
     if (a.num_computed[i] < 0 || a.num_computed[i] >= n || tokens + n > a.total_tokens) return false;
-    int32_t *ids = states.tokens_of(a.rows[i]);  // of a free row, whose tokens nobody reads
+    int32_t *ids = states.tokens_of(a.rows[i]);  // no code reads the tokens of a free row
     if (a.tokens) std::copy_n(a.tokens + tokens, n, ids);
     if (!all_token_ids(ids, n, uint32_t(states.vocab_size))) return false;
     tokens += n;

@@ -17,16 +17,16 @@ struct RowTable {
   bool *holds_null;             // whether any row was given a null block
   int32_t width, tokens_per_block, null_block;
 
-  // Whether a row has room for `count` more blocks.
+  // Returns whether a row has room for `count` more blocks.
   bool has_room(int32_t row, int64_t count) const { return num_blocks[row] >= 0 && num_blocks[row] + count <= width; }
-  // Whether all numbers are blocks or the null block, which is the lowest number allowed. Records a null block.
+  // Returns whether all numbers are blocks or the null block, which is the lowest number allowed. Records a null block.
   bool accepts(const int32_t *blocks, int64_t count) const {
     int32_t lowest = INT32_MAX;
     for (int64_t k = 0; k < count; ++k) lowest = std::min(lowest, blocks[k]);
     if (lowest == null_block) *holds_null = true;
     return lowest >= std::min(null_block, 0);
   }
-  // Whether a token of a request would be written to the null block: `computed` of its num_tokens tokens are computed,
+  // Returns whether a token of a request would be written to the null block: `computed` of its num_tokens tokens are computed,
   // and it holds these blocks.
   bool writes_null(const int32_t *blocks, int64_t count, int32_t computed, int32_t num_tokens) const {
     if (!*holds_null) return false;
@@ -51,7 +51,7 @@ struct NewRows {
 struct ColumnWrite {
   uint8_t *column;
   std::vector<uint8_t> values;
-  size_t size;  // of a value
+  size_t size;  // bytes of a value
 };
 
 class RowsCore {

@@ -17,7 +17,7 @@ namespace foreword {
 // A column of sampling parameters.
 struct SamplingColumn {
   uint8_t *data;          // [R] values
-  size_t size;            // of a value in bytes: 4 or 8
+  size_t size;            // bytes of a value: 4 or 8
   uint8_t type_code;      // as DLPack numbers types
   uint64_t default_bits;  // the default value, in its first `size` bytes
 

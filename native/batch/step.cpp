@@ -21,7 +21,7 @@ inline void take(const T *__restrict column, const int32_t *__restrict rows, int
   for (int64_t b = 0; b < count; ++b) out[b] = column[rows[b]];
 }
 
-// Whether the tokens and drafts of every request fit its row, its known tokens, and its blocks.
+// Returns whether the tokens and drafts of every request fit its row, its known tokens, and its blocks.
 FOREWORD_VECTORIZED bool lengths_fit(const Plan &plan, const States &s, const std::vector<Group> &groups) {
   const int32_t *__restrict rows = plan.rows, *__restrict num_scheduled = plan.num_scheduled;
   const int32_t *__restrict num_drafts = plan.num_drafts;
@@ -45,7 +45,7 @@ FOREWORD_VECTORIZED bool lengths_fit(const Plan &plan, const States &s, const st
   return fit;
 }
 
-// What the step takes from the rows.
+// The parts of the rows that the step reads.
 FOREWORD_VECTORIZED void take_rows(const Plan &plan, const States &s, const Buffers &o) {
   const int64_t B = plan.num_reqs;
   const int32_t *__restrict rows = plan.rows, *__restrict num_scheduled = plan.num_scheduled;
@@ -202,7 +202,7 @@ bool StepCore::acceptable(const Plan &plan) {
   return tokens_fit && reqs_fit;
 }
 
-// Whether a token would be written to the null block.
+// Returns whether a token would be written to the null block.
 bool StepCore::writes_null(const Plan &plan, const Group &g) const {
   for (int64_t b = 0; b < plan.num_reqs; ++b) {
     if (plan.is_cancelled(b)) continue;

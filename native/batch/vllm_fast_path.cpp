@@ -34,7 +34,7 @@ bool append_ints(PyObject *o, std::vector<int32_t> &out) {
   return read_int32s(o, out.data() + start);
 }
 
-// Whether a value is missing, None, or a container without entries.
+// Returns whether a value is missing, None, or a container without entries.
 bool is_empty(PyObject *o) {
   if (!o || o == Py_None) return true;
   const Py_ssize_t size = PyObject_Size(o);
@@ -61,7 +61,7 @@ int32_t VllmFastPath::search(PyObject *req_id, size_t &cursor) {
   return row;
 }
 
-// What `find` goes by: the rows of a plan that was read.
+// The data that `find` reads: the rows of a plan that was read.
 void VllmFastPath::keep_order(int64_t num_reqs) {
   if (std::equal(order_.begin(), order_.end(), out_rows, out_rows + num_reqs)) return;
   order_.assign(out_rows, out_rows + num_reqs);

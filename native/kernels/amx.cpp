@@ -24,8 +24,8 @@ namespace {
 static_assert(kPanelWidth == 2 * kTileRows);
 constexpr size_t kStepWeights = 2 * kTileRows * kTileBytes;  // bytes of a panel of one step
 constexpr int kVectorRows = 4;                     // up to this many rows of int8 are multiplied by vectors
-constexpr int kVectorRowsBlocks = 39;              // the same of block formats
-constexpr int kMostRows = 512;                     // of a pass over the panels of block formats
+constexpr int kVectorRowsBlocks = 39;              // this many rows of block formats
+constexpr int kMostRows = 512;                     // rows in a pass over the panels of block formats
 // Weights of a panel that stay in the first-level cache beside the rows that meet them, and by themselves.
 constexpr size_t kBesideRows = size_t(24) << 10, kAlone = size_t(40) << 10;
 constexpr size_t kSumRowBytes = kPanelWidth * 4;
@@ -201,7 +201,7 @@ void linear(const MatrixProduct &product) {
 
 namespace {
 
-// Of numbers other than zero, whose products take more power.
+// The numbers are other than zero, because such products take more power.
 template <Format F>
 double peak(int64_t repeats) {
   alignas(64) uint8_t numbers[kTileRows * kTileBytes];

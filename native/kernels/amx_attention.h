@@ -16,8 +16,8 @@
 
 namespace foreword::kernels::FOREWORD_ISA {
 
-constexpr int kStepDims = kTileBytes / 2;  // of a product of scores in bf16
-constexpr int kStepKeys = kTileBytes / 2;  // of a product of values in bf16
+constexpr int kStepDims = kTileBytes / 2;  // dimensions in a product of scores in bf16
+constexpr int kStepKeys = kTileBytes / 2;  // keys in a product of values in bf16
 constexpr int kVectorRowsI8 = 15;          // up to this many rows of 8 bit are multiplied by vectors
 constexpr bool tiles_fit(KVFormat f, int dim, int rows) {
   if (f == KVFormat::i8) return dim % kTileBytes == 0 && rows > kVectorRowsI8;

@@ -14,10 +14,10 @@
 
 namespace foreword::kernels::FOREWORD_ISA {
 
-constexpr int kStagedBlocks = 32;  // of a panel, at most: they stay in the first-level cache for all rows
+constexpr int kStagedBlocks = 32;  // per panel, at most: they stay in the first-level cache for all rows
 
 struct BlockScratch {
-  alignas(64) int32_t sums[2][2][kTileNumbers];  // of two blocks: high plane, low plane
+  alignas(64) int32_t sums[2][2][kTileNumbers];  // by block, of two: high plane, low plane
   uint8_t weights[kStagedBlocks * kBlock * kPanelWidth];
 
   // After this: [rows of all tiles][kPanelWidth], the sums between two chunks of a panel.

@@ -5,7 +5,7 @@
 
 namespace foreword::kernels::FOREWORD_ISA {
 
-constexpr int kRowMultiple = 16;      // of the rows of scratch memory: the most that a kernel computes at once
+constexpr int kRowMultiple = 16;      // scratch memory has a multiple of it: the most that a kernel computes at once
 constexpr float kNothing = -3.0e38f;  // m of a row before its first key
 
 // The running state of rows, also the layout of partial results: [O[dim], m, l, unused up to dim + kStateExtra].

@@ -34,7 +34,7 @@ struct Queries {
 
 struct ChunkTiles {
   const uint8_t *k[kChunkTiles], *v[kChunkTiles];
-  const uint8_t *ahead_k[kChunkTiles], *ahead_v[kChunkTiles];  // of a chunk that follows, to be prefetched
+  const uint8_t *ahead_k[kChunkTiles], *ahead_v[kChunkTiles];  // tiles of a chunk that follows, to be prefetched
 };
 
 // ---------------------------------------------------------------------------------------------- scores

@@ -723,7 +723,7 @@ class CpuModel {
   Model model_;
   std::vector<const PackedMatrix *> matrices_;
   std::vector<SizedVector> vectors_;
-  static constexpr int64_t kChunked = int64_t(1) << 32;  // of a window in `windows_`
+  static constexpr int64_t kChunked = int64_t(1) << 32;  // marks a window in `windows_`
   std::vector<int64_t> windows_;  // sliding window of each KV group; −1 before its first layer
   std::vector<bool> recurrent_groups_;
   std::vector<nb::object> kept_;  // arrays that the model reads where they are

@@ -138,7 +138,7 @@ class PySamplingRows {
   void run(StepInput in, const Out2<int32_t> &out, const LogprobOutput &wanted, CpuModel *model) {
     check_size(out.shape(0), size_t(in.num_reqs), "out");
     const int width = in_range(int64_t(out.shape(1)), 0, kMostTokens, "the width of out");
-    int most = 0;  // of logits of a request; `check` has seen that each has one
+    int most = 0;  // rows of logits of a request; `check` has seen that each has one
     for (int b = 0; b < in.num_reqs; ++b) most = std::max(most, in.cu_num_logits[b + 1] - in.cu_num_logits[b]);
     in_range(most, 0, width, "the rows of logits of a request");
     const auto lock = exclusive();

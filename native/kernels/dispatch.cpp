@@ -87,7 +87,7 @@ bool machine_has(const Isa &isa) {
   return false;
 }
 
-// Whether the next instruction set is faster. Intel's processors start a bf16 dot product of vectors in every second
+// Returns whether the next instruction set is faster. Intel's processors start a bf16 dot product of vectors in every second
 // cycle and two float multiply-adds in each cycle: twice the arithmetic, and more exact.
 bool is_slow([[maybe_unused]] const Isa &isa) {
 #if defined(__x86_64__) && !defined(FOREWORD_EMULATE)

@@ -45,7 +45,7 @@ struct EncoderInput {
   const int32_t *query_start_loc;  // [B + 1]
   const int32_t *token_types;      // [T]; null: all 0
   const int64_t *places;           // [num_axes, T], of rotations by several axes; null without
-  int num_groups;                  // of the grouped layers, 0 without
+  int num_groups;                  // groups of the grouped layers, 0 without
   const int32_t *group_start_loc;  // [num_groups + 1]
 };
 
@@ -72,7 +72,7 @@ class EncoderPass {
   };
   // The division of attention to texts, or to groups, each of which has its own blocks.
   struct Division {
-    std::vector<int64_t> slots;  // of each token
+    std::vector<int64_t> slots;  // the slot of each token
     std::vector<Task> tasks;     // each is computed once per head
     int num_blocks = 0;
   };
@@ -110,7 +110,7 @@ class EncoderPass {
   std::optional<KVCache> kv_;        // keys and values of one layer, a text's blocks one after the other
   std::vector<int32_t> blocks_;      // 0, 1, 2, …
   Division texts_, groups_;
-  std::vector<std::atomic<int>> next_tasks_;  // of each layer
+  std::vector<std::atomic<int>> next_tasks_;  // by layer
 };
 
 }  // namespace foreword::kernels

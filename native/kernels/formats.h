@@ -55,7 +55,7 @@ enum class Source : uint8_t { f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k
 //   q4_min   K/32 times { [N] f16 d, [N] f16 m, [4][N][4] u8 }
 struct PackedMatrix {
   Format format;
-  ActivationKind activations;  // of its products
+  ActivationKind activations;  // the form of the other factor
   int rows, cols, padded_cols;
   int num_panels;
   int index;  // among the matrices of its model
@@ -88,8 +88,8 @@ __attribute__((always_inline)) inline constexpr ActivationKind lora_input(LoraFo
 struct LoraPair {
   LoraFormat format;
   int padded_rank;  // 0: the matrix is not changed
-  int padded_cols, num_vectors;  // of ceil(R / L)
-  size_t vector_bytes, panel_bytes;  // of a vector of ranks of `a`, of a panel of `b`
+  int padded_cols, num_vectors;  // num_vectors is ceil(R / L)
+  size_t vector_bytes, panel_bytes;  // sizes of a vector of ranks of `a`, and of a panel of `b`
   const uint8_t *a, *b;  // 64-byte aligned
 
   __attribute__((always_inline)) const uint8_t *vector(int index) const { return a + size_t(index) * vector_bytes; }
@@ -123,7 +123,7 @@ struct ActivationBlock {
   float sum;                 // multiplies the m of a block: scale * Σ q, or Σ q where the scale is the row's
   int32_t neg8_sum;          // −8 Σ q
   int32_t neg_bias_sum;      // −bias Σ q
-  int32_t neg_bias_half[2];  // the same of the two halves
+  int32_t neg_bias_half[2];  // −bias Σ q of each half
   int32_t unused[2];
 };
 
@@ -140,7 +140,7 @@ struct Activations {
   ActivationBlock *blocks;  // the integer kinds
 };
 
-constexpr int kRowsPastEnd = 15;  // of the last piece: products may read them, whatever they contain
+constexpr int kRowsPastEnd = 15;  // after the last piece: products may read them, whatever they contain
 
 enum class Store : uint8_t { assign, add };
 
@@ -153,7 +153,7 @@ struct MatrixProduct {
   size_t out_stride;
   Store store;
   const uint8_t *next;  // the weights that this thread reads after these, prefetched during the last panels, or null
-  void *scratch;        // of linear_scratch_bytes
+  void *scratch;        // linear_scratch_bytes large
 
   __attribute__((always_inline)) int num_rows() const { return row_end - row_begin; }
   // The panel that is read at `index`: after the last one, the next weights.
@@ -193,8 +193,8 @@ struct KVLayer {
   KVFormat format;
   bool tiled;
   int block_size, num_kv_heads, head_dim, padded_dim;
-  size_t tile_bytes;   // of a K tile, and of a V tile
-  size_t token_bytes;  // of K, and of V, of one token (layouts that are not tiled)
+  size_t tile_bytes;   // bytes of a K tile, and of a V tile
+  size_t token_bytes;  // bytes of K, and of V, of one token (layouts that are not tiled)
   size_t head_stride, block_stride;
   uint8_t *base;
 };
@@ -236,13 +236,13 @@ struct AttentionKeys {
 // Queries of one request against one KV head: rows are (query, head of the group).
 struct AttentionTile {
   int num_queries;
-  int64_t first_position;  // of the first query
+  int64_t first_position;  // that of the first query
   int kv_head;
-  const float *queries;  // of the first query: [num_heads][padded_dim] floats, scaled so that scores are exponents of 2
+  const float *queries;  // [num_heads][padded_dim] floats per query, scaled so that scores are exponents of 2
   size_t query_stride;   // floats from query to query
   const int32_t *block_table;
   int64_t key_begin, key_end;  // the keys of this call; a split after the first begins at a multiple of kSplit
-  float *out;                  // of the first query: [num_heads * head_dim]
+  float *out;                  // from the first query on: [num_heads * head_dim]
   size_t out_stride;
   float *partial;      // if not null, rows [O[padded_dim], m, l, …] are written here instead of `out`
   AttentionKeys next;  // the keys this thread probably reads next, to be prefetched; block_table null: unknown
@@ -253,7 +253,7 @@ constexpr int num_logit_blocks(int vocab_size) { return (vocab_size + kLogitBloc
 
 // The known properties of rows of logits [L, vocab_size]; null if they are not known.
 struct KnownLogits {
-  const float *maxima = nullptr;           // of blocks [L, num_logit_blocks(vocab_size)]
+  const float *maxima = nullptr;           // by block, [L, num_logit_blocks(vocab_size)]
   const int32_t *greedy_tokens = nullptr;  // [L]: the token with the largest logit of a row without logits, else −1
 };
 

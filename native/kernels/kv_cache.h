@@ -20,7 +20,7 @@ struct KVConfig {
   KVFormat format;
   int num_blocks, block_size, num_slots, num_kv_heads, head_dim, padded_dim;
   RecurrentConfig recurrent;  // a block also holds the states of one request in num_slots recurrent layers
-  std::vector<HeadShape> more_heads = {};  // of some layers; a slot has room for the largest
+  std::vector<HeadShape> more_heads = {};  // other shapes of some layers; a slot has room for the largest
 
   HeadShape heads() const { return {num_kv_heads, head_dim, padded_dim}; }
 };

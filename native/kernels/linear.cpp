@@ -63,7 +63,7 @@ void stage_q4(Format from, const uint8_t *weights, int cols, uint8_t *out) {
 // ---------------------------------------------------------------------------------------------- tiles to a product
 
 struct Output {
-  float *data;  // of the tile's first row and output
+  float *data;  // the place of the tile's first row and output
   size_t stride;
   Store store;
 };

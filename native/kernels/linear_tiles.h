@@ -12,8 +12,8 @@ constexpr int V = kPanelVectors;
 
 // Inputs [k, k_end) of one panel, or of two neighbours, against rows from `row` on.
 struct Tile {
-  const uint8_t *weights;  // of input k of the first panel, with the block scales before them
-  const float *scales;     // i8: of the first panel's outputs
+  const uint8_t *weights;  // those of input k of the first panel, with the block scales before them
+  const float *scales;     // i8: those of the first panel's outputs
   size_t panel_bytes;
   const Activations &a;
   int row, k, k_end;

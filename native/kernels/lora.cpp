@@ -10,11 +10,11 @@ namespace foreword::kernels::FOREWORD_ISA {
 namespace {
 
 constexpr int V = kPanelVectors;
-constexpr int kLoraRows = kRowsF32 < 8 ? kRowsF32 : 8;  // of the tallest tile
+constexpr int kLoraRows = kRowsF32 < 8 ? kRowsF32 : 8;  // rows of the tallest tile
 
 // ---------------------------------------------------------------------------------------------- formats
 
-// Of an input of integers: x ≈ scale * q, and where a sum of their products starts (ActivationBlock).
+// The steps of an input of integers: x ≈ scale * q, and where a sum of their products starts (ActivationBlock).
 struct Steps {
   float scale;
   int32_t start;

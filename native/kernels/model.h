@@ -24,7 +24,7 @@ using KindSet = std::array<bool, kNumActivationKinds>;
 struct Linear {
   struct Part {
     const PackedMatrix *matrix;  // [teams]: the matrix as each team of threads has it
-    int offset;                  // of its first output in the row
+    int offset;                  // the place of its first output in the row
   };
   std::vector<Part> parts;
   int cols = 0;
@@ -67,7 +67,7 @@ struct Mlp {
   const Linear &first() const { return gate.parts.empty() ? up : gate; }
 };
 
-constexpr int kMostExperts = 1 << 10;  // of a layer
+constexpr int kMostExperts = 1 << 10;  // per layer
 constexpr int kMostStreams = 16;
 
 struct Moe {
@@ -130,7 +130,7 @@ struct PerLayer {
 struct StreamUpdate {
   Norm norm, laurel_norm;
   Vector router = nullptr, predict = nullptr, correct = nullptr;  // [K, hidden], [K, K, K], [K, K]
-  Vector scale = nullptr;  // of the first stream, where the layer's own inputs are made; null: none
+  Vector scale = nullptr;  // that of the first stream, where the layer's own inputs are made; null: none
   Linear laurel_left, laurel_right;
 };
 
@@ -138,22 +138,22 @@ struct StreamUpdate {
 // beside: the input of its first product is that of the layer before, which has neither mlp nor moe.
 struct Layer {
   Norm attn_norm, mlp_norm, post_attn_norm, post_mlp_norm;
-  Vector q_norm = nullptr, k_norm = nullptr;  // of a head, or of all heads together: joint_qk_norm
-  Vector v_norm = nullptr;                    // of a head
-  float qk_eps = 0.f;                         // of q_norm and k_norm
+  Vector q_norm = nullptr, k_norm = nullptr;  // for a head, or for all heads together: joint_qk_norm
+  Vector v_norm = nullptr;                    // for a head
+  float qk_eps = 0.f;                         // that of q_norm and k_norm
   Vector q_bias = nullptr, k_bias = nullptr, v_bias = nullptr, o_bias = nullptr;
-  Vector q_scales = nullptr, k_scales = nullptr;  // of all heads, after the rotary embedding
-  Vector sinks = nullptr;  // of all heads
-  Linear qkv, o;  // of a recurrent layer: all projections of its input, and the output projection
+  Vector q_scales = nullptr, k_scales = nullptr;  // for all heads, after the rotary embedding
+  Vector sinks = nullptr;  // for all heads
+  Linear qkv, o;  // in a recurrent layer: all projections of its input, and the output projection
   bool gated = false;  // qkv has one part more, the gate of the attention's output
   bool writes = true;  // qkv has keys; otherwise the layer reads those that another one wrote to its group and slot
-  int v_part = 2;      // of qkv: values, or keys if these are the values too
+  int v_part = 2;      // the part of qkv with values, or keys if these are the values too
   int heads = 0;       // index of the shape of its heads
   PerLayer per_layer;
-  float scale = 1.f;   // of the layer's output
+  float scale = 1.f;   // a factor of the layer's output
   std::unique_ptr<StreamUpdate> streams;
   std::unique_ptr<Recurrent> recurrent;  // in place of attention
-  std::unique_ptr<Latent> latent;        // of attention
+  std::unique_ptr<Latent> latent;        // for latent attention
   std::unique_ptr<Mlp> mlp;
   std::unique_ptr<Moe> moe;
   int rope = -1;  // index of its rotary embedding; −1: none
@@ -169,7 +169,7 @@ struct Layer {
 struct Rope {
   std::vector<double> inv_freq;
   double scale;
-  std::vector<int> axes;  // of the position that each pair is rotated by; empty: positions have one axis
+  std::vector<int> axes;  // by pair, the axis of the position that rotates it; empty: one axis
 
   // The cosine and sine of each pair. position(j): what pair j is rotated by.
   template <class F>
@@ -194,8 +194,8 @@ struct PerLayerConfig {
 // Before the first and after the last layer. num_streams 1: x alone.
 struct StreamsConfig {
   int num_streams = 1;
-  Linear into;              // of all streams but the first, side by side
-  std::vector<Linear> out;  // of each of them
+  Linear into;              // for all streams but the first, side by side
+  std::vector<Linear> out;  // one for each of them
 };
 
 // kv_rank 0: the model has no latent attention.
@@ -213,7 +213,7 @@ struct ModelConfig {
   float attn_softcap, final_softcap;  // 0: none
   float gate_scale = 1.f, logit_scale = 1.f;  // gate_scale: of the input of `activation` in a gated MLP
   bool joint_qk_norm = false, layer_norm = false;
-  float gate_alpha = 0.f, gate_limit = 0.f;  // of a clamped gate in place of `activation`; limit 0: none
+  float gate_alpha = 0.f, gate_limit = 0.f;  // for a clamped gate in place of `activation`; limit 0: none
   LatentConfig latent = {};
 };
 
@@ -243,8 +243,8 @@ class ActivationBuffer {
 // An adapter: the change of each matrix, by its index.
 struct LoraAdapter {
   std::vector<LoraPair> pairs;
-  int num_vectors = 0;  // of ranks, the most of a pair
-  KindSet kinds{};      // of input that the pairs take
+  int num_vectors = 0;  // vectors of ranks, the most of a pair
+  KindSet kinds{};      // the kinds of input that the pairs take
   Mapping memory;
 
   const LoraPair &pair_of(const PackedMatrix &matrix) const { return pairs[size_t(matrix.index)]; }
@@ -302,9 +302,9 @@ class Model {
   Screen screen;
   std::vector<Layer> layers;
   std::vector<Rope> ropes;
-  int num_axes = 0;  // of rotary positions; 0: they have one for all pairs
+  int num_axes = 0;  // axes of rotary positions; 0: they have one for all pairs
   std::map<int, LoraAdapter> loras;  // by id
-  int padded_dim;  // of the first of `heads`
+  int padded_dim;  // that of the first of `heads`
   std::vector<HeadShape> heads;  // those of the model, then others that some layers have
   const HeadShape &heads_of(const Layer &layer) const { return heads[size_t(layer.heads)]; }
 
@@ -321,7 +321,7 @@ class Model {
   size_t attached_bytes_ = 0;
   int widest_input_ = 0;
   std::vector<std::unique_ptr<PackedMatrix[]>> matrices_;  // [teams] each
-  std::vector<std::vector<int>> packed_on_;                // of each matrix, [panels]
+  std::vector<std::vector<int>> packed_on_;                // by matrix, [panels]
 };
 
 }  // namespace foreword::kernels

@@ -47,7 +47,7 @@ FW_INLINE void widen_nibbles(const uint8_t *nibbles, uint32_t add, uint32_t flip
   }
 }
 
-// The same of Format::fp4: the signed weight, times 2, ^ flip.
+// Widens Format::fp4: the signed weight, times 2, ^ flip.
 FW_INLINE void widen_fp4(const uint8_t *nibbles, uint8_t flip, uint8_t *bytes) {
   constexpr int kBytes = 16 * kPanelWidth;
   for (int i = 0; i < kBytes; ++i) {

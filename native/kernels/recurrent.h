@@ -51,9 +51,9 @@ struct StateScan {
   int num_tokens, key_dim, value_dim, padded_value_dim;
   const float *before;       // [key_dim][padded_value_dim], the state before the first token
   float *state;              // the state after the last one; may be `before`
-  const float *q, *k, *v;    // of the first token; rows `stride` apart
-  const float *decay, *write;  // of the first token, `scalar_stride` apart
-  float skip;                // of mamba2
+  const float *q, *k, *v;    // from the first token on; rows `stride` apart
+  const float *decay, *write;  // from the first token on, `scalar_stride` apart
+  float skip;                // only mamba2 has it
   float *out;                // [num_tokens][value_dim], rows out_stride apart
   size_t stride, scalar_stride, out_stride;
 };

@@ -77,7 +77,7 @@ inline float rotate_inputs(const float *x, int size, float *y) {
   return std::sqrt(float(block * apart));
 }
 
-// The same for the numbers of a head; their count is a multiple of kLanes. One transform per block, of any size.
+// Rotates the numbers of a head; their count is a multiple of kLanes. One transform per block, of any size.
 inline float rotate_head(const float *x, int dim, float *y) {
   const int block = dim & -dim;
   for (int d = 0; d < dim; d += kLanes) store(y + d, lane_butterflies(load(x + d)));

@@ -62,8 +62,8 @@ struct Row {
   Token *found;      // [size]
   float max;
   bool has_choice;     // no NaN, and a finite maximum
-  double temperature;  // of `sums`; 0: there are none
-  Moments sums;        // of the whole row
+  double temperature;  // that of `sums`; 0: there are none
+  Moments sums;        // over the whole row
 };
 
 int block_end(int size, int block) { return smaller(size, (block + 1) * kLogitBlock); }
@@ -361,7 +361,7 @@ Token find_xtc_edge(const Row &row, int kept, double temperature, double thresho
   return count < 2 ? Token{__builtin_inff(), -1} : edge;
 }
 
-// Of the first `kept` tokens found (-1: of all) those with x / T >= `least`, to the front; returns how many.
+// Moves those of the first `kept` tokens found (-1: all) with x / T >= `least` to the front. Returns their number.
 int keep_at_least(const Row &row, int kept, double temperature, double least) {
   if (kept < 0) {  // collect with a margin, then compare exactly
     const double x = least * temperature;
@@ -419,7 +419,7 @@ void draw_from_all(const Row &row, Draw &draw) {
     for (; i + kLanes <= end; i += kLanes) {
       const double best_shift = double(row.max) / draw.temperature - draw.best;
       const F32 z = fma(sub(load(row.x + i), set1(row.max)), set1(inverse), set1(float(best_shift)));
-      const F32 limit = sub(set1(16777214.f), mul(exp_f32(z), set1(1.001f * 16777216.f)));  // of h >> 40
+      const F32 limit = sub(set1(16777214.f), mul(exp_f32(z), set1(1.001f * 16777216.f)));  // the limit of h >> 40
       float high[kLanes];
       for (int lane = 0; lane < kLanes; ++lane) {  // without a branch, so that it becomes vector code
         high[lane] = float(int32_t(hash(seed, draw.row.position, i + lane) >> 40));

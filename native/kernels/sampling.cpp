@@ -51,7 +51,7 @@ void check_ascending(const int32_t *rows, int count, int limit, const char *name
 
 int64_t num_logprobs(const LogprobOutput &out, int i) { return out.offsets ? out.offsets[i + 1] - out.offsets[i] : 0; }
 
-// Those of the scanned row i of logits.
+// Writes the log-probabilities of the scanned row i of logits.
 void write_logprobs(const LogprobOutput &out, int i, int32_t token, const Isa &isa, void *scratch) {
   const int64_t begin = out.offsets[i];
   isa.row_logprobs(token, int(num_logprobs(out, i)) - 1, out.ids + begin, out.logprobs + begin, out.ranks + begin,

@@ -79,7 +79,7 @@ class SamplingRows {
   void sample(const StepInput &input, const Isa &isa, ThreadPool *pool, uint8_t *scratch, int width, int32_t *out,
               const LogprobOutput &logprobs);
 
-  size_t scratch_bytes(const Isa &isa) const;  // of one thread
+  size_t scratch_bytes(const Isa &isa) const;  // the scratch memory of one thread
 
   // Throws std::invalid_argument for an entry out of range. Every call needs a checked input.
   void check(const StepInput &input) const;
@@ -100,7 +100,7 @@ class SamplingRows {
 
   const StateRows states_;
   std::vector<std::unique_ptr<Request>> requests_;
-  std::vector<RuleScratch> scratch_;  // of each thread
+  std::vector<RuleScratch> scratch_;  // by thread
 };
 
 // The log-probabilities of tokens[i] and the most likely tokens in row i of logits [n, vocab_size].

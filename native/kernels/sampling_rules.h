@@ -61,7 +61,7 @@ struct TokenRules {
   std::vector<float> bias;
   std::vector<int32_t> end_ids;         // not before the minimum length
   std::vector<int32_t> bad_words;       // one after the other
-  std::vector<int32_t> bad_word_ends;   // of each in bad_words
+  std::vector<int32_t> bad_word_ends;   // the end of each in bad_words
   std::vector<int32_t> dry_breakers;    // ascending
 };
 

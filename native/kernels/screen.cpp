@@ -106,7 +106,7 @@ float pack_screen(const PackedMatrix &head, const PackedMatrix &screen, int pane
   const int cols = head.padded_cols, count = smaller(kPanelWidth, head.rows - panel * kPanelWidth);
   const PackedRow row = packed_row(scratch, cols);
   uint8_t *out = screen.panels + size_t(panel) * screen.panel_bytes;
-  // Of sums of floats: an addition rounds by at most 2^-24 of the sum of magnitudes.
+  // An addition of floats rounds by at most 2^-24 of the sum of magnitudes.
   const float additions = float(cols + 64) * 0x1p-23f;
   float largest = 0.f;
   for (int n = 0; n < count; ++n) {

@@ -112,9 +112,9 @@ class ThreadPool {
   const CpuGroups groups_;
   const int size_;
   const int64_t process_;
-  std::vector<Team> teams_;  // of each thread
+  std::vector<Team> teams_;  // by thread
   std::vector<std::thread> threads_;
-  std::vector<Queue> queues_;  // of each thread
+  std::vector<Queue> queues_;  // by thread
   Function function_ = nullptr;
   void *context_ = nullptr;
   bool quit_ = false;

@@ -15,9 +15,9 @@ void causal_tiles(const ForwardInput &in, int req, int max_queries, AttentionWin
   }
 }
 
-// The same for a request with spans, in order. Of a span with the end `last + 1`, the query at p sees the keys (p −
-// window, last]. Moved by last − p of the first query of a tile, a causal mask shows all up to the end, and a window
-// that is larger by as much all from p − window + 1 on.
+// Adds the tiles of a request with spans, in order. In a span with the end `last + 1`, the query at p sees the keys
+// (p − window, last]. Moved by last − p of the first query of a tile, a causal mask shows all up to the end, and a
+// window that is larger by as much all from p − window + 1 on.
 template <class Tile>
 void tiles_with_spans(const ForwardInput &in, int req, int max_queries, AttentionWindow window, Tile tile) {
   const int begin = in.query_start_loc[req], end = in.query_start_loc[req + 1];
@@ -33,8 +33,8 @@ void tiles_with_spans(const ForwardInput &in, int req, int max_queries, Attentio
   }
 }
 
-// The same where a query sees the keys after it too: moved by one less than the window, a causal mask with a window of
-// both sides shows all at a smaller distance.
+// Adds tiles in which a query sees the keys after it too: moved by one less than the window, a causal mask with a
+// window of both sides shows all at a smaller distance.
 template <class Tile>
 void bidirectional_tiles(const ForwardInput &in, int req, int max_queries, AttentionWindow window, Tile tile) {
   const int begin = in.query_start_loc[req], end = in.query_start_loc[req + 1];

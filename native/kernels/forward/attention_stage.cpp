@@ -157,7 +157,7 @@ void AttentionStage::rotate_and_store(int thread, const Layer &layer) {
   });
 }
 
-// The same for latent attention, whose one key is its value too.
+// Rotates and stores the one key of latent attention, which is its value too.
 void AttentionStage::rotate_and_store_latent(int thread, const Layer &layer) {
   const ModelConfig &c = ctx_.model.config;
   const HeadShape &shape = ctx_.model.heads_of(layer);

@@ -24,7 +24,7 @@ class AttentionStage {
     Buffer<uint8_t> attend;
     Buffer<float> key_value;  // key, value, and the scratch memory of store_kv: [3, padded_dim]
   };
-  // Of layers with heads of one shape. [T, …]: all heads side by side; queries padded to padded_dim, scaled.
+  // The rows of layers with heads of one shape. [T, …]: all heads side by side; queries padded to padded_dim, scaled.
   struct Rows {
     FloatRows queries, out;
   };
@@ -48,14 +48,14 @@ class AttentionStage {
   PassContext &ctx_;
   const EmbeddingStage &embedding_;
   LatentStage latent_;
-  std::vector<AttentionWindow> windows_;      // of each KV group
-  std::vector<int> shapes_;                   // of each KV group, the index of the shape of its heads
-  std::vector<AttentionPlan> plans_;          // of each KV group
-  std::vector<std::atomic<int>> next_tasks_;  // of each team in each layer
+  std::vector<AttentionWindow> windows_;      // by KV group
+  std::vector<int> shapes_;                   // by KV group, the index of the shape of its heads
+  std::vector<AttentionPlan> plans_;          // by KV group
+  std::vector<std::atomic<int>> next_tasks_;  // by layer and team
   std::vector<Scratch> scratch_;              // [num_threads]
-  KindSet kinds_{};                           // of `o_input_`
+  KindSet kinds_{};                           // the kinds of `o_input_`
   FloatRows qkv_;                             // [T, …]: the first product of a layer, whose rows are as long as its own
-  std::vector<Rows> rows_;                    // of each shape of heads
+  std::vector<Rows> rows_;                    // by shape of heads
   ProductInput o_input_;
   size_t partial_stride_ = 0;
   Buffer<float> partials_;  // [partial, KV head] results of splits, partial_stride_ floats each

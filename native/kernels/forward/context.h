@@ -81,7 +81,7 @@ class PassContext {
     multiply(thread, l, a, {0, input.num_tokens}, norm, next);
     finish_product(thread, bias, norm);
   }
-  // The same in two parts: of the tokens `rows`, which are the first rows of `a`; then, once for all rows, the rest.
+  // A product in two parts: first for the tokens `rows`, the first rows of `a`; then, once for all rows, the rest.
   void multiply(int thread, const Linear &l, const ActivationSet &a, Share rows, const Norm &norm, const Linear *next);
   void finish_product(int thread, Vector bias, const Norm &norm);
   // x += scale norm(branch), with or without a norm. Ends with a barrier.
@@ -106,7 +106,7 @@ class PassContext {
   void add_bias(int thread, Vector bias, FloatRows &rows) const;
 
   LoraStep lora_;
-  KindSet kinds_{};  // of `normed`
+  KindSet kinds_{};  // the kinds of `normed`
   bool has_branch_ = false;
   std::vector<Buffer<float>> norm_out_;  // [num_threads]
 };

@@ -22,11 +22,11 @@ struct ForwardInput {
   const int32_t *num_draft_tokens;     // [B]
   const int32_t *num_accepted_tokens;  // [R]
   const int64_t *logits_indices;   // [L]
-  bool greedy;                     // of the logits, the token with the largest one is enough
+  bool greedy;                     // the token with the largest logit is enough
   int num_embeds;                  // N
   const int64_t *embed_rows;       // [N] tokens, ascending, whose input is a row of `embeds` in place of a token id
   const float *embeds;             // [N, hidden_size]
-  int num_features;                // of each row of `embeds`, that a layer adds after its MLP: the first layers
+  int num_features;                // vectors for each row of `embeds` that a layer adds after its MLP: the first layers
   const float *features;           // [N, num_features, hidden_size]
   const int64_t *mrope_positions;  // [num_axes, T]; null: `positions` in every axis
   const int64_t *last_seen;        // [T] the position of the last key that a token sees; null: its own

@@ -19,8 +19,8 @@ class LogitsStage {
   int stride() const { return logits_.stride(); }
   // The matrix by which `run` multiplies first.
   const Linear &first_product() const;
-  // Of the last run: the maxima of the blocks of logits [L, num_logit_blocks(vocab_size)]; the greedy tokens [L], −1 of
-  // a row that has logits instead. Null if there are none.
+  // Results of the last run: the maxima of the blocks of logits [L, num_logit_blocks(vocab_size)]; the greedy tokens
+  // [L], −1 for a row that has logits instead. Null if there are none.
   const float *maxima() const { return has_maxima_ ? maxima_.data() : nullptr; }
   const int32_t *greedy_tokens() const { return is_screened_ ? tokens_.data() : nullptr; }
 
@@ -40,7 +40,7 @@ class LogitsStage {
     Buffer<float> least;  // a lower bound of what can be the largest logit
     Buffer<Best> best;
     Buffer<ScreenHit> hits;
-    Buffer<float> logits;   // of a panel
+    Buffer<float> logits;   // the logits of a panel
     Buffer<float> rotated;  // a row of inputs
   };
 
@@ -54,7 +54,7 @@ class LogitsStage {
 
   PassContext &ctx_;
   ProductInput input_;
-  KindSet kinds_{}, screen_kinds_{};  // of `input_`
+  KindSet kinds_{}, screen_kinds_{};  // the kinds of `input_`
   FloatRows logits_;                  // [L, vocab_size]
   Buffer<float> maxima_, reach_;
   Buffer<float> bounds_;  // lower bounds of the largest logit of each row, of all threads

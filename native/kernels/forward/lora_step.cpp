@@ -5,7 +5,7 @@
 namespace foreword::kernels {
 namespace {
 
-constexpr int kBlockTokens = 32;  // of a unit of work: enough to use a loaded factor often, few enough to divide
+constexpr int kBlockTokens = 32;  // tokens in a unit of work: enough to use a loaded factor often, few enough to divide
 
 // Prefetches the first of `bytes` bytes of factors. The kernels prefetch those that follow.
 void prefetch_first(const uint8_t *factors, size_t bytes) {

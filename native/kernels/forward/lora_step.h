@@ -34,7 +34,7 @@ class LoraStep {
               size_t out_stride) const;
 
  private:
-  static constexpr size_t kMatrices = 4;  // of a shrink, at most
+  static constexpr size_t kMatrices = 4;  // per shrink, at most
 
   struct Group {
     const LoraAdapter *adapter;
@@ -48,7 +48,7 @@ class LoraStep {
   std::vector<uint64_t> requests_;  // adapter << 32 | request
   std::vector<Group> groups_;
   std::vector<Block> blocks_;
-  int num_vectors_ = 0;    // of ranks, of the adapter that has most
+  int num_vectors_ = 0;    // vectors of ranks of the adapter that has most
   Buffer<int> tokens_;      // by place: adapter after adapter, ascending within each
   Buffer<LoraRow> shrunk_;  // [T, kMatrices]
 };

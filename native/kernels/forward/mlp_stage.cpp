@@ -6,7 +6,7 @@
 namespace foreword::kernels {
 namespace {
 
-constexpr int kMostRows = 512;  // whose hidden numbers stay in the caches until they are multiplied
+constexpr int kMostRows = 512;  // the hidden numbers of so many stay in the caches until they are multiplied
 
 }  // namespace
 

@@ -25,7 +25,7 @@ class MlpStage {
   int hidden_stride_ = 0, hidden_cols_ = 0;  // largest of all layers
   Buffer<float> hidden_;  // [rows, intermediate_size], as far apart as those of the product
   ProductInput down_;     // hidden_ as the input of `down`
-  KindSet kinds_{};       // of `down_`
+  KindSet kinds_{};       // the kinds of `down_`
 };
 
 }  // namespace foreword::kernels

@@ -18,8 +18,8 @@ int best_expert(const float *p, int num_experts, const float *bias) {
   return std::max(best, 0);
 }
 
-// Of the experts outside the groups_per_token best groups, p becomes negative, as of those that are taken. Of equal
-// groups the first are better.
+// Makes p negative, as for experts that are taken, for those outside the groups_per_token best groups. The first of
+// equal groups is better.
 void keep_best_groups(const Moe &moe, float *p, int num_experts) {
   const int size = num_experts / moe.num_groups;
   constexpr float kLeast = -std::numeric_limits<float>::infinity();

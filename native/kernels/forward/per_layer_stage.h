@@ -24,7 +24,7 @@ class PerLayerStage {
   PassContext &ctx_;
   FloatRows inputs_, gate_;             // [T, layers * size], [T, size]
   std::vector<Buffer<float>> scratch_;  // [num_threads] a row of the embedding, then one of the product with `gate`
-  KindSet kinds_{};                     // of `out_input_`
+  KindSet kinds_{};                     // the kinds of `out_input_`
   ProductInput out_input_;
 };
 

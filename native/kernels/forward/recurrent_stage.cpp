@@ -9,7 +9,7 @@ namespace {
 
 // The parts of a row of projections after the channels.
 constexpr int kGatePart = 3, kTimePart = 4, kWritePart = 5;
-constexpr int kShortWritePart = 1, kShortGatePart = 2;  // of short_conv
+constexpr int kShortWritePart = 1, kShortGatePart = 2;  // the parts of short_conv
 constexpr float kUnitEps = 1e-6f;
 
 float softplus(float x) { return x > 20.f ? x : std::log1p(std::exp(x)); }

@@ -43,7 +43,7 @@ class RecurrentStage {
   FloatRows decay_, write_;           // [T, num_heads]
   FloatRows out_;                     // [T, num_values]
   FloatRows unit_;                    // [2, key_dim]: the factors of normed q and k
-  KindSet kinds_{};                   // of `o_input_`
+  KindSet kinds_{};                   // the kinds of `o_input_`
   ProductInput o_input_;
 };
 

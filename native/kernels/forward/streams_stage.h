@@ -39,7 +39,7 @@ class StreamsStage {
   const int count_;
   FloatRows streams_, wide_, low_, laurel_;  // [K · T, hidden], [T, streams but one], [T, laurel_rank], [T, hidden]
   std::vector<Buffer<float>> scratch_;       // [num_threads] the streams of a token
-  KindSet kinds_{};                          // of `low_input_`
+  KindSet kinds_{};                          // the kinds of `low_input_`
   int rank_ = 0;
   ProductInput low_input_;
 };

@@ -17,7 +17,7 @@
 namespace foreword::kernels::FOREWORD_ISA {
 
 constexpr int kTileRows = 16, kTileBytes = 64, kNumTiles = 8;
-constexpr int kTileNumbers = kTileRows * kTileBytes / 4;  // of a tile of sums
+constexpr int kTileNumbers = kTileRows * kTileBytes / 4;  // numbers in a tile of sums
 
 // The operand of `ldtilecfg`.
 struct alignas(64) TileShapes {

@@ -110,8 +110,8 @@ FW_INLINE I32 word_in_lanes(const void *p) {
   std::memcpy(&word, p, 4);
   return set1_i32(word);
 }
-// The same as an operand of `Uses` calls of `accumulate` or of a dot product: a float, a pair of bf16, or four signed
-// bytes.
+// A broadcast number as an operand of `Uses` calls of `accumulate` or of a dot product: a float, a pair of bf16, or
+// four signed bytes.
 #if !defined(FOREWORD_SIMD_AVX512)
 template <int Uses>
 FW_INLINE F32 in_lanes(const float *p) { return set1(*p); }
@@ -181,7 +181,7 @@ template <class To>
 FW_INLINE Rounded round_to_s8(const float *x, int size, To &&to) {
   const float top = largest_magnitude(x, size);
   const F32 inverse = set1(top > 0.f ? 127.f / top : 0.f);
-  F32 sums[2] = {set1(0.f), set1(0.f)};  // of integers: exact
+  F32 sums[2] = {set1(0.f), set1(0.f)};  // sums of integers are exact
   in_turns(size, [&](int i, int k) FW_LAMBDA {
     const F32 steps = round_f32(mul(load(x + k), inverse));
     store_s8(to(k), steps);

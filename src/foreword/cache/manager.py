@@ -116,7 +116,7 @@ class KVCacheManager:
         self._snapshots: StateSnapshots | None = None
         if recurrent and prefix_caching:
             self._snapshots = StateSnapshots(self._content, self.pool, recurrent, self._hit_unit, states)
-        # Whether `cut_chunks`, `keep_states` and `publish_states` have any effect.
+        # True if `cut_chunks`, `keep_states` and `publish_states` have any effect.
         self.keeps_states = self._snapshots is not None
 
     @property

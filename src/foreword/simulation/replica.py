@@ -93,7 +93,7 @@ class Replica:
         self._memory_use = report.memory_use if fleet.num_replicas == 1 else None
         self.now = self.busy = 0.0
         self.ended: list[int] = []
-        # Whether an arriving request may be admitted before the waiting ones.
+        # True if an arriving request may be admitted before the waiting ones.
         self._may_overtake = config.policy != "fcfs"
         self._pending: deque[tuple[int, Arrival]] = deque()
         self._block_size, self._piece = block_size, piece_size(block_size, fleet.hashed_tokens)

@@ -21,8 +21,7 @@ _GGUF_GROWTH, _GGUF_LENGTH = "*.attention.temperature_scale", "*.attention.tempe
 
 
 def ministral3(config: Config) -> DecoderSpec:
-    """Return a spec in which the factor of queries changes at multiples of the length before the context was extended.
-    """
+    """Return a spec whose factor of queries changes at multiples of the length before the context was extended."""
     config, growth = _growing(config)
     rotary = rope(config)
     layers = (LayerSpec(rotary, window, query_growth=growth) for window in windows(config, lambda i: True))
