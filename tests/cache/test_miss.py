@@ -207,7 +207,7 @@ def test_a_special_token_that_is_no_end_of_a_text_is_the_templates():
 def test_every_reason_has_a_meaning():
     rig = Rig(prefix_caching=False)
     assert why(rig, PROMPT).reason == "off"
-    assert why(rig, PROMPT).told(str) == [f"not reused from token 0 on: {MEANING['off']}"]
+    assert why(rig, PROMPT).explained(str) == [f"not reused from token 0 on: {MEANING['off']}"]
 
 
 def test_what_is_remembered_of_forgotten_blocks_is_bounded():

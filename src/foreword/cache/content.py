@@ -67,7 +67,7 @@ class CachedContent:
         self._serial = np.zeros(len(is_cached), np.int64)
         self._place = np.zeros(len(is_cached), np.int64)
 
-    def add(self, node: PrefixNode, first: int, end: int, group: int, table_row: I32) -> None:
+    def record(self, node: PrefixNode, first: int, end: int, group: int, table_row: I32) -> None:
         """Record that a row's blocks of a group hold blocks first … end − 1 of the node from now on. Null blocks are
         skipped.
         """

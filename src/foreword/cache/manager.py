@@ -491,7 +491,7 @@ class KVCacheManager:
                     self._content.remove(np.array([block]))
             for span in self.tree.extend(row, data, keys):
                 for g in self._paged:
-                    self._content.add(*span, g, states.block_tables[g].table[row])
+                    self._content.record(*span, g, states.block_tables[g].table[row])
         if self._snapshots is not None:
             self._snapshots.publish(row, computed)
         if self.partial_reuse and computed % size:
@@ -585,7 +585,7 @@ class KVCacheManager:
             return  # these tokens, or a longer block that begins with them
         leaf = self.tree.leaf(row, tokens, extra)
         for g, table in enumerate(self.states.block_tables):
-            self._content.add(leaf, at, at + 1, g, table.table[row])
+            self._content.record(leaf, at, at + 1, g, table.table[row])
         self.tree.prune(leaf)
 
 

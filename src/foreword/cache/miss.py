@@ -66,7 +66,7 @@ class CacheMiss:
         is_template = self.reason == "differs" and any(token in special and token not in ends for token in first)
         return replace(self, reason="template") if is_template else self
 
-    def told(self, decode: Callable[[list[int]], str] | None) -> list[str]:
+    def explained(self, decode: Callable[[list[int]], str] | None) -> list[str]:
         """Return the explanation as lines, with the texts of both sides."""
         lines = [f"not reused from token {self.position} on: {MEANING[self.reason]}"]
         if decode is not None:

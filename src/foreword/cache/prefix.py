@@ -47,7 +47,7 @@ class Forgotten:
         self._size = size
         self._seen: dict[int, None] = {}
 
-    def add(self, index: int, before: bytes, tokens: bytes, extra: ExtraKeys, first: ExtraKeys) -> None:
+    def record(self, index: int, before: bytes, tokens: bytes, extra: ExtraKeys, first: ExtraKeys) -> None:
         """Record that block ``index`` of a sequence, after the block ``before``, was forgotten. first: the keys of
         block 0, since equal tokens under another salt or adapter are other content.
         """
@@ -256,7 +256,7 @@ class PrefixTree:
         while node.parent is not None and not (node.num_blocks or node.children or node.rows):
             parent = node.parent
             before = parent.tokens[-self._bytes :] if node.start else b""
-            self.forgotten.add(node.start, before, node.tokens[: self._bytes], node.extra, node.first_extra)
+            self.forgotten.record(node.start, before, node.tokens[: self._bytes], node.extra, node.first_extra)
             del self.nodes[node.serial]
             first = node.tokens[:4]
             siblings = parent.children[first]
@@ -374,7 +374,7 @@ class PrefixTree:
         if 2 * needed > node.end - node.start:
             return
         before, block = self._blocks(node.tokens, needed - 1), self._blocks(node.tokens, needed)
-        self.forgotten.add(node.start + needed, before, block, NO_EXTRA, node.first_extra)
+        self.forgotten.record(node.start + needed, before, block, NO_EXTRA, node.first_extra)
         node.end = node.start + needed
         node.tokens = node.tokens[: needed * self._bytes]
         node.blocks = [ids[:needed].copy() for ids in node.blocks]

@@ -318,7 +318,7 @@ class Chat:
         reused = self._last.metrics.num_cached_tokens
         print(f"computed from token {reused}: {decode(prompt[reused : reused + 12], False)!r}")
         if (miss := self._last.metrics.cache_miss) is not None:
-            print(*self.llm.engine.refined(miss).told(lambda ids: decode(ids, False)), sep="\n")
+            print(*self.llm.engine.refined(miss).explained(lambda ids: decode(ids, False)), sep="\n")
         if self._before:
             same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._before, prompt, strict=False)))
             was_sampled = same == len(self._before) == reused + 1

@@ -15,7 +15,7 @@ class DeviceAdapters:
     def __init__(self, rows: DeviceRows, inner: Tensor) -> None:
         self.rows, self.inner = rows, inner
 
-    def add(self, out: Tensor, x: Tensor, a: Tensor, b: Tensor, adapters: Tensor) -> None:
+    def apply(self, out: Tensor, x: Tensor, a: Tensor, b: Tensor, adapters: Tensor) -> None:
         """Compute out[t] += b[adapters[t]] a[adapters[t]] x[t] for out [Tp, outputs] and x [Tp, inputs].
 
         a: [adapters, rank, at least inputs]; b: [adapters, outputs, rank]. adapters: int32 [Tp], −1 for none.

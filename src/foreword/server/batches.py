@@ -94,7 +94,7 @@ class Batches:
         with ExitStack() as stack:
             while not self._is_first(stack):
                 await asyncio.sleep(PAUSE)
-            is_told = False
+            is_reported = False
             try:
                 while True:
                     try:
@@ -102,12 +102,12 @@ class Batches:
                             if owner not in running:
                                 running[owner] = asyncio.create_task(self._answer_one(owner, batch))
                         if await self._wait(running):
-                            is_told = False
+                            is_reported = False
                     except (HttpError, OSError) as error:  # a full disk, or a lock of another program
-                        if not is_told:
+                        if not is_reported:
                             reason = error if isinstance(error, HttpError) else f"data_directory: {error}"
                             print(f"foreword: batches wait: {reason}", file=sys.stderr, flush=True)
-                        is_told = True
+                        is_reported = True
                         await asyncio.sleep(PAUSE)
             finally:
                 for task in running.values():
@@ -200,7 +200,7 @@ class Batches:
         status.
         """
         running: set[asyncio.Task[Record]] = set()
-        batch, told = run.batch, time.monotonic()
+        batch, asked = run.batch, time.monotonic()
         state: str | None = RUNNING
         try:
             while True:
@@ -214,8 +214,8 @@ class Batches:
                     results.write(record)
                     is_error = record["response"] is None or record["response"]["status_code"] != 200
                     counts["failed" if is_error else "completed"] += 1
-                if time.monotonic() - told > PAUSE:
-                    told = time.monotonic()
+                if time.monotonic() - asked > PAUSE:
+                    asked = time.monotonic()
                     with suppress(HttpError):  # it is tried again, and lines need no database
                         state = await asyncio.to_thread(self._store.state, batch["id"])
                         await self._change(batch["id"], {"request_counts": counts}, RUNNING, (RUNNING,))

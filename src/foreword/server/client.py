@@ -23,11 +23,11 @@ class Client(NamedTuple):
 
     @classmethod
     def of(cls, scope: Scope, config: ServerConfig) -> Client:
-        """Return the client of a request. A front end, which has the admin key, tells whose request it passes on."""
+        """Return the client of a request. A front end, which has the admin key, says whose request it forwards."""
         headers, address = dict(scope["headers"]), (scope.get("client") or ("",))[0]
-        key, told = given_key(headers), headers.get(CLIENT)
-        if told is not None and config.admin_key is not None and compare_digest(key, config.admin_key.encode()):
-            return cls(*("" if word == NOTHING else word for word in told.decode("latin-1").split(" ")))
+        key, sender = given_key(headers), headers.get(CLIENT)
+        if sender is not None and config.admin_key is not None and compare_digest(key, config.admin_key.encode()):
+            return cls(*("" if word == NOTHING else word for word in sender.decode("latin-1").split(" ")))
         return cls(digest_of(key) if config.api_key else "", address)
 
     def is_same(self, other: Client) -> bool:

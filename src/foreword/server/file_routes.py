@@ -121,7 +121,7 @@ async def _content(shared: Shared, request: Request) -> Response:
 
 def _check_content(store: Store, path: Path) -> None:
     """Raise HttpError 404 for a content that is not there, 503 for one that cannot be read."""
-    with store.told():
+    with store.http_errors():
         if not path.is_file():
             raise HttpError(NOT_FOUND, f"file {path.name!r:.80}: its content is lost")
         path.open("rb").close()

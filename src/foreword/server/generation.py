@@ -45,7 +45,7 @@ class Generation:
         self._place: Place | None = None
         self._progress = Progress(self._client)
         self._params: SamplingParams | None = None
-        self._untold: set[str] = {self.id}  # requests whose end has not been told to the trace
+        self._untraced: set[str] = {self.id}  # requests whose end is not in the trace yet
         self._begin = time.perf_counter()
         self._stack.push(self._trace_failure)
         self._lora: str | None = None
@@ -135,7 +135,7 @@ class Generation:
         """
         engine = self.context.engine
         self._progress.names = tuple(one.group.request_id for one in requests)
-        self._untold = set(self._progress.names)
+        self._untraced = set(self._progress.names)
         with ExitStack() as stack:
             running: dict[asyncio.Future[RequestOutput], tuple[CheckedRequest, Stream]] = {}
             waiting = iter(requests)
@@ -164,7 +164,7 @@ class Generation:
         self._add_key_tokens(sum(len(completion.new_token_ids) for completion in output.outputs))
         if output.finished and self.context.trace is not None:
             self.context.trace.ended(output, request.group.params, self._headers)
-            self._untold.discard(output.request_id)
+            self._untraced.discard(output.request_id)
         return request.read(output)
 
     def _trace_failure(self, kind: object, error: BaseException | None, traceback: object) -> None:
@@ -172,7 +172,7 @@ class Generation:
         trace = self.context.trace
         if trace is None or error is None:
             return
-        for name in sorted(self._untold):
+        for name in sorted(self._untraced):
             trace.failed(name, error, time.perf_counter() - self._begin, self._params, self._headers)
 
     def add_tokens(self, count: int) -> None:

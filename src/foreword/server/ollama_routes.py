@@ -256,8 +256,8 @@ async def _pulled(models: Models, name: str) -> AsyncGenerator[bytes, None]:
     task = asyncio.create_task(asyncio.to_thread(_fetch, name, progress))
     while not (await asyncio.wait((task,), timeout=PULL_SECONDS))[0]:
         here, total = state
-        told = {"digest": name, "total": total, "completed": here} if total else {}
-        yield line({"status": f"pulling {name}", **told})
+        so_far = {"digest": name, "total": total, "completed": here} if total else {}
+        yield line({"status": f"pulling {name}", **so_far})
     task.result()
     models.add(name)
     yield line({"status": "success"})

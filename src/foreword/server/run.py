@@ -89,8 +89,8 @@ def run(
                 trace=trace,
                 slots=slots,
             )
-            told = on_ready or (lambda url: announce(f"{names[0]} at {url}", config))
-            server = Server(context, sock, told, begin_end, logs_end=on_ready is None)
+            notify = on_ready or (lambda url: announce(f"{names[0]} at {url}", config))
+            server = Server(context, sock, notify, begin_end, logs_end=on_ready is None)
         serve(server, sock)
 
 

@@ -53,8 +53,8 @@ class SeveralServer(ModelServer):
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
         names = ", ".join(entry.name for entry in models.entries)
-        told = on_ready or (lambda url: announce(f"{names} at {url}", models.config))
-        super().__init__(models, sock, told, on_end, logs_end=on_ready is None)
+        notify = on_ready or (lambda url: announce(f"{names} at {url}", models.config))
+        super().__init__(models, sock, notify, on_end, logs_end=on_ready is None)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         starting = asyncio.create_task(self._models.start())

@@ -56,11 +56,11 @@ class Page(NamedTuple):
 
 
 def _told(method: Callable[Concatenate[Store, P], T]) -> Callable[Concatenate[Store, P], T]:
-    """Make a method of a store raise the errors of `Store.told`."""
+    """Make a method of a store raise the errors of `Store.http_errors`."""
 
     @wraps(method)
     def guarded(store: Store, /, *args: P.args, **keywords: P.kwargs) -> T:
-        with store.told():
+        with store.http_errors():
             return method(store, *args, **keywords)
 
     return guarded
@@ -144,7 +144,7 @@ class Store:
             ) from None
 
     @contextmanager
-    def told(self) -> Iterator[None]:
+    def http_errors(self) -> Iterator[None]:
         """Raise an error of the directory or of the database in the block as the HttpError that clients get."""
         try:
             yield

@@ -58,7 +58,7 @@ def checked(
     params = _params(request, vocab_size)
     blocks = check_blocks(rid, request.block_ids, tables, [0] * len(tables))
     _check_written(rid, blocks, tables, computed, known)
-    lora_id = loras.check(rid, lora_id, request.lora_request)
+    lora_id = loras.checked(rid, lora_id, request.lora_request)
     return Admission(prompt, outputs, computed, blocks, lora_id, params, checked_extras(request, len(prompt)))
 
 

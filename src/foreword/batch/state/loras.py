@@ -37,7 +37,7 @@ class LoraUsers:
         """Return name and path of an adapter in use; None if its requests gave only a number."""
         return self._requests.get(lora_id)
 
-    def check(self, req_id: str, lora_id: int, request: LoraRequest | None) -> int:
+    def checked(self, req_id: str, lora_id: int, request: LoraRequest | None) -> int:
         """Return the adapter of a new request. Raise RequestError if lora_id and lora_request disagree, or disagree
         with a live request.
         """

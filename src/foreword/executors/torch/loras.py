@@ -51,7 +51,7 @@ class Factors:
 class ProductChanges(Protocol):
     """The changes of a step's products by its adapters."""
 
-    def add(self, out: Tensor, x: Tensor, parts: Parts) -> Tensor:
+    def apply(self, out: Tensor, x: Tensor, parts: Parts) -> Tensor:
         """Add the changes of the product ``parts`` of x [T, in] to out [T, out], and return it."""
         ...
 
@@ -66,8 +66,8 @@ class StepLoras:
     tokens: Tensor
     ends: Tensor
 
-    def add(self, out: Tensor, x: Tensor, parts: Parts) -> Tensor:
-        """See `ProductChanges.add`."""
+    def apply(self, out: Tensor, x: Tensor, parts: Parts) -> Tensor:
+        """See `ProductChanges.apply`."""
         own = self.factors.get(parts)
         if own is None or not own.rank:
             return out

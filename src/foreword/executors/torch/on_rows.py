@@ -231,11 +231,11 @@ class _RowLoras:
         most = max(own.rank for own in loras.factors.values())
         self._launches = DeviceAdapters(rows, torch.empty(num_tokens, most, device=numbers.device))
 
-    def add(self, out: Tensor, x: Tensor, parts: Parts) -> Tensor:
-        """See `ProductChanges.add`."""
+    def apply(self, out: Tensor, x: Tensor, parts: Parts) -> Tensor:
+        """See `ProductChanges.apply`."""
         own = self._factors.get(parts)
         if own is not None and own.rank:
-            self._launches.add(out, x, own.a, own.b, self._adapters)
+            self._launches.apply(out, x, own.a, own.b, self._adapters)
         return out
 
 

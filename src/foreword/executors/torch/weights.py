@@ -53,7 +53,7 @@ class Linear:
             out = self.weight.product(x, self.bias)
         else:
             out = linear(x, self.weight, self.bias)
-        out = out if loras is None else loras.add(out, x, self.parts)
+        out = out if loras is None else loras.apply(out, x, self.parts)
         return out if self.total is None else self.total.sum(out)
 
 

@@ -179,7 +179,7 @@ def _with_lora(layer: torch.nn.Module, loras: StepLoras, name: str) -> Removable
     """Let the layer add the products of adapters. Return the hook."""
 
     def add(_: torch.nn.Module, args: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
-        loras.add(out[0], args[0][0], (name,))
+        loras.apply(out[0], args[0][0], (name,))
 
     return layer.register_forward_hook(add)
 
