@@ -13,7 +13,7 @@ import typer
 
 from foreword import LLM
 from foreword.batch import InputBatch
-from foreword.cli.options import EngineOptions, check_used, engine_options, grouped
+from foreword.cli.options import ModelOptions, check_used, engine_options, grouped
 from foreword.cli.terminal import note
 from foreword.engine import EngineMetrics, EngineObserver
 from foreword.engine.options import LLMOptions
@@ -52,7 +52,7 @@ def batch(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress bar and no summary.")] = False,
     *,
-    engine: EngineOptions,
+    engine: ModelOptions,
 ) -> None:
     """Answer a file of requests in OpenAI's batch format.
 

@@ -15,7 +15,7 @@ from foreword.bench import host as host_bench
 from foreword.bench import startup as startup_bench
 from foreword.charts import Bars, check_chart_path, write_chart
 from foreword.cli.app import Command
-from foreword.cli.options import EngineOptions, Json, engine_options, grouped, show
+from foreword.cli.options import Json, ModelOptions, engine_options, grouped, show
 from foreword.cli.terminal import note
 from foreword.energy import EnergyMeter
 from foreword.errors import ConfigError
@@ -96,7 +96,7 @@ def throughput(
     workloads: Annotated[str, typer.Option(help="Names separated by commas.")] = "W2,W3,W4,W5,W7",
     repeats: Repeats = 2,
     plot: Plot = None,
-    options: EngineOptions,
+    options: ModelOptions,
 ) -> None:
     """Measure many concurrent requests: output tokens per second over the whole run, prompts included."""
     _serve(workloads.split(","), repeats, options, lambda r: r.output_tok_s, "output tok/s", plot)
@@ -104,21 +104,21 @@ def throughput(
 
 @bench.command(cls=Command)
 @serving_options
-def latency(*, repeats: Repeats = 3, plot: Plot = None, options: EngineOptions) -> None:
+def latency(*, repeats: Repeats = 3, plot: Plot = None, options: ModelOptions) -> None:
     """Measure one request, 128 tokens in and 128 out: time to the first token, then tokens per second."""
     _serve(["W1"], repeats, options, lambda r: r.decode_tok_s, "decode tok/s", plot)
 
 
 @bench.command(cls=Command)
 @serving_options
-def prefill(*, repeats: Repeats = 2, plot: Plot = None, options: EngineOptions) -> None:
+def prefill(*, repeats: Repeats = 2, plot: Plot = None, options: ModelOptions) -> None:
     """Measure one prompt of 2,048 tokens: prompt tokens per second."""
     _serve(["W6"], repeats, options, lambda r: r.prompt_tok_s, "prompt tok/s", plot)
 
 
 @bench.command(cls=Command)
 @grouped(options=engine_options(without=("adapter",), has_json=True))
-def startup(*, repeats: Repeats = 3, options: EngineOptions) -> None:
+def startup(*, repeats: Repeats = 3, options: ModelOptions) -> None:
     """Measure a start: the time from the start of a process to its first token, and its peak memory."""
     runs = [startup_bench.run(options.model, options.settings) for _ in range(repeats + 1)][1:]
     show(
@@ -134,7 +134,7 @@ def startup(*, repeats: Repeats = 3, options: EngineOptions) -> None:
 def _serve(
     names: list[str],
     repeats: int,
-    options: EngineOptions,
+    options: ModelOptions,
     rate: Callable[[serving.ServingResult], float],
     unit: str,
     plot: Path | None,

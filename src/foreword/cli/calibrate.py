@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from foreword.bench.calibrate import fit, measure, shapes
-from foreword.cli.options import EXECUTOR, EngineOptions, chosen_model, engine_options, grouped
+from foreword.cli.options import EXECUTOR, ModelOptions, chosen_model, engine_options, grouped
 from foreword.engine.build import load
 from foreword.engine.model import DecoderModel
 from foreword.engine.options import split_options
@@ -30,7 +30,7 @@ def calibrate(
     ] = 16384,
     num_runs: Annotated[int, typer.Option(min=1, max=1000, help="Timed runs per shape.")] = 3,
     *,
-    engine: EngineOptions,
+    engine: ModelOptions,
 ) -> None:
     """Time real steps of many shapes, fit a linear cost model and save it.
 

@@ -17,7 +17,7 @@ from foreword.cli.chat_input import Command, Interrupted, Message, read, unknown
 from foreword.cli.conversation import Conversation, shown_content
 from foreword.cli.images import content_of, local_path, read_local_image
 from foreword.cli.kept import Kept, state_folder
-from foreword.cli.options import EngineOptions, engine_options, grouped
+from foreword.cli.options import ModelOptions, engine_options, grouped
 from foreword.cli.sampling_options import FIELDS, OF_ONE_PROMPT, GivenParams, sampling_options, setting
 from foreword.cli.terminal import Interrupt, note
 from foreword.cli.wording import of_chat
@@ -49,7 +49,7 @@ def chat(
     ] = True,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print timing summaries.")] = False,
     *,
-    engine: EngineOptions,
+    engine: ModelOptions,
     sampling: GivenParams,
 ) -> None:
     """Talk with a model; it remembers the conversation.
@@ -76,7 +76,7 @@ class Chat:
 
     def __init__(
         self,
-        engine: EngineOptions,
+        engine: ModelOptions,
         sampling: GivenParams,
         conversation: Conversation,
         *,

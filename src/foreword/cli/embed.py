@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from foreword import LLM, PoolingParams
-from foreword.cli.options import EngineOptions, engine_options, grouped
+from foreword.cli.options import ModelOptions, engine_options, grouped
 from foreword.errors import RequestError
 
 AT_ONCE = 1024  # lines of standard input
@@ -30,7 +30,7 @@ def embed(
         bool, typer.Option("--truncate", help="Shorten texts that are longer than the model supports.")
     ] = False,
     *,
-    engine: EngineOptions,
+    engine: ModelOptions,
 ) -> None:
     """Print the embedding of each text as JSON, one per line."""
     params = PoolingParams(dimensions=dimensions, truncate_prompt_tokens=-1 if truncate else None)

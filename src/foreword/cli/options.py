@@ -242,7 +242,7 @@ def grouped(**groups: Group[Any]) -> Callable[[Callable[..., None]], Callable[..
 
 
 @dataclass(frozen=True, slots=True)
-class EngineOptions:
+class ModelOptions:
     """The model, the given options of `LLM`, and the form of the results."""
 
     model: str
@@ -291,7 +291,7 @@ def engine_options(
     defaults: Mapping[str, Any] = MappingProxyType({}),
     has_json: bool = False,
     tables: str | None = None,
-) -> Group[EngineOptions]:
+) -> Group[ModelOptions]:
     """Return the options of a model and its engine.
 
     only, without: names of settings. defaults: the command's, where they differ. has_json: with --json. tables: see
@@ -302,14 +302,14 @@ def engine_options(
         for heading, group in TABLE.items()
     }
 
-    def make(config: Path | None = None, as_json: bool = False, **given: Any) -> EngineOptions:
+    def make(config: Path | None = None, as_json: bool = False, **given: Any) -> ModelOptions:
         values = {**defaults, **values_given(given)}
         model = values.pop("model", SETTINGS["model"].default)
         if adapters := values.pop("adapter", ()):
             values["loras"] = named_paths(adapters)
         values = {LISTS.get(name, name): value for name, value in values.items()}
         warn_of_threads(values.get("num_threads"))
-        return EngineOptions(model, cast(LLMOptions, values), as_json)
+        return ModelOptions(model, cast(LLMOptions, values), as_json)
 
     options = (
         {"config": config_option(tables)} | ({"as_json": JSON} if has_json else {}) | options_of(headings, defaults)

@@ -9,7 +9,7 @@ import typer
 
 from foreword import LLM
 from foreword.cli.conform import checked_backend
-from foreword.cli.options import SETTINGS, EngineOptions, check_used, engine_options, grouped
+from foreword.cli.options import SETTINGS, ModelOptions, check_used, engine_options, grouped
 from foreword.cli.terminal import note
 from foreword.engine.options import LLMOptions
 from foreword.insight.outputs import compare, loras_of, measure, recorded, recorded_outputs
@@ -38,7 +38,7 @@ def replay(
         float, typer.Option(min=0.0, help="Largest difference of two log-probabilities that counts as equal.")
     ] = 0.05,
     *,
-    engine: EngineOptions,
+    engine: ModelOptions,
 ) -> None:
     """Replay a trace: every tensor of every step on a backend, or with --model its outputs.
 

@@ -12,7 +12,7 @@ import typer
 from foreword import LLM, RequestOutput
 from foreword.cli.answers import Printer, answer, check_generates, summary, timings
 from foreword.cli.images import content_of, local_path, read_local_image
-from foreword.cli.options import EngineOptions, check_used, engine_options, grouped
+from foreword.cli.options import ModelOptions, check_used, engine_options, grouped
 from foreword.cli.sampling_options import GivenParams, sampling_options
 from foreword.cli.terminal import Interrupt, has_input, note, read_input, terminal_width
 from foreword.errors import ConfigError, RequestError
@@ -48,7 +48,7 @@ def run(
         bool, typer.Option("--verbose", "-v", help="Print the timing summary even when output is not a terminal.")
     ] = False,
     *,
-    engine: EngineOptions,
+    engine: ModelOptions,
     sampling: GivenParams,
 ) -> None:
     """Generate an answer with a real model on this machine's CPU.

@@ -8,8 +8,8 @@ import typer
 
 from foreword.cli.options import (
     TABLES,
-    EngineOptions,
     Group,
+    ModelOptions,
     chosen_model,
     engine_options,
     grouped,
@@ -37,7 +37,7 @@ def serve(
         typer.Argument(metavar="[MODEL]...", help="The models, in place of --model.", show_default=False),
     ] = None,
     *,
-    engine: EngineOptions,
+    engine: ModelOptions,
     server: ServerConfig,
 ) -> None:
     """Serve models to clients of OpenAI, Anthropic and Ollama over HTTP.

@@ -20,7 +20,7 @@ from foreword.errors import CapacityError, RequestError
 from foreword.integers import as_int32, as_integer, is_int32
 
 
-class Admission(NamedTuple):
+class NewRow(NamedTuple):
     """The contents of a new row: prompt, outputs, blocks per KV group (int32), the adapter's number, parameters, and
     values that few requests have.
     """
@@ -36,7 +36,7 @@ class Admission(NamedTuple):
 
 def checked(
     request: NewRequest, *, max_model_len: int, vocab_size: int, tables: Sequence[BlockTable], loras: LoraUsers
-) -> Admission:
+) -> NewRow:
     """Return the request in arrays. Raise RequestError for wrong values, CapacityError past the end of a block-table
     row.
     """
@@ -59,7 +59,7 @@ def checked(
     blocks = check_blocks(rid, request.block_ids, tables, [0] * len(tables))
     _check_written(rid, blocks, tables, computed, known)
     lora_id = loras.checked(rid, lora_id, request.lora_request)
-    return Admission(prompt, outputs, computed, blocks, lora_id, params, checked_extras(request, len(prompt)))
+    return NewRow(prompt, outputs, computed, blocks, lora_id, params, checked_extras(request, len(prompt)))
 
 
 def checked_sampling(new: NewRequests) -> dict[str, npt.NDArray[np.generic]]:
