@@ -18,6 +18,7 @@ from parts import device as device_bench
 from parts import gpu as gpu_bench
 from parts import kernels as kernels_bench
 from parts import memory as memory_bench
+from parts import mixed as mixed_bench
 from parts import overlap as overlap_bench
 from parts import quality as quality_bench
 from parts import recording as recording_bench
@@ -229,6 +230,39 @@ def memory(
             f"{'10⁶ bytes':<16}{'peak':>8}{'program':>9}{'weights':>9}{'cache':>8}{'model':>7}{'steps':>7}"
             f"{'over weights + cache':>23}{'loading':>9}"
         ],
+    )
+
+
+@app.command()
+@with_engine_options
+def mixed(
+    *,
+    thresholds: Annotated[
+        str, typer.Option(help="Values of long_prefill_threshold, separated by commas; none: no limit.")
+    ] = "none,256,64",
+    at_once: Annotated[int, typer.Option(min=1, max=256, help="Requests that run meanwhile.")] = 16,
+    prompt_tokens: Annotated[int, typer.Option(min=1, max=1 << 16, help="Tokens of each prompt that arrives.")] = 512,
+    steps: Annotated[int, typer.Option(min=100, max=10_000, help="Steps per value.")] = 300,
+    options: EngineOptions,
+) -> None:
+    """Time between two tokens of running requests while prompts arrive, by the largest part of a prompt in a step."""
+    values = [0 if text == "none" else counts("--thresholds", text, 1 << 20)[0] for text in thresholds.split(",")]
+    results = mixed_bench.run(
+        options.model,
+        thresholds=values,
+        at_once=at_once,
+        prompt_tokens=prompt_tokens,
+        steps=steps,
+        options=options.settings,
+    )
+    show(
+        results,
+        lambda r: (
+            f"{r.threshold or 'none':>9}{r.p50_ms:>9.1f}{r.p99_ms:>9.1f}{r.ratio:>8.1f}x{r.first_token_ms:>16.0f}"
+            f"{r.tok_s:>9.0f}"
+        ),
+        as_json=options.as_json,
+        header=[f"{'threshold':>9}{'p50 ms':>9}{'p99 ms':>9}{'ratio':>9}{'first token, ms':>16}{'tok/s':>9}"],
     )
 
 

@@ -19,7 +19,7 @@ from foreword.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = {info.name or info.callback.__name__: info.callback for info in app.registered_commands}
-WORKS = {name: ["--model", "none.gguf"] for name in ("speculation", "overlap", "serve", "sampling")}
+WORKS = {name: ["--model", "none.gguf"] for name in ("speculation", "overlap", "serve", "sampling", "mixed")}
 """Arguments with a model that does not exist: what passes the checks ends at the model."""
 
 
