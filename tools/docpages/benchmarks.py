@@ -179,7 +179,7 @@ def _tables(runs: Sequence[Run]) -> dict[str, tuple[Sequence[str], list[Sequence
                  f"{row['acceptance']:.0%}")
                 for run in newest(runs, "speculation")
                 for row in run.results
-                if row["method"] != "off"
+                if row.get("method", "off") != "off"
             ],
         ),
         "quality": _quality(newest(runs, "quality")[-1]),
