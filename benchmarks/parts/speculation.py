@@ -1,4 +1,4 @@
-"""Speculation on real prompts and on W1 to W5: tokens per second of each method, taking turns on one executor."""
+"""Speculation on real prompts and on W1 to W5: tokens per second of each method, taking turns by step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from foreword.engine.observer import EngineObserver
 from foreword.engine.speculation import SpeculationConfig
 from foreword.scheduler import SchedulerConfig, StepPlan
 from parts.prompts import PROMPTS
-from parts.turns import chat_prompts, in_turns, load_with
+from parts.turns import apart, chat_prompts, in_turns_by_step, load_with
 
 WORKLOADS = ("W1", "W2", "W3", "W4", "W5")
 KINDS = (*PROMPTS, *WORKLOADS)
@@ -86,10 +86,11 @@ def run(
         name: build_engine(loaded, replace(base, speculation=speculation), executor=off.executor)
         for name, speculation in configs.items()
     }
+    apart(list(engines.values()))
     for kind, count, batches in _batches(loaded, kinds or (*PROMPTS, *WORKLOADS), at_once, max_tokens):
         runs: dict[str, list[Served]] = {name: [] for name in engines}
         for prompts, params in batches:
-            for name, served in in_turns(engines, prompts, params, repeats):
+            for name, served in in_turns_by_step(engines, prompts, params, repeats):
                 runs[name].append(served)
         rates = {
             name: np.array([served.num_tokens / (served.end - served.begin) for served in of_method])

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from foreword.batch import SamplingParams
-from foreword.bench.serving import Served, serve
+from foreword.bench.serving import Served, drafts_of, serve
 from foreword.engine.build import load
 from foreword.engine.engine import Engine
 from foreword.engine.model import Model
+from foreword.engine.outputs import RequestOutput
 
 K = TypeVar("K")
 
@@ -50,32 +51,36 @@ def in_turns(
 
 def in_turns_by_step(
     engines: Mapping[K, Engine], prompts: Sequence[list[int]], params: Sequence[SamplingParams], repeats: int
-) -> Iterator[dict[K, float]]:
-    """Measure the engines in turns of one step, so that other programs on the machine slow all engines down alike. Each
-    repeat yields the seconds of the steps of each engine. The engines use different blocks of the executor that they
-    share: see `apart`.
+) -> Iterator[tuple[K, Served]]:
+    """Measure the engines in turns of one step, so that other programs on the machine slow all engines down alike.
+
+    The time of a run is that of its engine's steps. The engines use different blocks of the executor that they share:
+    see `apart`. Raise AssertionError as `in_turns`.
     """
+    names = list(engines)
     for turn in range(repeats + 1):
-        seconds = dict.fromkeys(engines, 0.0)
+        seconds, before = dict.fromkeys(names, 0.0), {name: drafts_of(engines[name]) for name in names}
+        outputs: dict[K, dict[str, RequestOutput]] = {name: {} for name in names}
         for engine in engines.values():
             for i, (prompt, p) in enumerate(zip(prompts, params, strict=True)):
                 engine.add_request(str(i), prompt, p)
-        outputs: dict[K, dict[str, list[int]]] = {name: {} for name in engines}
-        step = 0
-        while any(engine.has_work for engine in engines.values()):
-            names = list(engines)
-            first = step % len(names)
-            for name in names[first:] + names[:first]:
-                if engines[name].has_work:
-                    begin = time.perf_counter()
-                    done = engines[name].step()
-                    seconds[name] += time.perf_counter() - begin
-                    outputs[name] |= {output.request_id: output.outputs[0].token_ids for output in done}
-            step += 1
-        wanted = next(iter(outputs.values()))
-        assert all(found == wanted for found in outputs.values()), "an engine changed the output"
+        while names := [name for name in names[1:] + names[:1] if engines[name].has_work]:
+            for name in names:
+                begin = time.perf_counter()
+                done = engines[name].step()
+                seconds[name] += time.perf_counter() - begin
+                outputs[name] |= {output.request_id: output for output in done}
+        names = list(engines)
+        runs = {
+            name: Served(
+                [outputs[name][str(i)] for i in range(len(prompts))], 0.0, seconds[name],
+                drafts_of(engines[name]) - before[name],
+            )
+            for name in names
+        }  # fmt: skip
+        assert all(served.tokens == runs[names[0]].tokens for served in runs.values()), "an engine changed the output"
         if turn:
-            yield seconds
+            yield from runs.items()
 
 
 def apart(engines: Sequence[Engine]) -> None:

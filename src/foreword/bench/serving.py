@@ -56,7 +56,7 @@ def greedy(max_tokens: int) -> SamplingParams:
 
 def serve(engine: Engine, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> Served:
     """Add all requests, then step until none is left."""
-    before = _drafts(engine)
+    before = drafts_of(engine)
     begin = time.perf_counter()
     for i, (prompt, p) in enumerate(zip(prompts, params, strict=True)):
         engine.add_request(str(i), prompt, p)
@@ -64,10 +64,11 @@ def serve(engine: Engine, prompts: Sequence[list[int]], params: Sequence[Samplin
     while engine.has_work:
         outputs |= {o.request_id: o for o in engine.step()}
     end = time.perf_counter()
-    return Served([outputs[str(i)] for i in range(len(prompts))], begin, end, _drafts(engine) - before)
+    return Served([outputs[str(i)] for i in range(len(prompts))], begin, end, drafts_of(engine) - before)
 
 
-def _drafts(engine: Engine) -> I64:
+def drafts_of(engine: Engine) -> I64:
+    """Return the numbers of drafts, of accepted drafts and of verifications since the engine was made, int64 [3]."""
     if engine.speculation is None:
         return np.zeros(3, np.int64)
     stats = engine.speculation.stats
