@@ -334,6 +334,32 @@ def test_native_code_chooses_and_learns_as_the_definition(monkeypatch):
     assert fast.stats.num_accepted_at.tolist() == plain.stats.num_accepted_at.tolist()
 
 
+@pytest.mark.skipif(not available(), reason="the native module is not built")
+def test_the_native_choice_refuses_arrays_that_do_not_fit_together():
+    def ints(*values: int) -> np.ndarray:
+        return np.array(values, np.int32)
+
+    policy = Speculation(states_with([([1, 2, 3], [])] * 2), SpeculationConfig(num_tokens=4))._policy
+    assert policy is not None
+    rows, drafts, kinds = ints(0, 1), np.ones((2, 4), np.int32), ints(0, 3)
+    for arguments, error in (
+        ((ints(0, 2), drafts, kinds), ValueError),
+        ((ints(0, -1), drafts, kinds), ValueError),
+        ((rows, drafts, ints(0, 4)), ValueError),
+        ((rows, drafts[:1].copy(), kinds), TypeError),
+        ((rows, drafts.astype(np.int64), kinds), TypeError),
+        ((rows.astype(np.int64), drafts, kinds), TypeError),
+    ):
+        with pytest.raises(error):
+            policy.choose(*arguments)
+        sampled, (judged, tokens, kind) = np.ones((2, 5), np.int32), arguments
+        with pytest.raises(error):
+            policy.judge(judged, sampled, tokens, ints(1, 1), kind)
+    for num_rows in (0, 3, 1 << 40):
+        with pytest.raises(ValueError, match="more tokens than costs"):
+            policy.can_gain(num_rows)
+
+
 def test_statistics_count_by_position():
     stats = SpeculationStats.empty(3)
     stats.add_places(np.array([3, 2, 0]), np.array([1, 2, 0]))
