@@ -20,7 +20,7 @@ from foreword.errors import EngineError
 from foreword.executors import TransferExecutor
 from foreword.scheduler import StepPlan
 
-FORMATS = ("auto/auto", "int8/int8")
+FORMATS = ("auto/bf16", "int8/int8")
 _CHILD = "import json, sys; from parts.memory import measured; print(json.dumps(measured(*json.loads(sys.argv[1]))))"
 
 
