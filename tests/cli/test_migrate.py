@@ -132,6 +132,15 @@ def test_the_number_of_tokens_of_an_answer_is_not_the_number_of_answers():
     assert rows["-n 3"]["remark"] == "A parameter of each request: max_tokens."
 
 
+def test_keys_and_levels_of_an_option_are_known_with_it():
+    _, command, rows = migrated(
+        "vllm", "vllm serve -O3 a --compilation-config.mode 3 -sc.method ngram --hf_overrides.x y"
+    )
+    assert command == ["foreword", "serve", "a", "--speculation", "ngram"]
+    assert list(rows) == ["-O 3", "model a", "--compilation-config.mode 3", "-sc.method ngram", "--hf_overrides.x y"]
+    assert not [row for row in rows.values() if row["remark"].startswith(NO_ANSWER)]
+
+
 def test_a_second_model_is_left_out():
     status, command, rows = migrated("ollama", "-", text="FROM a\nFROM ./b.gguf\n")
     assert (status, command) == (1, ["foreword", "serve", "a"])

@@ -354,8 +354,11 @@ _WORDS = {"": (0, 0), "!": (0, 0), "=": (1, 1), "=?": (0, 1), "=*": (1, MANY)}
 
 
 def elsewhere(name: str, table: Mapping[str, Elsewhere]) -> Elsewhere | None:
-    """Return what is known of an option, also where its words are joined by _, as in ``--max_num_seqs``."""
-    return table.get(name) or table.get(name.replace("_", "-"))
+    """Return what is known of an option, also where its words are joined by _, as in ``--max_num_seqs``; for a key of a
+    JSON object, as in ``--compilation-config.mode``, what is known of the object.
+    """
+    written = name.replace("_", "-")
+    return next((table[one] for one in (name, written, written.partition(".")[0]) if one in table), None)
 
 
 @cache

@@ -90,7 +90,7 @@ def _options(words: list[str], table: Mapping[str, Elsewhere]) -> Iterator[tuple
         if not word.startswith("-"):
             yield "model", word
             continue
-        name, is_whole, value = word.partition("=")
+        name, is_whole, value = re.sub(r"^(-O)(\d)$", r"\1=\2", word).partition("=")
         known = elsewhere(name, table)
         most = 1 if known is None else known.most
         values = [value] if is_whole else []
@@ -171,6 +171,8 @@ def _each(
     for name, value in given:
         there = elsewhere(name, table) or Elsewhere(name)
         plain = name if there.remark else there.here or plain_name(there.names)
+        if "." in name and "." not in plain:
+            plain = f"{plain}.{plain_name(name.partition('.')[2])}"
         text = name if value is None else f"{name} {value}".replace("\n", "\\n")
         whole, _, key = plain.partition(".")
         if plain in PARTS:
