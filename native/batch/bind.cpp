@@ -463,6 +463,7 @@ void bind_batch(nb::module_ &m) {
            "sliding_window"_a, "context_parallel"_a, "recurrent"_a, "null_block"_a)
       .def("set_context_parallel",
            [](PyStepCore &c, int32_t size, int32_t rank, int32_t interleave) {
+             if (rank < 0 || rank >= size || interleave < 1) throw std::invalid_argument("no rank of context parallel");
              c.context_parallel = true;
              c.cp = {size, rank, interleave};
            },
@@ -475,7 +476,12 @@ void bind_batch(nb::module_ &m) {
            nb::sig("def prepare_ragged(self, rows: " PY_I32 ", num_scheduled: " PY_I32 ", num_drafts: " PY_I32
                    ", draft_ids: " PY_I32 ", pad_tokens: int, pad_reqs: int, gather: bool, cancelled: " PY_BOOLS
                    " | None, /) -> foreword.batch.step.layout.Scalars | None"))
-      .def("advance", [](PyStepCore &c, int64_t num_reqs) { c.advance(num_reqs); },
+      .def("advance",
+           [](PyStepCore &c, int64_t num_reqs) {
+             const int64_t most = reinterpret_cast<const Scalars *>(c.buffers.scalars)->num_reqs;
+             if (num_reqs < 0 || num_reqs > most) throw std::invalid_argument("more requests than the step has");
+             c.advance(num_reqs);
+           },
            nb::sig("def advance(self, num_reqs: int, /) -> None"))
       .def("commit", &commit, nb::arg().none(), nb::arg(),
            nb::sig("def commit(self, sampled: object, advanced: bool, /) -> bool"));
