@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo docs serve attack clients stubs lock test test-oldest slow-tests smoke schemas fuzz storms shadow soak soak-server sanitize proofs recipes replicas browser ray torch transformers device gpu vllm sglang wheel wheels check bench bench-regress native pages arm emulate throughput vllm-compat deploy-check container workflow upgrade soak-models tools clean
+.PHONY: help demo docs serve attack clients stubs lock test test-oldest slow-tests smoke schemas fuzz native-calls storms shadow soak soak-server sanitize proofs recipes replicas browser ray torch transformers device gpu vllm sglang wheel wheels check bench bench-regress native pages arm emulate throughput vllm-compat deploy-check container workflow upgrade soak-models tools clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -109,6 +109,11 @@ tools: $(STAMPS)/test  ## calls of tools by the default model, on public cases t
 
 fuzz: $(STAMPS)/test  ## damaged files and requests for every reader, for three minutes
 	PYTHONPATH=tests:tests/cli $(BIN)/python -m fuzz $(FUZZ)
+
+native-calls: $(STAMPS)/test  ## every function of the native module with damaged arguments, where tests call it (minutes)
+	$(BIN)/python tests/fuzz/native_calls.py $(or $(TESTS),tests/kernels tests/batch tests/sampling tests/vllm_kernels \
+	  tests/executors tests/engine/test_loras.py tests/engine/test_head.py tests/engine/test_tiers.py tests/device \
+	  tests/models/test_families.py tests/models/test_pooling_models.py --most 20 -m "not model")
 
 proofs: $(STAMPS)/test  ## corrupt each name of the reference pages, run its proof (minutes)
 	$(BIN)/python tests/reference/prove.py
