@@ -22,6 +22,7 @@ ARCHITECTURES = {
     "gemma4_text": "gemma4", "gemma3n_text": "gemma3n", "ernie4_5_moe": "ernie4_5-moe", "olmoe": "olmoe",
     "ministral3": "mistral3", "qwen2_vl_text": "qwen2vl", "qwen2_5_vl_text": "qwen2vl", "qwen3_vl_text": "qwen3vl",
     "qwen3_vl_moe_text": "qwen3vlmoe",
+    "exaone4": "exaone4", "gemma": "gemma", "nemotron": "nemotron", "stablelm": "stablelm",
 }  # fmt: skip
 # Models of the same model_type: with experts, for embeddings.
 MORE_ARCHITECTURES = {"nemotron_h_moe", "gemma-embedding"}
@@ -38,7 +39,7 @@ INTERLEAVED = {
     "mistral3",
 }  # architectures whose q and k rows are in interleaved rotary order
 DELTA = {"qwen3next", "qwen35", "qwen35moe"}
-GEMMA = {"gemma2", "gemma3", "gemma-embedding"}  # GGUF files hold their norm weights as 1 + w
+GEMMA = {"gemma", "nemotron", "gemma2", "gemma3", "gemma-embedding"}  # GGUF files hold their norm weights as 1 + w
 
 KEYS = {
     "embedding_length": "hidden_size",
@@ -126,7 +127,9 @@ DELTA_BLOCK = {
 POST_NORMS = {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
               "post_feedforward_layernorm": "post_ffw_norm"}  # fmt: skip
 OWN_BLOCK = {
-    **dict.fromkeys(("gemma2", "gemma3", "gemma-embedding", "gemma3n", "gemma4", "olmo2", "seed_oss"), POST_NORMS),
+    **dict.fromkeys(
+        ("gemma2", "gemma3", "gemma-embedding", "gemma3n", "gemma4", "olmo2", "seed_oss", "exaone4"), POST_NORMS
+    ),
     **dict.fromkeys(DELTA, DELTA_BLOCK),
     "gpt-oss": {"post_attention_layernorm": "post_attention_norm"},
     "glm4moe": {"post_attention_layernorm": "post_attention_norm"},
@@ -534,7 +537,11 @@ def metadata(config):
         inner = int(config["block_ffn_dim_multiplier"] * int(2 * config["intermediate_size"] / 3))
         unit = config["block_multiple_of"]
         found[f"{architecture}.feed_forward_length"] = ("u32", -(-inner // unit) * unit)
-    if "norm_eps" in config:
+    if config["model_type"] in ("nemotron", "stablelm"):
+        eps = config["norm_eps" if config["model_type"] == "nemotron" else "layer_norm_eps"]
+        found[f"{architecture}.attention.layer_norm_epsilon"] = ("f32", eps)
+        found[f"{architecture}.use_parallel_residual"] = ("bool", False)
+    elif "norm_eps" in config:
         found[f"{architecture}.attention.layer_norm_rms_epsilon"] = ("f32", config["norm_eps"])
     if config["model_type"] == "olmo3":
         pattern = [kind == "sliding_attention" for kind in types]

@@ -180,6 +180,7 @@ ROPE_FACTORS = {
 """Tensors of a GGUF file that are parameters of the rotary embedding."""
 _TOLD_BY_TENSORS = {
     "attention_bias": "blk.0.attn_q.bias",
+    "use_qkv_bias": "blk.0.attn_q.bias",
     "use_qk_norm": "blk.0.attn_q_norm.weight",
     "attention_out_bias": "blk.0.attn_output.bias",
     "mamba_rms_norm": "blk.0.ssm_norm.weight",

@@ -159,6 +159,20 @@ MODELS = {
         **SIZES, moe_num_experts=6, moe_k=2, moe_intermediate_size=12, moe_num_shared_experts=2,
         moe_layer_start_index=1, moe_layer_end_index=3, moe_layer_interval=2, rope_parameters=ROPE,
     ),
+    "exaone4": transformers.Exaone4Config(**SIZES, sliding_window=6, rope_parameters=LLAMA3),
+    "exaone4-full": transformers.Exaone4Config(**SIZES, sliding_window=None, layer_types=["full_attention"] * 4,
+                                               rope_parameters=ROPE),
+    "ministral": transformers.MinistralConfig(
+        **SIZES, head_dim=12, sliding_window=5, layer_types=["full_attention", *["sliding_attention"] * 3],
+        rope_parameters=ROPE,
+    ),
+    "cwm": transformers.CwmConfig(
+        **{**SIZES, "bos_token_id": 1}, head_dim=12, sliding_window=6, rope_parameters=LLAMA3,
+    ),
+    "helium": transformers.HeliumConfig(**SIZES, head_dim=8, rope_parameters=ROPE),
+    "gemma": transformers.GemmaConfig(**{**SIZES, "num_hidden_layers": 2}, head_dim=12, rope_parameters=ROPE),
+    "nemotron": transformers.NemotronConfig(**SIZES, head_dim=12, rope_parameters=HALF),
+    "stablelm": transformers.StableLmConfig(**SIZES, use_qkv_bias=True, rope_parameters=HALF),
     "glm": transformers.GlmConfig(**SIZES, head_dim=12, attention_bias=False, rope_parameters=HALF),
     "glm4": transformers.Glm4Config(**SIZES, head_dim=12, rope_parameters=HALF),
     "glm4-moe": transformers.Glm4MoeConfig(

@@ -1,4 +1,6 @@
-"""Gemma 2 and 3: sliding and full layers, norms before and after attention and MLP, scaled embeddings, gated GELU."""
+"""Gemma 1 to 3: scaled embeddings, gated GELU. Gemma 2 and 3: sliding and full layers, norms before and after attention
+and MLP.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +24,13 @@ from foreword.models.families.base import (
 from foreword.models.keys import Key, only, only_in_gguf, table
 from foreword.models.pooling import GGUF_DENSE
 from foreword.models.spec import DecoderSpec, LayerSpec
+
+
+def gemma(config: Config) -> DecoderSpec:
+    """Gemma 1: norms before attention and MLP alone, as those of Llama."""
+    layers = (LayerSpec(rope(config)),) * num_layers(config)
+    scale = math.sqrt(config.size("hidden_size"))
+    return decoder(config, "gemma", layers, act=None, activation="gelu_tanh", embedding_scale=scale)
 
 
 def gemma2(config: Config) -> DecoderSpec:
@@ -134,6 +143,20 @@ _GEMMA3 = table(
     **_GEMMA3_SIZES,
 )
 FAMILIES = {
+    "gemma": Family(
+        "Gemma 1",
+        gemma,
+        table(
+            (*DECODER, *BIASES),
+            [only("hidden_act", "gelu_pytorch_tanh", "gelu"), only("hidden_activation", None, "gelu_pytorch_tanh")],
+            [only("use_bidirectional_attention", None, False)],
+            num_key_value_heads=16,
+            head_dim=256,
+            tie_word_embeddings=True,
+        ),
+        norms_less_one=True,
+        gguf="gemma",
+    ),
     "gemma2": Family("Gemma 2", gemma2, _GEMMA2, names=_NAMES, norms_less_one=True, gguf="gemma2"),
     "gemma3_text": Family(
         "Gemma 3 (text)", gemma3, _GEMMA3, names=_NAMES, norms_less_one=True, gguf="gemma3", more_gguf=(_EMBEDDING,)

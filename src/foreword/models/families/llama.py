@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import (
     BIASES,
@@ -31,6 +33,29 @@ def llama(config: Config) -> DecoderSpec:
 def mistral(config: Config) -> DecoderSpec:
     rotary = rope(config)
     return decoder(config, "mistral", tuple(LayerSpec(rotary, w) for w in windows(config, lambda i: True)))
+
+
+def ministral(config: Config) -> DecoderSpec:
+    """Ministral of 2024: Mistral whose layers may differ in their windows."""
+    return replace(mistral(config), architecture="ministral")
+
+
+def cwm(config: Config) -> DecoderSpec:
+    """Code World Model: every fourth layer is full, the first one too."""
+    rotary = rope(_scaled(config))
+    layers = tuple(LayerSpec(rotary, window) for window in windows(config, lambda i: i % 4 != 0))
+    return decoder(config, "cwm", layers)
+
+
+def _scaled(config: Config) -> Config:
+    """Return the config with the rotary parameters that it lacks."""
+    if config.value("rope_scaling") is not None or config.value("rope_parameters") is not None:
+        return config
+    return replace(config, values={**config.values, "rope_parameters": _CWM_ROPE})
+
+
+def helium(config: Config) -> DecoderSpec:
+    return decoder(config, "helium", (LayerSpec(rope(config)),) * num_layers(config))
 
 
 def mixtral(config: Config) -> DecoderSpec:
@@ -70,6 +95,10 @@ def smollm3(config: Config) -> DecoderSpec:
 
 _MIXTRAL = "model.layers.{i}.block_sparse_moe."
 _COMMON = (*DECODER, HIDDEN_ACT, *BIASES)
+_CWM_ROPE = {
+    "rope_type": "llama3", "rope_theta": 1e6, "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
 FAMILIES = {
     "llama": Family(
         "Llama 2 and 3", llama, table(_COMMON, NORMED_EXPERTS, [CAUSAL_OR_NOT]), gguf="llama", gguf_interleaved=True
@@ -79,6 +108,21 @@ FAMILIES = {
         mistral,
         table(_COMMON, WINDOWS, num_key_value_heads=8, sliding_window=4096),
         unused=("score.", "vision_tower.", "multi_modal_projector."),
+    ),
+    "ministral": Family(
+        "Ministral (2024)", ministral, table(_COMMON, WINDOWS, num_key_value_heads=8, sliding_window=4096)
+    ),
+    "cwm": Family(
+        "Code World Model",
+        cwm,
+        table(_COMMON, WINDOWS, num_key_value_heads=8, head_dim=128, rms_norm_eps=1e-5, rope_theta=1e6)
+        | {"sliding_window": Key("sliding_window", 8192, kind=int)},
+    ),
+    "helium": Family(
+        "Helium",
+        helium,
+        table(_COMMON, num_key_value_heads=20, head_dim=128, rms_norm_eps=1e-8, rope_theta=1e5),
+        interleaved=True,
     ),
     "mixtral": Family(
         "Mixtral",

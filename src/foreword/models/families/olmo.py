@@ -1,5 +1,5 @@
-"""OLMo 2 and 3, and OLMoE: norms of the queries and of the keys of all heads together. OLMo 2 and 3: norms after
-attention and MLP alone.
+"""OLMo 2 and 3, and OLMoE: norms of the queries and of the keys of all heads together. OLMo 2 and 3, and EXAONE 4:
+norms after attention and MLP alone.
 """
 
 from __future__ import annotations
@@ -47,6 +47,20 @@ def olmo3(config: Config) -> DecoderSpec:
     return _decoder(config, "olmo3", tuple(LayerSpec(local if span else full, span) for span in spans))
 
 
+def exaone4(config: Config) -> DecoderSpec:
+    """Norms of each head. With a window, sliding layers and then a full one, which has no rotation, in turns whose
+    length is ``sliding_window_pattern``, or the number of its letters (LLLG).
+    """
+    rotary, pattern = rope(config), config.value("sliding_window_pattern")
+    if isinstance(pattern, str) and (not pattern or set(pattern) - {"L", "G"}):
+        raise config.refused("sliding_window_pattern", pattern)
+    every = len(pattern) if isinstance(pattern, str) else config.get("sliding_window_pattern", int, 0)
+    has_windows = config.value("sliding_window") is not None
+    spans = windows(config, lambda i: every > 0 and (i + 1) % every != 0)
+    layers = (LayerSpec(rotary if span or not has_windows else None, span) for span in spans)
+    return decoder(config, "exaone4", tuple(layers), pre_norms=False, post_norms=True, qk_norm=True)
+
+
 def olmoe(config: Config) -> DecoderSpec:
     layers = (LayerSpec(rope(config), moe=experts(config)),) * num_layers(config)
     return decoder(config, "olmoe", layers, qk_norm=True, joint_qk_norm=True)
@@ -69,6 +83,18 @@ _OLMO3 = (
 )
 FAMILIES = {
     "olmo2": Family("OLMo 2", olmo2, table(_COMMON, rms_norm_eps=1e-5), names=_NAMES, gguf="olmo2"),
+    "exaone4": Family(
+        "EXAONE 4",
+        exaone4,
+        table(
+            (*_COMMON, *WINDOWS),
+            [Key("sliding_window", 4096, gguf="attention.sliding_window", kind=int)],
+            [Key("sliding_window_pattern", 4, gguf="attention.sliding_window_pattern", gguf_default=4, kind=object)],
+            rms_norm_eps=1e-5,
+        ),
+        names=_NAMES,
+        gguf="exaone4",
+    ),
     "olmoe": Family(
         "OLMoE",
         olmoe,

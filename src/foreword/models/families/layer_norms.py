@@ -1,0 +1,55 @@
+"""Nemotron and StableLM: LayerNorm, and a rotary embedding of a part of each head."""
+
+from __future__ import annotations
+
+from foreword.models.config import Config
+from foreword.models.families.base import DECODER, HIDDEN_ACT, Family, decoder, num_layers, rope
+from foreword.models.keys import Key, only, only_in_gguf, table
+from foreword.models.rope import PARTIAL_ROTARY
+from foreword.models.spec import DecoderSpec, LayerSpec
+
+
+def nemotron(config: Config) -> DecoderSpec:
+    """An MLP without a gate."""
+    layers = (LayerSpec(rope(config)),) * num_layers(config)
+    return decoder(config, "nemotron", layers, eps="norm_eps", layer_norm=True, gated_mlp=False)
+
+
+def stablelm(config: Config) -> DecoderSpec:
+    layers = (LayerSpec(rope(config)),) * num_layers(config)
+    has_biases = config.get("use_qkv_bias", bool)
+    return decoder(config, "stablelm", layers, eps="layer_norm_eps", layer_norm=True, qkv_bias=has_biases)
+
+
+_COMMON = (
+    *(key for key in DECODER if key.name not in ("rms_norm_eps", "*.use_parallel_residual")),
+    *(HIDDEN_ACT, PARTIAL_ROTARY, only_in_gguf("attention.layer_norm_rms_epsilon", None)),
+)
+FAMILIES = {
+    "nemotron": Family(
+        "Nemotron (Minitron)",
+        nemotron,
+        table(
+            *(_COMMON, [only("attention_bias", False), only("mlp_bias", False)]),
+            [Key("norm_eps", 1e-5, gguf="attention.layer_norm_epsilon")],
+            [only_in_gguf("use_parallel_residual", False, 0)],
+            hidden_act="relu2",
+            partial_rotary_factor=0.5,
+        ),
+        norms_less_one=True,
+        gguf="nemotron",
+    ),
+    "stablelm": Family(
+        "StableLM",
+        stablelm,
+        table(
+            _COMMON,
+            [Key("use_qkv_bias", False), only("qk_layernorm", False)],
+            [Key("layer_norm_eps", 1e-5, gguf="attention.layer_norm_epsilon")],
+            [only("use_parallel_residual", False, gguf="use_parallel_residual")],
+            num_key_value_heads=32,
+            partial_rotary_factor=0.25,
+        ),
+        gguf="stablelm",
+    ),
+}
