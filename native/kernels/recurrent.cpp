@@ -9,7 +9,7 @@
 namespace foreword::kernels::FOREWORD_ISA {
 namespace {
 
-constexpr int kScanVectors = 4;
+constexpr int kScanVectors = 4, kScanTokens = kLanes == 16 ? 4 : 2;
 
 // `size` floats at `from`, and zeros, in `N` vectors.
 template <int N>
@@ -32,44 +32,91 @@ FW_INLINE void store_part(const F32 (&v)[N], int size, float *to) {
 
 // The values [column, column + N kLanes) of all tokens. They do not depend on the other values of the head.
 template <int N>
-FW_INLINE void scan_columns(const StateScan &s, int column) {
-  const int width = smaller(s.value_dim - column, N * kLanes);
-  const size_t row = size_t(s.padded_value_dim);
-  float *state = s.state + column;
-  for (int t = 0; t < s.num_tokens; ++t) {
-    const float *before = t == 0 ? s.before + column : state;
-    const float *q = s.q + size_t(t) * s.stride, *k = s.k + size_t(t) * s.stride;
-    const F32 decay = set1(s.decay[size_t(t) * s.scalar_stride]), write = set1(s.write[size_t(t) * s.scalar_stride]);
-    F32 v[N], added[N], out[N];
-    load_part(s.v + size_t(t) * s.stride + column, width, v);
-    FW_UNROLL for (int n = 0; n < N; ++n) out[n] = set1(0.f);
-    if (s.gated_delta) {
-      for (int i = 0; i < s.key_dim; ++i) {
-        const F32 key = set1(k[i]);
-        FW_UNROLL for (int n = 0; n < N; ++n) out[n] = fma(key, load(before + size_t(i) * row + n * kLanes), out[n]);
-      }
-      FW_UNROLL for (int n = 0; n < N; ++n) {
-        added[n] = mul(write, sub(v[n], mul(decay, out[n])));
-        out[n] = set1(0.f);
-      }
-    } else {
-      FW_UNROLL for (int n = 0; n < N; ++n) {
-        added[n] = mul(write, v[n]);
-        out[n] = mul(set1(s.skip), v[n]);
+struct Columns {
+  static constexpr int kWidth = N * kLanes;
+  const StateScan &s;
+  const int column;
+  const float *const before = s.before + size_t(s.key_dim) * size_t(column);  // [key_dim][kWidth], as `state`
+  float *const state = s.state + size_t(s.key_dim) * size_t(column);
+  const int width = smaller(s.value_dim - column, kWidth);
+
+  FW_INLINE F32 decay(int t) const { return set1(s.decay[size_t(t) * s.scalar_stride]); }
+  FW_INLINE F32 write(int t) const { return set1(s.write[size_t(t) * s.scalar_stride]); }
+  FW_INLINE const float *key(int t) const { return s.k + size_t(t) * s.stride; }
+  FW_INLINE const float *query(int t) const { return s.q + size_t(t) * s.stride; }
+
+  // S = S decay + k (write v)ᵀ, out = Sᵀ q + skip v for the vectors [first, first + M) of the tokens [t, t + T): a
+  // number of the state is in a register meanwhile.
+  template <int M, int T>
+  FW_INLINE void mamba2(int t, int first) const {
+    const float *from = (t == 0 ? before : state) + first * kLanes;
+    float *to = state + first * kLanes;
+    const int at = column + first * kLanes, count = smaller(s.value_dim - at, M * kLanes);
+    F32 added[T][M], out[T][M], decays[T];
+    FW_UNROLL for (int j = 0; j < T; ++j) {
+      load_part(s.v + size_t(t + j) * s.stride + at, count, out[j]);
+      decays[j] = decay(t + j);
+      FW_UNROLL for (int n = 0; n < M; ++n) {
+        added[j][n] = mul(write(t + j), out[j][n]);
+        out[j][n] = mul(set1(s.skip), out[j][n]);
       }
     }
     for (int i = 0; i < s.key_dim; ++i) {
-      const F32 key = set1(k[i]), query = set1(q[i]);
-      FW_UNROLL for (int n = 0; n < N; ++n) {
-        const size_t at = size_t(i) * row + size_t(n * kLanes);
-        const F32 value = fma(key, added[n], mul(decay, load(before + at)));
-        store(state + at, value);
-        out[n] = fma(query, value, out[n]);
+      F32 value[M];
+      FW_UNROLL for (int n = 0; n < M; ++n) value[n] = load(from + i * kWidth + n * kLanes);
+      FW_UNROLL for (int j = 0; j < T; ++j) {
+        const F32 k = set1(key(t + j)[i]), q = set1(query(t + j)[i]);
+        FW_UNROLL for (int n = 0; n < M; ++n) {
+          value[n] = fma(decays[j], value[n], mul(k, added[j][n]));
+          out[j][n] = fma(q, value[n], out[j][n]);
+        }
       }
+      FW_UNROLL for (int n = 0; n < M; ++n) store(to + i * kWidth + n * kLanes, value[n]);
     }
-    store_part(out, width, s.out + size_t(t) * s.out_stride + column);
+    FW_UNROLL for (int j = 0; j < T; ++j) store_part(out[j], count, s.out + size_t(t + j) * s.out_stride + at);
   }
-}
+
+  // One pass over the state per token computes it and Sᵀ k of the token that follows.
+  FW_INLINE void gated_delta() const {
+    F32 known[N];  // Sᵀ k, with the state before the token
+    FW_UNROLL for (int n = 0; n < N; ++n) known[n] = set1(0.f);
+    for (int i = 0; i < s.key_dim; ++i) {
+      const F32 k = set1(key(0)[i]);
+      FW_UNROLL for (int n = 0; n < N; ++n) known[n] = fma(k, load(before + i * kWidth + n * kLanes), known[n]);
+    }
+    for (int t = 0; t < s.num_tokens; ++t) {
+      const float *from = t == 0 ? before : state;
+      const float *k = key(t), *q = query(t), *following = key(smaller(t + 1, s.num_tokens - 1));
+      const F32 decay = this->decay(t);
+      F32 added[N], out[N];
+      load_part(s.v + size_t(t) * s.stride + column, width, added);
+      FW_UNROLL for (int n = 0; n < N; ++n) {
+        added[n] = mul(write(t), sub(added[n], mul(decay, known[n])));
+        known[n] = out[n] = set1(0.f);
+      }
+      for (int i = 0; i < s.key_dim; ++i) {
+        const F32 ki = set1(k[i]), qi = set1(q[i]), next = set1(following[i]);
+        FW_UNROLL for (int n = 0; n < N; ++n) {
+          const F32 value = fma(ki, added[n], mul(decay, load(from + i * kWidth + n * kLanes)));
+          store(state + i * kWidth + n * kLanes, value);
+          out[n] = fma(qi, value, out[n]);
+          known[n] = fma(next, value, known[n]);
+        }
+      }
+      store_part(out, width, s.out + size_t(t) * s.out_stride + column);
+    }
+  }
+
+  FW_INLINE void run() const {
+    if (s.gated_delta) return gated_delta();
+    int t = 0;
+    constexpr int kPart = N > 1 ? 2 : 1;
+    for (; t + kScanTokens <= s.num_tokens; t += kScanTokens) {
+      for (int n = 0; n < N && column + n * kLanes < s.value_dim; n += kPart) mamba2<kPart, kScanTokens>(t, n);
+    }
+    for (; t < s.num_tokens; ++t) mamba2<N, 1>(t, 0);
+  }
+};
 
 }  // namespace
 
@@ -100,9 +147,9 @@ void scan_state(const StateScan &s) {
   constexpr int kWidth = kScanVectors * kLanes;
   int column = 0;
   for (; column < s.value_dim && column + kWidth <= s.padded_value_dim; column += kWidth) {
-    scan_columns<kScanVectors>(s, column);
+    Columns<kScanVectors>{s, column}.run();
   }
-  for (; column < s.value_dim; column += kLanes) scan_columns<1>(s, column);
+  for (; column < s.value_dim; column += kLanes) Columns<1>{s, column}.run();
 }
 
 void norm_parts(const float *x, const float *weight, size_t weight_stride, int parts, int size, float eps, float *out) {

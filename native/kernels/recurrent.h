@@ -14,7 +14,9 @@ enum class RecurrentKind : int { mamba2, gated_delta, short_conv };
 //
 //   a row of projections   v k q z dt (mamba2), q k v z dt beta (gated_delta) or v beta z (short_conv), each from a
 //                          multiple of kRowPadding on; q, k and v are the channels of the convolution
-//   a state                S [num_heads][key_dim][padded_value_dim()], then the last conv_kernel − 1 rows of channels
+//   a state                S [num_heads][head_floats()], then the last conv_kernel − 1 rows of channels; of a head,
+//                          the columns of kScanVectors vectors [key_dim][columns], one after the other, then of the
+//                          rest those of each vector
 struct RecurrentConfig {
   RecurrentKind kind;
   int num_heads, num_key_heads, key_dim, value_dim, conv_kernel;
@@ -49,7 +51,7 @@ struct Convolution {
 struct StateScan {
   bool gated_delta;
   int num_tokens, key_dim, value_dim, padded_value_dim;
-  const float *before;       // [key_dim][padded_value_dim], the state before the first token
+  const float *before;       // [key_dim · padded_value_dim], the state before the first token
   float *state;              // the state after the last one; may be `before`
   const float *q, *k, *v;    // from the first token on; rows `stride` apart
   const float *decay, *write;  // from the first token on, `scalar_stride` apart
