@@ -185,7 +185,7 @@ def test_values_of_the_processor_of_a_request_are_those_of_a_configuration(folde
         for size in ({"min_pixels": 4096, "max_pixels": 4096}, {"size": {"shortest_edge": 4096, "longest_edge": 4096}}):
             options = {"mm_processor_kwargs": size}
             [output] = llm.chat(CONVERSATIONS[1], GREEDY, progress=False, **options)
-            assert output.prompt_token_ids.count(0) == 6 * 4  # of 14 × 14 pixels: 60 × 40 with an area of 4096
+            assert output.prompt_token_ids.count(0) == 6 * 4  # patches of 14 × 14 pixels, an area of 4096
             assert count(messages=CONVERSATIONS[1], options=options) == len(output.prompt_token_ids)
 
 

@@ -27,7 +27,7 @@ from foreword.models.spec import DecoderSpec, LayerSpec
 
 
 def gemma(config: Config) -> DecoderSpec:
-    """Gemma 1: norms before attention and MLP alone, as those of Llama."""
+    """Return the spec of Gemma 1, which has norms before attention and MLP only, as Llama has."""
     layers = (LayerSpec(rope(config)),) * num_layers(config)
     scale = math.sqrt(config.size("hidden_size"))
     return decoder(config, "gemma", layers, act=None, activation="gelu_tanh", embedding_scale=scale)

@@ -10,7 +10,7 @@ from foreword.models.spec import DecoderSpec, LayerSpec
 
 
 def nemotron(config: Config) -> DecoderSpec:
-    """An MLP without a gate."""
+    """Return the spec of Nemotron, whose MLP has no gate."""
     layers = (LayerSpec(rope(config)),) * num_layers(config)
     return decoder(config, "nemotron", layers, eps="norm_eps", layer_norm=True, gated_mlp=False)
 

@@ -36,12 +36,12 @@ def mistral(config: Config) -> DecoderSpec:
 
 
 def ministral(config: Config) -> DecoderSpec:
-    """Ministral of 2024: Mistral whose layers may differ in their windows."""
+    """Return the spec of Ministral of 2024, which is Mistral with layers that may differ in their windows."""
     return replace(mistral(config), architecture="ministral")
 
 
 def cwm(config: Config) -> DecoderSpec:
-    """Code World Model: every fourth layer is full, the first one too."""
+    """Return the spec of Code World Model: the first layer and every fourth one after it have no window."""
     rotary = rope(_scaled(config))
     layers = tuple(LayerSpec(rotary, window) for window in windows(config, lambda i: i % 4 != 0))
     return decoder(config, "cwm", layers)
@@ -115,8 +115,10 @@ FAMILIES = {
     "cwm": Family(
         "Code World Model",
         cwm,
-        table(_COMMON, WINDOWS, num_key_value_heads=8, head_dim=128, rms_norm_eps=1e-5, rope_theta=1e6)
-        | {"sliding_window": Key("sliding_window", 8192, kind=int)},
+        {
+            **table(_COMMON, WINDOWS, num_key_value_heads=8, head_dim=128, rms_norm_eps=1e-5, rope_theta=1e6),
+            "sliding_window": Key("sliding_window", 8192, kind=int),
+        },
     ),
     "helium": Family(
         "Helium",
