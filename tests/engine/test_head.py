@@ -9,7 +9,7 @@ from foreword.engine import engine_config
 from foreword.engine.build import build_engine
 from foreword.engine.footprint import footprint
 from foreword.engine.model import model_of
-from foreword.engine.speculation import speculation
+from foreword.engine.speculation import probes
 from foreword.engine.speculation.gone_rows import GoneRows
 from foreword.errors import ConfigError, ModelError
 from foreword.executors.kinds import KINDS
@@ -120,22 +120,36 @@ def test_the_cache_of_a_head_has_the_requests_that_are_there(tmp_path):
 
 
 def test_a_head_that_is_wrong_computes_nothing_until_all_requests_are_probed_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(speculation, "PROBE_COST", 0.06)  # a head is a large part of so small a model
+    monkeypatch.setattr(probes, "PROBE_COST", 0.06)  # a head is a large part of so small a model
     model = with_head(tmp_path, "qwen3_5")
     engine = engine_of(model, "numpy", speculation="head", max_num_seqs=2, prefix_caching=False)
+    monkeypatch.setattr(engine.speculation, "clock", lambda: 0.0)
     drafter, runs = engine.speculation.drafter, []
     monkeypatch.setattr(drafter, "_run", recorded(runs, engine, drafter._run))
     for name in "ab":
         engine.add_request(name, [5, 6, ord(name) % 9], SamplingParams(temperature=0.0, max_tokens=36, ignore_eos=True))
     run(engine)
-    period = engine.speculation._period
-    assert speculation.PROBE_EVERY < period < 30
-    assert [step for step in runs if step > 6] == [*range(period, period + speculation.PROBED)]
+    period = engine.speculation.probes.period
+    assert probes.PROBE_EVERY < period < 30
+    assert [step for step in runs if step > 6] == [*range(period, period + probes.PROBED)]
+
+
+def test_probes_are_as_rare_as_their_measured_time_demands():
+    """Four steps that each take as long as half a step of the target are 0.5 % of 400 steps."""
+    probing = probes.Probes(0.01, follows=True)
+    due = []
+    for _ in range(900):
+        probing.num_steps += 1
+        if probing.are_due:
+            due.append(probing.num_steps)
+        probing.measure(1.0, 0.5 if probing.are_due else 0.0)
+    assert probing.period == probes.PROBE_EVERY
+    assert due == [1, 2, 3, *range(300, 304), *range(700, 704)]
 
 
 def recorded(steps, engine, call):
     def called(*arguments):
-        steps.append(engine.speculation._num_steps)
+        steps.append(engine.speculation.probes.num_steps)
         return call(*arguments)
 
     return called

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,7 @@ def _head(model: Model[Any], config: EngineConfig, size: PoolSize, target: Execu
     memory = own.memory(settings)
     pool = own.pool(settings, None if memory is None else memory.beside("the KV pool of the model", size.num_bytes))
     read = sum(t.stored.nbytes for n, t in head.weights.items() if n != "embed" or head.spec.tie_embeddings)
+    read += 4 * prod(head.projection.shape)  # in float32
     return partial(
         HeadDrafter,
         model=_with_hidden_states(target),

@@ -16,6 +16,7 @@ FORGET_ALL = 0.99  # the factor of the counts of all rows
 JUDGED = 5.0  # drafts that the rate of a row begins with
 JUDGED_AT_FIRST = 10.0  # and that of all rows
 WORTH = 1.2  # the least yield per cost with drafts, relative to that without
+LEAST_RATE = 1 - 1 / WORTH  # drafts that are right more rarely have no such yield, even if they cost nothing
 
 
 class DraftLengths:
@@ -72,7 +73,8 @@ class DraftLengths:
         if self._adaptive and self.credit.steps <= 0:
             lengths = np.zeros_like(lengths)
         elif self._adaptive and len(rows):
-            lengths = self._worth(self._accepted[rows, kinds] / self._judged[rows, kinds], lengths)
+            rate = self._accepted[rows, kinds] / self._judged[rows, kinds]
+            lengths = self._worth(rate, lengths) if rate.max() >= LEAST_RATE else np.zeros_like(lengths)
         self._lengths[rows] = lengths
         return lengths
 

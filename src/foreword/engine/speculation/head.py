@@ -75,13 +75,16 @@ class HeadDrafter:
         """
         target, states = self.target, self.states
         self._drop(self._gone.take())
+        is_wanted = bool(wanted.any())
+        if not is_wanted and not len(states):
+            return
         rows = batch.idx_mapping.astype(np.int64)
         self._next[rows] = -1
         resting = rows[~wanted & (self._row[rows] >= 0)]
         if resting.size:
             self._drop(resting.tolist())
             self._generation[resting] = -1
-        if not wanted.any():
+        if not is_wanted:
             return
         self._admit(batch, rows, wanted)
         here = wanted & (target.row_generation[rows] == batch.row_generation)

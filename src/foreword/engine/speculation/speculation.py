@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import time
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
@@ -14,6 +14,7 @@ from foreword.engine.speculation.adaptive import DraftLengths, SpeculationStats
 from foreword.engine.speculation.config import SpeculationConfig
 from foreword.engine.speculation.costs import StepCosts
 from foreword.engine.speculation.lookup import LookupDrafter
+from foreword.engine.speculation.probes import Probes
 from foreword.errors import ConfigError, PlanError, shown
 from foreword.native import native
 from foreword.plugins import made
@@ -47,9 +48,6 @@ class FollowingDrafter(Drafter, Protocol):
         """
 
 
-PROBE_COST = 0.005  # share of the time of steps for drafts that are only compared, of a drafter that costs time
-PROBE_EVERY = 16  # steps from the first of them to the next, at least
-PROBED = 4  # steps in a row with them, of a drafter that has to follow the target first
 RATES = 0.5, 0.6, 0.75, 0.85  # that drafts are right at first: of any drafter, and after 2, 3 to 4, 5 or more tokens
 KINDS = np.array([0, 1, 1, 2, 2, 3], np.int32)  # by the length of a match: which of these
 
@@ -92,10 +90,9 @@ class Speculation:
         self._guess = np.full(states.max_num_reqs, -1, np.int32)  # by row: the draft of the next token, −1 for none
         self._kind = np.zeros(states.max_num_reqs, np.int32)  # by row: of its last drafts, see RATES
         self._is_wanted = np.ones(states.max_num_reqs, np.bool_)  # by row: whether a drafter that costs time has to run
-        self._num_probed, self._num_steps = 1 if self._follows is None else PROBED, 0
-        self._period = self._num_probed  # steps from the first probed one to the next
-        if cost := self._num_probed * self.drafter.relative_cost:
-            self._period = max(PROBE_EVERY, math.ceil(cost / PROBE_COST))
+        self.probes = Probes(self.drafter.relative_cost, follows=self._follows is not None)
+        self.clock = time.perf_counter
+        self._drafting = 0.0  # seconds of a drafter that costs time in the step that is committed
         self._has_guesses = False  # whether the last rows had one
         self._decoded: I32 | None = None  # the rows of the last step, if it only decoded
 
@@ -121,11 +118,13 @@ class Speculation:
         if takes_time:
             chosen = self.lengths.choose(rows, most, self._kind[rows])
             self._is_wanted[rows] = chosen > 0
-            most = np.maximum(chosen, most > 0) if self._probes else chosen
+            most = np.maximum(chosen, most > 0) if self.probes.are_due else chosen
             if not most.any():
                 self._guess[rows] = -1
                 return None
+        begin = self.clock() if takes_time else 0.0
         drafts = self.drafter.propose(rows, most)
+        self._drafting += self.clock() - begin if takes_time else 0.0
         self._check(drafts, len(rows))
         self._guess[rows] = first = drafts[:, 0]
         self._has_guesses = int(first.max()) >= 0
@@ -169,14 +168,11 @@ class Speculation:
 
     def follow(self, batch: InputBatch, sampled: I32) -> None:
         """Follow a step that was committed with these tokens."""
-        self._num_steps += 1
+        self.probes.num_steps += 1
         if self._follows is not None:
-            self._follows.follow(batch, sampled, self._probes | self._is_wanted[batch.idx_mapping])
-
-    @property
-    def _probes(self) -> bool:
-        """Return whether each row gets a draft in this step although its drafter costs time."""
-        return self._num_steps % self._period < self._num_probed
+            begin = self.clock()
+            self._follows.follow(batch, sampled, self.probes.are_due | self._is_wanted[batch.idx_mapping])
+            self._drafting += self.clock() - begin
 
     def propose_next(self, scheduler: Scheduler, rows: I32) -> None:
         """Propose drafts for the next step of rows that continue, within their length limits."""
@@ -236,6 +232,10 @@ class Speculation:
 
     def measure(self, plan: StepPlan, seconds: float) -> None:
         """Learn from the time of a step what drafts cost."""
+        if self.drafter.relative_cost > 0:
+            seconds -= self._drafting
+            self.probes.measure(seconds, self._drafting)
+            self._drafting = 0.0
         if len(plan.prefilling):
             self._decoded = None
             return
