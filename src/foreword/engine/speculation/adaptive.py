@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foreword.arrays import F64, I32, I64
+from foreword.arrays import F64, I32, I64, Bools
 from foreword.engine.speculation.costs import Credit, StepCosts
 from foreword.native import available, native
 
@@ -77,6 +77,12 @@ class DraftLengths:
             lengths = self._worth(rate, lengths) if rate.max() >= LEAST_RATE else np.zeros_like(lengths)
         self._lengths[rows] = lengths
         return lengths
+
+    def are_hopeless(self, rows: I32, kinds: I32) -> Bools:
+        """Return for each row whether its drafts are right so rarely that `choose` wants none, whatever they cost."""
+        rate = self._accepted[rows, kinds] / self._judged[rows, kinds]
+        hopeless: Bools = (rate < LEAST_RATE) & self._adaptive
+        return hopeless
 
     def choose_none(self, rows: I32) -> None:
         """Note that a step of these rows has no drafts."""

@@ -48,6 +48,7 @@ class FollowingDrafter(Drafter, Protocol):
         """
 
 
+AWAKE, RESTS, RESTED = 0, 1, 2
 RATES = 0.5, 0.6, 0.75, 0.85  # that drafts are right at first: of any drafter, and after 2, 3 to 4, 5 or more tokens
 KINDS = np.array([0, 1, 1, 2, 2, 3], np.int32)  # by the length of a match: which of these
 
@@ -90,6 +91,8 @@ class Speculation:
         self._guess = np.full(states.max_num_reqs, -1, np.int32)  # by row: the draft of the next token, −1 for none
         self._kind = np.zeros(states.max_num_reqs, np.int32)  # by row: of its last drafts, see RATES
         self._is_wanted = np.ones(states.max_num_reqs, np.bool_)  # by row: whether a drafter that costs time has to run
+        # By row, of a drafter that costs time: its drafts are hopeless until one is judged again; and the drafter knows.
+        self._rests = np.zeros(states.max_num_reqs, np.int8)
         self.probes = Probes(self.drafter.relative_cost, follows=self._follows is not None)
         self.clock = time.perf_counter
         self._drafting = 0.0  # seconds of a drafter that costs time in the step that is committed
@@ -100,6 +103,7 @@ class Speculation:
         """Begin with a request that was admitted to the row."""
         self.lengths.start(row)
         self._guess[row] = -1
+        self._rests[row] = AWAKE
         if self._follows is not None:
             one = np.array([row], np.int32)
             self._is_wanted[row] = self.lengths.choose(one, np.full(1, self._most, np.int32), self._kind[one])[0] > 0
@@ -110,6 +114,8 @@ class Speculation:
         None if there are none.
         """
         self._has_guesses = False
+        if self._follows is not None and not self.probes.are_due and self._rests.take(rows).min() >= RESTS:
+            return None
         if not (self.lengths if self._policy is None else self._policy).can_gain(len(rows)):
             self._guess[rows], self._is_wanted[rows] = -1, False
             self.lengths.choose_none(rows)
@@ -121,6 +127,7 @@ class Speculation:
             most = np.maximum(chosen, most > 0) if self.probes.are_due else chosen
             if not most.any():
                 self._guess[rows] = -1
+                self._rests[rows] = self.lengths.are_hopeless(rows, self._kind[rows])  # True: RESTS
                 return None
         begin = self.clock() if takes_time else 0.0
         drafts = self.drafter.propose(rows, most)
@@ -169,10 +176,12 @@ class Speculation:
     def follow(self, batch: InputBatch, sampled: I32) -> None:
         """Follow a step that was committed with these tokens."""
         self.probes.num_steps += 1
-        if self._follows is not None:
+        rows, is_due = batch.idx_mapping, self.probes.are_due
+        if self._follows is not None and (is_due or self._rests.take(rows).min() < RESTED):
             begin = self.clock()
-            self._follows.follow(batch, sampled, self.probes.are_due | self._is_wanted[batch.idx_mapping])
+            self._follows.follow(batch, sampled, is_due | self._is_wanted[rows])
             self._drafting += self.clock() - begin
+            self._rests[rows] = np.where(is_due | (self._rests[rows] == AWAKE), AWAKE, RESTED)
 
     def propose_next(self, scheduler: Scheduler, rows: I32) -> None:
         """Propose drafts for the next step of rows that continue, within their length limits."""
