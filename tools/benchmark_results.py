@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks" / "results"
 QUESTIONS = (
     "engines", "host", "loop", "front-ends", "speculation", "quality", "startup", "embeddings", "transformers",
+    "families", "families-llama-cpp",
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from foreword.cli.options import EngineOptions, Json, Threads, counts, not_nan, 
 from foreword.errors import ConfigError
 from parts import attention as attention_bench
 from parts import device as device_bench
+from parts import families as families_bench
 from parts import gpu as gpu_bench
 from parts import kernels as kernels_bench
 from parts import memory as memory_bench
@@ -331,6 +332,41 @@ def gpu(
         as_json=as_json,
         header=[f"{shape}, keys and values {kv_format}",
                 f"{'work':<8}{'rows':>6}{'context':>9}{'step ms':>11}{'tok/s':>12}{'of limit':>10}{'idle':>8}"],
+    )  # fmt: skip
+
+
+@app.command()
+def families(
+    only: Annotated[str, typer.Option(help="Names of families, separated by commas.")] = ",".join(
+        families_bench.SHAPES
+    ),
+    formats: Annotated[str, typer.Option(help="Weight formats, separated by commas.")] = ",".join(
+        families_bench.FORMATS
+    ),
+    repeats: Turns = 15,
+    num_threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Decode and prefill of a small random model of each family, beside a Llama with as many bytes of weights."""
+    for option, given, known in (
+        ("--only", only.split(","), list(families_bench.SHAPES)),
+        ("--formats", formats.split(","), list(families_bench.FORMATS)),
+    ):
+        if unknown := set(given) - set(known):
+            raise ConfigError(f"{option}: {', '.join(sorted(unknown))}: must be of {', '.join(known)}")
+    show(
+        families_bench.run(
+            only.split(","), [one for one in families_bench.FORMATS if one in formats.split(",")],
+            num_threads=num_threads, repeats=repeats,
+        ),
+        lambda r: (
+            f"{r.family:<18}{r.weight_format:<6}{r.work:<10}{r.ms:>9.2f}{r.llama_ms:>10.2f}{r.megabytes:>9.0f}"
+            f"{r.tok_s:>10.0f}{r.ratio:>8.0%}"
+        ),
+        as_json=as_json,
+        header=[
+            f"{'family':<18}{'format':<6}{'work':<10}{'ms':>9}{'Llama ms':>10}{'MB':>9}{'tok/s':>10}{'ratio':>8}"
+        ],
     )  # fmt: skip
 
 

@@ -183,6 +183,10 @@ def _tables(runs: Sequence[Run]) -> dict[str, tuple[Sequence[str], list[Sequence
             ],
         ),
         "quality": _quality(newest(runs, "quality")[-1]),
+        **{
+            name: _families(newest(runs, question)[-1])
+            for name, question in (("families", "families"), ("families llama.cpp", "families-llama-cpp"))
+        },
         "startup": (
             ("machine", "first token, s", "peak memory, MB"),
             [
@@ -232,6 +236,18 @@ def _quality(run: Run) -> tuple[Sequence[str], list[Sequence[str]]]:
     pairs = list(dict.fromkeys(pair for pair, _ in cells))
     return ("weights, cache", *(f"`{model}`" for model in models)), [
         (pair, *(cells.get((pair, model), NONE) for model in models)) for pair in pairs
+    ]
+
+
+def _families(run: Run) -> tuple[Sequence[str], list[Sequence[str]]]:
+    """Return a table of families by formats, with the ratios of all works in a cell."""
+    formats = list(dict.fromkeys(row["weight_format"] for row in run.results))
+    cells: dict[tuple[str, str], list[str]] = {}
+    for row in run.results:
+        cells.setdefault((row["family"], row["weight_format"]), []).append(f"{row['ratio']:.2f}")
+    return ("family", *formats), [
+        (family, *(", ".join(cells.get((family, one), [NONE])) for one in formats))
+        for family in dict.fromkeys(row["family"] for row in run.results)
     ]
 
 

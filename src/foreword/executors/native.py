@@ -33,7 +33,7 @@ from foreword.models.pooling import PoolingSpec
 from foreword.models.quants import Quant
 from foreword.models.recurrent import RECURRENT_KINDS, RecurrentSpec
 from foreword.models.spec import DecoderSpec, LayerSpec, MlaSpec, MoeSpec, RopeSpec, projections
-from foreword.models.weights import Weights
+from foreword.models.weights import Tensor, Weights
 from foreword.native import native
 from foreword.sampling import Sampled, Sampler, StepSampling
 
@@ -88,14 +88,19 @@ def packed_bytes(spec: DecoderSpec, weights: Weights, weight_format: WeightForma
     """
     tables = {"embed", "per_layer_embed"} & weights.keys()
     size = sum(weights[name].stored.nbytes for name in tables)
-    head = "embed" if spec.tie_embeddings else "lm_head"
     for name, tensor in weights.items():
         if name not in tables or (name == "embed" and spec.tie_embeddings and spec.has_logits):
-            target = packed_format(tensor.quant, weight_format, keep_precise=name == head)
-            if spec.mla is not None and name.endswith((".k_b", ".v_b")):
-                target = _target_of_heads(target)
-            size += round(prod(tensor.shape) * (_BYTES[target] if len(tensor.shape) > 1 else 4))
+            size += weight_bytes(spec, name, tensor, weight_format)
     return size + (round(spec.vocab_size * spec.hidden_size * _BYTES["i8"]) if spec.has_logits else 0)
+
+
+def weight_bytes(spec: DecoderSpec, name: str, tensor: Tensor, weight_format: WeightFormat) -> int:
+    """Return the bytes of one weight as it is packed, or of a vector in float32."""
+    head = "embed" if spec.tie_embeddings else "lm_head"
+    target = packed_format(tensor.quant, weight_format, keep_precise=name == head)
+    if spec.mla is not None and name.endswith((".k_b", ".v_b")):
+        target = _target_of_heads(target)
+    return round(prod(tensor.shape) * (_BYTES[target] if len(tensor.shape) > 1 else 4))
 
 
 def kv_report(spec: DecoderSpec, *, num_blocks: int, block_size: int, kv_format: KVFormat = "bf16") -> str:

@@ -91,7 +91,7 @@ class Speculation:
         self._guess = np.full(states.max_num_reqs, -1, np.int32)  # by row: the draft of the next token, −1 for none
         self._kind = np.zeros(states.max_num_reqs, np.int32)  # by row: of its last drafts, see RATES
         self._is_wanted = np.ones(states.max_num_reqs, np.bool_)  # by row: whether a drafter that costs time has to run
-        # By row, of a drafter that costs time: its drafts are hopeless until one is judged again; and the drafter knows.
+        # By row, of a drafter that costs time: RESTS while its drafts are hopeless, RESTED when the drafter knows.
         self._rests = np.zeros(states.max_num_reqs, np.int8)
         self.probes = Probes(self.drafter.relative_cost, follows=self._follows is not None)
         self.clock = time.perf_counter

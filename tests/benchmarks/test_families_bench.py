@@ -1,0 +1,61 @@
+"""The benchmark of families compares each with a Llama that has as much to do."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from parts import families
+from parts.family_shapes import COMMON, SHAPES
+
+from foreword.bench.shapes import Shape
+from foreword.models.families import FAMILIES
+from foreword.models.spec import weight_names
+from foreword.native import available
+
+SAME_STEPS = {"gemma4_unified_text", "seed_oss", "granitemoeshared", "glm", "glm4_moe_lite", "qwen2_moe"}
+"""Families whose steps are those of another row, with other sizes or fewer terms."""
+
+
+def test_every_family_has_a_row():
+    assert {model_type for model_type, _ in SHAPES.values()} == set(FAMILIES) - SAME_STEPS
+
+
+@pytest.mark.parametrize("family", SHAPES)
+def test_the_llama_reads_as_many_weights_as_the_family(family: str):
+    spec = families.read_spec(family)
+    wanted = families.weights_read(spec, 1)
+    assert families.weights_read(families.llama_like(spec), 1) == pytest.approx(wanted, rel=0.02)
+    assert 5e7 < wanted < 1e8
+
+
+def test_a_step_reads_the_experts_that_its_tokens_choose():
+    spec = families.read_spec("Mixtral")  # 8 experts, 2 per token
+    all_of_them = sum(np.prod(shape) for name, shape in weight_names(spec) if ".experts." in name)
+    others = sum(np.prod(shape) for name, shape in weight_names(spec) if ".experts." not in name and len(shape) > 1)
+    for tokens in (1, 2, 8):
+        chance = 1 - (6 / 8) ** tokens  # that an expert is among the two of some token
+        assert families.weights_read(spec, tokens) == pytest.approx(others + all_of_them * chance)
+
+
+def test_operations_of_a_prompt_are_counted_one_by_one():
+    spec = families.read_spec("Mistral", num_hidden_layers=1, sliding_window=3)
+    heads, dim = COMMON["num_attention_heads"], COMMON["hidden_size"] // COMMON["num_attention_heads"]
+    pairs = [(query, key) for query in range(5) for key in range(5) if key <= query and query - key < 3]
+    weights = sum(np.prod(shape) for _, shape in weight_names(spec) if len(shape) > 1)
+    assert families.operations(spec, Shape(1, 5, 0)) == 5 * weights + 2 * heads * dim * len(pairs)
+
+
+@pytest.mark.skipif(not available(), reason="the native module is not built")
+@pytest.mark.parametrize("weight_format", families.FORMATS)
+def test_steps_of_a_family_and_its_llama_are_measured(monkeypatch: pytest.MonkeyPatch, weight_format: families.Files):
+    smaller: Mapping[str, Any] = {**COMMON, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
+                                  "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 96}  # fmt: skip
+    monkeypatch.setattr(families, "COMMON", smaller)
+    monkeypatch.setattr(families, "WORKS", {"decode 1": Shape(1, 1, 4), "prefill": Shape(1, 8, 0)})
+    results = list(families.run(["Llama", "gpt-oss"], [weight_format], num_threads=1, repeats=1))
+    assert [(r.family, r.work) for r in results] == [
+        (family, work) for family in ("Llama", "gpt-oss") for work in families.WORKS
+    ]
+    assert all(r.ratio > 0 and r.tok_s > 0 for r in results)
+    assert results[0].megabytes == results[0].llama_megabytes
