@@ -13,7 +13,10 @@ from foreword.models.families import FAMILIES
 from foreword.models.spec import weight_names
 from foreword.native import available
 
-SAME_STEPS = {"gemma4_unified_text", "seed_oss", "granitemoeshared", "glm", "glm4_moe_lite", "qwen2_moe"}
+SAME_STEPS = {
+    "gemma4_unified_text", "seed_oss", "granitemoeshared", "glm", "glm4_moe_lite", "qwen2_moe", "ministral3",
+    "qwen3_vl_moe_text",
+}  # fmt: skip
 """Families whose steps are those of another row, with other sizes or fewer terms."""
 
 

@@ -26,11 +26,11 @@ class Probes:
 
     @property
     def are_due(self) -> bool:
-        """True in steps in which each row gets a draft."""
+        """Return whether each row gets a draft in this step."""
         return self._is_free or 0 <= self.num_steps - self._first < self.num_probed
 
     def measure(self, seconds: float, drafting: float) -> None:
-        """A step took so many seconds, and the drafter as many besides."""
+        """Learn from the seconds of a step, and from those of the drafter besides."""
         last = self._step_seconds or seconds
         self._step_seconds = FORGET_SECONDS * last + (1 - FORGET_SECONDS) * seconds
         if self.num_steps < self._first:
