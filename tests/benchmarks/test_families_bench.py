@@ -9,19 +9,8 @@ from parts import families
 from parts.family_shapes import COMMON, SHAPES
 
 from foreword.bench.shapes import Shape
-from foreword.models.families import FAMILIES
 from foreword.models.spec import weight_names
 from foreword.native import available
-
-SAME_STEPS = {
-    "gemma4_unified_text", "seed_oss", "granitemoeshared", "glm", "glm4_moe_lite", "qwen2_moe", "ministral3",
-    "qwen3_vl_moe_text",
-}  # fmt: skip
-"""Families whose steps are those of another row, with other sizes or fewer terms."""
-
-
-def test_every_family_has_a_row():
-    assert {model_type for model_type, _ in SHAPES.values()} == set(FAMILIES) - SAME_STEPS
 
 
 @pytest.mark.parametrize("family", SHAPES)
