@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from foreword.bench.requests import NAMES
-from foreword.cli.options import EngineOptions, Json, Threads, counts, not_nan, show, with_engine_options
+from foreword.cli.options import Json, ModelOptions, Threads, counts, not_nan, show, with_engine_options
 from foreword.errors import ConfigError
 from parts import attention as attention_bench
 from parts import device as device_bench
@@ -156,7 +156,7 @@ def speculation(
     at_once: AtOnce = "1,8",
     max_tokens: MaxTokens = 128,
     repeats: Turns = 3,
-    options: EngineOptions,
+    options: ModelOptions,
 ) -> None:
     """Measure speculative decoding on fixed prompts and W1 to W5, by turns; all methods must give the same tokens."""
     sizes = counts("--at-once", at_once, MAX_AT_ONCE)
@@ -212,7 +212,7 @@ def memory(
         memory_bench.FORMATS
     ),
     workloads: Annotated[str, typer.Option(help="Names of workloads, separated by commas.")] = "W4",
-    options: EngineOptions,
+    options: ModelOptions,
 ) -> None:
     """Measure the parts of the resident memory of a workload: the program, weights, keys and values, and the rest."""
     show(
@@ -244,7 +244,7 @@ def mixed(
     at_once: Annotated[int, typer.Option(min=1, max=256, help="Requests that run meanwhile.")] = 16,
     prompt_tokens: Annotated[int, typer.Option(min=1, max=1 << 16, help="Tokens of each prompt that arrives.")] = 512,
     steps: Annotated[int, typer.Option(min=100, max=10_000, help="Steps per value.")] = 300,
-    options: EngineOptions,
+    options: ModelOptions,
 ) -> None:
     """Time between two tokens of running requests while prompts arrive, by the largest part of a prompt in a step."""
     values = [0 if text == "none" else counts("--thresholds", text, 1 << 20)[0] for text in thresholds.split(",")]
@@ -270,7 +270,7 @@ def mixed(
 @app.command()
 @with_engine_options
 def overlap(
-    *, at_once: AtOnce = "1,8,32", max_tokens: MaxTokens = 64, repeats: Turns = 3, options: EngineOptions
+    *, at_once: AtOnce = "1,8,32", max_tokens: MaxTokens = 64, repeats: Turns = 3, options: ModelOptions
 ) -> None:
     """Compare the asynchronous with the synchronous loop, by turns: the host time between two runs of the model."""
     show(
