@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo docs serve attack clients stubs lock test test-oldest slow-tests smoke schemas fuzz native-calls storms shadow soak soak-server sanitize proofs recipes replicas browser ray torch transformers device gpu vllm sglang wheel wheels check bench bench-regress native pages arm emulate throughput vllm-compat deploy-check container workflow upgrade soak-models tools clean
+.PHONY: help demo docs serve attack clients stubs lock test test-oldest slow-tests smoke schemas fuzz native-calls storms shadow soak soak-server sanitize proofs recipes replicas browser ray torch transformers families device gpu vllm sglang wheel wheels check bench bench-regress native pages arm emulate throughput vllm-compat deploy-check container workflow upgrade soak-models tools clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -169,6 +169,10 @@ transformers: $(STAMPS)/test  ## models of transformers: their tests, and every 
 		tests/pytorch/test_hearing.py tests/pytorch/test_encoder_decoder.py tests/pytorch/test_speech.py tests/server/test_vision_routes.py \
 		tests/server/test_transcription_routes.py tests/server/test_hearing_routes.py tests/media
 	$(BIN)/python tools/transformers_coverage/check.py
+
+families: $(STAMPS)/test  ## every native family in all executors and formats, with drafts and adapters, against transformers (minutes)
+	$(PIP) --no-build-isolation '.[transformers]'
+	PYTHONPATH=tests $(BIN)/python tools/family_matrix/check.py
 
 clients: $(STAMPS)/test  ## the server with clients of others: langchain-openai, llm, lm-eval, schemathesis (minutes)
 	$(PIP) langchain-openai llm 'lm-eval[api]' schemathesis opentelemetry-sdk opentelemetry-exporter-otlp-proto-http

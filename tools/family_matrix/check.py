@@ -1,0 +1,227 @@
+"""Serves a tiny random model of every native family, in every executor and format, against transformers.
+
+    PYTHONPATH=src:tests python tools/family_matrix/check.py            or: make families
+    PYTHONPATH=src:tests python tools/family_matrix/check.py llama qwen3
+
+The models are those of tests/data/models/make_tiny.py. Each run has prompts in chunks, mixed steps, more requests than
+there is memory for, and prompts with cached prefixes; the check fails if none was preempted or none found a prefix.
+What is compared:
+
+- in float32, with and without drafts: the log-probability of every token with an eager forward pass of transformers,
+  and that the token is the most likely one, within a tolerance;
+- in other formats: every token with that of the same format for each request alone, and the median difference of the
+  log-probabilities from transformers' within a tolerance for the format;
+- with an adapter: every token with that of the NumPy executor.
+
+A refusal, a ConfigError or a ModelError, is printed. Any other difference is printed and fails the check.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "data" / "models"))
+
+import make_tiny  # noqa: E402
+
+from foreword import LLM, SamplingParams  # noqa: E402
+from foreword.engine import EngineMetrics, RequestOutput  # noqa: E402
+from foreword.errors import ConfigError, ModelError  # noqa: E402
+from foreword.models.loader import load_model  # noqa: E402
+from models.lora_files import linear_modules, random_factors, write_peft  # noqa: E402
+from models.recorded import TINY  # noqa: E402
+from models.tiny import random_tensors, write_model  # noqa: E402
+
+FLOATS: Mapping[str, Mapping[str, Any]] = {
+    "numpy": {},
+    "native": {"weight_format": "fp32", "kv_format": "fp32"},
+    "torch": {"dtype": "fp32"},
+}
+FORMATS: Mapping[str, tuple[Mapping[str, Any], float]] = {
+    "bf16": ({"weight_format": "bf16"}, 0.05),
+    "int8": ({"weight_format": "int8"}, 0.1),
+    "int8 keys": ({"weight_format": "fp32", "kv_format": "int8"}, 0.1),
+    "q4": ({"weight_format": "q4"}, 1.0),
+}
+"""Of the native executor, with the largest median difference of log-probabilities."""
+COLUMNS = (*FLOATS, "device", *FORMATS, "drafts", "adapter")
+TOLERANCE = 2e-3
+"""The largest difference of log-probabilities in float32."""
+MOST_BLOCKS, BLOCK_SIZE = 90, 4
+PROMPTS, MAX_TOKENS = (3, 9, 14, 17, 5), 20
+PROMPTS_OF_STATES, MAX_TOKENS_OF_STATES = (3, 9, 14, 30, 5), 28
+"""Of models with states, whose blocks hold more tokens: as many as take the bytes of a state."""
+MAX_LEN, MAX_BATCHED = 64, 14
+YES, ERROR = "yes", "error"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    wrong = []
+    for name in options.names or TINY:
+        found = dict(cells(name))
+        for column, result in found.items():
+            if result != YES:
+                print(f"{name}, {column}: {result}", flush=True)
+            if result.startswith(ERROR):
+                wrong.append(f"{name}, {column}")
+        print(f"{name}: {sum(result == YES for result in found.values())} of {len(COLUMNS)}", flush=True)
+    if wrong:
+        sys.exit(f"not as transformers: {'; '.join(wrong)}")
+
+
+def cells(name: str) -> Iterator[tuple[str, str]]:
+    """Yield each column with its result."""
+    tiny = TINY[name]
+    with tempfile.TemporaryDirectory() as place:
+        tensors = random_tensors(tiny["shapes"])
+        folder = write_model(Path(place) / "model", tiny["config"], tensors)
+        oracle = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, config=make_tiny.MODELS[name], attn_implementation="eager", dtype=torch.float32
+        ).eval()
+        rig = Rig(folder, tiny["config"]["vocab_size"])
+        for column in COLUMNS:
+            try:
+                checked(column, tiny, oracle, rig)
+            except (ConfigError, ModelError) as error:
+                yield column, str(error).replace(f"{folder}: ", "")
+            except Exception as error:  # models fail in many ways
+                traceback.print_exc(limit=-2)
+                yield column, f"{ERROR}: {' '.join(str(error).split()):.200}"
+            else:
+                yield column, YES
+
+
+def checked(column: str, tiny: Mapping[str, Any], oracle: transformers.PreTrainedModel, rig: Rig) -> None:
+    """Serve the model as the column says and compare. Raise ConfigError or ModelError for what is refused."""
+    if column in FLOATS:
+        compare(rig.serve(column, FLOATS[column]), oracle)
+    elif column == "device":  # one short text, since Triton's interpreter is slow
+        options = {"dtype": "fp32", "device": "cpu", "check": "off"}
+        compare(rig.run("device", options, MOST_BLOCKS, is_short=True)[0], oracle)
+    elif column in FORMATS:
+        options, tolerance = FORMATS[column]
+        outputs = rig.serve("native", {"kv_format": "bf16", **options})
+        alone, _ = rig.run(
+            "native", {"kv_format": "bf16", **options}, MOST_BLOCKS, max_num_seqs=1, prefix_caching=False
+        )
+        same_tokens(outputs, alone)
+        if (error := float(np.median(list(errors(outputs, oracle))))) > tolerance:
+            raise AssertionError(f"log-probabilities differ by {error:.2g} in the median")
+    elif column == "drafts":
+        for executor in ("numpy", "native", "torch"):
+            compare(rig.serve(executor, FLOATS[executor], speculation="ngram", speculation_min_match=1), oracle)
+    else:
+        factors = random_factors(tiny["shapes"], ends=tuple(linear_modules(tiny["shapes"])))
+        adapter = write_peft(rig.folder.with_name("adapter"), factors, target_modules="all-linear")
+        same_tokens(*(rig.serve(executor, FLOATS[executor], adapter=adapter) for executor in ("numpy", "native")))
+
+
+class Rig:
+    """A tiny model whose requests are served."""
+
+    def __init__(self, folder: Path, vocab: int) -> None:
+        self.folder, self.vocab = folder, vocab
+        self.has_states = load_model(folder).decoder.state_size > 0
+        self._num_blocks: dict[str, int] = {}  # by the format of keys and values
+
+    def serve(self, executor: str, options: Mapping[str, Any], **settings: Any) -> list[RequestOutput]:
+        """Return the outputs of all requests, with as many blocks as there may be so that some are
+        preempted. Raise AssertionError if none is, or none has a cached prefix.
+        """
+        kv_format = options.get("kv_format", "fp32")
+        if kv_format not in self._num_blocks:
+            self._num_blocks[kv_format] = self._that_preempt({**FLOATS["native"], "kv_format": kv_format})
+        for share in (1.0, 0.9, 0.8, 0.7):  # other tokens find other prefixes
+            outputs, metrics = self.run(executor, options, int(self._num_blocks[kv_format] * share), **settings)
+            if metrics.num_cached_tokens and metrics.num_preemptions:
+                return outputs
+        raise AssertionError(f"{metrics.num_preemptions} preemptions, {metrics.num_cached_tokens} cached tokens")
+
+    def _that_preempt(self, options: Mapping[str, Any]) -> int:
+        """Return a number of blocks with which requests are preempted on the native executor."""
+        num_blocks = MOST_BLOCKS
+        while not self.run("native", options, num_blocks)[1].num_preemptions:
+            num_blocks = min(num_blocks - 1, int(num_blocks * 0.9))
+        return num_blocks
+
+    def run(
+        self,
+        executor: str,
+        options: Mapping[str, Any],
+        num_blocks: int,
+        *,
+        adapter: Path | None = None,
+        is_short: bool = False,
+        **settings: Any,
+    ) -> tuple[list[RequestOutput], EngineMetrics]:
+        """Return the outputs of three waves of requests, and what the engine counted."""
+        lengths, count = (PROMPTS_OF_STATES, MAX_TOKENS_OF_STATES) if self.has_states else (PROMPTS, MAX_TOKENS)
+        rng, metrics = np.random.default_rng(0), EngineMetrics()
+        prompts = [rng.integers(3, self.vocab, length).tolist() for length in lengths]
+        longer = [*prompts[3], *rng.integers(3, self.vocab, 5).tolist()]
+        three = [(prompts, count), (prompts[3:4], 2), ([longer], 4)]
+        waves = [(prompts[1:2], 3)] if is_short else three
+        more: dict[str, Any] = {"num_threads": 1} if executor in ("native", "torch") else {}
+        more |= {} if adapter is None else {"loras": {"one": str(adapter)}}
+        more |= {
+            "num_blocks": num_blocks,
+            "block_size": BLOCK_SIZE,
+            "max_model_len": MAX_LEN if self.has_states else 40,
+            "check": "full",
+        }
+        more |= {"max_num_seqs": 5, "max_num_batched_tokens": MAX_BATCHED, "watermark": 0.0, **options, **settings}
+        outputs: list[RequestOutput] = []
+        with LLM(str(self.folder), executor=executor, observers=[metrics], **more) as llm:
+            for wave, max_tokens in waves:
+                params = SamplingParams(temperature=0, max_tokens=max_tokens, logprobs=1, ignore_eos=True)
+                outputs += llm.generate(wave, params, lora=None if adapter is None else "one", progress=False)
+        if failed := next((output.error for output in outputs if output.error), None):
+            raise AssertionError(f"a request failed: {failed}")
+        return outputs, metrics
+
+
+def compare(outputs: list[RequestOutput], oracle: transformers.PreTrainedModel) -> None:
+    """Raise AssertionError if a token is not the most likely one, or its log-probability differs."""
+    if (error := max(errors(outputs, oracle))) > TOLERANCE:
+        raise AssertionError(f"a log-probability differs by {error:.2g}")
+
+
+def errors(outputs: list[RequestOutput], oracle: transformers.PreTrainedModel) -> Iterator[float]:
+    """Yield how far each token is from the most likely one of transformers, and from its log-probability."""
+    for output in outputs:
+        tokens = output.outputs[0].token_ids
+        with torch.inference_mode():
+            logits = oracle(torch.tensor([[*output.prompt_token_ids, *tokens]])).logits[0].double()
+        expected = torch.log_softmax(logits, -1).numpy()
+        for i, (token, of_token) in enumerate(zip(tokens, output.outputs[0].logprobs or (), strict=True)):
+            exact = expected[len(output.prompt_token_ids) + i - 1]
+            yield float(max(abs(of_token[token].logprob - exact[token]), exact.max() - exact[token]))
+
+
+def same_tokens(outputs: list[RequestOutput], others: list[RequestOutput]) -> None:
+    for one, other in zip(outputs, others, strict=True):
+        if one.outputs[0].token_ids != other.outputs[0].token_ids:
+            raise AssertionError(f"request {one.request_id} has other tokens")
+
+
+if __name__ == "__main__":
+    main()
