@@ -17,7 +17,9 @@ from foreword.device.attention import Tile
 from foreword.engine import Engine, engine_config
 from foreword.errors import ConfigError
 from foreword.executors.device import DeviceExecutor
+from foreword.executors.kinds import KINDS
 from foreword.executors.numpy import NumpyExecutor
+from foreword.executors.options import DeviceOptions
 from foreword.executors.torch import on_rows
 from foreword.executors.torch.executor import TorchExecutor
 from foreword.executors.torch.grouped import waits_for_host
@@ -73,6 +75,16 @@ def test_tokens_equal_the_numpy_executors(name):
     executor = DeviceExecutor(model, Device(), buckets=buckets)
     found = tokens(spec, executor)
     assert found == tokens(spec, NumpyExecutor(spec, weights, **POOL))
+
+
+@pytest.mark.parametrize("kv_format", ["auto", "fp8"])
+def test_the_head_of_latent_attention_is_stored_once_as_the_pool_is_planned(kv_format):
+    spec = DECODERS["latent attention"]
+    weights, options = random_weights(spec), DeviceOptions(dtype="fp32", kv_format=kv_format)
+    model = DecoderOnRows(spec, weights, **POOL, device=WHERE, dtype="fp32", kv_format=kv_format)
+    planned = 2 * KINDS["device"].bytes_per_value(spec, weights, options) * POOL["block_size"] * spec.key_size
+    assert model.cache.block_bytes == planned * spec.num_slots
+    assert tokens(spec, DeviceExecutor(model, Device())) == tokens(spec, NumpyExecutor(spec, weights, **POOL))
 
 
 @pytest.mark.skipif(not ON_GPU, reason="needs a GPU whose product of experts does not wait for the host")

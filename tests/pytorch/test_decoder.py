@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from foreword.batch import BlockOps
 from foreword.engine.speculation import SpeculationConfig
 from foreword.errors import ConfigError, PlanError
+from foreword.executors.kinds import KINDS
+from foreword.executors.options import TorchOptions
 from foreword.executors.torch import weights as weights_module
 from foreword.executors.torch.executor import TorchExecutor
 from foreword.executors.torch.weights import Loader
@@ -186,6 +188,14 @@ def test_copied_and_zeroed_blocks_are_those_of_the_original():
     again.executor.apply_block_ops(BlockOps.of(zero=[source for source, _ in pairs]))
     again.states.num_computed_tokens[b] = 32
     np.testing.assert_array_equal(again.step({"b": 1})["b"], want)
+
+
+def test_the_head_of_latent_attention_is_stored_once_as_the_pool_is_planned():
+    name, spec = next((name, spec) for name, spec in SPECS.items() if spec.mla is not None)
+    options = TorchOptions(dtype="fp32")
+    planned = 2 * KINDS["torch"].bytes_per_value(spec, WEIGHTS[name], options) * BLOCK_SIZE * spec.key_size
+    executor = make(spec, WEIGHTS[name])
+    assert executor.block_bytes == planned * spec.num_slots == 4 * BLOCK_SIZE * spec.head_dim * spec.num_slots
 
 
 def test_a_block_that_held_a_state_is_read_as_keys_without_harm():

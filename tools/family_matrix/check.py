@@ -132,7 +132,8 @@ def checked(column: str, tiny: Mapping[str, Any], oracle: transformers.PreTraine
     else:
         factors = random_factors(tiny["shapes"], ends=tuple(linear_modules(tiny["shapes"])))
         adapter = write_peft(rig.folder.with_name("adapter"), factors, target_modules="all-linear")
-        same_tokens(*(rig.serve(executor, FLOATS[executor], adapter=adapter) for executor in ("numpy", "native")))
+        ours, native = (rig.serve(executor, FLOATS[executor], adapter=adapter) for executor in ("numpy", "native"))
+        same_tokens(ours, native, TOLERANCE)
 
 
 class Rig:
@@ -152,7 +153,8 @@ class Rig:
             self._num_blocks[kv_format] = self._that_preempt({**FLOATS["native"], "kv_format": kv_format})
         for share in (1.0, 0.9, 0.8, 0.7):  # other tokens find other prefixes
             outputs, metrics = self.run(executor, options, int(self._num_blocks[kv_format] * share), **settings)
-            if metrics.num_cached_tokens and metrics.num_preemptions:
+            is_large = self.has_states and kv_format != "fp32"  # a block, since it holds the bytes of a state
+            if is_large or (metrics.num_cached_tokens and metrics.num_preemptions):
                 return outputs
         raise AssertionError(f"{metrics.num_preemptions} preemptions, {metrics.num_cached_tokens} cached tokens")
 
@@ -217,10 +219,18 @@ def errors(outputs: list[RequestOutput], oracle: transformers.PreTrainedModel) -
             yield float(max(abs(of_token[token].logprob - exact[token]), exact.max() - exact[token]))
 
 
-def same_tokens(outputs: list[RequestOutput], others: list[RequestOutput]) -> None:
+def same_tokens(outputs: list[RequestOutput], others: list[RequestOutput], tolerance: float = 0.0) -> None:
+    """Raise AssertionError if tokens differ, except after two that are equally likely, within the tolerance."""
     for one, other in zip(outputs, others, strict=True):
-        if one.outputs[0].token_ids != other.outputs[0].token_ids:
-            raise AssertionError(f"request {one.request_id} has other tokens")
+        for i, (token, its) in enumerate(zip(one.outputs[0].token_ids, other.outputs[0].token_ids, strict=True)):
+            if token != its:
+                both = [output.outputs[0].logprobs for output in (one, other)]
+                first, second = (
+                    logprobs[i][at].logprob for logprobs, at in zip(both, (token, its), strict=True) if logprobs
+                )
+                if abs(first - second) > tolerance or not tolerance:
+                    raise AssertionError(f"token {i} of request {one.request_id} differs")
+                break
 
 
 if __name__ == "__main__":

@@ -202,19 +202,22 @@ class DeviceAttention:
         rope_rows: Tensor | None = None,
         norms: tuple[Tensor, Tensor] | None = None,
         eps: float = 0.0,
+        values_are_keys: bool = False,
     ) -> None:
         """Launch K3: norm and rotate the queries and keys of ``qkv`` [Tp, q | k | v | …], and write keys and values to
         their slots.
 
         queries: [Tp, heads, dim], written. rope: cos, sin float32 [M, pairs], scale included; rope_rows: int64 [Tp],
-        the row of each token in them, None: its position. norms: of queries and keys, [dim] each.
+        the row of each token in them, None: its position. norms: of queries and keys, [dim] each. values_are_keys: the
+        keys are the values too, and ``qkv`` ends with them.
         """
         rows, keys, values = self.rows, cache.keys, cache.values
         scales = cache.scales or (self.no_tensor, self.no_tensor)
         cos, sin = rope or (self.no_tensor, self.no_tensor)
         q_norm, k_norm = norms or (self.no_tensor, self.no_tensor)
+        num_heads = self.heads + (1 if values_are_keys else 2) * self.kv_heads
         rows.api.launch(
-            "write_keys", (num_tokens, self.heads + 2 * self.kv_heads), rows.packet, qkv, queries, keys, values,
+            "write_keys", (num_tokens, num_heads), rows.packet, qkv, queries, keys, values,
             *scales, rows.tensors["slot_mapping"][self.group],
             rows.tensors["positions"] if rope_rows is None else rope_rows, cos, sin, q_norm, k_norm, eps,
             qkv.stride(0), keys.shape[1], keys.stride(0), values.stride(0), scales[0].stride(0),

@@ -222,6 +222,11 @@ class NumpyKind(ExecutorKind[VisionOptions]):
         return EncoderExecutor(spec, weights, pooling)
 
 
+def _share_stored(spec: DecoderSpec) -> float:
+    """Return the share of keys and values that a `PagedCache` stores: half where the values are the keys."""
+    return 1.0 if spec.mla is None else 0.5
+
+
 class TorchKind(ExecutorKind[TorchOptions]):
     """Foreword's models in PyTorch."""
 
@@ -231,7 +236,7 @@ class TorchKind(ExecutorKind[TorchOptions]):
     def bytes_per_value(self, spec: DecoderSpec, weights: Weights, options: TorchOptions) -> float:
         from foreword.executors.torch.options import dtype_of
 
-        return int(dtype_of(options.dtype, weights).itemsize)
+        return int(dtype_of(options.dtype, weights).itemsize) * _share_stored(spec)
 
     def host_bytes(
         self, spec: DecoderSpec, weights: Weights, options: TorchOptions, *, num_tokens: int, length: int
@@ -279,9 +284,8 @@ class DeviceKind(ExecutorKind[DeviceOptions]):
     def bytes_per_value(self, spec: DecoderSpec, weights: Weights, options: DeviceOptions) -> float:
         from foreword.executors.torch.options import dtype_of
 
-        if options.kv_format == "fp8":
-            return 1 + 4 / spec.head_dim
-        return int(dtype_of(options.dtype, weights).itemsize)
+        of_float = int(dtype_of(options.dtype, weights).itemsize)
+        return _share_stored(spec) * (1 + 4 / spec.head_dim if options.kv_format == "fp8" else of_float)
 
     def decoder(
         self, spec: DecoderSpec, weights: Weights, size: PoolSize, pooling: PoolingSpec, options: DeviceOptions

@@ -17,7 +17,8 @@ def write_keys(
     NORM: tl.constexpr, FP8: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
     """Write, for each token, queries[t] = rope(norm(q)), and at its slot keys = rope(norm(k)), values = v. Grid (Tp,
-    heads), with HEADS + 2 · KV_HEADS programs in the second axis.
+    heads), with HEADS + 2 · KV_HEADS programs in the second axis. Without the last KV_HEADS of them, qkv has no values,
+    and none are written.
 
     qkv: rows of q, then k, then v, HEADS · DIM + KV_HEADS · (DIM + VALUE_DIM) or more, qkv_stride apart. queries: [Tp,
     HEADS, DIM]. keys, values: blocks of [block_size, KV_HEADS, DIM or VALUE_DIM], key_stride or value_stride apart; a

@@ -104,8 +104,10 @@ class GatheredAttention:
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """See `PagedAttention.write`."""
-        slots = self._current.slots_of(self.cache.layers[layer].group)
-        for cached, new in ((self.cache.keys[layer], keys), (self.cache.values[layer], values)):
+        of = self.cache.layers[layer]
+        slots = self._current.slots_of(of.group)
+        both = (self.cache.keys[layer], keys), (self.cache.values[layer], values)
+        for cached, new in both[:1] if of.values_are_keys else both:
             # What other requests left in a block is masked; but a mask does not hide numbers that are not finite.
             if len(slots.fresh_blocks):
                 cached.index_fill_(0, slots.fresh_blocks, 0)

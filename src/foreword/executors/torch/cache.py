@@ -15,7 +15,8 @@ from foreword.executors.torch.tensors import as_tensor
 class KVLayer:
     """The keys and values of one attention call of the model: which KV group they belong to, and their shape.
 
-    slot: the storage slot of a block, unique within the group.
+    slot: the storage slot of a block, unique within the group. values_are_keys: the keys are the values too, and are
+    stored once.
     """
 
     group: int
@@ -23,6 +24,17 @@ class KVLayer:
     num_kv_heads: int
     key_dim: int
     value_dim: int
+    values_are_keys: bool = False
+
+    @property
+    def num_stored(self) -> int:
+        """The number of vectors that are stored of a token and head, which have a scale each."""
+        return 1 if self.values_are_keys else 2
+
+    @property
+    def stored_value_dim(self) -> int:
+        """The numbers of a head's value that are stored beside its key."""
+        return 0 if self.values_are_keys else self.value_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +82,19 @@ class PagedCache:
         self.keys, self.values = [], []
         self.scales: list[tuple[torch.Tensor, torch.Tensor]] = []
         for layer in self.layers:
-            keys, values = (block_size * layer.num_kv_heads * dim for dim in (layer.key_dim, layer.value_dim))
+            keys, values = (block_size * layer.num_kv_heads * dim for dim in (layer.key_dim, layer.stored_value_dim))
             shape = block_size, layer.num_kv_heads
             slot = self._slots[layer.slot]
             self.keys.append(slot[:, :keys].unflatten(1, (*shape, layer.key_dim)))
-            self.values.append(slot[:, keys : keys + values].unflatten(1, (*shape, layer.value_dim)))
+            if layer.values_are_keys:
+                self.values.append(self.keys[-1])
+            else:
+                self.values.append(slot[:, keys : keys + values].unflatten(1, (*shape, layer.value_dim)))
             if has_scales:
                 count, first = block_size * layer.num_kv_heads, -(-(keys + values) // 4)
-                both = slot.view(torch.float32)[:, first : first + 2 * count].unflatten(1, (2, *shape))
-                self.scales.append((both[:, 0], both[:, 1]))
+                end = first + layer.num_stored * count
+                scales = slot.view(torch.float32)[:, first:end].unflatten(1, (layer.num_stored, *shape))
+                self.scales.append((scales[:, 0], scales[:, -1]))
 
     def copy_blocks(self, sources: I32, destinations: I32) -> None:
         """See `BlockStore.copy_blocks`."""
@@ -122,9 +138,9 @@ def slot_sizes(
     slots = [layer.slot for layer in layers] + [of.slot for of in recurrent]
     sizes = [0] * (1 + max(slots, default=-1))
     for layer in layers:
-        size = block_size * layer.num_kv_heads * (layer.key_dim + layer.value_dim)
+        size = block_size * layer.num_kv_heads * (layer.key_dim + layer.stored_value_dim)
         if dtype is torch.float8_e4m3fn:
-            size = -(-size // 4) * 4 + 2 * 4 * block_size * layer.num_kv_heads
+            size = -(-size // 4) * 4 + layer.num_stored * 4 * block_size * layer.num_kv_heads
         sizes[layer.slot] = max(sizes[layer.slot], size)
     per_float = torch.float32.itemsize // dtype.itemsize
     for of in recurrent:

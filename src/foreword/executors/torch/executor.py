@@ -144,6 +144,6 @@ def cache_layers(spec: DecoderSpec) -> tuple[list[KVLayer], list[StateLayer]]:
     writing = [(i, layer) for i, layer in enumerate(spec.layers) if layer.has_attention and layer.reads_layer is None]
     heads = {i: spec.heads_of(layer) for i, layer in writing}
     return (
-        [KVLayer(*place[i], *heads[i], heads[i].head_dim) for i, _ in writing],
+        [KVLayer(*place[i], *heads[i], heads[i].head_dim, spec.mla is not None) for i, _ in writing],
         [StateLayer(*place[i], layer.recurrent.state_size) for i, layer in enumerate(spec.layers) if layer.recurrent],
     )

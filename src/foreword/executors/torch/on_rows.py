@@ -276,9 +276,8 @@ class _RowLatentLayer(LatentWeights):
         memory, T = step.memory, len(h)
         attention, cache = memory.layers[self.index]
         queries, out, (rope, rope_rows) = memory.queries[:T], memory.out[:T], step.rotations[self.rope]
-        heads = self.heads(h, step.loras)
-        qkv = torch.cat([heads, heads[:, -1:]], 1).flatten(1)  # only the part of values that is not rotated is used
-        attention.write(qkv, queries, cache, num_tokens=T, rope=rope, rope_rows=rope_rows)
+        qk = self.heads(h, step.loras).flatten(1)
+        attention.write(qk, queries, cache, num_tokens=T, rope=rope, rope_rows=rope_rows, values_are_keys=True)
         attention.attend(queries, cache, out, num_tokens=T, num_reqs=step.num_reqs, scale=self.scale)
         return self.output(out, step.loras)
 
