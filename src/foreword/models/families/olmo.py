@@ -48,8 +48,8 @@ def olmo3(config: Config) -> DecoderSpec:
 
 
 def exaone4(config: Config) -> DecoderSpec:
-    """Return the spec of EXAONE 4, which has norms of each head. With a window, sliding layers and a full one, which has
-    no rotation, take turns whose length is ``sliding_window_pattern``, or the number of its letters (LLLG).
+    """Return the spec of EXAONE 4, which has norms of each head. With a window, sliding layers and a full one without
+    rotation take turns, whose length is ``sliding_window_pattern``, or the number of its letters (LLLG).
     """
     rotary, pattern = rope(config), config.value("sliding_window_pattern")
     if isinstance(pattern, str) and (not pattern or set(pattern) - {"L", "G"}):
