@@ -24,7 +24,7 @@ namespace {
 static_assert(kPanelWidth == 2 * kTileRows);
 constexpr size_t kStepWeights = 2 * kTileRows * kTileBytes;  // bytes of a panel of one step
 constexpr int kVectorRows = 4;                     // up to this many rows of int8 are multiplied by vectors
-constexpr int kVectorRowsBlocks = 39;              // this many rows of block formats
+constexpr int kVectorRowsBlocks = 12;              // this many rows of block formats
 constexpr int kMostRows = 512;                     // rows in a pass over the panels of block formats
 // Weights of a panel that stay in the first-level cache beside the rows that meet them, and by themselves.
 constexpr size_t kBesideRows = size_t(24) << 10, kAlone = size_t(40) << 10;
