@@ -45,8 +45,9 @@ def run(
     steps: int = 300,
     options: dict[str, Any] | None = None,
 ) -> Iterator[MixedResult]:
-    """Yield one result per value of long_prefill_threshold. A prompt arrives every `EVERY` steps, however long the steps
-    take.
+    """Yield one result per value of long_prefill_threshold.
+
+    A prompt arrives every `EVERY` steps, however long these take.
     """
     loaded, executor = load_with(model, options), None
     length = CONTEXT + steps + EVERY
