@@ -48,8 +48,10 @@ def olmo3(config: Config) -> DecoderSpec:
 
 
 def exaone4(config: Config) -> DecoderSpec:
-    """Return the spec of EXAONE 4, which has norms of each head. With a window, sliding layers and a full one without
-    rotation take turns, whose length is ``sliding_window_pattern``, or the number of its letters (LLLG).
+    """Return the spec of EXAONE 4, which has norms of each head.
+
+    With a window, the last layer of every ``sliding_window_pattern`` layers, or of its number of letters (LLLG), has
+    full attention without rotation, and the others have the window.
     """
     rotary, pattern = rope(config), config.value("sliding_window_pattern")
     if isinstance(pattern, str) and (not pattern or set(pattern) - {"L", "G"}):
