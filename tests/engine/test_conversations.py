@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from foreword import LLM, SamplingParams
 from foreword.engine.chat import REASONING_BUDGET, chat_options, make_chat
 from foreword.engine.defaults import DEFAULT_PARAMS
 from foreword.engine.outputs import CompletionOutput, Position, RequestOutput, Transcript
-from foreword.errors import ConfigError, RequestError
+from foreword.errors import ConfigError, ForewordError, RequestError
 from foreword.messages import FORMATS, ContentDelta, Message, ReasoningDelta, ToolCall, parse_message
 from foreword.messages.message import MessageBuilder
 from foreword.models.tokenizer import Tokenizer
@@ -233,6 +234,13 @@ def test_an_option_that_nothing_reads_is_refused(options, field, fix):
         chat(options)
     assert caught.value.field == field
     assert caught.value.fix.startswith(fix)
+
+
+@pytest.mark.parametrize("value", [np.zeros((2, 2)), object(), b"x", range(3), {1}, (1, 2), 1.5], ids=type)
+@pytest.mark.parametrize("name", ["tool_choice", "reasoning_effort", "message_format", "thinking", "mood"])
+def test_a_value_of_any_other_type_is_refused_by_the_name_of_its_option(name, value):
+    with pytest.raises(ForewordError, match=name):
+        chat({name: value})
 
 
 def test_variables_of_the_template_are_options():

@@ -237,6 +237,9 @@ def test_a_request_that_was_checked_before_its_adapter_was_dropped_is_refused_al
 def test_names_that_are_wrong_are_errors_that_change_nothing(llm, files):
     with pytest.raises(ConfigError, match=r"there is no adapter 'lwa'; did you mean 'law'\?"):
         llm.drop_lora("lwa")
+    for name in ([], {"a": 1}, None, ""):
+        with pytest.raises(ConfigError, match="the name of an adapter is"):
+            llm.drop_lora(name)
     for name in ("", None, 5):
         with pytest.raises(ConfigError, match="the name of an adapter"):
             llm.load_lora(name, files.adapters["law"])

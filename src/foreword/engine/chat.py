@@ -83,7 +83,8 @@ def chat_options(tokenizer: Tokenizer, given: Mapping[str, Any]) -> ChatOptions:
     for name in ("parallel_tool_calls", "add_generation_prompt", "thinking"):
         if not isinstance(value := given.get(name, True), bool):
             raise RequestError(None, name, value, "expected True or False", "Give one.")
-    if (effort := given.get("reasoning_effort", USUAL_EFFORT)) not in EFFORTS:
+    effort = given.get("reasoning_effort", USUAL_EFFORT)
+    if not isinstance(effort, str) or effort not in EFFORTS:
         reason = f"must be one of {', '.join(map(repr, EFFORTS))}"
         raise RequestError(None, "reasoning_effort", effort, reason, "Give one of them, or template for another.")
     if not isinstance(value := given.get(PROCESSING, {}), Mapping):

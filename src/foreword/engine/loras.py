@@ -116,6 +116,7 @@ class Loras:
 
     def check_known(self, name: object) -> None:
         """Raise ConfigError unless there is an adapter of this name."""
+        self.check_name(name)
         if name not in self._current:
             raise ConfigError(f"there is no adapter {name!r:.80}{self._hint(name)}")
 

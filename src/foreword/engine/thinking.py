@@ -32,7 +32,10 @@ class TemplateReads:
     def check(self, given: Mapping[str, Any]) -> None:
         """Raise RequestError for a variable that the template does not read and whose value asks for something."""
         for name, value in given.items():
-            asks = bool(value) or (value is False and name in SWITCHES and self.thinks)
+            is_empty = value is None or (
+                isinstance(value, bool | int | float | str | list | tuple | dict) and not value
+            )
+            asks = not is_empty or (value is False and name in SWITCHES and self.thinks)
             if asks and name not in self.variables:
                 fix = advice(name, self.variables, "Leave it out.")
                 raise RequestError(None, f"template.{name}", value, "the model's chat template does not read it", fix)

@@ -63,7 +63,7 @@ def read_choice(choice: str | Mapping[str, Any]) -> Choice:
     lists.
     """
     match choice:
-        case "none" | "auto" | "required":
+        case str() if choice in ("none", "auto", "required"):
             return Choice(choice)
         case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(tools)}}:
             return Choice(mode, frozenset(_read_tool("tool_choice", tool).name for tool in tools))
