@@ -188,6 +188,21 @@ def test_parameters_out_of_range_are_refused_by_name(folder, values, message):
         assert not llm.engine.has_work
 
 
+@pytest.mark.parametrize("value", [np.zeros((2, 2)), object(), 0.5, b"x", {1}], ids=type)
+def test_a_value_of_any_other_type_is_refused(folder, value):
+    with LLM(folder, **OPTIONS) as llm:
+        calls = {
+            "prompt_name": lambda: llm.embed([[5]], PoolingParams(prompt_name=value)),
+            "pooling_params": lambda: llm.embed([[5]], value),
+            "query|queries|text_1": lambda: llm.score(value, "a"),
+            "document|text_2": lambda: llm.score("a", value),
+            "suffix|prefix": lambda: llm.infill(value, value),
+        }
+        for name, call in calls.items():
+            with pytest.raises(RequestError, match=name):
+                call()
+
+
 def test_a_grammar_is_refused(folder):
     with LLM(folder, **OPTIONS) as llm, pytest.raises(RequestError, match="a pooling request has no tokens"):
         llm.engine.add_request("a", TEXTS[0], PoolingParams(), grammar=Circle())

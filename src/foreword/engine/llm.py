@@ -224,12 +224,14 @@ class LLM:
         """
         from foreword.engine.infill import make_infill
 
-        pairs = [(prefixes, suffixes)] if isinstance(prefixes, str) else [*zip(prefixes, suffixes, strict=False)]
-        if isinstance(prefixes, str) != isinstance(suffixes, str) or (
-            not isinstance(prefixes, str) and len(prefixes) != len(suffixes)
-        ):
+        if isinstance(prefixes, str) and isinstance(suffixes, str):
+            prefixes, suffixes = [prefixes], [suffixes]
+        are_texts = isinstance(prefixes, str) or isinstance(suffixes, str)
+        are_lists = isinstance(prefixes, Collection) and isinstance(suffixes, Collection) and not are_texts
+        if not are_lists or len(prefixes) != len(suffixes):
             reason = "are not one suffix for each prefix"
             raise RequestError(None, "suffixes", suffixes, reason, "Give two texts, or two lists of equal length.")
+        pairs = [*zip(prefixes, suffixes, strict=True)]
         given = one_each(*PARAMS, sampling_params, [before for before, _ in pairs])
         limit = self.engine.states.max_model_len
         made = [
@@ -265,7 +267,8 @@ class LLM:
         """
         from foreword.engine.pooling import pooling_output
 
-        jobs = self._jobs(prompts, pooling_params or PoolingParams(), lora, kind=POOLING)
+        given = PoolingParams() if pooling_params is None else pooling_params
+        jobs = self._jobs(prompts, given, lora, kind=POOLING)
         outputs = self._run(jobs, progress)
         return [pooling_output(output) for output in outputs]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -138,12 +139,19 @@ def _comparisons(firsts: list[str], seconds: list[str], spec: PoolingSpec, param
     return ScorePlan([text for _, text in places], [replace(params, prompt_name=name) for name, _ in places], pairs)
 
 
+def _texts(name: str, given: object) -> list[Any]:
+    if isinstance(given, str):
+        return [given]
+    if not isinstance(given, Iterable):
+        raise RequestError(None, name, given, "must be a text or a list of texts", "Pass a str or a list.")
+    return list(given)
+
+
 def _paired(
     queries: str | Sequence[str], documents: str | Sequence[str], names: tuple[str, str]
 ) -> tuple[list[str], list[str]]:
     """Pair queries with documents. Raises RequestError if the counts differ or an item is not text."""
-    firsts = [queries] if isinstance(queries, str) else list(queries)
-    seconds = [documents] if isinstance(documents, str) else list(documents)
+    firsts, seconds = _texts(names[0], queries), _texts(names[1], documents)
     if len(firsts) == 1:
         firsts *= len(seconds)
     if len(firsts) != len(seconds) or not seconds:

@@ -113,7 +113,8 @@ def check_pooling(request_id: str, executor: Executor, params: PoolingParams, sp
         value = getattr(params, field)
         require(value is None or is_int32(value, least), field, optional_int32.format(least), "Give a whole number.")
     known_prompts = ", ".join(map(repr, spec.prompts)) or "no prompts"
-    is_known = params.prompt_name is None or params.prompt_name in ("", *spec.prompts)
+    name: object = params.prompt_name
+    is_known = name is None or (isinstance(name, str) and name in ("", *spec.prompts))
     require(is_known, "prompt_name", f"the model has {known_prompts}", "Use one of these, or leave it out.")
     embeds = params.task in ("embed", "token_embed")
     require(embeds or not params.prompt_name, "prompt_name", f"{params.task} takes no prompt", "Leave it out.")
