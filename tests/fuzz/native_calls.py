@@ -18,6 +18,7 @@ import resource
 import signal
 import sys
 import tempfile
+import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -222,6 +223,8 @@ class HostileCalls:
 
     def _attack(self, of: tuple[str, str], function: Callable, args: tuple, options: dict) -> None:
         self._last[of] = args, options
+        if threading.active_count() > 1:  # a lock that another thread holds is never free after a fork
+            return
         if self._begun[*of, self._test] >= self._runs or self.num_runs[of] >= self._most:
             return
         self._begun[*of, self._test] += 1
