@@ -243,7 +243,7 @@ FORMATS = {
 
 
 def format_named(name: str) -> ResponseFormat:
-    """Return a built-in format. Raise ConfigError for an unknown name, and for a value that is no text."""
+    """Return a built-in format. Raise ConfigError for an unknown name, and for a value that is not a text."""
     if not isinstance(name, str):
         raise ConfigError(
             f"message_format={name!r:.80}: expected the name of a format. Use one of {', '.join(FORMATS)}."
