@@ -62,13 +62,17 @@ def read_choice(choice: str | Mapping[str, Any]) -> Choice:
     """Parse a choice of tools. Raise RequestError unless it is "none" or one of the choices that `call_grammar`
     lists.
     """
-    match choice:
-        case str() if choice in ("none", "auto", "required"):
-            return Choice(choice)
-        case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(tools)}}:
-            return Choice(mode, frozenset(_read_tool("tool_choice", tool).name for tool in tools))
-        case Mapping() if choice.get("type", "function") == "function":
-            return Choice("required", frozenset([_read_tool("tool_choice", choice).name]))
+    if isinstance(choice, str | Mapping):  # an array compares each of its entries
+        match choice:
+            case "none" | "auto" | "required":
+                return Choice(choice)
+            case {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(tools)},
+            }:
+                return Choice(mode, frozenset(_read_tool("tool_choice", tool).name for tool in tools))
+            case Mapping() if choice.get("type", "function") == "function":
+                return Choice("required", frozenset([_read_tool("tool_choice", choice).name]))
     fix = 'Give "auto", "none", "required" or {"type": "function", "function": {"name": "…"}}.'
     raise RequestError(None, "tool_choice", choice, "is none of the choices", fix)
 
