@@ -15,7 +15,7 @@
 #include "kernels/isa_functions.h"
 
 namespace foreword::kernels::avx512_bf16 {
-FW_ISA_FUNCTIONS(FW_DECLARE, FW_NONE)
+FW_ISA_FUNCTIONS(FW_DECLARE, FW_NONE, FW_NONE)
 }  // namespace foreword::kernels::avx512_bf16
 
 namespace foreword::kernels::FOREWORD_ISA {
@@ -231,7 +231,7 @@ constinit const Isa kIsa = [] {
   Isa isa = {.name = "avx512_amx",
              .panel_width = kPanelWidth,
              .bf16_dot = true,
-             FW_ISA_FUNCTIONS(FW_BF16_ENTRY, FW_ENTRY)};
+             FW_ISA_FUNCTIONS(FW_BF16_ENTRY, FW_ENTRY, FW_ENTRY)};
   isa.linear_scratch_bytes = linear_scratch_bytes;
   isa.linear = linear;
   isa.attention_scratch_bytes = attention_scratch_bytes;

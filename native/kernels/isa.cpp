@@ -12,6 +12,6 @@ extern const Isa kIsa;
 constinit const Isa kIsa = {.name = FW_STRING(FOREWORD_ISA),
                             .panel_width = kPanelWidth,
                             .bf16_dot = kBf16Dot,
-                            FW_ISA_FUNCTIONS(FW_ENTRY, FW_ENTRY)};
+                            FW_ISA_FUNCTIONS(FW_ENTRY, FW_ENTRY, FW_ENTRY)};
 
 }  // namespace foreword::kernels::FOREWORD_ISA

@@ -217,17 +217,32 @@ void run_blocks(const MatrixProduct &product) {
 
 using ProductFunction = void (*)(const MatrixProduct &);
 
+// Products without pairs and staging: with bf16 dot products, those of FOREWORD_QUADS are the same and already there.
+template <class Kernel>
+ProductFunction shared_product() {
+  if constexpr (kBf16Dot) {
+    return FOREWORD_QUADS::linear;
+  } else {
+    return run_product<Kernel, Kernel>;
+  }
+}
+
+template <Format F>
+ProductFunction shared_blocks(bool planes) {
+  return planes ? shared_product<BlockKernel<F, 2>>() : shared_product<BlockKernel<F, 1>>();
+}
+
 ProductFunction product_of(Format format, ActivationKind kind) {
   const bool planes = kind == ActivationKind::i15;
   switch (format) {
-    case Format::f32: return run_product<F32Kernel, F32Kernel>;
+    case Format::f32: return shared_product<F32Kernel>();
     case Format::bf16: return run_product<Bf16Kernel, std::conditional_t<kBf16Dot, Bf16Kernel, F32Kernel>>;
-    case Format::i8: return run_product<I8Kernel, I8Kernel>;
+    case Format::i8: return shared_product<I8Kernel>();
     case Format::q4: return planes ? run_blocks<Format::q4, 2> : run_blocks<Format::q4, 1>;
     case Format::q4_min: return planes ? run_blocks<Format::q4_min, 2> : run_blocks<Format::q4_min, 1>;
-    case Format::q8: return planes ? run_blocks<Format::q8, 2> : run_blocks<Format::q8, 1>;
-    case Format::q8_min: return planes ? run_blocks<Format::q8_min, 2> : run_blocks<Format::q8_min, 1>;
-    case Format::q8_half: return planes ? run_blocks<Format::q8_half, 2> : run_blocks<Format::q8_half, 1>;
+    case Format::q8: return shared_blocks<Format::q8>(planes);
+    case Format::q8_min: return shared_blocks<Format::q8_min>(planes);
+    case Format::q8_half: return shared_blocks<Format::q8_half>(planes);
     case Format::fp4: return planes ? run_blocks<Format::fp4, 2> : run_blocks<Format::fp4, 1>;
   }
   return nullptr;

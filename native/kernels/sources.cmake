@@ -1,7 +1,9 @@
 # Kernel sources are compiled once per instruction set, each into its own namespace (FOREWORD_ISA), and chosen at run
 # time by native/kernels/dispatch.cpp. Adding an instruction set: a header in simd/, a line here, a line there.
-set(FOREWORD_PRODUCT_SOURCES activations attention isa kv_store linear lora packing peaks screen)
-set(FOREWORD_BASE_SOURCES gguf recurrent row_ops sampler)  # without products: see isa_functions.h
+# What isa_functions.h calls P, Q and B.
+set(FOREWORD_PRODUCT_SOURCES activations attention isa kv_store linear packing peaks)
+set(FOREWORD_QUAD_SOURCES lora screen)
+set(FOREWORD_BASE_SOURCES gguf recurrent row_ops sampler)
 
 # In a unity build (pyproject.toml) the small files of an instruction set are one, and the others are compiled in
 # parallel. Files with options of their own are never part of it.
@@ -9,17 +11,23 @@ set_source_files_properties(native/kernels/attention.cpp native/kernels/linear.c
                             SKIP_UNITY_BUILD_INCLUSION ON)
 
 # base: the instruction set whose functions without products it has; itself, or one that differs in products alone.
-function(foreword_add_isa isa base)
+# quads: that whose functions with products of quads it has; itself, or one that differs in products of pairs alone.
+function(foreword_add_isa isa base quads)
   set(names ${FOREWORD_PRODUCT_SOURCES})
   if(isa STREQUAL "avx512_amx")  # the other products are those of avx512_bf16
     set(names amx attention)
-  elseif(isa STREQUAL base)
+  endif()
+  if(isa STREQUAL quads)
+    list(APPEND names ${FOREWORD_QUAD_SOURCES})
+  endif()
+  if(isa STREQUAL base)
     list(APPEND names ${FOREWORD_BASE_SOURCES})
   endif()
   list(TRANSFORM names REPLACE "(.+)" "native/kernels/\\1.cpp" OUTPUT_VARIABLE sources)
   add_library(foreword_kernels_${isa} OBJECT ${sources})
   target_include_directories(foreword_kernels_${isa} PRIVATE native)
-  target_compile_definitions(foreword_kernels_${isa} PRIVATE FOREWORD_ISA=${isa} FOREWORD_BASE=${base})
+  target_compile_definitions(foreword_kernels_${isa} PRIVATE FOREWORD_ISA=${isa} FOREWORD_BASE=${base}
+                             FOREWORD_QUADS=${quads})
   # No contraction: fused multiply-adds are explicit in the source, so that every tile shape rounds alike.
   target_compile_options(foreword_kernels_${isa} PRIVATE ${optimization} -Wall -Wextra -ffp-contract=off -fno-math-errno
                          ${ARGN})
@@ -36,7 +44,7 @@ function(foreword_add_isa isa base)
 endfunction()
 
 include(CheckCXXCompilerFlag)
-foreword_add_isa(scalar scalar)
+foreword_add_isa(scalar scalar scalar)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
   set(avx2 -mavx2 -mfma -mf16c -mbmi2)
   set(avx512 ${avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni)
@@ -49,27 +57,27 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
     set(tiles -DFOREWORD_EMULATE)
     target_compile_definitions(_native PRIVATE FOREWORD_EMULATE)
   endif()
-  foreword_add_isa(avx2 avx2 -DFOREWORD_SIMD_AVX2 ${avx2})
+  foreword_add_isa(avx2 avx2 avx2 -DFOREWORD_SIMD_AVX2 ${avx2})
   check_cxx_compiler_flag(-mavxvnni FOREWORD_COMPILER_HAS_AVX_VNNI)
   if(FOREWORD_COMPILER_HAS_AVX_VNNI)
-    foreword_add_isa(avx2_vnni avx2 -DFOREWORD_SIMD_AVX2 -DFOREWORD_SIMD_VNNI ${avx2} ${avx2_vnni})
+    foreword_add_isa(avx2_vnni avx2 avx2_vnni -DFOREWORD_SIMD_AVX2 -DFOREWORD_SIMD_VNNI ${avx2} ${avx2_vnni})
   endif()
   check_cxx_compiler_flag(-mavx512vnni FOREWORD_COMPILER_HAS_VNNI)
   if(FOREWORD_COMPILER_HAS_VNNI)
-    foreword_add_isa(avx512_vnni avx512_vnni -DFOREWORD_SIMD_AVX512 ${avx512})
+    foreword_add_isa(avx512_vnni avx512_vnni avx512_vnni -DFOREWORD_SIMD_AVX512 ${avx512})
   endif()
   check_cxx_compiler_flag(-mavx512bf16 FOREWORD_COMPILER_HAS_BF16)
   if(FOREWORD_COMPILER_HAS_VNNI AND FOREWORD_COMPILER_HAS_BF16)
-    foreword_add_isa(avx512_bf16 avx512_vnni -DFOREWORD_SIMD_AVX512 -DFOREWORD_SIMD_BF16 ${avx512} ${bf16})
+    foreword_add_isa(avx512_bf16 avx512_vnni avx512_vnni -DFOREWORD_SIMD_AVX512 -DFOREWORD_SIMD_BF16 ${avx512} ${bf16})
   endif()
   check_cxx_compiler_flag(-mamx-bf16 FOREWORD_COMPILER_HAS_AMX)
   if(FOREWORD_COMPILER_HAS_VNNI AND FOREWORD_COMPILER_HAS_BF16 AND FOREWORD_COMPILER_HAS_AMX)
-    foreword_add_isa(avx512_amx avx512_vnni -DFOREWORD_SIMD_AVX512 -DFOREWORD_SIMD_BF16 -DFOREWORD_SIMD_AMX
+    foreword_add_isa(avx512_amx avx512_vnni avx512_vnni -DFOREWORD_SIMD_AVX512 -DFOREWORD_SIMD_BF16 -DFOREWORD_SIMD_AMX
                      ${avx512} ${bf16} ${tiles})
   endif()
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64|ARM64")
   set(FOREWORD_DOT_PRODUCT -march=armv8.2-a+dotprod CACHE STRING "What the compiler calls the dot product of NEON")
-  foreword_add_isa(neon neon -DFOREWORD_SIMD_NEON ${FOREWORD_DOT_PRODUCT})
+  foreword_add_isa(neon neon neon -DFOREWORD_SIMD_NEON ${FOREWORD_DOT_PRODUCT})
 endif()
 set_source_files_properties(native/kernels/dispatch.cpp PROPERTIES COMPILE_DEFINITIONS "FOREWORD_ISAS=${FOREWORD_ISAS}"
                             SKIP_UNITY_BUILD_INCLUSION ON)

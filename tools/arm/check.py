@@ -19,15 +19,15 @@ BUILD = ROOT / "build" / "arm"
 PACKAGES = ("ziglang", "unicorn", "pyelftools")
 
 SOURCES = ROOT / "native" / "kernels"
-NAMES = re.findall(r"set\(FOREWORD_(?:PRODUCT|BASE)_SOURCES ([^)]*)\)", (SOURCES / "sources.cmake").read_text())
+NAMES = re.findall(r"set\(FOREWORD_(?:PRODUCT|QUAD|BASE)_SOURCES ([^)]*)\)", (SOURCES / "sources.cmake").read_text())
 PER_ISA = " ".join(NAMES).split()
 LEFT_OUT = ("bind", "amx")  # need Python; of another processor
 
 # These options stand in sources.cmake, too.
 EXACT = ("-ffp-contract=off", "-fno-math-errno")
 ISAS = {
-    "scalar": ("-DFOREWORD_ISA=scalar", "-DFOREWORD_BASE=scalar", *EXACT),
-    "neon": ("-DFOREWORD_ISA=neon", "-DFOREWORD_BASE=neon", "-DFOREWORD_SIMD_NEON", "-mcpu=generic+dotprod", *EXACT),
+    isa: (*(f"-DFOREWORD_{name}={isa}" for name in ("ISA", "BASE", "QUADS")), *options, *EXACT)
+    for isa, options in {"scalar": (), "neon": ("-DFOREWORD_SIMD_NEON", "-mcpu=generic+dotprod")}.items()
 }
 
 

@@ -23,8 +23,8 @@
 #include <cstring>
 #include <utility>
 
-#if !defined(FOREWORD_ISA) || !defined(FOREWORD_BASE)
-#error "compile kernel sources with -DFOREWORD_ISA=<instruction set> -DFOREWORD_BASE=<itself, or see isa_functions.h>"
+#if !defined(FOREWORD_ISA) || !defined(FOREWORD_BASE) || !defined(FOREWORD_QUADS)
+#error "compile kernel sources with -DFOREWORD_ISA=<instruction set>, FOREWORD_BASE and FOREWORD_QUADS: isa_functions.h"
 #endif
 
 #define FW_INLINE inline __attribute__((always_inline))
