@@ -56,6 +56,8 @@ struct Isa {
   void (*clamped_gate_mul)(float alpha, float limit, const float *g, const float *u, size_t size, float *out);
   void (*activate)(Gate gate, size_t size, float *x);  // x = gate(x)
   void (*add_row)(const float *x, size_t size, float *out);
+  void (*add_scaled)(float scale, const float *x, size_t size, float *out);  // out += scale x
+  float (*dot)(const float *a, const float *b, int size);  // Σ a b; Σ a if b is null
   void (*softcap)(float cap, size_t size, float *x);
 
   // Recurrent layers.

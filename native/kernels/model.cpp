@@ -17,14 +17,23 @@ ActivationKind activation_kind(Format format, bool exact, const Isa &isa) {
 
 namespace {
 
+// What a row of `padded` inputs consists of.
+struct RowParts {
+  RowParts(ActivationKind kind, size_t padded) {
+    const bool bytes = kind == ActivationKind::i8 || kind == ActivationKind::i8_rotated;
+    const size_t element = kind == ActivationKind::f32 ? 4 : bytes ? 1 : 2;
+    pieces = (padded * element + kPieceBytes - 1) / kPieceBytes;
+    const bool floats = kind == ActivationKind::f32 || kind == ActivationKind::bf16;
+    blocks = floats ? 0 : kind == ActivationKind::i8_rotated ? 1 : padded / kBlock;
+  }
+  size_t pieces, blocks;
+};
+
 // The layout of `rows` rows in the memory at `p`; returns its size.
 size_t lay_out(ActivationKind kind, int rows, int cols, uint8_t *p, Activations *a) {
   const size_t count = size_t(rows), padded = size_t((cols + kBlock - 1) / kBlock * kBlock);
-  const bool bytes = kind == ActivationKind::i8 || kind == ActivationKind::i8_rotated;
-  const size_t element = kind == ActivationKind::f32 ? 4 : bytes ? 1 : 2;
-  const size_t pieces = (padded * element + kPieceBytes - 1) / kPieceBytes, data = count * pieces * kPieceBytes;
-  const bool floats = kind == ActivationKind::f32 || kind == ActivationKind::bf16;
-  const size_t blocks = floats ? 0 : kind == ActivationKind::i8_rotated ? 1 : padded / kBlock;
+  const auto [pieces, blocks] = RowParts(kind, padded);
+  const size_t data = count * pieces * kPieceBytes;
   a->kind = kind;
   a->padded_cols = int(padded);
   a->piece_stride = count * kPieceBytes;
@@ -51,6 +60,21 @@ ActivationSet ActivationBuffer::view(int rows, int cols) const {
     if (used_[kind]) lay_out(ActivationKind(kind), rows, cols, memory_[kind].data(), &set.kinds[kind]);
   }
   return set;
+}
+
+void ActivationSet::copy_row(const ActivationSet &from, int from_row, int row) const {
+  for (int kind = 0; kind < kNumActivationKinds; ++kind) {
+    if (!used[kind] || !from.used[kind]) continue;
+    const Activations &source = from.kinds[kind], &to = kinds[kind];
+    const RowParts parts(to.kind, size_t(to.padded_cols));
+    for (size_t i = 0; i < parts.pieces; ++i) {
+      std::memcpy(to.data + i * to.piece_stride + size_t(row) * kPieceBytes,
+                  source.data + i * source.piece_stride + size_t(from_row) * kPieceBytes, kPieceBytes);
+    }
+    for (size_t i = 0; i < parts.blocks; ++i) {
+      to.blocks[i * to.block_stride + size_t(row)] = source.blocks[i * source.block_stride + size_t(from_row)];
+    }
+  }
 }
 
 Model::Model(const ModelConfig &config, const KVConfig &kv_config, const Isa &isa, int num_threads,

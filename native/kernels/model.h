@@ -89,6 +89,8 @@ struct Moe {
   Vector expert_scales = nullptr;
 
   const Mlp &expert() const { return experts[0]; }
+  // Whether the experts read other numbers than the router, so that their sum is not the output either.
+  bool has_own_inputs() const { return experts_norm || !latent_in.parts.empty(); }
   // The inputs and outputs of an expert.
   int outer() const { return expert().first().cols; }
 };
@@ -223,6 +225,8 @@ struct ActivationSet {
   KindSet used{};
 
   const Activations &of(const PackedMatrix &matrix) const { return kinds[size_t(matrix.activations)]; }
+  // Copies a prepared row of as many inputs, in the kinds that both have.
+  void copy_row(const ActivationSet &from, int from_row, int row) const;
 };
 
 // `exact`: integer weights take 15-bit activations.

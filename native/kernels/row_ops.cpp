@@ -103,6 +103,19 @@ void add_row(const float *x, size_t size, float *out) {
   over_vectors(size, [&](size_t k) FW_LAMBDA { store(out + k, add(load(out + k), load(x + k))); });
 }
 
+void add_scaled(float scale, const float *x, size_t size, float *out) {
+  over_vectors(size, [&](size_t k) FW_LAMBDA { store(out + k, fma(set1(scale), load(x + k), load(out + k))); });
+}
+
+float dot(const float *a, const float *b, int size) {
+  F32 sums[2] = {set1(0.f), set1(0.f)};
+  const int whole = size / kLanes * kLanes;
+  in_turns(whole, [&](int i, int k) FW_LAMBDA { sums[i] = fma(load(a + k), b ? load(b + k) : set1(1.f), sums[i]); });
+  float sum = reduce_add(add(sums[0], sums[1]));
+  for (int i = whole; i < size; ++i) sum += b ? a[i] * b[i] : a[i];
+  return sum;
+}
+
 void make_head(const Head &h, float *out) {
   const auto [cosines, sines, pairs] = h.rotary;
   const float *x = h.from;

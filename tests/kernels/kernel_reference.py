@@ -250,6 +250,7 @@ SPECS: dict[str, DecoderSpec] = {
         layers=(
             LayerSpec(rope(16), moe=MoeSpec(5, 2, 64, shared_intermediate_size=48, shared_gate=False, latent_size=40)),
             LayerSpec(rope(16), moe=MoeSpec(5, 2, 64, scoring="sigmoid", latent_size=20)),
+            LayerSpec(rope(16), moe=MoeSpec(5, 2, 64, latent_size=150)),  # more than hidden_size
         ),
     ),
     "own_inputs": tiny_spec(  # keys that later layers read, values that are keys, wider heads in some layers

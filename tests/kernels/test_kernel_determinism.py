@@ -112,6 +112,16 @@ def test_long_chunks_do_not_change_a_bit_where_norms_follow_the_mlp(num_threads)
     assert_same_bits([300, 300, 100], ([700], [1, 699]), **options)
 
 
+@pytest.mark.parametrize("num_threads", [1, 3])
+@pytest.mark.parametrize("weight_format", ["bf16", "int8", "q4"])
+def test_long_chunks_do_not_change_a_bit_of_experts(weight_format, num_threads):
+    """More than 512 choices are computed in parts, which end within an expert that has more."""
+    spec = SPECS["moe"]
+    assert any(700 * moe.experts_per_token > 512 * moe.num_experts for moe in (layer.moe for layer in spec.layers))
+    options = {"spec": spec, "weights": random_weights(spec), "weight_format": weight_format}
+    assert_same_bits([100] * 7, ([700], [1, 699]), num_threads=num_threads, **options)
+
+
 @pytest.mark.parametrize(("weight_format", "kv_format"), FORMATS)
 @pytest.mark.parametrize("name", ["llama", "moe", "gemma", "mamba2", "gated_delta", "chunks", "beside"])
 def test_other_requests_do_not_change_a_bit(name, weight_format, kv_format):

@@ -35,6 +35,9 @@ PassContext::PassContext(Model &m)
     if (layer.mlp) add_inputs(*layer.mlp, kinds_);
     if (!layer.moe) continue;
     layer.moe->router.add_kinds(kinds_);
+    if (!layer.moe->has_own_inputs()) {
+      for (const Mlp &expert : layer.moe->experts) add_inputs(expert, kinds_);
+    }
     layer.moe->latent_in.add_kinds(kinds_);
     layer.moe->shared_gate.add_kinds(kinds_);
     if (layer.moe->shared) add_inputs(*layer.moe->shared, kinds_);
@@ -77,11 +80,10 @@ void PassContext::add_branch(int thread, const Norm &norm) {
   const float scale = norm.scale;
   for (int t = share.begin; t < share.end; ++t) {
     const float *row = norm_row(thread, branch.row(t), norm);
-    float *out = x.row(t);
     if (scale == 1.f) {
-      isa.add_row(row, size_t(x.stride()), out);
+      isa.add_row(row, size_t(x.stride()), x.row(t));
     } else {
-      for (int i = 0; i < x.stride(); ++i) out[i] += scale * row[i];
+      isa.add_scaled(scale, row, size_t(x.stride()), x.row(t));
     }
   }
   pool.barrier();

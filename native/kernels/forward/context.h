@@ -87,6 +87,8 @@ class PassContext {
   // x += scale norm(branch), with or without a norm. Ends with a barrier.
   void add_branch(int thread, const Norm &norm);
 
+  // Returns whether a product is written to `branch`, and added to x from there.
+  bool has_branch(const Norm &norm) const { return norm || norm.scale != 1.f; }
   Share token_share(int thread) const { return share_of(input.num_tokens, thread, pool.size()); }
 
   Model &model;
@@ -100,8 +102,6 @@ class PassContext {
   StageClock clock;
 
  private:
-  // Returns whether a product is written to `branch`, and added to x from there.
-  bool has_branch(const Norm &norm) const { return norm || norm.scale != 1.f; }
   // Adds `bias` to this thread's rows.
   void add_bias(int thread, Vector bias, FloatRows &rows) const;
 

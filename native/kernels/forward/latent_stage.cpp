@@ -35,14 +35,16 @@ void LatentStage::reserve() {
   v_input_.reserve(rows, config_.kv_rank, v_kinds_);
 }
 
-template <class Copy>
+template <class Source>
 void LatentStage::multiply(int thread, const std::vector<Linear> &heads, const ActivationBuffer &buffer, FloatRows &in,
-                           FloatRows &out, Copy &&copy) {
+                           FloatRows &out, Source &&source) {
   const int num_tokens = ctx_.input.num_tokens;
   const ActivationSet set =
       ctx_.products.prepare_shared(thread, buffer, heads[0].cols, num_tokens * heads_, [&](int row) {
-        copy(row % num_tokens, row / num_tokens, in.row(row));
-        return in.row(row);
+        const float *from = source(row % num_tokens, row / num_tokens);
+        if (heads[0].cols == in.stride()) return from;
+        std::copy_n(from, heads[0].cols, in.row(row));  // padded with zeros
+        return static_cast<const float *>(in.row(row));
       });
   for (int h = 0; h < heads_; ++h) {
     const Share rows{h * num_tokens, (h + 1) * num_tokens};
@@ -64,8 +66,8 @@ void LatentStage::absorb(int thread, const Layer &layer, FloatRows &qkv) {
     ctx_.pool.barrier();
   }
   const FloatRows &queries = config_.q_rank ? queries_ : qkv;
-  multiply(thread, latent.k_b, k_input_, nope_, absorbed_, [&](int t, int h, float *row) {
-    std::copy_n(queries.row(t) + h * config_.query_dim() + config_.rope_dim, config_.nope_dim, row);
+  multiply(thread, latent.k_b, k_input_, nope_, absorbed_, [&](int t, int h) -> const float * {
+    return queries.row(t) + h * config_.query_dim() + config_.rope_dim;
   });
 }
 
@@ -84,8 +86,8 @@ void LatentStage::key(const Layer &layer, const float *qkv, float *out) const {
 
 const FloatRows &LatentStage::expand(int thread, const Layer &layer, const FloatRows &out) {
   const int num_tokens = ctx_.input.num_tokens, head_dim = config_.rope_dim + config_.kv_rank;
-  multiply(thread, layer.latent->v_b, v_input_, latents_, head_values_, [&](int t, int h, float *row) {
-    std::copy_n(out.row(t) + h * head_dim + config_.rope_dim, config_.kv_rank, row);
+  multiply(thread, layer.latent->v_b, v_input_, latents_, head_values_, [&](int t, int h) -> const float * {
+    return out.row(t) + h * head_dim + config_.rope_dim;
   });
   const Share share = ctx_.token_share(thread);
   for (int t = share.begin; t < share.end; ++t) {

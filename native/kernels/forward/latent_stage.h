@@ -21,10 +21,11 @@ class LatentStage {
   const FloatRows &expand(int thread, const Layer &layer, const FloatRows &out);
 
  private:
-  // The rows of all heads, those of a head one after the other, times a matrix of each head. Ends with a barrier.
-  template <class Copy>
+  // out = the rows source(token, head), those of a head one after the other, times a matrix of each head. Ends with a
+  // barrier. `in`: memory for rows that have to be padded.
+  template <class Source>
   void multiply(int thread, const std::vector<Linear> &heads, const ActivationBuffer &buffer, FloatRows &in,
-                FloatRows &out, Copy &&copy);
+                FloatRows &out, Source &&source);
 
   PassContext &ctx_;
   const LatentConfig &config_;

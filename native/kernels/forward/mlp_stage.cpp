@@ -50,11 +50,9 @@ void MlpStage::cut_gates(int thread, const Mlp &mlp, int count) {
   const Share share = share_of(count, thread, ctx_.pool.size());
   for (int r = share.begin; r < share.end; ++r) {
     float *gate = hidden_.data() + ptrdiff_t(r) * mlp.both.stride;
-    double sum = 0., squares = 0.;
-    for (int i = 0; i < size; ++i) sum += gate[i];
-    const double mean = sum / size;
-    for (int i = 0; i < size; ++i) squares += (gate[i] - mean) * (gate[i] - mean);
-    const float least = float(mean + double(mlp.cutoff) * std::sqrt(squares / size));
+    const float mean = ctx_.isa.dot(gate, nullptr, size) / float(size);
+    for (int i = 0; i < size; ++i) gate[i] -= mean;
+    const float least = mlp.cutoff * std::sqrt(ctx_.isa.dot(gate, gate, size) / float(size));
     for (int i = 0; i < size; ++i) gate[i] = std::max(gate[i] - least, 0.f);
     std::fill(gate + size, gate + up, 0.f);
     ctx_.isa.gate_mul(ctx_.model.config.activation, gate, gate + up, size_t(up), gate);

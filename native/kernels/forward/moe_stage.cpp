@@ -8,6 +8,8 @@
 namespace foreword::kernels {
 namespace {
 
+constexpr int kMostPlaces = 512;  // whose numbers stay in the caches from the inputs to the sums
+
 // The expert with the largest p + bias; those that are taken have a negative p. `bias` may be null.
 int best_expert(const float *p, int num_experts, const float *bias) {
   if (!bias) return int(std::max_element(p, p + num_experts) - p);
@@ -41,6 +43,14 @@ void keep_best_groups(const Moe &moe, float *p, int num_experts) {
   }
 }
 
+int widest_sum(const Model &model) {
+  int widest = model.config.hidden_size;
+  for (const Layer &layer : model.layers) {
+    if (layer.moe) widest = std::max(widest, layer.moe->outer());
+  }
+  return widest;
+}
+
 }  // namespace
 
 MoeStage::MoeStage(PassContext &context, MlpStage &mlp)
@@ -48,7 +58,7 @@ MoeStage::MoeStage(PassContext &context, MlpStage &mlp)
       mlp_(mlp),
       shared_gate_(1),
       normed_(context.model.config.hidden_size),
-      sums_(context.model.config.hidden_size) {
+      sums_(widest_sum(context.model)) {
   for (const Layer &layer : ctx_.model.layers) {
     if (!layer.moe) continue;
     experts_per_token_ = std::max(experts_per_token_, layer.moe->experts_per_token);
@@ -56,7 +66,7 @@ MoeStage::MoeStage(PassContext &context, MlpStage &mlp)
     router_stride_ = std::max(router_stride_, layer.moe->router.stride);
     outer_ = std::max(outer_, layer.moe->outer());
     scales_inputs_ = scales_inputs_ || layer.moe->scales_inputs;
-    own_norms_ = own_norms_ || layer.moe->experts_norm;
+    has_sums_ = has_sums_ || layer.moe->has_own_inputs();
     if (!layer.moe->latent_out.parts.empty()) {
       latent_ = std::max(latent_, layer.moe->outer());
       layer.moe->latent_out.add_kinds(latent_kinds_);
@@ -74,13 +84,13 @@ MoeStage::MoeStage(PassContext &context, MlpStage &mlp)
 void MoeStage::reserve() {
   if (max_experts_ == 0) return;
   const int num_tokens = ctx_.input.num_tokens, choices = num_tokens * experts_per_token_;
+  const int places = std::min(choices, kMostPlaces);
   normed_.reserve(num_tokens);
-  if (own_norms_) sums_.reserve(num_tokens);
+  if (has_sums_) sums_.reserve(num_tokens);
   router_logits_.reserve(size_t(num_tokens) * size_t(router_stride_));
   shared_gate_.reserve(num_tokens);
   const size_t stride = size_t(padded_row(outer_));
-  out_.reserve(size_t(choices) * stride);
-  if (scales_inputs_) scaled_.reserve(size_t(choices) * stride);
+  if (scales_inputs_) scaled_.reserve(size_t(places) * stride);
   if (latent_) {
     latents_.reserve(size_t(num_tokens) * size_t(padded_row(latent_)));
     latent_sums_.reserve(num_tokens, latent_, latent_kinds_);
@@ -88,9 +98,9 @@ void MoeStage::reserve() {
   for (Buffer<int> *of_choice : {&expert_, &place_, &token_, &choice_}) of_choice->reserve(size_t(choices));
   weight_.reserve(size_t(choices));
   expert_begin_.reserve(size_t(max_experts_) + 1);
-  hidden_.reserve(size_t(choices) * size_t(hidden_stride_));
-  gathered_.reserve(choices, outer_, gathered_kinds_);
-  down_.reserve(choices, hidden_cols_, hidden_kinds_);
+  hidden_.reserve(size_t(places) * size_t(hidden_stride_));
+  gathered_.reserve(places, outer_, gathered_kinds_);
+  down_.reserve(places, hidden_cols_, hidden_kinds_);
 }
 
 void MoeStage::run(int thread, const Layer &layer) {
@@ -105,66 +115,139 @@ void MoeStage::run(int thread, const Layer &layer) {
       return normed_.row(t);
     });
   };
-  ActivationSet in = normed_with(moe.experts_norm ? moe.router_norm : layer.mlp_norm);
+  ActivationSet in = normed_with(layer.mlp_norm), shared{};
+  if (!moe.experts_norm) start(thread, moe, in);
+  if (moe.shared) shared = mlp_.gate_up(thread, *moe.shared, in, tokens);
+  if (moe.experts_norm) start(thread, moe, in = normed_with(moe.router_norm));
+  if (moe.experts_norm || !moe.shared) ctx_.pool.barrier();
+  const FloatRows &sums = moe.has_own_inputs() ? sums_ : ctx_.has_branch(layer.post_mlp_norm) ? ctx_.branch : ctx_.x;
+  const Share share = ctx_.token_share(thread);
+  for (int t = share.begin; t < share.end; ++t) {
+    if (&sums != &ctx_.x) std::fill_n(sums.row(t), sums.stride(), 0.f);
+    if (moe.experts_norm) ctx_.norm_row(ctx_.x.row(t), moe.experts_norm, normed_.row(t));
+  }
+  if (tokens.end > ProductInput::kFewRows) {
+    route(moe, share);
+    ctx_.pool.barrier();
+  } else if (thread == 0) {
+    route(moe, tokens);
+  }
+  if (thread == 0) sort_by_expert(moe);
+  ctx_.pool.barrier();
+
+  if (moe.shared && moe.has_own_inputs()) {
+    ctx_.products.linear(thread, moe.shared->down, shared, tokens, ctx_.branch.data(), Store::assign);
+  } else if (moe.shared) {
+    ctx_.products.in_columns(thread, moe.shared->down, shared, tokens, [&](const float *out, auto... at) {
+      add_rows(out, at..., sums, nullptr, [&](int t) {
+        const float gate = moe.shared_gate.parts.empty() ? 1.f : 1.f / (1.f + std::exp(-shared_gate_.row(t)[0]));
+        return std::pair(t, gate);
+      });
+    });
+  }
+  for (int first = 0, expert = 0; first < choices;) {
+    const Share places{first, end_of_places(first, num_experts)};
+    while (places_of(expert).end <= first) ++expert;
+    run_places(thread, moe, in, places, expert, sums);
+    first = places.end;
+  }
+  ctx_.pool.barrier();
+  if (moe.experts_norm) norm_sums(thread, moe);
+  if (!moe.latent_in.parts.empty()) leave_latent(thread, moe);
+  if (&sums != &ctx_.x) ctx_.add_branch(thread, layer.post_mlp_norm);
+  ctx_.clock.finish(thread, Stage::down);
+}
+
+// The products that the router and the experts begin with.
+void MoeStage::start(int thread, const Moe &moe, const ActivationSet &in) {
+  const Share tokens{0, ctx_.input.num_tokens};
   ctx_.products.linear(thread, moe.router, in, tokens, router_logits_.data(), Store::assign);
   if (!moe.shared_gate.parts.empty()) {
     ctx_.products.linear(thread, moe.shared_gate, in, tokens, shared_gate_.data(), Store::assign);
   }
-  const bool is_latent = !moe.latent_in.parts.empty();
-  if (is_latent) ctx_.products.linear(thread, moe.latent_in, in, tokens, latents_.data(), Store::assign);
-  ctx_.pool.barrier();
-  route(thread, moe);
-  if (moe.experts_norm) {
-    const Share share = ctx_.token_share(thread);
-    for (int t = share.begin; t < share.end; ++t) ctx_.norm_row(ctx_.x.row(t), moe.experts_norm, normed_.row(t));
+  if (!moe.latent_in.parts.empty()) {
+    ctx_.products.linear(thread, moe.latent_in, in, tokens, latents_.data(), Store::assign);
   }
-  ctx_.pool.barrier();
-  if (thread == 0) sort_by_expert(moe);
-  ctx_.pool.barrier();
+}
 
+// The end of places whose numbers stay in the caches: whole experts, unless one alone has more.
+int MoeStage::end_of_places(int first, int num_experts) const {
+  const int *begin = expert_begin_.data(), most = first + kMostPlaces;
+  const int end = *(std::upper_bound(begin, begin + num_experts + 1, most) - 1);
+  return end > first ? end : most;
+}
+
+// sums += p_e (out_e + down_bias_e) of these places. `expert`: that of the first one.
+void MoeStage::run_places(int thread, const Moe &moe, const ActivationSet &in, Share places, int expert,
+                          const FloatRows &sums) {
   const size_t stride = size_t(padded_row(moe.outer()));
-  const ActivationSet gathered =
-      ctx_.products.prepare_shared(thread, gathered_, moe.outer(), choices, [&](int place) -> const float * {
-        const int token = token_.data()[place];
-        const float *row = is_latent ? latents_.data() + size_t(token) * stride : normed_.row(token);
-        if (!moe.scales_inputs) return row;
-        const float weight = weight_.data()[choice_.data()[place]];
-        float *scaled = scaled_.data() + size_t(place) * stride;
-        for (size_t i = 0; i < stride; ++i) scaled[i] = weight * row[i];
-        return scaled;
-      });
-  for (int e = 0; e < num_experts; ++e) {
-    ctx_.products.gated(thread, moe.experts[size_t(e)], gathered, places_of(e), hidden_.data());
+  const Mlp &first = moe.experts[size_t(expert)];
+  const bool is_latent = !moe.latent_in.parts.empty();
+  // Inputs of the router are prepared for the experts too; those of one token are read where they are.
+  const bool is_prepared = !moe.has_own_inputs() && !moe.scales_inputs;
+  const bool is_one_row = is_prepared && ctx_.input.num_tokens == 1;
+  const int count = places.end - places.begin;
+  ActivationSet inputs = in;
+  if (is_prepared && !is_one_row) {
+    inputs = ctx_.products.gather(thread, gathered_, in, moe.outer(), count,
+                                  [&](int i) { return token_.data()[places.begin + i]; });
+  } else if (!is_prepared) {
+    inputs = ctx_.products.prepare_shared(thread, gathered_, moe.outer(), count, [&](int i) -> const float * {
+      const int place = places.begin + i, token = token_.data()[place];
+      const float *row = is_latent ? latents_.data() + size_t(token) * stride : normed_.row(token);
+      if (!moe.scales_inputs) return row;
+      const float weight = weight_.data()[choice_.data()[place]];
+      float *scaled = scaled_.data() + size_t(i) * stride;
+      for (size_t k = 0; k < stride; ++k) scaled[k] = weight * row[k];
+      return scaled;
+    });
   }
+  // Calls f(expert, rows) with the rows of the experts, of which the first of these places has number 0.
+  auto for_experts = [&](auto &&f) {
+    for (int e = expert; e < int(moe.experts.size()) && places_of(e).begin < places.end; ++e) {
+      const Share own = places_of(e);
+      const Share rows{std::max(own.begin, places.begin) - places.begin, std::min(own.end, places.end) - places.begin};
+      if (rows.begin < rows.end) f(moe.experts[size_t(e)], rows);
+    }
+  };
+  for_experts([&](const Mlp &mlp, Share rows) {
+    float *out = hidden_.data() + (is_one_row ? size_t(rows.begin) * size_t(mlp.up.stride) : 0);
+    ctx_.products.gated(thread, mlp, inputs, is_one_row ? Share{0, 1} : rows, out);
+  });
   ctx_.pool.barrier();
   ctx_.clock.finish(thread, Stage::gate_up);
 
-  const Mlp &first = moe.experts[0];
-  const ActivationSet hidden = ctx_.products.prepare_shared(thread, down_, first.down.cols, choices, [&](int place) {
-    return hidden_.data() + size_t(place) * size_t(first.up.stride);
+  const ActivationSet hidden = ctx_.products.prepare_shared(thread, down_, first.down.cols, count, [&](int i) {
+    return hidden_.data() + size_t(i) * size_t(first.up.stride);
   });
-  for (int e = 0; e < num_experts; ++e) {
-    ctx_.products.linear(thread, moe.experts[size_t(e)].down, hidden, places_of(e), out_.data(), Store::assign);
-  }
+  for_experts([&](const Mlp &mlp, Share rows) {
+    ctx_.products.in_columns(thread, mlp.down, hidden, rows, [&](const float *out, auto... at) {
+      add_rows(out, at..., sums, mlp.down_bias, [&](int row) {
+        const int place = places.begin + row;
+        return std::pair(token_.data()[place], moe.scales_inputs ? 1.f : weight_.data()[choice_.data()[place]]);
+      });
+    });
+  });
   ctx_.clock.finish(thread, Stage::down);
-  if (moe.shared) {
-    if (moe.experts_norm) in = normed_with(layer.mlp_norm);
-    const ActivationSet shared_hidden = mlp_.gate_up(thread, *moe.shared, in, tokens);
-    ctx_.products.linear(thread, moe.shared->down, shared_hidden, tokens, ctx_.branch.data(), Store::assign);
+}
+
+// sums += weight (out + bias) in the columns of these panels, with of(row) = {token, weight}.
+template <class Of>
+void MoeStage::add_rows(const float *out, size_t stride, Share rows, Share panels, const FloatRows &sums, Vector bias,
+                        Of &&of) const {
+  const size_t column = size_t(panels.begin) * size_t(ctx_.isa.panel_width);
+  for (int row = rows.begin; row < rows.end; ++row, out += stride) {
+    const auto [token, weight] = of(row);
+    float *to = sums.row(token) + column;
+    ctx_.isa.add_scaled(weight, out, stride, to);
+    if (bias) ctx_.isa.add_scaled(weight, bias + column, stride, to);
   }
-  ctx_.pool.barrier();
-  sum_experts(thread, moe);
-  if (moe.experts_norm) norm_sums(thread, moe);
-  if (is_latent) leave_latent(thread, moe);
-  ctx_.add_branch(thread, layer.post_mlp_norm);
-  ctx_.clock.finish(thread, Stage::down);
 }
 
 // p = softmax(logits + scores_bias), or sigmoid of each; the largest experts_per_token of p + router_bias, ties to the
 // lower expert.
-void MoeStage::route(int thread, const Moe &moe) {
+void MoeStage::route(const Moe &moe, Share share) {
   const int num_experts = int(moe.experts.size()), k = moe.experts_per_token;
-  const Share share = ctx_.token_share(thread);
   for (int t = share.begin; t < share.end; ++t) {
     float *p = router_logits_.data() + size_t(t) * size_t(moe.router.stride);
     float sum = 0.f;
@@ -215,47 +298,19 @@ void MoeStage::sort_by_expert(const Moe &moe) {
   begin[0] = 0;
 }
 
-// branch = Σ p_e (out_e + down_bias_e) + sigmoid(shared_gate) branch, this thread's tokens; without a gate, the whole
-// branch. Of latent experts, the sums alone.
-void MoeStage::sum_experts(int thread, const Moe &moe) {
-  const int k = moe.experts_per_token, stride = padded_row(moe.outer());
-  const bool is_latent = !moe.latent_in.parts.empty();
-  const Share share = ctx_.token_share(thread);
-  for (int t = share.begin; t < share.end; ++t) {
-    float *sum = is_latent ? latents_.data() + size_t(t) * size_t(stride) : ctx_.branch.row(t);
-    if (moe.experts_norm) sum = sums_.row(t);
-    const float gate = moe.shared_gate.parts.empty() ? 1.f : 1.f / (1.f + std::exp(-shared_gate_.row(t)[0]));
-    const bool adds = moe.shared && sum == ctx_.branch.row(t);
-    for (int i = 0; i < stride; ++i) sum[i] = adds ? sum[i] * gate : 0.f;
-    for (int64_t choice = int64_t(t) * k; choice < int64_t(t + 1) * k; ++choice) {
-      const float *out = out_.data() + size_t(place_.data()[choice]) * size_t(stride);
-      const float weight = moe.scales_inputs ? 1.f : weight_.data()[choice];
-      const Vector bias = moe.experts[size_t(expert_.data()[choice])].down_bias;
-      if (bias) {
-        for (int i = 0; i < stride; ++i) sum[i] += weight * (out[i] + bias[i]);
-      } else {
-        for (int i = 0; i < stride; ++i) sum[i] += weight * out[i];
-      }
-    }
-  }
-}
-
 void MoeStage::norm_sums(int thread, const Moe &moe) {
   const Share share = ctx_.token_share(thread);
   for (int t = share.begin; t < share.end; ++t) {
     float *branch = ctx_.branch.row(t);
     ctx_.norm_row(branch, moe.post_shared_norm, branch);
-    ctx_.isa.add_row(ctx_.norm_row(thread, sums_.row(t), moe.post_experts_norm), size_t(sums_.stride()), branch);
+    ctx_.isa.add_row(ctx_.norm_row(thread, sums_.row(t), moe.post_experts_norm), size_t(ctx_.branch.stride()), branch);
   }
 }
 
 void MoeStage::leave_latent(int thread, const Moe &moe) {
   const int num_tokens = ctx_.input.num_tokens;
-  const size_t stride = size_t(padded_row(moe.outer()));
-  ctx_.pool.barrier();
-  const ActivationSet sums = ctx_.products.prepare_shared(thread, latent_sums_, moe.outer(), num_tokens, [&](int t) {
-    return latents_.data() + size_t(t) * stride;
-  });
+  const ActivationSet sums = ctx_.products.prepare_shared(thread, latent_sums_, moe.outer(), num_tokens,
+                                                          [&](int t) { return sums_.row(t); });
   ctx_.products.linear(thread, moe.latent_out, sums, {0, num_tokens}, ctx_.branch.data(),
                        moe.shared ? Store::add : Store::assign);
   ctx_.pool.barrier();

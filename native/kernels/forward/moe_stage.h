@@ -5,8 +5,8 @@
 //                                                                              2: choice 0 (token 0)   expert 2
 //                                                                              3: choice 3 (token 1)   expert 3
 //
-// A choice is token * experts_per_token + rank. A token's experts are summed in the order of its choices, whatever
-// the batch.
+// A choice is token * experts_per_token + rank. A token's experts are summed in the order of their numbers, whatever
+// the batch. Each thread sums its own columns.
 #pragma once
 
 #include "kernels/forward/mlp_stage.h"
@@ -24,9 +24,15 @@ class MoeStage {
   void run(int thread, const Layer &layer);
 
  private:
-  void route(int thread, const Moe &moe);
+  void start(int thread, const Moe &moe, const ActivationSet &in);
+  void route(const Moe &moe, Share tokens);
   void sort_by_expert(const Moe &moe);
-  void sum_experts(int thread, const Moe &moe);
+  int end_of_places(int first, int num_experts) const;
+  void run_places(int thread, const Moe &moe, const ActivationSet &in, Share places, int expert,
+                  const FloatRows &sums);
+  template <class Of>
+  void add_rows(const float *out, size_t stride, Share rows, Share panels, const FloatRows &sums, Vector bias,
+                Of &&of) const;
   // branch = norm(branch) + norm(sums), with the norms of the shared and of the other experts.
   void norm_sums(int thread, const Moe &moe);
   // Multiplies the sums by latent_out and adds what is in ctx_.branch.
@@ -40,21 +46,21 @@ class MoeStage {
   int outer_ = 0;       // inputs of an expert
   int latent_ = 0;      // those, of layers with latent experts
   bool scales_inputs_ = false;
-  bool own_norms_ = false;
+  bool has_sums_ = false;
   FloatRows shared_gate_, normed_;      // [T, 1], [T, hidden_size]
-  FloatRows sums_;                      // [T, hidden_size]: of experts whose sum has a norm
+  FloatRows sums_;                      // [T, hidden_size or latent_]: of experts whose sum is not added as it is
   Buffer<float> router_logits_;         // [T, experts]
   Buffer<float> weight_;                // [choices]: p_e of a choice
-  Buffer<float> latents_;               // [T, latent_]: the inputs of latent experts, then their sums
-  Buffer<float> scaled_;                // by place: the input of an expert, times p_e
+  Buffer<float> latents_;               // [T, latent_]: the inputs of latent experts
+  Buffer<float> scaled_;                // of a few places: the input of an expert, times p_e
   Buffer<int> expert_, place_, token_;  // [choices]: expert of a choice, place of a choice, token of a place
   Buffer<int> choice_;                  // [choices]: choice of a place
   Buffer<int> expert_begin_;            // [experts + 1]: first place of each expert
   KindSet gathered_kinds_{}, hidden_kinds_{}, latent_kinds_{};
-  ActivationBuffer gathered_, down_;  // by place: the inputs of gate and up, and of down
+  // Of a few places at a time:
+  ActivationBuffer gathered_, down_;  // the inputs of gate and up, and of down
   ActivationBuffer latent_sums_;      // [T, latent_]: the input of latent_out
-  Buffer<float> hidden_;              // by place: act(gate) * up
-  Buffer<float> out_;                 // by place: the output of the expert
+  Buffer<float> hidden_;              // act(gate) * up
 };
 
 }  // namespace foreword::kernels

@@ -60,6 +60,18 @@ class Products {
     return prepare_shared(thread, buffer, cols, rows, row, [](const ActivationSet &, int, const float *) {});
   }
 
+  // As prepare_shared, with row r the prepared row source(r) of `from`.
+  template <class Source>
+  ActivationSet gather(int thread, const ActivationBuffer &buffer, const ActivationSet &from, int cols, int rows,
+                       Source &&source) {
+    const ActivationSet set = buffer.view(rows, cols);
+    pool_.divide(thread, pool_.all(thread), rows, 1, [&](Share part, int) {
+      for (int r = part.begin; r < part.end; ++r) set.copy_row(from, source(r), r);
+    });
+    pool_.barrier();
+    return set;
+  }
+
   // out (=, +=) a Wᵀ for `rows`. `next`: the product that this thread computes after this one, whose first weights are
   // prefetched; null if unknown. `lora`: the adapters of the rows, shrunk for these matrices; null if there are none.
   void linear(int thread, const Linear &l, const ActivationSet &a, Share rows, float *out, Store store,
@@ -72,6 +84,23 @@ class Products {
     const PackedMatrix &matrix = l.parts[0].matrix[pool_.team(thread).group];
     const Scratch &own = scratch_[size_t(thread)];
     for_parts(thread, matrix, rows, [&](const Part &part) {
+      const uint8_t *next = part.ahead < 0 ? nullptr : matrix.panel(part.ahead);
+      isa_.linear(product(thread, matrix, a, part, own.gate.data(), next));
+      f(own.gate.data(), part.stride, part.rows, part.panels);
+    });
+  }
+
+  // As in_parts, of panels that depend on their number and the thread alone: no other thread gets them, of any product
+  // with as many.
+  template <class F>
+  void in_columns(int thread, const Linear &l, const ActivationSet &a, Share rows, F &&f) const {
+    const PackedMatrix &matrix = l.parts[0].matrix[pool_.team(thread).group];
+    const Share all = team_share(matrix.num_panels, pool_, pool_.team(thread).group);
+    const int count = all.end - all.begin;
+    const Share pairs = member_share((count + 1) / 2, pool_.team(thread));
+    const Scratch &own = scratch_[size_t(thread)];
+    const Share panels{all.begin + 2 * pairs.begin, all.begin + std::min(2 * pairs.end, count)};
+    for_blocks(rows, panels, panels.end, [&](const Part &part) {
       const uint8_t *next = part.ahead < 0 ? nullptr : matrix.panel(part.ahead);
       isa_.linear(product(thread, matrix, a, part, own.gate.data(), next));
       f(own.gate.data(), part.stride, part.rows, part.panels);
@@ -123,18 +152,22 @@ class Products {
   template <class F>
   void for_parts(int thread, const PackedMatrix &matrix, Share rows, F &&f) const {
     const Share all = team_share(matrix.num_panels, pool_, pool_.team(thread).group);
-    const int width = isa_.panel_width, most_rows = kPartFloats / width;
     for_share(thread, rows, all.end - all.begin, [&](Share r, Share panels, int end) {
-      const int panel_end = all.begin + panels.end;
-      for (int row = r.begin; row < r.end; row += most_rows) {
-        const int row_end = std::min(r.end, row + most_rows);
-        const int step = std::clamp(kPartFloats / ((row_end - row) * width), 1, 8);
-        for (int p = all.begin + panels.begin; p < panel_end; p += step) {
-          const int p_end = std::min(panel_end, p + step);
-          f(Part{{row, row_end}, {p, p_end}, size_t((p_end - p) * width), p_end < all.begin + end ? p_end : -1});
-        }
-      }
+      for_blocks(r, {all.begin + panels.begin, all.begin + panels.end}, all.begin + end, f);
     });
+  }
+  // Calls f(part) for parts of these rows and panels. `end`: as in for_share.
+  template <class F>
+  void for_blocks(Share rows, Share panels, int end, F &&f) const {
+    const int width = isa_.panel_width, most_rows = kPartFloats / width;
+    for (int row = rows.begin; row < rows.end; row += most_rows) {
+      const int row_end = std::min(rows.end, row + most_rows);
+      const int step = std::clamp(kPartFloats / ((row_end - row) * width), 1, 8);
+      for (int p = panels.begin; p < panels.end; p += step) {
+        const int p_end = std::min(panels.end, p + step);
+        f(Part{{row, row_end}, {p, p_end}, size_t((p_end - p) * width), p_end < end ? p_end : -1});
+      }
+    }
   }
   // The product of a part into scratch memory at `to`.
   MatrixProduct product(int thread, const PackedMatrix &matrix, const ActivationSet &a, const Part &part, float *to,

@@ -9,12 +9,7 @@ namespace {
 
 constexpr float kLeastMeanSquare = 1e-5f;
 
-float mean_square(const float *x, int size) {
-  float sum = 0.f;
-  for (int i = 0; i < size; ++i) sum += x[i] * x[i];
-  return sum / float(size);
-}
-
+// Of a few numbers.
 float dot(const float *a, const float *b, int size) {
   float sum = 0.f;
   for (int i = 0; i < size; ++i) sum += a[i] * b[i];
@@ -82,8 +77,7 @@ void StreamsStage::predict(int thread, const Layer &layer) {
       std::copy_n(stream(k, t), stride, out);
       for (int j = 0; j < count_; ++j) {
         const float factor = dot(layer.streams->predict + (k * count_ + j) * count_, numbers.data(), count_);
-        const float *from = stream(j, t);
-        for (int i = 0; i < stride; ++i) out[i] += factor * from[i];
+        ctx_.isa.add_scaled(factor, stream(j, t), size_t(stride), out);
       }
     }
     for (int k = 0; k < count_; ++k) std::copy_n(predicted + int64_t(k) * stride, stride, stream(k, t));
@@ -136,8 +130,7 @@ void StreamsStage::correct(int thread, const Layer &layer) {
     for (int i = 0; i < stride; ++i) change[i] = x[i] - first[i];
     for (int k = 0; k < count_; ++k) {
       const float factor = 1.f + dot(update.correct + k * count_, numbers.data(), count_);
-      float *out = stream(k, t);
-      for (int i = 0; i < stride; ++i) out[i] += factor * change[i];
+      ctx_.isa.add_scaled(factor, change, size_t(stride), stream(k, t));
     }
     for (int i = 0; i < stride; ++i) x[i] = update.scale ? first[i] * update.scale[i] : first[i];
   }
@@ -177,14 +170,15 @@ void StreamsStage::route(int thread, const StreamUpdate &update, const float *ro
   const int size = ctx_.model.config.hidden_size;
   const float *normed = ctx_.norm_row(thread, row, update.norm);
   for (int k = 0; k < count_; ++k) {
-    numbers[k] = std::tanh(dot(normed, update.router + int64_t(k) * size, size) / float(size));
+    numbers[k] = std::tanh(ctx_.isa.dot(normed, update.router + int64_t(k) * size, size) / float(size));
   }
 }
 
 void StreamsStage::put_scaled(const float *row, const float *like, float scale, bool adds, float *out) const {
   const int size = ctx_.model.config.hidden_size;
-  const float of_row = std::sqrt(std::max(mean_square(row, size), kLeastMeanSquare));
-  const float factor = scale * std::sqrt(mean_square(like, size)) / of_row;
+  auto mean_square = [&](const float *x) { return ctx_.isa.dot(x, x, size) / float(size); };
+  const float of_row = std::sqrt(std::max(mean_square(row), kLeastMeanSquare));
+  const float factor = scale * std::sqrt(mean_square(like)) / of_row;
   for (int i = 0; i < size; ++i) out[i] = (adds ? out[i] : 0.f) + factor * row[i];
 }
 
