@@ -89,7 +89,7 @@ struct Moe {
   Vector expert_scales = nullptr;
 
   const Mlp &expert() const { return experts[0]; }
-  // Whether the experts read other numbers than the router, so that their sum is not the output either.
+  // Returns whether the experts read other numbers than the router, so that their sum is not the output either.
   bool has_own_inputs() const { return experts_norm || !latent_in.parts.empty(); }
   // The inputs and outputs of an expert.
   int outer() const { return expert().first().cols; }

@@ -8,7 +8,7 @@
 namespace foreword::kernels {
 namespace {
 
-constexpr int kMostPlaces = 512;  // whose numbers stay in the caches from the inputs to the sums
+constexpr int kMostPlaces = 512;  // so that their numbers stay in the caches from the inputs to the sums
 
 // The expert with the largest p + bias; those that are taken have a negative p. `bias` may be null.
 int best_expert(const float *p, int num_experts, const float *bias) {

@@ -52,12 +52,12 @@ class MoeStage {
   Buffer<float> router_logits_;         // [T, experts]
   Buffer<float> weight_;                // [choices]: p_e of a choice
   Buffer<float> latents_;               // [T, latent_]: the inputs of latent experts
-  Buffer<float> scaled_;                // of a few places: the input of an expert, times p_e
+  Buffer<float> scaled_;                // up to kMostPlaces rows: the input of an expert, times p_e
   Buffer<int> expert_, place_, token_;  // [choices]: expert of a choice, place of a choice, token of a place
   Buffer<int> choice_;                  // [choices]: choice of a place
   Buffer<int> expert_begin_;            // [experts + 1]: first place of each expert
   KindSet gathered_kinds_{}, hidden_kinds_{}, latent_kinds_{};
-  // Of a few places at a time:
+  // The following have up to kMostPlaces rows at a time, unless noted:
   ActivationBuffer gathered_, down_;  // the inputs of gate and up, and of down
   ActivationBuffer latent_sums_;      // [T, latent_]: the input of latent_out
   Buffer<float> hidden_;              // act(gate) * up

@@ -9,7 +9,7 @@ namespace {
 
 constexpr float kLeastMeanSquare = 1e-5f;
 
-// Of a few numbers.
+// Returns the dot product of a few numbers.
 float dot(const float *a, const float *b, int size) {
   float sum = 0.f;
   for (int i = 0; i < size; ++i) sum += a[i] * b[i];
