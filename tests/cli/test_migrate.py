@@ -179,6 +179,94 @@ def test_values_in_quotes_go_over_lines(text, given):
     assert list(rows) == ["from a", given, "num_ctx 64"]
 
 
+@pytest.mark.parametrize(
+    ("engine", "given", "here", "variables"),
+    [
+        ("llama.cpp", "./llama-server -m x.gguf -c 64", "x.gguf --max-model-len 64", {}),
+        ("llama.cpp", "build/bin/llama-server.exe -m x.gguf", "x.gguf", {}),
+        ("llama.cpp", "llama serve -m x.gguf", "x.gguf", {}),
+        ("llama.cpp", "LLAMA_ARG_PORT=1 llama-server -m x.gguf", "x.gguf", {"LLAMA_ARG_PORT=1": "No variable"}),
+        ("vllm", "VLLM_USE_V1=1 vllm serve m", "m", {"VLLM_USE_V1=1": "No variable"}),
+        ("vllm", "HF_HOME=/h sudo env A= vllm serve m", "m", {"HF_HOME=/h": "read here too", "A=": "No variable"}),
+        ("vllm", "uv run vllm serve m", "m", {}),
+        ("vllm", "poetry run nohup vllm serve \\\n m --port 1", "m --port 1", {}),
+        ("vllm", "exec /usr/bin/python3.11 -m vllm.entrypoints.openai.api_server --model m", "m", {}),
+    ],
+)
+def test_the_program_and_the_words_before_it_are_not_the_model(engine, given, here, variables):
+    status, command, rows = migrated(engine, given)
+    assert (status, " ".join(command)) == (1 if variables else 0, f"foreword serve {here}")
+    for text, remark in variables.items():
+        assert remark in rows[text]["remark"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "given", "named"),
+    [
+        ("vllm", "docker run --gpus all vllm/vllm-openai --model m", "'docker' cannot be followed"),
+        ("vllm", "sudo -u me vllm serve m", "'-u' cannot be followed"),
+        ("vllm", "uv run other m", "'other' cannot be followed"),
+        ("vllm", "other vllm serve m", "'other' cannot be followed"),
+        ("vllm", "vllm bench m", "'vllm' cannot be followed"),
+        ("vllm", "python -m other m", "'python' cannot be followed"),
+        ("vllm", "nohup", "'nohup' cannot be followed"),
+        ("vllm", "vllm serve m > log", "'>' is of a shell"),
+        ("llama.cpp", "cd x && ./llama-server -m a", "'&&' is of a shell"),
+        ("llama.cpp", "./llama-cli -m a", "llama-cli' cannot be followed"),
+        ("llama.cpp", " ", "has no words"),
+    ],
+)
+def test_a_program_that_is_not_the_server_is_refused_by_name(engine, given, named):
+    done = CliRunner().invoke(app, ["migrate", engine, given])
+    assert named in str(done.exception)
+
+
+def test_a_command_line_without_a_model_says_so():
+    status, command, rows = migrated("vllm", "vllm serve --port 1")
+    assert (status, " ".join(command)) == (1, "foreword serve --port 1")
+    assert rows["model"]["remark"] == "None is given. Add a model, or --models-dir."
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("FROM a\n:bad line", "line 2, ':bad line'"),
+        ("123 abc\nFROM a", "line 1, '123 abc'"),
+        ("FROM a\n\nPARAMETER\n", "line 3, 'PARAMETER'"),
+        ('FROM a\nPARAMETER stop """x\ny""" junk', "quotes do not end"),
+        ('FROM a\nSYSTEM "x\n', "quotes do not end"),
+        ("", "no instruction FROM"),
+        ("# FROM a\nPARAMETER num_ctx 64", "no instruction FROM"),
+    ],
+)
+def test_a_modelfile_with_a_line_that_cannot_be_read_is_refused(text, named):
+    done = CliRunner().invoke(app, ["migrate", "ollama", "-"], input=text)
+    assert named in str(done.exception)
+
+
+@pytest.mark.parametrize("option", [*(f"--{name.replace('_', '-')} {{}}" for name in PARTS), "--allowed-origins []"])
+def test_an_empty_value_of_several_is_named(option):
+    status, command, rows = migrated("vllm", f"a {option}")
+    assert (status, command) == (1, ["foreword", "serve", "a"])
+    assert rows[option]["remark"] == "It is empty; leave it out."
+
+
+@pytest.mark.parametrize(
+    "value", [f"{'9' * 400}k", f"{'9' * 5000}G", f"1.{'9' * 400}k", "9" * 5000, "nan", "inf", "1e999"]
+)
+@pytest.mark.parametrize("option", ["--max-model-len", "--kv-offloading-size", "--port", "--kv-cache-memory-bytes"])
+def test_a_number_that_is_too_large_or_not_finite_is_left_out_with_the_reason(option, value):
+    status, command, rows = migrated("vllm", f"a {option} {value}")
+    assert (status, command) == (1, ["foreword", "serve", "a"])
+    assert "expected" in rows[f"{option} {value}"]["remark"] or "must be" in rows[f"{option} {value}"]["remark"]
+
+
+def test_a_model_that_would_be_read_as_an_option_is_left_out():
+    status, command, rows = migrated("llama.cpp", "llama-server --model=-inf")
+    assert (status, command) == (1, ["foreword", "serve"])
+    assert "would be read as an option" in rows["--model -inf"]["remark"]
+
+
 def test_a_word_that_belongs_to_an_option_is_no_second_model():
     _, command, rows = migrated("llama.cpp", "llama-server -m a -fa on")
     assert (command, list(rows)) == (["foreword", "serve", "a"], ["-m a", "-fa on"])

@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Annotated, Any
 
 import typer
@@ -23,14 +23,28 @@ from foreword.names import OTHERS, advice, plain_name
 
 ENGINES = ("vllm", "llama.cpp", "ollama")
 MODULE = "vllm.entrypoints.openai.api_server"
-PROGRAMS = ("vllm", "serve", "python", "python3", MODULE, "llama-server", "ollama")
+PROGRAMS = {
+    "vllm": (("vllm", "serve"), ("serve",), ("python", "-m", MODULE), ("-m", MODULE), (MODULE,)),
+    "llama.cpp": (("llama-server",), ("llama", "serve")),
+}
+"""Engine → the words that start its server; the first one is the base name of a path."""
+RUNNERS = (("uv", "run"), ("poetry", "run"), ("sudo",), ("exec",), ("nohup",), ("env",), ("time",))
+"""Words that run the program that follows them, without an effect on what it serves."""
+OTHER_PROGRAMS = re.compile(
+    r"python|vllm|ollama|llama(-.*)?|docker|podman|nerdctl|kubectl|bash|sh|ssh|cd|source|export|uvx?|poetry|conda|ray"
+    r"|torchrun|srun|numactl|taskset"
+)
+"""Base names of first words that are not models."""
+SHELL = re.compile(r"&&?|\|\|?|;|\d?>.*|<.*")
+VARIABLE = re.compile(r"([A-Za-z_]\w*)=.*", re.S)
+SHARED_VARIABLES = re.compile(r"HF_\w+|CUDA_VISIBLE_DEVICES|HTTPS?_PROXY|NO_PROXY")
+"""Variables of the environment that are read here too."""
 MODEL = ("model", "-m", "hf", "-hf", "hf_repo", "from")
 """Options of other programs that name the model."""
 STATES = ("on", "off", "auto", "true", "false")
 """Values of options that may have none."""
-IN_QUOTES = r'"""(?s:.*?)"""|"[^"]*"'
-INSTRUCTION = re.compile(rf"(?m)^[ \t]*([A-Za-z]+)(?:[ \t]+((?:\w+[ \t]+)??(?:{IN_QUOTES})|[^\n]*))?[ \t]*$")
-"""Name and value of a line of a Modelfile, of several lines if the value is in quotes. Comments do not match."""
+INSTRUCTION = re.compile(r"([A-Za-z]+)(?:[ \t]+(.*))?")
+"""A line of a Modelfile; a value in quotes may go over several."""
 UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 """Of vLLM's numbers."""
 
@@ -62,8 +76,11 @@ def migrate(
     if engine not in ENGINES:
         raise ConfigError(f"{shown(engine)}: the engine must be one of {', '.join(ENGINES)}")
     table = options_of(engine)
-    options = _modelfile(arguments) if engine == "ollama" else _options(_words(arguments), table)
-    rows = list(_migrated(options, table))
+    if engine == "ollama":
+        rows = list(_migrated(_modelfile(arguments), table))
+    else:
+        variables, words = _after_program(_words(arguments), engine)
+        rows = [*variables, *_migrated(_options(words, table), table)]
     command = ["foreword", "serve", *(word for row in rows for word in row.here)]
     if as_json:
         print(json.dumps({"command": command, "options": [asdict(row) for row in rows]}))
@@ -76,15 +93,57 @@ def migrate(
 
 def _words(line: str) -> list[str]:
     try:
-        return shlex.split(line)
+        words = shlex.split(line.replace("\\\n", " "))
     except ValueError as error:
         raise ConfigError(f"ARGUMENTS {shown(line)}: is not a command line ({error}). Close its quotes") from None
+    if not words:
+        raise ConfigError(f"ARGUMENTS {shown(line)}: has no words. Give the command line of a server")
+    if found := next((word for word in words if SHELL.fullmatch(word)), None):
+        raise ConfigError(f"ARGUMENTS: {shown(found)} is of a shell. Give the command line of the server alone")
+    return words
+
+
+def _length(words: list[str], starts: Iterable[tuple[str, ...]]) -> int:
+    """Return the number of words of the first of these beginnings that the words have; 0 if they have none."""
+    given = [_base_name(words[0]), *words[1:]] if words else []
+    return next((len(start) for start in starts if given[: len(start)] == list(start)), 0)
+
+
+def _base_name(word: str) -> str:
+    name = PureWindowsPath(word).name.removesuffix(".exe")
+    return "python" if re.fullmatch(r"python[\d.]+", name) else name
+
+
+def _after_program(words: list[str], engine: str) -> tuple[list[Row], list[str]]:
+    """Return rows of the variables before the program, and the words after it.
+
+    A line without a program begins with an option or with the model. Raise ConfigError for other programs.
+    """
+    rows: list[Row] = []
+    is_run, whole, programs = False, words, PROGRAMS[engine]
+    while words:
+        if count := _length(words, programs):
+            return rows, words[count:]
+        if found := VARIABLE.fullmatch(words[0]):
+            is_shared = SHARED_VARIABLES.fullmatch(found[1])
+            remark = "It is read here too: set it for this command." if is_shared else "No variable corresponds to it."
+            rows.append(Row(words[0], (), remark))
+            count = 1
+        elif not (count := _length(words, RUNNERS)):
+            break
+        is_run, words = True, words[count:]
+    has_program = any(_length(whole[at:], (start for start in programs if start != ("serve",)))
+                      for at in range(1, len(whole)))  # fmt: skip
+    word = words[0] if words else whole[-1]
+    if is_run or OTHER_PROGRAMS.fullmatch(_base_name(word)) or (has_program and not word.startswith("-")):
+        raise ConfigError(
+            f"ARGUMENTS: {shown(word)} cannot be followed. Give the command line from {' '.join(programs[0])} on"
+        )
+    return rows, words
 
 
 def _options(words: list[str], table: Mapping[str, Elsewhere]) -> Iterator[tuple[str, str | None]]:
     """Yield the name and value of each option, once per value; the model, which has no name, as ("model", …)."""
-    while words and (words[0] in PROGRAMS or words[:2] == ["-m", MODULE]):
-        words = words[1:]
     while words:
         word, *words = words
         if not word.startswith("-"):
@@ -113,22 +172,39 @@ def _modelfile(source: str) -> Iterator[tuple[str, str | None]]:
         text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{shown(source)}: cannot be read as a Modelfile ({error}). Give its path") from None
-    for found in INSTRUCTION.finditer(text):
-        name, rest = found[1].lower(), found[2] or ""
+    lines, has_model = enumerate(text.split("\n"), 1), False
+    for number, line in lines:
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        found = INSTRUCTION.fullmatch(line.strip())
+        name, rest = (found[1].lower(), found[2] or "") if found else ("", "")
+        role = ""
         if name == "parameter":
             name, _, rest = rest.partition(" ")
-        role, _, said = rest.partition(" ")
-        if name == "message":
-            yield name, f"{role} {_unquoted(said)}"
-        else:
-            yield name, _unquoted(rest)
+        elif name == "message":
+            role, _, rest = rest.partition(" ")
+        if not name:
+            raise ConfigError(f"line {number}, {shown(line)}: is not an instruction of a Modelfile. Correct it")
+        value = rest.strip()
+        while (unquoted := _unquoted(value)) is None:
+            _, following = next(lines, (0, None))
+            if following is None:
+                raise ConfigError(
+                    f"line {number}, {shown(line)}: its quotes do not end at the end of a line. Close them"
+                )
+            value = f"{value}\n{following.rstrip()}"
+        has_model = has_model or name == "from"
+        yield name, f"{role} {unquoted}" if role else unquoted
+    if not has_model:
+        raise ConfigError(f"{shown(source)}: no instruction FROM names a model. Add one")
 
 
-def _unquoted(value: str) -> str:
-    value = value.strip()
+def _unquoted(value: str) -> str | None:
+    """Return the value without its quotes; None if they are not closed at its end."""
     for mark in ('"""', '"'):
-        if len(value) >= 2 * len(mark) and value.startswith(mark) and value.endswith(mark):
-            return value[len(mark) : -len(mark)]
+        if value.startswith(mark):
+            is_closed = len(value) >= 2 * len(mark) and value.endswith(mark)
+            return value[len(mark) : -len(mark)] if is_closed else None
     return value
 
 
@@ -176,7 +252,10 @@ def _each(
         text = name if value is None else f"{name} {value}".replace("\n", "\\n")
         whole, _, key = plain.partition(".")
         if plain in PARTS:
-            parts = ((f"{name}.{key}", part) for key, part in _json_object(name, value).items())
+            found = _json_object(name, value)
+            if not found:
+                yield Given(name, value, text, plain, None, (), "It is empty; leave it out.", there.is_off)
+            parts = ((f"{name}.{key}", part) for key, part in found.items())
             written = ((key, part if isinstance(part, str) else json.dumps(part)) for key, part in parts)
             yield from _each(written, table, known)
             continue
@@ -187,7 +266,10 @@ def _each(
         if mine == "speculation_model" and value == "[ngram]":
             plain = mine = "speculation"
             value = "ngram"
-        for one in _values(there, value):
+        values = _values(there, value)
+        if not values:
+            yield Given(name, value, text, plain, None, (), "It is empty; leave it out.", there.is_off)
+        for one in values:
             yield Given(name, one, text, plain, mine, names, remark if mine != plain else "", there.is_off)
 
 
@@ -204,7 +286,7 @@ def _values(there: Elsewhere, value: str | None) -> list[str | None]:
     if there.separator:
         return [one for one in value.split(there.separator) if one]
     if there.unit == "n":
-        number = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgKMG])", value)
+        number = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)([kmgKMG])", value)
         return [value if number is None else str(int(float(number[1]) * UNITS[number[2]]))]
     return [there.values.get(value, f"{value}{there.unit}")]
 
@@ -230,6 +312,8 @@ def _migrated(options: Iterable[tuple[str, str | None]], table: Mapping[str, Els
         is_model = one.name in MODEL or one.plain in MODEL
         if is_model and model:
             yield Row(one.text, (), f"{'It follows no option, and ' * (one.name == 'model')}{model} is the model.")
+        elif is_model and one.value and one.value.startswith("-"):
+            yield Row(one.text, (), f"{shown(one.value)} would be read as an option. Give the path of the model.")
         elif is_model:
             model = one.value or model
             yield (
@@ -247,6 +331,8 @@ def _migrated(options: Iterable[tuple[str, str | None]], table: Mapping[str, Els
         else:
             remark = one.remark or advice(one.name, known, "Nothing here corresponds to it.", form=flag_of)
             yield Row(one.text, (), remark)
+    if not any(one.name in MODEL or one.plain in MODEL for one in given) and not {"models_dir", "config"} & set(values):
+        yield Row("model", (), "None is given. Add a model, or --models-dir.")
 
 
 def _value(mine: str, value: str) -> str:
