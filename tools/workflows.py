@@ -42,12 +42,22 @@ def main() -> None:
     elif given.job not in found:
         sys.exit(f"{given.job}: no such job; these are there: {', '.join(found)}")
     else:
-        chosen = dict(value.split("=", 1) for value in given.values)
-        run(
-            given.job,
-            found[given.job],
-            {key: str(values[0]) for key, values in matrix(found[given.job]).items()} | chosen,
-        )
+        run(given.job, found[given.job], chosen_values(given.values, matrix(found[given.job])))
+
+
+def chosen_values(given: list[str], values: dict[str, list[Any]]) -> dict[str, str]:
+    """Return a value for each name of a matrix: the given one, or the first. End the program for others."""
+    chosen = {name: str(ones[0]) for name, ones in values.items()}
+    for text in given:
+        name, is_pair, value = text.partition("=")
+        if not is_pair or name not in values:
+            sys.exit(
+                f"{text}: must be NAME=VALUE with a name of the job's matrix, {', '.join(values) or 'which is empty'}"
+            )
+        if value not in map(str, values[name]):
+            sys.exit(f"{text}: the values of {name} are {', '.join(map(str, values[name]))}")
+        chosen[name] = value
+    return chosen
 
 
 def jobs() -> Iterator[tuple[str, dict[str, Any]]]:
