@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 import sys
 
 import pytest
@@ -21,6 +23,21 @@ def test_every_file_is_in_the_form_in_which_runs_are_saved():
     for path, run in zip(paths, read(), strict=True):
         assert path.name == run.file_name
         assert path.read_text(encoding="utf-8") == run.text()
+
+
+def git(*words):
+    return subprocess.run(["git", *words], cwd=FOLDER, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(
+    shutil.which("git") is None or git("rev-parse", "--is-shallow-repository").stdout.strip() != "false",
+    reason="needs the history",
+)
+def test_results_name_a_commit_of_the_history():
+    history = {commit[:12] for commit in git("rev-list", "HEAD").stdout.split()}
+    commits = {run.commit.removesuffix("-changed") for run in read() if run.commit is not None}
+    assert commits
+    assert commits <= history
 
 
 def test_a_command_is_run_and_its_lines_of_json_are_the_results():

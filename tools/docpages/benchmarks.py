@@ -85,6 +85,7 @@ def page(text: str) -> str:
             if run.machine in found
         ]
         text = with_table(text, f"figures {name}", head, figures)
+    text = with_text(text, "families formats", _family_formats(newest(runs, "families")[-1]))
     for name, (head, rows) in _tables(runs).items():
         text = with_table(text, name, head, rows)
     return with_table(text, "runs", ("question", "machine", "date", "commit", "command", "note"), _origins(runs))
@@ -249,6 +250,20 @@ def _families(run: Run) -> tuple[Sequence[str], list[Sequence[str]]]:
         (family, *(", ".join(cells.get((family, one), [NONE])) for one in formats))
         for family in dict.fromkeys(row["family"] for row in run.results)
     ]
+
+
+FORMATS = {
+    "auto": "`auto` is the default format, with files in Q4_0 (the experts of gpt-oss in MXFP4)",
+    "bf16": "in `bf16`, all weights are multiplied as bf16",
+    "int8": "in `int8`, all weights are quantised to 8 bits",
+    "q4": "in `q4`, all weights are quantised to 4 bits",
+}
+
+
+def _family_formats(run: Run) -> str:
+    """Return a sentence on each column of the table of families."""
+    given = dict.fromkeys(row["weight_format"] for row in run.results)
+    return "\n".join(f"- {FORMATS[name]}" for name in given)
 
 
 def _origins(runs: Sequence[Run]) -> list[Sequence[str]]:
