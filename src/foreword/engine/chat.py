@@ -149,8 +149,9 @@ class Chat:
 
 
 class ChatReader:
-    """Adds events and counts of reasoning tokens to outputs, and messages to the final one. An output costs O(new
-    text).
+    """Adds events and counts of reasoning tokens to outputs, and messages to the final one.
+
+    An output costs O(length of its new text).
     """
 
     __slots__ = ("_chat", "_readings")

@@ -37,8 +37,8 @@ def footprint(model: Model[Any], config: EngineConfig, *, budget: int | None, nu
 
     budget: bytes that the model may use; None: the memory of the machine. num_models: the number of models that share
     the budget. A pool without a configured size gets an equal part of the memory that the model's weights leave
-    (`HostMemory.pool_bytes`). A
-    model on a GPU takes none of the host's.
+    (`HostMemory.pool_bytes`). A model on a GPU takes none of the host's.
+
     Raise ConfigError, with figures, if the model does not fit into the budget, or if no request fits into its pool.
     """
     if not model.options.is_on_host:

@@ -55,7 +55,7 @@ class Page(NamedTuple):
     newest_first: bool = True
 
 
-def _told(method: Callable[Concatenate[Store, P], T]) -> Callable[Concatenate[Store, P], T]:
+def _with_http_errors(method: Callable[Concatenate[Store, P], T]) -> Callable[Concatenate[Store, P], T]:
     """Make a method of a store raise the errors of `Store.http_errors`."""
 
     @wraps(method)
@@ -162,7 +162,7 @@ class Store:
             with lock:  # a thread may use it still
                 db.close()
 
-    @_told
+    @_with_http_errors
     def add(
         self, kind: str, owner: str, item_id: str, body: Mapping[str, Any], *, state: str = "", size: int = 0
     ) -> None:
@@ -182,7 +182,7 @@ class Store:
             row = item_id, kind, owner, body.get("created_at", int(now)), now, state, len(text) + size, text
             self._db.execute("INSERT OR REPLACE INTO items VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
-    @_told
+    @_with_http_errors
     def make_room(self, kind: str, count: int, num_bytes: int) -> None:
         """Delete the least recently used items until at most this many are left, with at most this many bytes."""
         with self._lock, self._db:
@@ -197,7 +197,7 @@ class Store:
                     dropped.append((row_id,))
             self._db.executemany("DELETE FROM items WHERE rowid = ?", dropped)
 
-    @_told
+    @_with_http_errors
     def get(self, kind: str, owner: str, item_id: str) -> Row:
         """Return an item. Raise HttpError 404 if its owner has none of this id."""
         with self._read_lock:
@@ -217,7 +217,7 @@ class Store:
         rows = [(when, owner, item_id) for (owner, item_id), when in list(used.items())]
         self._db.executemany("UPDATE items SET used = ? WHERE owner = ? AND id = ?", rows)
 
-    @_told
+    @_with_http_errors
     def delete(self, kind: str, owner: str, item_id: str) -> None:
         """Remove an item. Raise HttpError 404 if its owner has none of this id."""
         with self._lock:
@@ -225,7 +225,7 @@ class Store:
             if not self._db.execute(query, (item_id, kind, owner)).rowcount:
                 raise HttpError(NOT_FOUND, f"{kind} {item_id!r:.80}: there is none", param="id")
 
-    @_told
+    @_with_http_errors
     def listed(
         self, kind: str, owner: str, page: Page, *, fields: Mapping[str, str] | None = None
     ) -> tuple[list[Row], bool]:
@@ -248,7 +248,7 @@ class Store:
             rows = self._read_db.execute(query, [*values, page.limit + 1]).fetchall()
         return [json.loads(text) for (text,) in rows[: page.limit]], len(rows) > page.limit
 
-    @_told
+    @_with_http_errors
     def count(self, kind: str, owner: str, states: Sequence[str] = ()) -> int:
         """Return the number of an owner's items, in one of these states if some are given."""
         marks = f" AND state IN ({', '.join('?' * len(states))})" if states else ""
@@ -257,7 +257,7 @@ class Store:
             (found,) = self._read_db.execute(query, [kind, owner, *states]).fetchone()
         return int(found)
 
-    @_told
+    @_with_http_errors
     def oldest(self, kind: str, states: Sequence[str]) -> list[tuple[str, Row]]:
         """Return each owner with the body of the oldest of its items that are in one of these states."""
         query = (
@@ -267,14 +267,14 @@ class Store:
             found = self._read_db.execute(f"{query} GROUP BY owner ORDER BY MIN(rowid)", [kind, *states]).fetchall()
         return [(owner, json.loads(text)) for owner, text, _ in found]
 
-    @_told
+    @_with_http_errors
     def state(self, item_id: str) -> str | None:
         """Return the state of an item; None if there is none of this id."""
         with self._read_lock:
             found = self._read_db.execute("SELECT state FROM items WHERE id = ?", (item_id,)).fetchone()
         return None if found is None else str(found[0])
 
-    @_told
+    @_with_http_errors
     def change(self, item_id: str, changes: Mapping[str, Any], *, state: str, instead_of: Sequence[str]) -> bool:
         """Change the body and the state of an item that is in one of these states; return whether it was."""
         with self._lock, self._db:
@@ -291,7 +291,7 @@ class Store:
         assert self.directory is not None
         return self.directory / folder / item_id
 
-    @_told
+    @_with_http_errors
     def write(self, path: Path, data: bytes) -> None:
         """Write the content of an item completely or not at all."""
         part = path.with_name(f".{path.name}.part")
@@ -306,7 +306,7 @@ class Store:
                 part.unlink(missing_ok=True)
             raise
 
-    @_told
+    @_with_http_errors
     def remove(self, path: Path) -> None:
         """Remove the content of an item, if there is one."""
         path.unlink(missing_ok=True)
