@@ -5,8 +5,8 @@
 A rule is a pattern of a phrase that readers had to read twice, and the plain English for it. Other rules concern the
 beginning of a text. A docstring of a function begins with a verb of `VERBS`, or is a sentence with one of `FINITE`; a
 property may begin with "The". No docstring or comment begins with a fragment, such as "Of", "Whether" or "The same
-with". Code inside of Markdown is not read. Lines of pages have at most 120 columns, apart from tables, links and the
-pages that `make pages` writes whole. Logs of measurements keep their words.
+with". Code inside of Markdown is not read. Lines of pages and of C++ have at most 120 columns, apart from tables, links
+and the pages that `make pages` writes whole. Logs of measurements keep their words.
 """
 
 from __future__ import annotations
@@ -191,9 +191,11 @@ def of_python(text: str, place: str) -> Iterator[Fault]:
 
 
 def of_cpp(text: str, place: str) -> Iterator[Fault]:
-    """Yield the faults of the comments of a C++ file."""
+    """Yield the faults of the comments of a C++ file, and its lines that are too long."""
     lines = []
     for number, line in enumerate(text.split("\n"), 1):
+        if len(line) > WIDTH:
+            yield Fault(f"{place}:{number}", f"{line.strip()[:40]}…", f"lines of at most {WIDTH} columns")
         code = re.sub(r'"(?:\\.|[^"\\])*"', lambda match: "·" * len(match[0]), line)
         if (at := code.find("//")) >= 0:
             lines.append((number, not line[:at].strip(), line[at:].lstrip("/ ")))

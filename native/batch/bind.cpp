@@ -211,7 +211,8 @@ Buffers make_buffers(const nb::dict &arrays) {
 }
 
 // Steps' scalars as instances of a NamedTuple. One that only this object holds is used again: making another takes
-// longer than the step of one request spends on all of its tensors. Python 3.14 keeps the hash of a tuple: none is made.
+// longer than the step of one request spends on all of its tensors. Python 3.14 keeps the hash of a tuple: none is
+// made.
 class StepScalars {
  public:
   explicit StepScalars(nb::object type) : type_(std::move(type)) {}

@@ -66,7 +66,8 @@ class DraftPolicy {
     int64_t chosen = 0;
     for (int64_t k = 1; k <= count; ++k) {
       yielded += gains_[size_t(k - 1)].first;
-      const double cost = std::exp(std::max(log_cost_[n + k] - log_cost_[n], 0.)) + relative_cost_ * double(k) / double(n);
+      const double cost =
+          std::exp(std::max(log_cost_[n + k] - log_cost_[n], 0.)) + relative_cost_ * double(k) / double(n);
       if (yielded / cost > best) best = yielded / cost, chosen = k;
     }
     if (best < worth_ * double(n)) chosen = 0;
@@ -164,7 +165,8 @@ void bind_drafts(nb::module_ &m) {
       .def("judge", &DraftPolicy::judge, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(),
            nb::sig("def judge(self, rows: " PY_I32 ", sampled: " PY_I32 ", drafts: " PY_I32 " | None, guess: " PY_I32
                    ", kind: " PY_I32 ", /) -> tuple[int, int, int, int, int]"),
-           "Update the rates of rows [n] after a step that sampled [n, width]. Return how many rows had drafts, how many\n"
+           "Update the rates of rows [n] after a step that sampled [n, width]. Return how many rows had drafts, how"
+           " many\n"
            "drafts these were and how many were accepted, and how many drafts and guesses were judged and right.");
 }
 

@@ -110,7 +110,8 @@ void bind_lookup(nb::module_ &m) {
       .def("propose", &TokenLookup::propose, nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
            nb::sig("def propose(self, rows: " PY_I32 ", first: " PY_I32 " | None, most: " PY_I32 ", drafts: " PY_I32
                    ", lengths: " PY_I32 ", /) -> None"),
-           "Write up to most[i] drafts of rows[i], [n, width] padded with -1, and the lengths of their matches, [n].\n\n"
+           "Write up to most[i] drafts of rows[i], [n, width] padded with -1, and the lengths of their matches,"
+           " [n].\n\n"
            "first[i]: the position where matches may begin; None: 0.");
 }
 

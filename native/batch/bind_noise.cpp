@@ -53,7 +53,8 @@ void bind_noise(nb::module_ &m) {
   m.def("noise_uniform32", &noise_uniform32, kRead, kRead, kWritten, kWritten,
         nb::sig("def noise_uniform32(seeds: " PY_I64 ", positions: " PY_I64 ", ones: " PY_F32 ", series: " PY_F32
                 ", /) -> None"),
-        "Write 1 - u and, where u is small, -log(1 - u) by a series, else -1, per seed with its position, and token.\n\n"
+        "Write 1 - u and, where u is small, -log(1 - u) by a series, else -1, per seed with its position, and"
+        " token.\n\n"
         "u: a uniform number. ones, series [n, V].");
   m.def("noise_select", &noise_select, kRead, kWritten,
         nb::sig("def noise_select(series: " PY_F32 ", values: " PY_F32 ", /) -> None"),

@@ -21,8 +21,8 @@ void PacketCore::forget() {
   }
 }
 
-// Returns whether the device does not have this row, or has another progress, for example because only the device committed a
-// step, or because tokens were removed or replaced. The host cannot know this while samples are in flight.
+// Returns whether the device does not have this row, or has another progress, for example because only the device
+// committed a step, or because tokens were removed or replaced. The host cannot know this while samples are in flight.
 bool PacketCore::differs(int32_t row) const {
   if (generations_[row] != states.row_generation[row]) return true;
   const int32_t c = states.num_computed_tokens[row];

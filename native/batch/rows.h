@@ -26,8 +26,8 @@ struct RowTable {
     if (lowest == null_block) *holds_null = true;
     return lowest >= std::min(null_block, 0);
   }
-  // Returns whether a token of a request would be written to the null block: `computed` of its num_tokens tokens are computed,
-  // and it holds these blocks.
+  // Returns whether a token of a request would be written to the null block: `computed` of its num_tokens tokens are
+  // computed, and it holds these blocks.
   bool writes_null(const int32_t *blocks, int64_t count, int32_t computed, int32_t num_tokens) const {
     if (!*holds_null) return false;
     const int64_t end = std::min(count, (int64_t(num_tokens) + tokens_per_block - 1) / tokens_per_block);

@@ -45,7 +45,7 @@ FOREWORD_VECTORIZED bool lengths_fit(const Plan &plan, const States &s, const st
   return fit;
 }
 
-// The parts of the rows that the step reads.
+// Copies the parts of the rows that the step reads.
 FOREWORD_VECTORIZED void take_rows(const Plan &plan, const States &s, const Buffers &o) {
   const int64_t B = plan.num_reqs;
   const int32_t *__restrict rows = plan.rows, *__restrict num_scheduled = plan.num_scheduled;

@@ -61,7 +61,7 @@ int32_t VllmFastPath::search(PyObject *req_id, size_t &cursor) {
   return row;
 }
 
-// The data that `find` reads: the rows of a plan that was read.
+// Records the rows of a plan that was read, for `find`.
 void VllmFastPath::keep_order(int64_t num_reqs) {
   if (std::equal(order_.begin(), order_.end(), out_rows, out_rows + num_reqs)) return;
   order_.assign(out_rows, out_rows + num_reqs);

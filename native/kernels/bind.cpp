@@ -64,7 +64,8 @@ void bind_model(nb::module_ &m) {
                                      float(norm_eps), float(query_scale), float(embedding_scale),
                                      by_name(kGates, activation, "activation"), float(attn_softcap),
                                      float(final_softcap), float(gate_scale), float(logit_scale), joint_qk_norm,
-                                     layer_norm, float(gate_alpha), float(gate_limit), latent_config(latent, latent_eps)};
+                                     layer_norm, float(gate_alpha), float(gate_limit),
+                                     latent_config(latent, latent_eps)};
             new (self) CpuModel(
                 config,
                 kv_config(kv_format, num_blocks, block_size, num_slots, num_kv_heads, head_dim, recurrent, more_heads),
@@ -122,7 +123,8 @@ void bind_kernels(nb::module_ &m) {
   bind_encoder(m);
   bind_sampling(m);
   m.def("kv_bytes", &kv_bytes, "kv_format"_a, "num_blocks"_a, "block_size"_a, "num_slots"_a, "num_kv_heads"_a,
-        "head_dim"_a, "recurrent"_a = Integers(), "more_heads"_a = MoreHeads{}, "Bytes of a KV pool, computed without allocating it.");
+        "head_dim"_a, "recurrent"_a = Integers(), "more_heads"_a = MoreHeads{},
+        "Bytes of a KV pool, computed without allocating it.");
   m.def("roofline", &roofline, "num_threads"_a, "isa"_a = "", "megabytes"_a = 256,
         "The instruction set, and with it the limits of this machine: peak operations and memory bytes per second.");
   m.def("isa_levels", &isa_names, "Instruction sets that this build and this machine have, best first.");

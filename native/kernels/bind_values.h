@@ -63,7 +63,7 @@ T by_name(const Named<T> (&table)[N], const std::string &name, const char *what)
 }
 
 // `value`. Throws std::invalid_argument if it is outside [least, most].
-// Apart and cold, so that the code of callers stays small.
+// Raises the error apart from its callers and cold, so that the code of callers stays small.
 [[noreturn, gnu::noinline, gnu::cold]] inline void outside(int64_t value, int64_t least, int64_t most,
                                                            const char *name) {
   throw std::invalid_argument(std::string(name) + " = " + std::to_string(value) + " is outside [" +

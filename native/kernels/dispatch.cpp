@@ -87,8 +87,8 @@ bool machine_has(const Isa &isa) {
   return false;
 }
 
-// Returns whether the next instruction set is faster. Intel's processors start a bf16 dot product of vectors in every second
-// cycle and two float multiply-adds in each cycle: twice the arithmetic, and more exact.
+// Returns whether the next instruction set is faster. Intel's processors start a bf16 dot product of vectors in every
+// second cycle and two float multiply-adds in each cycle: twice the arithmetic, and more exact.
 bool is_slow([[maybe_unused]] const Isa &isa) {
 #if defined(__x86_64__) && !defined(FOREWORD_EMULATE)
   if (std::string(isa.name) == "avx512_bf16") return __builtin_cpu_is("intel");

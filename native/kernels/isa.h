@@ -82,7 +82,7 @@ struct Isa {
   size_t (*sample_scratch_bytes)(int vocab_size);
   // The maximum of each block [block_begin, block_end) of a row; NaN of a block that has one.
   void (*logit_maxima)(const float *logits, int vocab_size, int block_begin, int block_end, float *maxima);
-  // The first token with the largest logit of a row; -1 for a row without a token to draw. It needs no scratch memory.
+  // Returns the first token with the largest logit of a row; -1 if it has no token to draw. Needs no scratch memory.
   int32_t (*greedy_token)(const float *logits, int vocab_size);
   // Reads a row before the two functions that follow, which may read `maxima` too: those of all its blocks; null if
   // they are not known. Has it a token to draw? Only then can it be drawn from.

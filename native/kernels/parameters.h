@@ -1,5 +1,5 @@
-// The sampling parameters that native code computes with: columns of foreword/batch/values/sampling_params.py by type and
-// name. A test compares them with that table.
+// The sampling parameters that native code computes with: columns of foreword/batch/values/sampling_params.py by type
+// and name. A test compares them with that table.
 #pragma once
 
 #include <cstdint>

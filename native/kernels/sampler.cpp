@@ -522,7 +522,8 @@ int32_t sample_row(const SamplingRow &options, void *scratch) {
   if (options.typical_p < 1.f) kept = keep_typical(row, kept, temperature, double(options.typical_p));
 
   Draw draw{options, temperature};
-  if (options.xtc_probability > 0.f && uniform(hash(uint64_t(options.seed), options.position, -1)) < options.xtc_probability) {
+  if (options.xtc_probability > 0.f &&
+      uniform(hash(uint64_t(options.seed), options.position, -1)) < options.xtc_probability) {
     draw.first = find_xtc_edge(row, kept, temperature, double(options.xtc_threshold));
   }
   if (draw.first.id >= 0) {

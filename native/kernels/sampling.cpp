@@ -204,7 +204,7 @@ void SamplingRows::sample(const StepInput &in, const Isa &isa, ThreadPool *pool,
   std::fill(out, out + ptrdiff_t(in.num_reqs) * width, -1);
   const bool nothing_known = !in.known.greedy_tokens && !in.known.maxima;
   const bool may_be_plain = in.num_logits == in.num_reqs && !in.num_masked && !in.num_changed && !logprobs.offsets;
-  // The greedy draw of a request without rules, in few instructions: most requests of large steps are like this.
+  // Draws the best token of a request without rules, in few instructions: most requests of large steps are like this.
   const auto draws_plainly = [&, is_plain = may_be_plain && nothing_known](int b) {
     const size_t row = size_t(in.rows[b]);
     if (!is_plain || requests_[row] || s.parameters.temperature[row] > 0.f) return false;

@@ -100,8 +100,8 @@ CpuGroups checked(CpuGroups groups) {
 
 int checked(int num_threads) {
   if (num_threads >= 1 && num_threads <= kMaxThreads) return num_threads;
-  throw std::invalid_argument("num_threads = " + std::to_string(num_threads) + " is not a number of threads from 1 to " +
-                              std::to_string(kMaxThreads));
+  throw std::invalid_argument("num_threads = " + std::to_string(num_threads) +
+                              " is not a number of threads from 1 to " + std::to_string(kMaxThreads));
 }
 
 }  // namespace

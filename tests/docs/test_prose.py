@@ -54,6 +54,11 @@ def test_names_of_tests_are_the_sentences_that_their_docstrings_add_to():
     assert [fault.place for fault in prose.of_python(code, "tests/m.py")] == ["tests/m.py:4"]
 
 
+def test_lines_of_cpp_are_not_longer_than_the_width():
+    code = f"// {'é' * 117}\n// {'é' * 118}\nint a = {'1' * 120};\n"
+    assert [fault.place for fault in prose.of_cpp(code, "m.h")] == ["m.h:2", "m.h:3"]
+
+
 def test_comments_of_cpp_are_read_as_wholes_and_do_not_begin_with_a_genitive():
     code = 'int a = 0;  // of a value\n// The sum\n// of all is in sum 1.\nf("// of a text");  // https://a.b\n'
     faults = [(fault.place, fault.phrase) for fault in prose.of_cpp(code, "m.h")]

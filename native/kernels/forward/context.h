@@ -81,7 +81,7 @@ class PassContext {
     multiply(thread, l, a, {0, input.num_tokens}, norm, next);
     finish_product(thread, bias, norm);
   }
-  // A product in two parts: first for the tokens `rows`, the first rows of `a`; then, once for all rows, the rest.
+  // Compute a product in two parts: first for the tokens `rows`, the first rows of `a`; then, once for all, the rest.
   void multiply(int thread, const Linear &l, const ActivationSet &a, Share rows, const Norm &norm, const Linear *next);
   void finish_product(int thread, Vector bias, const Norm &norm);
   // x += scale norm(branch), with or without a norm. Ends with a barrier.

@@ -77,8 +77,8 @@ class Products {
   void linear(int thread, const Linear &l, const ActivationSet &a, Share rows, float *out, Store store,
               const Linear *next = nullptr, const LoraStep *lora = nullptr) const;
 
-  // A product with a matrix alone, without adapters, a few rows and panels at a time: f(out, stride, rows, panels),
-  // with `out` in memory of this thread from the first row and panel on.
+  // Computes a product with a matrix alone, without adapters, a few rows and panels at a time: f(out, stride, rows,
+  // panels), with `out` in memory of this thread from the first row and panel on.
   template <class F>
   void in_parts(int thread, const Linear &l, const ActivationSet &a, Share rows, F &&f) const {
     const PackedMatrix &matrix = l.parts[0].matrix[pool_.team(thread).group];
