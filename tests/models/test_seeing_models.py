@@ -192,7 +192,10 @@ def test_values_of_the_processor_of_a_request_are_those_of_a_configuration(folde
 @pytest.mark.parametrize(
     ("name", "asked", "reason"),
     [
-        ("gemma3", {"do_pan_and_scan": "yes"}, "do_pan_and_scan = 'yes' is not supported"),
+        ("gemma3", {"do_pan_and_scan": "yes"}, r"kwargs\.do_pan_and_scan = 'yes': expected true or false"),
+        ("gemma3", {"pan_and_scan_min_crop_size": 8}, "min_crop_size = 8: has no effect without pan and scan"),
+        ("gemma3", {"pan_and_scan_max_num_crops": 65}, "max_num_crops = 65: expected an integer from 1 to 64"),
+        ("gemma3", {"pan_and_scan_min_ratio_to_activate": math.nan}, "activate = nan: expected a finite number"),
         (
             "gemma3",
             {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 2},
@@ -203,7 +206,30 @@ def test_values_of_the_processor_of_a_request_are_those_of_a_configuration(folde
         ("gemma3", {"image_mean": [0, 0, 0]}, r"mm_processor_kwargs\.image_mean = .*: is not a value of the model's"),
         ("gemma3", {"do_pan_and_scam": True}, r"do_pan_and_scam = True: is not a value .*do_pan_and_scan"),
         ("qwen2-vl", {"max_pixels": 9}, r"images have at least 256 and at most 9 pixels\)\. Give"),
-        ("qwen2-vl", {"max_pixels": "9"}, "is '9', not of type int"),
+        ("idefics3", {"max_image_size": {"longest_edge": 56}}, r"its processor: image_seq_len is 4, a tile has 16"),
+        (
+            "idefics3",
+            {"size": {"longest_edge": 4097}},
+            r"kwargs\.size = .*longest_edge, each an integer from 1 to 4096",
+        ),
+        ("idefics3", {"do_image_splitting": None}, r"kwargs\.do_image_splitting = None: expected true or false"),
+        ("qwen2-vl", {"do_pan_and_scan": False}, "do_pan_and_scan = False: is not a value of the model's processor"),
+        ("qwen2-vl", {"resample": True}, "resample = True: expected an integer from 0 to 5"),
+        ("qwen2-vl", {"size": {"longest_edge": 900}}, "expected a mapping with longest_edge and shortest_edge"),
+        ("qwen2-vl", {5: 1}, "the name 5 is not a text"),
+        (
+            "qwen2-vl",
+            {"max_pixels": np.array([1, 2])},
+            r"kwargs\.max_pixels = .*: expected an integer from 1 to 16777216",
+        ),
+        *(
+            (
+                "qwen2-vl",
+                {"max_pixels": value},
+                r"kwargs\.max_pixels = .*: expected an integer from 1 to 16777216\. Give",
+            )
+            for value in ("9", -1, 0, False, "", [], {}, None, 10**30, 1 << 25)
+        ),
         ("qwen2-vl", [1], "mm_processor_kwargs = .*is not a mapping"),
     ],
 )
@@ -307,6 +333,9 @@ def test_spans_of_any_length_see_what_the_definition_says(folders):
         ("qwen2-vl", "preprocessor_config.json", {"merge_size": 4}, "merge_size is 4, that of the encoder is 2"),
         ("qwen2-vl", "preprocessor_config.json", {"size": {"height": 9, "width": 9}}, "not pixels of shortest_edge"),
         ("qwen2-vl", "preprocessor_config.json", {"min_pixels": 9999}, "at least 9999 and at most 2048 pixels"),
+        ("qwen2-vl", "preprocessor_config.json", {"min_pixels": 0}, "min_pixels = 0 is not from 1 to 16777216"),
+        ("qwen2-vl", "preprocessor_config.json", {"max_pixels": False}, "max_pixels is False, not of type int"),
+        ("gemma3", "preprocessor_config.json", {"pan_and_scan_max_num_crops": 65}, "crops = 65 is not from 1 to 64"),
         ("qwen2-vl", "config.json", {"image_token_id": 3}, "its tokenizer has no token of image_token_id"),
         ("qwen3-vl", "config.json", {"vision_config": {"depth": 2}}, "deepstack_visual_indexes has 8, not an integer"),
     ],

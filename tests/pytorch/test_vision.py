@@ -163,6 +163,38 @@ def test_values_of_the_processor_of_a_request_give_the_tokens_of_the_native_exec
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [
+        (
+            "qwen2-vl",
+            [
+                ({"min_pixels": 50_000_000}, r"kwargs\.min_pixels = 50000000: expected an integer from 1 to 16777216"),
+                ({"max_pixels": "500"}, r"kwargs\.max_pixels = '500': expected an integer"),
+                ({"max_pixels": 9}, "at least 256 and at most 9 pixels"),
+                ({"resample": "bicubic"}, r"kwargs\.resample = 'bicubic': expected an integer from 0 to 5"),
+                ({"do_pan_and_scan": False}, "do_pan_and_scan = False: is not a value of the model's processor"),
+            ],
+        ),
+        ("idefics3", [({"max_image_size": {"longest_edge": 56}}, "image_seq_len is 4, a tile has 16 vectors")]),
+        ("llava", [({"size": {"shortest_edge": 29}}, "a mapping with shortest_edge, each an integer from 1 to 28")]),
+    ],
+)
+def test_values_of_the_processor_are_refused_by_name_before_any_image_is_processed(
+    tmp_path, name, refused, monkeypatch
+):
+    with LLM(saved(tmp_path, name), **OPTIONS) as llm:
+        monkeypatch.setattr(llm.media.encoder, "processed", None)
+        for asked, reason in refused:
+            for conversation in CONVERSATIONS[1:3]:
+                with pytest.raises(RequestError, match=reason) as error:
+                    llm.chat(conversation, GREEDY, mm_processor_kwargs=asked)
+                assert str(tmp_path) not in str(error.value)
+        if name != "llava":
+            with pytest.raises(ContextLengthError):  # the number of vectors is computed
+                num_chat_tokens(llm.tokenizer, CONVERSATIONS[0], GREEDY, 3, {}, llm.media)
+
+
 def test_an_image_whose_vectors_see_each_other_must_fit_in_a_step(tmp_path):
     with LLM(saved(tmp_path, "gemma3"), **OPTIONS, max_num_batched_tokens=15) as llm:
         with pytest.raises(RequestError, match=r"more positions than the 15 of a step.*max_num_batched_tokens"):

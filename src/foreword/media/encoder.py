@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from foreword.arrays import F32, I32, Bools
 from foreword.errors import RequestError
 from foreword.media.limits import MediaLimits
-from foreword.names import advice
 
 if TYPE_CHECKING:
     from foreword.media.parts import Medium
@@ -84,21 +83,4 @@ class Media:
 
 PROCESSING = "mm_processor_kwargs"
 """The option of a conversation with values for the model's processor of images."""
-PROCESSED = frozenset(
-    (
-        *("size", "min_pixels", "max_pixels", "resample", "max_image_size", "do_image_splitting", "do_pan_and_scan"),
-        *(f"pan_and_scan_{name}" for name in ("min_crop_size", "max_num_crops", "min_ratio_to_activate")),
-    )
-)
-"""Their names: keys of a preprocessor_config.json on which the size and the number of tiles depend."""
-
-
-def check_names(values: Mapping[str, object], known: Set[str]) -> None:
-    """Raise RequestError for a value of the processor of images that is not among the known ones of `PROCESSED`."""
-    if others := values.keys() - (PROCESSED & known):
-        name = min(others, key=str)
-        reason, fix = "is not a value of the model's processor", advice(name, PROCESSED & known, "Leave it out.")
-        raise RequestError(None, f"{PROCESSING}.{name}", values[name], reason, fix)
-
-
 TEXT_ONLY = Media()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,12 @@ import numpy as np
 
 from foreword.errors import ModelError
 from foreword.jsonfile import read_object
-from foreword.models.config import USE_ITS_CONFIG, Config
+from foreword.models.config import USE_ITS_CONFIG, Config, read_config
 from foreword.models.families.base import Rows
-from foreword.models.families.vision import GGUF_VISION_FAMILIES
+from foreword.models.families.vision import GGUF_VISION_FAMILIES, VISION_FAMILIES
 from foreword.models.families.vision_base import (
     MODEL_KEYS,
+    NEVER,
     PROCESSOR_KEYS,
     VisionConfigs,
     VisionFamily,
@@ -41,19 +41,40 @@ _READ |= {_VISION + name for name in ("projection_dim", "image_size", "feed_forw
 
 
 @dataclass(frozen=True, slots=True)
+class ImageProcessing:
+    """The processor of images of a family, by its configuration."""
+
+    family: VisionFamily
+    given: VisionConfigs
+
+    def configured(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return the values of those of the names that images of the family depend on."""
+        keys, images = self.family.image_keys, self.given.images
+        return {name: images.value(name) for name in names if name in keys and keys[name].values != NEVER}
+
+    def spec(self, values: Mapping[str, object]) -> VisionSpec:
+        """Return the spec with values in place of those of the configuration. Raise ModelError, which names no file,
+        for some that are not computed.
+        """
+        images = self.given.images
+        older = {"min_pixels", "max_pixels"} if "size" in values else set()
+        base = {name: value for name, value in images.values.items() if name not in older}
+        own = Path("its processor")
+        images = replace(images, path=own, part="", values={**base, **values})
+        return _spec(self.family, self.given._replace(images=images, processor=replace(self.given.processor, path=own)))
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedVision:
     """The encoder of images of a model. token_id: of the tokens that have vectors. unread: keys of its configurations
-    that have no influence. processor_keys: those of the processor of images. processed: returns the spec with values in
-    place of those of the processor's configuration, or raises ModelError for some that are not computed. known: those
-    of the configuration of the model that the encoder has, or nothing needs.
+    that have no influence. known: those of the configuration of the model that the encoder has, or nothing needs.
     """
 
     spec: VisionSpec
     weights: Weights
     token_id: int
     unread: tuple[str, ...]
-    processor_keys: frozenset[str]
-    processed: Callable[[Mapping[str, object]], VisionSpec]
+    processing: ImageProcessing
     known: frozenset[str] = frozenset()
 
 
@@ -72,18 +93,8 @@ def read_vision(
     config: of the whole model. tensors, files: all of it. vector_size: hidden_size of the decoder. text_keys: of the
     decoder, if its keys are beside those of the whole model.
     """
-    tower = config.value("vision_config")
-    if not isinstance(tower, Mapping):
-        raise config.error(f"vision_config is {tower!r:.80}, not an object", USE_ITS_CONFIG)
-    processor, images = _processor_configs(folder, family)
-    given = VisionConfigs(
-        model=Config(config.path, config.values, keys=family.model_keys),
-        tower=Config(config.path, tower, keys=family.tower_keys, part="vision_config."),
-        images=images,
-        processor=processor,
-        tokens={i: text for text, i in tokenizer.added_token_ids.items()},
-        vector_size=vector_size,
-    )
+    given = _configs(folder, family, config, tokenizer.added_token_ids, vector_size)
+    images, processor = given.images, given.processor
     spec = _spec(family, given)
     own = {plain: tensor for name, tensor in tensors.items() if (plain := plain_name(name)) is not None}
     names: dict[str, str | Rows] = {**family.names, **family.fused(spec)}
@@ -95,6 +106,40 @@ def read_vision(
     unread += given.model.unread({**text_keys, **known})
     loaded = _loaded(folder, spec, FileWeights(weights, files, config.values), tokenizer, unread, family, given)
     return replace(loaded, known=frozenset(known))
+
+
+def read_processing(folder: Path, ids: Mapping[str, int], vector_size: int) -> ImageProcessing | None:
+    """Return the processor of images of a directory, without the weights. None if no family computes its images.
+
+    ids: of the tokens that a text is cut at. vector_size: hidden_size of the decoder.
+    """
+    try:
+        config = read_config(folder / "config.json")
+        family = VISION_FAMILIES.get(config.get("model_type", str))
+        if family is None:
+            return None
+        found = ImageProcessing(family, _configs(folder, family, config, ids, vector_size))
+        found.spec({})
+    except ModelError:
+        return None
+    return found
+
+
+def _configs(
+    folder: Path, family: VisionFamily, config: Config, ids: Mapping[str, int], vector_size: int
+) -> VisionConfigs:
+    tower = config.value("vision_config")
+    if not isinstance(tower, Mapping):
+        raise config.error(f"vision_config is {tower!r:.80}, not an object", USE_ITS_CONFIG)
+    processor, images = _processor_configs(folder, family)
+    return VisionConfigs(
+        model=Config(config.path, config.values, keys=family.model_keys),
+        tower=Config(config.path, tower, keys=family.tower_keys, part="vision_config."),
+        images=images,
+        processor=processor,
+        tokens={i: text for text, i in ids.items()},
+        vector_size=vector_size,
+    )
 
 
 def find_mmproj(model: Path) -> Path | None:
@@ -198,15 +243,6 @@ def _spec(family: VisionFamily, given: VisionConfigs) -> VisionSpec:
     return family.spec(given)
 
 
-def _processed(family: VisionFamily, given: VisionConfigs, values: Mapping[str, object]) -> VisionSpec:
-    """See `LoadedVision`."""
-    images = given.images
-    older = {"min_pixels", "max_pixels"} if "size" in values else set()
-    base = {name: value for name, value in images.values.items() if name not in older}
-    images = replace(images, path=Path("its processor"), part="", values={**base, **values})
-    return _spec(family, given._replace(images=images))
-
-
 def _loaded(
     path: Path,
     spec: VisionSpec,
@@ -220,8 +256,7 @@ def _loaded(
     if token_id is None:
         fix = "Use the tokenizer that came with the model"
         raise ModelError(f"{path}: its tokenizer has no token {spec.prompt.token}. {fix}")
-    processed = partial(_processed, family, given)
-    return LoadedVision(spec, weights, token_id, tuple(unread), frozenset(family.image_keys), processed)
+    return LoadedVision(spec, weights, token_id, tuple(unread), ImageProcessing(family, given))
 
 
 def _processor_configs(folder: Path, family: VisionFamily) -> tuple[Config, Config]:

@@ -19,19 +19,21 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
 from foreword.arrays import F32, I32
 from foreword.errors import ModelError, RequestError
+from foreword.executors.image_options import EDGES, OPTIONS, check_options
 from foreword.executors.media_prompt import MediaCache, Places, check_num_vectors, expanded_text, vector_prompt
 from foreword.executors.torch.tensors import as_floats
-from foreword.media.encoder import MediaPrompt, check_names
+from foreword.executors.vision.processing import num_vectors
+from foreword.media.encoder import PROCESSING, MediaPrompt
 from foreword.media.images import Image
 from foreword.media.parts import Medium
 from foreword.media.sounds import Sound
+from foreword.models.vision_files import ImageProcessing
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 ARGUMENTS = {"image": "images", "audio": "audio"}
 """Kind of medium → its argument of a processor."""
 _PAN_AND_SCAN = "pan_and_scan"
 """Part of the names of the parameters of crops in the configuration of an image processor."""
-_EDGES = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
 OF_TEXT = frozenset({"input_ids", "attention_mask", "mm_token_type_ids"})
 
 
@@ -48,9 +50,14 @@ class _Encoded:
 
 
 class TransformersEncoder:
-    """Implements `MediaEncoder` with a model's own encoders. Vectors are kept by content, up to cache_bytes."""
+    """Implements `MediaEncoder` with a model's own encoders. Vectors are kept by content, up to cache_bytes.
 
-    def __init__(self, model: PreTrainedModel, processor: Any, cache_bytes: int) -> None:
+    family: the processor of images of one of Foreword's families, which gives the same numbers of vectors.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, processor: Any, cache_bytes: int, family: ImageProcessing | None
+    ) -> None:
         self.processor = processor
         self.placeholders: dict[str, str] = {}
         self._model, self._core = model, getattr(model, "model", model)
@@ -60,9 +67,13 @@ class TransformersEncoder:
         self._hidden_size = model.get_input_embeddings().weight.shape[1]
         self._num_deep = 0  # layers of the decoder with vectors of their own
         self._processing = threading.Lock()  # two threads may not use its tokenizer at once
-        self._configured: Mapping[str, Any] = (
-            processor.image_processor.to_dict() if hasattr(processor, "image_processor") else {}
-        )
+        self._family = family
+        images = getattr(processor, "image_processor", None)
+        self._configured: Mapping[str, Any] = {} if images is None else images.to_dict()
+        names = () if images is None else OPTIONS.keys() & images.valid_kwargs.__annotations__.keys()
+        self._options = {name: self._configured.get(name) for name in names} if family is None else {}
+        if family is not None:
+            self._options = family.configured(OPTIONS)
         self.cache = MediaCache(self._encode, cache_bytes)
 
     def add(self, kind: str) -> None:
@@ -91,11 +102,10 @@ class TransformersEncoder:
         return self._num_deep * self._hidden_size + 1 if self._num_deep or self._seeing_all else 0
 
     def check_processing(self, values: Mapping[str, object]) -> None:
-        images = getattr(self.processor, "image_processor", None)
-        check_names(values, set() if images is None else images.valid_kwargs.__annotations__.keys())
+        check_options(values, self._options, self._family)
 
     def check_length(self, media: Sequence[Medium], max_tokens: int) -> None:
-        """See `MediaEncoder`. Only the processor knows the number of vectors."""
+        """See `MediaEncoder`. If no family computes the number of vectors, only the processor knows it."""
         check_num_vectors(media, self._num_vectors, max_tokens)
 
     def expanded(self, text: str, media: Sequence[Medium]) -> str:
@@ -123,6 +133,8 @@ class TransformersEncoder:
         return Places(self.placeholders, self._token_ids, self._seeing_all)
 
     def _num_vectors(self, medium: Medium) -> int:
+        if self._family is not None and isinstance(medium, Image):
+            return num_vectors(medium.pixels.size, self._family.spec(medium.processing))
         token = self.processor.tokenizer.convert_ids_to_tokens(self._token_ids[medium.kind])
         return self._text_of(medium).count(token)
 
@@ -147,7 +159,7 @@ class TransformersEncoder:
         """
         crops = {key: value for key, value in self._configured.items() if _PAN_AND_SCAN in key and value is not None}
         given = {**crops, **processing}
-        bounds = {edge: given.pop(name) for name, edge in _EDGES.items() if name in given}
+        bounds = {edge: given.pop(name) for name, edge in EDGES.items() if name in given}
         if bounds:
             given["size"] = {**(given.get("size") or self._configured.get("size") or {}), **bounds}
         return given
@@ -186,7 +198,8 @@ def _as_request_error(medium: Medium) -> Iterator[None]:
         raise
     except Exception as error:
         reason = f"the model cannot take it ({(str(error).splitlines() or [type(error).__name__])[0]:.200})"
-        raise RequestError(None, medium.field, medium.size, reason, "Give one of another size.") from error
+        values = f", or other values of {PROCESSING}" if isinstance(medium, Image) and medium.processing else ""
+        raise RequestError(None, medium.field, medium.size, reason, f"Give one of another size{values}.") from error
 
 
 def _joined(found: torch.Tensor | Sequence[torch.Tensor]) -> F32:

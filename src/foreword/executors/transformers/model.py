@@ -39,6 +39,7 @@ from foreword.executors.transformers.verify import Inputs, check_media, inputs_o
 from foreword.models.pooling import PoolingSpec
 from foreword.models.sentence_transformers import read_sentence_transformer
 from foreword.models.tokenizer import Tokenizer
+from foreword.models.vision_files import read_processing
 from foreword.models.weights import Weights
 
 ANY_LENGTH = 1 << 17
@@ -215,7 +216,9 @@ def _media(
     if not any(hasattr(core, f"get_{kind}_features") for kind in ARGUMENTS):
         return None, refused
     try:
-        encoder = TransformersEncoder(module, load_processor(folder, module), cache_bytes)
+        vector_size = module.get_input_embeddings().weight.shape[1]
+        family = read_processing(folder, tokenizer.added_token_ids, vector_size)
+        encoder = TransformersEncoder(module, load_processor(folder, module), cache_bytes, family)
     except Exception as error:  # processors raise errors of any kind
         return None, dict.fromkeys(ARGUMENTS, _first_line(error))
     for kind in ARGUMENTS:

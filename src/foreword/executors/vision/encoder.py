@@ -9,14 +9,14 @@ from typing import NamedTuple
 import numpy as np
 
 from foreword.arrays import F32, I32, I64, Bools
-from foreword.errors import ModelError, RequestError
+from foreword.errors import RequestError
 from foreword.executors.functions import ACTIVATIONS, FloatWeights, layer_norm, rms_norm
+from foreword.executors.image_options import OPTIONS, check_options
 from foreword.executors.media_prompt import MediaCache, Places, check_num_vectors, expanded_text, vector_prompt
 from foreword.executors.vision.processing import Size, num_vectors, patches_of, text_of, tiles_of
-from foreword.media.encoder import PROCESSING, MediaPrompt, check_names
+from foreword.media.encoder import MediaPrompt
 from foreword.media.images import Image
 from foreword.media.parts import Medium
-from foreword.models.config import USE_ITS_CONFIG
 from foreword.models.vision_files import LoadedVision
 from foreword.models.vision_spec import VisionSpec
 
@@ -66,13 +66,7 @@ class ImageEncoder:
         return self._places.texts
 
     def check_processing(self, values: Mapping[str, object]) -> None:
-        check_names(values, self._loaded.processor_keys)
-        try:
-            self._spec_of(values)
-        except ModelError as error:
-            what = str(error).removesuffix(f". {USE_ITS_CONFIG}")
-            reason = f"the model does not follow it ({what})"
-            raise RequestError(None, PROCESSING, values, reason, "Give other values, or leave it out.") from None
+        check_options(values, self._loaded.processing.configured(OPTIONS), self._loaded.processing)
 
     def check_length(self, media: Sequence[Medium], max_tokens: int) -> None:
         check_num_vectors(media, lambda medium: num_vectors(*self._size_of(medium)), max_tokens)
@@ -86,7 +80,7 @@ class ImageEncoder:
 
     def _spec_of(self, processing: Mapping[str, object]) -> VisionSpec:
         """Return the spec for images with values of the processor of their own."""
-        return self._loaded.processed(processing) if processing else self.spec
+        return self._loaded.processing.spec(processing) if processing else self.spec
 
     def prompt(self, text: str, media: Sequence[Medium], encode: Callable[[str], list[int]]) -> MediaPrompt:
         found = vector_prompt(text, media, self._places, self.cache, encode, lambda: self._width)

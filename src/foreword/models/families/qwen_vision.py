@@ -109,8 +109,13 @@ def _placed(given: VisionConfigs, tower: EncoderSpec) -> VisionSpec:
     size = images.value("size")
     if not isinstance(size, Mapping) or {name for name, one in size.items() if one is not None} - set(_AREA):
         raise images.error(f"size is {size!r:.80}, not pixels of shortest_edge and longest_edge", USE_ITS_CONFIG)
-    area = Config(images.path, {name: images.value(older) or size.get(name) for name, older in _AREA.items()})
-    least, most = (area.size(name, most=LARGEST_SIDE**2) for name in _AREA)
+    area = Config(images.path, size, part=f"{images.part}size.")
+    least, most = (
+        area.size(name, most=LARGEST_SIDE**2)
+        if images.value(older) is None
+        else images.size(older, most=LARGEST_SIDE**2)
+        for name, older in _AREA.items()
+    )
     if least > most:
         raise images.error(f"images have at least {least} and at most {most} pixels", USE_ITS_CONFIG)
     return VisionSpec(

@@ -13,6 +13,7 @@ from foreword.models.families.vision_base import (
     COUNTS,
     IMAGE_KEYS,
     LARGEST_SIDE,
+    MOST_CROPS,
     NAMES_IN_GGUF,
     PAN_AND_SCAN,
     VisionConfigs,
@@ -104,13 +105,13 @@ def gemma3(given: VisionConfigs) -> VisionSpec:
 
 def _crops(images: Config) -> CropProcessing | None:
     """Return the crops of pan and scan, with the numbers of transformers where the configuration has none."""
-    if not images.value(PAN_AND_SCAN):
-        return None
     found = CropProcessing(
         images.size("pan_and_scan_min_crop_size", 256, most=LARGEST_SIDE),
-        images.size("pan_and_scan_max_num_crops", 4, most=64),
+        images.size("pan_and_scan_max_num_crops", 4, most=MOST_CROPS),
         images.positive("pan_and_scan_min_ratio_to_activate", 1.2),
     )
+    if not images.value(PAN_AND_SCAN):
+        return None
     if found.least_side < found.most_crops:  # then a crop may be empty
         reason = f"pan_and_scan_min_crop_size {found.least_side} is below pan_and_scan_max_num_crops {found.most_crops}"
         raise images.error(reason, USE_ITS_CONFIG)

@@ -18,6 +18,10 @@ FILTERS = range(6)  # the filters of Pillow
 _LARGEST = float(np.finfo(np.float32).max)
 LARGEST_SIDE = 4096
 """The longest side of the tiles of processors, in pixels."""
+MOST_CROPS = 64
+"""Of an image."""
+NEVER = (None, False)
+"""The values of what a processor never does."""
 
 
 class VisionConfigs(NamedTuple):
@@ -149,7 +153,7 @@ PAN_AND_SCAN = "do_pan_and_scan"
 IMAGE_KEYS = table(
     [
         *(only(name, True) for name in ("do_resize", "do_rescale", "do_normalize")),
-        *(only(name, None, False) for name in ("do_center_crop", PAN_AND_SCAN)),
+        *(only(name, *NEVER) for name in ("do_center_crop", PAN_AND_SCAN)),
         Key("do_convert_rgb", True, (True, False)),  # images are RGB
         Key("do_pad", True, (True, False)),  # all tiles are of one size
         *(Key("size"), Key("resample"), Key("rescale_factor", 1 / 255)),
