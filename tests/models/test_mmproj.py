@@ -156,7 +156,7 @@ def test_a_file_without_bounds_of_pixels_has_those_of_the_published_configuratio
     ("change", "reason"),
     [
         ({"clip.vision.attention.head_count": ("u32", 3)}, "hidden size 32 is not a multiple of 4 times 3 heads"),
-        ({"clip.vision.block_count": ("u32", 3)}, r"tensor v\.blk\.2\.ln1\.weight .* is missing"),
+        ({"clip.vision.block_count": ("u32", 3)}, r"tensor v\.blk\.2\.ln1\.weight .* is missing|for each of 3 layers"),
         (
             {"clip.vision.spatial_merge_size": ("u32", 3)},
             r"mm\.0\.weight .* has shape \(128, 128\), expected \(288, 288",
@@ -189,6 +189,29 @@ def test_an_encoder_of_another_model_of_its_family_is_refused(tmp_path):
     _, _, _, older, _ = made("qwen2-vl", tmp_path / "other")
     with pytest.raises(ModelError, match="its encoder has features for 1 layers, the decoder takes 0"):
         load_model(older, mmproj=write_encoder(tmp_path / "whole.gguf", name, record, tensors))
+
+
+def test_metadata_that_contradict_an_encoder_or_have_another_type_are_refused_by_name(tmp_path):
+    name, record, _, file, tensors = made("qwen3-vl", tmp_path)
+    for key, value, reason in (
+        ("clip.has_vision_encoder", ("bool", False), "has_vision_encoder = False is not supported"),
+        ("clip.has_vision_encoder", ("u32", 1), "has_vision_encoder is 1, not of type bool"),
+        ("clip.has_text_encoder", ("bool", True), "has_text_encoder = True is not supported"),
+        ("clip.has_llava_projector", ("str", "x"), "has_llava_projector is 'x', not of type bool"),
+        ("clip.use_silu", ("bool", True), "use_gelu and clip.use_silu are both true"),
+        ("clip.vision.is_deepstack_layers", ("[str]", ["no", "no"]), "is_deepstack_layers is .*each of 2 layers"),
+        ("clip.vision.is_deepstack_layers", ("[bool]", [True]), "is_deepstack_layers is .*each of 2 layers"),
+        ("clip.vision.projection_dim", ("u32", 1), "projection_dim = 1, the embeddings of the model have 32"),
+        ("clip.vision.projection_dim", ("str", "x"), "projection_dim is 'x', not of type int"),
+        ("clip.vision.image_size", ("[i32]", [1]), "image_size is .*, not of type int"),
+    ):
+        path = write_encoder(tmp_path / "x.gguf", name, record, tensors, {key: value})
+        with pytest.raises(ModelError, match=reason):
+            load_model(file, mmproj=path)
+    patch = "v.patch_embd.weight"
+    other = {f"{patch}.7" if key == f"{patch}.1" else key: value for key, value in tensors.items()}
+    with pytest.raises(ModelError, match=rf"{patch}"):
+        load_model(file, mmproj=write_encoder(tmp_path / "x.gguf", name, record, other))
 
 
 def test_a_decoder_without_sections_takes_no_vectors_of_rows_and_columns(tmp_path):

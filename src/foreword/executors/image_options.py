@@ -70,9 +70,9 @@ def check_options(
             reason = f"expected {kind.expected}"
             raise RequestError(None, f"{PROCESSING}.{name}", value, reason, "Give one, or leave it out.")
     crops = values.get(PAN_AND_SCAN, configured.get(PAN_AND_SCAN))
-    if not crops and (name := next((name for name in values if name.startswith(_OF_CROPS)), None)) is not None:
+    if not crops and (of_crops := next((name for name in values if name.startswith(_OF_CROPS)), None)) is not None:
         reason, fix = "has no effect without pan and scan", f"Give {PAN_AND_SCAN} = true, too, or leave it out."
-        raise RequestError(None, f"{PROCESSING}.{name}", values[name], reason, fix)
+        raise RequestError(None, f"{PROCESSING}.{of_crops}", values[of_crops], reason, fix)
     if values and (contradiction := _contradiction(values, configured, family)):
         what = f"the model does not follow it ({contradiction})"
         raise RequestError(None, PROCESSING, values, what, "Give other values, or leave it out.")

@@ -34,10 +34,17 @@ from foreword.models.weights import FileWeights, Tensor, Weights, float_tensor
 
 _VISION = "clip.vision."  # before the keys of an encoder in a GGUF file
 _ACTIVATIONS = {"clip.use_gelu": "gelu_pytorch_tanh", "clip.use_silu": "silu"}
-_READ = {"clip.projector_type", *(_VISION + name for name in ("projector_type", "image_mean", "image_std"))}
-_READ |= {*_ACTIVATIONS, *(f"clip.has_{name}" for name in ("vision_encoder", "text_encoder", "llava_projector"))}
-_READ |= {"clip.has_qwen2vl_merger"}  # older files have it beside projector_type
-_READ |= {_VISION + name for name in ("projection_dim", "image_size", "feed_forward_length")}  # the tensors have it
+_TOLD: Mapping[str, bool | None] = {
+    "clip.has_vision_encoder": True,
+    "clip.has_text_encoder": False,
+    "clip.has_llava_projector": None,
+    "clip.has_qwen2vl_merger": None,  # older files have it beside projector_type
+}
+"""Flags that the tensors tell, too, each with the only value that is computed; None: either."""
+_SIZES = ("projection_dim", "image_size", "feed_forward_length")  # the tensors have them
+_READ = {"clip.projector_type", *(_VISION + name for name in ("projector_type", "image_mean", "image_std", *_SIZES))}
+_READ |= {*_ACTIVATIONS, *_TOLD}
+_CONVERT_AGAIN = "Convert the encoder again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +176,7 @@ def read_mmproj(path: Path, tokenizer: Tokenizer, vector_size: int) -> LoadedVis
     if family is None:
         supported = ", ".join(sorted(GGUF_VISION_FAMILIES))
         raise ModelError(f"{path}: projector {kind!r:.80} is not supported. Supported are {supported}")
+    _check_told(gguf, vector_size)
     tower = _tower_of(gguf, family)
     ids = tokenizer.added_token_ids
     model, images = family.gguf_values(tower, ids)
@@ -197,6 +205,19 @@ def read_mmproj(path: Path, tokenizer: Tokenizer, vector_size: int) -> LoadedVis
     return _loaded(path, spec, FileWeights(weights, files), tokenizer, unread, family, given)
 
 
+def _check_told(gguf: GGUF, vector_size: int) -> None:
+    """Raise ModelError for metadata that say again what the tensors have, and contradict them or are no such values."""
+    for name, only in _TOLD.items():
+        value = gguf.get(name, bool, only is not False)
+        if only is not None and value is not only:
+            raise ModelError(f"{gguf.path}: {name} = {value} is not supported. {_CONVERT_AGAIN}")
+    for name in _SIZES:
+        gguf.get(_VISION + name, int, 0)
+    if (width := gguf.get(f"{_VISION}projection_dim", int, vector_size)) != vector_size:
+        reason = f"{_VISION}projection_dim = {width}, the embeddings of the model have {vector_size} numbers"
+        raise ModelError(f"{gguf.path}: {reason}. Give the mmproj of this model")
+
+
 def _tower_of(gguf: GGUF, family: VisionFamily) -> Config:
     """Return the configuration of the encoder in a GGUF file."""
     values: dict[str, object] = {
@@ -204,9 +225,10 @@ def _tower_of(gguf: GGUF, family: VisionFamily) -> Config:
         for key in family.tower_keys.values()
         if key.gguf and _VISION + key.gguf in gguf.metadata
     }
-    values["hidden_act"] = next(
-        (act for name, act in _ACTIVATIONS.items() if gguf.get(name, bool, False)), "quick_gelu"
-    )
+    told = [name for name in _ACTIVATIONS if gguf.get(name, bool, False)]
+    if len(told) > 1:
+        raise ModelError(f"{gguf.path}: {' and '.join(told)} are both true. {_CONVERT_AGAIN}")
+    values["hidden_act"] = _ACTIVATIONS[told[0]] if told else "quick_gelu"
     config = Config(gguf.path, values, keys=family.tower_keys, prefix=_VISION)
     shapes = {name: tensor.shape for name, tensor in gguf.tensors.items()}
     return replace(config, values={**values, **family.gguf_tower(config, shapes)})
@@ -214,11 +236,12 @@ def _tower_of(gguf: GGUF, family: VisionFamily) -> Config:
 
 def _with_whole_patch(tensors: Mapping[str, Tensor], name: str) -> Mapping[str, Tensor]:
     """Return the tensors of a file with that of patches whole: files have a tensor for each frame [d, 3, P, P]."""
-    later = [key for key in tensors if key.startswith(f"{name}.")]
+    found = {key for key in tensors if key.startswith(f"{name}.")}
+    later = [f"{name}.{i + 1}" for i in range(len(found))]
     if name not in tensors or not later:
         return tensors
-    frames = [tensors[key].dequantize() for key in (name, *sorted(later))]
-    if len({frame.shape for frame in frames}) > 1:
+    frames = [tensors[key].dequantize() for key in (name, *later)] if found == {*later} else []
+    if len({frame.shape for frame in frames}) != 1:
         return tensors  # refused as tensors that are not part of the model
     return {key: tensor for key, tensor in tensors.items() if key not in later} | {
         name: float_tensor(np.stack(frames, 2))

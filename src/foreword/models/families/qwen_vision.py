@@ -185,6 +185,10 @@ def _qwen2_5_tower_in_gguf(tower: Config, shapes: Shapes) -> dict[str, object]:
 def _qwen3_tower_in_gguf(tower: Config, shapes: Shapes) -> dict[str, object]:
     """Return the layers with features, from a flag per layer, and the number of positions from their tensor."""
     flags, positions = tower.sequence(_HAS_FEATURES), shapes.get(NAMES_IN_GGUF["positions"])
+    count = tower.size("depth", most=4096)
+    if flags and (len(flags) != count or not all(isinstance(flag, bool) for flag in flags)):
+        reason = f"{tower.label(_HAS_FEATURES)} is {flags!r:.80}, not true or false for each of {count} layers"
+        raise tower.error(reason, USE_ITS_CONFIG)
     found: dict[str, object] = {"deepstack_visual_indexes": [i for i, flag in enumerate(flags) if flag]}
     return found | ({"num_position_embeddings": positions[0]} if positions else {})
 
