@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import multiprocessing
 import os
@@ -117,14 +118,32 @@ class _Worker:
         self._folder.cleanup()
 
 
+def _address_space() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def _use_free_heap() -> None:
+    """Allocate what the heap has free in pieces of 1 MiB and more. The limit of the address space would not hold for
+    allocations there, and the heap of the parent may have any size. Nothing of it is written, so it takes no memory.
+    """
+    allocate = ctypes.CDLL(None).malloc
+    allocate.argtypes, allocate.restype = [ctypes.c_size_t], ctypes.c_void_p
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (_address_space(), hard))
+    for exponent in range(40, 19, -1):
+        while allocate(1 << exponent):
+            pass
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
 def _serve(target: Target, pipe: Connection, folder: Path) -> None:
     """The worker: from inputs to outcomes. Its standard error goes to a file, for the report."""
     sys.stderr = (folder / "stderr").open("w", buffering=1)
     os.dup2(sys.stderr.fileno(), 2)
     faulthandler.enable(sys.stderr)
     faulthandler.register(signal.SIGUSR1, sys.stderr)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + target.memory
+    _use_free_heap()
+    limit = _address_space() + target.memory
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     while True:

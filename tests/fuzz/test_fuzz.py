@@ -1,5 +1,6 @@
 """A short run of the fuzzer with a fixed seed, and the fuzzer itself on readers that fail on purpose."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -62,6 +63,24 @@ def test_a_failure_is_reported_and_the_next_case_runs(monkeypatch, read, data, o
     assert case == 0
     assert outcome in what
     assert report.outcomes.total() == 2
+
+
+def test_memory_that_the_heap_of_the_parent_has_free_counts_for_the_limit(monkeypatch):
+    libc = ctypes.CDLL(None)
+    libc.malloc.argtypes, libc.malloc.restype, libc.free.argtypes = (
+        [ctypes.c_size_t],
+        ctypes.c_void_p,
+        [ctypes.c_void_p],
+    )
+    libc.free(libc.malloc(31 << 20))  # from now on, smaller pieces are parts of the heap
+    pieces = [libc.malloc(16 << 20) for _ in range(80)]
+    end = libc.malloc(1 << 20)  # while it is there, the heap keeps the pieces
+    for piece in pieces:
+        libc.free(piece)
+    monkeypatch.setattr("fuzz.target.load", lambda name: Target(lambda: [b"much"], allocate))
+    report = run(Corpus("x", 0))
+    libc.free(end)
+    assert [what for _, what, _ in report.failures.values() if "MemoryError" in what]
 
 
 def test_a_refusal_is_no_failure_unless_the_input_is_valid(monkeypatch):
