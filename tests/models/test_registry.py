@@ -354,7 +354,7 @@ def test_a_damaged_record_means_that_the_file_is_verified_again(index, hashed):
 
 def test_a_model_in_a_cache_that_cannot_be_written_is_verified_at_every_start(index, monkeypatch, hashed):
     path = pull(known())
-    monkeypatch.setattr(registry.Path, "write_bytes", lambda path, data: path.joinpath("absent").stat())
+    monkeypatch.setattr(registry, "open_for_writing", lambda path: path.joinpath("absent").stat())
     hashed.clear()
     assert [registry.verified_path(known()) for _ in range(2)] == [path] * 2
     assert hashed == ["tiny.gguf"] * 2
