@@ -3,12 +3,16 @@
 import json
 import re
 from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from foreword import LLM
 from foreword.errors import ModelError
+from foreword.models.config import Config
+from foreword.models.families import FAMILIES
+from foreword.models.families.base import SAFETENSORS_NAMES, Rows
 from foreword.models.loader import load_model
 from foreword.native import available
 from models.pooling_models import POOLING
@@ -132,6 +136,46 @@ def test_frequencies_and_heads_beside_the_model_are_left_out(tmp_path):
 def test_a_tensor_that_the_model_does_not_use_is_refused_wherever_it_is(tmp_path, name):
     with pytest.raises(ModelError, match=rf"tensor {re.escape(name.replace('__', '.'))} is not part of a llama model"):
         load_model(changed(tmp_path, **{name: np.ones((2, 32), "<f4")}))
+
+
+def fused_tensors():
+    """(tiny model, its tensor of several weights) of every decoder that has one: the one of its first such layer."""
+    found = {}
+    for name, tiny in TINY.items():
+        family = FAMILIES[tiny["config"]["model_type"]]
+        spec = family.read(Config(Path("config.json"), tiny["config"]))
+        names = {**SAFETENSORS_NAMES, **family.names, **family.fused(spec)}
+        for source in {rows.name for rows in names.values() if isinstance(rows, Rows)}:
+            tensor = re.escape(str(names[source])).replace(r"\{i\}", r"\d+").replace(r"\{e\}", r"\d+")
+            held = next((one for one in tiny["shapes"] if re.fullmatch(tensor, one)), None)
+            if held:
+                found.setdefault((tiny["config"]["model_type"], source), (name, held))
+    return sorted(found.values())
+
+
+def test_decoders_with_tensors_of_several_weights_are_found():
+    assert {name for name, _ in fused_tensors()} >= {"phi3", "qwen3_5", "granite-hybrid", "qwen3-next"}
+
+
+@pytest.mark.parametrize(("name", "tensor"), fused_tensors())
+def test_a_tensor_of_several_weights_that_is_longer_along_any_axis_is_refused_with_both_shapes(tmp_path, name, tensor):
+    tensors = random_tensors(TINY[name]["shapes"])
+    for axis in range(tensors[tensor].ndim):
+        changed = {**tensors, tensor: np.concatenate([tensors[tensor]] * 2, axis)}
+        with pytest.raises(ModelError, match=rf"tensor {re.escape(tensor)} .*shape \([\d, ]+\).*, expected \("):
+            load_model(write_model(tmp_path, TINY[name]["config"], changed))
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"), [("roberta", "embeddings.position_embeddings.weight"), ("modernbert", "layers.0.mlp.Wi.weight")]
+)
+def test_a_tensor_of_an_encoder_with_further_rows_is_refused_with_both_shapes(tmp_path, name, tensor):
+    """Rows of positions begin behind those of padding, as many as the configuration says."""
+    tensors = random_tensors(POOLING[name]["shapes"])
+    rows, width = tensors[tensor].shape
+    tensors[tensor] = np.concatenate([tensors[tensor], tensors[tensor][:2]])
+    with pytest.raises(ModelError, match=rf"{tensor} has shape \({rows + 2}, {width}\), expected \({rows}, {width}\)"):
+        load_model(write_model(tmp_path, POOLING[name]["config"], tensors))
 
 
 def test_an_encoder_refuses_tensors_that_it_does_not_use_and_leaves_out_heads(tmp_path):

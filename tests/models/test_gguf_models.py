@@ -255,6 +255,19 @@ def test_rates_of_recurrent_layers_that_cannot_be_are_refused(tmp_path):
         load_model(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("phi3", "attn_qkv"), ("phi3", "ffn_up"), ("mixtral", "ffn_gate_exps"), ("mixtral", "ffn_down_exps")],
+)
+def test_a_tensor_of_several_weights_that_is_longer_is_refused_with_both_shapes(tmp_path, name, key):
+    array = gguf_models.gguf_tensors(TINY[name]["config"], random_tensors(TINY[name]["shapes"]))[f"blk.0.{key}.weight"]
+    extra = {f"blk.0.{key}.weight": np.concatenate([array] * 2)}
+    path = as_gguf(tmp_path, name, WITH_TRANSFORMERS_LOGITS[name][0], extra)
+    shapes = f"has shape {extra[f'blk.0.{key}.weight'].shape}, expected {array.shape}"
+    with pytest.raises(ModelError, match=re.escape(f"tensor blk.0.{key}.weight {shapes}")):
+        load_model(path)
+
+
 @pytest.mark.parametrize("name", ["qwen2", "phi3-longrope"])
 def test_any_flipped_byte_of_a_header_is_loaded_or_a_model_error(tmp_path, name):
     path = as_gguf(tmp_path, name, *WITH_TRANSFORMERS_LOGITS[name])

@@ -172,6 +172,16 @@ def test_an_encoder_of_qwen_that_is_not_computed_is_refused_by_name(qwen, tmp_pa
         load_model(file, mmproj=path)
 
 
+def test_queries_keys_and_values_in_one_tensor_with_further_rows_are_refused_with_both_shapes(tmp_path):
+    name, record, _, file, tensors = made("qwen3-vl", tmp_path)
+    for key in ("v.blk.0.attn_qkv.weight", "v.blk.0.attn_qkv.bias"):
+        rows = len(tensors[key])
+        more = {**tensors, key: np.concatenate([tensors[key], tensors[key][:8]])}
+        path = write_encoder(tmp_path / "x.gguf", name, record, more)
+        with pytest.raises(ModelError, match=rf"tensor {key} has shape \({rows + 8},.*, expected \({rows},"):
+            load_model(file, mmproj=path)
+
+
 def test_an_encoder_of_another_model_of_its_family_is_refused(tmp_path):
     name, record, _, file, tensors = made("qwen3-vl", tmp_path)
     other = {**tensors, "mm.2.weight": np.zeros((64, 128), np.float32), "mm.2.bias": np.zeros(64, np.float32)}

@@ -49,8 +49,9 @@ class EncoderSpec:
 
     vocab_size: 0 for an encoder of rows that are given, such as the patches of an image: it has no embedding.
     has_final_norm: if norms_before. rms_norm: norms are x / sqrt(mean(x²) + norm_eps) * w, without a bias.
-    num_positions, num_token_types: rows of the learned tables; 0 for a model without. biases: of all products and
-    norms. max_model_len: the longest text.
+    num_positions, num_token_types: rows of the learned tables; 0 for a model without. first_position: as many rows
+    before those of positions belong to padding in files. biases: of all products and norms. max_model_len: the longest
+    text.
     """
 
     architecture: str
@@ -64,6 +65,7 @@ class EncoderSpec:
     norm_eps: float
     activation: EncoderActivation = "gelu"
     num_positions: int = 0
+    first_position: int = 0
     num_token_types: int = 0
     norms_before: bool = False
     gated: bool = False

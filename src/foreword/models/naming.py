@@ -150,12 +150,8 @@ def encoder_weights(
     `weights_from_safetensors`.
     """
     plain = {name.removeprefix(family.prefix): tensor for name, tensor in tensors.items()}
-    rows = dict(family.fused(spec))
-    table = plain.get(family.names.get("table", ""))
-    if table is not None and table.shape[0] > spec.num_positions:  # its first rows belong to padding
-        rows["positions"] = Rows("table", table.shape[0] - spec.num_positions, table.shape[0])
     wanted = chain(encoder_weight_names(spec), pooling.weight_names())
-    weights, used = _collect(path, plain, wanted, {**family.names, **rows, **_dense_names(pooling)})
+    weights, used = _collect(path, plain, wanted, {**family.names, **family.fused(spec), **_dense_names(pooling)})
     _check_unused(path, plain, used, spec.architecture, family.unused)
     return weights
 
@@ -275,6 +271,10 @@ def _collect(
     transposed: see `Family.transposed_experts`.
     """
     weights, used = {}, set()
+    fix = "Use configuration and weights of the same model"
+    # Shape of a tensor of several weights, or of an expert's part of it, and the end of the last one's rows.
+    fused: dict[tuple[str, int | None], tuple[tuple[int, ...], int]] = {}
+    num_experts: dict[str, tuple[tuple[int, ...], int]] = {}  # of a tensor of experts: its shape, and those wanted
     for name, shape in wanted:
         found, rows, expert = source_of(name, names, parts_of_layer)
         used.add(found)
@@ -285,17 +285,28 @@ def _collect(
         is_vector = len(shape) == 1  # files may hold one as several rows
         if expert is not None and len(whole) == len(shape) + 1 and expert < whole[0]:
             is_turned = whole[-1] != shape[-1] if transposed is None else transposed
+            num_experts[found] = whole, max(expert + 1, num_experts.get(found, (whole, 0))[1])
             tensor = _of_expert(tensor, expert, transposed=is_turned and not is_vector)
         if rows is not None:
+            if rows.period is None:
+                _, stop = fused.get((found, expert), (whole, 0))
+                fused[found, expert] = tensor.shape, max(stop, rows.stop)
             tensor = select_rows(tensor, rows)
         found_shape = (prod(tensor.shape),) if is_vector and len(tensor.shape) == 2 else tensor.shape
         if _longer_than_one(found_shape) != _longer_than_one(shape):
-            fix = "Use configuration and weights of the same model"
             raise ModelError(f"{path}: tensor {found} ({name}) has shape {whole}, expected {shape}. {fix}")
         if is_vector and tensor.shape != found_shape:
             weights[name] = float_tensor(tensor.dequantize().ravel())
         else:
             weights[name] = Tensor(tensor.stored, tensor.quant, shape)
+    for found, (whole, count) in num_experts.items():
+        if whole[0] != count:
+            raise ModelError(f"{path}: tensor {found} has shape {whole}, expected {(count, *whole[1:])}. {fix}")
+    for (found, expert), (whole, stop) in fused.items():
+        if prod(whole[:-1] or whole) != stop:
+            of_each = "" if expert is None else " for each expert"
+            expected = (stop, *whole[1:][-1:])
+            raise ModelError(f"{path}: tensor {found} has shape {whole}{of_each}, expected {expected}. {fix}")
     return weights, used
 
 
@@ -331,7 +342,7 @@ def select_rows(tensor: Tensor, rows: Rows) -> Tensor:
 
     It has none if the tensor is not of whole periods.
     """
-    size = tensor.shape[0] if len(tensor.shape) == 1 else len(tensor.stored)
+    size = _num_rows(tensor)
     index = np.arange(size)
     if rows.period is None:
         index = index[rows.start : rows.stop]
@@ -346,6 +357,11 @@ def select_rows(tensor: Tensor, rows: Rows) -> Tensor:
     else:
         stored = tensor.stored[index] if isinstance(tensor.stored, np.ndarray) else OrderedRows(tensor.stored, index)
     return Tensor(stored, tensor.quant, (len(stored), *tensor.shape[-1:]))
+
+
+def _num_rows(tensor: Tensor) -> int:
+    """Return the number of rows of a matrix or of a stack of them, or of elements of a vector."""
+    return prod(tensor.shape[:-1] or tensor.shape)
 
 
 def _longer_than_one(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -153,7 +153,8 @@ GGUF_NAMES: Mapping[str, str] = {
 class Rows:
     """Rows [start, stop) of a tensor that stacks several weights along its rows: ``qkv`` or ``gate_up``.
 
-    period: these of every ``period`` rows, where the weights alternate head by head.
+    period: these of every ``period`` rows, where the weights alternate head by head. None: the tensor ends where the
+    last of its weights does.
     """
 
     name: str

@@ -73,6 +73,7 @@ def _bert(config: Config, architecture: str, *, first_position: int = 0) -> Enco
         norm_eps=config.positive("layer_norm_eps"),
         activation=ACTIVATIONS[config.get("hidden_act", str)],
         num_positions=positions,
+        first_position=first_position,
         num_token_types=config.size("type_vocab_size"),
     )
 
@@ -198,6 +199,7 @@ _ROBERTA = EncoderFamily(
         "table": _BERT_NAMES["positions"],
     },
     _bert_head,
+    fused=lambda spec: {"positions": Rows("table", spec.first_position, spec.first_position + spec.num_positions)},
 )
 _MODERNBERT_NAMES = {
     "embed": "embeddings.tok_embeddings.weight",
