@@ -92,14 +92,14 @@ def test_vectors_equal_those_of_transformers(tmp_path, name, executor):
                 np.testing.assert_allclose(vector, text[pooling], rtol=1e-5, atol=2e-5)
 
 
-def embedding_gemma(tmp_path, **more):
+def embedding_gemma(tmp_path, missing=(), **more):
     """A GGUF file with two layers after the pooling, these layers, and the model's record."""
     tiny, random = POOLING["embedding-gemma-bidirectional"], np.random.default_rng(3)
     tensors = {f"model.{name}": tensor for name, tensor in random_tensors(tiny["shapes"]).items()}
     dense = [random.standard_normal(shape).astype(np.float32) / 6 for shape in ((40, 32), (20, 40))]
     sizes = {"dense_2_feat_in": 32, "dense_2_feat_out": 40, "dense_3_feat_in": 40, "dense_3_feat_out": 20, **more}
     metadata = {f"gemma-embedding.{key}": ("u32", size) for key, size in {"pooling_type": 1, **sizes}.items()}
-    extra = {f"dense_{i + 2}.weight": matrix for i, matrix in enumerate(dense)}
+    extra = {f"dense_{i + 2}.weight": matrix for i, matrix in enumerate(dense) if f"dense_{i + 2}" not in missing}
     return write(tmp_path / "model.gguf", tiny["config"], tensors, metadata, extra), dense, tiny
 
 
@@ -120,11 +120,27 @@ def test_sizes_of_layers_after_the_pooling_that_a_gguf_file_contradicts_are_refu
         load_model(path)
 
 
+@pytest.mark.parametrize("missing", [("dense_2", "dense_3"), ("dense_2",), ("dense_3",)])
+def test_layers_after_the_pooling_whose_sizes_a_gguf_file_has_are_not_left_out(tmp_path, missing):
+    path, _, _ = embedding_gemma(tmp_path, missing=missing)
+    with pytest.raises(ModelError, match=rf"{missing[0]}\.weight is missing, whose sizes the metadata have"):
+        load_model(path)
+
+
+@pytest.mark.parametrize(
+    "classes", [{"AutoModel": 5}, {"AutoModel": None}, {"AutoModel": ["modeling_qwen.Qwen2Model"]},
+                {"AutoModel": "modeling_qwen.Qwen2Model.x"}, {"AutoModel": "x"}]
+)  # fmt: skip
+def test_a_class_of_auto_map_that_transformers_does_not_read_is_refused(tmp_path, classes):
+    with pytest.raises(ModelError, match=r"AutoModel of auto_map is .*, not a text such as"):
+        load_model(make_pooling(tmp_path, "qwen2-bidirectional", is_causal=None, auto_map=classes))
+
+
 def test_tokens_of_gte_qwen2_see_later_ones_although_its_configuration_does_not_say_so(tmp_path):
     """The configuration names the code of the model, which computes attention to later tokens."""
     for repository, key, name, is_causal in (
         ("", "AutoModel", "Qwen2Model", False),
-        ("Alibaba-NLP/gte-Qwen2-7B-instruct--", "AutoModel", "Qwen2Model", False),
+        ("Alibaba-NLP/gte-Qwen2-1.5B-instruct--", "AutoModel", "Qwen2Model", False),
         ("", "AutoModelForCausalLM", "Qwen2Model", True),
         ("", "AutoModel", "Other", True),
     ):

@@ -366,6 +366,16 @@ def test_keys_of_encoders_that_nothing_reads_are_listed_and_no_others(folders, t
     assert all(key.startswith("tokenizer_config.json: ") for key in load_model(folders[name]).unread_keys)
 
 
+@pytest.mark.parametrize("name", ["qwen2-vl", "qwen3-vl"])
+@pytest.mark.parametrize("end", ["weight", "bias"])
+def test_queries_keys_and_values_in_one_tensor_with_further_rows_are_refused_with_both_shapes(tmp_path, name, end):
+    tensors = random_tensors(RECORDED[name]["shapes"])
+    key = next(one for one in tensors if one.endswith(f"visual.blocks.0.attn.qkv.{end}"))
+    tensors[key] = np.concatenate([tensors[key], tensors[key][:8]])
+    reason = load_model(write_seeing_model(tmp_path, RECORDED[name], tensors)).no_images
+    assert re.search(rf"blocks\.0\.attn\.qkv\.{end} has shape \(104,.*, expected \(96,", reason)
+
+
 @pytest.mark.parametrize(("name", "key"), [("qwen2-vl", "hidden_size"), ("qwen3-vl", "out_hidden_size")])
 def test_an_encoder_of_another_width_than_the_decoder_is_refused_by_its_key(tmp_path, name, key):
     files = RECORDED[name]["files"]

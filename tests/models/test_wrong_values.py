@@ -66,6 +66,7 @@ LISTS = {
     "rope_parameters": [{}],
     "pruned_heads": [{}],
     "per_layer_config": [{}],
+    "auto_map": [{}, {"x": 1}],
 }
 """Values that are no numbers and no flags, and that these keys may have."""
 
@@ -122,11 +123,34 @@ def test_rotary_parameters_of_a_wrong_type_are_refused(kind):
          "rotary parameters have type = 'yarn', rope_type = 'default'"),
         ("phi3", {"partial_rotary_factor": -1.0}, "partial_rotary_factor = -1.0 is not above 0"),
         ("llama", {"mlp_bias": 0}, "mlp_bias"),
+        *(("exaone4", {"layer_types": None, "sliding_window": 6, "sliding_window_pattern": pattern}, message)
+          for pattern, message in (
+              ("GL", "sliding_window_pattern = 'GL' is not supported"), ("L", "= 'L' is not"), ("LG\n", "is not"),
+              ("LGLG", "= 'LGLG' is not"), (0, "= 0 is not from 1"), (-2, "= -2 is not from 1"),
+              (None, "sliding_window_pattern is null beside a sliding_window"))),
     ],
 )  # fmt: skip
 def test_the_error_has_the_key_and_what_it_may_be(model_type, changes, message):
     with pytest.raises(ModelError, match=message):
         FAMILIES[model_type].read(Config(PATH, {**TINY[NAMES[model_type]]["config"], **changes}))
+
+
+@pytest.mark.parametrize("pattern", [1, 2, 3, 4, 9, "G", "LG", "LLG", "LLLG"])
+def test_windows_of_exaone_are_those_of_the_rule_of_transformers(pattern):
+    """Letters count as their number: the layers that transformers lists in layer_types for such a model."""
+    changes = {"layer_types": None, "sliding_window": 6, "sliding_window_pattern": pattern}
+    spec = FAMILIES["exaone4"].read(Config(PATH, {**TINY["exaone4"]["config"], **changes}))
+    every = len(pattern) if isinstance(pattern, str) else pattern
+    expected = [6 if (i + 1) % every != 0 else None for i in range(len(spec.layers))]
+    assert [layer.sliding_window for layer in spec.layers] == expected
+
+
+@pytest.mark.parametrize("growth", ["", [], {}, False, "x", -0.1])
+def test_a_growth_of_queries_of_a_wrong_type_or_sign_is_refused(growth):
+    config = TINY["ministral3"]["config"]
+    parameters = {**config["rope_parameters"], "llama_4_scaling_beta": growth}
+    with pytest.raises(ModelError, match="llama_4_scaling_beta"):
+        FAMILIES["ministral3"].read(Config(PATH, {**config, "rope_parameters": parameters}))
 
 
 @pytest.mark.parametrize(

@@ -47,15 +47,18 @@ def gguf_dense(config: Config, tensors: Mapping[str, Tensor], hidden_size: int) 
     """
     layers: list[HeadLayer] = []
     for name in GGUF_DENSE if f"*.{GGUF_DENSE[0]}_feat_in" in config.keys else ():
+        given = {side: config.optional(f"*.{name}_feat_{side}", int) for side in ("in", "out")}
         tensor = tensors.get(f"{name}.weight")
         if tensor is None:
-            break
+            if any(size is not None for size in given.values()):
+                reason = f"{name}.weight is missing, whose sizes the metadata have ({name}_feat_in, {name}_feat_out)"
+                raise config.error(reason, "Use a file that holds the whole model")
+            continue
         outputs, inputs = tensor.shape if len(tensor.shape) == 2 else (0, 0)
         sizes = {"in": inputs, "out": outputs}
         for side, size in sizes.items():
-            given = config.optional(f"*.{name}_feat_{side}", int)
-            if given not in (None, size) or inputs != hidden_size:
-                expected = f"{name}_feat_{side} = {given} after {hidden_size} numbers"
+            if given[side] not in (None, size) or inputs != hidden_size:
+                expected = f"{name}_feat_{side} = {given[side]} after {hidden_size} numbers"
                 raise config.error(f"{name}.weight has shape {tensor.shape}, not that of {expected}", USE_ITS_CONFIG)
         layers.append(HeadLayer(inputs, outputs, bias=False))
         hidden_size = outputs

@@ -34,20 +34,26 @@ def _growing(config: Config) -> tuple[Config, QueryGrowth | None]:
     """
     given = config.value("rope_parameters") is not None or config.value("rope_scaling") is not None
     parameters: dict[str, Any] = rope_parameters(config) if given else dict(_YARN)
-    scale, length = parameters.pop(_GROWTH, None), config.value(_LENGTH) or parameters.get(_LENGTH)
+    scale, length = parameters.pop(_GROWTH, None), _first(config.value(_LENGTH), parameters.get(_LENGTH))
     parameters.pop("max_position_embeddings", None)
     if config.prefix:
-        scale, length = config.value(_GGUF_GROWTH), config.value(_GGUF_LENGTH) or length
-        if log := parameters.pop(_LOG, 0.0):
+        scale, length = config.value(_GGUF_GROWTH), _first(config.value(_GGUF_LENGTH), length)
+        if log := Config(config.path, parameters).get(_LOG, float, 0.0):
             parameters |= {"mscale": 1.0, "mscale_all_dim": log}
+        parameters.pop(_LOG, None)
     values: Mapping[str, Any] = {**config.values, "rope_parameters": parameters, "rope_scaling": None}
     own = replace(config, values=values)
-    if not scale:
-        return own, None
     rules = Config(config.path, {_GROWTH: scale, _LENGTH: length})
+    if rules.get(_GROWTH, float, 0.0) == 0:
+        return own, None
     if length is None:
         raise config.error(f"{_GROWTH} without {_LENGTH}", USE_ITS_CONFIG)
     return own, QueryGrowth(rules.size(_LENGTH), rules.positive(_GROWTH), offset=0)
+
+
+def _first(value: object, other: object) -> object:
+    """Return a value, or the other one if it is absent."""
+    return other if value is None else value
 
 
 FAMILIES = {

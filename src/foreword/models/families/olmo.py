@@ -4,6 +4,7 @@ norms after attention and MLP alone.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -51,16 +52,29 @@ def exaone4(config: Config) -> DecoderSpec:
     """Return the spec of EXAONE 4, which has norms of each head.
 
     With a window, the last layer of every ``sliding_window_pattern`` layers, or of its number of letters (LLLG), has
-    full attention without rotation, and the others have the window.
+    full attention without rotation, and the others have the window. Raise ModelError for a pattern of another form.
     """
-    rotary, pattern = rope(config), config.value("sliding_window_pattern")
-    if isinstance(pattern, str) and (not pattern or set(pattern) - {"L", "G"}):
-        raise config.refused("sliding_window_pattern", pattern)
-    every = len(pattern) if isinstance(pattern, str) else config.get("sliding_window_pattern", int, 0)
+    rotary, every = rope(config), _pattern(config)
     has_windows = config.value("sliding_window") is not None
-    spans = windows(config, lambda i: every > 0 and (i + 1) % every != 0)
+    spans = windows(config, lambda i: has_windows and (i + 1) % every != 0)
     layers = (LayerSpec(rotary if span or not has_windows else None, span) for span in spans)
     return decoder(config, "exaone4", tuple(layers), pre_norms=False, post_norms=True, qk_norm=True)
+
+
+def _pattern(config: Config) -> int:
+    """Return the number of layers from one with full attention to the next; 1 where nothing depends on it."""
+    key = "sliding_window_pattern"
+    pattern = config.value(key)
+    if isinstance(pattern, str):
+        if re.fullmatch("L*G", pattern) is None:
+            raise config.error(f"{key} = {pattern!r:.80} is not supported", "Use a model with letters such as LLLG")
+        return len(pattern)
+    if config.value("sliding_window") is None or config.value("layer_types") is not None:
+        config.optional(key, int)
+        return 1
+    if pattern is None:
+        raise config.error(f"{key} is null beside a sliding_window", USE_ITS_CONFIG)
+    return config.size(key)
 
 
 def olmoe(config: Config) -> DecoderSpec:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from foreword.models.config import Config
+from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import (
     BIASES,
     CAUSAL_OR_NOT,
@@ -42,14 +43,20 @@ def _layers(config: Config, moe: MoeSpec | None = None, *, interleaved: bool = F
     return tuple(LayerSpec(rotary, window, own) for window, own in zip(spans, sparse, strict=True))
 
 
-_SEES_ALL = "modeling_qwen.Qwen2Model"
-"""The class of gte-Qwen2, whose tokens see later ones. Some of its configurations do not say so."""
+_CLASS = re.compile(r"(?:.+--)?([^.]+\.[^.]+)")
+"""A class of the code of a model: its module and its name, behind the repository of another model if it is of that."""
+_OTHER, _SEES_ALL = "modeling.Other", "modeling_qwen.Qwen2Model"
+"""Any other class, and that of gte-Qwen2, whose tokens see later ones. Some of its configurations do not say so."""
 
 
 def qwen2(config: Config) -> DecoderSpec:
+    """Return the spec. Raise ModelError for an ``auto_map`` whose AutoModel is no text of a module and a class."""
     classes = config.value("auto_map")
-    own = classes.get("AutoModel") if isinstance(classes, Mapping) else None
-    if isinstance(own, str) and own.endswith(_SEES_ALL) and config.values.get("is_causal") is None:
+    own = classes.get("AutoModel", _OTHER) if isinstance(classes, Mapping) else _OTHER
+    match = _CLASS.fullmatch(own) if isinstance(own, str) else None
+    if match is None:
+        raise config.error(f"AutoModel of auto_map is {own!r:.80}, not a text such as 'modeling.Class'", USE_ITS_CONFIG)
+    if match[1] == _SEES_ALL and config.values.get("is_causal") is None:
         config = replace(config, values={**config.values, "is_causal": False})
     return decoder(config, "qwen2", _layers(config), qkv_bias=True)
 
@@ -73,7 +80,7 @@ FAMILIES = {
     "qwen2": Family(
         "Qwen2",
         qwen2,
-        table(_QWEN2, [ROTARY_SECTIONS, Key("auto_map", kind=object)]),
+        table(_QWEN2, [ROTARY_SECTIONS, Key("auto_map", kind=dict)]),
         gguf="qwen2",
         more_gguf=("qwen2vl",),
     ),

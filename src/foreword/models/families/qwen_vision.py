@@ -69,7 +69,7 @@ def _rotated(config: Config, hidden: int, inner: int) -> EncoderSpec:
     heads = config.size("num_heads", most=512)
     if hidden % (4 * heads):
         raise config.error(f"hidden size {hidden} is not a multiple of 4 times {heads} heads", USE_ITS_CONFIG)
-    rope = config.value("rope_parameters") or {}
+    rope = {} if config.value("rope_parameters") is None else config.value("rope_parameters")
     if not isinstance(rope, Mapping) or rope.get("rope_type", "axial") != "axial":
         raise config.error(f"rope_parameters {rope!r:.80} are not supported", "Use a model with rope_type = 'axial'")
     theta = Config(config.path, rope, part="vision_config.rope_parameters.").positive("rope_theta", 10000.0)
