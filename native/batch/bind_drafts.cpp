@@ -19,6 +19,12 @@ Ints table(nb::handle source, int64_t size, bool writable = false) {
   return values;
 }
 
+Ints column(nb::handle source, int64_t size) {
+  const Ints values = table(source, size);
+  if (values.ndim != 1) throw nb::type_error("expected int32 [n]");
+  return values;
+}
+
 using Counts = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
 
 class DraftPolicy {
@@ -50,7 +56,7 @@ class DraftPolicy {
     Ints rows;
     if (!rows.read(in_rows) || rows.ndim != 1) throw nb::type_error("expected int32 rows [n]");
     const int64_t n = rows.size;
-    const Ints drafts = table(in_drafts, n, true), kinds = table(in_kinds, n);
+    const Ints drafts = table(in_drafts, n, true), kinds = column(in_kinds, n);
     gains_.clear();
     for (int64_t i = 0; i < n; ++i) {
       const int64_t at = entry(rows.data[i], kinds.data[i]);
@@ -85,8 +91,9 @@ class DraftPolicy {
                nb::handle in_kind) {
     Ints rows;
     if (!rows.read(in_rows) || rows.ndim != 1) throw nb::type_error("expected int32 rows [n]");
-    const Ints sampled = table(in_sampled, rows.size), guess = table(in_guess, num_rows_);
-    const Ints kind = table(in_kind, num_rows_), drafts = in_drafts.is_none() ? Ints() : table(in_drafts, rows.size);
+    const Ints sampled = table(in_sampled, rows.size), guess = column(in_guess, num_rows_);
+    if (!sampled.width) throw nb::type_error("expected int32 samples [n] or [n, width], width at least 1");
+    const Ints kind = column(in_kind, num_rows_), drafts = in_drafts.is_none() ? Ints() : table(in_drafts, rows.size);
     new_.assign(size_t(2 * num_kinds_), 0.);
     int64_t num_verified = 0, num_drafted = 0, num_accepted = 0, num_judged = 0, num_right = 0;
     for (int64_t i = 0; i < rows.size; ++i) {

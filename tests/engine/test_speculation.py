@@ -348,6 +348,7 @@ def test_the_native_choice_refuses_arrays_that_do_not_fit_together():
         ((ints(0, -1), drafts, kinds), ValueError),
         ((rows, drafts, ints(0, 4)), ValueError),
         ((rows, drafts[:1].copy(), kinds), TypeError),
+        ((rows, drafts, np.zeros((2, 0), np.int32)), TypeError),
         ((rows, drafts.astype(np.int64), kinds), TypeError),
         ((rows.astype(np.int64), drafts, kinds), TypeError),
     ):
@@ -356,6 +357,10 @@ def test_the_native_choice_refuses_arrays_that_do_not_fit_together():
         sampled, (judged, tokens, kind) = np.ones((2, 5), np.int32), arguments
         with pytest.raises(error):
             policy.judge(judged, sampled, tokens, ints(1, 1), kind)
+    of_no_width = np.zeros((2, 0), np.int32)
+    for sampled, guess in ((of_no_width, ints(1, 1)), (np.ones((2, 1), np.int32), of_no_width)):
+        with pytest.raises(TypeError):
+            policy.judge(rows, sampled, None, guess, kinds)
     for num_rows in (0, 3, 1 << 40):
         with pytest.raises(ValueError, match="more tokens than costs"):
             policy.can_gain(num_rows)
