@@ -2,7 +2,10 @@
 
 import gzip
 import logging
+import subprocess
+import sys
 import time
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -106,6 +109,43 @@ def test_the_file_of_an_engine_that_is_idle_and_was_not_closed_is_complete(tmp_p
     events = Trace.read(path).events
     assert {event.req_id for event in events if isinstance(event, End)} == outputs.keys()
     assert sum(isinstance(event, Commit) for event in events) == sum(isinstance(event, Step) for event in events)
+    engine.close()
+
+
+def test_a_program_that_ends_without_closing_its_engine_leaves_every_commit_in_the_file(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    program = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_recorder import SamplingParams, make
+engine = make(record={str(path)!r})
+for name in "ab":
+    params = SamplingParams(max_tokens=4 if name == "a" else 9, temperature=0.0, detokenize=False)
+    engine.add_request(name, [1, 2], params)
+for _ in range(4):
+    engine.step()
+sys.exit(0)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    events = Trace.read(path).events
+    assert [type(event) for event in events if isinstance(event, Step | Commit)] == [Step, Commit] * 4
+    assert [event.req_id for event in events if isinstance(event, End)] == ["a"]  # which ended after the last step
+
+
+@pytest.mark.parametrize("name", ["steps.jsonl", "steps.jsonl.gz"])
+def test_recorded_steps_can_soon_be_read_without_any_further_call_as_after_the_end_by_a_signal(tmp_path, name):
+    path = tmp_path / name
+    engine = make(record=str(path))
+    engine.add_request("a", [1, 2], SamplingParams(max_tokens=9, temperature=0.0, detokenize=False))
+    for _ in range(4):
+        engine.step()
+    is_read, deadline = False, time.monotonic() + 60
+    while not is_read and time.monotonic() < deadline:
+        time.sleep(0.01)
+        data = path.read_bytes()
+        text = zlib.decompressobj(31).decompress(data) if path.suffix == ".gz" else data
+        is_read = sum('"step"' in line for line in text.decode().splitlines()[1:]) == 4
+    assert is_read
     engine.close()
 
 

@@ -114,7 +114,8 @@ class EngineConfig:
     )
     record: str | None = setting(
         None, "Record each step in this file, a trace. It is compressed if its name ends with .gz. With a size, as in "
-        "steps.jsonl.gz:100MB, only the last steps are kept, in two files of half that size before compression.",
+        "steps.jsonl.gz:100MB, only the last steps are kept, in two files of half that size before compression. A "
+        "process that is killed loses the steps of about the last 0.2 s.",
         unit="path", value_name="FILE[:SIZE]", convert=checked_destination,
     )
     record_tensors: int = setting(64, "Also record the tensors of every N-th step; 0: no tensors.", value_name="N")

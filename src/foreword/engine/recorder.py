@@ -6,6 +6,7 @@ import logging
 import os
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -67,6 +68,8 @@ class EngineRecorder(EngineObserver):
         self._blocked: tuple[str, str] = "", ""  # the first request that waits, and the kind of reason
         self._values: Callable[[InputBatch], dict[str, Any]] | None = None
         self._file = None if config.record is None else self._open(config.record)
+        if self._file is not None:  # what the capture has is written also at the exit of a program without `close`
+            weakref.finalize(self, _end, self._file, self._capture)
 
     def close(self) -> None:
         """Write what is recorded so far."""
@@ -244,6 +247,10 @@ class EngineRecorder(EngineObserver):
 
     def _now(self) -> float:
         return self._clock() - self._start
+
+
+def _end(file: BackgroundTrace, capture: Capture) -> None:
+    file.end_with(capture.take())
 
 
 def _only_decodes(plan: StepPlan, batch: InputBatch) -> bool:

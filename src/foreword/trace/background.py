@@ -101,6 +101,14 @@ class BackgroundTrace:
         self.flush()
         self._end()
 
+    def end_with(self, captured: Sequence[Captured]) -> None:
+        """Write all remaining items and these values, and close the file. No thread is needed, because none can start
+        at the exit of the interpreter.
+        """
+        if captured and not self.lost:
+            self._work.items.append(captured)
+        self._end()
+
     def _put(self, item: Item) -> None:
         work = self._work
         if work.is_ended:
@@ -132,8 +140,8 @@ class _Work:
             self.wake.wait()
             self.wake.clear()
             self.write_all()
-            if self._writer.path.suffix != ".gz":  # so that a killed process leaves everything that it recorded
-                self.flush()
+            with self._lock:  # so that a killed process leaves all steps but those of about the last PAUSE
+                self._attempt(self._writer.sync)
             self.is_stopping.wait(PAUSE)
 
     def write_all(self) -> None:

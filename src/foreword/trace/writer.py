@@ -84,6 +84,13 @@ class TraceWriter:
         elif self._file is not None:
             self._file.flush()
 
+    def sync(self) -> None:
+        """Write buffered events, so that they can be read even if this process is killed. A compressed file stays in
+        its gzip member, which `flush` ends.
+        """
+        if self._file is not None:
+            self._file.flush()
+
     @property
     def is_full(self) -> bool:
         """Return whether the current part has half of max_bytes."""
