@@ -43,7 +43,14 @@ def check_regular(path: Path) -> None:
     """
     with suppress(FileNotFoundError):
         if not stat.S_ISREG(path.lstat().st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
+            raise OSError(errno.EINVAL, f"{path.name} is not a regular file: delete it", str(path))
+
+
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """Make a folder, also those above it, unless it is there. Raise OSError for a link or a file in its place."""
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise OSError(errno.ENOTDIR, f"{path.name} is a link or a file in place of a folder: delete it", str(path))
+    path.mkdir(mode=mode, parents=True, exist_ok=True)
 
 
 def _checked(path: Path, descriptor: int) -> int:

@@ -327,6 +327,19 @@ def test_a_link_in_the_place_of_a_file_that_is_written_is_not_followed(index, tm
     assert other.read_bytes() == b"of another program"
 
 
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_in_the_place_of_the_downloads_is_refused_by_name_before_anything_is_written(index, tmp_path, exists):
+    model, other = first_part(), tmp_path / "other"
+    place = registry.cache_dir() / "models" / model.name / "downloads"
+    place.parent.mkdir(parents=True)
+    place.symlink_to(other)
+    if exists:
+        other.mkdir()
+    with pytest.raises(ModelError, match="downloads is a link or a file in place of a folder: delete it"):
+        pull(model)
+    assert not exists or not list(other.iterdir())
+
+
 def test_a_damaged_cached_file_is_refused_until_it_is_pulled_again(index):
     path = pull(known())
     registry.verified_path(known())

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import sqlite3
 import threading
 import time
@@ -459,10 +460,23 @@ def test_a_link_in_the_place_of_the_database_is_not_followed(tmp_path, end, exis
     place.symlink_to(other)
     if exists:
         other.write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"data_directory=.*cannot be used \(not a regular file\)"):
+    reason = rf"data_directory=.*cannot be used \({re.escape(place.name)} is not a regular file: delete it\)"
+    with pytest.raises(ConfigError, match=reason):
         Store(place.parent, 1000)
     assert not exists or other.read_bytes() == b""
     assert other.exists() == exists
+
+
+@pytest.mark.parametrize("name", ["files", "batches"])
+def test_a_link_in_the_place_of_a_folder_of_the_store_is_refused_by_name(tmp_path, name):
+    (other := tmp_path / "other").mkdir()
+    (place := tmp_path / "data" / name).parent.mkdir()
+    place.symlink_to(other)
+    with pytest.raises(
+        ConfigError, match=rf"cannot be used \({name} is a link or a file in place of a folder: delete it"
+    ):
+        Store(place.parent, 1000)
+    assert not list(other.iterdir())
 
 
 @pytest.mark.parametrize("name", ["models.lock", "batches.lock"])

@@ -35,7 +35,7 @@ from foreword.cache.segment import (
 )
 from foreword.cache.tiers import QUEUE_BYTES, BlockFormat
 from foreword.errors import ConfigError, reason_of
-from foreword.ownership import is_own
+from foreword.ownership import is_own, make_folder
 
 SEGMENT_BYTES = 8 << 20
 """The size of the largest file, unless one block is larger."""
@@ -80,7 +80,7 @@ class DiskTier:
         self._changed = Condition(self._lock)
         self._is_closed = self._is_writing = False
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(self._folder, 0o700)
             if not is_own(self._folder.stat()):
                 raise ConfigError(
                     f"cache_dir={str(directory)!r:.200}: {self._folder.name} belongs to another user, or others may "
@@ -232,7 +232,7 @@ class DiskTier:
         """Write a file. Return None if that failed, which is reported once."""
         path = self._folder / (secrets.token_hex(16) + SUFFIX)
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the directory may be emptied
+            make_folder(self._folder, 0o700)  # the directory may be emptied
             self._make_room(segment_bytes(self._blocks, len(names)))
             segment = write_segment(path, self._blocks, names, data)
         except OSError as error:

@@ -23,7 +23,7 @@ from foreword.errors import ModelError, reason_of
 from foreword.models.progress import Progress, download_bar
 from foreword.models.wheel import Wheel, sha256_of
 from foreword.names import nearest
-from foreword.ownership import open_for_writing, open_lock
+from foreword.ownership import make_folder, open_for_writing, open_lock
 
 if sys.platform == "win32":
     import msvcrt
@@ -257,7 +257,7 @@ def _build(model: KnownModel, target: Path, progress: Progress) -> None:
         progress(here, model.download_size)
 
     downloads = target.parent / "downloads"
-    downloads.mkdir(exist_ok=True)
+    make_folder(downloads)
     if _free_bytes(downloads) < _bytes_needed(model):
         raise _disk_full(model)
     temporary = target.with_suffix(".tmp")
@@ -277,7 +277,7 @@ def _build(model: KnownModel, target: Path, progress: Progress) -> None:
             content = b"".join(_chunks(part, downloads, lambda count: None))
             if hashlib.sha256(content).hexdigest() != sha256:
                 raise ModelError(f"{model.name}: {part.member} has another sha256 than expected, {sha256}")
-            path.parent.mkdir(exist_ok=True)
+            make_folder(path.parent)
             _write(path, content)  # before the main file, whose presence says that all are there
         temporary.replace(target)
     finally:

@@ -21,7 +21,7 @@ from threading import Lock
 from typing import IO, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from foreword.errors import ConfigError, reason_of
-from foreword.ownership import check_regular, open_for_writing, open_lock
+from foreword.ownership import check_regular, make_folder, open_for_writing, open_lock
 from foreword.server.errors import HttpError
 from foreword.server.failures import DISK_FULL, NOT_FOUND, STORAGE_FULL, STORE_FAILED
 
@@ -84,7 +84,7 @@ class Store:
             if self.directory is not None:
                 self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
                 for name in ("files", "batches"):
-                    (self.directory / name).mkdir(exist_ok=True, mode=0o700)
+                    make_folder(self.directory / name, 0o700)
             place = ":memory:" if self.directory is None else str(self.directory / "foreword.sqlite")
             if self.directory is not None:  # SQLite follows links
                 for end in ("", "-wal", "-shm", "-journal"):
