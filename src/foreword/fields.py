@@ -163,3 +163,29 @@ class Described(dict[str, Any]):
 
     def schema(self) -> Schema:
         return self.fields.schema()
+
+
+_SCALARS = (str, int, float, type(None))
+_DEEPEST = 256
+
+
+def check_json(field: str, value: object) -> None:
+    """Raise RequestError with the path of the first value found that JSON does not have: it has texts, numbers, truth
+    values, None, lists and tuples, and mappings whose keys are texts. Also raise it for values
+    that nest too deeply, such as a list in itself.
+    """
+    left = [(field, value, 0)]
+    while left:
+        at, one, depth = left.pop()
+        if depth > _DEEPEST:
+            raise RequestError(None, field, value, f"nests more than {_DEEPEST} levels deep", "Nest it less.")
+        if isinstance(one, list | tuple):
+            left += [(f"{at}[{i}]", x, depth + 1) for i, x in enumerate(one) if not isinstance(x, _SCALARS)]
+        elif isinstance(one, Mapping):
+            for key in one:
+                if not isinstance(key, str):
+                    raise RequestError(None, at, key, "is a key, and not a text", "Give keys as str.")
+            left += [(f"{at}.{key}", x, depth + 1) for key, x in one.items() if not isinstance(x, _SCALARS)]
+        elif not isinstance(one, _SCALARS):
+            fix = "Give a text, a number, True, False, None, a list or a mapping."
+            raise RequestError(None, at, one, "is not a value of JSON", fix)

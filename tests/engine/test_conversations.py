@@ -15,6 +15,7 @@ from foreword.engine.outputs import CompletionOutput, Position, RequestOutput, T
 from foreword.errors import ConfigError, ForewordError, RequestError
 from foreword.messages import FORMATS, ContentDelta, Message, ReasoningDelta, ToolCall, parse_message
 from foreword.messages.message import MessageBuilder
+from foreword.models.chat_messages import check_messages
 from foreword.models.tokenizer import Tokenizer
 from foreword.structured import GrammarCompiler
 from models import vocabularies
@@ -241,6 +242,34 @@ def test_an_option_that_nothing_reads_is_refused(options, field, fix):
 def test_a_value_of_any_other_type_is_refused_by_the_name_of_its_option(name, value):
     with pytest.raises(ForewordError, match=name):
         chat({name: value})
+
+
+NOT_JSON = [np.zeros(2), np.int64(3), object(), b"x", range(3), {1}, {1: 2}]
+
+
+@pytest.mark.parametrize("value", NOT_JSON, ids=lambda value: type(value).__name__)
+def test_a_value_that_json_does_not_have_is_refused_by_its_path_wherever_it_is(value):
+    function = {"name": "f", "parameters": {"type": "object", "properties": {"a": [value]}}}
+    tool = {"type": "function", "function": function}
+    for options, path in (
+        ({"tools": [tool]}, "tools[0].function.parameters.properties.a[0]"),
+        ({"tool_choice": {"type": value}}, "tool_choice.type"),
+        ({"template": {"mood": value}}, "template.mood"),
+    ):
+        with pytest.raises(RequestError) as caught:
+            chat(options)
+        assert caught.value.field == path
+    call = {"type": "function", "function": {"name": "f", "arguments": {"x": value}}}
+    with pytest.raises(RequestError) as caught:
+        check_messages([{"role": "assistant", "tool_calls": [call]}])
+    assert caught.value.field == "messages[0].tool_calls[0].function.arguments.x"
+
+
+def test_a_list_in_itself_is_refused():
+    endless = [[]]
+    endless.append(endless)
+    with pytest.raises(RequestError, match="nests more than"):
+        chat({"template": {"mood": endless}})
 
 
 def test_variables_of_the_template_are_options():

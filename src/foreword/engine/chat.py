@@ -14,6 +14,7 @@ from foreword.engine.outputs import CompletionOutput, RequestOutput
 from foreword.engine.prompt import MixedPrompt, Prompt
 from foreword.engine.thinking import EFFORTS, USUAL_EFFORT, TemplateReads, merged
 from foreword.errors import RequestError
+from foreword.fields import check_json
 from foreword.media.encoder import PROCESSING, TEXT_ONLY, Media, MediaEncoder, MediaPrompt, PlaceError
 from foreword.media.images import Image
 from foreword.media.parts import Medium, media_parts, refuse_places, take_media
@@ -94,6 +95,7 @@ def chat_options(tokenizer: Tokenizer, given: Mapping[str, Any]) -> ChatOptions:
         raise RequestError(
             None, "template", variables, "is not a mapping", "Give the variables of the template by name."
         )
+    check_json("template", variables)
     for name in OF_TEMPLATES & variables.keys():
         raise RequestError(None, f"template.{name}", variables[name], "is set by other options", "Leave it out.")
     for name, value in given.items():
@@ -283,6 +285,7 @@ def _written(
     messages, found = _media(messages, media, options.get("mm_processor_kwargs") or {})
     described = check_tools(options.get("tools"))
     tools, choice = read_tools(described or ()), options.get("tool_choice", "auto")
+    check_json("tool_choice", choice)
     mode = read_choice(choice).mode
     names = tuple(tool.name for tool in tools)
     name = options.get("chat_template")

@@ -275,6 +275,7 @@ class Engine:
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at once, with its tokens so far. Return None for an unknown id, such as in a second call."""
+        _check_id(request_id)
         with self._transaction:
             mine = [output for output in self._ready if output.request_id == request_id]
             self._ready = [output for output in self._ready if output.request_id != request_id]
@@ -299,6 +300,7 @@ class Engine:
 
     def why(self, request_id: str) -> Reason:
         """Return the reason why a request waits, or `running`."""
+        _check_id(request_id)
         group = self._outputs.groups.get(request_id)
         if group is None:
             return reason("unknown")
@@ -588,3 +590,8 @@ class Engine:
 
     def _now(self) -> float:
         return self.clock()
+
+
+def _check_id(request_id: object) -> None:
+    if not isinstance(request_id, str):
+        raise RequestError(None, "request_id", request_id, "is not the id of a request", "Give a str.")

@@ -142,7 +142,7 @@ def _comparisons(firsts: list[str], seconds: list[str], spec: PoolingSpec, param
 def _texts(name: str, given: object) -> list[Any]:
     if isinstance(given, str):
         return [given]
-    if not isinstance(given, Iterable):
+    if not isinstance(given, Iterable) or (isinstance(given, np.ndarray) and not given.ndim):
         raise RequestError(None, name, given, "must be a text or a list of texts", "Pass a str or a list.")
     return list(given)
 

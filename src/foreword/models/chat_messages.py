@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from foreword.errors import RequestError
+from foreword.fields import check_json
 from foreword.names import advice, nearest
 from foreword.schemas import INVALID_JSON, schema_of
 
@@ -49,6 +50,7 @@ def check_tools(tools: object) -> list[dict[str, Any]] | None:
         made = _with_schema(f"tools[{i}]", tool)
         if isinstance(function := made.get("function"), Mapping):
             made["function"] = _with_schema(f"tools[{i}].function", function)
+        check_json(f"tools[{i}]", made)
         found.append(made)
     return found or None
 
@@ -88,6 +90,7 @@ def _check_message(field: str, message: object, media: Collection[str], roles: C
         if value is not None and not (isinstance(value, list) and not value):
             _fail(f"{field}.{name}", value, "is not supported", fix)
     checked = _without_nulls(message)
+    check_json(field, {name: value for name, value in checked.items() if name != "content"})
     calls = _check_calls(f"{field}.tool_calls", checked.pop("tool_calls", None))
     content = _check_content(f"{field}.content", message.get("content"), media)
     if content is None and not calls:
@@ -120,7 +123,7 @@ def _check_content(field: str, content: object, media: Collection[str]) -> str |
         if isinstance(kind, str) and kind in media:
             parts.append({"type": kind})
             continue
-        if kind != "text":
+        if not isinstance(kind, str) or kind != "text":
             fix = f'Give {{"type": "text", "text": "…"}}: only {" and ".join(("text", *media))} is supported'
             _fail(f"{field}[{i}]", part, "is not a text part", fix)
         if not isinstance(text := part.get("text"), str):
