@@ -274,7 +274,7 @@ def _collect(
     fix = "Use configuration and weights of the same model"
     # Shape of a tensor of several weights, or of an expert's part of it, and the end of the last one's rows.
     fused: dict[tuple[str, int | None], tuple[tuple[int, ...], int]] = {}
-    num_experts: dict[str, tuple[tuple[int, ...], int]] = {}  # of a tensor of experts: its shape, and those wanted
+    num_experts: dict[str, tuple[tuple[int, ...], int]] = {}  # tensor of experts: its shape, and those wanted
     for name, shape in wanted:
         found, rows, expert = source_of(name, names, parts_of_layer)
         used.add(found)

@@ -50,7 +50,7 @@ _OTHER, _SEES_ALL = "modeling.Other", "modeling_qwen.Qwen2Model"
 
 
 def qwen2(config: Config) -> DecoderSpec:
-    """Return the spec. Raise ModelError for an ``auto_map`` whose AutoModel is no text of a module and a class."""
+    """Return the spec. Raise ModelError for an ``auto_map`` whose AutoModel does not name a module and a class."""
     classes = config.value("auto_map")
     own = classes.get("AutoModel", _OTHER) if isinstance(classes, Mapping) else _OTHER
     match = _CLASS.fullmatch(own) if isinstance(own, str) else None
