@@ -112,7 +112,10 @@ def _range(values: Sequence[float | None]) -> str:
 
 
 def _faster(runs: Sequence[Run]) -> str:
-    lines = ["- **What is faster.** Speed, divided by that of the fastest other engine with weights of equal width:"]
+    lines = [
+        "- **What is faster.** The figures are Foreword's speed, divided by that of the fastest other engine with",
+        "  weights of the same width:",
+    ]
     for name in ("8-bit", "bf16"):
         found = list(ratios(runs, name).values())
         several, prompt = [one for row in found for one in row[:5]], [row[5] for row in found]

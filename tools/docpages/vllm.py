@@ -28,24 +28,25 @@ def page() -> str:
         "# vLLM's releases",
         "",
         "Plugins and adapters of vLLM read its scheduler's decisions or override methods of its runners. This page",
-        "says what of that each release changed. It is made by machine: `PYTHONPATH=tools python -m vllm_compat record",
-        "RELEASE` reads the Python files of a wheel as syntax trees, and `make pages` writes this page.",
-        "`make vllm-compat` compares the newest release with the last one here and fails with what it changes.",
+        "lists what each release changed in these decisions and methods. It is generated: `PYTHONPATH=tools python -m",
+        "vllm_compat record RELEASE` reads the Python files of a wheel as syntax trees, and",
+        "`make pages` writes this page. `make vllm-compat` compares the newest release with the last one here; if they",
+        "differ, it fails and lists the changes.",
         "",
         *textwrap.wrap(f"Recorded: {', '.join(f'{name} ({of})' for name, of in releases.packages.items())}.", 120),
         "",
         "## Summary",
         "",
-        "What a release changed since the one to its left: **F** fields, **S** signatures of methods (or it is new, or",
-        "gone), **b** bodies of methods alone, · nothing. Of the runners, only the methods that are listed under",
-        "[Methods](#methods) are compared.",
+        "A cell says what a release changed since the one to its left: **F** fields; **S** signatures of methods, or",
+        "the class or function itself was added or removed; **b** only bodies of methods; · nothing. Of the runners,",
+        "only the methods that are listed under [Methods](#methods) are compared.",
         "",
         *_summary(steps),
         "",
         "## The scheduler's decisions",
         "",
         "`foreword.batch.adapters.vllm.apply` reads these objects by the names of their fields. A field of a later",
-        "release's `SchedulerOutput` that is not in the table gives one warning.",
+        "release's `SchedulerOutput` that is not in the table causes one warning.",
         "",
     ]
     for name in DECISIONS:
@@ -123,7 +124,7 @@ def _release(found: list[Change]) -> Iterator[str]:
             parts.append(f"bodies of {', '.join(f'`{name}`' for name in change.bodies)}")
         yield f"- `{change.key}`: {'; '.join(parts)}"
     if not found:
-        yield "Nothing of what is watched."
+        yield "This release changed nothing that is compared here."
 
 
 def _cell(text: str) -> str:
