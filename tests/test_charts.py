@@ -1,4 +1,4 @@
-"""Charts and tables for people who look: every value is in the picture, and nothing that is given is markup."""
+"""Charts and tables show every value, and no text that they are given is read as markup."""
 
 import math
 import re

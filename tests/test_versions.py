@@ -1,4 +1,4 @@
-"""Memos: what was made for a key, until an owner changes. The page that lists them."""
+"""A memo keeps the value that was made for a key until an owner changes, and a page lists all memos."""
 
 import ast
 import re

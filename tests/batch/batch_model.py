@@ -1,4 +1,4 @@
-"""An independent model of step preparation: requests are lists, every tensor is made by looking at each token.
+"""A model of step preparation that shares no code with it: requests are lists, tensors are made token by token.
 
 Written from the reference page, independently of the backends, and never shared with them. Slow and plain.
 """

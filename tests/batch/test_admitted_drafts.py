@@ -1,4 +1,4 @@
-"""Drafts that a budget left out: a trimmed step is the step of the drafts that are left, in every tensor."""
+"""If a budget leaves out drafts, every tensor is that of a step with only the admitted drafts."""
 
 import numpy as np
 import pytest

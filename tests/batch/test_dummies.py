@@ -1,4 +1,4 @@
-"""Steps that compute nothing: each tensor against its definition, and what a dummy leaves alone."""
+"""Steps that compute nothing (dummies) have tensors as defined, and do not change the states."""
 
 import random
 

@@ -193,7 +193,7 @@ def test_more_blocks_than_a_row_has_are_not_read():
 
 
 class Emptying:
-    """No values, whose count empties a list."""
+    """An iterable without values that empties a list when its length is asked for."""
 
     def __init__(self, values: list) -> None:
         self._values = values

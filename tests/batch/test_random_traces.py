@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 
 class Picks:
-    """Choices, from one source of integers."""
+    """Makes every random choice of the traffic with one source of integers."""
 
     def __init__(self, integer: Callable[[int, int], int]) -> None:
         self.integer = integer
@@ -88,7 +88,7 @@ class Step:
 
 
 class Lives:
-    """Three states with a backend each, and the model, with the same calls.
+    """Makes the same calls on three states, each with its own backend, and on the model.
 
     in_flight: whether a step may be prepared before the samples of the step before it are known.
     """

@@ -1,4 +1,4 @@
-"""The seeds of requests that bring none: one per admission, the same for every way to admit."""
+"""A request without a seed gets one per admission, which is the same for every way to admit it."""
 
 from types import SimpleNamespace
 

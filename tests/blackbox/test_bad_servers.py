@@ -60,7 +60,7 @@ class Half(Handler):
 
 
 class Dying(Handler):
-    """It fails after some requests."""
+    """A server that answers 20 requests and then fails."""
 
     toy = Toy()
 

@@ -18,7 +18,7 @@ STALE = 0
 
 
 class Toy:
-    """fault: a name of FAULTS, or "". noise: nats by which rounding changes log-probabilities."""
+    """The behaviour of a server. fault: a name of FAULTS, or "". noise: nats by which rounding changes logprobs."""
 
     def __init__(self, fault: str = "", block_size: int = 16, noise: float = 0.0, logprobs: bool = True) -> None:
         self.fault, self.block_size, self.noise, self.logprobs = fault, block_size, noise, logprobs

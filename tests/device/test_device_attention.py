@@ -22,7 +22,7 @@ LENGTHS = ((1, 33), (7, 0), (1, 5), (20, 12))  # scheduled, computed of each req
 
 
 class Step:
-    """A mixed batch in rows of another order: decodes, a prompt, a chunk; with padding."""
+    """A padded batch with decodes, a prompt and a chunk, whose order differs from that of their rows."""
 
     def __init__(self, lengths=LENGTHS, order=(2, 0, 3, 1), padded=(32, 5)) -> None:
         rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""One step ahead: the same outputs and accounts, and the next step is planned while one runs."""
+"""An engine that plans the next step while one runs has the outputs and accounts of one that does not."""
 
 import threading
 from random import Random

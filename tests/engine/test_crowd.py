@@ -1,4 +1,4 @@
-"""Alone or in a crowd, chunked or not, cached or not, preempted or not: equal tokens and log-probabilities."""
+"""A request has the same tokens and log-probabilities alone or with others, chunked, cached, preempted or not."""
 
 from random import Random
 

@@ -21,7 +21,7 @@ DRAFTS = SpeculationConfig(method="draft_model", model="guesser", num_tokens=3, 
 
 
 class Circle:
-    """Tokens of ALLOWED[number of tokens mod 3], until END."""
+    """A grammar that allows the tokens of ALLOWED[number of tokens so far mod 3], and ends with END."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []

@@ -160,7 +160,7 @@ def test_executors_without_the_capability_refuse_by_name():
 
 
 class Reads(OracleExecutor):
-    """Reads nothing of them: for checks that come before."""
+    """An executor that says that it takes embeddings and rotary positions, for checks before they are read."""
 
     capabilities = OracleExecutor.capabilities | {Capability.PROMPT_EMBEDS, Capability.MROPE}
     hidden_size, mrope_dims = 4, 3

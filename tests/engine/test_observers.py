@@ -15,7 +15,7 @@ both = pytest.mark.parametrize("async_scheduling", [False, True])
 
 
 class Log(EngineObserver):
-    """Every call as (name, detail)."""
+    """Keeps every call of an observer as (name, detail)."""
 
     def __init__(self) -> None:
         self.calls: list[tuple] = []

@@ -1,4 +1,4 @@
-"""Text while it comes: stop strings never leak and never appear late."""
+"""Text that is streamed never contains a part of a stop string, and ends as soon as one is complete."""
 
 from hypothesis import given
 from hypothesis import strategies as st

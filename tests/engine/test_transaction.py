@@ -1,4 +1,4 @@
-"""Changes of one owner exclude each other, whatever the threads' order."""
+"""Two threads never change one owner at the same time, in whatever order they run."""
 
 from __future__ import annotations
 

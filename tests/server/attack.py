@@ -739,7 +739,7 @@ def observe(host: str, port: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Milliseconds."""
+    """The 99th percentile and the maximum of response times, in milliseconds."""
 
     p99: float
     longest: float
@@ -754,7 +754,7 @@ class Times:
 
 
 class Outcome(NamedTuple):
-    """health, stream: the neighbour's times. growth: bytes. complaints: what is wrong."""
+    """The effects of an attack. health, stream: times of another client. growth: bytes. complaints: texts."""
 
     health: Times
     stream: Times

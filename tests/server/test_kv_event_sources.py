@@ -1,4 +1,4 @@
-"""Where a server publishes the events of its cache."""
+"""A server publishes the events of its cache at the addresses that it was given."""
 
 import os
 import signal

@@ -10,7 +10,7 @@ from slot_engine import Entry, SlotEngine
 
 
 class MiniEngine(SlotEngine):
-    """``backend``: "fa" with a table of pages, "fi" with the slots of every key."""
+    """An engine like mini-sglang. backend: "fa" makes a table of pages, "fi" lists the slots of every key."""
 
     def __init__(self, seed: int = 0, *, backend: str = "fa", **settings: Any) -> None:
         super().__init__(seed, first=0, **settings)

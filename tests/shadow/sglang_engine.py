@@ -51,7 +51,7 @@ class Req:
 
 
 class SGLangEngine(SlotEngine):
-    """hooks: what is called around `init_new` and `process_batch_result`, as SGLang's registry calls it."""
+    """An engine like SGLang. hooks: what is called around `init_new` and `process_batch_result`, as in SGLang."""
 
     def __init__(self, hooks: Any, seed: int = 0, **settings: Any) -> None:
         super().__init__(seed, **settings)

@@ -150,7 +150,7 @@ class StaleBlocks(Runner):
 
 
 class LastTokenLost(Runner):
-    """A row that moves lacks its last token."""
+    """A runner whose rows lose their last token when they are moved."""
 
     moved: str | None = None
 

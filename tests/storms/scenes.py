@@ -173,7 +173,7 @@ class Entry:
 
 @dataclass
 class Catalogue:
-    """Requests to choose from. Their prompts share beginnings, also inside a block."""
+    """The requests of a storm. Their prompts share prefixes, some of which end inside a block."""
 
     seed: int
     size: int = 60

@@ -67,7 +67,7 @@ class Failing(HashExecutor):
 
 
 class Light(Failing):
-    """For greedy requests: looks up the most likely token instead of sampling it."""
+    """An executor for greedy requests, which looks up the most likely token instead of sampling it."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -107,7 +107,7 @@ def light_params(random: Random) -> SamplingParams:
 
 @dataclass
 class Lane:
-    """One engine and its traffic."""
+    """An engine of the soak test, with its traffic."""
 
     name: str
     scene: Scene
