@@ -1,4 +1,4 @@
-"""Steps of greedy requests: what the native executor draws, beside the largest of the logits that it computes."""
+"""Compare what the native executor draws in greedy steps with the largest of the logits that it computes."""
 
 import numpy as np
 from kernel_driver import Driver

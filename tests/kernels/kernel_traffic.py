@@ -1,4 +1,4 @@
-"""Random traffic through an engine: prompts that share beginnings, aborts, and each request alone."""
+"""Run random traffic with shared prefixes and aborts through an engine, and each of its requests alone."""
 
 from collections.abc import Iterator
 

@@ -158,7 +158,7 @@ def connect():
 
 
 class Mirror:
-    """A reader's knowledge: hash → (parent, tokens)."""
+    """The cache as a reader of its events knows it: hash → (parent, tokens)."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, tuple[int | None, list[int]]] = {}

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub, with a hub of the test's own in place of the library."""
+"""Models are fetched from the Hugging Face hub; a class of this file stands in for the hub's library."""
 
 import shutil
 import sys

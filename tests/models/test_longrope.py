@@ -1,4 +1,4 @@
-"""longrope: selection of its two sets of frequencies, and their scale."""
+"""longrope selects one of its two sets of frequencies by the length of the engine, and scales them."""
 
 import math
 from dataclasses import replace

@@ -81,7 +81,7 @@ def test_a_line_that_ends_replicas_is_an_error_and_the_others_are_answered(
     cluster: None, talker: Path, known: list[str]
 ):
     class Deadly:
-        """A value whose arrival ends a worker's process."""
+        """A value that ends the process of the worker that receives it."""
 
         def __reduce__(self):
             return exec, ("import os, ray\nif ray.get_runtime_context().worker.mode == ray.WORKER_MODE: os._exit(1)",)

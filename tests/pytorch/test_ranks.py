@@ -1,4 +1,4 @@
-"""A model divided among processes: the tokens of one rank, adapters, and ends of ranks."""
+"""A model divided among processes has the tokens of one process, applies adapters, and ends as a whole."""
 
 from __future__ import annotations
 

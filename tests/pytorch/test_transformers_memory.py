@@ -1,4 +1,4 @@
-"""Memory of models of transformers: weights, the KV cache, and a fifth more."""
+"""A model of transformers takes at most a fifth more memory than its weights and the KV cache."""
 
 import subprocess
 import sys
