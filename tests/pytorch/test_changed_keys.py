@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from foreword.errors import ModelError
 from foreword.models.families import FAMILIES
@@ -22,6 +23,8 @@ from models.tiny import write_model
 
 NAMES = {tiny["config"]["model_type"]: name for name, tiny in reversed(TINY.items())}
 """A tiny model of each family."""
+UNSTABLE = [("hidden_size_per_layer_input", 1)]
+"""Values with which rounding decides: a norm over one number is its sign."""
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "mish", "relu2", "quick_gelu")
 ROTARY = (
     {"rope_type": "linear", "factor": 3.0},
@@ -61,7 +64,7 @@ def changes(config):
     known = {**REFERENCE["families"][config["model_type"]]["defaults"], **config}
     for key, value in known.items():
         for other in [*other_values(key, value), *MORE.get(key, ())]:
-            if key not in OTHERS and other != value:
+            if key not in OTHERS and other != value and (key, other) not in UNSTABLE:
                 yield {**config, key: other}
     for key in MORE.keys() - known.keys():
         yield from ({**config, key: value} for value in MORE[key])
@@ -93,7 +96,7 @@ def of_transformers(folder):
         return None
 
 
-@pytest.mark.parametrize("model_type", [name for name in FAMILIES if name in transformers.CONFIG_MAPPING])
+@pytest.mark.parametrize("model_type", [name for name in FAMILIES if name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES])
 def test_each_key_changed_alone_is_computed_as_by_transformers_or_refused(tmp_path, model_type):
     tiny, counts = TINY[NAMES[model_type]], {"equal": 0, "refused": 0, "unknown": 0}
     for i, config in enumerate(changes(tiny["config"])):
@@ -105,6 +108,9 @@ def test_each_key_changed_alone_is_computed_as_by_transformers_or_refused(tmp_pa
         try:
             model = load_model(folder)
         except ModelError:
+            counts["refused"] += 1
+            continue
+        if not model.spec.is_causal:  # it has no logits
             counts["refused"] += 1
             continue
         model = replace(model, spec=model.spec.for_length(len(TEXT)))
